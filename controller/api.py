@@ -65,9 +65,9 @@ def up(*overrides: str, yes: bool = False, queue: bool = False, run: str | None 
     from controller.run.text_screen import TextScreen
 
     options = RunOptions(overrides, run_id=run or "", yes=yes, queue=queue)
-    with open_run(options) as (opened, world, emulator), TextScreen(opened) as screen:
-        drive(options, opened, world, emulator, screen)
-    return _row(world.state, opened.run_id)
+    with open_run(options) as (opened, context, emulator), TextScreen(opened) as screen:
+        drive(options, opened, context, emulator, screen)
+    return _row(context.state, opened.run_id)
 
 
 def sweep(*overrides: str, yes: bool = False) -> list[Row]:

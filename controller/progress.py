@@ -10,9 +10,9 @@ EVERY_SECONDS = 1.0
 class Progress:
     """Of one resource; threads may share it. `total` is in bytes, 0 where it is not known."""
 
-    def __init__(self, world: Context, subject: str, total: int = 0) -> None:
-        self._world, self._subject, self._total = world, subject, total
-        self._began = self._told = world.clock.now()
+    def __init__(self, context: Context, subject: str, total: int = 0) -> None:
+        self._world, self._subject, self._total = context, subject, total
+        self._began = self._told = context.clock.now()
         self._transferred = 0
         self._lock = threading.Lock()
 
@@ -26,9 +26,9 @@ class Progress:
             self._told = now
             rate = self._transferred / (now - self._began)
         whole = f" of {format_size(self._total)}" if self._total else ""
-        words = f"{format_size(self._transferred)}{whole}, {format_size(rate)}/s"
+        message = f"{format_size(self._transferred)}{whole}, {format_size(rate)}/s"
         data = {"bytes": self._transferred, "total": self._total, "bytes_per_second": round(rate)}
-        self._world.events.emit("progress", self._subject, words, **data)
+        self._world.events.emit("progress", self._subject, message, **data)
 
 
 def format_size(size: float) -> str:

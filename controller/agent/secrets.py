@@ -50,16 +50,18 @@ def tool_environment(secrets: dict[str, str]) -> Iterator[dict[str, str]]:
             given["NETRC"] = str(netrc)
         yield given
     except AgentError as error:
-        words, detail = (mask.masked(text.encode()).decode() for text in (str(error), error.detail))
-        raise AgentError(words, detail) from None
+        message, detail = (mask.masked(text.encode()).decode() for text in (str(error), error.detail))
+        raise AgentError(message, detail) from None
     finally:
         netrc.unlink(missing_ok=True)
 
 
 class SecretMask:
     def __init__(self, secrets: dict[str, str]) -> None:
-        words = {word.encode() for name, value in secrets.items() for word in _values_to_mask(name, value)}
-        self._secret_values = sorted((word for word in words if len(word) >= MIN_SECRET_LENGTH), key=len, reverse=True)
+        secret_words = {word.encode() for name, value in secrets.items() for word in _values_to_mask(name, value)}
+        self._secret_values = sorted(
+            (word for word in secret_words if len(word) >= MIN_SECRET_LENGTH), key=len, reverse=True
+        )
         self._pattern = re.compile(b"|".join(map(re.escape, self._secret_values))) if self._secret_values else None
 
     @classmethod

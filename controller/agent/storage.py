@@ -109,8 +109,8 @@ def _transfer_errors(what: str) -> Iterator[None]:
         yield
     except HTTPError as error:
         lasting = error.code < 500 and error.code not in (408, 429)
-        words = error.read(2000).decode(errors="replace").strip() or error.reason
-        raise TransferError(f"{what} failed with HTTP {error.code}: {words}", lasting) from error
+        message = error.read(2000).decode(errors="replace").strip() or error.reason
+        raise TransferError(f"{what} failed with HTTP {error.code}: {message}", lasting) from error
     except (HTTPException, OSError, ValueError, KeyError) as error:
         raise TransferError(f"{what} was interrupted: {error!r}") from error
 

@@ -49,7 +49,7 @@ def drive(orders: dict[str, Any]) -> None:
     document = load(google.download(orders["bucket"], orders["handover"]), orders["handover"])
     home = Path(orders["home"]).expanduser()
     config = local_config(document["config"], home)
-    world = make_context(
+    context = make_context(
         config,
         document["project"],
         google,
@@ -64,9 +64,9 @@ def drive(orders: dict[str, Any]) -> None:
         plan = pod_plan(plan_from_record(document, config, google, home))
         options = RunOptions(tuple(document["overrides"]), yes=document["yes"])
         with TextScreen(plan) as screen:
-            drive_run(options, plan, world, None, screen, handed_over=document)
+            drive_run(options, plan, context, None, screen, handed_over=document)
     finally:
-        world.close()
+        context.close()
 
 
 def local_config(recorded: dict[str, Any], home: Path) -> Config:

@@ -50,12 +50,12 @@ def thresholds_are_fractions(config: Config) -> Iterator[Issue]:
 
 
 @check("trc_ended", "warning", "cloud.trc.free_until", live=True)
-def grant_has_not_ended(config: Config, world: Context) -> Iterator[Issue]:
+def grant_has_not_ended(config: Config, context: Context) -> Iterator[Issue]:
     """Grants end after about 30 days, and the bill is the only notice."""
     trc = config.cloud.trc
     if trc is None:
         return
-    today = datetime.fromtimestamp(world.clock.now(), UTC).date()
+    today = datetime.fromtimestamp(context.clock.now(), UTC).date()
     left = (trc.free_until - today).days
     if left < 0:
         yield Issue(

@@ -116,10 +116,10 @@ def soft_delete_is_possible(config: Config) -> Iterator[Issue]:
 
 
 @check("type_offered", "error", "tpu.zone", "tpu.fallback_zones", live=True)
-def offered_types(config: Config, world: Context) -> Iterator[Issue]:
+def offered_types(config: Config, context: Context) -> Iterator[Issue]:
     """Google's `acceleratorTypes.list` is authoritative for a zone; the table may be out of date."""
     for zone in () if config.tpu.adopt else config.tpu.all_zones:
-        listed = _listed(world, zone, "acceleratorTypes")
+        listed = _listed(context, zone, "acceleratorTypes")
         wanted = config.tpu.accelerator_type
         if is_certainly_missing(wanted, listed):
             message = f"Google offers no {wanted} in {zone}; closest there: {nearest_names(wanted, listed)}"
@@ -127,11 +127,11 @@ def offered_types(config: Config, world: Context) -> Iterator[Issue]:
 
 
 @check("runtime_offered", "error", "tpu.runtime_version", live=True)
-def offered_runtimes(config: Config, world: Context) -> Iterator[Issue]:
+def offered_runtimes(config: Config, context: Context) -> Iterator[Issue]:
     """Google rejects images that `runtimeVersions.list` does not name, but only after minutes."""
     wanted = config.tpu.runtime_version or config.topology.runtime_version
     for zone in () if config.tpu.adopt else config.tpu.all_zones:
-        listed = _listed(world, zone, "runtimeVersions")
+        listed = _listed(context, zone, "runtimeVersions")
         if is_certainly_missing(wanted, listed):
             yield Issue(f"Google offers no image {wanted} in {zone}; closest there: {nearest_names(wanted, listed)}")
 
@@ -150,9 +150,9 @@ def nearest_names(wanted: str, listed: Set[str]) -> str:
     return ", ".join(difflib.get_close_matches(wanted, sorted(listed), n=4, cutoff=0.3) or sorted(listed)[:4])
 
 
-def _listed(world: Context, zone: str, collection: str) -> Set[str]:
-    parent = f"projects/{world.project}/locations/{zone}"
-    found = world.google.pages("tpu", f"projects.locations.{collection}.list", collection, parent=parent)
+def _listed(context: Context, zone: str, collection: str) -> Set[str]:
+    parent = f"projects/{context.project}/locations/{zone}"
+    found = context.google.pages("tpu", f"projects.locations.{collection}.list", collection, parent=parent)
     return frozenset(item["name"].rpartition("/")[2] for item in found)
 
 

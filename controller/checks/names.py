@@ -45,11 +45,11 @@ def bucket_name_is_valid(config: Config) -> Iterator[Issue]:
 
 
 @check("bucket_far", "error", "cloud.bucket", live=True)
-def bucket_is_close(config: Config, world: Context) -> Iterator[Issue]:
+def bucket_is_close(config: Config, context: Context) -> Iterator[Issue]:
     """Reads from an existing bucket in another region are slow and billed."""
-    name = bucket_name(config, world.project)
+    name = bucket_name(config, context.project)
     try:
-        location = world.google.call("storage", "buckets.get", bucket=name, projection="noAcl").get("location", "")
+        location = context.google.call("storage", "buckets.get", bucket=name, projection="noAcl").get("location", "")
     except (NotFoundError, ForbiddenError):
         return  # `up` creates it, or `bucket_taken` reports it
     if far := [region for region in config.regions if location and not is_near(location, region)]:
@@ -60,16 +60,16 @@ def bucket_is_close(config: Config, world: Context) -> Iterator[Issue]:
 
 
 @check("bucket_taken", "error", "cloud.bucket", live=True)
-def bucket_is_accessible(config: Config, world: Context) -> Iterator[Issue]:
+def bucket_is_accessible(config: Config, context: Context) -> Iterator[Issue]:
     """Bucket names are global in Google Cloud; a name that is taken looks like a missing permission."""
-    name = bucket_name(config, world.project)
+    name = bucket_name(config, context.project)
     try:
-        world.google.call("storage", "buckets.get", bucket=name, projection="noAcl")
+        context.google.call("storage", "buckets.get", bucket=name, projection="noAcl")
     except NotFoundError:
         return
     except ForbiddenError:
         try:
-            world.google.call("storage", "objects.list", bucket=name, maxResults=1)
+            context.google.call("storage", "objects.list", bucket=name, maxResults=1)
         except ForbiddenError:
             yield Issue(
                 f"{name} exists but you have no access; bucket names are global, so it may belong to someone else; "

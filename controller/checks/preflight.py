@@ -32,14 +32,14 @@ def preflight(config: Config) -> list[Finding]:
     return sort_by_severity([finding for check in offline for finding in check(config)])
 
 
-def probe_cloud(config: Config, world: Context) -> list[Finding]:
+def probe_cloud(config: Config, context: Context) -> list[Finding]:
     """Run all live checks in parallel and return their findings, errors first.
 
     A check whose query fails becomes a warning.
     """
     live = [check for module in check_modules() for check in checks_of(module) if check.rule.live]
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="probe") as pool:
-        answers = pool.map(lambda check: _ask(check, config, world), live)
+        answers = pool.map(lambda check: _ask(check, config, context), live)
         return sort_by_severity(list(dict.fromkeys(finding for found in answers for finding in found)))
 
 
@@ -48,11 +48,11 @@ def sort_by_severity(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.severity))
 
 
-def _ask(check: Check[...], config: Config, world: Context) -> list[Finding]:
+def _ask(check: Check[...], config: Config, context: Context) -> list[Finding]:
     name = check.rule.id
     unchecked = f"{name.replace('_', ' ')} was not checked"
     try:
-        return list(check(config, world))
+        return list(check(config, context))
     except (NoCredentialsError, ServiceDisabledError):
         return []  # `credentials` reports it once; `up` enables the API and repeats the check
     except ForbiddenError as error:

@@ -13,9 +13,9 @@ SUFFIXES = {"on_demand": "", "spot": "-preemptible", "preemptible": "-preemptibl
 
 
 @check("credentials", "warning", "cloud", live=True)
-def has_credentials(config: Config, world: Context) -> Iterator[Issue]:
+def has_credentials(config: Config, context: Context) -> Iterator[Issue]:
     """Requests need application-default credentials, which `gcloud auth login` alone does not create."""
-    if not world.google.signed_in:
+    if not context.google.signed_in:
         yield Issue(
             "no Google credentials, so nothing was checked; run `gcloud auth login` and `gcloud auth "
             "application-default login`, or set cloud=local"
@@ -23,26 +23,26 @@ def has_credentials(config: Config, world: Context) -> Iterator[Issue]:
 
 
 @check("billing", "error", "cloud.project", live=True)
-def billing_is_enabled(config: Config, world: Context) -> Iterator[Issue]:
+def billing_is_enabled(config: Config, context: Context) -> Iterator[Issue]:
     """A project without billing rejects every TPU, and the error does not mention billing."""
-    name = f"projects/{world.project}"
+    name = f"projects/{context.project}"
     try:
-        answer = world.google.call("cloudbilling", "projects.getBillingInfo", name=name)
+        answer = context.google.call("cloudbilling", "projects.getBillingInfo", name=name)
     except (ForbiddenError, ServiceDisabledError):
         return  # few users can see billing, and none need to
     if not answer.get("billingEnabled"):
         yield Issue(
-            f"{world.project} has no billing account; run `gcloud billing projects link {world.project} "
+            f"{context.project} has no billing account; run `gcloud billing projects link {context.project} "
             "--billing-account=ACCOUNT` (`gcloud billing accounts list` shows yours)"
         )
 
 
 @check("tpu_permission", "error", "tpu.zone", live=True)
-def tpus_may_be_listed(config: Config, world: Context) -> Iterator[Issue]:
+def tpus_may_be_listed(config: Config, context: Context) -> Iterator[Issue]:
     """Without permission to list TPUs in a zone you cannot create one; the error has three possible causes."""
-    parent = f"projects/{world.project}/locations/{config.tpu.zone}"
+    parent = f"projects/{context.project}/locations/{config.tpu.zone}"
     try:
-        world.google.call("tpu", "projects.locations.nodes.list", parent=parent, pageSize=1)
+        context.google.call("tpu", "projects.locations.nodes.list", parent=parent, pageSize=1)
     except ServiceDisabledError:
         return
     except ForbiddenError as error:
@@ -54,9 +54,9 @@ def tpus_may_be_listed(config: Config, world: Context) -> Iterator[Issue]:
 
 
 @check("quota", "error", "tpu.zone", also="warning", live=True)
-def quota_suffices(config: Config, world: Context) -> Iterator[Issue]:
+def quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
     """TPU quota is set per generation, zone and capacity tier, and starts at 0 almost everywhere."""
-    limits = quota_limits(world)
+    limits = quota_limits(context)
     wanted = [(zone, capacity) for zone in config.tpu.all_zones for capacity in config.tpu.capacity]
     topology = config.topology
     known = {place: quota_limit(limits, topology.generation, *place) for place in wanted}
@@ -69,14 +69,14 @@ def quota_suffices(config: Config, world: Context) -> Iterator[Issue]:
         )
 
 
-def quota_limits(world: Context) -> dict[tuple[str, str], float]:
+def quota_limits(context: Context) -> dict[tuple[str, str], float]:
     """Return the quota by (metric, zone). An empty zone covers all other zones; -1 means no limit.
 
     https://cloud.google.com/service-usage/docs/reference/rest/v1beta1/services.consumerQuotaMetrics/list
     """
-    parent = f"projects/{world.project}/services/tpu.googleapis.com"
+    parent = f"projects/{context.project}/services/tpu.googleapis.com"
     limits: dict[tuple[str, str], float] = {}
-    listed = world.google.pages(
+    listed = context.google.pages(
         "serviceusage:v1beta1",
         "services.consumerQuotaMetrics.list",
         "metrics",

@@ -17,23 +17,23 @@ from controller.resources.project.accounts import ServiceAccount
 Item = dict[str, Any]
 
 
-def resources_in_other_regions(world: Context, network: str, known: set[str]) -> list[Resource]:
+def resources_in_other_regions(context: Context, network: str, known: set[str]) -> list[Resource]:
     """Return resources of earlier plans in the network that this plan does not name: those in other regions.
 
     `known` holds the ids of the plan's own resources.
     """
     found: list[Resource] = []
     needs = (f"{Network.kind}/{network}",)
-    for region, item in _regional(world, "subnetworks", network):
+    for region, item in _regional(context, "subnetworks", network):
         if is_marked(item):
             cidr = item["ipCidrRange"]
             subnet = Subnet(name=item["name"], region=region, network=network, block=cidr, cidr=cidr, needs=needs)
             found.append(subnet)
-    for region, item in _regional(world, "routers", network):
+    for region, item in _regional(context, "routers", network):
         if is_marked(item):
             router = Router(name=item["name"], region=region, network=network, subnet="", needs=needs)
             found.append(router)
-    for item in _rules(world, network):
+    for item in _rules(context, network):
         if not is_marked(item):
             continue
         rule = Firewall(
@@ -47,17 +47,17 @@ def resources_in_other_regions(world: Context, network: str, known: set[str]) ->
     return [resource for resource in found if resource.id not in known]
 
 
-def dependents(world: Context, node: Node, doomed: list[Resource]) -> list[str]:
+def dependents(context: Context, node: Node, doomed: list[Resource]) -> list[str]:
     """Describe the users of resources to be deleted that are not to be deleted themselves."""
     found: list[str] = []
     ids = {r.id for r in doomed}
     subnets = {(r.region, r.name) for r in doomed if isinstance(r, Subnet)}
     for network in (r for r in doomed if isinstance(r, Network)):
-        found += _in_network(world, network, ids)
+        found += _in_network(context, network, ids)
     networks = {r.name for r in doomed if isinstance(r, Network)}
-    accounts = {r.email(world) for r in doomed if isinstance(r, ServiceAccount)}
+    accounts = {r.email(context) for r in doomed if isinstance(r, ServiceAccount)}
     ours = {f"instance {r.name} in {r.zone}" for r in doomed if isinstance(r, Bastion)}
-    for title, network, place, account in _machines(world, node):
+    for title, network, place, account in _machines(context, node):
         if title in ours:
             continue
         if network in networks or place in subnets:
@@ -67,31 +67,33 @@ def dependents(world: Context, node: Node, doomed: list[Resource]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _in_network(world: Context, network: Network, doomed: set[str]) -> Iterator[str]:
-    answer = world.google.call("compute", "networks.get", project=world.project, network=network.name)
+def _in_network(context: Context, network: Network, doomed: set[str]) -> Iterator[str]:
+    answer = context.google.call("compute", "networks.get", project=context.project, network=network.name)
     for peering in answer.get("peerings", []):
         yield f"network {network.name} is peered with {peering.get('name')}"
-    for region, item in _regional(world, "subnetworks", network.name):
+    for region, item in _regional(context, "subnetworks", network.name):
         of_google = answer.get("autoCreateSubnetworks", False) and item["name"] == network.name
         if not of_google and f"{Subnet.kind}/{region}/{item['name']}" not in doomed:
             yield f"subnet {item['name']} in {region} is in network {network.name}"
-    for region, item in _regional(world, "routers", network.name):
+    for region, item in _regional(context, "routers", network.name):
         if f"{Router.kind}/{region}/{item['name']}" not in doomed:
             yield f"router {item['name']} in {region} is in network {network.name}"
-    for item in _rules(world, network.name):
+    for item in _rules(context, network.name):
         if f"{Firewall.kind}/{item['name']}" not in doomed:
             yield f"firewall rule {item['name']} is in network {network.name}"
 
 
-def _machines(world: Context, node: Node) -> Iterator[tuple[str, str, tuple[str, str], str]]:
+def _machines(context: Context, node: Node) -> Iterator[tuple[str, str, tuple[str, str], str]]:
     """Yield every TPU, queued TPU and instance except our pod: title, network, (region, subnet), account."""
-    parent = f"projects/{world.project}/locations/-"
-    mine = node.paths(world)
+    parent = f"projects/{context.project}/locations/-"
+    mine = node.paths(context)
     try:
-        for item in world.google.pages("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
+        for item in context.google.pages("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
             if item["name"] not in mine:
                 yield f"TPU {leaf(item['name'])} in {_zone(item['name'])}", *_node_title(item, _zone(item["name"]))
-        queued = world.google.pages("tpu", "projects.locations.queuedResources.list", "queuedResources", parent=parent)
+        queued = context.google.pages(
+            "tpu", "projects.locations.queuedResources.list", "queuedResources", parent=parent
+        )
         for item in queued:
             for spec in item.get("tpu", {}).get("nodeSpec", []):
                 zone = _zone(item["name"])
@@ -99,7 +101,7 @@ def _machines(world: Context, node: Node) -> Iterator[tuple[str, str, tuple[str,
                     yield f"queued resource {leaf(item['name'])} in {zone}", *_node_title(spec.get("node", {}), zone)
     except ServiceDisabledError:
         pass  # where the API is off there are none
-    for scope, item in aggregated(world, "instances"):
+    for scope, item in aggregated(context, "instances"):
         account = next((a.get("email", "") for a in item.get("serviceAccounts", [])), "")
         for card in item.get("networkInterfaces", []):
             place = (_region(scope), leaf(card.get("subnetwork", "")))
@@ -113,17 +115,17 @@ def _node_title(item: Item, zone: str) -> tuple[str, tuple[str, str], str]:
     return network, (_region(zone), subnet), item.get("serviceAccount", {}).get("email", "")
 
 
-def _regional(world: Context, collection: str, network: str) -> Iterator[tuple[str, Item]]:
-    for scope, item in aggregated(world, collection):
+def _regional(context: Context, collection: str, network: str) -> Iterator[tuple[str, Item]]:
+    for scope, item in aggregated(context, collection):
         if leaf(item.get("network", "")) == network:
             yield scope, item
 
 
-def aggregated(world: Context, collection: str) -> Iterator[tuple[str, Item]]:
+def aggregated(context: Context, collection: str) -> Iterator[tuple[str, Item]]:
     """Yield every item of a collection with the name of its zone or region."""
-    parameters: dict[str, Any] = {"project": world.project}
+    parameters: dict[str, Any] = {"project": context.project}
     while True:
-        answer = world.google.call("compute", f"{collection}.aggregatedList", **parameters)
+        answer = context.google.call("compute", f"{collection}.aggregatedList", **parameters)
         for scope, listed in answer.get("items", {}).items():
             for item in listed.get(collection, []):
                 yield leaf(scope), item
@@ -132,8 +134,8 @@ def aggregated(world: Context, collection: str) -> Iterator[tuple[str, Item]]:
         parameters["pageToken"] = answer["nextPageToken"]
 
 
-def _rules(world: Context, network: str) -> Iterator[Item]:
-    for item in world.google.pages("compute", "firewalls.list", "items", project=world.project):
+def _rules(context: Context, network: str) -> Iterator[Item]:
+    for item in context.google.pages("compute", "firewalls.list", "items", project=context.project):
         if leaf(item.get("network", "")) == network:
             yield item
 

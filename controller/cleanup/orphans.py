@@ -42,28 +42,28 @@ class BilledItem:
         return f"{self.kind} {self.name} in {self.place}"
 
 
-def billed_items(world: Context, buckets: list[str]) -> list[BilledItem]:
+def billed_items(context: Context, buckets: list[str]) -> list[BilledItem]:
     """Return everything of Slipway's that is billed or counts against a quota, orphans first.
 
     `buckets` may hold records of runs, besides the buckets that carry our label.
     """
-    places = list(dict.fromkeys([*_buckets(world), *buckets]))
-    pods = [*_pods(world, places)]
+    places = list(dict.fromkeys([*_buckets(context), *buckets]))
+    pods = [*_pods(context, places)]
     in_use = {zone_region(pod.place) for pod in pods if pod.use}
-    found = [*pods, *_disks(world, pods), *_machines(world, places, in_use), *_network(world, in_use)]
+    found = [*pods, *_disks(context, pods), *_machines(context, places, in_use), *_network(context, in_use)]
     return sorted(found, key=lambda thing: bool(thing.use))
 
 
-def delete(world: Context, thing: BilledItem) -> None:
+def delete(context: Context, thing: BilledItem) -> None:
     """Delete one item; no error when it is gone already."""
-    where = {"project": world.project}
+    where = {"project": context.project}
     match thing.kind:
         case "TPU":
-            QueuedProvisioner(MIN_AGE_SECONDS).delete(world, thing.name, thing.place)
-            NodeProvisioner(MIN_AGE_SECONDS).delete(world, thing.name, thing.place)
+            QueuedProvisioner(MIN_AGE_SECONDS).delete(context, thing.name, thing.place)
+            NodeProvisioner(MIN_AGE_SECONDS).delete(context, thing.name, thing.place)
             return
         case "queued TPU":
-            QueuedProvisioner(MIN_AGE_SECONDS).delete(world, thing.name, thing.place)
+            QueuedProvisioner(MIN_AGE_SECONDS).delete(context, thing.name, thing.place)
             return
         case "disk":
             method, where = "disks.delete", where | {"zone": thing.place, "disk": thing.name}
@@ -74,36 +74,38 @@ def delete(world: Context, thing: BilledItem) -> None:
         case _:
             method, where = "routers.delete", where | {"region": thing.place, "router": thing.name}
     try:
-        wait_compute(world, world.google.call("compute", method, **where))
+        wait_compute(context, context.google.call("compute", method, **where))
     except NotFoundError:
         return
 
 
-def _buckets(world: Context) -> Iterator[str]:
+def _buckets(context: Context) -> Iterator[str]:
     """Yield the buckets that Slipway made."""
     try:
-        for item in world.google.pages("storage", "buckets.list", "items", project=world.project):
+        for item in context.google.pages("storage", "buckets.list", "items", project=context.project):
             if is_labelled(item):
                 yield item["name"]
     except (ForbiddenError, ServiceDisabledError):
         return
 
 
-def _pods(world: Context, buckets: list[str]) -> Iterator[BilledItem]:
+def _pods(context: Context, buckets: list[str]) -> Iterator[BilledItem]:
     """Yield nodes, and queued requests without a node."""
-    parent, seen = f"projects/{world.project}/locations/-", set[tuple[str, str]]()
+    parent, known = f"projects/{context.project}/locations/-", set[tuple[str, str]]()
     try:
-        for answer in world.google.pages("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
+        for answer in context.google.pages("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
             name, zone = leaf(answer["name"]), answer["name"].split("/")[3]
-            seen.add((zone, name))
+            known.add((zone, name))
             if is_labelled(answer):
-                yield _pod(world, buckets, name, answer)
-        queued = world.google.pages("tpu", "projects.locations.queuedResources.list", "queuedResources", parent=parent)
+                yield _pod(context, buckets, name, answer)
+        queued = context.google.pages(
+            "tpu", "projects.locations.queuedResources.list", "queuedResources", parent=parent
+        )
         for request in queued:
             name, zone = leaf(request["name"]), request["name"].split("/")[3]
             specs = [spec.get("node", {}) for spec in request.get("tpu", {}).get("nodeSpec", [])]
             ours = any(is_labelled(spec) for spec in specs)
-            if not ours or (zone, name) in seen:
+            if not ours or (zone, name) in known:
                 continue
             state = request.get("state", {}).get("state", "")
             waits = state in WAITING_STATES or state in ("PROVISIONING", "CREATING")
@@ -113,7 +115,7 @@ def _pods(world: Context, buckets: list[str]) -> Iterator[BilledItem]:
         return  # where the API is off there are none
 
 
-def _pod(world: Context, buckets: list[str], name: str, answer: dict[str, Any]) -> BilledItem:
+def _pod(context: Context, buckets: list[str], name: str, answer: dict[str, Any]) -> BilledItem:
     slice_ = nodes.parse_node(answer)
     zone = slice_.place.zone
     usd = 0.0 if slice_.state in STOPPED else _price(slice_.spec.accelerator_type, zone, slice_.place.capacity)
@@ -123,24 +125,24 @@ def _pod(world: Context, buckets: list[str], name: str, answer: dict[str, Any]) 
         return BilledItem("TPU", name, zone, usd, "", why)
     for bucket in buckets:
         try:
-            if waiting := PodQueue(world.google, world.clock, bucket, name).waiting():
+            if waiting := PodQueue(context.google, context.clock, bucket, name).waiting():
                 use = f"{waiting[0]} waits for it"
-            elif claim := read_claim(world.google, bucket, name, slice_.uid):
-                use, why = _use_by_run(world, bucket, claim["latest"], slice_.uid)
+            elif claim := read_claim(context.google, bucket, name, slice_.uid):
+                use, why = _use_by_run(context, bucket, claim["latest"], slice_.uid)
             else:
                 continue
             break
         except ForbiddenError:
             continue
     else:
-        age = world.clock.now() - parse_timestamp(answer.get("createTime"))
+        age = context.clock.now() - parse_timestamp(answer.get("createTime"))
         use = "just created, no run has started on it yet" if age < MIN_AGE_SECONDS else ""
     return BilledItem("TPU", name, zone, usd, use, why)
 
 
-def _use_by_run(world: Context, bucket: str, run_id: str, uid: str) -> tuple[str, str]:
+def _use_by_run(context: Context, bucket: str, run_id: str, uid: str) -> tuple[str, str]:
     """Return (use, reason for no use) from the run's record: whether the run is alive on the pod."""
-    ledger = Ledger(world.google, bucket, run_id)
+    ledger = Ledger(context.google, bucket, run_id)
     if ledger.result() is not None:
         return "", f"{run_id} has finished"
     launches = [launch for launch in ledger.launches() if launch.node_uid == uid]
@@ -155,41 +157,46 @@ def _use_by_run(world: Context, bucket: str, run_id: str, uid: str) -> tuple[str
     return "", f"{run_id} exited with {how}"
 
 
-def _disks(world: Context, pods: list[BilledItem]) -> Iterator[BilledItem]:
+def _disks(context: Context, pods: list[BilledItem]) -> Iterator[BilledItem]:
     table = load_prices()["disk"]["usd_per_gb_month"]
     used = {(pod.place, f"{pod.name[:58]}-data") for pod in pods if pod.use}
-    for zone, item in _list_managed(world, "disks", is_labelled):
+    for zone, item in _list_managed(context, "disks", is_labelled):
         price = table.get(leaf(item.get("type", "")))
         usd = None if price is None else price * float(item.get("sizeGb", 0)) / HOURS_PER_MONTH
         use = "attached" if item.get("users") or (zone, item["name"]) in used else ""
         yield BilledItem("disk", item["name"], zone, usd, use, f"{item.get('sizeGb')} GB, not attached")
 
 
-def _machines(world: Context, buckets: list[str], in_use: set[str]) -> Iterator[BilledItem]:
+def _machines(context: Context, buckets: list[str], in_use: set[str]) -> Iterator[BilledItem]:
     """Yield VMs that carry our label: bastions."""
-    for zone, item in _list_managed(world, "instances", is_labelled):
+    for zone, item in _list_managed(context, "instances", is_labelled):
         usd = load_prices()["vm"]["usd_per_hour"].get(leaf(item.get("machineType", "")))
         stopped = item.get("status") in ("TERMINATED", "STOPPED", "SUSPENDED")
         run_id, pod = item.get("labels", {}).get(RUN_LABEL, ""), item.get("labels", {}).get(POD_LABEL, "")
         use, why = "a pod exists in its region" if zone_region(zone) in in_use else "", "no pod in its region"
         if run_id:
-            age = world.clock.now() - parse_timestamp(item.get("creationTimestamp"))
-            drives = any(_bastion_drives_run(world, bucket, pod, run_id) for bucket in buckets)
+            age = context.clock.now() - parse_timestamp(item.get("creationTimestamp"))
+            drives = any(_bastion_drives_run(context, bucket, pod, run_id) for bucket in buckets)
             use = f"it controls {run_id}" if drives or age < MIN_AGE_SECONDS else ""
             why = f"{run_id} has ended or has no controller"
         yield BilledItem("VM", item["name"], zone, 0.0 if stopped else usd, "" if stopped else use, why)
 
 
-def _bastion_drives_run(world: Context, bucket: str, pod: str, run_id: str) -> bool:
+def _bastion_drives_run(context: Context, bucket: str, pod: str, run_id: str) -> bool:
     """Return whether a bastion acts on that pod for that run."""
     try:
-        seen = BucketLeaseStore(world.google, bucket, pod).read()
+        snapshot = BucketLeaseStore(context.google, bucket, pod).read()
     except ForbiddenError:
         return False
-    return seen is not None and seen.term.run_id == run_id and seen.term.driver == "bastion" and not seen.free(False)
+    return (
+        snapshot is not None
+        and snapshot.term.run_id == run_id
+        and snapshot.term.driver == "bastion"
+        and not snapshot.free(False)
+    )
 
 
-def _network(world: Context, in_use: set[str]) -> Iterator[BilledItem]:
+def _network(context: Context, in_use: set[str]) -> Iterator[BilledItem]:
     """Yield reserved addresses and NATs; both serve a region."""
     table = load_prices()
     idle, used = table["external_ip"]["usd_per_hour_unused"], table["external_ip"]["usd_per_hour"]
@@ -197,23 +204,23 @@ def _network(world: Context, in_use: set[str]) -> Iterator[BilledItem]:
     def ours(item: dict[str, Any]) -> bool:
         return is_marked(item) or is_labelled(item)
 
-    for place, item in _list_managed(world, "addresses", ours):
+    for place, item in _list_managed(context, "addresses", ours):
         busy = bool(item.get("users")) and place in in_use
         use = "a pod exists in its region" if busy else ""
         yield BilledItem(
             "address", item["name"], place, used if item.get("users") else idle, use, "reserved but unused"
         )
-    for place, item in _list_managed(world, "routers", ours):
+    for place, item in _list_managed(context, "routers", ours):
         usd = table["nat"]["usd_per_vm_hour"] + used if item.get("nats") else 0.0
         use = "a pod exists in its region" if place in in_use else ""
         yield BilledItem("router", item["name"], place, usd, use, "no pod in its region" if usd else "has no NAT")
 
 
 def _list_managed(
-    world: Context, collection: str, ours: Callable[[dict[str, Any]], bool]
+    context: Context, collection: str, ours: Callable[[dict[str, Any]], bool]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        for place, item in aggregated(world, collection):
+        for place, item in aggregated(context, collection):
             if ours(item):
                 yield place, item
     except ServiceDisabledError:

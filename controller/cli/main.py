@@ -50,16 +50,16 @@ def parse(argv: Sequence[str]) -> Command:
     argv, rest = _split(argv)
     are = [_is_override(word, before) for word, before in zip(argv, ["", *argv], strict=False)]
     overrides = tuple(word for word, is_override in zip(argv, are, strict=True) if is_override)
-    words = [word for word, is_override in zip(argv, are, strict=True) if not is_override]
-    verb = words.pop(0) if words and not words[0].startswith("-") else ""
-    if HELP_FLAGS & set(words):
-        return Command("help", Namespace(topic=_resolve_verb(verb) if verb else None, json="--json" in words), ())
+    arguments = [word for word, is_override in zip(argv, are, strict=True) if not is_override]
+    verb = arguments.pop(0) if arguments and not arguments[0].startswith("-") else ""
+    if HELP_FLAGS & set(arguments):
+        return Command("help", Namespace(topic=_resolve_verb(verb) if verb else None, json="--json" in arguments), ())
     verb = _resolve_verb(verb or "up")
     if rest and verb not in ("ssh", "exec"):
         raise ConfigError(f"{verb}: takes no command after --; only ssh and exec do")
     if overrides and not VERBS[verb].config:
         raise ConfigError(f"{verb}: takes no config overrides; see slipway {verb} --help")
-    return Command(verb, parser(verb).parse_args(words), overrides, rest)
+    return Command(verb, parser(verb).parse_args(arguments), overrides, rest)
 
 
 def _resolve_verb(verb: str) -> str:
@@ -90,17 +90,17 @@ def with_recalled(command: Command) -> Command:
     meant = command.overrides or command.options.run_id or getattr(command.flags, "sweep", None)
     if meant or command.verb not in last_command.VERBS:
         return command
-    words, run = last_command.load(Path.cwd())
-    if not words and not run and command.verb in last_command.PROJECT_VERBS:
+    arguments, run = last_command.load(Path.cwd())
+    if not arguments and not run and command.verb in last_command.PROJECT_VERBS:
         return command
-    if not words and not run:
+    if not arguments and not run:
         raise ConfigError(
             f"no run was started from this folder; give {command.verb} its overrides: +experiment=NAME key=value ..."
         )
-    print(f"({shlex.join([*(['--run', run] if run else []), *words])})", file=sys.stderr)
+    print(f"({shlex.join([*(['--run', run] if run else []), *arguments])})", file=sys.stderr)
     if run and command.verb in last_command.RUN_VERBS:
         command.flags.run = run
-    return replace(command, overrides=words)
+    return replace(command, overrides=arguments)
 
 
 def run(argv: Sequence[str]) -> int:

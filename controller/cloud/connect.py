@@ -37,8 +37,8 @@ def project_of(config: Config) -> str:
     """
     found = config.cloud.project or default_project() or NO_PROJECT
     if not re.fullmatch(PROJECT, found):
-        words = "from GOOGLE_CLOUD_PROJECT or gcloud's configuration is not a valid project ID; set cloud.project"
-        raise ConfigError(f"cloud.project: {found!r} {words}")
+        message = "from GOOGLE_CLOUD_PROJECT or gcloud's configuration is not a valid project ID; set cloud.project"
+        raise ConfigError(f"cloud.project: {found!r} {message}")
     return found
 
 
@@ -73,9 +73,9 @@ def open_context(config: Config, *, keep_awake: bool = False) -> Iterator[tuple[
             if isinstance(config.cloud, LocalCloud):
                 stack.enter_context(mark_in_use(state_folder(config.run.state_dir)))
                 emulator = ensure_running(config.cloud, config.run.state_dir)
-            world = _build_context(config, state, emulator)
-            stack.callback(world.close)
-            yield world, emulator
+            context = _build_context(config, state, emulator)
+            stack.callback(context.close)
+            yield context, emulator
     finally:
         if emulator is not None and not keep_awake:
             emulator.stop_if_empty()
@@ -89,8 +89,8 @@ def _state_folder(config: Config) -> Path:
         raise ConfigError(f"run.state_dir: cannot write to {state}: {error.strerror}") from None
     found = state.stat()
     if found.st_mode & 0o022 or (os.getuid() and found.st_uid != os.getuid()):
-        words = "holds keys, but belongs to another user or is writable by others"
-        raise ConfigError(f"run.state_dir: {state} {words}; run `chmod go-w {state}`, or choose another folder")
+        message = "holds keys, but belongs to another user or is writable by others"
+        raise ConfigError(f"run.state_dir: {state} {message}; run `chmod go-w {state}`, or choose another folder")
     return state
 
 

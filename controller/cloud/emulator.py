@@ -87,9 +87,9 @@ def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
     folder = state_folder(state_dir)
     seconds = f"--operation-seconds={cloud.operation_seconds}"
     idle = f"--idle-exit={IDLE_EXIT_SECONDS}"
-    status, words = run_emulator_verb(["start", f"--port={cloud.port}", seconds, idle], folder)
+    status, message = run_emulator_verb(["start", f"--port={cloud.port}", seconds, idle], folder)
     if status != 0:
-        raise ConfigError(words.strip() or f"the emulated cloud exited with code {status}; see {folder}/server.log")
+        raise ConfigError(message.strip() or f"the emulated cloud exited with code {status}; see {folder}/server.log")
     found = json.loads((folder / "endpoint.json").read_text())
     return Emulator(
         folder, found["url"].rstrip("/"), found["token"], found["roots"], found["project"], Path(found["ssh_config"])

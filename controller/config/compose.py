@@ -53,13 +53,13 @@ def compose_variants(
     from conf.schema.validation import validate
 
     composed: dict[tuple[str, ...], Any] = {}
-    for words in variants:
-        heads = tuple(word for word in words if not _is_value_override(word))
+    for overrides in variants:
+        heads = tuple(word for word in overrides if not _is_value_override(word))
         if heads not in composed:
             composed[heads] = _compose_unresolved(heads, extra_dir)
         made = copy.deepcopy(composed[heads])
-        _apply_overrides(made, [word for word in words if _is_value_override(word)])
-        yield validate(_resolve_interpolations(made, words, extra_dir))
+        _apply_overrides(made, [word for word in overrides if _is_value_override(word)])
+        yield validate(_resolve_interpolations(made, overrides, extra_dir))
 
 
 def _is_value_override(word: str) -> bool:
@@ -68,17 +68,17 @@ def _is_value_override(word: str) -> bool:
     return "." in key and "@" not in key and not key.startswith(("~", "hydra"))
 
 
-def _apply_overrides(made: Any, words: Sequence[str]) -> None:
+def _apply_overrides(made: Any, overrides: Sequence[str]) -> None:
     """Set single values in composed data. Raises ConfigError if an override cannot be parsed."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
     try:
-        for override in OverridesParser.create().parse_overrides([normalize_override(word) for word in words]):
+        for override in OverridesParser.create().parse_overrides([normalize_override(word) for word in overrides]):
             OmegaConf.update(made, override.key_or_group, override.value(), force_add=True)
     except HydraException as error:
-        raise ConfigError(_translate_error(error, words, None)) from None
+        raise ConfigError(_translate_error(error, overrides, None)) from None
 
 
 def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any:
@@ -135,12 +135,12 @@ def normalize_override(override: str) -> str:
     return f"{match['key']}{match['value'] or ''}"
 
 
-def with_overrides(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
+def with_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return composed data with `key.path=value` applied. Raises ConfigError if an override cannot be parsed."""
     from omegaconf import OmegaConf
 
     made = OmegaConf.create(data)
-    _apply_overrides(made, words)
+    _apply_overrides(made, overrides)
     plain = OmegaConf.to_container(made)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}

@@ -27,8 +27,8 @@ class Placeholders:
         """Replace the placeholders of one value. Raises ConfigError if there is no such asset; names `key`."""
         return PLACEHOLDER.sub(lambda match: self._place(match[1], key), text)
 
-    def fill_all(self, words: Iterable[str], key: str) -> tuple[str, ...]:
-        return tuple(self.fill(word, key) for word in words)
+    def fill_all(self, values: Iterable[str], key: str) -> tuple[str, ...]:
+        return tuple(self.fill(word, key) for word in values)
 
     def variables(self, own: Mapping[str, str]) -> dict[str, str]:
         """Return the program's environment: `env.vars`, and the variables that every program gets."""

@@ -24,8 +24,8 @@ class WrongDevicesError(SlipwayError):
 
     exit_code = 3
 
-    def __init__(self, words: str, found: Sequence[str] = ()) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, found: Sequence[str] = ()) -> None:
+        super().__init__(message)
         self.found = tuple(found)
 
 

@@ -63,8 +63,8 @@ class Events:
         with self._lock:
             self._listeners.remove(listener)
 
-    def emit(self, kind: EventKind, subject: str, words: str = "", **data: Any) -> None:
-        event = Event(self._clock.now(), kind, subject, words, data)
+    def emit(self, kind: EventKind, subject: str, message: str = "", **data: Any) -> None:
+        event = Event(self._clock.now(), kind, subject, message, data)
         with self._lock:
             for listener in self._listeners:
                 listener(event)

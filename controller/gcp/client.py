@@ -378,8 +378,8 @@ def _http_error(what: str, error: Any) -> GoogleError:
     details = body.get("errors") or [{}]
     reason = body.get("status") or details[0].get("reason") or "ERROR"
     kind = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError, 412: ConflictError}.get(status, GoogleError)
-    words = {detail.get("reason") for detail in [*details, *body.get("details", [])]}
-    if status == 403 and words & {"SERVICE_DISABLED", "accessNotConfigured"}:
+    reasons = {detail.get("reason") for detail in [*details, *body.get("details", [])]}
+    if status == 403 and reasons & {"SERVICE_DISABLED", "accessNotConfigured"}:
         kind = ServiceDisabledError
     return kind(what, status, reason, body.get("message", str(error)), _seconds(error.resp.get("retry-after", "")))
 

@@ -72,8 +72,8 @@ def wait_rpc(
     late = caller.clock.deadline(seconds)
     while not operation.get("done"):
         if late():
-            words = f"not done after {seconds:.0f} s; if it needs more time, raise tpu.create_timeout_minutes"
-            raise OperationFailedError(f"{api} operation", 0, "DEADLINE_EXCEEDED", words)
+            message = f"not done after {seconds:.0f} s; if it needs more time, raise tpu.create_timeout_minutes"
+            raise OperationFailedError(f"{api} operation", 0, "DEADLINE_EXCEEDED", message)
         caller.clock.sleep(caller.pace)
         operation = caller.google.call(api, method, name=operation["name"])
     error = operation.get("error")

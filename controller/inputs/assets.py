@@ -82,8 +82,8 @@ def resolve_assets(config: Config, root: Path) -> dict[str, ResolvedAsset]:
 
 def is_referenced(config: Config, kind: Kind, name: str) -> bool:
     """Return whether any key names this asset, as assets://NAME or {assets.models.NAME}."""
-    words = config.model_dump_json(exclude={"assets"})
-    return bool(re.search(rf"assets://{name}(?![-a-z0-9])", words)) or f"{{assets.{kind}s.{name}}}" in words
+    text = config.model_dump_json(exclude={"assets"})
+    return bool(re.search(rf"assets://{name}(?![-a-z0-9])", text)) or f"{{assets.{kind}s.{name}}}" in text
 
 
 def resolve_asset(kind: Kind, name: str, asset: Asset, root: Path, state: Path, hashes: HashCache) -> ResolvedAsset:
@@ -103,8 +103,8 @@ def resolve_asset(kind: Kind, name: str, asset: Asset, root: Path, state: Path, 
         except OSError as error:
             raise ConfigError(escape_line(f"{key}.path: cannot read {error.filename}: {error.strerror}")) from None
         if not files:
-            words = f"{key}.path: no file at {asset.path}; set it to the file or folder with the data"
-            raise ConfigError(escape_line(words))
+            message = f"{key}.path: no file at {asset.path}; set it to the file or folder with the data"
+            raise ConfigError(escape_line(message))
     return ResolvedAsset(kind, name, hashlib.sha256(manifest_text(files).encode()).hexdigest(), files)
 
 

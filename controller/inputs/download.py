@@ -70,19 +70,19 @@ def _download(url: str, part: Path, token: str | None, moved: Callable[[int], No
     request = urllib.request.Request(url)  # noqa: S310 - http(s) by schema
     if token:  # hosts redirect to storage, which must not get the token
         request.add_unredirected_header("Authorization", f"Bearer {token}")
-    have = part.stat().st_size if part.exists() else 0
-    if have:
-        request.add_header("Range", f"bytes={have}-")
+    size = part.stat().st_size if part.exists() else 0
+    if size:
+        request.add_header("Range", f"bytes={size}-")
     with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
-        more = have and answer.status == 206
+        more = size and answer.status == 206
         if more:
-            moved(have)
+            moved(size)
         with part.open("ab" if more else "wb") as out:
             while chunk := answer.read(CHUNK):
                 out.write(chunk)
                 moved(len(chunk))
         expected = answer.headers.get("Content-Length")
-    got = part.stat().st_size - (have if more else 0)
+    got = part.stat().st_size - (size if more else 0)
     if expected is not None and got != int(expected):
         raise OSError(f"the connection dropped after {got} of {expected} bytes")
 
@@ -104,12 +104,12 @@ def run_recipe(recipe: BuildRecipe, key: str) -> Path:
             argv, cwd=recipe.root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
-        words = f"{key}: `{shlex.join(recipe.argv)}`"
+        message = f"{key}: `{shlex.join(recipe.argv)}`"
         if done.returncode:
             tail = "\n".join(done.stdout.decode(errors="replace").splitlines()[-TAIL_LINES:])
-            raise CloudError(f"{words} ended with code {done.returncode}:\n{tail}")
+            raise CloudError(f"{message} ended with code {done.returncode}:\n{tail}")
         if not any(draft.iterdir()):
-            raise CloudError(f"{words} wrote no file to {{output}}")
+            raise CloudError(f"{message} wrote no file to {{output}}")
         draft.rename(recipe.output)
     except FileNotFoundError:
         raise CloudError(f"{key}: program {recipe.argv[0]!r} is not installed on this machine") from None

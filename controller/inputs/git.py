@@ -45,9 +45,9 @@ def clone(url: str, ref: str | None, folder: Path, key: str) -> str:
     Raises:
         ConfigError: the clone failed; names `key`. UnreachableError if the server could not be reached.
     """
-    words = f"{key}: {strip_password(url)}"
+    message = f"{key}: {strip_password(url)}"
     if ref and ref.startswith("-"):  # git would take it for an option, and some of them run programs
-        raise ConfigError(f"{words}: {ref!r} is not a valid branch, tag or commit")
+        raise ConfigError(f"{message}: {ref!r} is not a valid branch, tag or commit")
     for argv in (["init", "--quiet"], ["remote", "add", "--", "origin", url]):
         _git(argv, folder)
     one = _git(["fetch", "--quiet", "--depth=1", "origin", ref or "HEAD"], folder)
@@ -55,15 +55,15 @@ def clone(url: str, ref: str | None, folder: Path, key: str) -> str:
         everything = ["fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/remotes/origin/*"]
         one = _git(everything, folder)
     if one.returncode:
-        raise UnreachableError(f"{words}: cannot clone: {_last_line(one.stderr)}")
+        raise UnreachableError(f"{message}: cannot clone: {_last_line(one.stderr)}")
     for target in ("FETCH_HEAD", ref, f"origin/{ref}"):
         commit = _git(["rev-parse", "--verify", "--quiet", f"{target}^{{commit}}"], folder).stdout.strip()
         if commit and (ref is None or target != "FETCH_HEAD" or len(ref) != 40 or commit == ref):
             break
     else:
-        raise ConfigError(f"{words}: commit {ref} does not exist")
+        raise ConfigError(f"{message}: commit {ref} does not exist")
     if (done := _git(["checkout", "--quiet", "--detach", commit], folder)).returncode:
-        raise ConfigError(f"{words}: cannot check out: {_last_line(done.stderr)}")
+        raise ConfigError(f"{message}: cannot check out: {_last_line(done.stderr)}")
     return commit
 
 

@@ -94,11 +94,11 @@ def _from_manager(key: str, name: str, google: GoogleClient) -> str:
     try:
         answer = google.call("secretmanager", "projects.secrets.versions.access", name=version)
     except NotFoundError:
-        words = f"{version} does not exist; create it with `gcloud secrets create`, or name another"
-        raise ConfigError(f"{key}: {words}") from None
+        message = f"{version} does not exist; create it with `gcloud secrets create`, or name another"
+        raise ConfigError(f"{key}: {message}") from None
     except ForbiddenError as error:
-        words = f"you may not read {version}; this requires roles/secretmanager.secretAccessor ({error.message})"
-        raise ConfigError(f"{key}: {words}") from None
+        message = f"you may not read {version}; this requires roles/secretmanager.secretAccessor ({error.message})"
+        raise ConfigError(f"{key}: {message}") from None
     try:
         return base64.b64decode(answer["payload"]["data"]).decode()
     except (KeyError, ValueError):

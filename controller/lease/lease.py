@@ -33,9 +33,9 @@ class LeaseHeldError(SlipwayError):
 
     exit_code = 2
 
-    def __init__(self, seen: LeaseSnapshot) -> None:
-        self.seen = seen
-        super().__init__(f"{seen.term} controls this pod")
+    def __init__(self, snapshot: LeaseSnapshot) -> None:
+        self.seen = snapshot
+        super().__init__(f"{snapshot.term} controls this pod")
 
 
 class ReleaseRequestedError(LeaseLostError):
@@ -75,12 +75,12 @@ class Lease:
 
     def look(self) -> LeaseSnapshot | None:
         """Return the lease if another controller holds it, None if it is free or ours."""
-        seen = self._file.read()
-        return seen if self.is_held_by_other(seen) else None
+        snapshot = self._file.read()
+        return snapshot if self.is_held_by_other(snapshot) else None
 
-    def is_held_by_other(self, seen: LeaseSnapshot | None) -> bool:
+    def is_held_by_other(self, snapshot: LeaseSnapshot | None) -> bool:
         """Return whether `seen` shows that another controller holds the lease."""
-        return seen is not None and seen.term.id != self.me.id and not self._is_free(seen)
+        return snapshot is not None and snapshot.term.id != self.me.id and not self._is_free(snapshot)
 
     def last(self) -> LeaseSnapshot | None:
         """Return the stored lease, whichever controller wrote it."""
@@ -111,7 +111,7 @@ class Lease:
         if self._lost_error is not None:
             raise self._lost_error
 
-    def take_over(self, why: str, tell: Callable[[str], object] = lambda words: None) -> None:
+    def take_over(self, why: str, tell: Callable[[str], object] = lambda message: None) -> None:
         """Ask the holder to release the lease, wait for that or for the end of its term, then acquire it.
 
         Raises:
@@ -119,18 +119,18 @@ class Lease:
         """
         if asked := self.ask(why):
             tell(f"waiting for {asked} to release the lease")
-            while (seen := self.look()) and seen.term.id == asked.id:
+            while (snapshot := self.look()) and snapshot.term.id == asked.id:
                 self._clock.sleep(min(1.0, self._renew_seconds / 2))
         self.hold()
 
     def ask(self, why: str) -> LeaseRecord | None:
         """Ask the holder to release the lease; return its record, or None if nobody holds it."""
-        while seen := self.look():
+        while snapshot := self.look():
             try:
-                self._file.write(replace(seen.term, asked=f"{why} by {self.me.holder}"), seen.generation)
+                self._file.write(replace(snapshot.term, asked=f"{why} by {self.me.holder}"), snapshot.generation)
             except ConflictError:
                 continue  # the holder renewed in the meantime
-            return seen.term
+            return snapshot.term
         return None
 
     def release(self, said: str = "", exit_code: int | None = None) -> None:
@@ -163,16 +163,16 @@ class Lease:
             raise
         self.release()
 
-    def _is_free(self, seen: LeaseSnapshot) -> bool:
-        return seen.free(self.me.is_known_dead(seen.term))
+    def _is_free(self, snapshot: LeaseSnapshot) -> bool:
+        return snapshot.free(self.me.is_known_dead(snapshot.term))
 
     def _take(self) -> None:
         while True:
             began = self._clock.boot_time()
-            seen = self._file.read()
-            if seen is not None and seen.term.id != self.me.id and not self._is_free(seen):
-                raise LeaseHeldError(seen)
-            token, generation = (seen.term.token + 1, seen.generation) if seen else (1, 0)
+            snapshot = self._file.read()
+            if snapshot is not None and snapshot.term.id != self.me.id and not self._is_free(snapshot):
+                raise LeaseHeldError(snapshot)
+            token, generation = (snapshot.term.token + 1, snapshot.generation) if snapshot else (1, 0)
             term = self.me.term(token, self._clock.now(), self._seconds)
             try:
                 self._write(term, generation, began)
@@ -189,17 +189,17 @@ class Lease:
             try:
                 return self._write(self._mine, self._generation, began)
             except (ConflictError, NotFoundError):
-                seen = self._file.read()
-            if seen is None:
+                snapshot = self._file.read()
+            if snapshot is None:
                 raise self._mark_lost(
                     LeaseLostError("the lease and its bucket no longer exist; this controller stopped")
                 )
-            if (seen.term.id, seen.term.token) != (self._mine.id, self._mine.token):
-                words = "took over; this controller stopped and changes nothing more"
-                raise self._mark_lost(LeaseLostError(f"{seen.term} {words}"))
-            self._generation = seen.generation
-            if seen.term.asked:
-                raise self._mark_lost(ReleaseRequestedError(seen.term))
+            if (snapshot.term.id, snapshot.term.token) != (self._mine.id, self._mine.token):
+                message = "took over; this controller stopped and changes nothing more"
+                raise self._mark_lost(LeaseLostError(f"{snapshot.term} {message}"))
+            self._generation = snapshot.generation
+            if snapshot.term.asked:
+                raise self._mark_lost(ReleaseRequestedError(snapshot.term))
             # Our own request arrived, but its response was lost.
 
     def _mark_lost(self, error: LeaseLostError) -> LeaseLostError:
@@ -230,37 +230,37 @@ RENEW_SECONDS = 10.0
 LOCAL_RENEW_SECONDS = 1.0
 
 
-def pod_lease(plan: Plan, world: Context, driver: str = "laptop") -> Lease:
+def pod_lease(plan: Plan, context: Context, driver: str = "laptop") -> Lease:
     """Return the lease of the plan's pod, not acquired yet."""
     return Lease(
-        BucketLeaseStore(world.google, plan.bucket, plan.node.name),
-        world.clock,
+        BucketLeaseStore(context.google, plan.bucket, plan.node.name),
+        context.clock,
         Identity(driver, plan.run_id),
         plan.config.recovery.lease_duration_seconds,
-        RENEW_SECONDS if world.billed else LOCAL_RENEW_SECONDS,
-        world.clock.interrupt,
+        RENEW_SECONDS if context.billed else LOCAL_RENEW_SECONDS,
+        context.clock.interrupt,
     )
 
 
-def sweep_lease(world: Context, bucket: str, sweep_id: str, seconds: float) -> Lease:
+def sweep_lease(context: Context, bucket: str, sweep_id: str, seconds: float) -> Lease:
     """Return the lease of a sweep, not acquired yet; its holder assigns runs to pods. `seconds` is the term."""
     return Lease(
-        BucketLeaseStore(world.google, bucket, sweep_id, "sweeps"),
-        world.clock,
+        BucketLeaseStore(context.google, bucket, sweep_id, "sweeps"),
+        context.clock,
         Identity("laptop", sweep_id),
         seconds,
-        RENEW_SECONDS if world.billed else LOCAL_RENEW_SECONDS,
+        RENEW_SECONDS if context.billed else LOCAL_RENEW_SECONDS,
         lambda: None,
     )
 
 
 @contextmanager
-def lease_guard(lease: Lease, plan: Plan, world: Context) -> Iterator[None]:
+def lease_guard(lease: Lease, plan: Plan, context: Context) -> Iterator[None]:
     """Make every write to the pod acquire or confirm the lease while the context is open, then release the lease."""
-    world.lease_path = f"{plan.bucket}/{plan.node.name}"
-    world.before_pod_write = world.google.before_pod_write = lease.hold
+    context.lease_path = f"{plan.bucket}/{plan.node.name}"
+    context.before_pod_write = context.google.before_pod_write = lease.hold
     try:
         with lease.kept():
             yield
     finally:
-        world.before_pod_write = world.google.before_pod_write = lambda: 0
+        context.before_pod_write = context.google.before_pod_write = lambda: 0

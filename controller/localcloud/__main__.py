@@ -59,7 +59,7 @@ def _flags(options: argparse.Namespace) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m controller.localcloud", description="Run the emulated cloud.")
     commands = parser.add_subparsers(dest="command", required=True)
-    words = {
+    text = {
         "serve": "run the server in the foreground",
         "start": "start the server in the background and return when it is ready",
         "stop": "stop the server; its state is kept",
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "env": "print shell exports for gcloud and the client libraries",
         "requests": "print the request log as JSON lines",
     }
-    for name, help_text in words.items():
+    for name, help_text in text.items():
         command = commands.add_parser(name, help=help_text)
         command.add_argument("--state", type=Path, required=True, help="folder that stores all state")
         if name in ("serve", "start"):

@@ -28,25 +28,25 @@ class ResourcePreview:
         return "wait" if isinstance(self.seen, Pending) else "unknown"
 
 
-def preview_resources(resources: tuple[Resource, ...], world: Context) -> list[ResourcePreview]:
+def preview_resources(resources: tuple[Resource, ...], context: Context) -> list[ResourcePreview]:
     """Observe every resource, independent ones concurrently, and compute what would change."""
-    have: dict[str, Any] = {}
+    observed: dict[str, Any] = {}
     rows: dict[str, ResourcePreview] = {}
     left = topological_order(resources)
     with ThreadPoolExecutor(max_workers=16) as pool:
         while left:
-            ready = [r for r in left if set(r.needs) <= set(have)]
+            ready = [r for r in left if set(r.needs) <= set(observed)]
             left = [r for r in left if r not in ready]
-            for resource, seen in zip(ready, pool.map(lambda r: _observe(r, world, have), ready), strict=True):
-                have[resource.id] = seen
-                known = not isinstance(seen, Pending | Unknown)
-                rows[resource.id] = ResourcePreview(resource, seen, resource.diff(seen) if known else None)
+            for resource, current in zip(ready, pool.map(lambda r: _observe(r, context, observed), ready), strict=True):
+                observed[resource.id] = current
+                known = not isinstance(current, Pending | Unknown)
+                rows[resource.id] = ResourcePreview(resource, current, resource.diff(current) if known else None)
     return [rows[r.id] for r in resources]
 
 
-def _observe(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
+def _observe(resource: Resource, context: Context, observed: dict[str, Any]) -> Any:
     if isinstance(resource, WorkerResource):
-        node = have[resource.node]
+        node = observed[resource.node]
         if isinstance(node, Absent):
             return Absent()
         if isinstance(node, Pending | Unknown):
@@ -54,7 +54,7 @@ def _observe(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
         if not node.is_ready:
             return Absent()  # the node will be replaced, and this resource with it
     try:
-        return resource.observe(world, have)
+        return resource.observe(context, observed)
     except NoCredentialsError as error:
         return Unknown(str(error))
     except ServiceDisabledError as error:

@@ -37,7 +37,7 @@ def topological_order(resources: Iterable[Resource]) -> list[Resource]:
     return done
 
 
-def reconcile(resources: Sequence[Resource], world: Context) -> dict[str, Any]:
+def reconcile(resources: Sequence[Resource], context: Context) -> dict[str, Any]:
     """Reconcile every resource and return the final observed state of each, by id.
 
     Raises:
@@ -45,100 +45,100 @@ def reconcile(resources: Sequence[Resource], world: Context) -> dict[str, Any]:
         KeyboardInterrupt: raised again after the threads have stopped at their next wait.
     """
     waiting = topological_order(resources)
-    have: dict[str, Any] = {}
+    observed: dict[str, Any] = {}
     running: dict[Future[Any], Resource] = {}
     failure: BaseException | None = None
     with ThreadPoolExecutor(max_workers=16, thread_name_prefix="reconcile") as pool:
         try:
             while running or (waiting and failure is None):
                 if failure is None:
-                    ready = [r for r in waiting if set(r.needs) <= set(have)]
+                    ready = [r for r in waiting if set(r.needs) <= set(observed)]
                     waiting = [r for r in waiting if r not in ready]
-                    running |= {pool.submit(settle, r, world, dict(have)): r for r in ready}
+                    running |= {pool.submit(settle, r, context, dict(observed)): r for r in ready}
                 finished, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in finished:
                     resource = running.pop(future)
                     error = future.exception()
                     if error is None:
-                        have[resource.id] = future.result()
+                        observed[resource.id] = future.result()
                     else:
                         failure = failure or error
         except KeyboardInterrupt:
-            world.clock.interrupt()
+            context.clock.interrupt()
             raise
     if failure is not None:
         raise failure
-    return have
+    return observed
 
 
-def settle(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
-    began = world.clock.steady()
-    late = world.clock.deadline(resource.patience)
+def settle(resource: Resource, context: Context, observed: dict[str, Any]) -> Any:
+    began = context.clock.steady()
+    late = context.clock.deadline(resource.patience)
     pending, stuck = None, late
     acts: list[Diff] = []
     announced = False
     try:
         while True:
-            seen = _observe(resource, world, have)
-            if isinstance(seen, Unknown):
-                raise ConfigError(f"{resource.title}: {seen.why}")
-            if isinstance(seen, Pending):
+            current = _observe(resource, context, observed)
+            if isinstance(current, Unknown):
+                raise ConfigError(f"{resource.title}: {current.why}")
+            if isinstance(current, Pending):
                 if not announced:
                     announced = True
-                    world.events.emit("step_started", resource.id, seen.why, title=resource.title)
-                if seen != pending:
-                    pending, stuck = seen, world.clock.deadline(seen.seconds)
+                    context.events.emit("step_started", resource.id, current.why, title=resource.title)
+                if current != pending:
+                    pending, stuck = current, context.clock.deadline(current.seconds)
                 if stuck() or late():
-                    raise CloudError(_timeout_error(resource, seen, world.clock.steady() - began))
-                world.clock.sleep(world.pace)
+                    raise CloudError(_timeout_error(resource, current, context.clock.steady() - began))
+                context.clock.sleep(context.pace)
                 continue
             pending = None
-            diff = resource.diff(seen)
+            diff = resource.diff(current)
             if not diff:
-                for finding in resource.findings(seen):
-                    world.events.note(resource.id, str(finding))
+                for finding in resource.findings(current):
+                    context.events.note(resource.id, str(finding))
                 action = acts[0].action if acts else "none"
-                seconds = round(world.clock.steady() - began, 3)
-                world.events.emit("step_done", resource.id, title=resource.title, action=action, seconds=seconds)
-                return seen
+                seconds = round(context.clock.steady() - began, 3)
+                context.events.emit("step_done", resource.id, title=resource.title, action=action, seconds=seconds)
+                return current
             if len(acts) >= MAX_ACTS:
                 raise CloudError(f"{resource.title} does not converge: {diff}")
             announced = True
-            words = diff.action if isinstance(seen, Absent) else str(diff)
-            world.events.emit("step_started", resource.id, words, title=resource.title)
+            message = diff.action if isinstance(current, Absent) else str(diff)
+            context.events.emit("step_started", resource.id, message, title=resource.title)
             acts.append(diff)
             if resource.scope in LEASED_SCOPES:
-                world.before_pod_write()
-            resource.apply(world, have, diff)
+                context.before_pod_write()
+            resource.apply(context, observed, diff)
     except InterruptedSleepError:
         raise
     except Exception as error:
-        world.events.emit("step_failed", resource.id, str(error), title=resource.title)
+        context.events.emit("step_failed", resource.id, str(error), title=resource.title)
         raise
 
 
-def _timeout_error(resource: Resource, seen: Pending, seconds: float) -> str:
-    advice = f"; {seen.advice}" if seen.advice else ""
-    return f"{resource.title}: still not ready after {seconds:.0f} s: {seen.why}{advice}"
+def _timeout_error(resource: Resource, current: Pending, seconds: float) -> str:
+    advice = f"; {current.advice}" if current.advice else ""
+    return f"{resource.title}: still not ready after {seconds:.0f} s: {current.why}{advice}"
 
 
-def _observe(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
+def _observe(resource: Resource, context: Context, observed: dict[str, Any]) -> Any:
     try:
-        return resource.observe(world, have)
+        return resource.observe(context, observed)
     except ServiceDisabledError as error:
         # Google takes some minutes to propagate an enabled API.
         return Pending(f"{error.service} is not enabled everywhere yet")
 
 
-def destroy(resources: Sequence[Resource], world: Context) -> None:
+def destroy(resources: Sequence[Resource], context: Context) -> None:
     """Delete resources, dependents first."""
     for resource in reversed(topological_order(resources)):
-        began = world.clock.steady()
-        world.events.emit("step_started", resource.id, "delete", title=resource.title)
+        began = context.clock.steady()
+        context.events.emit("step_started", resource.id, "delete", title=resource.title)
         try:
-            resource.destroy(world)
+            resource.destroy(context)
         except Exception as error:
-            world.events.emit("step_failed", resource.id, str(error), title=resource.title)
+            context.events.emit("step_failed", resource.id, str(error), title=resource.title)
             raise
-        seconds = round(world.clock.steady() - began, 3)
-        world.events.emit("step_done", resource.id, title=resource.title, action="delete", seconds=seconds)
+        seconds = round(context.clock.steady() - began, 3)
+        context.events.emit("step_done", resource.id, title=resource.title, action="delete", seconds=seconds)

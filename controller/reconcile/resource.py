@@ -87,14 +87,14 @@ class Resource(ABC):
         return f"{self.kind} {self.name}"
 
     @abstractmethod
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Pending | Unknown | Self:
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Pending | Unknown | Self:
         """Return the current state; Absent only on a real 404."""
 
     @abstractmethod
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         """Perform one idempotent action towards the desired state; called again until nothing differs."""
 
-    def destroy(self, world: Context) -> None:  # noqa: B027
+    def destroy(self, context: Context) -> None:  # noqa: B027
         """Delete the resource if Slipway created it; no error if it no longer exists.
 
         By default it stays: an enabled API and the user's secrets; uploads, which are deleted with their bucket, and
@@ -111,15 +111,15 @@ class Resource(ABC):
         """Return whether Slipway created this observed resource; no other is ever deleted."""
         return True
 
-    def findings(self, seen: Any) -> Iterable[Finding]:
+    def findings(self, current: Any) -> Iterable[Finding]:
         """Yield findings about the observed resource that need no action. Pure."""
         return ()
 
-    def diff(self, seen: Absent | Self) -> Diff:
+    def diff(self, current: Absent | Self) -> Diff:
         """Compare all compared fields; a difference in a fixed one means a replacement. Pure."""
-        if isinstance(seen, Absent):
+        if isinstance(current, Absent):
             return Diff("create", tuple(Change(k, None, v) for k, v in self.wanted().items()))
-        return difference(self.wanted(), vars(seen), self.fixed)
+        return difference(self.wanted(), vars(current), self.fixed)
 
     def wanted(self) -> dict[str, Any]:
         """Return the compared fields, without the name."""

@@ -42,7 +42,7 @@ class Recorder:
     def __init__(
         self,
         plan: Plan,
-        world: Context,
+        context: Context,
         ledger: Ledger,
         overrides: Sequence[str],
         sweep: str = "",
@@ -50,9 +50,9 @@ class Recorder:
     ) -> None:
         """Prepare the recorder, writing nothing; `known` is the document of the machine that handed over the run."""
         self._handover = known
-        self._plan, self._world, self._ledger = plan, world, ledger
+        self._plan, self._world, self._ledger = plan, context, ledger
         self._overrides, self._sweep = list(overrides), sweep
-        self.folder = run_folder(world.state, plan.run_id)
+        self.folder = run_folder(context.state, plan.run_id)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -232,15 +232,15 @@ def machine_id(state: Path) -> str:
 def _worker_0_facts(plan: Plan, fleet: Fleet) -> RunRecord:
     """Return worker 0's packages, devices and Python, which the launch has compared; empty if it does not answer."""
     venv = plan.get(Venv)
-    [seen] = fleet.call_all(OBSERVE, {"venv": venv.name}, workers=[0])
-    if not isinstance(seen, dict):
+    [observed] = fleet.call_all(OBSERVE, {"venv": venv.name}, workers=[0])
+    if not isinstance(observed, dict):
         return {"packages": {}, "devices": None, "python": None, "runtime_version": plan.node.spec.runtime_version}
-    devices = {key: seen["devices"][key] for key in ("backend", "devices", "kind")} if seen["devices"] else None
+    devices = {key: observed["devices"][key] for key in ("backend", "devices", "kind")} if observed["devices"] else None
     return {
-        "packages": (seen["venv"] or {}).get("versions", {}),
+        "packages": (observed["venv"] or {}).get("versions", {}),
         "devices": devices,
-        "python": seen["image"]["python"],
-        "image_fingerprint": seen["image"]["fingerprint"],
+        "python": observed["image"]["python"],
+        "image_fingerprint": observed["image"]["fingerprint"],
         "runtime_version": plan.node.spec.runtime_version,
     }
 

@@ -51,31 +51,31 @@ class ArchivedCode(CodeSnapshot):
 
 @contextmanager
 def restored_run(
-    run_id: str, words: Sequence[str], folder: Path, *, repeat: bool
+    run_id: str, overrides: Sequence[str], folder: Path, *, repeat: bool
 ) -> Iterator[tuple[Plan, Context, Emulator | None]]:
     """Open the plan of a recorded run and a connection to its cloud.
 
     Args:
         run_id: id of the run.
-        words: `cloud=…` selects where the record is; `key.path=value` changes where the run executes and how patiently.
+        overrides: `cloud=…` selects where the record is; `key.path=value` changes where and how the run executes.
         folder: current folder of the user.
         repeat: plan a new run `ID-r1` if the run has finished.
 
     Raises:
         ConfigError: the record is missing or incomplete, or the overrides would make it another run.
     """
-    groups = [word for word in words if "." not in word.partition("=")[0]]
+    groups = [word for word in overrides if "." not in word.partition("=")[0]]
     here = _validated_config(groups, folder)
     state = Path(here.run.state_dir).expanduser()
     document = recorder.load_record(state, run_id) or _download_record(here, run_id)
-    config = _recorded_config(document, [word for word in words if word not in groups], here, folder)
-    with open_context(config) as (world, emulator):
-        google = world.google
+    config = _recorded_config(document, [word for word in overrides if word not in groups], here, folder)
+    with open_context(config) as (context, emulator):
+        google = context.google
         code = _restore_code(google, document, state)
         name = _next_run_id(google, document["bucket"], run_id) if repeat else run_id
         yield (
             build_plan(config, document["project"], folder, code, _recorded_inputs(google, document, name, state)),
-            world,
+            context,
             emulator,
         )
 
@@ -92,22 +92,22 @@ def plan_from_record(document: RunRecord, config: Config, google: GoogleClient, 
     )
 
 
-def _validated_config(words: Sequence[str], folder: Path) -> Config:
-    config, problems = compose(words, extra_dir=folder / "slipway")
+def _validated_config(overrides: Sequence[str], folder: Path) -> Config:
+    config, problems = compose(overrides, extra_dir=folder / "slipway")
     if config is None or problems:
         raise ConfigError(problems)
     return config
 
 
-def find_record(words: Sequence[str], run_id: str, folder: Path) -> RunRecord:
+def find_record(overrides: Sequence[str], run_id: str, folder: Path) -> RunRecord:
     """Download the record of a run from the bucket of the overrides. Raises ConfigError if there is none."""
-    return _download_record(_validated_config(words, folder), run_id)
+    return _download_record(_validated_config(overrides, folder), run_id)
 
 
 def _download_record(here: Config, run_id: str) -> RunRecord:
     bucket = bucket_name(here, project_of(here))
-    with open_context(here) as (world, _):
-        content = Ledger(world.google, bucket, run_id).read(RECORD_FILE)
+    with open_context(here) as (context, _):
+        content = Ledger(context.google, bucket, run_id).read(RECORD_FILE)
     if content is None:
         raise ConfigError(
             f"--run {run_id}: no such run on this machine or in gs://{bucket}; `slipway runs` lists runs; to search "
@@ -116,7 +116,7 @@ def _download_record(here: Config, run_id: str) -> RunRecord:
     return load(content, f"gs://{bucket}/runs/{run_id}/{RECORD_FILE}")
 
 
-def _recorded_config(document: RunRecord, words: Sequence[str], here: Config, folder: Path) -> Config:
+def _recorded_config(document: RunRecord, overrides: Sequence[str], here: Config, folder: Path) -> Config:
     """Return the recorded config; keys added since then get their current values."""
     config, problems = validate(document["config"])
     if config is None:
@@ -125,7 +125,7 @@ def _recorded_config(document: RunRecord, words: Sequence[str], here: Config, fo
         said = [f"--run {document['run']}: recorded by slipway {document['slipway']}, with different config keys:"]
         raise ConfigError([*said, *map(str, problems)])
     local = {"run": {"state_dir": here.run.state_dir}, "cloud": {"project": document["project"]}}
-    changed, problems = validate(with_overrides(_fill_missing(local, config.model_dump(mode="json")), words))
+    changed, problems = validate(with_overrides(_fill_missing(local, config.model_dump(mode="json")), overrides))
     if changed is None or problems:
         raise ConfigError(problems)
     if without_volatile(changed) != without_volatile(config):

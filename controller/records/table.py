@@ -14,13 +14,13 @@ from controller.records.index import RunRow
 
 CONDITION = re.compile(r"^(?P<key>[\w.]+?)\s*(?P<sign>!=|>=|<=|=|>|<|~)\s*(?P<value>.*)$", re.DOTALL)
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "=": lambda have, wanted: have == wanted,
-    "!=": lambda have, wanted: have != wanted,
-    ">": lambda have, wanted: have > wanted,
-    "<": lambda have, wanted: have < wanted,
-    ">=": lambda have, wanted: have >= wanted,
-    "<=": lambda have, wanted: have <= wanted,
-    "~": lambda have, wanted: str(wanted) in str(have),
+    "=": lambda value, wanted: value == wanted,
+    "!=": lambda value, wanted: value != wanted,
+    ">": lambda value, wanted: value > wanted,
+    "<": lambda value, wanted: value < wanted,
+    ">=": lambda value, wanted: value >= wanted,
+    "<=": lambda value, wanted: value <= wanted,
+    "~": lambda value, wanted: str(wanted) in str(value),
 }
 PLAIN_COLUMNS = ("run", "state", "created", "seconds", "type", "attempts", "usd")
 """Displayed columns, before metrics and overrides."""
@@ -78,12 +78,12 @@ def format_table(rows: Sequence[RunRow]) -> list[str]:
     head = [*PLAIN_COLUMNS, *(name.removeprefix("metrics.") for name in names), "words"]
     lines = [head]
     for row in rows:
-        words = shlex.join(word for word in row.get("overrides") or () if word not in shared)
+        overrides = shlex.join(word for word in row.get("overrides") or () if word not in shared)
         lines.append(
             [
                 *(_format_cell(key, row.get(key)) for key in PLAIN_COLUMNS),
                 *(_format_cell(n, row.get(n)) for n in names),
-                words,
+                overrides,
             ]
         )
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
@@ -97,11 +97,11 @@ def _parse_condition(condition: str) -> Callable[[RunRow], bool]:
     key, judge, wanted = match["key"], OPERATORS[match["sign"]], _parse_number(match["value"])
 
     def test(row: RunRow) -> bool:
-        have = row.get(key)
-        if isinstance(have, int | float) != isinstance(wanted, int | float) and match["sign"] != "~":
-            have = str(have)
-            return match["sign"] in "!=" and judge(have, str(wanted))
-        return have is not None and judge(have, wanted)
+        value = row.get(key)
+        if isinstance(value, int | float) != isinstance(wanted, int | float) and match["sign"] != "~":
+            value = str(value)
+            return match["sign"] in "!=" and judge(value, str(wanted))
+        return value is not None and judge(value, wanted)
 
     return test
 

@@ -143,12 +143,12 @@ NOTICE_MESSAGES = {
 EXTERNAL_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGHUP"})
 
 
-def diagnose(seen: Observation) -> Verdict:
+def diagnose(observation: Observation) -> Verdict:
     """Return the verdict of the first rule that applies; the state of the pod may explain what the workers show."""
     for rule in RULES:
-        if verdict := rule(seen):
-            return _explained_by_pod(verdict, seen.pod) if seen.pod else verdict
-    return Verdict(VerdictKind.RUNNING, _pod_remarks(seen))
+        if verdict := rule(observation):
+            return _explained_by_pod(verdict, observation.pod) if observation.pod else verdict
+    return Verdict(VerdictKind.RUNNING, _pod_remarks(observation))
 
 
 def hang_limit(setting: float | None, intervals: Sequence[float]) -> float | None:
@@ -162,21 +162,21 @@ def hang_limit(setting: float | None, intervals: Sequence[float]) -> float | Non
     return max(900.0, 10 * max(intervals)) if len(intervals) >= 3 else None
 
 
-def _finished(seen: Observation) -> Verdict | None:
-    if seen.workers and all(w.ended and w.code == 0 for w in seen.workers):
+def _finished(observation: Observation) -> Verdict | None:
+    if observation.workers and all(w.ended and w.code == 0 for w in observation.workers):
         return Verdict(VerdictKind.FINISHED, ("the program exited with code 0 on every worker",))
     return None
 
 
-def _user_requested(seen: Observation) -> Verdict | None:
-    if seen.cancelled:
+def _user_requested(observation: Observation) -> Verdict | None:
+    if observation.cancelled:
         return Verdict(VerdictKind.CANCELLED, ("the run was ended on request",))
-    return Verdict(VerdictKind.OVER_BUDGET, (seen.over_budget,)) if seen.over_budget else None
+    return Verdict(VerdictKind.OVER_BUDGET, (observation.over_budget,)) if observation.over_budget else None
 
 
-def _pod_gone(seen: Observation) -> Verdict | None:
+def _pod_gone(observation: Observation) -> Verdict | None:
     """Report a pod that no longer exists or cannot run programs."""
-    pod = seen.pod
+    pod = observation.pod
     if pod is None:
         return None
     if pod.replaced:
@@ -188,65 +188,71 @@ def _pod_gone(seen: Observation) -> Verdict | None:
     return None
 
 
-def _preemption_notice(seen: Observation) -> Verdict | None:
+def _preemption_notice(observation: Observation) -> Verdict | None:
     """Report a preemption notice to a VM on which programs have ended; Google's API confirms it later."""
-    told = [i for i, w in enumerate(seen.workers) if w.notice == "preemption"]
-    ended = [i for i, w in enumerate(seen.workers) if w.ended and w.code != 0]
+    told = [i for i, w in enumerate(observation.workers) if w.notice == "preemption"]
+    ended = [i for i, w in enumerate(observation.workers) if w.ended and w.code != 0]
     if not told or not ended:
         return None
-    saved = all(seen.workers[i].code == SAVED_EXIT_CODE for i in ended)
-    how = "its program saved its state and exited" if saved else _exit_description(seen.workers[ended[0]])
-    words = (f"worker {told[0]} received a preemption notice", how)
-    return Verdict(VerdictKind.PREEMPTED, words, told[0], certain=all(w.ended for w in seen.workers), noticed=True)
+    saved = all(observation.workers[i].code == SAVED_EXIT_CODE for i in ended)
+    how = "its program saved its state and exited" if saved else _exit_description(observation.workers[ended[0]])
+    message = (f"worker {told[0]} received a preemption notice", how)
+    return Verdict(
+        VerdictKind.PREEMPTED, message, told[0], certain=all(w.ended for w in observation.workers), noticed=True
+    )
 
 
-def _network_lost(seen: Observation) -> Verdict | None:
+def _network_lost(observation: Observation) -> Verdict | None:
     """Report that nothing is reachable; that does not mean a preemption."""
-    if seen.pod is not None or any(w.ended for w in seen.workers):
+    if observation.pod is not None or any(w.ended for w in observation.workers):
         return None
-    if all(w.unreachable or w.silent_seconds >= seen.lost_seconds for w in seen.workers):
-        heard = min((w.silent_seconds for w in seen.workers), default=0.0)
+    if all(w.unreachable or w.silent_seconds >= observation.lost_seconds for w in observation.workers):
+        heard = min((w.silent_seconds for w in observation.workers), default=0.0)
         said = f"the last message from a worker came {heard:.0f} s ago" if heard else "no worker responds either"
         return Verdict(VerdictKind.NETWORK_LOST, ("Google's API does not respond", said))
     return None
 
 
-def _setup_failed(seen: Observation) -> Verdict | None:
+def _setup_failed(observation: Observation) -> Verdict | None:
     """Report which part of the setup failed on the workers, before the program started."""
-    if seen.devices:
-        usual = max(set(seen.devices), key=seen.devices.count)
-        odd = [i for i, found in enumerate(seen.devices) if found != usual]
-        table = "; ".join(f"worker {i}: {found}" for i, found in enumerate(seen.devices))
-        if odd and seen.devices.count(usual) > len(odd):
+    if observation.devices:
+        usual = max(set(observation.devices), key=observation.devices.count)
+        odd = [i for i, found in enumerate(observation.devices) if found != usual]
+        table = "; ".join(f"worker {i}: {found}" for i, found in enumerate(observation.devices))
+        if odd and observation.devices.count(usual) > len(odd):
             return Verdict(
                 VerdictKind.UNHEALTHY_HOST, (f"{_worker_list(odd)} has different devices than the rest", table), odd[0]
             )
-        return Verdict(VerdictKind.DEVICE_MISMATCH, (seen.setup or table,))
-    if not seen.setup:
+        return Verdict(VerdictKind.DEVICE_MISMATCH, (observation.setup or table,))
+    if not observation.setup:
         return None
-    if away := [i for i, w in enumerate(seen.workers) if w.unreachable]:
-        return Verdict(VerdictKind.WORKER_LOST, (seen.setup,), away[0], tuple(away), len(away) == len(seen.workers))
-    found = match_failure(f"{seen.setup}\n{seen.setup_details}")
+    if away := [i for i, w in enumerate(observation.workers) if w.unreachable]:
+        return Verdict(
+            VerdictKind.WORKER_LOST, (observation.setup,), away[0], tuple(away), len(away) == len(observation.workers)
+        )
+    found = match_failure(f"{observation.setup}\n{observation.setup_details}")
     kind = VerdictKind.DISK_FULL if found == FailureCause.DISK else VerdictKind.SETUP_FAILURE
-    return Verdict(kind, (seen.setup,), next((i for i, w in enumerate(seen.workers) if w.error), None))
+    return Verdict(kind, (observation.setup,), next((i for i, w in enumerate(observation.workers) if w.error), None))
 
 
-def _program_failed(seen: Observation) -> Verdict | None:
+def _program_failed(observation: Observation) -> Verdict | None:
     """Report the first failed program; one that only lost its peers points to another worker."""
-    failed = [(i, w) for i, w in enumerate(seen.workers) if w.ended and w.code != 0 and not w.told_to_stop]
+    failed = [(i, w) for i, w in enumerate(observation.workers) if w.ended and w.code != 0 and not w.told_to_stop]
     if not failed:
         return None
     # Three seconds: the workers' clocks differ a little, and so does the time that a process takes to die.
     first = min(w.ended_at for _, w in failed)
     together = [(i, w) for i, w in failed if w.ended_at <= first + 3.0]
     worker, end = min(together, key=lambda item: (_is_secondary(item[1]), item[1].ended_at))
-    away = tuple(i for i, w in enumerate(seen.workers) if not w.ended and w.silent_seconds >= seen.lost_seconds)
+    away = tuple(
+        i for i, w in enumerate(observation.workers) if not w.ended and w.silent_seconds >= observation.lost_seconds
+    )
     if away:
-        return _workers_lost(seen, away)
+        return _workers_lost(observation, away)
     if _is_secondary(end):
-        others = any(not w.ended for w in seen.workers)
-        words = (f"worker {worker}: {_exit_description(end)}: it lost the other workers", _last_line(end))
-        return Verdict(VerdictKind.WORKER_LOST, tuple(filter(None, words)), worker, certain=not others)
+        others = any(not w.ended for w in observation.workers)
+        message = (f"worker {worker}: {_exit_description(end)}: it lost the other workers", _last_line(end))
+        return Verdict(VerdictKind.WORKER_LOST, tuple(filter(None, message)), worker, certain=not others)
     return _explain_exit(worker, end)
 
 
@@ -254,9 +260,9 @@ def _explain_exit(worker: int, end: WorkerStatus) -> Verdict:
     """Diagnose one exit from its exit code, its signal, its kernel and the end of its log."""
     how, found = f"worker {worker}: {_exit_description(end)}", match_failure(end.log_tail)
     said = _last_line(end)
-    words = (how, said) if said else (how,)
+    message = (how, said) if said else (how,)
     if end.code in EXIT_CODES:
-        return Verdict(EXIT_CODES[end.code], words, worker)
+        return Verdict(EXIT_CODES[end.code], message, worker)
     if end.error:
         return Verdict(VerdictKind.WORKER_LOST, (f"worker {worker}: {end.error}",), worker)
     if end.code == SAVED_EXIT_CODE:
@@ -269,7 +275,7 @@ def _explain_exit(worker: int, end: WorkerStatus) -> Verdict:
         return Verdict(VerdictKind.OUT_OF_RAM, (how, "its kernel killed a process because memory ran out"), worker)
     if found == FailureCause.DISK or (end.free_gb is not None and end.free_gb < NEARLY_FULL_GB):
         left = [] if end.free_gb is None else [f"its disk has {end.free_gb:.1f} GB left"]
-        return Verdict(VerdictKind.DISK_FULL, (*words, *left), worker)
+        return Verdict(VerdictKind.DISK_FULL, (*message, *left), worker)
     if end.signal in EXTERNAL_SIGNALS:
         return Verdict(VerdictKind.WORKER_LOST, (f"{how} from outside",), worker)
     kind = {
@@ -277,36 +283,38 @@ def _explain_exit(worker: int, end: WorkerStatus) -> Verdict:
         FailureCause.RAM: VerdictKind.OUT_OF_RAM,
         FailureCause.HOST: VerdictKind.UNHEALTHY_HOST,
     }
-    return Verdict(kind.get(found, VerdictKind.PROGRAM_ERROR) if found else VerdictKind.PROGRAM_ERROR, words, worker)
+    return Verdict(kind.get(found, VerdictKind.PROGRAM_ERROR) if found else VerdictKind.PROGRAM_ERROR, message, worker)
 
 
-def _workers_silent(seen: Observation) -> Verdict | None:
-    away = tuple(i for i, w in enumerate(seen.workers) if not w.ended and w.silent_seconds >= seen.lost_seconds)
-    if not away or seen.pod is None:
+def _workers_silent(observation: Observation) -> Verdict | None:
+    away = tuple(
+        i for i, w in enumerate(observation.workers) if not w.ended and w.silent_seconds >= observation.lost_seconds
+    )
+    if not away or observation.pod is None:
         return None
-    if len(away) == len([w for w in seen.workers if not w.ended]) > 1:
-        patience = WHOLE_POD_FACTOR * seen.lost_seconds
-        if any(seen.workers[i].silent_seconds < patience for i in away):
+    if len(away) == len([w for w in observation.workers if not w.ended]) > 1:
+        patience = WHOLE_POD_FACTOR * observation.lost_seconds
+        if any(observation.workers[i].silent_seconds < patience for i in away):
             return None
-    return _workers_lost(seen, away)
+    return _workers_lost(observation, away)
 
 
-def _workers_lost(seen: Observation, away: tuple[int, ...]) -> Verdict:
-    silence = min(seen.workers[i].silent_seconds for i in away)
-    why = {seen.workers[i].trouble for i in away if seen.workers[i].trouble}
-    words = (f"{_worker_list(away)} has not responded for {silence:.0f} s", *sorted(why))
-    return Verdict(VerdictKind.WORKER_LOST, words, away[0], away, len(away) == len(seen.workers))
+def _workers_lost(observation: Observation, away: tuple[int, ...]) -> Verdict:
+    silence = min(observation.workers[i].silent_seconds for i in away)
+    why = {observation.workers[i].trouble for i in away if observation.workers[i].trouble}
+    message = (f"{_worker_list(away)} has not responded for {silence:.0f} s", *sorted(why))
+    return Verdict(VerdictKind.WORKER_LOST, message, away[0], away, len(away) == len(observation.workers))
 
 
-def _hung(seen: Observation) -> Verdict | None:
-    for i, worker in enumerate(seen.workers):
+def _hung(observation: Observation) -> Verdict | None:
+    for i, worker in enumerate(observation.workers):
         if not worker.ended and worker.stopped_seconds >= STOPPED_SECONDS:
-            words = f"worker {i}: its program has been stopped by a signal for {worker.stopped_seconds:.0f} s"
-            return Verdict(VerdictKind.HUNG, (words,), i)
-    if seen.hang_seconds is not None and seen.idle_seconds >= seen.hang_seconds:
-        last = f"the last step was {seen.step}" if seen.step is not None else "it has not reported a step"
-        limit = f"the limit is {seen.hang_seconds:.0f} s"
-        return Verdict(VerdictKind.HUNG, (f"no step and no output for {seen.idle_seconds:.0f} s", last, limit))
+            message = f"worker {i}: its program has been stopped by a signal for {worker.stopped_seconds:.0f} s"
+            return Verdict(VerdictKind.HUNG, (message,), i)
+    if observation.hang_seconds is not None and observation.idle_seconds >= observation.hang_seconds:
+        last = f"the last step was {observation.step}" if observation.step is not None else "it has not reported a step"
+        limit = f"the limit is {observation.hang_seconds:.0f} s"
+        return Verdict(VerdictKind.HUNG, (f"no step and no output for {observation.idle_seconds:.0f} s", last, limit))
     return None
 
 
@@ -325,29 +333,29 @@ def _explained_by_pod(verdict: Verdict, pod: PodStatus) -> Verdict:
     if verdict.kind not in WORKER_SIDE_KINDS:
         return verdict
     named = {symptom.kind: str(symptom) for symptom in pod.symptoms}
-    kind, words = verdict.kind, ""
+    kind, message = verdict.kind, ""
     if pod.maintenance == "ONGOING" or pod.health == "UNHEALTHY_MAINTENANCE":
-        kind, words = VerdictKind.MAINTENANCE, "Google is performing maintenance on the pod"
+        kind, message = VerdictKind.MAINTENANCE, "Google is performing maintenance on the pod"
     elif word := named.get("HBM_OUT_OF_MEMORY"):
-        kind, words = VerdictKind.OUT_OF_HBM, word
+        kind, message = VerdictKind.OUT_OF_HBM, word
     elif word := named.get("OUT_OF_MEMORY") or named.get("LOW_MEMORY"):
-        kind, words = VerdictKind.OUT_OF_RAM, word
+        kind, message = VerdictKind.OUT_OF_RAM, word
     elif pod.health in UNHEALTHY_STATES:
-        kind, words = VerdictKind.UNHEALTHY_HOST, _health_message(pod)
+        kind, message = VerdictKind.UNHEALTHY_HOST, _health_message(pod)
     elif ill := [name for name in named if name in UNHEALTHY_SYMPTOMS]:
-        kind, words = VerdictKind.UNHEALTHY_HOST, named[ill[0]]
-    return replace(verdict, kind=kind, evidence=(*verdict.evidence, words)) if words else verdict
+        kind, message = VerdictKind.UNHEALTHY_HOST, named[ill[0]]
+    return replace(verdict, kind=kind, evidence=(*verdict.evidence, message)) if message else verdict
 
 
-def _pod_remarks(seen: Observation) -> tuple[str, ...]:
+def _pod_remarks(observation: Observation) -> tuple[str, ...]:
     """Return remarks on the pod that may interest the user while the run continues."""
-    if seen.pod is None:
+    if observation.pod is None:
         return ("Google's API does not respond; the workers do",)
-    remarks = [str(symptom) for symptom in seen.pod.symptoms]
-    if seen.pod.health in UNHEALTHY_STATES:
-        remarks.append(_health_message(seen.pod))
-    if seen.pod.maintenance:
-        remarks.append(f"Google's pod maintenance is {seen.pod.maintenance.lower()}")
+    remarks = [str(symptom) for symptom in observation.pod.symptoms]
+    if observation.pod.health in UNHEALTHY_STATES:
+        remarks.append(_health_message(observation.pod))
+    if observation.pod.maintenance:
+        remarks.append(f"Google's pod maintenance is {observation.pod.maintenance.lower()}")
     return tuple(remarks)
 
 

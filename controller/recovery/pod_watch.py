@@ -46,7 +46,7 @@ class PodWatch:
             self._wake.clear()
             asked = self._clock.steady()
             try:
-                seen = self._look()
+                current = self._look()
             except InterruptedSleepError:
                 return
             except GoogleError as error:
@@ -60,5 +60,5 @@ class PodWatch:
                 now = self._clock.steady()
                 if now - self._answered > self._stale_seconds:
                     self.since = now
-                self._seen, self._asked, self._answered = seen, asked, now
+                self._seen, self._asked, self._answered = current, asked, now
             self._wake.wait(self._poll_seconds)

@@ -103,8 +103,8 @@ def decide(
             VerdictKind(e.kind) not in CRASH_LOOP_EXEMPT_KINDS for e in _since_last_progress(since, progress)
         )
         if in_vain >= recovery.max_without_progress:
-            words = f"it failed {in_vain} times in a row without a newer checkpoint (recovery.max_without_progress)"
-            return Decision(GIVE_UP, words)
+            message = f"it failed {in_vain} times in a row without a newer checkpoint (recovery.max_without_progress)"
+            return Decision(GIVE_UP, message)
     return _strongest_possible(wanted, verdict, _since_last_progress(since, progress), possible)
 
 

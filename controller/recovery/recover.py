@@ -52,7 +52,7 @@ class RecoveryExecutor:
     """Executes the responses of one `up`; incidents of earlier ones count too."""
 
     plan: Plan
-    world: Context
+    context: Context
     ledger: Ledger
     spending: Spending
     poll_seconds: float
@@ -78,30 +78,30 @@ class RecoveryExecutor:
                 if unreachable is error or not unreachable.passes:
                     raise
                 message = f"Google's API does not respond ({unreachable.message}); waiting"
-                self.world.events.note(self.plan.run_id, message)
-                self.world.clock.sleep(MAX_PAUSES * self.poll_seconds)
+                self.context.events.note(self.plan.run_id, message)
+                self.context.clock.sleep(MAX_PAUSES * self.poll_seconds)
 
     def _respond(self, outcome: AttemptOutcome, attempt: int, error: SlipwayError | None) -> None:
         verdict = outcome.verdict
         if verdict.kind is VerdictKind.NETWORK_LOST:  # nothing can be looked up or recorded
             if self.plan.config.recovery.policy.network_lost == policy.GIVE_UP:
                 raise error or ProgramFailedError(f"{verdict}; the run continues without this controller")
-            self.world.events.note(self.plan.run_id, f"{verdict}; waiting")
-            self.world.clock.sleep(MAX_PAUSES * self.poll_seconds)
+            self.context.events.note(self.plan.run_id, f"{verdict}; waiting")
+            self.context.clock.sleep(MAX_PAUSES * self.poll_seconds)
             return
-        self.world.before_pod_write()
+        self.context.before_pod_write()
         past, progress = self._load_incidents(), self._progress(outcome.step)
         past = past[:-1] if self._incident_recorded else past
         decision = policy.decide(verdict, past, progress, self.plan.config.recovery, self._pod_capabilities(verdict))
         if decision.response == policy.WAIT and error is not None and not self._wait_timed_out():
             # The reconciler waits for a node that is being repaired.
-            self.world.events.note(self.plan.run_id, f"{verdict}; waiting")
-            self.world.clock.sleep(self.poll_seconds)
+            self.context.events.note(self.plan.run_id, f"{verdict}; waiting")
+            self.context.clock.sleep(self.poll_seconds)
             return
         self._waiting_since = None
         response = policy.REPLACE_NODE if decision.response == policy.WAIT else decision.response
         self._record(policy.Incident(
-            attempt, verdict.kind.value, str(verdict), response, progress, self.world.clock.now(), verdict.evidence
+            attempt, verdict.kind.value, str(verdict), response, progress, self.context.clock.now(), verdict.evidence
         ))  # fmt: skip
         if verdict.kind is VerdictKind.HUNG:
             self._save_stacks(attempt, verdict)
@@ -110,7 +110,7 @@ class RecoveryExecutor:
         self._report_watchdog()
         if not self.spending.over():
             message = f"{verdict}; {policy.describe(response, verdict)}"
-            self.world.events.note(self.plan.run_id, message, attempt=attempt, verdict=verdict.kind.value)
+            self.context.events.note(self.plan.run_id, message, attempt=attempt, verdict=verdict.kind.value)
         self._act(response, verdict)
 
     def diagnose_setup(self, error: SlipwayError) -> Verdict:
@@ -133,7 +133,7 @@ class RecoveryExecutor:
 
     def _wait_timed_out(self) -> bool:
         """Return whether waiting has lasted as long as creating a pod may take."""
-        now = self.world.clock.steady()
+        now = self.context.clock.steady()
         self._waiting_since = self._waiting_since or now
         return now - self._waiting_since >= self.plan.node.create_seconds
 
@@ -144,13 +144,13 @@ class RecoveryExecutor:
         ready = pod.state == "READY"
         if response == policy.MOVE_ZONE:
             self.spending.end(verdict.words)
-            self.plan.node.delete_all(self.world, elsewhere=True)
+            self.plan.node.delete_all(self.context, elsewhere=True)
         elif response == policy.REPLACE_NODE or not ready:  # the reconciler replaces a pod that is not READY
             self.spending.end(verdict.words)
             if ready:
-                self.plan.node.delete_all(self.world)
+                self.plan.node.delete_all(self.context)
         elif response == policy.RESTART_WORKER:
-            self._node().stop(self.world)
+            self._node().stop(self.context)
         elif response == policy.RESTART_PROGRAM and not verdict.whole_pod:
             payload: StopQuestion = {"run_id": self.plan.run_id, "grace_seconds": 5.0}
             self._fleet().call_all(STOP, payload)  # the next attempt handles unreachable workers
@@ -204,16 +204,16 @@ class RecoveryExecutor:
             self.ledger.write(f"stacks/attempt-{attempt}/worker-{worker}.txt", _as_text(answer))
             places[innermost_frame(answer)].append(worker)
         for place, workers in places.items():
-            self.world.events.note(self.plan.run_id, f"worker {', '.join(map(str, workers))}: {place}")
+            self.context.events.note(self.plan.run_id, f"worker {', '.join(map(str, workers))}: {place}")
         folder = f"gs://{self.plan.bucket}/{self.ledger.prefix}/stacks/attempt-{attempt}/"
-        self.world.events.note(self.plan.run_id, f"stacks: {folder}")
+        self.context.events.note(self.plan.run_id, f"stacks: {folder}")
 
     def _report_watchdog(self) -> None:
         """Report pods that deleted themselves because they were idle or the budget was spent."""
         for life in self.spending.lives():
-            word = watchdog_note(self.world.google, self.plan.bucket, life.pod, life.uid) if not life.ended else {}
+            word = watchdog_note(self.context.google, self.plan.bucket, life.pod, life.uid) if not life.ended else {}
             if word:
-                self.world.events.note(self.plan.run_id, f"the pod deleted itself: {word['reason']}")
+                self.context.events.note(self.plan.run_id, f"the pod deleted itself: {word['reason']}")
 
     def _pod_capabilities(self, verdict: Verdict) -> policy.PodCapabilities:
         node = self.plan.node
@@ -221,11 +221,11 @@ class RecoveryExecutor:
         if gone or verdict.kind is VerdictKind.NETWORK_LOST:  # the reconciler checks who owns the pod
             return policy.PodCapabilities(places=len(node.places))
         try:
-            seen = node.observe(self.world, {})
+            current = node.observe(self.context, {})
         except GoogleError:
             return policy.PodCapabilities(places=len(node.places))
-        restarts = isinstance(seen, Node) and seen.is_ready and not seen.cannot_stop
-        ours = not isinstance(seen, Node) or seen.ours
+        restarts = isinstance(current, Node) and current.is_ready and not current.cannot_stop
+        ours = not isinstance(current, Node) or current.ours
         return policy.PodCapabilities(ours and not node.adopt, restarts and not node.adopt, len(node.places))
 
     def _progress(self, step: int | None) -> int | None:
@@ -234,7 +234,7 @@ class RecoveryExecutor:
         found: list[int] = []
         try:
             while True:
-                answer = self.world.google.call("storage", "objects.list", delimiter="/", **where)
+                answer = self.context.google.call("storage", "objects.list", delimiter="/", **where)
                 names = [prefix.rstrip("/").rpartition("/")[2] for prefix in answer.get("prefixes", ())]
                 found += [int(number[0]) for name in names if (number := re.findall(r"\d+", name))]
                 if not (token := answer.get("nextPageToken")):
@@ -259,20 +259,20 @@ class RecoveryExecutor:
 
     def _pod(self) -> PodStatus | None:
         try:
-            return self.plan.node.pod_seen(self.world)
+            return self.plan.node.pod_seen(self.context)
         except GoogleError as error:
             if not error.passes:
                 raise
             return None
 
     def _node(self) -> Node:
-        seen = self.plan.observe_pod(self.world)
-        if isinstance(seen, Absent | Pending):
+        current = self.plan.observe_pod(self.context)
+        if isinstance(current, Absent | Pending):
             raise ProgramFailedError(f"{self.plan.node.title} no longer exists")
-        return seen
+        return current
 
     def _fleet(self) -> Fleet:
-        return self._node().fleet(self.world)
+        return self._node().fleet(self.context)
 
 
 def innermost_frame(answer: Stacks) -> str:

@@ -47,22 +47,22 @@ class Check:
 class Rehearsal:
     options: RunOptions
     plan: Plan
-    world: Context
+    context: Context
     emulator: Emulator
     folder: Path
     """Folder of the emulated cloud."""
 
     def run(self, screen: BoardScreen) -> Result | None:
         options = RunOptions(self.options.overrides, yes=True, json=self.options.json)
-        return drive(options, self.plan, self.world, self.emulator, screen)
+        return drive(options, self.plan, self.context, self.emulator, screen)
 
     def checks(self, result: Result | None) -> list[Check]:
         """Check in the emulated cloud what the run has proven."""
         plan, state, requests = self.plan, self.emulator.get("state"), self.emulator.requests()
-        ledger = Ledger(self.world.google, plan.bucket, plan.run_id)
+        ledger = Ledger(self.context.google, plan.bucket, plan.run_id)
         topology, workers = plan.config.topology, plan.node.spec.workers
         pod = f"{topology.accelerator_type} with {plural(workers, 'worker')}, {plural(topology.devices, 'device')}"
-        shared = preview_resources(tuple(plan.in_scope("shared", "external")), self.world)
+        shared = preview_resources(tuple(plan.in_scope("shared", "external")), self.context)
         changed = [row.resource.title for row in shared if row.action != "none"]
         refused = [r for r in requests if r["status"] == 400]
         objects = [name for name in state["objects"].get(plan.bucket, []) if name.startswith(f"{ledger.prefix}/")]
@@ -97,11 +97,11 @@ def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
     config, folder = _rehearsal_config(options)
     plan = build_plan(config, project_of(config), Path.cwd())
     _wipe_cloud(folder)
-    with open_context(config, keep_awake=True) as (world, emulator):
+    with open_context(config, keep_awake=True) as (context, emulator):
         assert emulator is not None, "a rehearsal is on the emulated cloud"
         if config.tpu.adopt:
-            _create_adopted_pod(config, world)
-        yield Rehearsal(options, plan, world, emulator, folder)
+            _create_adopted_pod(config, context)
+        yield Rehearsal(options, plan, context, emulator, folder)
     _wipe_cloud(folder)
 
 
@@ -122,11 +122,11 @@ def _key(override: str) -> str:
     return override.lstrip("+").partition("=")[0]
 
 
-def _create_adopted_pod(config: Config, world: Context) -> None:
+def _create_adopted_pod(config: Config, context: Context) -> None:
     """Create the pod that the run adopts: the same plan without `tpu.adopt`, up to and including its node."""
     other = config.model_copy(update={"tpu": config.tpu.model_copy(update={"adopt": False})})
     plan = build_plan(other, project_of(other), Path.cwd())
-    reconcile(plan.resources[: plan.resources.index(plan.node) + 1], world)
+    reconcile(plan.resources[: plan.resources.index(plan.node) + 1], context)
 
 
 def default_faults(config: Config) -> tuple[dict[str, Any], ...]:

@@ -44,7 +44,7 @@ def group_settings(runs: Sequence[RecordedRun], baseline: str = "") -> list[Sett
     labels = _labels(found, _short_keys(own))
     if baseline:
         wanted = set(baseline.split())
-        chosen = [i for i, words in enumerate(own) if labels[i] == baseline or wanted <= set(words)]
+        chosen = [i for i, overrides in enumerate(own) if labels[i] == baseline or wanted <= set(overrides)]
         if len(chosen) != 1:
             said = "no setting has" if not chosen else f"{len(chosen)} settings have"
             raise ConfigError(f"--baseline {baseline}: {said} these overrides; settings: {'; '.join(labels)}")
@@ -77,7 +77,7 @@ def _distinct_overrides(runs: Sequence[RecordedRun]) -> list[tuple[str, ...]]:
 
 def _short_keys(own: Sequence[Sequence[str]]) -> list[list[str]]:
     """Shorten `optimizer.lr=0.1` to `lr=0.1`, where no other key ends the same way."""
-    keys = {word.partition("=")[0].lstrip("+") for words in own for word in words}
+    keys = {word.partition("=")[0].lstrip("+") for overrides in own for word in overrides}
     ends = [key.rpartition(".")[2] for key in keys]
 
     def short(word: str) -> str:
@@ -85,7 +85,7 @@ def _short_keys(own: Sequence[Sequence[str]]) -> list[list[str]]:
         end = key.lstrip("+").rpartition(".")[2]
         return f"{end}{sign}{value}" if ends.count(end) == 1 else word
 
-    return [[short(word) for word in words] for words in own]
+    return [[short(word) for word in overrides] for overrides in own]
 
 
 def _labels(groups: Sequence[Sequence[RecordedRun]], own: Sequence[Sequence[str]]) -> list[str]:

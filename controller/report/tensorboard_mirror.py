@@ -55,8 +55,8 @@ class TensorBoardMirror:
 
 def folder_name(label: str, run: str) -> str:
     """Return the folder name of a run, which TensorBoard shows as the run's name: its setting and id."""
-    words = re.sub(r"[^\w.=+-]+", "_", label, flags=re.ASCII).strip("_.-")[:100]
-    return f"{words}_{run[-8:]}" if words else run
+    name = re.sub(r"[^\w.=+-]+", "_", label, flags=re.ASCII).strip("_.-")[:100]
+    return f"{name}_{run[-8:]}" if name else run
 
 
 def _write_file(file: Path, content: bytes) -> None:

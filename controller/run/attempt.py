@@ -42,7 +42,7 @@ class AttemptRunner:
 
     options: RunOptions
     plan: Plan
-    world: Context
+    context: Context
     ledger: Ledger
     screen: BoardScreen
     recorder: Recorder
@@ -57,7 +57,7 @@ class AttemptRunner:
         try:
             with self.queue_turn():
                 node, fleet = self.provision()
-                launched, was_running = launch(self.plan, self.ledger, node, fleet, self.world.clock, self.lease.hold)
+                launched, was_running = launch(self.plan, self.ledger, node, fleet, self.context.clock, self.lease.hold)
             if not (was_running and self.ledger.has(RECORD_FILE)):  # a controller may have been killed before that
                 self.recorder.begin(fleet)
         except (WorkersFailedError, WorkerError, WrongDevicesError, GoogleError) as error:
@@ -75,24 +75,24 @@ class AttemptRunner:
     def provision(self) -> tuple[Node, Fleet]:
         """Create the pod and set up its workers, for this run alone."""
         node = self._reconcile()
-        fleet = node.fleet(self.world)
+        fleet = node.fleet(self.context)
         self._stop_leftover_program(fleet)
         self.spending.begin(node)
         self.screen.set_price(self.spending.rate(node).total)
         for resource in self.plan.resources:
             if isinstance(resource, Watchdog):  # only now does the pod belong to this run alone
-                resource.tell(self.world, node, self.spending.hours_left())
+                resource.tell(self.context, node, self.spending.hours_left())
         return node, fleet
 
     def _reconcile(self) -> Node:
         """Reconcile the plan; a pod that was created but is unusable is billed too."""
         try:
-            return reconcile(self.plan.resources, self.world)[self.plan.node.id]
+            return reconcile(self.plan.resources, self.context)[self.plan.node.id]
         except (LeaseLostError, LeaseHeldError):
             raise
         except SlipwayError:
             with suppress(SlipwayError):
-                node = self.plan.observe_pod(self.world)
+                node = self.plan.observe_pod(self.context)
                 if isinstance(node, Node) and node.status.uid:
                     self.spending.begin(node, if_new=True)
             raise
@@ -112,7 +112,7 @@ class AttemptRunner:
         """Follow the attempt until it ends; None if the user detached."""
         self.lease.hold()  # only the lease holder may follow
         outcome = Follower(
-            world=self.world,
+            context=self.context,
             node=node,
             fleet=fleet,
             run_id=self.plan.run_id,
@@ -131,13 +131,13 @@ class AttemptRunner:
     def _check_interrupts(self) -> None:
         """Raise if the lease is lost or the user interrupted: in a sweep no signal reaches this thread."""
         self.lease.check()
-        self.world.clock.check()
+        self.context.clock.check()
 
     def queue_turn(self) -> AbstractContextManager[None]:
         """Wait in the queue if --queue is set, and keep the turn until the context ends."""
         if not self.options.queue:
             return nullcontext()
-        return QueueWaiter(self.plan, self.world, self.queue, self.lease, self.poll_seconds, self._note).joined()
+        return QueueWaiter(self.plan, self.context, self.queue, self.lease, self.poll_seconds, self._note).joined()
 
     def _note(self, message: str, **data: int) -> None:
-        self.world.events.note(self.plan.run_id, message, **data)
+        self.context.events.note(self.plan.run_id, message, **data)

@@ -43,15 +43,15 @@ from controller.run.standby import LeaderGaveUpError, Standby, StandbyOutcome
 @contextmanager
 def open_run(options: RunOptions) -> Iterator[tuple[Plan, Context, Emulator | None]]:
     """Open the plan to drive and a connection to its cloud. Raises ConfigError without a usable config or project."""
-    with open_sweep(options, repeat=True) as (plan, world, emulator):
+    with open_sweep(options, repeat=True) as (plan, context, emulator):
         require_project(plan.project)
-        yield plan, world, emulator
+        yield plan, context, emulator
 
 
 def drive(
     options: RunOptions,
     plan: Plan,
-    world: Context,
+    context: Context,
     emulator: Emulator | None,
     screen: BoardScreen,
     *,
@@ -65,10 +65,10 @@ def drive(
     Returns:
         The result, or None if the run continues without us or was cancelled.
     """
-    world.events.listen(screen)
-    ledger = Ledger(world.google, plan.bucket, plan.run_id)
-    recorder = Recorder(plan, world, ledger, options.overrides, sweep, handed_over)
-    driver = RunDriver(options, plan, world, ledger, screen, recorder, emulator, on_bastion=handed_over is not None)
+    context.events.listen(screen)
+    ledger = Ledger(context.google, plan.bucket, plan.run_id)
+    recorder = Recorder(plan, context, ledger, options.overrides, sweep, handed_over)
+    driver = RunDriver(options, plan, context, ledger, screen, recorder, emulator, on_bastion=handed_over is not None)
     if (result := ledger.result()) is not None:
         deleted = driver.clean_up_after_crash(result)
         recorder.finish_after_crash(result, driver.spending)
@@ -97,7 +97,7 @@ class RunDriver:
         self,
         options: RunOptions,
         plan: Plan,
-        world: Context,
+        context: Context,
         ledger: Ledger,
         screen: BoardScreen,
         recorder: Recorder,
@@ -105,17 +105,17 @@ class RunDriver:
         *,
         on_bastion: bool = False,
     ) -> None:
-        self.options, self.plan, self.world, self.ledger, self.screen = options, plan, world, ledger, screen
+        self.options, self.plan, self.context, self.ledger, self.screen = options, plan, context, ledger, screen
         self.recorder = recorder
-        self.spending = Spending(world.google, world.clock, plan.bucket, plan.run_id, plan.config)
-        self.queue = PodQueue(world.google, world.clock, plan.bucket, plan.node.name)
-        self.lease = pod_lease(plan, world, "bastion" if on_bastion else "laptop")
-        self._poll_seconds = plan.config.recovery.poll_seconds if world.billed else world.pace
-        self.recovery = RecoveryExecutor(plan, world, ledger, self.spending, self._poll_seconds, self._delete_pod)
+        self.spending = Spending(context.google, context.clock, plan.bucket, plan.run_id, plan.config)
+        self.queue = PodQueue(context.google, context.clock, plan.bucket, plan.node.name)
+        self.lease = pod_lease(plan, context, "bastion" if on_bastion else "laptop")
+        self._poll_seconds = plan.config.recovery.poll_seconds if context.billed else context.pace
+        self.recovery = RecoveryExecutor(plan, context, ledger, self.spending, self._poll_seconds, self._delete_pod)
         self.attempts = AttemptRunner(
             options=options,
             plan=plan,
-            world=world,
+            context=context,
             ledger=ledger,
             screen=screen,
             recorder=recorder,
@@ -140,7 +140,7 @@ class RunDriver:
             LeaseLostError: another controller acts on the pod, by accident or by request.
         """
         try:
-            with lease_guard(self.lease, self.plan, self.world):
+            with lease_guard(self.lease, self.plan, self.context):
                 try:
                     return self.acquire()
                 except InterruptedSleepError:
@@ -161,7 +161,7 @@ class RunDriver:
                     return outcome if isinstance(outcome, Result) else None
             try:
                 if not self._cost_confirmed:
-                    confirm_cost(self.plan, self.world, self.screen, yes=self.options.yes)
+                    confirm_cost(self.plan, self.context, self.screen, yes=self.options.yes)
                     self._cost_confirmed = True
                 if not self._delegates_to_bastion:
                     return self._attempt_until_done()
@@ -175,9 +175,9 @@ class RunDriver:
 
     def _delegate_to_bastion(self) -> LeaseSnapshot:
         """Create the run's prerequisites and the bastion, then wait until the bastion acts."""
-        handover = Handover(self.plan, self.world, self.ledger, self.lease, self._emulator, self._poll_seconds)
+        handover = Handover(self.plan, self.context, self.ledger, self.lease, self._emulator, self._poll_seconds)
         with self.attempts.queue_turn():
-            ours = {"yes": self.options.yes, "ssh_key": self.world.login.key_line()}
+            ours = {"yes": self.options.yes, "ssh_key": self.context.login.key_line()}
             token = handover.make(lambda: self.recorder.handover_data() | ours)
             self._note(f"waiting for {handover.bastion.title} to take over")
             holder = handover.wait(token)
@@ -192,7 +192,7 @@ class RunDriver:
             if self.options.detach:
                 self._note(f"{other.term} controls this pod; the run continues")
                 return StandbyOutcome.DETACHED
-            standby = Standby(self.plan, self.world, self.ledger, self.lease, self.screen, self._poll_seconds)
+            standby = Standby(self.plan, self.context, self.ledger, self.lease, self.screen, self._poll_seconds)
             return standby.watch(other)
         if self.options.queue:
             return StandbyOutcome.LEASE_FREE  # queue behind it
@@ -229,12 +229,12 @@ class RunDriver:
     def _stop_over_budget(self, why: str) -> NoReturn:
         """Stop the program and delete the pod, if the run has one; saved files and an adopted pod stay."""
         self.lease.hold()
-        node = self.plan.node.find(self.world)
+        node = self.plan.node.find(self.context)
         if node is not None and node.status.uid in {life.uid for life in self.spending.lives() if life.ended is None}:
             self._note(f"over budget: {why}; ending the run and deleting its pod")
             self.ledger.cancel()
             if node.is_ready:
-                stop(node.fleet(self.world), self.plan.run_id)
+                stop(node.fleet(self.context), self.plan.run_id)
             self._delete_pod()
         self.spending.end("over budget")
         raise OverBudgetError(
@@ -246,7 +246,7 @@ class RunDriver:
         """Record the result, then delete the pod if the policy says so."""
         assert attempt.outcome is not None, "a run that was followed to its end"
         self.lease.hold()
-        ended = self.world.clock.now()
+        ended = self.context.clock.now()
         started = self.ledger.launches()[0].time
         ends = sorted(attempt.outcome.ends)
         summary: dict[str, Any] = next((end["summary"] for _, end in ends if end["summary"]), {})
@@ -266,14 +266,14 @@ class RunDriver:
 
     def clean_up_after_crash(self, result: Result) -> bool:
         """Clean up after a controller that was killed before it could; a living one does it itself."""
-        with lease_guard(self.lease, self.plan, self.world):
+        with lease_guard(self.lease, self.plan, self.context):
             return self.lease.look() is None and self.clean_up(result)
 
     def clean_up(self, result: Result) -> bool:
         """Delete the pod if the policy says so and the finished run still owns it; return whether it was deleted."""
         if result.cleanup != "delete":
             return False
-        node = self.plan.node.find(self.world)  # it may be under repair
+        node = self.plan.node.find(self.context)  # it may be under repair
         if node is None or node.status.uid not in {life.uid for life in self.spending.lives() if not life.ended}:
             return False
         if next_runs := self.queue.waiting():
@@ -286,10 +286,10 @@ class RunDriver:
     def _delete_pod(self) -> None:
         """Delete the pod, unless it was adopted."""
         if not self.plan.node.adopt:
-            destroy([replace(self.plan.node, needs=())], self.world)
+            destroy([replace(self.plan.node, needs=())], self.context)
 
     def _note(self, message: str) -> None:
-        self.world.events.note(self.plan.run_id, message)
+        self.context.events.note(self.plan.run_id, message)
 
 
 def _inject_faults(emulator: Emulator, plan: Plan) -> None:
@@ -300,26 +300,26 @@ def _inject_faults(emulator: Emulator, plan: Plan) -> None:
         emulator.post("faults", {"key": key, "faults": faults})
 
 
-def confirm_cost(plan: Plan, world: Context, screen: BoardScreen, *, yes: bool) -> None:
+def confirm_cost(plan: Plan, context: Context, screen: BoardScreen, *, yes: bool) -> None:
     """Run the live checks and confirm the cost with the user, unless the pod already exists.
 
     Raises:
         ConfigError: a live check found an error, or the user declined.
     """
     try:
-        seen = plan.observe_pod(world)
+        seen = plan.observe_pod(context)
     except ServiceDisabledError:
         seen = Absent()
     if not isinstance(seen, Absent):
         return
-    findings = probe_cloud(plan.config, world)
+    findings = probe_cloud(plan.config, context)
     if errors := [finding for finding in findings if finding.severity == "error"]:
         raise ConfigError(errors)
     for finding in findings:
-        world.events.note(plan.run_id, f"{finding.severity}: {finding}")
-    if not world.billed or plan.node.adopt:
+        context.events.note(plan.run_id, f"{finding.severity}: {finding}")
+    if not context.billed or plan.node.adopt:
         return
-    price = hourly_price(plan.config, world.clock.now())
+    price = hourly_price(plan.config, context.clock.now())
     cost = "an unknown price" if price.tpu is None else price
     question = f"Create {plan.node.title} for {cost}? The run costs {max_cost(plan.config, price)}."
     if not screen.ask(question, yes):

@@ -110,7 +110,7 @@ class StepTracker:
 class Follower:
     """Follows one attempt of a run on one incarnation of the pod; with `begun`, starts near the end of the logs."""
 
-    world: Context
+    context: Context
     node: Node
     fleet: Fleet
     run_id: str
@@ -134,13 +134,13 @@ class Follower:
 
     def follow(self) -> AttemptOutcome | None:
         """Block until the attempt has ended in any way; None: Ctrl-C was pressed, and the run continues."""
-        offsets, now = (-TAIL_BYTES, -1) if self.begun else (0, 0), self.world.clock.steady()
+        offsets, now = (-TAIL_BYTES, -1) if self.begun else (0, 0), self.context.clock.steady()
         streams = [_Stream(*offsets, heard=now, opened=now) for _ in self.node.status.endpoints]
         for worker, stream in enumerate(streams):
             reading = threading.Thread(target=self._read, args=(worker, stream), daemon=True, name=f"follow-{worker}")
             reading.start()
-        since = self.world.clock.now()
-        pod = PodWatch(lambda: self.node.pod_seen(self.world, since=since), self.world.clock, self.poll_seconds)
+        since = self.context.clock.now()
+        pod = PodWatch(lambda: self.node.pod_seen(self.context, since=since), self.context.clock, self.poll_seconds)
         try:
             with _ctrl_c_sets(self._stopping):
                 return self._wait(streams, pod, StepTracker(now))
@@ -167,8 +167,8 @@ class Follower:
     def _streams_drained(self, streams: list[_Stream], pod: PodWatch) -> bool:
         """Return whether programs that ended successfully have no more output to send; a lost pod sends none."""
         silent = [i for i, stream in enumerate(streams) if not stream.ended]
-        seen = pod.now()
-        if not silent or seen is None or seen.is_usable:
+        status = pod.now()
+        if not silent or status is None or status.is_usable:
             return not silent
         self._ends += [(i, exited) for i in silent if (exited := streams[i].exited) is not None]
         return True
@@ -179,7 +179,7 @@ class Follower:
         A preempted VM kills its program first, so the state of the pod must be newer than that. Returns None on a false
         alarm.
         """
-        clock = self.world.clock
+        clock = self.context.clock
         began, late = clock.steady(), clock.deadline(CONFIRM_SECONDS)
         while not pod.is_newer_than(began) and not late() and verdict.kind is not VerdictKind.NETWORK_LOST:
             self._listen(streams, steps)
@@ -216,12 +216,12 @@ class Follower:
             return [i for i in left() if streams[i].stopped_since is None]
 
         def wait(seconds: float, whom: Callable[[], list[int]]) -> None:
-            late = self.world.clock.deadline(seconds)
+            late = self.context.clock.deadline(seconds)
             while whom() and not late() and not self._stopping.is_set():
                 self._listen(streams, steps)
 
         if left():
-            self.world.events.note(self.run_id, f"{verdict.evidence[0]}; stopping the others")
+            self.context.events.note(self.run_id, f"{verdict.evidence[0]}; stopping the others")
         wait(STRAGGLER_SECONDS if verdict.certain else ROOT_CAUSE_SECONDS, able)
         running = [i for i in left() if streams[i].exited is None]
         if running and not self._stopping.is_set():
@@ -236,7 +236,7 @@ class Follower:
     def _judge(self, streams: list[_Stream], pod: PodWatch, steps: StepTracker) -> Verdict:
         if pod.error is not None:
             raise pod.error
-        now, recovery = self.world.clock.steady(), self.recovery
+        now, recovery = self.context.clock.steady(), self.recovery
         return diagnose(
             Observation(
                 pod=pod.now(),
@@ -254,7 +254,7 @@ class Follower:
         if getattr(self.recovery.policy, verdict.kind, "") != "wait":
             self._waiting_since = None
             return False
-        now = self.world.clock.steady()
+        now = self.context.clock.steady()
         self._waiting_since = self._waiting_since or now
         return verdict.kind is VerdictKind.NETWORK_LOST or now - self._waiting_since < self.node.create_seconds
 
@@ -263,23 +263,23 @@ class Follower:
         if verdict.kind is before.kind and set(verdict.evidence) <= set(before.evidence):
             return
         if verdict.kind is not before.kind or verdict.kind is VerdictKind.RUNNING:
-            words = (
+            message = (
                 f"{verdict}; waiting"
                 if verdict.kind is not VerdictKind.RUNNING
                 else verdict.words or "the run continues"
             )
-            self.world.events.note(self.run_id, words)
+            self.context.events.note(self.run_id, message)
 
     def _listen(self, streams: list[_Stream], steps: StepTracker) -> None:
         """Process what the workers have sent, or wait a moment if there is nothing."""
         try:
             worker, line = self._queue.get(timeout=min(self.poll_seconds, 0.5))
             while True:
-                steps.told(line, worker, self.world.clock.steady())
+                steps.told(line, worker, self.context.clock.steady())
                 self._tell(worker, line)
                 if "notice" in line:
                     if not any(stream.notice for stream in streams):
-                        self.world.events.note(self.run_id, f"worker {worker} received a {line['notice']} notice")
+                        self.context.events.note(self.run_id, f"worker {worker} received a {line['notice']} notice")
                     streams[worker].notice = line["notice"]
                 elif "exited" in line:
                     streams[worker].exited = line["exited"]
@@ -292,15 +292,15 @@ class Follower:
 
     def _tell(self, worker: int, line: _Line) -> None:
         if "metrics" in line and worker == 0:
-            self.world.events.emit("metrics", self.run_id, metrics=line["metrics"])
+            self.context.events.emit("metrics", self.run_id, metrics=line["metrics"])
         elif "log" in line:
-            self.world.events.emit("log", self.run_id, line["log"], worker=worker)
+            self.context.events.emit("log", self.run_id, line["log"], worker=worker)
         elif "warning" in line or "lost" in line:
-            self.world.events.note(self.run_id, f"worker {worker}: {line.get('warning') or line.get('lost')}")
+            self.context.events.note(self.run_id, f"worker {worker}: {line.get('warning') or line.get('lost')}")
 
     def _read(self, worker: int, stream: _Stream) -> None:
         """Read one worker's stream until it ends, reconnecting after every break."""
-        clock = self.world.clock
+        clock = self.context.clock
         while not self._stopping.is_set():
             payload: WatchQuestion = {
                 "run_id": self.run_id,
@@ -328,7 +328,7 @@ class Follower:
                     self._queue.put((worker, {"lost": str(error)}))
                 stream.trouble = error.words
             try:
-                clock.sleep(self.world.pace)
+                clock.sleep(self.context.pace)
             except InterruptedSleepError:
                 return
 

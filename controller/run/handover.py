@@ -31,7 +31,7 @@ class Handover:
     """Handover of a run from this machine to the bastion of its plan."""
 
     plan: Plan
-    world: Context
+    context: Context
     ledger: Ledger
     lease: Lease
     emulator: Emulator | None
@@ -43,15 +43,15 @@ class Handover:
         `document` returns what the bastion rebuilds the plan from; called once the bucket exists.
         """
         first = [r for r in self.plan.resources if not isinstance(r, Node | WorkerResource | Bastion | BastionRoles)]
-        reconcile(_without_outside_dependencies(first), self.world)
+        reconcile(_without_outside_dependencies(first), self.context)
         before = self.lease.last()
         token = self.lease.hold()
         if before is not None and before.term.driver == "bastion" and not before.term.released:
-            self.bastion.destroy(self.world)  # the VM may exist although nothing acts there
+            self.bastion.destroy(self.context)  # the VM may exist although nothing acts there
         self.ledger.write(HANDOVER, dump(document()))
         machine = replace(self.bastion, orders=dump(self._orders()))
         roles = [r for r in self.plan.resources if isinstance(r, BastionRoles)]
-        reconcile(_without_outside_dependencies([machine, *roles]), self.world)
+        reconcile(_without_outside_dependencies([machine, *roles]), self.context)
         self.lease.release()
         return token
 
@@ -61,15 +61,15 @@ class Handover:
         Raises:
             CloudError: the bastion ended or did not start in time; the message includes its log.
         """
-        late = self.world.clock.deadline(START_TIMEOUT_SECONDS)
-        while (seen := self.lease.last()) is None or seen.term.token <= token:
-            gone = isinstance(self.bastion.observe(self.world, {}), Absent)
+        late = self.context.clock.deadline(START_TIMEOUT_SECONDS)
+        while (snapshot := self.lease.last()) is None or snapshot.term.token <= token:
+            gone = isinstance(self.bastion.observe(self.context, {}), Absent)
             if gone or late():
                 raise CloudError(
                     f"{self.bastion.title} {'ended early' if gone else 'did not start in time'}:\n{self._log_tail()}"
                 )
-            self.world.clock.sleep(self.poll_seconds)
-        return seen
+            self.context.clock.sleep(self.poll_seconds)
+        return snapshot
 
     @property
     def bastion(self) -> Bastion:
@@ -77,7 +77,7 @@ class Handover:
 
     def _log_tail(self) -> str:
         kept = self.ledger.read(LOG) or b""
-        text = self.bastion.printed(self.world) or kept.decode(errors="replace")
+        text = self.bastion.printed(self.context) or kept.decode(errors="replace")
         return "\n".join(text.splitlines()[-TAIL_LINES:])
 
     def _orders(self) -> dict[str, Any]:
@@ -91,12 +91,12 @@ class Handover:
             "install": emulator is None,
             "handover": f"{self.ledger.prefix}/{HANDOVER}",
             "log": f"{self.ledger.prefix}/{LOG}",
-            "instance": self.bastion.path(self.world.project),
+            "instance": self.bastion.path(self.context.project),
             "home": HOME,
             "roots": {} if emulator is None else emulator.roots,
             "ssh_config": None if emulator is None else str(emulator.ssh_config),
             "iap": None if emulator is None else emulator.iap,
-            "pace": self.world.pace,
+            "pace": self.context.pace,
         }
 
 

@@ -75,12 +75,12 @@ def preview_run(options: RunOptions) -> RunPreview:
         plan = build_plan(config, project_of(config), Path.cwd(), unfetched_snapshot(config))
     if no_project := missing_project(plan.project):
         findings = [*findings, Finding("project", "warning", "cloud.project", no_project)]
-    with open_context(config, keep_awake=True) as (world, emulator):
-        findings += [] if no_project else probe_cloud(config, world)
+    with open_context(config, keep_awake=True) as (context, emulator):
+        findings += [] if no_project else probe_cloud(config, context)
         findings += _check_faults(config, emulator)
-        rows = preview_resources(plan.resources, world)
-        price = hourly_price(config, world.clock.now())
-        status = _status(plan, rows, world)
+        rows = preview_resources(plan.resources, context)
+        price = hourly_price(config, context.clock.now())
+        status = _status(plan, rows, context)
     findings += [finding for row in rows for finding in row.resource.findings(row.seen)]
     return RunPreview(plan, rows, sort_by_severity(findings), price, status)
 
@@ -96,18 +96,18 @@ def _check_faults(config: Config, emulator: Emulator | None) -> list[Finding]:
     return []
 
 
-def _status(plan: Plan, rows: list[ResourcePreview], world: Context) -> str:
+def _status(plan: Plan, rows: list[ResourcePreview], context: Context) -> str:
     """Return the current activity of the run and the pod, empty if none."""
     bucket = next(row for row in rows if row.resource.id == f"bucket/{plan.bucket}")
     if isinstance(bucket.seen, Unknown | Absent):
         return ""
-    if Ledger(world.google, plan.bucket, plan.run_id).result() is not None:
+    if Ledger(context.google, plan.bucket, plan.run_id).result() is not None:
         return "the run has already finished: `up` reports it and changes nothing"
     node = next(row.seen for row in rows if row.resource.id == plan.node.id)
     if not isinstance(node, Node) or not node.is_ready:
         return ""
     try:
-        running = running_runs(node.fleet(world))
+        running = running_runs(node.fleet(context))
     except WorkersFailedError:
         return ""
     if plan.run_id in running:

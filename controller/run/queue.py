@@ -50,13 +50,13 @@ class PodQueue:
     def joined(self, run_id: str) -> Iterator[Callable[[], None]]:
         """Queue a run while the context is open; call the yielded function regularly to stay in the queue."""
         since = self._clock.now()
-        seen = 0.0
+        last_refresh = 0.0
 
         def refresh() -> None:
-            nonlocal seen
+            nonlocal last_refresh
             now = self._clock.now()
-            if now - seen >= REFRESH_SECONDS:
-                seen = now
+            if now - last_refresh >= REFRESH_SECONDS:
+                last_refresh = now
                 entry = {"run_id": run_id, "since": since, "refreshed": now}
                 self._google.upload(self._bucket, self._name(run_id), dump(entry).encode())
 
@@ -81,7 +81,7 @@ class QueueWaiter:
     """Waits for the runs that are ahead of this one on its pod."""
 
     plan: Plan
-    world: Context
+    context: Context
     turns: PodQueue
     lease: Lease
     poll_seconds: float
@@ -99,16 +99,16 @@ class QueueWaiter:
                 if ahead != told:
                     self.note(f"waiting for {', '.join(ahead)}")
                     told = ahead
-                self.world.clock.sleep(self.poll_seconds)
+                self.context.clock.sleep(self.poll_seconds)
                 refresh()
             yield
 
     def _ahead(self) -> list[str]:
         """Return the runs ahead of this one: those running or being driven on the pod and those queued earlier."""
-        node = self.plan.observe_pod(self.world)
+        node = self.plan.observe_pod(self.context)
         running = set[str]()
-        if isinstance(node, Node) and node.is_ready and node.accepts_our_key(self.world):
-            running = running_runs(node.fleet(self.world))
+        if isinstance(node, Node) and node.is_ready and node.accepts_our_key(self.context):
+            running = running_runs(node.fleet(self.context))
         if (other := self.lease.look()) is not None:
             running.add(other.term.run_id)
         if self.plan.run_id in running:

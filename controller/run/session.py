@@ -25,12 +25,12 @@ class Session:
     """Opened plan with a connection to its cloud."""
 
     plan: Plan
-    world: Context
+    context: Context
     ledger: Ledger
     emulator: Emulator | None
 
     def node(self) -> Absent | Pending | Node:
-        return self.plan.observe_pod(self.world)
+        return self.plan.observe_pod(self.context)
 
     def fleet(self) -> Fleet | None:
         """Open SSH to the pod's workers; None unless the pod is READY."""
@@ -38,8 +38,8 @@ class Session:
         if not isinstance(node, Node) or not node.is_ready:
             return None
         with suppress(ForbiddenError):  # then the workers report it
-            self._access.authorize_key(self.world, node)  # another controller may have created the pod
-        return node.fleet(self.world)
+            self._access.authorize_key(self.context, node)  # another controller may have created the pod
+        return node.fleet(self.context)
 
     def workers(self) -> Fleet:
         """Open SSH to the pod's workers, which accept our key.
@@ -50,8 +50,8 @@ class Session:
         node = self.node()
         if not isinstance(node, Node) or not node.is_ready:
             raise ConfigError(f"pod {self.plan.node.name} is {describe(node)}; run `slipway up`")
-        self._access.authorize_key(self.world, node)
-        return node.fleet(self.world)
+        self._access.authorize_key(self.context, node)
+        return node.fleet(self.context)
 
     @property
     def _access(self) -> SshAccess:
@@ -68,8 +68,8 @@ class Session:
 @contextmanager
 def open_session(options: RunOptions) -> Iterator[Session]:
     """Open a session for the options and close it at the end; an emulated cloud without nodes is stopped."""
-    with open_sweep(options) as (plan, world, emulator):
-        yield Session(plan, world, Ledger(world.google, plan.bucket, plan.run_id), emulator)
+    with open_sweep(options) as (plan, context, emulator):
+        yield Session(plan, context, Ledger(context.google, plan.bucket, plan.run_id), emulator)
 
 
 @contextmanager
@@ -84,5 +84,5 @@ def open_sweep(options: RunOptions, *, repeat: bool = False) -> Iterator[tuple[P
         return
     config = options.checked_config()
     plan = build_plan(config, project_of(config), Path.cwd())
-    with open_context(config) as (world, emulator):
-        yield plan, world, emulator
+    with open_context(config) as (context, emulator):
+        yield plan, context, emulator

@@ -37,8 +37,8 @@ class StandbyOutcome(Enum):
 class LeaderGaveUpError(SlipwayError):
     """The other controller gave up the run; carries its message and exit code."""
 
-    def __init__(self, words: str, exit_code: int) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
         self.exit_code = exit_code
 
 
@@ -51,7 +51,7 @@ class Standby:
     """Viewer of one run that another controller drives."""
 
     plan: Plan
-    world: Context
+    context: Context
     ledger: Ledger
     lease: Lease
     screen: BoardScreen
@@ -73,16 +73,16 @@ class Standby:
         self._note(f"{other.term} controls this pod; watching, and taking over if it disappears")
         try:
             while True:
-                seen = self.lease.last()
+                snapshot = self.lease.last()
                 if result := self.ledger.result():
                     return result
-                if seen is None or not self.lease.is_held_by_other(seen):
-                    return self._on_lease_free(seen)
-                if seen.term.run_id != self.plan.run_id:
+                if snapshot is None or not self.lease.is_held_by_other(snapshot):
+                    return self._on_lease_free(snapshot)
+                if snapshot.term.run_id != self.plan.run_id:
                     return StandbyOutcome.LEASE_FREE  # the caller reports the controller of the other run
-                if self._leader.term.id != seen.term.id:
-                    self._note(f"now {seen.term} controls this pod")
-                self._leader = seen
+                if self._leader.term.id != snapshot.term.id:
+                    self._note(f"now {snapshot.term} controls this pod")
+                self._leader = snapshot
                 if self._follow_leader():
                     self.screen.show_detached()
                     return StandbyOutcome.DETACHED
@@ -107,17 +107,17 @@ class Standby:
     def _follow_leader(self) -> bool:
         """Follow the attempt, or wait a moment if there is none; return whether Ctrl-C was pressed."""
         try:
-            node, launches = self.plan.observe_pod(self.world), self.ledger.launches()
+            node, launches = self.plan.observe_pod(self.context), self.ledger.launches()
             if not (isinstance(node, Node) and node.is_ready and launches and launches[-1].node_uid == node.status.uid):
                 self._report_pod(node)
-                self.world.clock.sleep(self.poll_seconds)
+                self.context.clock.sleep(self.poll_seconds)
                 return False
             attempt = launches[-1].attempt
-            self.plan.get(SshAccess).authorize_key(self.world, node)
+            self.plan.get(SshAccess).authorize_key(self.context, node)
             outcome = Follower(
-                world=self.world,
+                context=self.context,
                 node=node,
-                fleet=node.fleet(self.world),
+                fleet=node.fleet(self.context),
                 run_id=self.plan.run_id,
                 attempt=attempt,
                 recovery=self.plan.config.recovery,
@@ -132,7 +132,7 @@ class Standby:
             if isinstance(error, GoogleError) and not error.passes:
                 raise
             self._tell(f"{error}; still watching")
-            self.world.clock.sleep(self.poll_seconds)
+            self.context.clock.sleep(self.poll_seconds)
             return False
         if outcome is None:
             return True
@@ -144,27 +144,27 @@ class Standby:
     def _rest(self, attempt: int) -> None:
         """Wait until the controller has responded to the end of an attempt."""
         for _ in range(RECOVERY_POLLS):
-            self.world.clock.sleep(self.poll_seconds)
+            self.context.clock.sleep(self.poll_seconds)
             launches = self.ledger.launches()
             if launches[-1].attempt != attempt or self.ledger.result() or self._leader_changed(self.lease.look()):
                 return
 
     def _check_lease(self) -> None:
-        now = self.world.clock.now()
+        now = self.context.clock.now()
         if now - self._asked < self.poll_seconds:
             return
         self._asked = now
         try:
-            seen = self.lease.look()
+            snapshot = self.lease.look()
         except GoogleError as error:
             if error.passes:
                 return
             raise
-        if self._leader_changed(seen):
+        if self._leader_changed(snapshot):
             raise _LeaseChangedError
 
-    def _leader_changed(self, seen: LeaseSnapshot | None) -> bool:
-        return seen is None or self._leader is None or seen.term.token != self._leader.term.token
+    def _leader_changed(self, snapshot: LeaseSnapshot | None) -> bool:
+        return snapshot is None or self._leader is None or snapshot.term.token != self._leader.term.token
 
     def _report_pod(self, node: Absent | Pending | Node) -> None:
         if isinstance(node, Absent):
@@ -172,10 +172,10 @@ class Standby:
         else:
             self._tell(f"the pod is {describe(node)}")
 
-    def _tell(self, words: str) -> None:
-        if words != self._told:
-            self._told = words
-            self._note(words)
+    def _tell(self, message: str) -> None:
+        if message != self._told:
+            self._told = message
+            self._note(message)
 
-    def _note(self, words: str) -> None:
-        self.world.events.note(self.plan.run_id, words)
+    def _note(self, message: str) -> None:
+        self.context.events.note(self.plan.run_id, message)

@@ -18,9 +18,9 @@ class WorkerError(SlipwayError):
     command failed there; see `detail`).
     """
 
-    def __init__(self, worker: int, address: str, kind: ConnectionFailure, words: str, detail: str = "") -> None:
-        super().__init__(f"worker {worker} ({address}): {words}")
-        self.worker, self.address, self.kind, self.words, self.detail = worker, address, kind, words, detail
+    def __init__(self, worker: int, address: str, kind: ConnectionFailure, message: str, detail: str = "") -> None:
+        super().__init__(f"worker {worker} ({address}): {message}")
+        self.worker, self.address, self.kind, self.words, self.detail = worker, address, kind, message, detail
 
 
 @dataclass(frozen=True)

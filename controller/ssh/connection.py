@@ -106,11 +106,11 @@ class Connection:
                     said = True
                     yield chunk
                 code = self.exit_code(channel)
-                words = channel.recv_stderr(CHUNK).decode(errors="replace") if code else ""
+                message = channel.recv_stderr(CHUNK).decode(errors="replace") if code else ""
             if said and code in (0, 1):
                 return
             if placed or code != 2:  # Python exits with 2 if the file does not exist
-                raise self._error("agent", f"`{command}` exited with code {code}", words)
+                raise self._error("agent", f"`{command}` exited with code {code}", message)
             self._install_agent()
 
     def _install_agent(self) -> None:
@@ -152,8 +152,8 @@ class Connection:
 
     # The connection
 
-    def _error(self, kind: ConnectionFailure, words: str, detail: str = "") -> WorkerError:
-        return WorkerError(self._worker, self._access.addresses[self._worker], kind, words, detail)
+    def _error(self, kind: ConnectionFailure, message: str, detail: str = "") -> WorkerError:
+        return WorkerError(self._worker, self._access.addresses[self._worker], kind, message, detail)
 
     def connection(self) -> WorkerConnection:
         """Return the underlying `fabric.Connection`, which opens on first use and reopens after a failure."""
@@ -230,8 +230,8 @@ class Connection:
                 data = channel.recv(CHUNK)
             except TimeoutError:
                 if time.monotonic() >= end:
-                    words = f"not finished after {seconds:g} s; it may still be running on the worker"
-                    raise self._error("timeout", words) from None
+                    message = f"not finished after {seconds:g} s; it may still be running on the worker"
+                    raise self._error("timeout", message) from None
                 self.probe(channel.get_transport())
                 continue
             if not data:
@@ -266,8 +266,8 @@ class Connection:
             silent, broken = asking.is_alive(), not transport.is_active()
             if silent or broken:
                 transport.close()
-                words = f"it has not answered for {2 * seconds:g} s" if silent else "the connection was lost"
-                raise self._error("dropped", words)
+                message = f"it has not answered for {2 * seconds:g} s" if silent else "the connection was lost"
+                raise self._error("dropped", message)
 
 
 def _drain_stderr(channel: Channel, write: Callable[[bytes], object]) -> None:

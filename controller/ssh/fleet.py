@@ -40,8 +40,8 @@ OBSERVATION_CACHE_SECONDS = 10.0
 class WorkersFailedError(SlipwayError):
     """A step failed on some workers."""
 
-    def __init__(self, words: str, errors: Sequence[WorkerError] = ()) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, errors: Sequence[WorkerError] = ()) -> None:
+        super().__init__(message)
         self.errors = tuple(errors)
 
 

@@ -39,8 +39,8 @@ class PortForward:
         try:
             self._listener = socket.create_server(("127.0.0.1", port))
         except OSError as error:
-            words = f"cannot listen on port {port}: {os.strerror(error.errno or 0)}"
-            raise ConfigError(f"{words}; to use another port: `slipway forward OTHER:{remote}`") from None
+            message = f"cannot listen on port {port}: {os.strerror(error.errno or 0)}"
+            raise ConfigError(f"{message}; to use another port: `slipway forward OTHER:{remote}`") from None
         self.port: int = self._listener.getsockname()[1]
 
     def serve(self) -> None:

@@ -228,19 +228,19 @@ class WorkerConnection(_HonoursConfig):
             expected = ", ".join(f"{k} {PKey.from_type_string(k, b64decode(t)).fingerprint}" for k, t in known.items())
             again = f"If you expected this, delete {access.kept} and try again; `slipway down` deletes it too"
             if access.trust_on_first_use:
-                words = f"{shows}, but was {expected} on first use. {again}"
+                message = f"{shows}, but was {expected} on first use. {again}"
             elif host_keys.published(self.worker).get(kind) == text:
-                words = (
+                message = (
                     f"{shows}, which worker {self.worker} of {access.pod} publishes now, but this VM had {expected} "
                     f"before: it was rebuilt, or someone else controls it. {again}"
                 )
             else:
-                words = (
+                message = (
                     f"{shows}, but worker {self.worker} of {access.pod} has published {expected}: another machine "
                     "answers at its address. Nothing was sent to it; try again in a minute, and if the error "
                     "persists, run `slipway down`"
                 )
-            raise self._error("host_key", words)
+            raise self._error("host_key", message)
         self.recognised = True
 
     @contextmanager
@@ -255,16 +255,16 @@ class WorkerConnection(_HonoursConfig):
             transport = self.client.get_transport()
             alive = transport is not None and transport.is_active()
             if isinstance(error, AuthenticationException) or (self.recognised and alive):
-                words = f"it does not accept user {access.user} with Slipway's SSH key: {error}"
-                raise self._error("auth", "; ".join(filter(None, (words, access.auth_hint)))) from error
+                message = f"it does not accept user {access.user} with Slipway's SSH key: {error}"
+                raise self._error("auth", "; ".join(filter(None, (message, access.auth_hint)))) from error
             if isinstance(error, TimeoutError) or alive:
-                words = f"no connection through {access.way} within {access.connect_seconds:g} s; does a firewall "
-                words += "rule allow tcp:22 from there? You can also set another ssh.method"
-                raise self._error("timeout", words) from error
+                message = f"no connection through {access.way} within {access.connect_seconds:g} s; does a firewall "
+                message += "rule allow tcp:22 from there? You can also set another ssh.method"
+                raise self._error("timeout", message) from error
             raise self._error("refused", f"no SSH connection: {_reason(error)}") from error
 
-    def _error(self, kind: ConnectionFailure, words: str) -> WorkerError:
-        return WorkerError(self.worker, self.dialer.access.addresses[self.worker], kind, words)
+    def _error(self, kind: ConnectionFailure, message: str) -> WorkerError:
+        return WorkerError(self.worker, self.dialer.access.addresses[self.worker], kind, message)
 
 
 class _Policy(MissingHostKeyPolicy):

@@ -65,7 +65,7 @@ class Board:
         with self._lock:
             return list(self._lines.values())
 
-    def state(self, run: str, state: str, words: str = "", **values: Any) -> None:
+    def state(self, run: str, state: str, message: str = "", **values: Any) -> None:
         """Set the state of a run and report it."""
         with self._lock:
             line = self._lines[run]
@@ -75,15 +75,15 @@ class Board:
             for key, value in values.items():
                 setattr(line, key, value)
             self._save(always=True)
-        self.say(line, f"{state}{f': {words}' if words else ''}")
+        self.say(line, f"{state}{f': {message}' if message else ''}")
 
-    def say(self, line: BoardRow, words: str) -> None:
+    def say(self, line: BoardRow, message: str) -> None:
         pod = f"pod {line.pod}" if line.pod is not None else ""
         if self.json_lines:
             body = {"time": self._clock.now(), "run": line.run, "pod": line.pod, "state": line.state}
-            text = dump({**body, "message": words})
+            text = dump({**body, "message": message})
         else:
-            text = f"  {pod:<6} {line.run}  {line.title}  {words}"
+            text = f"  {pod:<6} {line.run}  {line.title}  {message}"
         with self._output_lock:  # `print` writes a line and its newline separately, and other threads could interleave
             self.out(text)
 
@@ -135,8 +135,8 @@ class BoardScreen:
 
     def show_result(self, result: FinishedRun, *, again: bool = False, cost: str = "") -> None:
         shown = {key: value for key, value in result.summary.items() if isinstance(value, int | float)}
-        words = "  ".join(f"{key} {value:.4g}" for key, value in list(shown.items())[:3])
-        self._board.state(self._run, "finished", words, seconds=result.seconds, cost=cost)
+        message = "  ".join(f"{key} {value:.4g}" for key, value in list(shown.items())[:3])
+        self._board.state(self._run, "finished", message, seconds=result.seconds, cost=cost)
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,9 @@ class JobBuilder:
         Raises:
             ConfigError: the problems of the first invalid variant, under its own overrides.
         """
-        words = [variant.words for variant in variants]
+        overrides = [variant.words for variant in variants]
         for variant, (config, problems) in zip(
-            variants, compose_variants(words, extra_dir=self.folder / "slipway"), strict=True
+            variants, compose_variants(overrides, extra_dir=self.folder / "slipway"), strict=True
         ):
             errors = [f for f in preflight(config) if f.severity == "error"] if config else []
             if config is None or problems or errors:
@@ -83,28 +83,28 @@ class JobBuilder:
         return build_plan(config, project_of(config), self.folder, self._code[key])
 
 
-def compose_base(words: Sequence[str], folder: Path) -> Config:
+def compose_base(overrides: Sequence[str], folder: Path) -> Config:
     """Compose the config without the swept overrides, which says how to run the sweep. Raises ConfigError."""
-    same, _ = split_overrides(apply_launcher(words), folder)
+    same, _ = split_overrides(apply_launcher(overrides), folder)
     config, problems = compose(same, extra_dir=folder / "slipway")
     if config is None or problems:
         raise ConfigError(problems)
     return config
 
 
-def define_sweep(words: Sequence[str], folder: Path) -> SweepDefinition:
+def define_sweep(overrides: Sequence[str], folder: Path) -> SweepDefinition:
     """Define the sweep that the overrides describe.
 
     Raises:
         ConfigError: an override or a run is invalid, or the runs do not fit on the same pods.
     """
-    words = apply_launcher(words)
-    base = compose_base(words, folder)
+    overrides = apply_launcher(overrides)
+    base = compose_base(overrides, folder)
     if base.sweep.search is not None:
-        same, space = split_overrides(words, folder)
+        same, space = split_overrides(overrides, folder)
         essential = tuple(word for word in same if not word.lstrip("+").startswith("sweep.pods="))
         return SweepDefinition(base, (), folder, essential, space)
-    jobs = {job.run_id: job for job in JobBuilder(folder).jobs(expand_grid(words, base.sweep, folder))}
+    jobs = {job.run_id: job for job in JobBuilder(folder).jobs(expand_grid(overrides, base.sweep, folder))}
     pods = {job.config.pod_name for job in jobs.values()}
     if len(pods) > 1:
         raise ConfigError(
@@ -122,10 +122,10 @@ def with_pod_number(config: Config, pod: int) -> Config:
     return config.model_copy(update={"tpu": tpu, "cleanup": cleanup})
 
 
-def finished_runs(jobs: Iterable[SweepJob], world: Context, bucket: str) -> set[str]:
+def finished_runs(jobs: Iterable[SweepJob], context: Context, bucket: str) -> set[str]:
     ids = [job.run_id for job in jobs]
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="results") as pool:
-        results = pool.map(lambda run_id: Ledger(world.google, bucket, run_id).result(), ids)
+        results = pool.map(lambda run_id: Ledger(context.google, bucket, run_id).result(), ids)
         return {run_id for run_id, result in zip(ids, results, strict=True) if result is not None}
 
 

@@ -130,11 +130,11 @@ def delete_pods(options: RunOptions) -> list[str]:
     return list(nodes)
 
 
-def _holder_message(seen: LeaseSnapshot) -> str:
+def _holder_message(snapshot: LeaseSnapshot) -> str:
     """Return a message that names the controller of the sweep and the age and term of its lease."""
-    heard = f"last seen {max(0.0, seen.age):.0f} s ago, considered gone after {seen.term.seconds:.0f} s"
+    heard = f"last seen {max(0.0, snapshot.age):.0f} s ago, considered gone after {snapshot.term.seconds:.0f} s"
     how = "`slipway status -m …` shows it, --take-over replaces it"
-    return f"{seen.term} controls this sweep ({heard}); nothing was changed: {how}"
+    return f"{snapshot.term} controls this sweep ({heard}); nothing was changed: {how}"
 
 
 def _print_error(message: str) -> None:

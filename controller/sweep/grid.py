@@ -37,7 +37,7 @@ class SearchSpace:
     """Start, end, whether integers are drawn, whether drawn on a log scale."""
 
 
-def split_overrides(words: Sequence[str], folder: Path) -> tuple[tuple[str, ...], SearchSpace]:
+def split_overrides(overrides: Sequence[str], folder: Path) -> tuple[tuple[str, ...], SearchSpace]:
     """Return the overrides that all runs share, and the search space of the others.
 
     Raises:
@@ -50,7 +50,7 @@ def split_overrides(words: Sequence[str], folder: Path) -> tuple[tuple[str, ...]
     same: list[str] = []
     choices: dict[str, tuple[str, ...]] = {}
     intervals: dict[str, tuple[float, float, bool, bool]] = {}
-    for word in words:
+    for word in overrides:
         try:
             override = parser.parse_override(normalize_override(word))
         except HydraException:
@@ -66,20 +66,20 @@ def split_overrides(words: Sequence[str], folder: Path) -> tuple[tuple[str, ...]
     return tuple(same), SearchSpace(choices, intervals)
 
 
-def expand_grid(words: Sequence[str], sweep: Sweep, folder: Path) -> list[Variant]:
+def expand_grid(overrides: Sequence[str], sweep: Sweep, folder: Path) -> list[Variant]:
     """Return every run of the sweep; cases vary slowest.
 
     Args:
-        words: overrides as typed.
+        overrides: overrides as typed.
         sweep: the sweep section of the config.
         folder: current folder of the user, for the user's own config groups that a glob may match.
 
     Raises:
         ConfigError: as `split_overrides`; or an interval, which has no grid points.
     """
-    given = {word.lstrip("+").partition("=")[0] for word in words}
+    given = {word.lstrip("+").partition("=")[0] for word in overrides}
     further = [f"{key}={value}" for key, value in sweep.params.items() if key not in given]
-    same, space = split_overrides([*words, *further], folder)
+    same, space = split_overrides([*overrides, *further], folder)
     if space.intervals:
         key = next(iter(space.intervals)).rstrip("=")
         raise ConfigError(f"{key}: a grid needs values, not an interval; list values or set sweep.search")

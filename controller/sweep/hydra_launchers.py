@@ -14,18 +14,18 @@ LAUNCHERS = ("pods", "joblib", "basic")
 PODS = "sweep.pods"
 
 
-def apply_launcher(words: Sequence[str]) -> tuple[str, ...]:
+def apply_launcher(overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the overrides without those for Hydra's launcher, with `sweep.pods` added where they imply it.
 
     Raises:
         ConfigError: an unknown launcher or sweeper, or two numbers of pods.
     """
-    values = {word.lstrip("+").partition("=")[0]: word.partition("=")[2] for word in words}
+    values = {word.lstrip("+").partition("=")[0]: word.partition("=")[2] for word in overrides}
     meant = {
         key for key in values if key in (LAUNCHER, SWEEPER) or key.startswith(("hydra.launcher.", "hydra.sweeper."))
     }
     if not meant:
-        return tuple(words)
+        return tuple(overrides)
     launcher = values.get(LAUNCHER, "pods")
     if values.get(SWEEPER, "basic") != "basic" or any(key.startswith("hydra.sweeper.") for key in meant):
         raise ConfigError(
@@ -41,5 +41,5 @@ def apply_launcher(words: Sequence[str]) -> tuple[str, ...]:
         raise ConfigError(f"{JOBS}: {jobs} is not a number of pods; set a positive integer, or set {PODS}")
     if jobs is not None and values.get(PODS, jobs) != jobs:
         raise ConfigError(f"{PODS}: {values[PODS]}, but {LAUNCHER}={launcher} means {jobs}; remove one of them")
-    kept = tuple(word for word in words if word.lstrip("+").partition("=")[0] not in meant)
+    kept = tuple(word for word in overrides if word.lstrip("+").partition("=")[0] not in meant)
     return kept if jobs is None or PODS in values else (*kept, f"{PODS}={jobs}")

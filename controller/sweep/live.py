@@ -56,17 +56,17 @@ def render_board(lines: Sequence[BoardRow], now: float, height: int) -> Any:
     from rich.text import Text
 
     room = max(1, height)
-    seen = list(lines)
-    if len(seen) > room:
-        seen = sorted(seen, key=lambda line: STATE_ORDER.index(line.state) if line.state in STATE_ORDER else 0)[:room]
+    shown = list(lines)
+    if len(shown) > room:
+        shown = sorted(shown, key=lambda line: STATE_ORDER.index(line.state) if line.state in STATE_ORDER else 0)[:room]
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in HEADER:
         made.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "overrides" else None)
-    for line in seen:
+    for line in shown:
         style = STYLES.get(line.state, "")
         made.add_row(
             *(Text(printable(cell), style=style if i == 3 else "") for i, cell in enumerate(format_row(line, now)))
         )
-    hidden = [line for line in lines if line not in seen]
+    hidden = [line for line in lines if line not in shown]
     rest = f"; not shown: {format_counts(hidden)}" if hidden else ""
     return Group(made, Text(f"{format_counts(lines)}{rest}", style="bold"))

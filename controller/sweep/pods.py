@@ -31,42 +31,46 @@ def load_assignments(google: GoogleClient, bucket: str, sweep_id: str) -> dict[i
     return {entry["pod"]: entry["run"] for entry in found}
 
 
-def managed_node(plan: Plan, world: Context) -> Node | None:
+def managed_node(plan: Plan, context: Context) -> Node | None:
     """Return the pod if it exists and Slipway created it."""
-    seen = plan.observe_pod(world)
-    return seen if isinstance(seen, Node) and seen.ours and not plan.node.adopt else None
+    current = plan.observe_pod(context)
+    return current if isinstance(current, Node) and current.ours and not plan.node.adopt else None
 
 
-def running_runs(node: Node, world: Context) -> set[str]:
+def running_runs(node: Node, context: Context) -> set[str]:
     """Return the runs whose program is alive on the pod, as far as its workers answer."""
-    if not node.is_ready or not node.accepts_our_key(world):
+    if not node.is_ready or not node.accepts_our_key(context):
         return set()
-    return active_runs(node.fleet(world).call_all(OBSERVE, {}))
+    return active_runs(node.fleet(context).call_all(OBSERVE, {}))
 
 
-def delete_if_unused(plan: Plan, world: Context, why: str) -> None:
+def delete_if_unused(plan: Plan, context: Context, why: str) -> None:
     """Delete the pod unless another run uses it or waits for it."""
-    if PodQueue(world.google, world.clock, plan.bucket, plan.node.name).waiting():
+    if PodQueue(context.google, context.clock, plan.bucket, plan.node.name).waiting():
         return
-    lease = pod_lease(plan, world)
-    with suppress(LeaseHeldError), lease_guard(lease, plan, world):
-        if (seen := managed_node(plan, world)) is not None and lease.look() is None and not running_runs(seen, world):
-            _delete_under_lease(plan, seen, world, lease, why)
+    lease = pod_lease(plan, context)
+    with suppress(LeaseHeldError), lease_guard(lease, plan, context):
+        if (
+            (current := managed_node(plan, context)) is not None
+            and lease.look() is None
+            and not running_runs(current, context)
+        ):
+            _delete_under_lease(plan, current, context, lease, why)
 
 
-def force_delete(plan: Plan, world: Context, node: Node) -> None:
+def force_delete(plan: Plan, context: Context, node: Node) -> None:
     """Delete the pod whatever runs there, after its controller has released the lease."""
-    for run_id in running_runs(node, world):  # its follower must not take this for a preemption
-        Ledger(world.google, plan.bucket, run_id).cancel()
-    lease = pod_lease(plan, world)
-    with lease_guard(lease, plan, world):
+    for run_id in running_runs(node, context):  # its follower must not take this for a preemption
+        Ledger(context.google, plan.bucket, run_id).cancel()
+    lease = pod_lease(plan, context)
+    with lease_guard(lease, plan, context):
         lease.take_over("deleted")
-        _delete_under_lease(plan, node, world, lease, "deleted by down")
+        _delete_under_lease(plan, node, context, lease, "deleted by down")
         lease.release("deleted by down", 0)
 
 
-def _delete_under_lease(plan: Plan, node: Node, world: Context, lease: Lease, why: str) -> None:
+def _delete_under_lease(plan: Plan, node: Node, context: Context, lease: Lease, why: str) -> None:
     """Delete the pod under its lease and close its cost account."""
     lease.hold()
-    close_billing(world.google, world.clock, plan.bucket, plan.config, node, why)
-    destroy([replace(plan.node, needs=())], world)
+    close_billing(context.google, context.clock, plan.bucket, plan.config, node, why)
+    destroy([replace(plan.node, needs=())], context)

@@ -124,8 +124,8 @@ class PodPool:
         with self._lock:
             self._left.set()
             worlds = list(self._contexts)
-        for world in worlds:
-            world.clock.interrupt()
+        for context in worlds:
+            context.clock.interrupt()
         late = time.monotonic() + SHUTDOWN_SECONDS
         for thread in threads:
             thread.join(max(0.0, late - time.monotonic()))
@@ -136,18 +136,18 @@ class PodPool:
             job = self._take(pod)
             if job is None and cleanup.on_success != "delete":
                 return
-            with open_context(with_pod_number(self.base_config, pod), keep_awake=True) as (world, emulator):
+            with open_context(with_pod_number(self.base_config, pod), keep_awake=True) as (context, emulator):
                 with self._lock:
-                    self._contexts.append(world)
+                    self._contexts.append(context)
                     if self._left.is_set():
                         return
                 while job is not None:
-                    record_assignment(world.google, self.bucket, self.sweep_id, pod, job.run_id)
-                    if not self._run_job(job, pod, world, emulator):
+                    record_assignment(context.google, self.bucket, self.sweep_id, pod, job.run_id)
+                    if not self._run_job(job, pod, context, emulator):
                         return
                     job = self._take(pod)
                 if cleanup.on_success == "delete":
-                    self._release_pod(pod, world)
+                    self._release_pod(pod, context)
         except BaseException as error:  # raised again in the thread that started the sweep
             if not self._left.is_set():
                 self._errors.append(error)
@@ -158,15 +158,15 @@ class PodPool:
         with self._lock:
             return None if self._draining or self._left.is_set() else self.source.take(pod)
 
-    def _run_job(self, job: SweepJob, pod: int, world: Context, emulator: Emulator | None) -> bool:
+    def _run_job(self, job: SweepJob, pod: int, context: Context, emulator: Emulator | None) -> bool:
         """Run one job as often as the policy allows; return whether to keep using the pod."""
         sweep = self.base_config.sweep
         tries = 1 + (sweep.retries if sweep.on_failure == "retry" else 0)
         self.board.add(BoardRow(job.run_id, job.variant.title))
         for attempt in range(tries):
-            self.board.state(job.run_id, "running", pod=pod, began=world.clock.now(), why="")
+            self.board.state(job.run_id, "running", pod=pod, began=context.clock.now(), why="")
             try:
-                result = self._once(job, pod, world, emulator)
+                result = self._once(job, pod, context, emulator)
             except LeaseLostError as error:
                 self.board.state(job.run_id, "left to another controller", str(error))
                 self._fenced.append(error)
@@ -188,10 +188,10 @@ class PodPool:
             self._draining = self._draining or sweep.on_failure == "stop"
         return sweep.on_failure != "stop" or self.base_config.cleanup.on_failure == "delete"
 
-    def _once(self, job: SweepJob, pod: int, world: Context, emulator: Emulator | None) -> Result | None:
+    def _once(self, job: SweepJob, pod: int, context: Context, emulator: Emulator | None) -> Result | None:
         plan = self.builder.plan(with_pod_number(job.config, pod))
-        world.events = Events(world.clock)
-        screen = BoardScreen(self.board, job.run_id, world.clock)
+        context.events = Events(context.clock)
+        screen = BoardScreen(self.board, job.run_id, context.clock)
         pruned = False
 
         def watch(event: Event) -> None:
@@ -204,17 +204,17 @@ class PodPool:
                 end_now(plan.run_id)
 
         def end_now(run_id: str) -> None:
-            Ledger(world.google, self.bucket, run_id).cancel()
-            node = plan.observe_pod(world)
+            Ledger(context.google, self.bucket, run_id).cancel()
+            node = plan.observe_pod(context)
             if isinstance(node, Node):
-                stop(node.fleet(world), run_id)
+                stop(node.fleet(context), run_id)
 
-        world.events.listen(watch)
+        context.events.listen(watch)
         options = RunOptions(job.variant.words, yes=True, queue=True)
-        return drive(options, plan, world, emulator, screen, sweep=self.sweep_id)
+        return drive(options, plan, context, emulator, screen, sweep=self.sweep_id)
 
-    def _release_pod(self, pod: int, world: Context) -> None:
+    def _release_pod(self, pod: int, context: Context) -> None:
         """Delete a pod without further runs; an earlier controller may have ended before it could."""
         plan = self.builder.plan(with_pod_number(self.base_config, pod))
-        world.events = Events(world.clock)
-        delete_if_unused(plan, world, "the sweep has no more runs")
+        context.events = Events(context.clock)
+        delete_if_unused(plan, context, "the sweep has no more runs")

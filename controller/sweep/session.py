@@ -126,5 +126,5 @@ def open_sweep(overrides: Sequence[str]) -> Iterator[SweepSession]:
     if base.tpu.adopt and base.sweep.pods > 1:
         raise ConfigError("sweep.pods: an adopted pod counts as one; set sweep.pods=1 or tpu.adopt=false")
     bucket = bucket_name(base, project_of(base))
-    with open_context(base) as (world, _):
-        yield SweepSession(definition, world, bucket, set(), {}).refreshed()
+    with open_context(base) as (context, _):
+        yield SweepSession(definition, context, bucket, set(), {}).refreshed()

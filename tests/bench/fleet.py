@@ -61,35 +61,35 @@ def measure(words: Sequence[str], options: argparse.Namespace) -> None:
     rows.append(("`slipway status`, whole command", repeated(options.repeat, lambda: slipway("status", *words)[0])))
     table(["what", "seconds"], [[what, f"{seconds:.2f}"] for what, seconds in rows])
     print(f"memory of the controller during `up`: {max(memory, memory_again)} MB\n")
-    with open_context(config) as (world, _):
-        node: Any = plan.observe_pod(world)
-        fan_out(world, node, words, options)
+    with open_context(config) as (context, _):
+        node: Any = plan.observe_pod(context)
+        fan_out(context, node, words, options)
 
 
 def nothing_to_do(config: Any, plan: Any) -> float:
     """Seconds to find that all is as wanted, opening the connections to the workers included."""
-    with open_context(config) as (world, _):
+    with open_context(config) as (context, _):
         acts: list[str] = []
-        world.events.listen(lambda e: acts.append(e.subject) if e.kind == "step_started" else None)
+        context.events.listen(lambda e: acts.append(e.subject) if e.kind == "step_started" else None)
         began = time.perf_counter()
-        reconcile(plan.resources, world)
+        reconcile(plan.resources, context)
         seconds = time.perf_counter() - began
     assert not acts, f"there was something to do: {acts}"
     return seconds
 
 
-def fan_out(world: Any, node: Any, words: Sequence[str], options: argparse.Namespace) -> None:
+def fan_out(context: Any, node: Any, words: Sequence[str], options: argparse.Namespace) -> None:
     """`true` on all workers: a connection each, then again on the connections that are open."""
     from paramiko import SSHConfig
 
-    ssh_config = SSHConfig.from_path(str(world.state / "localcloud" / "ssh_config"))
+    ssh_config = SSHConfig.from_path(str(context.state / "localcloud" / "ssh_config"))
     places = [ssh_config.lookup(endpoint.external or endpoint.internal) for endpoint in node.status.endpoints]
     hosts = [(place["hostname"], int(place["port"])) for place in places]
-    key = str(world.login.key_dir / "id_ed25519")
+    key = str(context.login.key_dir / "id_ed25519")
     seen: dict[str, list[float]] = {}
     for _ in range(options.repeat):
         for kind, run in (("raw paramiko", raw_paramiko), ("slipway", ours), ("fabric's run", by_fabric)):
-            cold, warm = run(world, node, hosts, key)
+            cold, warm = run(context, node, hosts, key)
             seen.setdefault(f"{kind}, cold", []).append(cold)
             seen.setdefault(f"{kind}, warm", []).append(warm)
         seen.setdefault("`slipway exec -- true`, whole command", []).append(slipway("exec", *words, "--", "true")[0])
@@ -103,7 +103,7 @@ def fan_out(world: Any, node: Any, words: Sequence[str], options: argparse.Names
     table(["`true` on all workers", "seconds"], [[k, f"{statistics.median(v):.2f}"] for k, v in sorted(seen.items())])
 
 
-def raw_paramiko(world: Any, node: Any, hosts: list[tuple[str, int]], key: str) -> tuple[float, float]:
+def raw_paramiko(context: Any, node: Any, hosts: list[tuple[str, int]], key: str) -> tuple[float, float]:
     import paramiko
 
     pkey = paramiko.Ed25519Key.from_private_key_file(key)
@@ -112,7 +112,7 @@ def raw_paramiko(world: Any, node: Any, hosts: list[tuple[str, int]], key: str) 
     def connect(i: int) -> None:
         clients[i].set_missing_host_key_policy(paramiko.MissingHostKeyPolicy())
         host, port = hosts[i]
-        clients[i].connect(host, port, world.login.user, pkey=pkey, look_for_keys=False, allow_agent=False)
+        clients[i].connect(host, port, context.login.user, pkey=pkey, look_for_keys=False, allow_agent=False)
         run(i)
 
     def run(i: int) -> None:
@@ -125,7 +125,7 @@ def raw_paramiko(world: Any, node: Any, hosts: list[tuple[str, int]], key: str) 
     return times
 
 
-def ours(world: Any, node: Any, hosts: list[tuple[str, int]], key: str) -> tuple[float, float]:
+def ours(context: Any, node: Any, hosts: list[tuple[str, int]], key: str) -> tuple[float, float]:
     """What a call of the agent does: a channel of the worker's fabric connection, read by ourselves."""
 
     def run(link: Any) -> int:
@@ -134,16 +134,16 @@ def ours(world: Any, node: Any, hosts: list[tuple[str, int]], key: str) -> tuple
             assert list(link.chunks(channel, 60)) == []
             return link.exit_code(channel)
 
-    return on_a_fleet(world, node, run)
+    return on_a_fleet(context, node, run)
 
 
-def by_fabric(world: Any, node: Any, hosts: list[tuple[str, int]], key: str) -> tuple[float, float]:
+def by_fabric(context: Any, node: Any, hosts: list[tuple[str, int]], key: str) -> tuple[float, float]:
     """What a notebook does with `api.pod`."""
-    return on_a_fleet(world, node, lambda link: link.connection().run("true", hide=True).exited)
+    return on_a_fleet(context, node, lambda link: link.connection().run("true", hide=True).exited)
 
 
-def on_a_fleet(world: Any, node: Any, act: Callable[[Any], int]) -> tuple[float, float]:
-    fleet = world.make_fleet(node.ssh_target(world))
+def on_a_fleet(context: Any, node: Any, act: Callable[[Any], int]) -> tuple[float, float]:
+    fleet = context.make_fleet(node.ssh_target(context))
 
     def run(i: int) -> None:
         assert act(fleet.link(i)) == 0

@@ -86,11 +86,11 @@ class Setup(Venv):
     google: Google = field(compare=False)
     seconds: float = field(compare=False)
 
-    def observe(self, world: Context, have: ObservedResources) -> Any:
+    def observe(self, context: Context, observed: ObservedResources) -> Any:
         pod = self.google.pod
         return self if pod and pod.set_up else Absent()
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         clock, pod = self.google.clock, self.google.pod
         assert pod is not None, "what it needs is there"
         done = clock.elapsed + self.seconds
@@ -100,7 +100,7 @@ class Setup(Venv):
             raise WorkersFailedError("no worker answers", silent)
         pod.set_up = True
 
-    def destroy(self, world: Context) -> None:
+    def destroy(self, context: Context) -> None:
         raise AssertionError("what is on the workers goes with the pod")
 
 
@@ -116,7 +116,7 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
         events.listen(tell)
         login: Any = SimpleNamespace(is_authorized=lambda *_: True, key_line=lambda: "slipway:ssh-ed25519 AAAA")
         make: Any = lambda pod: Fleet(google.pods[-1], len(pod.addresses))  # noqa: E731
-        world = Context(
+        context = Context(
             "a-project", cast(Any, google), clock, events, Path(folder), login, 5.0, make, draw=random.Random(0).random
         )
         ledger = Ledger(cast(Any, google), plan.bucket, plan.run_id)
@@ -132,7 +132,7 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
             mock.patch.object(attempt, "Follower", follower),
         ):
             options = RunOptions(WORDS, yes=True)
-            driver = drive.RunDriver(options, plan, world, ledger, mock.MagicMock(), mock.MagicMock())
+            driver = drive.RunDriver(options, plan, context, ledger, mock.MagicMock(), mock.MagicMock())
             driver._cost_confirmed = True
             try:
                 driver.run()
@@ -170,7 +170,7 @@ def followed(google: Google, costs: Costs, day: Day, plan: Plan, given: dict[str
     clock.sleep(given["poll_seconds"])  # Google's API is asked so often: at worst it has just been
     workers = tuple(WorkerStatus(silent_seconds=given["poll_seconds"], unreachable=True) for _ in node.status.endpoints)
     return AttemptOutcome(
-        diagnose(Observation(pod=node.pod_seen(given["world"]), workers=workers)), step=int(day.useful)
+        diagnose(Observation(pod=node.pod_seen(given["context"]), workers=workers)), step=int(day.useful)
     )
 
 

@@ -142,7 +142,7 @@ class CheckpointManager:
             content, state = self._read(step, abstract)
         except BrokenCheckpointError as error:
             problem = str(error)
-        problems = [f"worker {worker}: {words}" for worker, words in enumerate(gather_texts(problem)) if words]
+        problems = [f"worker {worker}: {message}" for worker, message in enumerate(gather_texts(problem)) if message]
         if problems:
             return problems[0]
         try:

@@ -56,11 +56,11 @@ class ParquetSource:
             raise RunFileError(f"{self._key}: {file} is not a Parquet file: {_first_line(error)}") from None
         for column in self._columns:
             if column not in schema.names:
-                words = f"{file} has no column {column!r}; it has {', '.join(map(repr, schema.names))}"
-                raise RunFileError(f"{self._column_key}: {words}")
+                message = f"{file} has no column {column!r}; it has {', '.join(map(repr, schema.names))}"
+                raise RunFileError(f"{self._column_key}: {message}")
             if not _is_text(schema.field(column).type):
-                words = f"{file}: column {column!r} contains {schema.field(column).type}, not text"
-                raise RunFileError(f"{self._column_key}: {words}")
+                message = f"{file}: column {column!r} contains {schema.field(column).type}, not text"
+                raise RunFileError(f"{self._column_key}: {message}")
         return [i for i in range(footer.num_row_groups) if footer.row_group(i).num_rows]
 
 

@@ -130,11 +130,11 @@ class ByteRangeSource:
         except ColumnError as error:
             raise RunFileError(f"{self._column_key}: {self.place(file, at)} {error}") from None
         except UnicodeDecodeError as error:
-            words = f"is not UTF-8 ({error.reason} at byte {at + error.start} of the file)"
-            raise RunFileError(f"{self._key}: {self.place(file, at)} {words}") from None
+            message = f"is not UTF-8 ({error.reason} at byte {at + error.start} of the file)"
+            raise RunFileError(f"{self._key}: {self.place(file, at)} {message}") from None
         except json.JSONDecodeError as error:
-            words = f"is not JSON: {error.msg}, at character {error.pos} of the line"
-            raise RunFileError(f"{self._key}: {self.place(file, at)} {words}") from None
+            message = f"is not JSON: {error.msg}, at character {error.pos} of the line"
+            raise RunFileError(f"{self._key}: {self.place(file, at)} {message}") from None
 
     def place(self, file: str, at: int) -> str:
         """Return the location as `corpus.jsonl:12`: the line that begins at that byte, or contains it."""

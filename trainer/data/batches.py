@@ -118,9 +118,11 @@ class Dataset:
     def check_vocab_size(self, model_vocab: int) -> None:
         """Raise RunFileError if the tokenizer has ids beyond the model's vocabulary."""
         if self.vocab > model_vocab:
-            words = f"{model_vocab} is too small for data.tokenizer={self._data.tokenizer}, which has {self.vocab} ids"
+            message = (
+                f"{model_vocab} is too small for data.tokenizer={self._data.tokenizer}, which has {self.vocab} ids"
+            )
             raise RunFileError(
-                f"model.vocab_size: {words}; set at least {self.vocab}, or use the tokenizer of the weights"
+                f"model.vocab_size: {message}; set at least {self.vocab}, or use the tokenizer of the weights"
             )
 
     def token_bytes(self) -> np.ndarray:

@@ -203,11 +203,11 @@ class _DocumentIterator(grain.DatasetIterator):
         self._skip = 0
         self._document += 1
 
-    def _skip_document(self, words: str) -> None:
+    def _skip_document(self, message: str) -> None:
         if self._refuses:
-            raise RunFileError(f"data.long_documents: {words}; set split or skip, or raise loop.seq_len")
+            raise RunFileError(f"data.long_documents: {message}; set split or skip, or raise loop.seq_len")
         if not self._warned:
-            logger.warning("%s; it and other such documents are skipped", words)
+            logger.warning("%s; it and other such documents are skipped", message)
         self._warned = True
 
     def _end_epoch(self) -> None:

@@ -105,11 +105,11 @@ def measure(program: Program, experiment: RunFile, mesh: Mesh) -> MemoryReport:
     )
 
 
-def requested_gib(words: str) -> float:
+def requested_gib(output: str) -> float:
     """Return the memory that the compiler's message requests. Raises CompilerError for any other message."""
-    if "RESOURCE_EXHAUSTED" not in words:
-        raise CompilerError(f"the TPU compiler rejects the program: {words.strip().splitlines()[0]}")
-    found = re.search(r"\(([\d.]+)([GMK])\)?[^(]*exceeds available|Used ([\d.]+)([GMK]) of", words)
+    if "RESOURCE_EXHAUSTED" not in output:
+        raise CompilerError(f"the TPU compiler rejects the program: {output.strip().splitlines()[0]}")
+    found = re.search(r"\(([\d.]+)([GMK])\)?[^(]*exceeds available|Used ([\d.]+)([GMK]) of", output)
     if found is None:
         return float("inf")
     amount, unit = (found[1], found[2]) if found[1] else (found[3], found[4])

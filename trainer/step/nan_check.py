@@ -29,8 +29,8 @@ def check_finite(step: int, metrics: dict[str, jax.Array], batch: Batch, experim
     content = io.BytesIO()
     np.savez_compressed(content, **batch)  # pyright: ignore[reportArgumentType]
     (folder / f"worker-{jax.process_index()}.npz").write_bytes(content.getvalue())
-    words = f"update {step}: the loss is {loss:.4g} and the gradient norm {norm:.4g}; the batch is in {folder}"
+    message = f"update {step}: the loss is {loss:.4g} and the gradient norm {norm:.4g}; the batch is in {folder}"
     if experiment.optimizer.nan_policy == "stop":
-        raise DivergedError(f"{words}. Lower optimizer.lr, or set optimizer.nan_policy=skip to skip such updates")
+        raise DivergedError(f"{message}. Lower optimizer.lr, or set optimizer.nan_policy=skip to skip such updates")
     if jax.process_index() == 0:
-        print(f"{words}. The update is skipped", flush=True)
+        print(f"{message}. The update is skipped", flush=True)

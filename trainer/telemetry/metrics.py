@@ -83,9 +83,9 @@ class MetricsLogger:
         if self._there:
             self._there.log(step, finite)
 
-    def text(self, step: int, name: str, words: str) -> None:
+    def text(self, step: int, name: str, text: str) -> None:
         if self._writes:
-            self._events.add_event(_text_event(step, time.time(), name, words))
+            self._events.add_event(_text_event(step, time.time(), name, text))
 
     def transcripts(self, step: int, phase: str, rows: Sequence[Transcript]) -> None:
         """Log prompts and responses: a JSON line each, and a table for TensorBoard."""
@@ -157,14 +157,14 @@ def _scalar_event(step: int, now: float, values: dict[str, float]) -> Event:
     return Event(wall_time=now, step=step, summary=Summary(value=points))
 
 
-def _text_event(step: int, now: float, name: str, words: str) -> Event:
+def _text_event(step: int, now: float, name: str, text: str) -> Event:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.types_pb2 import DataType
 
     kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-    tensor = TensorProto(dtype=DataType.DT_STRING, string_val=[words.encode()])
+    tensor = TensorProto(dtype=DataType.DT_STRING, string_val=[text.encode()])
     value = Summary.Value(tag=name, metadata=kind, tensor=tensor)
     return Event(wall_time=now, step=step, summary=Summary(value=[value]))
 

@@ -27,10 +27,10 @@ RATIO_TOLERANCE = 0.02
 KL_TOLERANCE = 1e-3
 
 
-def log_on_main(words: str) -> None:
+def log_on_main(message: str) -> None:
     """Print a line to the log of process 0."""
     if jax.process_index() == 0:
-        print(words, flush=True)
+        print(message, flush=True)
 
 
 def probe_bucket(folder: str, mesh: Mesh) -> None:

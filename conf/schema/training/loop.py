@@ -47,9 +47,9 @@ class Sampling(Strict):
 class UnevenError(ValueError):
     """Rows that cannot be split evenly; `key` is the config key to change."""
 
-    def __init__(self, key: str, words: str) -> None:
-        super().__init__(f"{key}: {words}")
-        self.key, self.words = key, words
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key}: {message}")
+        self.key, self.words = key, message
 
 
 class TextSamples(Strict):
@@ -83,8 +83,8 @@ class LmLoop(Strict):
     def _whole_rows(self) -> "LmLoop":
         if self.total_batch_tokens % self.seq_len:
             near = " or ".join(str(n) for n in _nearest_multiples(self.total_batch_tokens, self.seq_len))
-            words = f"total_batch_tokens ({self.total_batch_tokens}) must be a multiple of seq_len ({self.seq_len})"
-            raise ValueError(f"{words}: {near}")
+            message = f"total_batch_tokens ({self.total_batch_tokens}) must be a multiple of seq_len ({self.seq_len})"
+            raise ValueError(f"{message}: {near}")
         return self
 
     @property
@@ -97,8 +97,8 @@ class LmLoop(Strict):
         per_device, rest = divmod(self.rows, devices)
         if rest:
             near = _nearest_multiples(self.rows, devices)
-            words = f"{self.rows} rows of {self.seq_len} tokens cannot be split evenly over {devices} devices; use "
-            raise UnevenError("loop.total_batch_tokens", words + " or ".join(str(n * self.seq_len) for n in near))
+            message = f"{self.rows} rows of {self.seq_len} tokens cannot be split evenly over {devices} devices; use "
+            raise UnevenError("loop.total_batch_tokens", message + " or ".join(str(n * self.seq_len) for n in near))
         return _num_micro_batches(per_device, self.micro_batch_size)
 
 
@@ -110,9 +110,9 @@ def _num_micro_batches(per_device: int, micro_batch_size: int | None) -> int:
         divisors = [n for n in range(1, per_device + 1) if per_device % n == 0]
         below = max(n for n in divisors if n < micro_batch_size)
         above = min(n for n in divisors if n > micro_batch_size)
-        words = f"the {per_device} rows of a device cannot be computed {micro_batch_size} at a time; use "
-        words += f"{below} or {above}"
-        raise UnevenError("loop.micro_batch_size", words)
+        message = f"the {per_device} rows of a device cannot be computed {micro_batch_size} at a time; use "
+        message += f"{below} or {above}"
+        raise UnevenError("loop.micro_batch_size", message)
     return per_device // micro_batch_size
 
 
@@ -246,8 +246,8 @@ class GrpoLoop(Strict):
     def _consistent(self) -> "GrpoLoop":
         if self.steps % self.updates_per_rollout:
             near = " or ".join(str(n) for n in _nearest_multiples(self.steps, self.updates_per_rollout))
-            words = f"steps ({self.steps}) must be a multiple of updates_per_rollout ({self.updates_per_rollout})"
-            raise ValueError(f"{words}: {near}")
+            message = f"steps ({self.steps}) must be a multiple of updates_per_rollout ({self.updates_per_rollout})"
+            raise ValueError(f"{message}: {near}")
         if self.max_resample_rounds and not self.filter_zero_variance_groups:
             raise ValueError(
                 "max_resample_rounds: only filtered groups are resampled; "
@@ -280,9 +280,11 @@ class GrpoLoop(Strict):
         """Return the gradients summed per update when `devices` split the batch. Raises UnevenError."""
         per_device, rest = divmod(self.prompts_per_step, devices)
         if rest:
-            words = f"{self.prompts_per_step} prompts cannot be split evenly over {devices} devices; use a multiple of "
-            words += str(devices)
-            raise UnevenError("loop.prompts_per_step", words)
+            message = (
+                f"{self.prompts_per_step} prompts cannot be split evenly over {devices} devices; use a multiple of "
+            )
+            message += str(devices)
+            raise UnevenError("loop.prompts_per_step", message)
         return _num_micro_batches(per_device * self.group_size, self.micro_batch_size)
 
 

@@ -90,5 +90,5 @@ def _parse_message(key: str, error: Any) -> str:
     if error["type"] == "extra_forbidden":
         renamed = ", ".join(successors(key.split("."), error["input"]))
         return f"unknown key{f'; renamed to {renamed}' if renamed else ''}"
-    words = error["msg"].removeprefix("Value error, ")
-    return words if isinstance(error["input"], dict) else f"{words} (got {error['input']!r})"
+    message = error["msg"].removeprefix("Value error, ")
+    return message if isinstance(error["input"], dict) else f"{message} (got {error['input']!r})"

@@ -83,8 +83,8 @@ def _fetch_file(
 
 def _download(name: str, url: str, part: Path, token: str | None, telling: _ProgressReporter) -> None:
     """Download a file, resuming a partial one. Redirects lead to storage that must not see the token."""
-    have = file_size(part)
-    request = Request(url, headers={"Range": f"bytes={have}-"} if have else {})  # noqa: S310 (http(s) by schema)
+    size = file_size(part)
+    request = Request(url, headers={"Range": f"bytes={size}-"} if size else {})  # noqa: S310 (http(s) by schema)
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:

@@ -41,8 +41,8 @@ def run_setup(
     with locked(f"setup-{run_id}"):
         if applied_setup_key(run_id, venv) == key:
             return {"changed": False}
-        now = venv_state(venv)
-        if not now:
+        current = venv_state(venv)
+        if not current:
             raise AgentError(f"the venv {venv} is not on this worker: install it first")
         (run / "setup.log").unlink(missing_ok=True)
         store_secrets(run, validate_env(secrets or {}))
@@ -54,7 +54,7 @@ def run_setup(
         finally:
             delete_secrets(run)
         accept_changes(venv)
-        write_json(run / "setup.json", {"key": key, "venv": now["id"]})
+        write_json(run / "setup.json", {"key": key, "venv": current["id"]})
     return {"changed": True}
 
 

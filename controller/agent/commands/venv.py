@@ -93,9 +93,9 @@ def install_venv(
     """
     folder = venv_folder(fingerprint)
     with locked(f"venv-{folder.name}"):
-        now = venv_state(folder.name)
-        if now and now["ok"] and constraints in (None, now["installed"]):
-            return {**now, "changed": False}
+        current = venv_state(folder.name)
+        if current and current["ok"] and constraints in (None, current["installed"]):
+            return {**current, "changed": False}
         remove_tree(folder)
         folders: list[str] = []
         if packages == "image":
@@ -118,8 +118,8 @@ def install_venv(
 
 def applied_setup_key(run_id: str, venv: str) -> str | None:
     """Return the key of the run's setup on this worker, or None if it did not run or its venv was recreated since."""
-    done, now = read_json(safe_join("runs", run_id) / "setup.json"), venv_state(venv)
-    return done["key"] if done and now and done["venv"] == now["id"] else None
+    done, current = read_json(safe_join("runs", run_id) / "setup.json"), venv_state(venv)
+    return done["key"] if done and current and done["venv"] == current["id"] else None
 
 
 def accept_changes(venv: str) -> None:

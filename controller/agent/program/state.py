@@ -51,23 +51,23 @@ def active_attempt() -> Active | None:
 def state(run_id: str, attempt: int | None = None, tail_bytes: int = 16384) -> State:
     """Return the state of an attempt (by default the latest), with the end of its log and its summary."""
     folder = attempt_folder(run_id, attempt)
-    now = attempt_status(folder)
+    status = attempt_status(folder)
     mask = SecretMask.of(folder.parent)
     size = file_size(folder / "log")
     return {
         "run_id": run_id,
         "attempt": attempt_number(folder),
-        "state": now["state"],
-        "code": now.get("code"),
-        "signal": now.get("signal"),
-        "started": now.get("started"),
-        "ended": now.get("ended"),
-        "error": now.get("error"),
-        "oom_kills": now.get("oom_kills"),
-        "free_gb": now.get("free_gb"),
-        "upload": now.get("upload"),
-        "upload_error": now.get("upload_error"),
-        "notice": now.get("notice"),
+        "state": status["state"],
+        "code": status.get("code"),
+        "signal": status.get("signal"),
+        "started": status.get("started"),
+        "ended": status.get("ended"),
+        "error": status.get("error"),
+        "oom_kills": status.get("oom_kills"),
+        "free_gb": status.get("free_gb"),
+        "upload": status.get("upload"),
+        "upload_error": status.get("upload_error"),
+        "notice": status.get("notice"),
         "log_size": size,
         "log_tail": _log_tail(folder / "log", size, tail_bytes, mask).decode(errors="replace"),
         "summary": _read_summary(folder.parent),

@@ -52,10 +52,10 @@ def kill_leftovers(folder: Path) -> None:
 def finalize_lost_attempt(folder: Path) -> None:
     """Finish what a lost supervisor left undone."""
     with locked("ending"):
-        now = attempt_status(folder)
-        if now.get("lost"):
+        status = attempt_status(folder)
+        if status.get("lost"):
             kill_leftovers(folder)
-            known = {key: now[key] for key in ("code", "signal", "error", "ended") if key in now}
+            known = {key: status[key] for key in ("code", "signal", "error", "ended") if key in status}
             finalize_attempt(folder, {"code": None, "signal": None, "error": None, "ended": wall_time(), **known})
 
 

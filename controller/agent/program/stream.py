@@ -34,18 +34,18 @@ def watch(
     metrics_offset = _resolve_offset(folder.parent / "metrics.jsonl", metrics_offset)
     beat, exited, notice = time.monotonic(), False, None
     while True:
-        now = attempt_status(folder)
-        if now["state"] == "absent":
+        status = attempt_status(folder)
+        if status["state"] == "absent":
             raise AgentError(f"run {run_id} has no {folder.name} on this worker")
-        if follow and now.get("lost"):
+        if follow and status.get("lost"):
             finalize_lost_attempt(folder)
         mask = SecretMask.of(folder.parent)
-        last = not follow or (now["state"] == "exited" and not now.get("uploading"))
+        last = not follow or (status["state"] == "exited" and not status.get("uploading"))
         log_offset = _emit_log(folder / "log", log_offset, last, mask)
         metrics_offset = _emit_metrics(folder.parent / "metrics.jsonl", metrics_offset, mask)
         if notice is None and (notice := recorded_notice(folder)):
             say({"notice": notice})
-        if follow and not exited and now["state"] == "exited":  # the upload may take a while
+        if follow and not exited and status["state"] == "exited":  # the upload may take a while
             exited = True
             say({"exited": state(run_id, attempt_number(folder))})
         if last:
@@ -95,6 +95,6 @@ def _emit_metrics(path: Path, offset: int, mask: SecretMask) -> int:
             try:
                 say({"metrics": dict(json.loads(line)), "offset": offset})
             except (ValueError, TypeError, RecursionError):
-                words = line[:200].decode(errors="replace")
-                say({"warning": f"metrics.jsonl: the line before byte {offset} is not a JSON object: {words}"})
+                shown = line[:200].decode(errors="replace")
+                say({"warning": f"metrics.jsonl: the line before byte {offset} is not a JSON object: {shown}"})
     return offset

@@ -19,10 +19,10 @@ Completions = dict[str, str]
 
 def complete(line: str, folder: Path) -> Completions:
     """Complete a line up to the cursor; the first word is the program's name."""
-    words = _split_line(line)[1:]
-    if not words or "--" in words[:-1]:
+    arguments = _split_line(line)[1:]
+    if not arguments or "--" in arguments[:-1]:
         return {}
-    *before, word = words
+    *before, word = arguments
     verb = before[0] if before and before[0] in VERBS else "up"
     flag = _pending_flag(flags(verb), before)
     if flag is not None:
@@ -46,10 +46,10 @@ def _split_line(line: str) -> list[str]:
     """Split a line as a shell does. The last word is under the cursor, may be empty, and may have an open quote."""
     for closing in ("", "'", '"'):
         try:
-            words = shlex.split(f"{line}{closing}")
+            arguments = shlex.split(f"{line}{closing}")
         except ValueError:
             continue
-        return [*words, ""] if not closing and line[-1:].isspace() else words
+        return [*arguments, ""] if not closing and line[-1:].isspace() else arguments
     return []
 
 

@@ -94,8 +94,8 @@ def resolve_shell(name: str | None) -> str:
     found = name or Path(os.environ.get("SHELL", "")).name
     if found not in SHELLS:
         said = f"$SHELL is {found!r}" if found else "$SHELL is not set"
-        words = f"unknown shell {name!r}" if name else f"{said}; name a shell: slipway completion install bash"
-        raise ConfigError(f"completion: {words}; shells: {', '.join(SHELLS)}")
+        message = f"unknown shell {name!r}" if name else f"{said}; name a shell: slipway completion install bash"
+        raise ConfigError(f"completion: {message}; shells: {', '.join(SHELLS)}")
     return found
 
 

@@ -236,10 +236,10 @@ _TOO_MANY = ApiError(429, "Too many requests: the rate limit is exceeded.")
 
 
 def scripted_error(spec: Document) -> ApiError:
-    words = spec["message"] or f"Scripted fault: {spec['status']}"
+    text = spec["message"] or f"Scripted fault: {spec['status']}"
     reason = spec["reason"]
     info = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason}] if reason else None
-    return ApiError(spec["status"], words, details=info, retry_after=spec["retry_after"])
+    return ApiError(spec["status"], text, details=info, retry_after=spec["retry_after"])
 
 
 def creation_error(spec: Document, zone: str, capacity: str) -> ApiError:

@@ -260,7 +260,7 @@ def parse_fault(spec: Any) -> FaultSpec:
     try:
         return _FAULT_ADAPTER.validate_python(spec)
     except ValidationError as error:
-        words = "; ".join(
+        text = "; ".join(
             ": ".join([*(str(part) for part in problem["loc"][1:]), problem["msg"]]) for problem in error.errors()
         )
-        raise ApiError(400, f"cloud.faults ({kind}): {words}") from error
+        raise ApiError(400, f"cloud.faults ({kind}): {text}") from error

@@ -34,20 +34,18 @@ def parse_batch(content_type: str, body: bytes) -> list[BatchPart]:
         payload = item.get_payload(decode=True)
         assert isinstance(payload, bytes)
         head, _, content = payload.replace(b"\r\n", b"\n").partition(b"\n\n")
-        words = head.decode().partition("\n")[0].split()
-        if len(words) < 2:
+        text = head.decode().partition("\n")[0].split()
+        if len(text) < 2:
             raise ApiError(400, "A part of a batch starts with METHOD PATH")
         # Google's clients send a path; some send the whole URL.
-        path, _, query = words[1].partition("?")
+        path, _, query = text[1].partition("?")
         if "://" in path:
             path = path.partition("://")[2].partition("/")[2]
         try:
             document = json.loads(content) if content.strip() else None
         except ValueError as error:
             raise ApiError(400, f"Invalid JSON payload received. {error}") from error
-        parts.append(
-            BatchPart(item.get("Content-ID", ""), words[0], path.lstrip("/"), dict(parse_qsl(query)), document)
-        )
+        parts.append(BatchPart(item.get("Content-ID", ""), text[0], path.lstrip("/"), dict(parse_qsl(query)), document))
     return parts
 
 

@@ -26,8 +26,8 @@ DISAGREE = 4
 """The exit code that slipway takes for workers that disagree."""
 
 
-def fail(words: str, code: int = 1) -> NoReturn:
-    print(words, file=sys.stderr, flush=True)
+def fail(message: str, code: int = 1) -> NoReturn:
+    print(message, file=sys.stderr, flush=True)
     raise SystemExit(code)
 
 

@@ -52,9 +52,9 @@ class Bastion(Resource):
     def path(self, project: str) -> str:
         return f"projects/{project}/zones/{self.zone}/instances/{self.name}"
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Pending | Self:
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Pending | Self:
         try:
-            answer = world.google.call("compute", "instances.get", **self._instance_path(world), instance=self.name)
+            answer = context.google.call("compute", "instances.get", **self._instance_path(context), instance=self.name)
         except NotFoundError:
             return Absent()
         if answer["status"] in STARTING_STATES:
@@ -63,37 +63,36 @@ class Bastion(Resource):
         marked = LABEL.items() <= labels.items()
         return replace(self, status=answer["status"], run_id=labels.get(RUN_LABEL, ""), marked=marked)
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         if diff.action != "create":
-            self.destroy(world)
+            self.destroy(context)
         try:
-            wait_compute(
-                world,
-                world.google.call("compute", "instances.insert", **self._instance_path(world), body=self.body(world)),
-            )  # fmt: skip
+            body = self.body(context)
+            answer = context.google.call("compute", "instances.insert", **self._instance_path(context), body=body)
+            wait_compute(context, answer)
         except ConflictError:
             return  # created by someone else meanwhile; the next observation decides
 
-    def destroy(self, world: Context) -> None:
-        while not isinstance(seen := self.observe(world, {}), Absent):
-            if isinstance(seen, Bastion) and not seen.ours:
+    def destroy(self, context: Context) -> None:
+        while not isinstance(current := self.observe(context, {}), Absent):
+            if isinstance(current, Bastion) and not current.ours:
                 return
-            if isinstance(seen, Pending):  # already deleting itself
-                world.clock.sleep(world.pace)
+            if isinstance(current, Pending):  # already deleting itself
+                context.clock.sleep(context.pace)
                 continue
             try:
-                answer = world.google.call(
-                    "compute", "instances.delete", **self._instance_path(world), instance=self.name
+                answer = context.google.call(
+                    "compute", "instances.delete", **self._instance_path(context), instance=self.name
                 )
-                wait_compute(world, answer)
+                wait_compute(context, answer)
             except NotFoundError:
                 return
             except GoogleError as error:
                 if error.reason not in ("resourceNotReady", "RESOURCE_NOT_READY"):
                     raise
 
-    def body(self, world: Context) -> dict[str, Any]:
-        place = f"projects/{world.project}"
+    def body(self, context: Context) -> dict[str, Any]:
+        place = f"projects/{context.project}"
         card: dict[str, Any] = {
             "network": f"{place}/global/networks/{self.network}",
             "subnetwork": f"{place}/regions/{self.zone.rpartition('-')[0]}/subnetworks/{self.subnetwork}",
@@ -120,21 +119,21 @@ class Bastion(Resource):
             "metadata": {"items": [{"key": key, "value": value} for key, value in items.items()]},
             "networkInterfaces": [card],
             "scheduling": {"automaticRestart": True},
-            "serviceAccounts": [{"email": self.account.email(world), "scopes": [SCOPE]}],
+            "serviceAccounts": [{"email": self.account.email(context), "scopes": [SCOPE]}],
         }
 
-    def printed(self, world: Context) -> str:
+    def printed(self, context: Context) -> str:
         """Return the output on its serial port; empty if unavailable."""
         try:
-            answer = world.google.call(
-                "compute", "instances.getSerialPortOutput", **self._instance_path(world), instance=self.name, port=1
+            answer = context.google.call(
+                "compute", "instances.getSerialPortOutput", **self._instance_path(context), instance=self.name, port=1
             )  # fmt: skip
         except NotFoundError:
             return ""
         return answer.get("contents", "")
 
-    def _instance_path(self, world: Context) -> dict[str, str]:
-        return {"project": world.project, "zone": self.zone}
+    def _instance_path(self, context: Context) -> dict[str, str]:
+        return {"project": context.project, "zone": self.zone}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,23 +148,23 @@ class BastionRoles(Roles):
     def title(self) -> str:
         return f"{self.kind} {self.name} on {self.bastion.name}"
 
-    def read(self, world: Context) -> Policy:
-        return self._ask(world, "getIamPolicy", optionsRequestedPolicyVersion=POLICY_VERSION)
+    def read(self, context: Context) -> Policy:
+        return self._ask(context, "getIamPolicy", optionsRequestedPolicyVersion=POLICY_VERSION)
 
-    def write(self, world: Context, policy: Policy) -> None:
-        self._ask(world, "setIamPolicy", body={"policy": policy})
+    def write(self, context: Context, policy: Policy) -> None:
+        self._ask(context, "setIamPolicy", body={"policy": policy})
 
-    def _ask(self, world: Context, verb: str, **more: Any) -> Any:
-        where = {"project": world.project, "zone": self.bastion.zone, "resource": self.bastion.name}
-        return world.google.call("compute", f"instances.{verb}", **where, **more)
+    def _ask(self, context: Context, verb: str, **more: Any) -> Any:
+        where = {"project": context.project, "zone": self.bastion.zone, "resource": self.bastion.name}
+        return context.google.call("compute", f"instances.{verb}", **where, **more)
 
-    def command(self, world: Context, role: str) -> str:
+    def command(self, context: Context, role: str) -> str:
         return (
             f"gcloud compute instances add-iam-policy-binding {self.bastion.name} --zone={self.bastion.zone} "
-            f"--member={self._member(world)} --role={role}"
+            f"--member={self._member(context)} --role={role}"
         )
 
-    def destroy(self, world: Context) -> None:
+    def destroy(self, context: Context) -> None:
         """Do nothing: the policy is deleted with the bastion."""
 
 
@@ -183,22 +182,22 @@ class AccountRoles(Roles):
     def title(self) -> str:
         return f"{self.kind} {self.name} on {self.on.name}"
 
-    def read(self, world: Context) -> Policy:
-        wanted = {"resource": self._resource(world), "options_requestedPolicyVersion": POLICY_VERSION}
-        return world.google.call("iam", "projects.serviceAccounts.getIamPolicy", **wanted)
+    def read(self, context: Context) -> Policy:
+        wanted = {"resource": self._resource(context), "options_requestedPolicyVersion": POLICY_VERSION}
+        return context.google.call("iam", "projects.serviceAccounts.getIamPolicy", **wanted)
 
-    def write(self, world: Context, policy: Policy) -> None:
+    def write(self, context: Context, policy: Policy) -> None:
         body = {"policy": policy}
-        world.google.call("iam", "projects.serviceAccounts.setIamPolicy", resource=self._resource(world), body=body)
+        context.google.call("iam", "projects.serviceAccounts.setIamPolicy", resource=self._resource(context), body=body)
 
-    def command(self, world: Context, role: str) -> str:
+    def command(self, context: Context, role: str) -> str:
         return (
-            f"gcloud iam service-accounts add-iam-policy-binding {self.on.email(world)} "
-            f"--member={self._member(world)} --role={role}"
+            f"gcloud iam service-accounts add-iam-policy-binding {self.on.email(context)} "
+            f"--member={self._member(context)} --role={role}"
         )
 
-    def _resource(self, world: Context) -> str:
-        return f"projects/{world.project}/serviceAccounts/{self.on.email(world)}"
+    def _resource(self, context: Context) -> str:
+        return f"projects/{context.project}/serviceAccounts/{self.on.email(context)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,69 +40,69 @@ class ComputeResource(Resource):
         return self.marked
 
     @abstractmethod
-    def body(self, world: Context) -> dict[str, Any]:
+    def body(self, context: Context) -> dict[str, Any]:
         """Return the body of the insert request, without name and description."""
 
     @abstractmethod
-    def command(self, world: Context) -> str:
+    def command(self, context: Context) -> str:
         """Return the gcloud command that creates the resource."""
 
     @abstractmethod
     def read(self, answer: dict[str, Any]) -> Self:
         """Return the resource as observed."""
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         try:
-            answer = self.request(world, "get", **{self.argument: self.name})
+            answer = self.request(context, "get", **{self.argument: self.name})
         except NotFoundError:
             return Absent()
         return self.read(answer)
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         """Create the resource, or patch it if it is ours.
 
         Raises:
             CloudError: it is not ours and differs, or differs in a field that cannot be changed in place.
         """
         if diff.action == "create":
-            body = {"name": self.name, "description": MARK, **self.body(world)}
+            body = {"name": self.name, "description": MARK, **self.body(context)}
             try:
-                wait_compute(world, self.request(world, "insert", body=body))
+                wait_compute(context, self.request(context, "insert", body=body))
             except ConflictError:
                 return  # created by someone else meanwhile; the next observation decides
             except ForbiddenError as error:
-                self.refused(world, error)
+                self.refused(context, error)
             return
-        seen = self.observe(world, have)
-        if not isinstance(seen, Absent) and not seen.ours:
+        current = self.observe(context, observed)
+        if not isinstance(current, Absent) and not current.ours:
             raise CloudError(
                 f"{self.title} was not created by Slipway and differs ({diff}). Slipway does not change it: change it "
                 f"yourself, or set {self.key} to another name"
             )
         if diff.action == "replace":
             raise CloudError(f"{self.title} exists with other settings ({diff}); change them, or change {self.key}")
-        self.update(world, diff)
+        self.update(context, diff)
 
-    def refused(self, world: Context, error: GoogleError) -> None:
+    def refused(self, context: Context, error: GoogleError) -> None:
         """Raise an error that says who may create the resource, and how."""
         raise CloudError(
             f"{self.title}: you may not create it ({error.message}); ask a project admin to run "
-            f"`{self.command(world)}`, or set {self.key} to an existing one"
+            f"`{self.command(context)}`, or set {self.key} to an existing one"
         ) from None
 
-    def update(self, world: Context, diff: Diff) -> None:
-        wanted = self.body(world)
-        wait_compute(world, self.request(world, "patch", body=wanted, **{self.argument: self.name}))
+    def update(self, context: Context, diff: Diff) -> None:
+        wanted = self.body(context)
+        wait_compute(context, self.request(context, "patch", body=wanted, **{self.argument: self.name}))
 
-    def destroy(self, world: Context) -> None:
-        seen = self.observe(world, {})
-        if isinstance(seen, Absent) or not seen.ours:
+    def destroy(self, context: Context) -> None:
+        current = self.observe(context, {})
+        if isinstance(current, Absent) or not current.ours:
             return
         try:
-            wait_compute(world, self.request(world, "delete", **{self.argument: self.name}))
+            wait_compute(context, self.request(context, "delete", **{self.argument: self.name}))
         except NotFoundError:
             return  # already deleted
 
-    def request(self, world: Context, verb: str, **parameters: Any) -> dict[str, Any]:
-        where = {"project": world.project} | ({"region": self.region} if self.region else {})
-        return world.google.call("compute", f"{self.collection}.{verb}", **where, **parameters)
+    def request(self, context: Context, verb: str, **parameters: Any) -> dict[str, Any]:
+        where = {"project": context.project} | ({"region": self.region} if self.region else {})
+        return context.google.call("compute", f"{self.collection}.{verb}", **where, **parameters)

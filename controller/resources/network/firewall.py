@@ -43,53 +43,53 @@ class Firewall(ComputeResource):
     """When observed: the existing rule that is used instead, which Slipway did not make."""
     open_to_world: bool = field(default=False, compare=False)
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
-        seen = super().observe(world, have)
-        if not isinstance(seen, Absent) and seen.ours:
-            return seen
-        if (other := self._find_equivalent(world)) is None:
-            return seen
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
+        current = super().observe(context, observed)
+        if not isinstance(current, Absent) and current.ours:
+            return current
+        if (other := self._find_equivalent(context)) is None:
+            return current
         open_to_world = ANY_ADDRESS in other.get("sourceRanges", ())
         return replace(self, marked=False, stand_in=other["name"], open_to_world=open_to_world)
 
-    def findings(self, seen: Any) -> Iterator[Finding]:
-        if isinstance(seen, Firewall) and seen.open_to_world:
-            words = (
-                f"firewall rule {seen.stand_in} of network {seen.network}, not created by Slipway, allows SSH from the "
-                f"whole internet; to restrict it: gcloud compute firewall-rules update {seen.stand_in} "
+    def findings(self, current: Any) -> Iterator[Finding]:
+        if isinstance(current, Firewall) and current.open_to_world:
+            message = (
+                f"firewall rule {current.stand_in} of network {current.network}, not created by Slipway, allows SSH "
+                f"from the whole internet; to restrict it: gcloud compute firewall-rules update {current.stand_in} "
                 f"--source-ranges={','.join(self.source_ranges or ())}"
             )
-            yield OPEN_SSH.finding(words)
+            yield OPEN_SSH.finding(message)
 
-    def _find_equivalent(self, world: Context) -> dict[str, Any] | None:
+    def _find_equivalent(self, context: Context) -> dict[str, Any] | None:
         """Return a rule made by someone else that admits everything this one would."""
         if not self.source_ranges:
             return None
-        for rule in world.google.pages("compute", "firewalls.list", "items", project=world.project):
+        for rule in context.google.pages("compute", "firewalls.list", "items", project=context.project):
             if leaf(rule.get("network", "")) != self.network or is_marked(rule):
                 continue
             if admits(rule, self.allowed, self.source_ranges, self.target_tags):
                 return rule
         return None
 
-    def source_ranges_for(self, world: Context) -> tuple[str, ...]:
+    def source_ranges_for(self, context: Context) -> tuple[str, ...]:
         """Return the ranges to admit; some rules must look them up."""
         return self.source_ranges or ()
 
-    def body(self, world: Context) -> dict[str, Any]:
+    def body(self, context: Context) -> dict[str, Any]:
         return {
-            "network": f"projects/{world.project}/global/networks/{self.network}",
+            "network": f"projects/{context.project}/global/networks/{self.network}",
             "direction": "INGRESS",
             "allowed": [_entry(rule) for rule in self.allowed],
-            "sourceRanges": list(self.source_ranges_for(world)),
+            "sourceRanges": list(self.source_ranges_for(context)),
             "targetTags": list(self.target_tags),
             "disabled": self.disabled,
         }
 
-    def command(self, world: Context) -> str:
+    def command(self, context: Context) -> str:
         tags = f" --target-tags={','.join(self.target_tags)}" if self.target_tags else ""
-        what = f"--allow={','.join(self.allowed)} --source-ranges={','.join(self.source_ranges_for(world))}{tags}"
-        where = f"--network={self.network} --project={world.project}"
+        what = f"--allow={','.join(self.allowed)} --source-ranges={','.join(self.source_ranges_for(context))}{tags}"
+        where = f"--network={self.network} --project={context.project}"
         return f"gcloud compute firewall-rules create {self.name} {what} {where}"
 
     def read(self, answer: dict[str, Any]) -> Self:
@@ -112,25 +112,25 @@ class InternalRule(Firewall):
     subnet_region: str = field(compare=False)
     covers_subnet: bool = True
 
-    def source_ranges_for(self, world: Context) -> tuple[str, ...]:
-        where = {"project": world.project, "region": self.subnet_region, "subnetwork": self.subnet}
-        return (world.google.call("compute", "subnetworks.get", **where)["ipCidrRange"],)
+    def source_ranges_for(self, context: Context) -> tuple[str, ...]:
+        where = {"project": context.project, "region": self.subnet_region, "subnetwork": self.subnet}
+        return (context.google.call("compute", "subnetworks.get", **where)["ipCidrRange"],)
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
-        seen = super().observe(world, have)
-        if isinstance(seen, Absent):
-            return self if self.id in world.permission_denied else seen
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
+        current = super().observe(context, observed)
+        if isinstance(current, Absent):
+            return self if self.id in context.permission_denied else current
         try:
-            covered = set(self.source_ranges_for(world)) <= set(seen.source_ranges or ())
+            covered = set(self.source_ranges_for(context)) <= set(current.source_ranges or ())
         except NotFoundError:
             covered = False
-        return replace(seen, covers_subnet=covered)
+        return replace(current, covers_subnet=covered)
 
-    def refused(self, world: Context, error: GoogleError) -> None:
+    def refused(self, context: Context, error: GoogleError) -> None:
         """Accept an equivalent rule of someone else, but only when we may not create our own."""
-        if replace(self, source_ranges=self.source_ranges_for(world))._find_equivalent(world) is None:
-            super().refused(world, error)
-        world.permission_denied.add(self.id)
+        if replace(self, source_ranges=self.source_ranges_for(context))._find_equivalent(context) is None:
+            super().refused(context, error)
+        context.permission_denied.add(self.id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,23 +139,23 @@ class LaptopRule(Firewall):
 
     covers_laptop: bool = True
 
-    def source_ranges_for(self, world: Context) -> tuple[str, ...]:
-        seen = super().observe(world, {})
-        before = () if isinstance(seen, Absent) else seen.source_ranges or ()
-        return tuple(sorted({*before, _own_range(world)}))
+    def source_ranges_for(self, context: Context) -> tuple[str, ...]:
+        current = super().observe(context, {})
+        before = () if isinstance(current, Absent) else current.source_ranges or ()
+        return tuple(sorted({*before, _own_range(context)}))
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
-        seen = super().observe(world, have)
-        if isinstance(seen, Absent):
-            return seen
-        return replace(seen, covers_laptop=f"{world.find_public_ip()}/32" in (seen.source_ranges or ()))
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
+        current = super().observe(context, observed)
+        if isinstance(current, Absent):
+            return current
+        return replace(current, covers_laptop=f"{context.find_public_ip()}/32" in (current.source_ranges or ()))
 
 
-def _own_range(world: Context) -> str:
-    address = world.find_public_ip()
+def _own_range(context: Context) -> str:
+    address = context.find_public_ip()
     if address is None:
-        words = "cannot determine the address of this machine; set it, or set null to use IAP only"
-        raise ConfigError(f"network.laptop: {words}")
+        message = "cannot determine the address of this machine; set it, or set null to use IAP only"
+        raise ConfigError(f"network.laptop: {message}")
     return f"{address}/32"
 
 

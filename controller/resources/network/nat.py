@@ -25,10 +25,10 @@ class _RouterResource(ComputeResource):
     network: str
     subnet: str
 
-    def stand_in(self, world: Context) -> dict[str, Any] | None:
+    def stand_in(self, context: Context) -> dict[str, Any] | None:
         """Return another router of the network in the region whose NAT already serves our subnet."""
-        where = {"project": world.project, "region": self.region}
-        for router in world.google.pages("compute", "routers.list", "items", **where):
+        where = {"project": context.project, "region": self.region}
+        for router in context.google.pages("compute", "routers.list", "items", **where):
             here = router["name"] != self.name and leaf(router.get("network", "")) == self.network
             if here and any(nat_serves(nat, self.subnet) for nat in router.get("nats", [])):
                 return router
@@ -42,11 +42,11 @@ class Router(_RouterResource):
     kind: ClassVar[str] = "router"
     fixed: ClassVar[frozenset[str]] = frozenset({"network"})
 
-    def body(self, world: Context) -> dict[str, Any]:
-        return {"network": f"projects/{world.project}/global/networks/{self.network}"}
+    def body(self, context: Context) -> dict[str, Any]:
+        return {"network": f"projects/{context.project}/global/networks/{self.network}"}
 
-    def command(self, world: Context) -> str:
-        where = f"--region={self.region} --project={world.project}"
+    def command(self, context: Context) -> str:
+        where = f"--region={self.region} --project={context.project}"
         nat = f"{self.name} --router={self.name} --auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges {where}"
         router = f"gcloud compute routers create {self.name} --network={self.network} {where}"
         return f"{router} && gcloud compute routers nats create {nat}"
@@ -54,11 +54,11 @@ class Router(_RouterResource):
     def read(self, answer: dict[str, Any]) -> Self:
         return replace(self, marked=is_marked(answer), network=leaf(answer["network"]))
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
-        seen = super().observe(world, have)
-        if isinstance(seen, Absent) and self.stand_in(world):
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
+        current = super().observe(context, observed)
+        if isinstance(current, Absent) and self.stand_in(context):
             return replace(self, marked=False)
-        return seen
+        return current
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,50 +71,50 @@ class Nat(_RouterResource):
 
     kind: ClassVar[str] = "nat"
 
-    def body(self, world: Context) -> dict[str, Any]:
+    def body(self, context: Context) -> dict[str, Any]:
         return {
             "name": self.name,
             "natIpAllocateOption": "AUTO_ONLY",
             "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
         }
 
-    def command(self, world: Context) -> str:
-        flags = f"--router={self.name} --region={self.region} --project={world.project}"
+    def command(self, context: Context) -> str:
+        flags = f"--router={self.name} --region={self.region} --project={context.project}"
         ranges = "--auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
         return f"gcloud compute routers nats create {self.name} {flags} {ranges}"
 
     def read(self, answer: dict[str, Any]) -> Self:
         return replace(self, marked=is_marked(answer))
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         try:
-            answer = self.request(world, "get", router=self.name)
+            answer = self.request(context, "get", router=self.name)
         except NotFoundError:
             answer = {}
         if any(nat_serves(nat, self.subnet) for nat in answer.get("nats", [])):
             return self.read(answer)
-        other = self.stand_in(world)
+        other = self.stand_in(context)
         return Absent() if other is None else replace(self, marked=False)
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
-        answer = self.request(world, "get", router=self.name)
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        answer = self.request(context, "get", router=self.name)
         if not is_marked(answer):
             raise CloudError(
                 f"router {self.name} was not created by Slipway and has no NAT for subnet {self.subnet}; add a NAT to "
                 "it, or set network.nat=false"
             )
         others = [nat for nat in answer.get("nats", []) if nat.get("name") != self.name]
-        self._patch(world, [*others, self.body(world)])
+        self._patch(context, [*others, self.body(context)])
 
-    def destroy(self, world: Context) -> None:
-        seen = self.observe(world, {})
-        if isinstance(seen, Absent) or not seen.ours:
+    def destroy(self, context: Context) -> None:
+        current = self.observe(context, {})
+        if isinstance(current, Absent) or not current.ours:
             return
-        answer = self.request(world, "get", router=self.name)
-        self._patch(world, [nat for nat in answer.get("nats", []) if nat.get("name") != self.name])
+        answer = self.request(context, "get", router=self.name)
+        self._patch(context, [nat for nat in answer.get("nats", []) if nat.get("name") != self.name])
 
-    def _patch(self, world: Context, nats: list[dict[str, Any]]) -> None:
-        wait_compute(world, self.request(world, "patch", router=self.name, body={"nats": nats}))
+    def _patch(self, context: Context, nats: list[dict[str, Any]]) -> None:
+        wait_compute(context, self.request(context, "patch", router=self.name, body={"nats": nats}))
 
 
 def nat_serves(nat: dict[str, Any], subnet: str) -> bool:

@@ -23,13 +23,13 @@ class Network(ComputeResource):
     auto: bool = field(default=False, compare=False)
     mtu: int | None = None
 
-    def body(self, world: Context) -> dict[str, Any]:
+    def body(self, context: Context) -> dict[str, Any]:
         return {"autoCreateSubnetworks": self.auto, "mtu": self.mtu, "routingConfig": {"routingMode": "REGIONAL"}}
 
-    def command(self, world: Context) -> str:
+    def command(self, context: Context) -> str:
         mode = "auto" if self.auto else "custom"
         mtu = f" --mtu={self.mtu}" if self.mtu else ""
-        return f"gcloud compute networks create {self.name} --subnet-mode={mode}{mtu} --project={world.project}"
+        return f"gcloud compute networks create {self.name} --subnet-mode={mode}{mtu} --project={context.project}"
 
     def read(self, answer: dict[str, Any]) -> Self:
         marked, mtu = is_marked(answer), answer.get("mtu", 1460)
@@ -51,17 +51,17 @@ class Subnet(ComputeResource):
     block: str = field(compare=False)
     cidr: str | None = None
 
-    def body(self, world: Context) -> dict[str, Any]:
+    def body(self, context: Context) -> dict[str, Any]:
         return {
             "ipCidrRange": self.block,
-            "network": f"projects/{world.project}/global/networks/{self.network}",
+            "network": f"projects/{context.project}/global/networks/{self.network}",
             "privateIpGoogleAccess": True,
         }
 
-    def command(self, world: Context) -> str:
+    def command(self, context: Context) -> str:
         return (
             f"gcloud compute networks subnets create {self.name} --network={self.network} --region={self.region} "
-            f"--range={self.block} --enable-private-ip-google-access --project={world.project}"
+            f"--range={self.block} --enable-private-ip-google-access --project={context.project}"
         )
 
     def read(self, answer: dict[str, Any]) -> Self:
@@ -96,61 +96,63 @@ class PrivateAccess(Resource):
     def ours(self) -> bool:
         return self.recorded
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         try:
-            answer = self._subnet(world, "get")
+            answer = self._subnet(context, "get")
         except NotFoundError:
             return Absent()
-        on = answer.get("privateIpGoogleAccess", False) or self.id in world.permission_denied
-        return replace(self, on=on, recorded=self._record() in self._rule(world).get("description", ""))
+        on = answer.get("privateIpGoogleAccess", False) or self.id in context.permission_denied
+        return replace(self, on=on, recorded=self._record() in self._rule(context).get("description", ""))
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         """Switch it on. If this cannot be recorded or is not permitted, emit a note, since a NAT works too."""
         try:
-            if is_marked(self._subnet(world, "get")) or self._record_switch(world):
-                self._switch(world, on=True)
+            if is_marked(self._subnet(context, "get")) or self._record_switch(context):
+                self._switch(context, on=True)
                 return
         except ForbiddenError:
             pass
-        world.permission_denied.add(self.id)
-        words = f"private Google access is off in subnet {self.name}, which Slipway did not create; to turn it on"
-        world.events.note(self.id, f"{words}: {self.command(world)}")
+        context.permission_denied.add(self.id)
+        message = f"private Google access is off in subnet {self.name}, which Slipway did not create; to turn it on"
+        context.events.note(self.id, f"{message}: {self.command(context)}")
 
-    def command(self, world: Context) -> str:
+    def command(self, context: Context) -> str:
         return (
             f"gcloud compute networks subnets update {self.name} --region={self.region} "
-            f"--enable-private-ip-google-access --project={world.project}"
+            f"--enable-private-ip-google-access --project={context.project}"
         )
 
-    def destroy(self, world: Context) -> None:
-        seen = self.observe(world, {})
-        if not isinstance(seen, Absent) and seen.recorded:
-            self._switch(world, on=False)
+    def destroy(self, context: Context) -> None:
+        current = self.observe(context, {})
+        if not isinstance(current, Absent) and current.recorded:
+            self._switch(context, on=False)
 
-    def _switch(self, world: Context, *, on: bool) -> None:
+    def _switch(self, context: Context, *, on: bool) -> None:
         body = {"privateIpGoogleAccess": on}
-        wait_compute(world, self._subnet(world, "setPrivateIpGoogleAccess", body=body))
+        wait_compute(context, self._subnet(context, "setPrivateIpGoogleAccess", body=body))
 
-    def _record_switch(self, world: Context) -> bool:
+    def _record_switch(self, context: Context) -> bool:
         """Record that we switched it on; False if no rule of ours can hold the record."""
-        rule = self._rule(world)
+        rule = self._rule(context)
         if not is_marked(rule):
             return False
         if self._record() not in rule["description"]:
             body = {"description": f"{MARK}; {self._record()}"}
-            call = world.google.call("compute", "firewalls.patch", project=world.project, firewall=self.rule, body=body)
-            wait_compute(world, call)
+            call = context.google.call(
+                "compute", "firewalls.patch", project=context.project, firewall=self.rule, body=body
+            )
+            wait_compute(context, call)
         return True
 
     def _record(self) -> str:
         return f"{SWITCH_RECORD} {self.name}"
 
-    def _rule(self, world: Context) -> dict[str, Any]:
+    def _rule(self, context: Context) -> dict[str, Any]:
         try:
-            return world.google.call("compute", "firewalls.get", project=world.project, firewall=self.rule)
+            return context.google.call("compute", "firewalls.get", project=context.project, firewall=self.rule)
         except NotFoundError:
             return {}
 
-    def _subnet(self, world: Context, verb: str, **parameters: Any) -> dict[str, Any]:
-        where = {"project": world.project, "region": self.region, "subnetwork": self.name}
-        return world.google.call("compute", f"subnetworks.{verb}", **where, **parameters)
+    def _subnet(self, context: Context, verb: str, **parameters: Any) -> dict[str, Any]:
+        where = {"project": context.project, "region": self.region, "subnetwork": self.name}
+        return context.google.call("compute", f"subnetworks.{verb}", **where, **parameters)

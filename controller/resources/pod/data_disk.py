@@ -36,28 +36,28 @@ def name_for(pod: str) -> str:
     return f"{pod[:58]}-data"
 
 
-def ensure_disk(world: Context, name: str, zone: str, gigabytes: int, kind: str) -> bool:
+def ensure_disk(context: Context, name: str, zone: str, gigabytes: int, kind: str) -> bool:
     """Create the disk unless it exists; returns whether it was created."""
     body = {
         "name": name,
         "sizeGb": str(gigabytes),
-        "type": f"projects/{world.project}/zones/{zone}/diskTypes/{kind}",
+        "type": f"projects/{context.project}/zones/{zone}/diskTypes/{kind}",
         "labels": dict(LABEL),
     }
     try:
-        operation = world.google.call("compute", "disks.insert", project=world.project, zone=zone, body=body)
+        operation = context.google.call("compute", "disks.insert", project=context.project, zone=zone, body=body)
     except ConflictError:
         return False
-    wait_compute(world, operation)
+    wait_compute(context, operation)
     return True
 
 
-def delete_disk(world: Context, name: str, zone: str) -> None:
+def delete_disk(context: Context, name: str, zone: str) -> None:
     """Delete the disk if it is ours; no error when there is none."""
-    where = {"project": world.project, "zone": zone, "disk": name}
+    where = {"project": context.project, "zone": zone, "disk": name}
     try:
-        found = world.google.call("compute", "disks.get", **where)
+        found = context.google.call("compute", "disks.get", **where)
         if is_labelled(found):
-            wait_compute(world, world.google.call("compute", "disks.delete", **where))
+            wait_compute(context, context.google.call("compute", "disks.delete", **where))
     except NotFoundError:
         return

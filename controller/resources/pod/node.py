@@ -129,60 +129,60 @@ class Node(Resource):
         fields = {**self.spec.at(place or self.places[0]), "state": "READY"}
         return {name: value for name, value in fields.items() if not self.adopt or name in ADOPTED_FIELDS}
 
-    def diff(self, seen: Absent | Resource) -> Diff:
-        if not isinstance(seen, Node):
+    def diff(self, current: Absent | Resource) -> Diff:
+        if not isinstance(current, Node):
             return super().diff(Absent())
-        status = seen.status
+        status = current.status
         observed = {**status.spec.at(status.place), "state": status.state}
         if not status.is_ready:
             observed["workers"] = self.spec.workers  # its endpoints are not complete
         return difference(self.wanted(self._place_like(status)), observed, fixed=frozenset(observed))
 
-    def findings(self, seen: Any) -> Iterator[Finding]:
-        if isinstance(seen, Absent) and self.adopt:
+    def findings(self, current: Any) -> Iterator[Finding]:
+        if isinstance(current, Absent) and self.adopt:
             yield ADOPTED_EXISTS.finding(_nothing_to_adopt(self))
-        if not isinstance(seen, Node):
+        if not isinstance(current, Node):
             return
-        if self.adopt and (diff := self.diff(seen)):
+        if self.adopt and (diff := self.diff(current)):
             yield ADOPTED_FITS.finding(_adopted_differs(self, diff))
-        elif not seen.ours and not self.adopt:
-            words = f"{self.name} was not created by Slipway: it is used but never deleted, as with tpu.adopt=true"
-            yield FOREIGN_POD.finding(words)
-        if seen.is_ready and seen.status.spec.workers != self.spec.workers:
-            yield ENDPOINTS.finding(_wrong_worker_count(self, seen.status))
-        if (health := seen.status.health).startswith("UNHEALTHY"):
-            words = (
+        elif not current.ours and not self.adopt:
+            message = f"{self.name} was not created by Slipway: it is used but never deleted, as with tpu.adopt=true"
+            yield FOREIGN_POD.finding(message)
+        if current.is_ready and current.status.spec.workers != self.spec.workers:
+            yield ENDPOINTS.finding(_wrong_worker_count(self, current.status))
+        if (health := current.status.health).startswith("UNHEALTHY"):
+            message = (
                 f"Google reports the pod as {health.lower()}; if programs fail to start, run `slipway down`, then `up`"
             )
-            yield UNHEALTHY.finding(words)
+            yield UNHEALTHY.finding(message)
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Pending | Self:
-        status = self._slices.find(world)
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Pending | Self:
+        status = self._slices.find(context)
         if status is None:
             return Absent()
         mine = self.adopt or self._is_managed(status)
-        if status.pending and mine and not self._queue_timed_out(world, status):
+        if status.pending and mine and not self._queue_timed_out(context, status):
             state = status.state.lower().replace("_", " ")
             if status.state == "DELETING":
                 return Pending(state, node_api.DELETE_SECONDS, _DELETION_PENDING_HINT)
             return Pending(f"{state} in {status.place.zone}" if status.place.queued else state)
         return replace(self, status=status)
 
-    def find(self, world: Context) -> Self | None:
-        status = self._slices.find(world)
+    def find(self, context: Context) -> Self | None:
+        status = self._slices.find(context)
         return None if status is None else replace(self, status=status)
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         """Search for capacity, after deleting what exists if it is ours; or start a stopped pod.
 
         Raises:
             CloudError: what exists is not ours, or Google refused.
         """
-        status = self._slices.find(world)
+        status = self._slices.find(context)
         if self.adopt:
             raise CloudError(_nothing_to_adopt(self) if status is None else _adopted_differs(self, diff))
         if status is None:
-            self._search(world).run()
+            self._search(context).run()
             return
         if not self._is_managed(status):
             raise CloudError(
@@ -191,70 +191,70 @@ class Node(Resource):
             )
         if status.is_ready and {c.field for c in diff.changes} == {"workers"}:
             raise CloudError(f"{self.title}: {_wrong_worker_count(self, status)}")
-        if status.state == "STOPPED" and self._start(world, status):
+        if status.state == "STOPPED" and self._start(context, status):
             return
         if not status.is_ready:
-            world.events.note(self.id, f"the node is {status.state.lower()}: deleting and recreating it")
-        self._slices.delete(world, self._is_managed)
-        self._search(world).run(after=self._place_like(status) if status.state in WAITING_STATES else None)
+            context.events.note(self.id, f"the node is {status.state.lower()}: deleting and recreating it")
+        self._slices.delete(context, self._is_managed)
+        self._search(context).run(after=self._place_like(status) if status.state in WAITING_STATES else None)
 
-    def destroy(self, world: Context) -> None:
+    def destroy(self, context: Context) -> None:
         if self.adopt:
             return
-        self._slices.delete(world, self._is_managed)
+        self._slices.delete(context, self._is_managed)
         for zone in self._zones if self.spec.data_disk_gb else ():
-            data_disk.delete_disk(world, data_disk.name_for(self.name), zone)
+            data_disk.delete_disk(context, data_disk.name_for(self.name), zone)
 
-    def pod_seen(self, world: Context, since: float = 0.0) -> PodStatus:
+    def pod_seen(self, context: Context, since: float = 0.0) -> PodStatus:
         """Return what Google reports about this incarnation of the pod.
 
         Args:
-            world: the run's context.
+            context: the run's context.
             since: omits symptoms that appeared earlier; seconds since the epoch.
         """
-        status = self._slices.find(world)
+        status = self._slices.find(context)
         return PodStatus("ABSENT") if status is None else status.pod_seen(self.status.uid, since)
 
-    def delete_all(self, world: Context, *, elsewhere: bool = False) -> None:
+    def delete_all(self, context: Context, *, elsewhere: bool = False) -> None:
         """Delete every slice of ours, whatever its state.
 
         With `elsewhere`, create the pod again, starting with the next place.
         """
-        status = self._slices.find(world)
-        self._slices.delete(world, self._is_managed)
+        status = self._slices.find(context)
+        self._slices.delete(context, self._is_managed)
         if elsewhere and status is not None:
-            self._search(world).run(after=self._place_like(status))
+            self._search(context).run(after=self._place_like(status))
 
-    def path(self, world: Context) -> str:
+    def path(self, context: Context) -> str:
         """Return the full name in its zone, or in the first zone to try."""
-        return node_api.node_path(world, self.name, self.place.zone)
+        return node_api.node_path(context, self.name, self.place.zone)
 
-    def ssh_target(self, world: Context) -> SshTarget:
+    def ssh_target(self, context: Context) -> SshTarget:
         """Return what SSH needs to know of an observed node."""
         status = self.status
         return SshTarget(
             name=self.name,
-            node=self.path(world),
+            node=self.path(context),
             uid=status.uid,
             zone=status.place.zone,
             network=status.spec.network,
             addresses=tuple((endpoint.internal, endpoint.external) for endpoint in status.endpoints),
         )
 
-    def fleet(self, world: Context) -> Fleet:
+    def fleet(self, context: Context) -> Fleet:
         """Return the SSH connections to the workers of an observed node."""
-        return world.fleets.of(self.ssh_target(world))
+        return context.fleets.of(self.ssh_target(context))
 
-    def accepts_our_key(self, world: Context) -> bool:
-        return world.login.is_authorized(self.path(world), self.status.ssh_keys)
+    def accepts_our_key(self, context: Context) -> bool:
+        return context.login.is_authorized(self.path(context), self.status.ssh_keys)
 
-    def paths(self, world: Context) -> set[str]:
+    def paths(self, context: Context) -> set[str]:
         """Return the full names that it may have."""
-        return {node_api.node_path(world, self.name, zone) for zone in self._zones}
+        return {node_api.node_path(context, self.name, zone) for zone in self._zones}
 
-    def stop(self, world: Context) -> None:
+    def stop(self, context: Context) -> None:
         """Stop an observed node; see `cannot_stop` first."""
-        self._node_api.stop(world, self.name, self.place.zone)
+        self._node_api.stop(context, self.name, self.place.zone)
 
     @property
     def cannot_stop(self) -> str:
@@ -279,9 +279,9 @@ class Node(Resource):
         queued = QueuedProvisioner(self.create_seconds)
         return Slices(self.name, self._zones, {"queued": queued, "node": self._node_api})
 
-    def _search(self, world: Context) -> CapacitySearch:
+    def _search(self, context: Context) -> CapacitySearch:
         return CapacitySearch(
-            world=world,
+            context=context,
             subject=self.id,
             title=self.title,
             name=self.name,
@@ -292,25 +292,25 @@ class Node(Resource):
             create_seconds=self.create_seconds,
         )
 
-    def _start(self, world: Context, status: SliceStatus) -> bool:
+    def _start(self, context: Context, status: SliceStatus) -> bool:
         """Start a stopped node instead of creating another; False if Google cannot, or has no capacity for it."""
         if replace(self, status=status).cannot_stop:
             return False
         zone = status.place.zone
-        world.events.note(self.id, "the node is stopped; starting it")
+        context.events.note(self.id, "the node is stopped; starting it")
         try:
-            self._node_api.start(world, self.name, zone)
+            self._node_api.start(context, self.name, zone)
         except GoogleError as error:
             if classify(error.reason, error.message) != "stock_out":
                 raise
-            world.events.note(self.id, f"no capacity to start it in {zone}: {error.message}")
+            context.events.note(self.id, f"no capacity to start it in {zone}: {error.message}")
             return False
         return True
 
-    def _queue_timed_out(self, world: Context, status: SliceStatus) -> bool:
+    def _queue_timed_out(self, context: Context, status: SliceStatus) -> bool:
         """Return whether a queued request has waited so long that the next place is tried."""
         others = len(self.places) > 1
-        return others and status.state in WAITING_STATES and world.clock.now() - status.created > self.create_seconds
+        return others and status.state in WAITING_STATES and context.clock.now() - status.created > self.create_seconds
 
     def _place_like(self, status: SliceStatus) -> Place:
         """Return the configured place that is most like the one where a slice is."""

@@ -26,59 +26,67 @@ class NodeProvisioner:
 
     create_seconds: float
 
-    def observe(self, world: Context, name: str, zone: str) -> SliceStatus | None:
+    def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
         try:
-            return parse_node(world.google.call(API, "projects.locations.nodes.get", name=node_path(world, name, zone)))
+            return parse_node(
+                context.google.call(API, "projects.locations.nodes.get", name=node_path(context, name, zone))
+            )
         except NotFoundError:
             return None
 
-    def create(self, world: Context, name: str, spec: SliceSpec, place: Place) -> None:
-        operation = world.google.call(
+    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> None:
+        operation = context.google.call(
             API,
             "projects.locations.nodes.create",
-            parent=zone_path(world, place.zone),
+            parent=zone_path(context, place.zone),
             nodeId=name,
-            body={**node_body(world, name, spec, place), "schedulingConfig": scheduling(place.capacity)},
+            body={**node_body(context, name, spec, place), "schedulingConfig": scheduling(place.capacity)},
         )
-        wait_rpc(world, API, operation, "projects.locations.operations.get", self.create_seconds)
+        wait_rpc(context, API, operation, "projects.locations.operations.get", self.create_seconds)
 
-    def delete(self, world: Context, name: str, zone: str) -> None:
-        late = world.clock.deadline(DELETE_SECONDS)
+    def delete(self, context: Context, name: str, zone: str) -> None:
+        late = context.clock.deadline(DELETE_SECONDS)
         while True:
             try:
-                operation = world.google.call(API, "projects.locations.nodes.delete", name=node_path(world, name, zone))
-                wait_rpc(world, API, operation, "projects.locations.operations.get", DELETE_SECONDS)
+                operation = context.google.call(
+                    API, "projects.locations.nodes.delete", name=node_path(context, name, zone)
+                )
+                wait_rpc(context, API, operation, "projects.locations.operations.get", DELETE_SECONDS)
             except NotFoundError:
                 return
             except ConflictError:  # another operation on the node is under way, maybe another deletion
                 if late():
                     raise
-                world.clock.sleep(world.pace)
+                context.clock.sleep(context.pace)
             else:
                 return
 
-    def start(self, world: Context, name: str, zone: str) -> None:
+    def start(self, context: Context, name: str, zone: str) -> None:
         """Start a stopped node with one VM; GoogleError if there is no capacity."""
-        operation = world.google.call(API, "projects.locations.nodes.start", name=node_path(world, name, zone), body={})
-        wait_rpc(world, API, operation, "projects.locations.operations.get", self.create_seconds)
+        operation = context.google.call(
+            API, "projects.locations.nodes.start", name=node_path(context, name, zone), body={}
+        )
+        wait_rpc(context, API, operation, "projects.locations.operations.get", self.create_seconds)
 
-    def stop(self, world: Context, name: str, zone: str) -> None:
+    def stop(self, context: Context, name: str, zone: str) -> None:
         """Stop a node with one VM. After that, only its disks are billed."""
-        operation = world.google.call(API, "projects.locations.nodes.stop", name=node_path(world, name, zone), body={})
-        wait_rpc(world, API, operation, "projects.locations.operations.get", self.create_seconds)
+        operation = context.google.call(
+            API, "projects.locations.nodes.stop", name=node_path(context, name, zone), body={}
+        )
+        wait_rpc(context, API, operation, "projects.locations.operations.get", self.create_seconds)
 
 
-def zone_path(world: Context, zone: str) -> str:
-    return f"projects/{world.project}/locations/{zone}"
+def zone_path(context: Context, zone: str) -> str:
+    return f"projects/{context.project}/locations/{zone}"
 
 
-def node_path(world: Context, name: str, zone: str) -> str:
-    return f"{zone_path(world, zone)}/nodes/{name}"
+def node_path(context: Context, name: str, zone: str) -> str:
+    return f"{zone_path(context, zone)}/nodes/{name}"
 
 
-def node_body(world: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
+def node_body(context: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
     """Return the body of a create request, without the tier: what `gcloud compute tpus tpu-vm create` sends."""
-    metadata = {"ssh-keys": "\n".join([world.login.key_line(), *world.extra_ssh_keys])}
+    metadata = {"ssh-keys": "\n".join([context.login.key_line(), *context.extra_ssh_keys])}
     node: dict[str, Any] = {
         "acceleratorType": spec.accelerator_type,
         "runtimeVersion": spec.runtime_version,
@@ -86,15 +94,15 @@ def node_body(world: Context, name: str, spec: SliceSpec, place: Place) -> dict[
         "metadata": metadata,
         "networkConfig": {
             "enableExternalIps": spec.external_ip,
-            "network": f"projects/{world.project}/global/networks/{spec.network}",
-            "subnetwork": f"projects/{world.project}/regions/{place.region}/subnetworks/{place.subnetwork}",
+            "network": f"projects/{context.project}/global/networks/{spec.network}",
+            "subnetwork": f"projects/{context.project}/regions/{place.region}/subnetworks/{place.subnetwork}",
         },
-        "serviceAccount": {"email": world.account_email(spec.service_account), "scope": [SCOPE]},
+        "serviceAccount": {"email": context.account_email(spec.service_account), "scope": [SCOPE]},
         "shieldedInstanceConfig": {"enableSecureBoot": False},
         "tags": [TAG],
     }
     if spec.data_disk_gb is not None:
-        disk = f"projects/{world.project}/zones/{place.zone}/disks/{data_disk.name_for(name)}"
+        disk = f"projects/{context.project}/zones/{place.zone}/disks/{data_disk.name_for(name)}"
         node["dataDisks"] = [{"sourceDisk": disk, "mode": "READ_WRITE"}]
         metadata["startup-script"] = data_disk.mount_script(spec.data_disk_gb)
     return node

@@ -185,11 +185,11 @@ NOT_OBSERVED = SliceStatus(
 class Provisioner(Protocol):
     """One API that creates slices."""
 
-    def observe(self, world: Context, name: str, zone: str) -> SliceStatus | None:
+    def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
         """Return what this API has created under that name, or None."""
         ...
 
-    def create(self, world: Context, name: str, spec: SliceSpec, place: Place) -> None:
+    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> None:
         """Ask for a slice. Returns once it exists or waits in a queue.
 
         Raises:
@@ -197,7 +197,7 @@ class Provisioner(Protocol):
         """
         ...
 
-    def delete(self, world: Context, name: str, zone: str) -> None:
+    def delete(self, context: Context, name: str, zone: str) -> None:
         """Delete it; no error if it is gone already."""
         ...
 

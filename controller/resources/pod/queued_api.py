@@ -27,67 +27,67 @@ class QueuedProvisioner:
 
     create_seconds: float
 
-    def observe(self, world: Context, name: str, zone: str) -> SliceStatus | None:
+    def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
         try:
-            queued = world.google.call(
-                "tpu", "projects.locations.queuedResources.get", name=request_path(world, name, zone)
+            queued = context.google.call(
+                "tpu", "projects.locations.queuedResources.get", name=request_path(context, name, zone)
             )
         except NotFoundError:
             return None
         try:
-            answer = world.google.call(
-                "tpu", "projects.locations.nodes.get", name=node_api.node_path(world, name, zone)
+            answer = context.google.call(
+                "tpu", "projects.locations.nodes.get", name=node_api.node_path(context, name, zone)
             )
         except NotFoundError:
             answer = None
-        return parse_request(queued, answer, world.clock.now())
+        return parse_request(queued, answer, context.clock.now())
 
-    def create(self, world: Context, name: str, spec: SliceSpec, place: Place) -> None:
+    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> None:
         api = FLEX_API if place.capacity == "flex_start" else "tpu"
-        operation = world.google.call(
+        operation = context.google.call(
             api,
             "projects.locations.queuedResources.create",
-            parent=node_api.zone_path(world, place.zone),
+            parent=node_api.zone_path(context, place.zone),
             queuedResourceId=name,
-            body=request_body(world, name, spec, place),
+            body=request_body(context, name, spec, place),
         )
-        wait_rpc(world, "tpu", operation, "projects.locations.operations.get", self.create_seconds)
+        wait_rpc(context, "tpu", operation, "projects.locations.operations.get", self.create_seconds)
 
-    def delete(self, world: Context, name: str, zone: str) -> None:
-        late = world.clock.deadline(node_api.DELETE_SECONDS)
-        while (found := self.observe(world, name, zone)) is not None:
+    def delete(self, context: Context, name: str, zone: str) -> None:
+        late = context.clock.deadline(node_api.DELETE_SECONDS)
+        while (found := self.observe(context, name, zone)) is not None:
             if late():
                 raise CloudError(f"queued resource {name} in {zone} was not deleted; it is still {found.state.lower()}")
             try:
                 if found.state != "DELETING":
-                    self._delete(world, name, zone, with_node=bool(found.uid))
+                    self._delete(context, name, zone, with_node=bool(found.uid))
                     continue
             except NotFoundError:
                 break
             except GoogleError as error:  # the node has just appeared, or another operation is under way on it
                 if not isinstance(error, ConflictError) and error.reason not in ("FAILED_PRECONDITION", "ABORTED"):
                     raise
-            world.clock.sleep(world.pace)
+            context.clock.sleep(context.pace)
         nodes = node_api.NodeProvisioner(self.create_seconds)
-        if nodes.observe(world, name, zone) is not None:  # a node that outlived its request
-            nodes.delete(world, name, zone)
+        if nodes.observe(context, name, zone) is not None:  # a node that outlived its request
+            nodes.delete(context, name, zone)
 
-    def _delete(self, world: Context, name: str, zone: str, *, with_node: bool) -> None:
+    def _delete(self, context: Context, name: str, zone: str, *, with_node: bool) -> None:
         force: dict[str, Any] = {"force": True} if with_node else {}
-        operation = world.google.call(
-            "tpu", "projects.locations.queuedResources.delete", name=request_path(world, name, zone), **force
+        operation = context.google.call(
+            "tpu", "projects.locations.queuedResources.delete", name=request_path(context, name, zone), **force
         )
-        wait_rpc(world, "tpu", operation, "projects.locations.operations.get", node_api.DELETE_SECONDS)
+        wait_rpc(context, "tpu", operation, "projects.locations.operations.get", node_api.DELETE_SECONDS)
 
 
-def request_path(world: Context, name: str, zone: str) -> str:
-    return f"{node_api.zone_path(world, zone)}/queuedResources/{name}"
+def request_path(context: Context, name: str, zone: str) -> str:
+    return f"{node_api.zone_path(context, zone)}/queuedResources/{name}"
 
 
-def request_body(world: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
+def request_body(context: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
     """Return the body of a create request, with the fields that `gcloud compute tpus queued-resources create` sends."""
-    where = node_api.zone_path(world, place.zone)
-    node = {"node": node_api.node_body(world, name, spec, place), "nodeId": name, "parent": where}
+    where = node_api.zone_path(context, place.zone)
+    node = {"node": node_api.node_body(context, name, spec, place), "nodeId": name, "parent": where}
     request: dict[str, Any] = {"tpu": {"nodeSpec": [node]}}
     if spec.valid_until_seconds is not None:
         request["queueingPolicy"] = {"validUntilDuration": f"{spec.valid_until_seconds:.0f}s"}
@@ -112,21 +112,21 @@ def parse_request(queued: dict[str, Any], answer: dict[str, Any] | None, now: fl
     specs = queued.get("tpu", {}).get("nodeSpec") or [{}]
     wanted = {"name": f"projects/-/locations/{where}/nodes/-", **specs[0].get("node", {}), "state": "UNKNOWN"}
     wanted.setdefault("schedulingConfig", {"spot": "spot" in queued, "reserved": "reservationName" in queued})
-    seen = node_api.parse_node(answer or wanted, "queued")
+    current = node_api.parse_node(answer or wanted, "queued")
     told = queued.get("state", {})
     state = told.get("state", "STATE_UNSPECIFIED")
     failure = told.get("failedData", {}).get("error", {})
     if state == "ACTIVE":
-        state = seen.state if answer else "GONE"
-    elif answer and state in ("SUSPENDED", "SUSPENDING") and seen.state in ("PREEMPTED", "TERMINATED", "STOPPED"):
-        state = seen.state if state == "SUSPENDED" else state
+        state = current.state if answer else "GONE"
+    elif answer and state in ("SUSPENDED", "SUSPENDING") and current.state in ("PREEMPTED", "TERMINATED", "STOPPED"):
+        state = current.state if state == "SUSPENDED" else state
     elif state in WAITING_STATES and has_expired(queued, now):
         state = "EXPIRED"
     return replace(
-        seen,
+        current,
         state=state,
-        pending=state in TRANSITIONAL_STATES or (answer is not None and state == seen.state and seen.pending),
-        uid=seen.uid if answer else "",
+        pending=state in TRANSITIONAL_STATES or (answer is not None and state == current.state and current.pending),
+        uid=current.uid if answer else "",
         created=node_api.parse_timestamp(queued.get("createTime")),
         code=RPC_CODES.get(failure.get("code", 0), ""),
         message=failure.get("message", ""),

@@ -35,7 +35,7 @@ def backoff_seconds(round_: int, pace: float, draw: float) -> float:
 class CapacitySearch:
     """One search for capacity for one pod."""
 
-    world: Context
+    context: Context
     subject: str
     title: str
     name: str
@@ -66,7 +66,7 @@ class CapacitySearch:
                 if attempt > self.max_attempts:
                     self._give_up()
                 if len(self.places) > 1:
-                    self.world.events.note(self.subject, f"requesting {self.spec.accelerator_type} in {place}")
+                    self.context.events.note(self.subject, f"requesting {self.spec.accelerator_type} in {place}")
                 refusal = self._try(place)
                 if refusal is None:
                     return
@@ -78,37 +78,37 @@ class CapacitySearch:
             rounds += 1
             if attempt >= self.max_attempts:
                 self._give_up()
-            seconds = backoff_seconds(rounds, self.world.pace, self.world.draw())
+            seconds = backoff_seconds(rounds, self.context.pace, self.context.draw())
             message = f"retrying in {seconds:.0f} s (attempt {attempt + 1} of {self.max_attempts})"
-            self.world.events.note(self.subject, message)
-            self.world.clock.sleep(seconds)
+            self.context.events.note(self.subject, message)
+            self.context.clock.sleep(seconds)
 
     def _judge(self, place: Place, refusal: Refusal, ruled_out: dict[Place, Refusal], attempt: int) -> None:
         if refusal.kind == "stock_out":
-            self.world.events.note(
+            self.context.events.note(
                 self.subject, f"no capacity in {place} (attempt {attempt}): {_first_sentence(refusal.words)}"
             )
         elif refusal.kind == "quota":
             ruled_out[place] = refusal
             if len(ruled_out) < len(self.places):
-                self.world.events.note(self.subject, f"no quota in {place}: {refusal.words}")
+                self.context.events.note(self.subject, f"no quota in {place}: {refusal.words}")
         else:
             raise CloudError(f"{self.name} in {place}: {refusal.words}; {refusal.hint}")
 
     def _try(self, place: Place) -> Refusal | None:
         """Ask in one place and wait; returns None on success. A refused request leaves nothing behind."""
-        world, name, spec, maker = self.world, self.name, self.spec, self.provisioners[place.provisioner]
+        context, name, spec, maker = self.context, self.name, self.spec, self.provisioners[place.provisioner]
         fresh = False
         try:
             if spec.data_disk_gb is not None:
                 disk = data_disk.name_for(name)
-                fresh = data_disk.ensure_disk(world, disk, place.zone, spec.data_disk_gb, spec.data_disk_kind)
-            maker.create(world, name, spec, place)
+                fresh = data_disk.ensure_disk(context, disk, place.zone, spec.data_disk_gb, spec.data_disk_kind)
+            maker.create(context, name, spec, place)
             refusal = self._wait(maker, place)
         except InterruptedSleepError:
             if place.queued:
                 message = "the request stays in the queue: `slipway up` resumes waiting, `slipway down` cancels it"
-                self.world.events.note(self.subject, message)
+                self.context.events.note(self.subject, message)
             raise
         except ConflictError as error:
             kind = classify(error.reason, error.message)
@@ -120,34 +120,34 @@ class CapacitySearch:
                 raise  # not a refusal: Google or the network has an outage
             refusal = Refusal(classify(error.reason, error.message), error.message)
             if error.status == 0:  # the operation began and may have left something
-                maker.delete(world, name, place.zone)
+                maker.delete(context, name, place.zone)
         if refusal is not None and fresh:
-            data_disk.delete_disk(world, data_disk.name_for(name), place.zone)
+            data_disk.delete_disk(context, data_disk.name_for(name), place.zone)
         return refusal
 
     def _wait(self, maker: Provisioner, place: Place) -> Refusal | None:
         """Wait until the request succeeds or fails: while it is valid in a sole place, else for `create_seconds`."""
-        world = self.world
+        context = self.context
         patience = self.patience
-        late, too_late = world.clock.deadline(patience), world.clock.deadline(patience + self.create_seconds)
+        late, too_late = context.clock.deadline(patience), context.clock.deadline(patience + self.create_seconds)
         told = ""
         while True:
-            seen = maker.observe(world, self.name, place.zone)
-            if seen is None:
+            current = maker.observe(context, self.name, place.zone)
+            if current is None:
                 return Refusal("stock_out", "the requested pod has disappeared")
-            if not seen.pending:
+            if not current.pending:
                 break
-            if too_late() or (late() and seen.state in WAITING_STATES):
-                maker.delete(world, self.name, place.zone)
-                return Refusal("stock_out", f"still {_state_text(seen.state)} after {patience:.0f} s")
-            if seen.state != told:
-                told = seen.state
-                world.events.emit("step_started", self.subject, f"{place}: {_state_text(told)}", title=self.title)
-            world.clock.sleep(world.pace)
-        if seen.is_ready:
+            if too_late() or (late() and current.state in WAITING_STATES):
+                maker.delete(context, self.name, place.zone)
+                return Refusal("stock_out", f"still {_state_text(current.state)} after {patience:.0f} s")
+            if current.state != told:
+                told = current.state
+                context.events.emit("step_started", self.subject, f"{place}: {_state_text(told)}", title=self.title)
+            context.clock.sleep(context.pace)
+        if current.is_ready:
             return None
-        maker.delete(world, self.name, place.zone)
-        return refusal_of_state(seen)
+        maker.delete(context, self.name, place.zone)
+        return refusal_of_state(current)
 
     @property
     def patience(self) -> float:
@@ -164,11 +164,11 @@ class CapacitySearch:
         )
 
 
-def refusal_of_state(seen: SliceStatus) -> Refusal:
+def refusal_of_state(current: SliceStatus) -> Refusal:
     """Return the refusal that corresponds to a failed request."""
-    if seen.state == "FAILED" and seen.message:
-        return Refusal(classify(seen.code, seen.message), seen.message)
-    return Refusal("stock_out", f"the request is {seen.state.lower()}")
+    if current.state == "FAILED" and current.message:
+        return Refusal(classify(current.code, current.message), current.message)
+    return Refusal("stock_out", f"the request is {current.state.lower()}")
 
 
 def _state_text(state: str) -> str:
@@ -176,9 +176,9 @@ def _state_text(state: str) -> str:
     return state.lower().replace("_", " ")
 
 
-def _first_sentence(words: str) -> str:
+def _first_sentence(message: str) -> str:
     """Return the useful part of Google's message, without the advice and the error id that follow."""
-    return words.partition(";")[0].partition(" [EID")[0]
+    return message.partition(";")[0].partition(" [EID")[0]
 
 
 def _rotate_after(places: Sequence[Place], after: Place | None) -> Sequence[Place]:

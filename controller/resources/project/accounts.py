@@ -26,46 +26,46 @@ class ServiceAccount(Resource):
     def ours(self) -> bool:
         return self.marked
 
-    def email(self, world: Context) -> str:
-        return world.account_email(self.name)
+    def email(self, context: Context) -> str:
+        return context.account_email(self.name)
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Unknown | Self:
-        email = self.email(world)
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Unknown | Self:
+        email = self.email(context)
         try:
-            answer = world.google.call(
+            answer = context.google.call(
                 "iam", "projects.serviceAccounts.get", name=f"projects/-/serviceAccounts/{email}"
             )
         except NotFoundError:
             if self._named_by_id:
                 return Absent()
-            words = "enable the Compute Engine API, or set" if self.name == "default" else "set"
-            return Unknown(f"{email} does not exist; {words} cloud.service_account to slipway-runner")
+            message = "enable the Compute Engine API, or set" if self.name == "default" else "set"
+            return Unknown(f"{email} does not exist; {message} cloud.service_account to slipway-runner")
         except ForbiddenError:
             return self  # we may not read it; creating the node will show whether it can be used
         marked = self._named_by_id and is_marked(answer)
         return replace(self, marked=marked)
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         account = {"displayName": "Slipway TPU workers", "description": MARK}
         body = {"accountId": self.name, "serviceAccount": account}
         try:
-            world.google.call("iam", "projects.serviceAccounts.create", name=f"projects/{world.project}", body=body)
+            context.google.call("iam", "projects.serviceAccounts.create", name=f"projects/{context.project}", body=body)
         except ConflictError:
-            world.clock.sleep(world.pace)  # a new account is not visible everywhere at once
+            context.clock.sleep(context.pace)  # a new account is not visible everywhere at once
         except ForbiddenError as error:
             raise CloudError(
                 f"{self.title}: you may not create it ({error.message}); ask an admin to run `gcloud iam "
-                f"service-accounts create {self.name} --project={world.project}`, or set cloud.service_account to an "
+                f"service-accounts create {self.name} --project={context.project}`, or set cloud.service_account to an "
                 "existing one (`default`: the Compute Engine account)"
             ) from None
 
-    def destroy(self, world: Context) -> None:
-        seen = self.observe(world, {})
-        if not isinstance(seen, ServiceAccount) or not seen.ours:
+    def destroy(self, context: Context) -> None:
+        current = self.observe(context, {})
+        if not isinstance(current, ServiceAccount) or not current.ours:
             return
-        name = f"projects/{world.project}/serviceAccounts/{self.email(world)}"
+        name = f"projects/{context.project}/serviceAccounts/{self.email(context)}"
         try:
-            world.google.call("iam", "projects.serviceAccounts.delete", name=name)
+            context.google.call("iam", "projects.serviceAccounts.delete", name=name)
         except NotFoundError:
             return
 

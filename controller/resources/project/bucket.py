@@ -56,30 +56,30 @@ class Bucket(Resource):
     def ours(self) -> bool:
         return self.marked
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         try:
-            answer = world.google.call("storage", "buckets.get", bucket=self.name, projection="noAcl")
+            answer = context.google.call("storage", "buckets.get", bucket=self.name, projection="noAcl")
         except NotFoundError:
             return Absent()
         except ForbiddenError as error:
-            return self._observe_without_read_access(world, error)
+            return self._observe_without_read_access(context, error)
         return self._read(answer)
 
-    def findings(self, seen: Any) -> Iterator[Finding]:
-        if isinstance(seen, Bucket) and not seen.ours and seen.kept_days:
-            terabytes, days = 3.1, seen.kept_days
+    def findings(self, current: Any) -> Iterator[Finding]:
+        if isinstance(current, Bucket) and not current.ours and current.kept_days:
+            terabytes, days = 3.1, current.kept_days
             cost = terabytes * 1000 * USD_PER_GB_MONTH * days / 30
-            words = (
+            message = (
                 f"{self.name} keeps and bills deleted objects for {days:g} days (soft delete): 100 deleted checkpoints "
                 f"of 31 GB are {terabytes} TB, about ${cost:.0f}; to turn it off: gcloud storage buckets update "
                 f"gs://{self.name} --clear-soft-delete"
             )
-            yield SOFT_DELETE.finding(words)
+            yield SOFT_DELETE.finding(message)
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         if diff.action == "update":
             body = {key: value for key, value in self.body().items() if key not in ("name", "location", "labels")}
-            world.google.call("storage", "buckets.patch", bucket=self.name, body=body)
+            context.google.call("storage", "buckets.patch", bucket=self.name, body=body)
             return
         if diff.action == "replace":
             regions = ", ".join(self.regions)
@@ -88,7 +88,7 @@ class Bucket(Resource):
                 "and billed; set cloud.bucket to one near the TPU (null creates it), or tpu.zone near the bucket"
             )
         try:
-            world.google.call("storage", "buckets.insert", project=world.project, body=self.body())
+            context.google.call("storage", "buckets.insert", project=context.project, body=self.body())
         except ConflictError:
             return  # created by us or someone else meanwhile; the next observation decides
 
@@ -109,20 +109,20 @@ class Bucket(Resource):
             "lifecycle": {"rule": rules},
         }
 
-    def destroy(self, world: Context) -> None:
+    def destroy(self, context: Context) -> None:
         """Delete every object, then the bucket."""
-        seen = self.observe(world, {})
-        if isinstance(seen, Absent) or not seen.ours:
+        current = self.observe(context, {})
+        if isinstance(current, Absent) or not current.ours:
             return
-        listed = world.google.pages("storage", "objects.list", "items", bucket=self.name, versions=True)
+        listed = context.google.pages("storage", "objects.list", "items", bucket=self.name, versions=True)
         with ThreadPoolExecutor(max_workers=16) as pool:
-            list(pool.map(lambda item: self._delete(world, item), listed))
-        world.google.call("storage", "buckets.delete", bucket=self.name)
+            list(pool.map(lambda item: self._delete(context, item), listed))
+        context.google.call("storage", "buckets.delete", bucket=self.name)
 
-    def _delete(self, world: Context, item: dict[str, Any]) -> None:
+    def _delete(self, context: Context, item: dict[str, Any]) -> None:
         where = {"bucket": self.name, "object": item["name"], "generation": item["generation"]}
         try:
-            world.google.call("storage", "objects.delete", **where)
+            context.google.call("storage", "objects.delete", **where)
         except NotFoundError:
             return  # already deleted
 
@@ -131,15 +131,15 @@ class Bucket(Resource):
         near = all(is_near(location, region) for region in self.regions)
         marked = is_labelled(answer)
         kept = int(answer.get("softDeletePolicy", {}).get("retentionDurationSeconds", 0)) / DAY_SECONDS
-        seen = replace(self, location=self.location if near else location, marked=marked, kept_days=kept)
+        current = replace(self, location=self.location if near else location, marked=marked, kept_days=kept)
         if not marked:
-            return seen  # its other settings are its owner's
+            return current  # its other settings are its owner's
         access = answer.get("iamConfiguration", {})
         conditions = {
             rule["action"]["type"]: rule.get("condition", {}) for rule in answer.get("lifecycle", {}).get("rule", [])
         }
         return replace(
-            seen,
+            current,
             soft_delete_days=round(kept),
             uniform_access=access.get("uniformBucketLevelAccess", {}).get("enabled", False),
             public_access_prevention=access.get("publicAccessPrevention", "inherited"),
@@ -147,11 +147,11 @@ class Bucket(Resource):
             unfinished_upload_days=conditions.get("AbortIncompleteMultipartUpload", {}).get("age", 0),
         )
 
-    def _observe_without_read_access(self, world: Context, error: GoogleError) -> Self:
+    def _observe_without_read_access(self, context: Context, error: GoogleError) -> Self:
         """Handle a bucket that we may not read: it is someone else's, or we may only use its objects."""
         permitted: list[str] = []
         try:
-            answer = world.google.call(
+            answer = context.google.call(
                 "storage", "buckets.testIamPermissions", bucket=self.name, permissions=list(REQUIRED_PERMISSIONS)
             )
             permitted = answer.get("permissions", [])

@@ -29,11 +29,11 @@ class BillingBudget(Resource):
     def title(self) -> str:
         return f"budget of ${self.usd} per month on billing account {self.account}"
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         parent = f"billingAccounts/{self.account}"
         try:
             listed = list(
-                world.google.pages("billingbudgets", "billingAccounts.budgets.list", "budgets", parent=parent)
+                context.google.pages("billingbudgets", "billingAccounts.budgets.list", "budgets", parent=parent)
             )
         except ForbiddenError as error:
             raise CloudError(
@@ -41,42 +41,44 @@ class BillingBudget(Resource):
                 "roles/billing.costsManager, or set cloud.billing_budget=null"
             ) from None
         for budget in listed:
-            if budget.get("displayName") == self.display_name(world):
+            if budget.get("displayName") == self.display_name(context):
                 return self._read(budget)
         return Absent()
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         if diff.action == "create":
             parent = f"billingAccounts/{self.account}"
-            world.google.call("billingbudgets", "billingAccounts.budgets.create", parent=parent, body=self.body(world))
+            context.google.call(
+                "billingbudgets", "billingAccounts.budgets.create", parent=parent, body=self.body(context)
+            )
             return
-        seen = self.observe(world, have)
-        if not isinstance(seen, Absent):
+        current = self.observe(context, observed)
+        if not isinstance(current, Absent):
             mask = "amount,thresholdRules"
-            world.google.call(
+            context.google.call(
                 "billingbudgets",
                 "billingAccounts.budgets.patch",
-                name=seen.path,
+                name=current.path,
                 updateMask=mask,
-                body=self.body(world),
+                body=self.body(context),
             )
 
-    def destroy(self, world: Context) -> None:
-        seen = self.observe(world, {})
-        if isinstance(seen, Absent):
+    def destroy(self, context: Context) -> None:
+        current = self.observe(context, {})
+        if isinstance(current, Absent):
             return
         try:
-            world.google.call("billingbudgets", "billingAccounts.budgets.delete", name=seen.path)
+            context.google.call("billingbudgets", "billingAccounts.budgets.delete", name=current.path)
         except NotFoundError:
             return
 
-    def display_name(self, world: Context) -> str:
-        return f"slipway {world.project}"
+    def display_name(self, context: Context) -> str:
+        return f"slipway {context.project}"
 
-    def body(self, world: Context) -> dict[str, Any]:
+    def body(self, context: Context) -> dict[str, Any]:
         return {
-            "displayName": self.display_name(world),
-            "budgetFilter": {"projects": [f"projects/{world.project_number}"], "calendarPeriod": "MONTH"},
+            "displayName": self.display_name(context),
+            "budgetFilter": {"projects": [f"projects/{context.project_number}"], "calendarPeriod": "MONTH"},
             "amount": {"specifiedAmount": {"currencyCode": "USD", "units": str(self.usd)}},
             "thresholdRules": [{"thresholdPercent": share} for share in self.thresholds],
         }

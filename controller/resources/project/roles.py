@@ -37,56 +37,56 @@ class Roles(Resource):
         return not self.given
 
     @abstractmethod
-    def read(self, world: Context) -> Policy:
+    def read(self, context: Context) -> Policy:
         """Return the current policy; NotFoundError if its resource does not exist."""
 
     @abstractmethod
-    def write(self, world: Context, policy: Policy) -> None:
+    def write(self, context: Context, policy: Policy) -> None:
         """Replace the policy; ConflictError if its etag is outdated."""
 
     @abstractmethod
-    def command(self, world: Context, role: str) -> str:
+    def command(self, context: Context, role: str) -> str:
         """Return the gcloud command that binds one role."""
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
-        account = have.get(self.account.id) or self.account.observe(world, {})
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
+        account = observed.get(self.account.id) or self.account.observe(context, {})
         if isinstance(account, ServiceAccount) and not account.ours:
             return replace(self, given=True)
         try:
-            policy = self.read(world)
+            policy = self.read(context)
         except NotFoundError:
             return Absent()
         except ForbiddenError:
-            self._admin_hint(world, "read")
+            self._admin_hint(context, "read")
             return self
-        if self.id in world.permission_denied:
+        if self.id in context.permission_denied:
             return self
-        bound = set(roles_of(policy, self._member(world)))
-        seen = tuple(role for role in self.roles if role in bound)
-        return replace(self, roles=seen) if seen else Absent()
+        bound = set(roles_of(policy, self._member(context)))
+        current = tuple(role for role in self.roles if role in bound)
+        return replace(self, roles=current) if current else Absent()
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         try:
-            self._rewrite(world, add=set(self.roles))
+            self._rewrite(context, add=set(self.roles))
         except ForbiddenError:
-            world.permission_denied.add(self.id)
-            self._admin_hint(world, "change")
+            context.permission_denied.add(self.id)
+            self._admin_hint(context, "change")
 
-    def destroy(self, world: Context) -> None:
-        seen = self.observe(world, {})
-        if not isinstance(seen, Absent) and seen.ours and self.id not in world.permission_denied:
-            self._rewrite(world, add=set())
+    def destroy(self, context: Context) -> None:
+        current = self.observe(context, {})
+        if not isinstance(current, Absent) and current.ours and self.id not in context.permission_denied:
+            self._rewrite(context, add=set())
 
-    def _rewrite(self, world: Context, add: set[str]) -> None:
+    def _rewrite(self, context: Context, add: set[str]) -> None:
         """Bind the roles in `add` and unbind the rest of ours, starting over if someone else changed the policy."""
-        member = self._member(world)
+        member = self._member(context)
         for attempt in range(ATTEMPTS):
-            policy = self.read(world)
+            policy = self.read(context)
             bindings = rebind(policy.get("bindings", []), member, of=set(self.roles), to=add)
             if bindings == policy.get("bindings", []):
                 return
             try:
-                self.write(world, {**policy, "bindings": bindings, "version": POLICY_VERSION})
+                self.write(context, {**policy, "bindings": bindings, "version": POLICY_VERSION})
                 return
             except GoogleError as error:
                 # A new account is not visible everywhere at once.
@@ -94,15 +94,15 @@ class Roles(Resource):
                 if attempt == ATTEMPTS - 1 or not (isinstance(error, ConflictError) or unknown):
                     raise
                 if unknown:
-                    world.clock.sleep(world.pace)
+                    context.clock.sleep(context.pace)
 
-    def _admin_hint(self, world: Context, verb: str) -> None:
-        commands = "\n".join(f"  {self.command(world, role)}" for role in self.roles)
-        words = f"you may not {verb} the policy; if roles are missing, ask a project admin to run:\n{commands}"
-        world.events.note(self.id, f"{self.title}: {words}")
+    def _admin_hint(self, context: Context, verb: str) -> None:
+        commands = "\n".join(f"  {self.command(context, role)}" for role in self.roles)
+        message = f"you may not {verb} the policy; if roles are missing, ask a project admin to run:\n{commands}"
+        context.events.note(self.id, f"{self.title}: {message}")
 
-    def _member(self, world: Context) -> str:
-        return f"serviceAccount:{self.account.email(world)}"
+    def _member(self, context: Context) -> str:
+        return f"serviceAccount:{self.account.email(context)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,17 +111,17 @@ class ProjectRoles(Roles):
 
     kind: ClassVar[str] = "roles of"
 
-    def read(self, world: Context) -> Policy:
+    def read(self, context: Context) -> Policy:
         body = {"options": {"requestedPolicyVersion": POLICY_VERSION}}
-        return world.google.call("cloudresourcemanager", "projects.getIamPolicy", resource=world.project, body=body)
+        return context.google.call("cloudresourcemanager", "projects.getIamPolicy", resource=context.project, body=body)
 
-    def write(self, world: Context, policy: Policy) -> None:
+    def write(self, context: Context, policy: Policy) -> None:
         body = {"policy": policy}
-        world.google.call("cloudresourcemanager", "projects.setIamPolicy", resource=world.project, body=body)
+        context.google.call("cloudresourcemanager", "projects.setIamPolicy", resource=context.project, body=body)
 
-    def command(self, world: Context, role: str) -> str:
+    def command(self, context: Context, role: str) -> str:
         return (
-            f"gcloud projects add-iam-policy-binding {world.project} --member={self._member(world)} --role={role} "
+            f"gcloud projects add-iam-policy-binding {context.project} --member={self._member(context)} --role={role} "
             "--condition=None"
         )
 
@@ -137,16 +137,16 @@ class BucketRoles(Roles):
     def title(self) -> str:
         return f"{self.kind} {self.name} on {self.bucket}"
 
-    def read(self, world: Context) -> Policy:
-        return world.google.call(
+    def read(self, context: Context) -> Policy:
+        return context.google.call(
             "storage", "buckets.getIamPolicy", bucket=self.bucket, optionsRequestedPolicyVersion=POLICY_VERSION
         )
 
-    def write(self, world: Context, policy: Policy) -> None:
-        world.google.call("storage", "buckets.setIamPolicy", bucket=self.bucket, body=policy)
+    def write(self, context: Context, policy: Policy) -> None:
+        context.google.call("storage", "buckets.setIamPolicy", bucket=self.bucket, body=policy)
 
-    def command(self, world: Context, role: str) -> str:
-        member = f"--member={self._member(world)}"
+    def command(self, context: Context, role: str) -> str:
+        member = f"--member={self._member(context)}"
         return f"gcloud storage buckets add-iam-policy-binding gs://{self.bucket} {member} --role={role}"
 
 

@@ -29,36 +29,36 @@ class Services(Resource):
     def ours(self) -> bool:
         return False
 
-    def observe(self, world: Context, have: ObservedResources) -> Self:
-        parent = f"projects/{world.project}"
+    def observe(self, context: Context, observed: ObservedResources) -> Self:
+        parent = f"projects/{context.project}"
         on: set[str] = set()
         for apis in _batches(self.apis):
             names = [f"{parent}/services/{api}" for api in apis]
             try:
-                answer = world.google.call("serviceusage", "services.batchGet", parent=parent, names=names)
+                answer = context.google.call("serviceusage", "services.batchGet", parent=parent, names=names)
             except ForbiddenError:
                 return self  # we may not list them; the first request to a disabled API will show it
             on |= {s["name"].rsplit("/", 1)[-1] for s in answer.get("services", []) if s.get("state") == "ENABLED"}
         return replace(self, apis=tuple(api for api in self.apis if api in on))
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         missing = [api for api in self.apis if api not in (diff.changes[0].old or ())]
-        parent = f"projects/{world.project}"
+        parent = f"projects/{context.project}"
         for apis in _batches(missing):
             try:
-                operation = world.google.call(
+                operation = context.google.call(
                     "serviceusage", "services.batchEnable", parent=parent, body={"serviceIds": list(apis)}
                 )
             except ForbiddenError as error:
                 raise CloudError(
                     f"you may not enable {', '.join(missing)} ({error.message}); ask a project admin to run: gcloud "
-                    f"services enable {' '.join(missing)} --project={world.project}"
+                    f"services enable {' '.join(missing)} --project={context.project}"
                 ) from None
-            wait_rpc(world, "serviceusage", operation, "operations.get")
+            wait_rpc(context, "serviceusage", operation, "operations.get")
 
-    def undo(self, world: Context) -> str:
+    def undo(self, context: Context) -> str:
         """Return the command that disables them again."""
-        return f"gcloud services disable {' '.join(self.apis)} --project={world.project}"
+        return f"gcloud services disable {' '.join(self.apis)} --project={context.project}"
 
 
 def _batches(apis: tuple[str, ...] | list[str]) -> list[tuple[str, ...]]:

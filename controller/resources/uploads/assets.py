@@ -50,9 +50,9 @@ class AssetInBucket(Resource):
     def manifest_object(self) -> str:
         return f"{self.content.prefix}/manifest.json"
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         try:
-            world.google.call("storage", "objects.get", bucket=self.bucket, object=self.manifest_object)
+            context.google.call("storage", "objects.get", bucket=self.bucket, object=self.manifest_object)
         except NotFoundError:
             return Absent()
         return self
@@ -65,24 +65,24 @@ class UploadedAsset(AssetInBucket):
     kind: ClassVar[str] = "asset"
     scope: ClassVar[Scope] = "shared"
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         key = f"assets.{self.content.path}"
-        with HashCache(world.state / "hashes.json") as hashes:
+        with HashCache(context.state / "hashes.json") as hashes:
             files = self.content.files
             if self.content.recipe is not None:
                 files = local_files(run_recipe(self.content.recipe, key), hashes)
-            elsewhere = self._stored_objects(world)
+            elsewhere = self._stored_objects(context)
             known = {f.local: d for f in files if f.url is None for d in hashes.of([f.local]).values()}
             total = sum(f.local.stat().st_size for f in files if f.url is None)
-            progress = Progress(world, self.id, total if all(f.url is None for f in files) else 0)
-            send = partial(self._send, world, elsewhere, known, progress.moved)
+            progress = Progress(context, self.id, total if all(f.url is None for f in files) else 0)
+            send = partial(self._send, context, elsewhere, known, progress.moved)
             with ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="upload") as pool:
                 list(pool.map(send, files))
-        world.google.upload(self.bucket, self.manifest_object, manifest_text(files).encode())
+        context.google.upload(self.bucket, self.manifest_object, manifest_text(files).encode())
 
-    def _stored_objects(self, world: Context) -> StoredObjects:
+    def _stored_objects(self, context: Context) -> StoredObjects:
         """Return the bucket's objects of this asset, in all versions."""
-        items = world.google.pages(
+        items = context.google.pages(
             "storage", "objects.list", "items", bucket=self.bucket, prefix=f"assets/{self.name}-",
             fields="items(name,size,md5Hash),nextPageToken",
         )  # fmt: skip
@@ -90,7 +90,7 @@ class UploadedAsset(AssetInBucket):
 
     def _send(
         self,
-        world: Context,
+        context: Context,
         stored: StoredObjects,
         known: dict[Any, Digests],
         moved: Callable[[int], None],
@@ -100,7 +100,7 @@ class UploadedAsset(AssetInBucket):
         download_file(source, token_for(source, self.vault.values()), moved)
         digests = known.get(source.local)
         if digests is None:
-            with HashCache(world.state / "hashes" / f"{source.sha256}.json") as hashes:
+            with HashCache(context.state / "hashes" / f"{source.sha256}.json") as hashes:
                 digests = hashes.of([source.local])[source.local]
         if digests.sha256 != source.sha256:
             raise CloudError(f"{source.local} changed during the upload; run `slipway up` again")
@@ -111,17 +111,17 @@ class UploadedAsset(AssetInBucket):
             return
         other = next((o for o, what in stored.items() if what == same), None)
         if other is not None:
-            _rewrite_object(world, self.bucket, other, name)
+            _rewrite_object(context, self.bucket, other, name)
             return
-        session = world.state / "uploads" / f"{source.sha256}-{self.content.identity[:12]}"
-        got = world.google.upload_file(self.bucket, name, source.local, session, moved)
+        session = context.state / "uploads" / f"{source.sha256}-{self.content.identity[:12]}"
+        got = context.google.upload_file(self.bucket, name, source.local, session, moved)
         if got.get("md5Hash") != digests.md5:
             raise CloudError(
                 f"gs://{self.bucket}/{name} and {source.local} have different MD5 hashes; run `slipway up` again"
             )
 
 
-def _rewrite_object(world: Context, bucket: str, source: str, target: str) -> None:
+def _rewrite_object(context: Context, bucket: str, source: str, target: str) -> None:
     """Copy an object, in several calls if large (https://cloud.google.com/storage/docs/json_api/v1/objects/rewrite)."""
     place = {
         "sourceBucket": bucket,
@@ -130,9 +130,9 @@ def _rewrite_object(world: Context, bucket: str, source: str, target: str) -> No
         "destinationObject": target,
         "body": {},
     }
-    answer = world.google.call("storage", "objects.rewrite", **place)
+    answer = context.google.call("storage", "objects.rewrite", **place)
     while not answer.get("done", True):
-        answer = world.google.call("storage", "objects.rewrite", **place, rewriteToken=answer["rewriteToken"])
+        answer = context.google.call("storage", "objects.rewrite", **place, rewriteToken=answer["rewriteToken"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ class PodFetchedAsset(AssetInBucket, WorkerResource):
 
     kind: ClassVar[str] = "asset"
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         files = {f.name: {"url": f.url, "sha256": f.sha256} for f in self.content.files}
         secrets = self.vault.values()
         tokens = {f.name: token for f in self.content.files if (token := token_for(f, secrets))}
@@ -152,9 +152,9 @@ class PodFetchedAsset(AssetInBucket, WorkerResource):
             "manifest": manifest_text(self.content.files),
             "tokens": tokens,
         }
-        fleet = self.fleet(world, have)
+        fleet = self.fleet(context, observed)
         for attempt in range(FETCH_ATTEMPTS):
-            progress, before = Progress(world, self.id), 0
+            progress, before = Progress(context, self.id), 0
             try:
                 for line in fleet.stream(0, FETCH_ASSET, payload):
                     if "bytes" in line:
@@ -163,6 +163,6 @@ class PodFetchedAsset(AssetInBucket, WorkerResource):
             except WorkerError as error:
                 if error.kind == "agent" or attempt + 1 == FETCH_ATTEMPTS:
                     raise WorkersFailedError(f"{self.title}: {error}", [error]) from None
-                world.clock.sleep(world.pace)
+                context.clock.sleep(context.pace)
             else:
                 return

@@ -26,15 +26,15 @@ class CodeArchive(Resource):
     def object(self) -> str:
         return f"code/{self.name}.tar.gz"
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         try:
-            world.google.call("storage", "objects.get", bucket=self.bucket, object=self.object)
+            context.google.call("storage", "objects.get", bucket=self.bucket, object=self.object)
         except NotFoundError:
             return Absent()
         return self
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         try:
-            world.google.upload(self.bucket, self.object, self.snapshot.archive, generation=0)
+            context.google.upload(self.bucket, self.object, self.snapshot.archive, generation=0)
         except ConflictError:
             return  # someone uploaded the same bytes meanwhile

@@ -21,12 +21,12 @@ class Secrets(Resource):
     def title(self) -> str:
         return f"secrets {', '.join(self.vault.names)}"
 
-    def observe(self, world: Context, have: ObservedResources) -> Unknown | Self:
+    def observe(self, context: Context, observed: ObservedResources) -> Unknown | Self:
         try:
-            self.vault.open(world.google)
+            self.vault.open(context.google)
         except ConfigError as error:
             return Unknown(str(error))
         return self
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         """Do nothing: secrets never differ."""

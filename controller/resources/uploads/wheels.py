@@ -50,14 +50,14 @@ class Wheels(Resource):
     def title(self) -> str:
         return f"wheels of {len(self.lines)} git repositories in the bucket"
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         try:
-            manifest = load(world.google.download(self.bucket, self._asset_manifest), self._asset_manifest)
+            manifest = load(context.google.download(self.bucket, self._asset_manifest), self._asset_manifest)
         except NotFoundError:
             return Absent()
         return replace(self, built=tuple(manifest["wheels"]))
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         built: list[dict[str, str]] = []
         with tempfile.TemporaryDirectory() as folder:
             for number, line in enumerate(self.lines):
@@ -72,15 +72,15 @@ class Wheels(Resource):
                     "after": line.marker,
                     "commit": commit,
                 }
-                world.google.upload(self.bucket, entry["object"], wheel.read_bytes())
+                context.google.upload(self.bucket, entry["object"], wheel.read_bytes())
                 built.append(entry)
-        world.google.upload(self.bucket, self._asset_manifest, dump({"wheels": built}, indent=1).encode())
+        context.google.upload(self.bucket, self._asset_manifest, dump({"wheels": built}, indent=1).encode())
 
-    def findings(self, seen: Any) -> Iterator[Finding]:
+    def findings(self, current: Any) -> Iterator[Finding]:
         for line in self.lines:
             if not line.pinned:
-                words = f"{strip_password(line.url)} is built once and then reused; append @COMMIT to the line"
-                yield GIT_PIN.finding(words)
+                message = f"{strip_password(line.url)} is built once and then reused; append @COMMIT to the line"
+                yield GIT_PIN.finding(message)
 
 
 def build_wheel(line: GitRequirement, folder: Path, python: str) -> tuple[Path, str]:
@@ -110,8 +110,8 @@ def build_wheel(line: GitRequirement, folder: Path, python: str) -> tuple[Path, 
     tags = wheel.stem.split("-")[-3:]
     fits = tags[2] == "any" or (tags[2].endswith("linux_x86_64") and f"cp{''.join(python.split('.')[:2])}" in tags)
     if not fits:
-        words = "install it with program.setup, from an index or from the shipped code"
-        raise ConfigError(f"env.requirements: {wheel.name} has compiled code that cannot run on the workers; {words}")
+        message = "install it with program.setup, from an index or from the shipped code"
+        raise ConfigError(f"env.requirements: {wheel.name} has compiled code that cannot run on the workers; {message}")
     return wheel, commit
 
 

@@ -20,19 +20,19 @@ class WorkerResource(Resource):
     scope: ClassVar[Scope] = "pod"
     node: str = field(compare=False)
 
-    def fleet(self, world: Context, have: ObservedResources) -> Fleet:
-        return have[self.node].fleet(world)
+    def fleet(self, context: Context, observed: ObservedResources) -> Fleet:
+        return observed[self.node].fleet(context)
 
     def ask(
-        self, world: Context, have: ObservedResources, read: Callable[[Observation], Any], **payload: Any
+        self, context: Context, observed: ObservedResources, read: Callable[[Observation], Any], **payload: Any
     ) -> tuple[Any, ...]:
         """Apply `read` to every worker's observation; a worker that does not answer yields its error."""
         question: Any = payload
-        answers = self.fleet(world, have).look(self.id, question)
+        answers = self.fleet(context, observed).look(self.id, question)
         return tuple(read(a) if isinstance(a, dict) else str(a) for a in answers)
 
     def act(
-        self, world: Context, have: ObservedResources, command: Command[Q, A], payload: Q, diff: Diff, name: str
+        self, context: Context, observed: ObservedResources, command: Command[Q, A], payload: Q, diff: Diff, name: str
     ) -> list[A]:
         """Send `command` to the workers on which the field `name` differs; returns their answers.
 
@@ -42,7 +42,7 @@ class WorkerResource(Resource):
         change = next(c for c in diff.changes if c.field == name)
         old = change.old or (None,) * len(change.new)
         differing = [i for i, (was, wanted) in enumerate(zip(old, change.new, strict=True)) if was != wanted]
-        answers = self.fleet(world, have).call_all(command, payload, workers=differing)
+        answers = self.fleet(context, observed).call_all(command, payload, workers=differing)
         raise_failures(answers, f"{self.title}: {command}")
         return [a for a in answers if not isinstance(a, WorkerError)]
 
@@ -52,7 +52,7 @@ def raise_failures(answers: Sequence[object], what: str) -> None:
         said: dict[str, list[str]] = {}
         for error in failed:
             said.setdefault(error.words, []).append(str(error.worker))
-        reasons = "; ".join(f"worker {', '.join(who)}: {words}" for words, who in said.items())
+        reasons = "; ".join(f"worker {', '.join(who)}: {message}" for message, who in said.items())
         raise WorkersFailedError(f"{what} failed: {reasons}", failed)
 
 

@@ -29,14 +29,14 @@ class WorkerCode(WorkerResource):
     def title(self) -> str:
         return f"code on {plural(len(self.tree), 'worker')}"
 
-    def observe(self, world: Context, have: ObservedResources) -> Self:
-        return replace(self, tree=self.ask(world, have, lambda a: a["code"], code=self.name))
+    def observe(self, context: Context, observed: ObservedResources) -> Self:
+        return replace(self, tree=self.ask(context, observed, lambda a: a["code"], code=self.name))
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         payload: InstallCodeQuestion = {
             "bucket": self.bucket,
             "object": self.archive.object,
             "sha256": self.archive.snapshot.archive_sha256,
             "tree": self.name,
         }
-        self.act(world, have, INSTALL_CODE, payload, diff, "tree")
+        self.act(context, observed, INSTALL_CODE, payload, diff, "tree")

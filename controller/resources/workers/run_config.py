@@ -30,9 +30,9 @@ class RunConfig(WorkerResource):
     def title(self) -> str:
         return f"run.yaml on {plural(len(self.sha256), 'worker')}"
 
-    def observe(self, world: Context, have: ObservedResources) -> Self:
-        return replace(self, sha256=self.ask(world, have, lambda a: a["config"], run_id=self.name))
+    def observe(self, context: Context, observed: ObservedResources) -> Self:
+        return replace(self, sha256=self.ask(context, observed, lambda a: a["config"], run_id=self.name))
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         payload: WriteConfigQuestion = {"run_id": self.name, "text": self.text, "env": dict(self.variables)}
-        self.act(world, have, WRITE_CONFIG, payload, diff, "sha256")
+        self.act(context, observed, WRITE_CONFIG, payload, diff, "sha256")

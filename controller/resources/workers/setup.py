@@ -34,14 +34,14 @@ class Setup(WorkerResource):
     def title(self) -> str:
         return f"setup: {plural(len(self.commands), 'command')} on {plural(len(self.done), 'worker')}"
 
-    def observe(self, world: Context, have: ObservedResources) -> Self:
-        seen = self.ask(world, have, lambda a: (a["setup"], a["venv"]), run_id=self.name, venv=self.venv)
-        done = tuple(pair[0] if isinstance(pair, tuple) else pair for pair in seen)
+    def observe(self, context: Context, observed: ObservedResources) -> Self:
+        current = self.ask(context, observed, lambda a: (a["setup"], a["venv"]), run_id=self.name, venv=self.venv)
+        done = tuple(pair[0] if isinstance(pair, tuple) else pair for pair in current)
         if done == self.done:
-            _refuse_differences([pair[1]["versions"] for pair in seen])
+            _refuse_differences([pair[1]["versions"] for pair in current])
         return replace(self, done=done)
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         payload: RunSetupQuestion = {
             "run_id": self.name,
             "key": self.done[0],
@@ -51,7 +51,7 @@ class Setup(WorkerResource):
             "secrets": self.vault.values(),
         }
         try:
-            self.act(world, have, RUN_SETUP, payload, diff, "done")
+            self.act(context, observed, RUN_SETUP, payload, diff, "done")
         except WorkersFailedError as failed:
             first = failed.errors[0]
             raise WorkersFailedError(
@@ -65,5 +65,5 @@ def _refuse_differences(versions: list[dict[str, str]]) -> None:
         if found != versions[0]:
             name = min(found.items() ^ versions[0].items())[0]
             here, there = found.get(name, "none"), versions[0].get(name, "none")
-            words = f"{name} is {here} on worker {worker} and {there} on worker 0; pin its version in program.setup"
-            raise WorkersDisagreeError(words)
+            message = f"{name} is {here} on worker {worker} and {there} on worker 0; pin its version in program.setup"
+            raise WorkersDisagreeError(message)

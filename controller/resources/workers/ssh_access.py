@@ -29,30 +29,32 @@ class SshAccess(WorkerResource):
     def title(self) -> str:
         return f"SSH to {plural(len(self.reachable), 'worker')}"
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
-        if not have[self.node].accepts_our_key(world):
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
+        if not observed[self.node].accepts_our_key(context):
             return Absent()
-        answers = self.fleet(world, have).survey(self.asks)
+        answers = self.fleet(context, observed).survey(self.asks)
         return replace(self, reachable=tuple("yes" if isinstance(a, dict) else str(a) for a in answers))
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
-        self.authorize_key(world, have[self.node])
-        raise_failures(self.fleet(world, have).warm_up(partial(_pod_is_gone, world, have[self.node], [])), self.title)
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        self.authorize_key(context, observed[self.node])
+        raise_failures(
+            self.fleet(context, observed).warm_up(partial(_pod_is_gone, context, observed[self.node], [])), self.title
+        )
 
-    def authorize_key(self, world: Context, node: Node) -> None:
+    def authorize_key(self, context: Context, node: Node) -> None:
         """Authorize our key on the workers, as the pod may have been created by someone else."""
-        if not node.accepts_our_key(world):
-            world.login.authorize(node.path(world))
+        if not node.accepts_our_key(context):
+            context.login.authorize(node.path(context))
 
 
-def _pod_is_gone(world: Context, node: Node, looks: list[float]) -> bool:
+def _pod_is_gone(context: Context, node: Node, looks: list[float]) -> bool:
     """Return whether the pod is no longer READY, which ends the wait. `looks` holds the times of earlier queries."""
-    now = world.clock.steady()
+    now = context.clock.steady()
     if looks and now - looks[-1] < OBSERVE_SECONDS:
         return False
     looks.append(now)
     try:
-        seen = node.pod_seen(world)
+        current = node.pod_seen(context)
     except GoogleError:
         return False
-    return not seen.is_usable
+    return not current.is_usable

@@ -29,17 +29,17 @@ class WorkerHygiene(WorkerResource):
     def title(self) -> str:
         return f"tidy {plural(len(self.state), 'worker')}: locks, leftover processes, disk space"
 
-    def observe(self, world: Context, have: ObservedResources) -> Self:
-        return replace(self, state=self.ask(world, have, self._state))
+    def observe(self, context: Context, observed: ObservedResources) -> Self:
+        return replace(self, state=self.ask(context, observed, self._state))
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
-        fleet = self.fleet(world, have)
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        fleet = self.fleet(context, observed)
         answers = fleet.call_all(TIDY, {})
         raise_failures(answers, self.title)
         for worker, answer in enumerate(answers):
             if isinstance(answer, dict):
-                for words in (*answer["done"], *answer["not_done"]):
-                    world.events.note(self.id, f"worker {worker}: {words}")
+                for message in (*answer["done"], *answer["not_done"]):
+                    context.events.note(self.id, f"worker {worker}: {message}")
         looks = fleet.call_all(OBSERVE, {})
         raise_failures(looks, self.title)
         full = [(w, a["free_gb"]) for w, a in enumerate(looks) if isinstance(a, dict) and self._is_full(a)]
@@ -51,8 +51,8 @@ class WorkerHygiene(WorkerResource):
             )
 
     def _state(self, answer: Observation) -> str:
-        words = [*answer["untidy"], *([f"{answer['free_gb']:.1f} GB free"] if self._is_full(answer) else [])]
-        return "; ".join(words) or TIDY_STATE
+        message = [*answer["untidy"], *([f"{answer['free_gb']:.1f} GB free"] if self._is_full(answer) else [])]
+        return "; ".join(message) or TIDY_STATE
 
     def _is_full(self, answer: Observation) -> bool:
         """Return whether the disk is too full; never while a program runs, which may fill its disk."""

@@ -55,28 +55,28 @@ class Venv(WorkerResource):
         }
         return kinds[self.packages]
 
-    def observe(self, world: Context, have: ObservedResources) -> Self:
+    def observe(self, context: Context, observed: ObservedResources) -> Self:
         if self.packages == "none":
             return self
-        frozen = self._frozen(world)
-        return replace(self, intact=self.ask(world, have, lambda a: _intact(a["venv"], frozen), venv=self.name))
+        frozen = self._frozen(context)
+        return replace(self, intact=self.ask(context, observed, lambda a: _intact(a["venv"], frozen), venv=self.name))
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
-        frozen = self._frozen(world)
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        frozen = self._frozen(context)
         payload: InstallVenvQuestion = {
             "packages": self.packages,
             "fingerprint": self.name,
             "python": self.python,
             "requirements": self.requirements,
             "constraints": frozen,
-            "wheels": list(have[self.wheels].built) if self.wheels else [],
+            "wheels": list(observed[self.wheels].built) if self.wheels else [],
             "secrets": self.vault.values() if self.packages == "requirements" else {},
         }
-        made = self.act(world, have, INSTALL_VENV, payload, diff, "intact")
+        made = self.act(context, observed, INSTALL_VENV, payload, diff, "intact")
         if self.packages == "requirements" and frozen is None:
             text = dump({"packages": dict(sorted(made[0]["installed"].items()))}, indent=1)
             try:
-                world.google.upload(self.bucket, self._record, text.encode(), generation=0)
+                context.google.upload(self.bucket, self._record, text.encode(), generation=0)
             except ConflictError:
                 return  # another controller was faster; the next observation compares with its record
 
@@ -84,12 +84,12 @@ class Venv(WorkerResource):
     def _record(self) -> str:
         return f"venvs/{self.name}.json"
 
-    def _frozen(self, world: Context) -> dict[str, str] | None:
+    def _frozen(self, context: Context) -> dict[str, str] | None:
         """Return the recorded versions by name; None if there is no record yet, or a lock makes it unnecessary."""
         if self.packages != "requirements":
             return None
         try:
-            return load(world.google.download(self.bucket, self._record), self._record)["packages"]
+            return load(context.google.download(self.bucket, self._record), self._record)["packages"]
         except NotFoundError:
             return None
 

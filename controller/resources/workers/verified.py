@@ -31,8 +31,8 @@ class DeviceProbe(WorkerResource):
     def title(self) -> str:
         return f"verify {plural(len(self.devices), 'worker')}: devices, network"
 
-    def observe(self, world: Context, have: ObservedResources) -> Self:
-        answers = self.fleet(world, have).look(self.id, {})
+    def observe(self, context: Context, observed: ObservedResources) -> Self:
+        answers = self.fleet(context, observed).look(self.id, {})
         raise_failures(answers, self.title)
         rows = [a for a in answers if isinstance(a, dict)]
         found = tuple(_devices(row, self.backend) for row in rows)
@@ -42,9 +42,9 @@ class DeviceProbe(WorkerResource):
             reach_worker_0=tuple(bool(row["peers"] and row["peers"]["reachable"]) for row in rows),
         )
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
-        fleet = self.fleet(world, have)
-        answers = fleet.call_all(PROBE_PEERS, peer_payloads(have[self.node]))
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        fleet = self.fleet(context, observed)
+        answers = fleet.call_all(PROBE_PEERS, peer_payloads(observed[self.node]))
         raise_failures(answers, self.title)
         rows = [a for a in answers if isinstance(a, dict)]
         cut_off = [f"worker {i}: {row['detail']}" for i, row in enumerate(rows) if not row["reachable"]]
@@ -61,10 +61,10 @@ class DeviceProbe(WorkerResource):
         if any(
             (r["local_devices"], r["backend"]) != (n, self.backend) for r, n in zip(rows, self.devices, strict=True)
         ):
-            seen = [f"{row['local_devices']} {row['backend']}" for row in rows]
-            table = "; ".join(f"worker {i}: {found}" for i, found in enumerate(seen))
+            current = [f"{row['local_devices']} {row['backend']}" for row in rows]
+            table = "; ".join(f"worker {i}: {found}" for i, found in enumerate(current))
             raise WrongDevicesError(
-                f"expected {self.devices[0]} {self.backend} devices on each worker, but {table}", seen
+                f"expected {self.devices[0]} {self.backend} devices on each worker, but {table}", current
             )
 
 

@@ -29,18 +29,18 @@ class Watchdog(WorkerResource):
             return "watchdog: the pod deletes itself when the budget is spent"
         return f"watchdog: the pod deletes itself after {self.idle_seconds / 60:g} idle minutes"
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
-        [answer] = self.fleet(world, have).call_all(GUARD_STATE, {}, workers=[0])
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
+        [answer] = self.fleet(context, observed).call_all(GUARD_STATE, {}, workers=[0])
         return self if isinstance(answer, dict) and answer["standing"] else Absent()
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
-        self.tell(world, have[self.node], None)
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        self.tell(context, observed[self.node], None)
 
-    def tell(self, world: Context, node: Node, hours_left: float | None) -> None:
+    def tell(self, context: Context, node: Node, hours_left: float | None) -> None:
         """Replace the watchdog's orders and restart the idle timer.
 
         Args:
-            world: the run's context.
+            context: the run's context.
             node: the pod.
             hours_left: until the budget is spent; None: there is none.
 
@@ -48,24 +48,24 @@ class Watchdog(WorkerResource):
             WorkersFailedError: the orders did not reach worker 0.
         """
         payload: GuardQuestion = {
-            "project": world.project,
-            "deletes": delete_requests(world.project, node),
-            "tpu_api": world.google.root("tpu"),
-            "projects_api": world.google.root("cloudresourcemanager"),
+            "project": context.project,
+            "deletes": delete_requests(context.project, node),
+            "tpu_api": context.google.root("tpu"),
+            "projects_api": context.google.root("cloudresourcemanager"),
             "idle_seconds": self.idle_seconds,
             "seconds_left": None if hours_left is None else 3600 * _with_grace(hours_left),
             "bucket": self.bucket,
             "note_object": end_name(node.name, node.status.uid),
         }
-        answers = node.fleet(world).call_all(GUARD, payload, workers=[0])
+        answers = node.fleet(context).call_all(GUARD, payload, workers=[0])
         raise_failures(answers, self.title)
         [answer] = answers
         if isinstance(answer, dict) and answer["allowed"] is False:
-            words = (
+            message = (
                 "the workers' service account may not delete TPUs, so the pod cannot delete itself; grant "
                 "roles/tpu.admin (docs/costs.md lists a smaller role), or set cleanup.idle_minutes=null"
             )
-            world.events.note(self.id, words)
+            context.events.note(self.id, message)
 
 
 def delete_requests(project: str, node: Node) -> list[str]:

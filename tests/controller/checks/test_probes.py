@@ -54,8 +54,8 @@ def words(answers: dict[str, Any], *overrides: str, signed_in: bool = True) -> l
     google = Answers({**GOOD, **answers}, signed_in)
     clock = Day()
     none = cast(Any, None)
-    world = Context("acme", cast(Any, google), clock, Events(clock), none, none, 1.0, none)
-    return [f"{f.check}: {f.severity} {f}" for f in probe_cloud(cast(Config, config), world)]
+    context = Context("acme", cast(Any, google), clock, Events(clock), none, none, 1.0, none)
+    return [f"{f.check}: {f.severity} {f}" for f in probe_cloud(cast(Config, config), context)]
 
 
 def quota(limit: int, zone: str | None = "us-central1-a", metric: str = "tpu-v5s-litepod") -> dict[str, Any]:

@@ -37,6 +37,6 @@ def desired_resources(*overrides: str) -> list[Resource]:
     return [*shared, node_resource(config, tuple(r.id for r in shared))]
 
 
-def planned_actions(world: Context, *overrides: str) -> dict[str, str]:
+def planned_actions(context: Context, *overrides: str) -> dict[str, str]:
     """What `plan` says would be done about each resource, by id."""
-    return {row.resource.id: row.action for row in preview_resources(tuple(desired_resources(*overrides)), world)}
+    return {row.resource.id: row.action for row in preview_resources(tuple(desired_resources(*overrides)), context)}

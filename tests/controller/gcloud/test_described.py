@@ -101,10 +101,10 @@ DESCRIBED: dict[str, Any] = {
 def shell(cloud: EmulatedCloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcloudShell]:
     """A project in which the controller has made everything of a spot pod."""
     folder = tmp_path_factory.mktemp("made")
-    world = make_context(cloud, folder)
-    reconcile(desired_resources(*POD), world)
+    context = make_context(cloud, folder)
+    reconcile(desired_resources(*POD), context)
     yield GcloudShell(cloud, folder / "shell")
-    world.close()
+    context.close()
 
 
 def test_gcloud_describes_what_was_wanted(shell: GcloudShell) -> None:
@@ -122,16 +122,16 @@ def test_gcloud_describes_what_was_wanted(shell: GcloudShell) -> None:
 @pytest.mark.deep
 def test_the_commands_that_an_admin_is_told_make_what_is_wanted(shell: GcloudShell, cloud: EmulatedCloud) -> None:
     names = ["network.name=told", "cloud.service_account=default", *POD]
-    world = make_context(cloud, shell.home)
+    context = make_context(cloud, shell.home)
     try:
         for resource in desired_resources(*names):
             if isinstance(resource, ComputeResource) and resource.kind != "nat":  # told with its router
-                done = shell.run(resource.command(world))
+                done = shell.run(resource.command(context))
                 assert done.returncode == 0, done.stdout
-        found = planned_actions(world, *names)
+        found = planned_actions(context, *names)
         assert {name for name, action in found.items() if action != "none"} == {"node/pod"}  # in another network
     finally:
-        world.close()
+        context.close()
 
 
 def told(text: str, wanted: Any) -> Any:

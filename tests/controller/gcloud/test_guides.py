@@ -83,11 +83,11 @@ class Stage:
                 self.came_of[name] = error
 
     def _observe(self, shell: GcloudShell, block: Mapping[str, Any]) -> dict[str, str]:
-        world = make_context(self.cloud, shell.home)
+        context = make_context(self.cloud, shell.home)
         try:
-            found = planned_actions(world, *block["observe"].split())
+            found = planned_actions(context, *block["observe"].split())
         finally:
-            world.close()
+            context.close()
         return {name: found[name] for name in block["same"] if found[name] != "none"}
 
     def _run(self, shell: GcloudShell, block: Mapping[str, Any], values: dict[str, str], scene: dict[str, str]) -> Any:

@@ -202,20 +202,20 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, An
     folder = tmp_path_factory.mktemp("parity")
     cloud = EmulatedCloud(folder / "state")
     cloud.start("--operation-seconds=0")
-    world = make_context(cloud, folder)
+    context = make_context(cloud, folder)
     for overrides in ([*MINE, *SPOT], ON_DEMAND_POD, QUEUED_POD):
         resources = desired_resources(*overrides)
-        reconcile(resources, world)
-        destroy(resources, world)
+        reconcile(resources, context)
+        destroy(resources, context)
     # A subnet made by hand, whose private access was left off.
     cloud.act("POST", f"{COMPUTE}/global/networks", {"name": "default"})
-    reconcile(desired_resources(*DEFAULT)[:-1], world)
+    reconcile(desired_resources(*DEFAULT)[:-1], context)
     machine = bastion()
-    reconcile([machine], world)
-    machine.printed(world)
-    destroy([machine], world)
+    reconcile([machine], context)
+    machine.printed(context)
+    destroy([machine], context)
     yield cloud.log()
-    world.close()
+    context.close()
     run_localcloud("wipe", cloud.state)
 
 

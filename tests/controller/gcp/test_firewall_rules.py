@@ -57,7 +57,7 @@ def test_googles_own_ssh_rule_of_the_default_network_does_the_work_and_is_told(p
     assert project.actions(*group) == {}
     [note] = [note for note in project.notes if "whole internet" in note]
     assert f"gcloud compute firewall-rules update {project.tag}-allow-ssh --source-ranges=127.0.0.0/8" in note
-    destroy(project.shared(*group), project.world)
+    destroy(project.shared(*group), project.context)
     assert project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh") == before
 
 
@@ -72,20 +72,20 @@ def test_what_lost_its_stand_in_is_made(project: EmulatedProject) -> None:
 
 
 def test_this_machine_is_admitted_beside_others_when_asked_for(project: EmulatedProject) -> None:
-    project.world.find_public_ip = lambda: "8.8.4.4"
+    project.context.find_public_ip = lambda: "8.8.4.4"
     auto = "network.laptop=auto"
     project.settle(auto)
     assert project.actions(auto) == {}
     path = f"{COMPUTE}/global/firewalls/{project.tag}-allow-laptop"
     assert project.cloud.ok("GET", path)["sourceRanges"] == ["8.8.4.4/32"]
-    project.world.find_public_ip = lambda: "9.9.9.9"
+    project.context.find_public_ip = lambda: "9.9.9.9"
     assert list(project.actions(auto).values()) == ["update"]
     project.settle(auto)
     assert project.cloud.ok("GET", path)["sourceRanges"] == ["8.8.4.4/32", "9.9.9.9/32"]
-    project.world.find_public_ip = lambda: None
+    project.context.find_public_ip = lambda: None
     with pytest.raises(ConfigError, match=r"network\.laptop: cannot determine"):
         project.settle(auto)
-    destroy(project.shared(auto), project.world)
+    destroy(project.shared(auto), project.context)
     assert project.cloud.call("GET", path)[0] == 404
 
 

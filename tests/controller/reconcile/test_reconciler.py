@@ -1,4 +1,4 @@
-"""The engine against a world of its own: order, waiting, acting only on a difference, and failing loudly."""
+"""The engine against fakes of its own: order, waiting, acting only on a difference, and failing loudly."""
 
 from __future__ import annotations
 
@@ -49,26 +49,26 @@ class Thing(Resource):
     log: list[str] = field(default_factory=list, compare=False)
     stubborn: bool = field(default=False, compare=False)
 
-    def observe(self, world: Context, have: ObservedResources) -> Absent | Pending | Unknown | Self:
-        assert set(self.needs) <= set(have)
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Pending | Unknown | Self:
+        assert set(self.needs) <= set(observed)
         if self.script:
             return self.script.pop(0)
         return self.store.get(self.name, Absent())
 
-    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         self.log.append(f"{diff.action} {self.name}")
         if diff.action == "replace":
-            self.destroy(world)
+            self.destroy(context)
         elif not self.stubborn:
             self.store[self.name] = self
 
-    def destroy(self, world: Context) -> None:
+    def destroy(self, context: Context) -> None:
         self.log.append(f"destroy {self.name}")
         self.store.pop(self.name, None)
 
 
 @pytest.fixture
-def world() -> Context:
+def context() -> Context:
     clock = FakeClock()
     none = cast(Any, None)
     return Context("p", none, clock, Events(clock), Path("unused"), none, 1.0, none)
@@ -81,103 +81,103 @@ def things(**needs: tuple[str, ...]) -> tuple[dict[str, Any], list[str], list[Th
     return store, log, made
 
 
-def test_each_comes_after_its_needs_and_a_second_time_nothing_is_done(world: Context) -> None:
+def test_each_comes_after_its_needs_and_a_second_time_nothing_is_done(context: Context) -> None:
     store, log, made = things(c=("b",), b=("a",), a=())
-    reconcile(made, world)
+    reconcile(made, context)
     assert log == ["create a", "create b", "create c"]
-    assert set(reconcile(made, world)) == {"thing/a", "thing/b", "thing/c"}
+    assert set(reconcile(made, context)) == {"thing/a", "thing/b", "thing/c"}
     assert len(log) == 3
     assert set(store) == {"a", "b", "c"}
 
 
-def test_independent_branches_run_at_the_same_time(world: Context) -> None:
+def test_independent_branches_run_at_the_same_time(context: Context) -> None:
     both = threading.Barrier(2, timeout=30)
 
     @dataclass(frozen=True, kw_only=True)
     class Meeting(Thing):
-        def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+        def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
             both.wait()  # passes only if the other is here too
-            super().apply(world, have, diff)
+            super().apply(context, observed, diff)
 
     store: dict[str, Any] = {}
-    reconcile([Meeting(name="x", store=store), Meeting(name="y", store=store)], world)
+    reconcile([Meeting(name="x", store=store), Meeting(name="y", store=store)], context)
     assert set(store) == {"x", "y"}
 
 
-def test_pending_is_waited_for_and_never_acted_on(world: Context) -> None:
+def test_pending_is_waited_for_and_never_acted_on(context: Context) -> None:
     store, log, [thing] = things(a=())
     store["a"] = thing
-    reconcile([replace(thing, script=[Pending("creating")] * 5)], world)
+    reconcile([replace(thing, script=[Pending("creating")] * 5)], context)
     assert log == []
-    assert world.clock.now() == 5.0
+    assert context.clock.now() == 5.0
 
 
-def test_pending_for_ever_is_an_error(world: Context) -> None:
+def test_pending_for_ever_is_an_error(context: Context) -> None:
     _, _, [thing] = things(a=())
     with pytest.raises(CloudError, match="still not ready after 600 s: creating"):
-        reconcile([replace(thing, script=[Pending("creating")] * 10_000)], world)
+        reconcile([replace(thing, script=[Pending("creating")] * 10_000)], context)
 
 
-def test_a_state_may_have_less_time_than_the_resource(world: Context) -> None:
+def test_a_state_may_have_less_time_than_the_resource(context: Context) -> None:
     store, _, [thing] = things(a=())
     deleting = Pending("deleting", 30, "run it again later")
     script = [Pending("creating")] * 100 + [deleting] * 20 + [thing]
     store["a"] = thing
-    reconcile([replace(thing, script=script)], world)
+    reconcile([replace(thing, script=script)], context)
     with pytest.raises(CloudError, match="still not ready after 50 s: deleting; run it again later"):
-        reconcile([replace(thing, script=[Pending("creating")] * 20 + [deleting] * 100)], world)
+        reconcile([replace(thing, script=[Pending("creating")] * 20 + [deleting] * 100)], context)
 
 
-def test_a_fixed_field_means_replace_and_others_update(world: Context) -> None:
+def test_a_fixed_field_means_replace_and_others_update(context: Context) -> None:
     store, log, [thing] = things(a=())
     store["a"] = replace(thing, make="old")
-    reconcile([thing], world)
+    reconcile([thing], context)
     assert log == ["replace a", "destroy a", "create a"]
     store["a"] = replace(thing, size=7)
-    reconcile([thing], world)
+    reconcile([thing], context)
     assert log[3:] == ["update a"]
 
 
-def test_none_means_whatever_it_is(world: Context) -> None:
+def test_none_means_whatever_it_is(context: Context) -> None:
     _, _, [thing] = things(a=())
     assert replace(thing, size=None).diff(replace(thing, size=9)) == Diff("none")
     assert thing.diff(replace(thing, size=9)) == Diff("update", (Change("size", 9, 1),))
 
 
-def test_unknown_stops(world: Context) -> None:
+def test_unknown_stops(context: Context) -> None:
     _, log, [thing] = things(a=())
     with pytest.raises(ConfigError, match="thing a: no credentials"):
-        reconcile([replace(thing, script=[Unknown("no credentials")])], world)
+        reconcile([replace(thing, script=[Unknown("no credentials")])], context)
     assert log == []
 
 
-def test_what_does_not_converge_is_said_so(world: Context) -> None:
+def test_what_does_not_converge_is_said_so(context: Context) -> None:
     _, log, [thing] = things(a=())
     with pytest.raises(CloudError, match="does not converge: make: None -> a; size: None -> 1"):
-        reconcile([replace(thing, stubborn=True)], world)
+        reconcile([replace(thing, stubborn=True)], context)
     assert len(log) == 8
 
 
-def test_a_failure_stops_what_depends_on_it_and_only_that(world: Context) -> None:
+def test_a_failure_stops_what_depends_on_it_and_only_that(context: Context) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Broken(Thing):
-        def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+        def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
             raise CloudError("broken")
 
     store: dict[str, Any] = {}
     events: list[Event] = []
-    world.events.listen(events.append)
+    context.events.listen(events.append)
     after = Thing(name="after", needs=("thing/bad",), store=store)
     with pytest.raises(CloudError, match="broken"):
-        reconcile([Broken(name="bad", store=store), Thing(name="good", store=store), after], world)
+        reconcile([Broken(name="bad", store=store), Thing(name="good", store=store), after], context)
     assert set(store) == {"good"}
     assert ("step_failed", "thing/bad") in {(e.kind, e.subject) for e in events}
 
 
-def test_dependents_are_destroyed_first(world: Context) -> None:
+def test_dependents_are_destroyed_first(context: Context) -> None:
     _, log, made = things(a=(), b=("a",), c=("b",))
-    reconcile(made, world)
-    destroy(made, world)
+    reconcile(made, context)
+    destroy(made, context)
     assert log[3:] == ["destroy c", "destroy b", "destroy a"]
 
 
@@ -188,11 +188,11 @@ def test_a_plan_that_is_no_dag_is_refused(needs: dict[str, tuple[str, ...]], wor
         topological_order(made)
 
 
-def test_events_tell_what_was_done(world: Context) -> None:
+def test_events_tell_what_was_done(context: Context) -> None:
     events: list[Event] = []
-    world.events.listen(events.append)
+    context.events.listen(events.append)
     collect: Callable[[], list[tuple[str, Any]]] = lambda: [(e.kind, e.data.get("action")) for e in events]  # noqa: E731
     _, _, made = things(a=())
-    reconcile(made, world)
-    reconcile(made, world)
+    reconcile(made, context)
+    reconcile(made, context)
     assert collect() == [("step_started", None), ("step_done", "create"), ("step_done", "none")]

@@ -59,7 +59,7 @@ class EmulatedProject:
         events = Events(self.clock)
         none = cast(Any, None)
         login = Login(google, self.clock, "slipway-local", "me", self.folder)
-        self.world = Context("slipway-local", google, self.clock, events, self.folder, login, 0.01, none)
+        self.context = Context("slipway-local", google, self.clock, events, self.folder, login, 0.01, none)
         events.listen(lambda event: self.notes.append(event.words) if event.kind == "note" else None)
 
     def config(self, *overrides: str) -> Config:
@@ -78,11 +78,11 @@ class EmulatedProject:
 
     def settle(self, *overrides: str) -> dict[str, Any]:
         """What `up` does before it makes a pod."""
-        return reconcile(self.shared(*overrides), self.world)
+        return reconcile(self.shared(*overrides), self.context)
 
     def actions(self, *overrides: str) -> dict[str, str]:
         """What `plan` says would be done, without what is right already."""
-        rows = preview_resources(tuple(self.shared(*overrides)), self.world)
+        rows = preview_resources(tuple(self.shared(*overrides)), self.context)
         return {row.resource.id: row.action for row in rows if row.action != "none"}
 
     def state(self) -> dict[str, Any]:
@@ -109,4 +109,4 @@ def project(emulated: EmulatedCloud, request: pytest.FixtureRequest, tmp_path: P
     number = zlib.crc32(request.node.name.encode()) % 10**6
     made = EmulatedProject(emulated, f"t{number}", tmp_path)
     yield made
-    made.world.close()
+    made.context.close()

@@ -24,13 +24,13 @@ class Pod:
     node: Node
 
     def up(self) -> Node:
-        return reconcile([self.node], self.project.world)[self.node.id]
+        return reconcile([self.node], self.project.context)[self.node.id]
 
     def down(self) -> None:
-        destroy([self.node], self.project.world)
+        destroy([self.node], self.project.context)
 
     def look(self) -> Any:
-        return self.node.observe(self.project.world, {})
+        return self.node.observe(self.project.context, {})
 
     def asked(self) -> list[str]:
         """Zone and tier of every request for a pod of ours."""
@@ -66,7 +66,7 @@ def _tier(body: dict[str, Any]) -> str:
 
 def pod(project: EmulatedProject, *overrides: str, **changes: Any) -> Pod:
     (project.folder / "keys").mkdir(exist_ok=True)
-    project.world.draw = lambda: 0.0
+    project.context.draw = lambda: 0.0
     one = ("tpu=v5litepod_8", f"tpu.zone={A}", f"tpu.name={project.tag}-pod")
     words = (*one, *overrides)
     project.cloud.ok("DELETE", "emulator/faults")

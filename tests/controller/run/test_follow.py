@@ -37,7 +37,7 @@ NODE = Node(
 class FakeNode(Node):
     """A node that is seen as what the test says."""
 
-    def pod_seen(self, world: Context, since: float = 0.0) -> PodStatus:
+    def pod_seen(self, context: Context, since: float = 0.0) -> PodStatus:
         if isinstance(SEEN[0], Exception):
             raise SEEN[0]
         return SEEN[0]
@@ -88,13 +88,13 @@ def follow(fleet: FakeFleet, seen: Any = READY, **settings: Any) -> tuple[Attemp
     SEEN[0] = seen
     clock = Clock()
     none = cast(Any, None)
-    world = Context("p", none, clock, Events(clock), Path("unused"), none, 0.01, none)
+    context = Context("p", none, clock, Events(clock), Path("unused"), none, 0.01, none)
     events: list[Event] = []
-    world.events.listen(events.append)
+    context.events.listen(events.append)
     node = FakeNode(**{f.name: getattr(NODE, f.name) for f in fields(NODE)})
     cancelled = settings.pop("cancelled", lambda: False)
     outcome = Follower(
-        world, node, cast(Fleet, fleet), "run", 1, recovery().model_copy(update=settings), 0.05, cancelled=cancelled
+        context, node, cast(Fleet, fleet), "run", 1, recovery().model_copy(update=settings), 0.05, cancelled=cancelled
     ).follow()
     assert outcome is not None
     return outcome, events

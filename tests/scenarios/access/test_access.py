@@ -57,9 +57,9 @@ def test_a_worker_that_freezes_is_noticed(slipway: SlipwayCli) -> None:
 
 def test_os_login_where_the_project_wants_it(slipway: SlipwayCli) -> None:
     cloud = slipway.cloud()
-    with open_context(main.parse(["plan", *KEEP, *slipway.base]).options.config()[0], keep_awake=True) as (world, _):
+    with open_context(main.parse(["plan", *KEEP, *slipway.base]).options.config()[0], keep_awake=True) as (context, _):
         body = {"items": [{"key": "enable-oslogin", "value": "TRUE"}]}
-        world.google.call("compute", "projects.setCommonInstanceMetadata", project="slipway-local", body=body)
+        context.google.call("compute", "projects.setCommonInstanceMetadata", project="slipway-local", body=body)
     code, out, err = slipway("up", *KEEP)
     assert (code, err) == (0, "")
     assert "hello from worker 0" in out

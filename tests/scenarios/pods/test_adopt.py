@@ -21,7 +21,7 @@ PROJECT = "projects/slipway-local"
 
 
 @pytest.fixture
-def world(slipway: SlipwayCli) -> Iterator[Context]:
+def context(slipway: SlipwayCli) -> Iterator[Context]:
     from google.oauth2.credentials import Credentials
 
     cloud, clock = slipway.cloud(), Clock()
@@ -31,18 +31,18 @@ def world(slipway: SlipwayCli) -> Iterator[Context]:
     google.close()
 
 
-def make_by_hand(world: Context) -> None:
+def make_by_hand(context: Context) -> None:
     """What another tool has made: a network of its own that admits SSH, and a pod in it."""
     network = f"{PROJECT}/global/networks/theirs"
     subnet = {"name": "theirs", "network": network, "ipCidrRange": "10.9.0.0/24"}
     ssh = {"name": "theirs-all", "network": network, "allowed": [{"IPProtocol": "tcp"}], "sourceRanges": ["0.0.0.0/0"]}
     where = {"project": "slipway-local"}
-    insert = world.google.call
+    insert = context.google.call
     wait_compute(
-        world, insert("compute", "networks.insert", **where, body={"name": "theirs", "autoCreateSubnetworks": False})
+        context, insert("compute", "networks.insert", **where, body={"name": "theirs", "autoCreateSubnetworks": False})
     )
-    wait_compute(world, insert("compute", "subnetworks.insert", **where, region="us-west4", body=subnet))
-    wait_compute(world, insert("compute", "firewalls.insert", **where, body=ssh))
+    wait_compute(context, insert("compute", "subnetworks.insert", **where, region="us-west4", body=subnet))
+    wait_compute(context, insert("compute", "firewalls.insert", **where, body=ssh))
     node = {
         "acceleratorType": "v5litepod-8",
         "runtimeVersion": "v2-alpha-tpuv5-lite",
@@ -50,15 +50,15 @@ def make_by_hand(world: Context) -> None:
     }
     parent = f"{PROJECT}/locations/us-west4-a"
     operation = insert("tpu", "projects.locations.nodes.create", parent=parent, nodeId="stable-1", body=node)
-    wait_rpc(world, "tpu", operation, "projects.locations.operations.get")
+    wait_rpc(context, "tpu", operation, "projects.locations.operations.get")
 
 
 @pytest.mark.e2e
-def test_an_adopted_pod_is_used_and_left_as_it_was(slipway: SlipwayCli, world: Context) -> None:
+def test_an_adopted_pod_is_used_and_left_as_it_was(slipway: SlipwayCli, context: Context) -> None:
     code, out, err = slipway("plan", *ADOPT)
     assert code == 2
     assert "pod stable-1 does not exist in us-west4-a, and tpu.adopt=true requires an existing pod" in out + err
-    make_by_hand(world)
+    make_by_hand(context)
     before = comparable_state(slipway.cloud().get("state"))
     code, out, err = slipway("up", *ADOPT)
     assert (code, err) == (0, "")

@@ -113,9 +113,9 @@ def test_a_pod_without_a_controller_ends_with_the_budget(slipway: SlipwayCli) ->
 @contextmanager
 def billed(config: Any) -> Iterator[Any]:
     """The emulated cloud, as if it were Google's."""
-    with really_connected(config) as (world, emulator):
-        world.billed = True
-        yield world, emulator
+    with really_connected(config) as (context, emulator):
+        context.billed = True
+        yield context, emulator
 
 
 really_connected = session.open_context

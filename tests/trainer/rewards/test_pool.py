@@ -135,15 +135,15 @@ def test_names_in_the_config_are_those_of_the_functions() -> None:
     assert tuple(REWARDS) == loop.REWARDS
 
 
-def test_500_adversarial_responses_neither_crash_nor_hang(pool) -> None:
+def test_500_adversarial_responses_neither_crash_nor_hang(short_pool) -> None:
     texts = adversarial(random.Random(0))
     assert len(texts) == 500
-    waiting = [pool.submit(["answer_match", "boxed"], text, "18") for text in texts]
+    waiting = [short_pool.submit(["answer_match", "boxed"], text, "18") for text in texts]
     checks = [check.result() for check in waiting]
     assert all(0 <= score <= 1 for check in checks for score in check.scores.values())
     assert sum(check.failed for check in checks) == 0
     assert sum(check.timed_out > 0 for check in checks) <= 10
-    assert pool.submit(["answer_match"], "#### 18", "18").result().scores == {"answer_match": 1.0}
+    assert short_pool.submit(["answer_match"], "#### 18", "18").result().scores == {"answer_match": 1.0}
 
 
 def adversarial(draw: random.Random) -> list[str]:

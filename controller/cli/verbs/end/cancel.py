@@ -13,15 +13,15 @@ from controller.run.session import open_session
 
 
 def run(command: Command) -> int:
-    with open_session(command.options) as now:
-        run_id, fleet = now.plan.run_id, now.fleet()
+    with open_session(command.options) as session:
+        run_id, fleet = session.plan.run_id, session.fleet()
         running = running_runs(fleet) if fleet is not None else set()
         cancelled = run_id in running
         if fleet is not None and cancelled:
-            now.ledger.cancel()
+            session.ledger.cancel()
             stop(fleet, run_id)
         else:
-            lease = pod_lease(now.plan, now.world)
+            lease = pod_lease(session.plan, session.context)
             other = lease.look()
             if other is not None and other.term.run_id == run_id:
                 lease.ask("cancelled")

@@ -29,33 +29,33 @@ BUCKET_STAYS = (
 
 
 def run(command: Command) -> int:
-    with open_session(command.options) as now:
+    with open_session(command.options) as session:
         everything = command.flags.all
-        rows = [row for row in _observe(now, everything) if not isinstance(row.seen, Absent | Unknown)]
+        rows = [row for row in _observe(session, everything) if not isinstance(row.seen, Absent | Unknown)]
         present = [row.resource for row in rows if _will_be_deleted(row, everything)]
-        running = _affected_runs(now)
+        running = _affected_runs(session)
         if everything:
-            _refuse_if_used(now, present)
+            _refuse_if_used(session, present)
         if (present or running) and (everything or running) and not _confirm(command, present, running):
             names = f"{', '.join(sorted(running))} is running on the pod; " if running else ""
             raise ConfigError(f"nothing was deleted; {names}pass --yes to skip the prompt")
         for run_id in running:  # so that no controller takes this for a preemption
-            Ledger(now.world.google, now.plan.bucket, run_id).cancel()
-        lease = pod_lease(now.plan, now.world)
-        with View(now.plan, json_lines=command.flags.json) as view, lease.kept():
-            now.world.events.listen(view)
+            Ledger(session.context.google, session.plan.bucket, run_id).cancel()
+        lease = pod_lease(session.plan, session.context)
+        with View(session.plan, json_lines=command.flags.json) as view, lease.kept():
+            session.context.events.listen(view)
             driver = lease.look()
             if driver is not None or any(row.resource in present for row in rows if isinstance(row.seen, Node)):
-                lease.take_over("deleted", lambda words: now.world.events.note(now.plan.run_id, words))
+                lease.take_over("deleted", lambda message: session.context.events.note(session.plan.run_id, message))
             for row in rows:
                 if isinstance(row.seen, Node) and row.resource in present:
-                    google, clock = now.world.google, now.world.clock
-                    close_billing(google, clock, now.plan.bucket, now.plan.config, row.seen, "deleted by down")
-            destroy(_with_dependencies(present), now.world)
+                    google, clock = session.context.google, session.context.clock
+                    close_billing(google, clock, session.plan.bucket, session.plan.config, row.seen, "deleted by down")
+            destroy(_with_dependencies(present), session.context)
             lease.release("deleted by down", 0)
         kept = [row for row in rows if row.resource not in present and row.resource.scope == "shared"]
-        others = _other_buckets(now) if everything else []
-        undo = now.plan.get(Services).undo(now.world)
+        others = _other_buckets(session) if everything else []
+        undo = session.plan.get(Services).undo(session.context)
     if command.flags.json:
         kept_ids = [row.resource.id for row in kept]
         deleted = [r.id for r in present]
@@ -65,19 +65,21 @@ def run(command: Command) -> int:
     return 0
 
 
-def _observe(now: Session, everything: bool) -> list[ResourcePreview]:
+def _observe(session: Session, everything: bool) -> list[ResourcePreview]:
     """Return the pod and shared resources as they are now, each observed by itself."""
     wanted = [
-        r for r in now.plan.resources if r.id == now.plan.node.id or r.scope == "shared" or isinstance(r, Bastion)
+        r
+        for r in session.plan.resources
+        if r.id == session.plan.node.id or r.scope == "shared" or isinstance(r, Bastion)
     ]
-    rows = preview_resources(tuple(replace(r, needs=()) for r in wanted), now.world)
+    rows = preview_resources(tuple(replace(r, needs=()) for r in wanted), session.context)
     rows = [replace(row, resource=resource) for row, resource in zip(rows, wanted, strict=True)]
     if not everything:
         return rows
-    network = now.plan.config.network.name
-    others = resources_in_other_regions(now.world, network, {r.id for r in wanted})
-    seen = preview_resources(tuple(replace(r, needs=()) for r in others), now.world)
-    return rows + [replace(row, resource=resource) for row, resource in zip(seen, others, strict=True)]
+    network = session.plan.config.network.name
+    others = resources_in_other_regions(session.context, network, {r.id for r in wanted})
+    others_observed = preview_resources(tuple(replace(r, needs=()) for r in others), session.context)
+    return rows + [replace(row, resource=resource) for row, resource in zip(others_observed, others, strict=True)]
 
 
 def _will_be_deleted(row: ResourcePreview, everything: bool) -> bool:
@@ -90,8 +92,8 @@ def _with_dependencies(present: list[Resource]) -> list[Resource]:
     return [replace(r, needs=tuple(n for n in r.needs if n in ids)) for r in present]
 
 
-def _refuse_if_used(now: Session, present: list[Resource]) -> None:
-    used = dependents(now.world, now.plan.node, present)
+def _refuse_if_used(session: Session, present: list[Resource]) -> None:
+    used = dependents(session.context, session.plan.node, present)
     if used:
         raise ConfigError(
             f"nothing was deleted; still in use: {'; '.join(used)}. Delete that first, or run "
@@ -119,18 +121,18 @@ def _summary_lines(present: list[Resource], kept: list[ResourcePreview], undo: s
     return lines
 
 
-def _other_buckets(now: Session) -> list[str]:
+def _other_buckets(session: Session) -> list[str]:
     """Return our buckets that stay: runs in other regions have their own, and their results may be needed."""
-    listed = now.world.google.pages("storage", "buckets.list", "items", project=now.world.project)
+    listed = session.context.google.pages("storage", "buckets.list", "items", project=session.context.project)
     ours = [b["name"] for b in listed if is_labelled(b)]
-    return sorted(name for name in ours if name != now.plan.bucket)
+    return sorted(name for name in ours if name != session.plan.bucket)
 
 
-def _affected_runs(now: Session) -> set[str]:
+def _affected_runs(session: Session) -> set[str]:
     """Return the runs that this would end: those on the pod, and the one with a controller, even without a pod yet."""
-    driver = pod_lease(now.plan, now.world).look()
+    driver = pod_lease(session.plan, session.context).look()
     found = set() if driver is None else {driver.term.run_id}
-    fleet = now.fleet()
+    fleet = session.fleet()
     if fleet is None:
         return found
     return found | active_runs(fleet.call_all(OBSERVE, {}))

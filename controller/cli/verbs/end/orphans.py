@@ -16,14 +16,14 @@ from controller.plan.project import bucket_name
 def run(command: Command) -> int:
     config = command.options.cloud_config()
     project = require_project(project_of(config))
-    with open_context(config) as (world, _):
-        found = billed_items(world, [bucket_name(config, project)])
+    with open_context(config) as (context, _):
+        found = billed_items(context, [bucket_name(config, project)])
         doomed = [thing for thing in found if not thing.use] if command.flags.delete else []
         details = ["This deletes:", *(f"  {thing.title}: {thing.why}" for thing in doomed)]
         if doomed and not confirm("Continue?", yes=command.flags.yes, details=details):
             raise ConfigError("nothing was deleted; pass --yes to skip the prompt")
         for thing in doomed:
-            delete(world, thing)
+            delete(context, thing)
             print(f"deleted {thing.title}", file=sys.stderr)
     if command.flags.json:
         document = {"things": [asdict(thing) for thing in found], "deleted": [thing.title for thing in doomed]}
@@ -33,7 +33,7 @@ def run(command: Command) -> int:
     return 0
 
 
-def format_items(found: list[BilledItem], project: str, words: tuple[str, ...]) -> list[str]:
+def format_items(found: list[BilledItem], project: str, overrides: tuple[str, ...]) -> list[str]:
     """Format the list for people: orphans with their cost, then what is in use."""
     orphans, used = [t for t in found if not t.use], [t for t in found if t.use]
     if not orphans:
@@ -43,7 +43,7 @@ def format_items(found: list[BilledItem], project: str, words: tuple[str, ...]) 
         lines = [f"  {_format_price(thing)}  {thing.title}: {thing.why}" for thing in orphans]
         unknown = ", plus resources of unknown price" if any(thing.usd_per_hour is None for thing in orphans) else ""
         lines.append(f"  ${total:.3f} per hour, ${total * 730:.0f} per month{unknown} (list prices)")
-        lines.append(f"`{shlex.join(['slipway', 'orphans', '--delete', *words])}` deletes them")
+        lines.append(f"`{shlex.join(['slipway', 'orphans', '--delete', *overrides])}` deletes them")
     return lines + [f"in use: {thing.title} {_format_price(thing).strip()}: {thing.use}" for thing in used]
 
 

@@ -13,24 +13,26 @@ from controller.run.session import Session, open_session
 
 
 def run(command: Command) -> int:
-    with open_session(command.options) as now:
-        node = now.node()
-        name = now.plan.node.name
+    with open_session(command.options) as session:
+        node = session.node()
+        name = session.plan.node.name
         if not isinstance(node, Node) or node.status.state not in ("READY", "STOPPED"):
             raise ConfigError(f"pod {name} is absent or not ready, so it cannot be stopped; see `slipway status`")
-        if now.plan.node.adopt or not node.ours:
+        if session.plan.node.adopt or not node.ours:
             raise ConfigError(f"pod {name} was not made by slipway, so slipway does not stop it")
         if node.cannot_stop:
             raise ConfigError(f"tpu.capacity: {node.cannot_stop}")
         stopped = node.is_ready
         if stopped:
-            _record_stops(command, now)
-            lease = pod_lease(now.plan, now.world)
+            _record_stops(command, session)
+            lease = pod_lease(session.plan, session.context)
             with lease.kept():
                 lease.take_over("stopped")
-                node.stop(now.world)
+                node.stop(session.context)
                 lease.release("stopped", 0)
-            close_billing(now.world.google, now.world.clock, now.plan.bucket, now.plan.config, node, "stopped")
+            close_billing(
+                session.context.google, session.context.clock, session.plan.bucket, session.plan.config, node, "stopped"
+            )
     if command.flags.json:
         print(json.dumps({"pod": name, "stopped": stopped}))
     else:
@@ -38,11 +40,11 @@ def run(command: Command) -> int:
     return 0
 
 
-def _record_stops(command: Command, now: Session) -> None:
+def _record_stops(command: Command, session: Session) -> None:
     """Record the stop, so that no controller takes it for a preemption."""
-    fleet = now.fleet()
+    fleet = session.fleet()
     running = running_runs(fleet) if fleet is not None else set()
     if running and not command.flags.yes:
         raise ConfigError(f"{', '.join(sorted(running))} is running on the pod; pass --yes to end it")
     for run_id in running:
-        Ledger(now.world.google, now.plan.bucket, run_id).cancel()
+        Ledger(session.context.google, session.plan.bucket, run_id).cancel()

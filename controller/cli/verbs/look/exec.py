@@ -26,12 +26,12 @@ def run(command: Command) -> int:
     if not command.rest:
         raise ConfigError("exec: needs a command after --, such as slipway exec --worker all -- nproc")
     shell = command.rest[0] if len(command.rest) == 1 else shlex.join(command.rest)
-    with open_session(command.options) as now:
-        fleet = now.workers()
+    with open_session(command.options) as session:
+        fleet = session.workers()
         if command.flags.worker != "all" and not command.flags.json:
-            link = fleet.link(now.worker(command.flags.worker))
+            link = fleet.link(session.worker(command.flags.worker))
             return link.follow(shell, _writer_for(sys.stdout), _writer_for(sys.stderr))
-        who = range(len(fleet)) if command.flags.worker == "all" else [now.worker(command.flags.worker)]
+        who = range(len(fleet)) if command.flags.worker == "all" else [session.worker(command.flags.worker)]
         return _run_on_workers(fleet, who, shell, as_json=command.flags.json)
 
 

@@ -11,11 +11,11 @@ from controller.ssh.port_forward import PortForward
 
 def run(command: Command) -> int:
     port, remote = parse_ports(command.flags.port)
-    with open_session(command.options) as now:
-        worker = now.worker(command.flags.worker)
-        link = now.workers().link(worker)
+    with open_session(command.options) as session:
+        worker = session.worker(command.flags.worker)
+        link = session.workers().link(worker)
         link.connection().open()  # fail now if the connection is broken, not at the first page
-        forward = PortForward(link, port, remote, lambda words: print(f"warning: {words}", file=sys.stderr))
+        forward = PortForward(link, port, remote, lambda message: print(f"warning: {message}", file=sys.stderr))
         if command.flags.json:
             print(json.dumps({"port": forward.port, "worker": worker, "remote": remote}), flush=True)
         else:

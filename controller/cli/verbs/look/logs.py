@@ -13,15 +13,15 @@ from controller.ssh.fleet import WorkerError
 
 
 def run(command: Command) -> int:
-    with open_session(command.options) as now:
-        worker = now.worker(command.flags.worker)
-        launches = now.ledger.launches()
+    with open_session(command.options) as session:
+        worker = session.worker(command.flags.worker)
+        launches = session.ledger.launches()
         if not launches:
-            raise ConfigError(f"{now.plan.run_id} was never launched; run `slipway up` first")
+            raise ConfigError(f"{session.plan.run_id} was never launched; run `slipway up` first")
         attempt = launches[-1].attempt
         write = _print_json if command.flags.json else sys.stdout.write
-        if not _print_from_worker(now, worker, attempt, write, follow=command.flags.follow):
-            _print_from_bucket(now, worker, attempt, write)
+        if not _print_from_worker(session, worker, attempt, write, follow=command.flags.follow):
+            _print_from_bucket(session, worker, attempt, write)
     return 0
 
 
@@ -30,12 +30,12 @@ def _print_json(text: str) -> None:
 
 
 def _print_from_worker(
-    now: Session, worker: int, attempt: int, write: Callable[[str], object], *, follow: bool
+    session: Session, worker: int, attempt: int, write: Callable[[str], object], *, follow: bool
 ) -> bool:
-    fleet = now.fleet()
+    fleet = session.fleet()
     if fleet is None:
         return False
-    payload: WatchQuestion = {"run_id": now.plan.run_id, "attempt": attempt, "follow": follow}
+    payload: WatchQuestion = {"run_id": session.plan.run_id, "attempt": attempt, "follow": follow}
     told = False
     try:
         for line in fleet.stream(worker, WATCH, payload):
@@ -49,9 +49,9 @@ def _print_from_worker(
     return told
 
 
-def _print_from_bucket(now: Session, worker: int, attempt: int, write: Callable[[str], object]) -> None:
+def _print_from_bucket(session: Session, worker: int, attempt: int, write: Callable[[str], object]) -> None:
     try:
-        content = now.world.google.download(now.plan.bucket, now.ledger.log_object(worker, attempt))
+        content = session.context.google.download(session.plan.bucket, session.ledger.log_object(worker, attempt))
     except NotFoundError:
         raise ConfigError(f"no log for worker {worker}, attempt {attempt}, on the pod or in the bucket") from None
     write(content.decode(errors="replace"))

@@ -46,5 +46,5 @@ def _file_reader(command: Command, state: Path) -> Iterator[FileReader]:
     from controller.plan.project import bucket_name
 
     config = command.options.cloud_config()
-    with open_context(config) as (world, _):
-        yield bucket_reader(world.google, bucket_name(config, project_of(config)), local_reader(state))
+    with open_context(config) as (context, _):
+        yield bucket_reader(context.google, bucket_name(config, project_of(config)), local_reader(state))

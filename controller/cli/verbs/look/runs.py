@@ -47,8 +47,8 @@ def requested_runs(command: Command) -> tuple[Path, str, list[index.RunRow]]:
     flags, state = command.flags, command.options.state_dir
     if flags.refresh:
         refresh_index(command, state)
-    words = (flags.runs, flags.sweep, flags.where, flags.sort, flags.last)
-    return state, *select_runs(index.load_rows(state), *words, boards=run_ids_by_sweep(state))
+    criteria = (flags.runs, flags.sweep, flags.where, flags.sort, flags.last)
+    return state, *select_runs(index.load_rows(state), *criteria, boards=run_ids_by_sweep(state))
 
 
 def refresh_index(command: Command, state: Path) -> None:
@@ -57,8 +57,8 @@ def refresh_index(command: Command, state: Path) -> None:
     from controller.plan.project import bucket_name
 
     config = command.options.cloud_config()
-    with open_context(config) as (world, _):
-        found = index.list_published_rows(world.google, bucket_name(config, project_of(config)))
+    with open_context(config) as (context, _):
+        found = index.list_published_rows(context.google, bucket_name(config, project_of(config)))
     known = {row["run"]: row for row in index.load_rows(state)}
     index.append_rows(
         state, [row for row in found if known.get(row["run"], {}) != {**known.get(row["run"], {}), **row}]

@@ -8,6 +8,6 @@ from controller.ssh.terminal import open_shell
 
 
 def run(command: Command) -> int:
-    with open_session(command.options) as now:
-        worker = now.worker(command.flags.worker)
-        return open_shell(now.workers().link(worker), shlex.join(command.rest) if command.rest else None)
+    with open_session(command.options) as session:
+        worker = session.worker(command.flags.worker)
+        return open_shell(session.workers().link(worker), shlex.join(command.rest) if command.rest else None)

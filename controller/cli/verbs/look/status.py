@@ -23,8 +23,8 @@ def run(command: Command) -> int:
         return sweep_status.run(command)
     if command.flags.follow:
         raise ConfigError("--follow: needs --sweep ID; to follow a run, use `slipway logs --follow`")
-    with open_session(command.options) as now:
-        document = gather_status(now)
+    with open_session(command.options) as session:
+        document = gather_status(session)
     if command.flags.json:
         print(json.dumps(document, indent=1))
     else:
@@ -32,48 +32,50 @@ def run(command: Command) -> int:
     return 0
 
 
-def gather_status(now: Session) -> dict[str, Any]:
+def gather_status(session: Session) -> dict[str, Any]:
     """Return pod, run and workers as one document."""
-    node = now.node()
-    result = now.ledger.result()
-    pod: dict[str, Any] = {"name": now.plan.node.name}
+    node = session.node()
+    result = session.ledger.result()
+    pod: dict[str, Any] = {"name": session.plan.node.name}
     pod["state"] = describe(node)
     if isinstance(node, Node):
         status = node.status
         pod |= {"accelerator_type": status.spec.accelerator_type, "workers": status.spec.workers}
         pod |= {"zone": status.place.zone, "capacity": status.place.capacity}
-    driver = pod_lease(now.plan, now.world).look()
+    driver = pod_lease(session.plan, session.context).look()
     pod["driver"] = str(driver.term) if driver else None
-    workers, launches = _worker_status(now), now.ledger.launches()
+    workers, launches = _worker_status(session), session.ledger.launches()
     run = {
-        "id": now.plan.run_id,
+        "id": session.plan.run_id,
         "state": result.outcome
         if result
-        else _last_attempt_message(now, workers, launches[-1].attempt if launches else 0),
+        else _last_attempt_message(session, workers, launches[-1].attempt if launches else 0),
         "attempts": len(launches),
-        "verdicts": now.ledger.episodes(),
+        "verdicts": session.ledger.episodes(),
         "summary": result.summary if result else {},
-        "results": f"gs://{now.plan.bucket}/{now.ledger.prefix}",
+        "results": f"gs://{session.plan.bucket}/{session.ledger.prefix}",
     }
-    return {"pod": pod, "run": run, "cost": _cost_status(now, node), "workers": workers}
+    return {"pod": pod, "run": run, "cost": _cost_status(session, node), "workers": workers}
 
 
-def _last_attempt_message(now: Session, workers: list[dict[str, Any]], attempt: int) -> str:
+def _last_attempt_message(session: Session, workers: list[dict[str, Any]], attempt: int) -> str:
     """Describe the end of the last attempt of a run without a result."""
-    if any(row.get("running") == now.plan.run_id for row in workers):
+    if any(row.get("running") == session.plan.run_id for row in workers):
         return "running"
-    if attempt and now.ledger.cancelled(attempt):
+    if attempt and session.ledger.cancelled(attempt):
         return "cancelled"
-    ending = now.ledger.ending(0, attempt) if attempt else None
+    ending = session.ledger.ending(0, attempt) if attempt else None
     return f"not finished, worker 0 exited with {ending}" if ending and ending != "code 0" else "not finished"
 
 
-def _cost_status(now: Session, node: Absent | Pending | Node) -> dict[str, Any]:
+def _cost_status(session: Session, node: Absent | Pending | Node) -> dict[str, Any]:
     """Return the run's pod hours and USD so far, and the monthly cost of its results in the bucket."""
-    spending = Spending(now.world.google, now.world.clock, now.plan.bucket, now.plan.run_id, now.plan.config)
+    spending = Spending(
+        session.context.google, session.context.clock, session.plan.bucket, session.plan.run_id, session.plan.config
+    )
     spending.close_lost(node.status.uid if isinstance(node, Node) else "")
     spent = spending.spent()
-    gigabytes = _stored_bytes(now) / 1e9
+    gigabytes = _stored_bytes(session) / 1e9
     price = spending.rate(node if isinstance(node, Node) else None)
     return {
         "pod_hours": round(spent.hours, 4),
@@ -86,17 +88,23 @@ def _cost_status(now: Session, node: Absent | Pending | Node) -> dict[str, Any]:
     }
 
 
-def _stored_bytes(now: Session) -> int:
+def _stored_bytes(session: Session) -> int:
     """Return the size of the run's results in bytes."""
-    where = {"bucket": now.plan.bucket, "prefix": f"{now.ledger.prefix}/", "fields": "items(size),nextPageToken"}
+    where = {
+        "bucket": session.plan.bucket,
+        "prefix": f"{session.ledger.prefix}/",
+        "fields": "items(size),nextPageToken",
+    }
     try:
-        return sum(int(item["size"]) for item in now.world.google.pages("storage", "objects.list", "items", **where))
+        return sum(
+            int(item["size"]) for item in session.context.google.pages("storage", "objects.list", "items", **where)
+        )
     except NotFoundError:
         return 0
 
 
-def _worker_status(now: Session) -> list[dict[str, Any]]:
-    fleet = now.fleet()
+def _worker_status(session: Session) -> list[dict[str, Any]]:
+    fleet = session.fleet()
     if fleet is None:
         return []
     rows: list[dict[str, Any]] = []
@@ -139,6 +147,6 @@ def format_status(document: dict[str, Any]) -> list[str]:
     lines.append(f"     {run['results']}")
     lines.append(f"cost {_format_cost(document['cost'])}")
     for row in document["workers"]:
-        words = row.get("error") or (f"running {row['running']}" if row["running"] else "idle")
-        lines.append(f"worker {row['worker']}: {words}")
+        message = row.get("error") or (f"running {row['running']}" if row["running"] else "idle")
+        lines.append(f"worker {row['worker']}: {message}")
     return lines

@@ -27,8 +27,8 @@ def run(command: Command) -> int:
     folder = state / "tensorboard" / name
     folders = {run: folder / called for run, called in display_names(rows, state).items()}
     live = {row["run"] for row in rows if row.get("state") != "finished"}
-    with open_context(compose_config(rows, command)) as (world, _):
-        mirror = TensorBoardMirror(world.google, rows[0]["bucket"], folders)
+    with open_context(compose_config(rows, command)) as (context, _):
+        mirror = TensorBoardMirror(context.google, rows[0]["bucket"], folders)
         copied = mirror.update(set(folders))
         if not any(path.is_dir() for path in folders.values()):
             raise ConfigError(f"none of {plural(len(rows), 'run')} has written TensorBoard files to the bucket")
@@ -40,7 +40,7 @@ def run(command: Command) -> int:
         try:
             while board.poll() is None:
                 if live:
-                    world.clock.sleep(REFRESH_SECONDS)
+                    context.clock.sleep(REFRESH_SECONDS)
                     mirror.update(live)
                 else:
                     board.wait()
@@ -73,9 +73,9 @@ def compose_config(rows: list[RunRow], command: Command) -> Config:
         raise ConfigError("these runs are in several buckets; choose one with --where bucket=NAME")
     if command.overrides:
         return command.options.cloud_config()
-    words = [f"cloud={'local' if rows[0].get('cloud') == 'local' else 'gcp'}"]
-    words += [f"cloud.project={rows[0]['project']}"] if rows[0].get("project") else []
-    config, problems = compose(words)
+    overrides = [f"cloud={'local' if rows[0].get('cloud') == 'local' else 'gcp'}"]
+    overrides += [f"cloud.project={rows[0]['project']}"] if rows[0].get("project") else []
+    config, problems = compose(overrides)
     if config is None or problems:
         raise ConfigError(problems)
     return config

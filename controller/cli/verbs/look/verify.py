@@ -19,16 +19,16 @@ COLUMNS = ("code", "packages", "config", "devices", "reaches worker 0", "disk")
 
 
 def run(command: Command) -> int:
-    with open_session(command.options) as now:
-        fleet = now.fleet()
+    with open_session(command.options) as session:
+        fleet = session.fleet()
         if fleet is None:
-            raise ConfigError(f"pod {now.plan.node.name} is absent or not ready; run `slipway up`")
-        venv = now.plan.get(Venv).name
-        fleet.call_all(PROBE_PEERS, peer_payloads(now.node()))  # `observe` returns the answers
-        payload: ObserveQuestion = {"code": now.plan.snapshot.sha256, "venv": venv, "run_id": now.plan.run_id}
-        rows = build_matrix(now.plan, fleet.call_all(OBSERVE, payload))
+            raise ConfigError(f"pod {session.plan.node.name} is absent or not ready; run `slipway up`")
+        venv = session.plan.get(Venv).name
+        fleet.call_all(PROBE_PEERS, peer_payloads(session.node()))  # `observe` returns the answers
+        payload: ObserveQuestion = {"code": session.plan.snapshot.sha256, "venv": venv, "run_id": session.plan.run_id}
+        rows = build_matrix(session.plan, fleet.call_all(OBSERVE, payload))
     if command.flags.json:
-        print(json.dumps({"run": now.plan.run_id, "workers": rows}, indent=1))
+        print(json.dumps({"run": session.plan.run_id, "workers": rows}, indent=1))
     else:
         _print_matrix(rows)
     wrong = [row for row in rows if row["wrong"]]

@@ -10,8 +10,8 @@ from controller.run.drive import drive, open_run
 
 def run(command: Command) -> int:
     options = command.options
-    with open_run(options) as (plan, world, emulator):
+    with open_run(options) as (plan, context, emulator):
         save(options.overrides, Path.cwd(), plan.run_id if options.run_id else "")
         with View(plan, json_lines=options.json) as view:
-            drive(options, plan, world, emulator, view)
+            drive(options, plan, context, emulator, view)
     return 0

@@ -60,21 +60,21 @@ def run(command: Command) -> int:
     present = [str(file) for file in files if file.exists()]
     if present and not command.flags.yes:
         raise ConfigError(f"{' and '.join(present)} already there; pass --yes to overwrite")
-    with open_context(config) as (world, _):
-        if not world.google.signed_in:
+    with open_context(config) as (context, _):
+        if not context.google.signed_in:
             raise ConfigError(SIGN_IN_MESSAGE)
-        offered, why = list_choices(world)
+        offered, why = list_choices(context)
         choice = _select(command, offered, why)
         _write_config(files, config, project, choice)
-        bucket = _create_bucket(command, config, project, choice, world)
+        bucket = _create_bucket(command, config, project, choice, context)
     _print_result(command, files, choice, bucket, offered)
     return 0
 
 
-def list_choices(world: Context) -> tuple[list[PlacementChoice], str]:
+def list_choices(context: Context) -> tuple[list[PlacementChoice], str]:
     """Return the possible choices, sufficient quota first, then the cheapest; and why no quota is known."""
     try:
-        limits, why = quota_limits(world), ""
+        limits, why = quota_limits(context), ""
     except ServiceDisabledError as error:
         limits, why = {}, f"{error.service} is not enabled yet"
     except GoogleError as error:
@@ -91,7 +91,7 @@ def list_choices(world: Context) -> tuple[list[PlacementChoice], str]:
     known = [choice for choice in found if choice.chips is not None]
     if known:
         return sorted(known, key=_sort_key), ""
-    return sorted(_filter_offered(world, found), key=_sort_key), why or "Google's response contains no TPU quota"
+    return sorted(_filter_offered(context, found), key=_sort_key), why or "Google's response contains no TPU quota"
 
 
 def _sort_key(choice: PlacementChoice) -> tuple[float, float]:
@@ -99,13 +99,13 @@ def _sort_key(choice: PlacementChoice) -> tuple[float, float]:
     return -few, choice.usd_per_chip_hour if choice.usd_per_chip_hour is not None else float("inf")
 
 
-def _filter_offered(world: Context, found: list[PlacementChoice]) -> list[PlacementChoice]:
+def _filter_offered(context: Context, found: list[PlacementChoice]) -> list[PlacementChoice]:
     """Keep the choices whose zone offers a type of the generation, as far as Google reports that."""
 
     def types_in(zone: str) -> set[str] | None:
-        parent = f"projects/{world.project}/locations/{zone}"
+        parent = f"projects/{context.project}/locations/{zone}"
         try:
-            listed = world.google.pages(
+            listed = context.google.pages(
                 "tpu", "projects.locations.acceleratorTypes.list", "acceleratorTypes", parent=parent
             )
             return {item.get("type", item["name"].rpartition("/")[2]) for item in listed}
@@ -167,7 +167,7 @@ def _write_config(files: list[Path], config: Config, project: str, choice: Place
 
 
 def _create_bucket(
-    command: Command, config: Config, project: str, choice: PlacementChoice, world: Context
+    command: Command, config: Config, project: str, choice: PlacementChoice, context: Context
 ) -> str | None:
     """Return the bucket for runs in the zone's region, created now if the user agrees; else `up` creates it."""
     if command.flags.no_bucket:
@@ -178,7 +178,7 @@ def _create_bucket(
     question = f"Create bucket {name} in {placed.cloud.bucket_location or zone_region(choice.zone)} now?"
     if not command.flags.yes and (command.flags.json or not confirm(question)):
         return None
-    reconcile([r for r in shared_resources(placed, name) if isinstance(r, Services | Bucket)], world)
+    reconcile([r for r in shared_resources(placed, name) if isinstance(r, Services | Bucket)], context)
     return name
 
 

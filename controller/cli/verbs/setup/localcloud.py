@@ -19,6 +19,6 @@ def run(command: Command) -> int:
         running = emulator.ensure_running(config.cloud, config.run.state_dir)
         print(f"the emulated cloud runs at {running.url}; `slipway localcloud env` prints the exports")
         return 0
-    status, words = emulator.run_emulator_verb([action], emulator.state_folder(config.run.state_dir), show=True)
-    sys.stderr.write(words)
+    status, text = emulator.run_emulator_verb([action], emulator.state_folder(config.run.state_dir), show=True)
+    sys.stderr.write(text)
     return status

@@ -29,7 +29,7 @@ def test_from_nothing_and_back(project: EmulatedProject) -> None:
     assert (subnet["ipCidrRange"], subnet["privateIpGoogleAccess"]) == ("10.64.176.0/20", True)
     inside = project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-internal-{REGION}")
     assert inside["sourceRanges"] == ["10.64.176.0/20"]
-    destroy(project.shared(), project.world)
+    destroy(project.shared(), project.context)
     assert project.state() == before
 
 
@@ -56,7 +56,7 @@ def test_a_half_made_network_is_adopted(project: EmulatedProject) -> None:
     project.settle()
     assert project.actions() == {}
     assert project.cloud.ok("GET", f"{COMPUTE}/global/networks/{project.tag}")["mtu"] == 1460
-    destroy(project.shared(), project.world)
+    destroy(project.shared(), project.context)
     assert project.state() == before
     assert made
 
@@ -71,7 +71,7 @@ def test_a_subnet_made_by_hand_keeps_its_range_and_gets_its_access_back_off(proj
     inside = project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-internal-{REGION}")
     assert inside["sourceRanges"] == ["10.77.0.0/24"]
     assert project.actions("network.subnet=by-hand") == {}
-    destroy(project.shared("network.subnet=by-hand"), project.world)
+    destroy(project.shared("network.subnet=by-hand"), project.context)
     shown = project.state()
     for state in (before, shown):  # off, whether it says so or says nothing
         state["compute"][f"{PROJECT}/regions/{REGION}/subnetworks/by-hand"].setdefault("privateIpGoogleAccess", False)
@@ -94,7 +94,7 @@ def test_the_default_network_of_a_project_is_used_as_the_guides_do(project: Emul
     subnet = project.cloud.ok("GET", f"{REGIONAL}/subnetworks/{project.tag}")
     assert subnet["privateIpGoogleAccess"] is True
     assert project.actions(*group) == {}
-    destroy(project.shared(*group), project.world)
+    destroy(project.shared(*group), project.context)
     assert project.cloud.call("GET", f"{COMPUTE}/global/networks/{project.tag}")[0] == 404
 
 
@@ -103,7 +103,7 @@ def test_an_auto_network_made_by_hand_is_left_as_it_was(project: EmulatedProject
     group = ["network=default", f"network.name={project.tag}"]
     before = project.state()
     project.settle(*group)
-    destroy(project.shared(*group), project.world)
+    destroy(project.shared(*group), project.context)
     after = project.state()
     for state in (before, after):
         name = f"{PROJECT}/regions/{REGION}/subnetworks/{project.tag}"
@@ -120,7 +120,7 @@ def test_a_nat_that_is_there_does_the_work_and_its_router_is_not_patched(project
     project.settle(*group)
     assert project.actions(*group) == {}
     assert project.cloud.call("GET", f"{REGIONAL}/routers/{project.tag}-{REGION}")[0] == 404
-    destroy(project.shared(*group), project.world)
+    destroy(project.shared(*group), project.context)
     assert project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-simply") == before
 
 

@@ -32,7 +32,7 @@ OURS = {"labels", "metadata", "tags"}
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Context:
+def context(tmp_path: Path) -> Context:
     (tmp_path / "keys").mkdir()
     clock = Clock()
     none = cast(Any, None)
@@ -53,23 +53,23 @@ def plain(value: Any, key: str = "") -> Any:
     return value.rpartition("/")[2].removeprefix("auth") if key in ("network", "subnetwork", "scope") else value
 
 
-def test_a_spot_node_is_asked_for_as_gcloud_does(world: Context) -> None:
-    sent = {**node_api.node_body(world, "n1", SPEC, PLACE), "schedulingConfig": node_api.scheduling("spot")}
+def test_a_spot_node_is_asked_for_as_gcloud_does(context: Context) -> None:
+    sent = {**node_api.node_body(context, "n1", SPEC, PLACE), "schedulingConfig": node_api.scheduling("spot")}
     assert plain(sent) == plain(recorded("tpu-vm create", "--spot")["body"])
 
 
-def test_an_on_demand_node_too(world: Context) -> None:
+def test_an_on_demand_node_too(context: Context) -> None:
     there = recorded("tpu-vm create n1 --accelerator-type=v4-8 --version=tpu-ubuntu2204-base")
     there = next(r for r in RECORDED if r["label"].endswith("--version=tpu-ubuntu2204-base"))
-    sent = {**node_api.node_body(world, "n1", SPEC, PLACE), "schedulingConfig": node_api.scheduling("on_demand")}
+    sent = {**node_api.node_body(context, "n1", SPEC, PLACE), "schedulingConfig": node_api.scheduling("on_demand")}
     assert sent["schedulingConfig"] == there["body"]["schedulingConfig"]
     assert set(plain(there["body"])) <= set(plain(sent))
 
 
-def test_a_queued_resource_is_asked_for_as_gcloud_does(world: Context) -> None:
+def test_a_queued_resource_is_asked_for_as_gcloud_does(context: Context) -> None:
     there = recorded("queued-resources create", "--spot")
     spec = replace(SPEC, valid_until_seconds=6 * 3600.0, network="default", external_ip=True)
-    sent = queued_api.request_body(world, "qn1", spec, QUEUED)
+    sent = queued_api.request_body(context, "qn1", spec, QUEUED)
     wanted = there["body"]
     assert {k: v for k, v in sent.items() if k != "tpu"} == {k: v for k, v in wanted.items() if k != "tpu"}
     [mine], [theirs] = sent["tpu"]["nodeSpec"], wanted["tpu"]["nodeSpec"]
@@ -82,9 +82,9 @@ def test_a_queued_resource_is_asked_for_as_gcloud_does(world: Context) -> None:
         assert value == {k: v for k, v in found.items() if k in value} if isinstance(value, dict) else value == found
 
 
-def test_a_guaranteed_queued_resource_has_gclouds_tier(world: Context) -> None:
+def test_a_guaranteed_queued_resource_has_gclouds_tier(context: Context) -> None:
     there = recorded("queued-resources create", "--guaranteed")["body"]
-    sent = queued_api.request_body(world, "n1", SPEC, replace(QUEUED, capacity="on_demand"))
+    sent = queued_api.request_body(context, "n1", SPEC, replace(QUEUED, capacity="on_demand"))
     assert set(sent) == set(there) == {"guaranteed", "tpu"}
 
 
@@ -95,13 +95,13 @@ def test_a_guaranteed_queued_resource_has_gclouds_tier(world: Context) -> None:
         ("flex_start", {"provisioningModel": "FLEX_START", "runDuration": {"maxRunDuration": "604800s"}}),
     ],
 )
-def test_the_other_tiers(world: Context, capacity: str, fields: dict[str, Any]) -> None:
-    sent = queued_api.request_body(world, "n1", replace(SPEC, reservation="mine"), replace(QUEUED, capacity=capacity))
+def test_the_other_tiers(context: Context, capacity: str, fields: dict[str, Any]) -> None:
+    sent = queued_api.request_body(context, "n1", replace(SPEC, reservation="mine"), replace(QUEUED, capacity=capacity))
     assert {k: v for k, v in sent.items() if k != "tpu"} == fields
 
 
-def test_a_data_disk_is_attached_and_mounted_by_the_node_itself(world: Context) -> None:
-    sent = node_api.node_body(world, "n1", replace(SPEC, data_disk_gb=100), PLACE)
+def test_a_data_disk_is_attached_and_mounted_by_the_node_itself(context: Context) -> None:
+    sent = node_api.node_body(context, "n1", replace(SPEC, data_disk_gb=100), PLACE)
     assert sent["dataDisks"] == [{"sourceDisk": "projects/p1/zones/us-central2-b/disks/n1-data", "mode": "READ_WRITE"}]
     script = sent["metadata"]["startup-script"]
     assert str(100 * 2**30) in script

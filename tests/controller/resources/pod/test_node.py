@@ -35,10 +35,10 @@ def test_a_preempted_pod_is_replaced(project: EmulatedProject, way: str) -> None
     first = made.up()
     project.fault(kind="preempted", after_seconds=0)
     wait_for(lambda: made.look().status.state == "PREEMPTED", "the preemption")
-    assert first.pod_seen(project.world).state == "PREEMPTED"
+    assert first.pod_seen(project.context).state == "PREEMPTED"
     second = made.up()
     assert second.status.uid != first.status.uid
-    assert first.pod_seen(project.world).replaced
+    assert first.pod_seen(project.context).replaced
     made.down()
     assert made.left() == []
 
@@ -104,8 +104,8 @@ def test_a_stopped_pod_is_started_and_keeps_its_disk(project: EmulatedProject, w
     made = pod(project, f"tpu.provisioner={way}", "tpu.capacity=on_demand")
     first = made.up()
     assert first.cannot_stop == ""
-    first.stop(project.world)
-    assert first.pod_seen(project.world).state == "STOPPED"
+    first.stop(project.context)
+    assert first.pod_seen(project.context).state == "STOPPED"
     again = made.up()
     assert (again.status.state, again.status.uid) == ("READY", first.status.uid)
     assert "the node is stopped; starting it" in made.notes
@@ -115,7 +115,7 @@ def test_a_stopped_pod_is_started_and_keeps_its_disk(project: EmulatedProject, w
 def test_a_stopped_pod_for_which_there_is_no_room_is_made_anew(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=node", "tpu.capacity=on_demand")
     first = made.up()
-    first.stop(project.world)
+    first.stop(project.context)
     project.fault(kind="stockout", times=1)
     assert made.up().status.uid != first.status.uid
     assert "no capacity to start it in us-central1-a" in made.notes

@@ -26,7 +26,7 @@ def test_a_stock_out_is_asked_again(project: EmulatedProject, way: str) -> None:
 
 def test_pauses_double_and_are_spread(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=node", max_create_attempts=4)
-    project.world.draw = lambda: 1.0
+    project.context.draw = lambda: 1.0
     project.clock.slept.clear()
     project.fault(kind="stockout", times=4, at="request")
     with pytest.raises(RetriesExhaustedError, match=r"after 4 attempts; add zones to tpu\.fallback_zones"):
@@ -89,7 +89,7 @@ def test_the_next_zone_is_asked_at_once(project: EmulatedProject, way: str) -> N
     assert f"requesting v5litepod-8 in {B} (spot)" in made.notes
     assert "retrying" not in made.notes
     assert made.up().place.zone == B  # found there, and left there
-    assert made.node.pod_seen(project.world) == PodStatus("READY", health="HEALTHY")
+    assert made.node.pod_seen(project.context) == PodStatus("READY", health="HEALTHY")
     made.down()
     assert made.left() == []
 
@@ -125,8 +125,8 @@ def test_another_controller_goes_on_waiting_and_then_elsewhere(project: Emulated
     made = pod(project, "tpu.provisioner=queued", "tpu.create_timeout_minutes=0.01", *TWO_ZONES)
     project.fault(kind="stockout", times=1000, zone=A)
     place = made.node.places[0]
-    search = made.node._search(project.world)  # as one that was killed while it waited
-    search.provisioners["queued"].create(project.world, search.name, search.spec, place)
+    search = made.node._search(project.context)  # as one that was killed while it waited
+    search.provisioners["queued"].create(project.context, search.name, search.spec, place)
     assert isinstance(made.look(), Pending)
     assert made.up().place.zone == B
     made.down()
@@ -136,8 +136,8 @@ def test_another_controller_goes_on_waiting_and_then_elsewhere(project: Emulated
 def test_a_dead_request_is_deleted_and_made_again(project: EmulatedProject, state: str) -> None:
     made = pod(project, "tpu.provisioner=queued")
     project.fault(kind="queued", state=state, message="There is no more capacity")
-    search = made.node._search(project.world)
-    search.provisioners["queued"].create(project.world, search.name, search.spec, made.node.places[0])
+    search = made.node._search(project.context)
+    search.provisioners["queued"].create(project.context, search.name, search.spec, made.node.places[0])
     wait_for(lambda: getattr(made.look(), "status", NOT_OBSERVED).state == state, f"the request is {state}")
     assert made.up().status.state == "READY"
     assert f"the node is {state.lower()}: deleting and recreating it" in made.notes
@@ -156,8 +156,8 @@ def test_an_expired_request_is_deleted(project: EmulatedProject) -> None:
 def test_what_still_waits_is_deleted_with_the_pod(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued")
     project.fault(kind="stockout", times=100000)
-    search = made.node._search(project.world)
-    search.provisioners["queued"].create(project.world, search.name, search.spec, made.node.places[0])
+    search = made.node._search(project.context)
+    search.provisioners["queued"].create(project.context, search.name, search.spec, made.node.places[0])
     assert isinstance(made.look(), Pending)
     made.down()
     assert made.left() == []
@@ -168,7 +168,7 @@ def test_whoever_stops_waiting_is_told_that_the_request_stays(project: EmulatedP
     project.fault(kind="stockout", times=100000)
     project.clock.interrupt_at = 3
     with pytest.raises(InterruptedSleepError):
-        made.node.apply(project.world, {}, Diff("create"))
+        made.node.apply(project.context, {}, Diff("create"))
     assert "the request stays in the queue: `slipway up` resumes waiting, `slipway down` cancels it" in made.notes
     assert isinstance(made.look(), Pending)
     made.down()

@@ -41,11 +41,11 @@ def test_the_account_has_few_roles_and_those_on_objects_are_on_the_bucket_alone(
 @pytest.mark.parametrize("account", ["default", COMPUTE_ACCOUNT])
 def test_to_an_account_that_we_did_not_make_nothing_is_bound(project: EmulatedProject, account: str) -> None:
     before = project.cloud.ok("POST", f"{POLICY}:getIamPolicy", {})
-    have = project.settle(f"cloud.service_account={account}")
-    assert have[f"service account/{account}"].email(project.world) == COMPUTE_ACCOUNT
+    observed = project.settle(f"cloud.service_account={account}")
+    assert observed[f"service account/{account}"].email(project.context) == COMPUTE_ACCOUNT
     assert project.cloud.ok("POST", f"{POLICY}:getIamPolicy", {}) == before
     assert on_bucket(project, COMPUTE_ACCOUNT) == []
-    destroy(project.shared(f"cloud.service_account={account}"), project.world)
+    destroy(project.shared(f"cloud.service_account={account}"), project.context)
     assert project.cloud.call("GET", f"iam/v1/{PROJECT}/serviceAccounts/{COMPUTE_ACCOUNT}")[0] == 200
 
 
@@ -54,7 +54,7 @@ def test_an_account_made_by_hand_is_used_and_kept_and_nothing_is_bound(project: 
     account = project.cloud.ok("POST", f"iam/v1/{PROJECT}/serviceAccounts", made)
     project.settle()
     assert on_project(project, account["email"]) == []
-    destroy(project.shared(), project.world)
+    destroy(project.shared(), project.context)
     assert project.cloud.ok("GET", f"iam/v1/{PROJECT}/serviceAccounts/{account['email']}") == account
 
 
@@ -98,7 +98,7 @@ def test_an_account_made_a_moment_ago_is_waited_for(project: EmulatedProject) ->
     words = "Service account x does not exist."
     project.fault(kind="http", status=400, match=f"POST /{POLICY}:setIamPolicy", times=2, message=words)
     project.settle()
-    assert project.clock.slept.count(project.world.pace) >= 2
+    assert project.clock.slept.count(project.context.pace) >= 2
 
 
 def test_roles_are_bound_again_and_others_left(project: EmulatedProject) -> None:
@@ -109,7 +109,7 @@ def test_roles_are_bound_again_and_others_left(project: EmulatedProject) -> None
     assert project.actions() == {f"roles of/{project.tag}-sa": "create"}
     project.settle()
     assert ADMIN in project.cloud.ok("POST", f"{POLICY}:getIamPolicy", {})["bindings"]
-    destroy(project.shared(), project.world)
+    destroy(project.shared(), project.context)
     assert project.cloud.ok("POST", f"{POLICY}:getIamPolicy", {})["bindings"] == [ADMIN]
 
 

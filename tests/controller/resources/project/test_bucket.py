@@ -57,7 +57,7 @@ def test_an_existing_bucket_is_used_as_it_is_and_its_soft_delete_is_told_with_th
     assert "keeps and bills deleted objects for 7 days" in note
     assert "100 deleted checkpoints of 31 GB are 3.1 TB, about $14" in note
     assert "--clear-soft-delete" in note
-    destroy(project.shared(), project.world)
+    destroy(project.shared(), project.context)
     assert show(project) == before
 
 
@@ -101,15 +101,15 @@ def test_objects_may_be_used_without_looking_at_the_bucket(project: EmulatedProj
     project.fault(kind="http", status=403, match=f"GET /storage/v1/b/{project.tag}-bucket$", times=9)
     project.settle("cloud.bucket_roles=[]")
     assert project.cloud.call("GET", f"storage/v1/b/{project.tag}-bucket")[0] == 403  # still
-    project.world.google.upload(f"{project.tag}-bucket", "runs/x", b"x")
-    assert project.world.google.download(f"{project.tag}-bucket", "runs/x") == b"x"
+    project.context.google.upload(f"{project.tag}-bucket", "runs/x", b"x")
+    assert project.context.google.download(f"{project.tag}-bucket", "runs/x") == b"x"
 
 
 def test_all_generations_go_with_it(project: EmulatedProject) -> None:
     project.settle()
     for number in range(40):
-        project.world.google.upload(f"{project.tag}-bucket", f"runs/x/{number}", b"x")
-    destroy(project.shared(), project.world)
+        project.context.google.upload(f"{project.tag}-bucket", f"runs/x/{number}", b"x")
+    destroy(project.shared(), project.context)
     assert project.cloud.call("GET", f"storage/v1/b/{project.tag}-bucket")[0] == 404
 
 

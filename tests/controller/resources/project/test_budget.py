@@ -22,26 +22,26 @@ def state(project: EmulatedProject) -> dict[str, Any]:
 
 
 def test_its_life(project: EmulatedProject) -> None:
-    assert preview_resources((budget(),), project.world)[0].action == "create"
-    reconcile([budget()], project.world)
+    assert preview_resources((budget(),), project.context)[0].action == "create"
+    reconcile([budget()], project.context)
     [made] = state(project).values()
     assert made["displayName"] == "slipway slipway-local"
     assert made["budgetFilter"] == {"projects": ["projects/314159265358"], "calendarPeriod": "MONTH"}
     assert made["amount"]["specifiedAmount"] == {"currencyCode": "USD", "units": "100"}
     assert [rule["thresholdPercent"] for rule in made["thresholdRules"]] == [0.5, 0.9]
-    assert preview_resources((budget(),), project.world)[0].action == "none"
-    assert preview_resources((budget(200),), project.world)[0].action == "update"
-    reconcile([budget(200)], project.world)
+    assert preview_resources((budget(),), project.context)[0].action == "none"
+    assert preview_resources((budget(200),), project.context)[0].action == "update"
+    reconcile([budget(200)], project.context)
     [changed] = state(project).values()
     assert changed["amount"]["specifiedAmount"]["units"] == "200"
-    destroy([budget()], project.world)
+    destroy([budget()], project.context)
     assert state(project) == {}
-    destroy([budget()], project.world)
+    destroy([budget()], project.context)
 
 
 def test_an_account_that_is_not_yours_is_explained(project: EmulatedProject) -> None:
     with pytest.raises(CloudError, match=r"roles/billing\.costsManager, or set cloud\.billing_budget=null"):
-        reconcile([budget(account="FFFFFF-000000-FFFFFF")], project.world)
+        reconcile([budget(account="FFFFFF-000000-FFFFFF")], project.context)
 
 
 def test_it_is_part_of_the_plan_where_it_is_asked_for(project: EmulatedProject) -> None:

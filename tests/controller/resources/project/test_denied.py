@@ -109,11 +109,11 @@ def test_an_operation_that_fails_late_is_told_with_its_reason(project: EmulatedP
     """Compute accepts the request, and its operation ends with an error."""
     answer = {"name": "o", "status": "DONE", "operationType": "insert"}
     answer["error"] = {"errors": [{"code": "QUOTA_EXCEEDED", "message": "Quota 'NETWORKS' exceeded. Limit: 5.0"}]}  # pyright: ignore[reportArgumentType]
-    call = project.world.google.call
+    call = project.context.google.call
 
     def quota(api: str, method: str, **parameters: Any) -> dict[str, Any]:
         return answer if method == "networks.insert" else call(api, method, **parameters)
 
-    project.world.google.call = quota  # pyright: ignore[reportAttributeAccessIssue]
+    project.context.google.call = quota  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(OperationFailedError, match=r"compute insert: 0 QUOTA_EXCEEDED: Quota 'NETWORKS' exceeded"):
         project.settle()

@@ -29,7 +29,7 @@ def test_only_what_is_missing_is_enabled(project: EmulatedProject) -> None:
 
 def test_a_project_where_nothing_is_enabled(project: EmulatedProject) -> None:
     disable(project, "compute", "iam", "storage", "tpu", "cloudresourcemanager")
-    rows = preview_resources(tuple(project.shared()), project.world)
+    rows = preview_resources(tuple(project.shared()), project.context)
     [account] = [row.seen for row in rows if row.resource.kind == "service account"]
     assert account == Unknown("iam.googleapis.com is not enabled yet; `up` enables it")
     project.settle()
@@ -41,7 +41,7 @@ def test_an_api_that_is_not_enabled_everywhere_yet_is_waited_for(project: Emulat
     match = f"GET /compute/v1/{PROJECT}/global/networks/{project.tag}"
     project.fault(kind="http", status=403, match=match, times=3, message=words, reason="SERVICE_DISABLED")
     project.settle()
-    assert project.clock.slept.count(project.world.pace) >= 3
+    assert project.clock.slept.count(project.context.pace) >= 3
 
 
 def test_who_may_not_enable_is_told_the_command(project: EmulatedProject) -> None:
