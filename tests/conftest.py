@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from hypothesis import settings
+
+from tests.emulators import Emulators
 
 FAST_EXAMPLES, DEEP_EXAMPLES = 40, 400
 
@@ -62,6 +64,13 @@ def _shard(text: str) -> tuple[int, int]:
 def _seeds(text: str) -> range:
     first, _, last = text.rpartition(":")
     return range(int(first or 0), int(last))
+
+
+@pytest.fixture(scope="session")
+def emulators() -> Iterator[Emulators]:
+    """What starts emulated clouds fast."""
+    with Emulators() as made:
+        yield made
 
 
 def seeds(requested: range | None, fast: Iterable[int], deep: int) -> list[object]:

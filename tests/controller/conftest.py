@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,16 @@ import pytest
 from controller.cli import main
 from controller.cloud import emulator
 from controller.cloud.emulator import Emulator
+from controller.config import compose
 from controller.ssh.fleet import Fleet
 from tests.controller.ssh.sshserver import SshPod
 from tests.controller.state import internal_errors
+from tests.emulators import Emulators
 
 ECHO_COMMAND = 'program.command=[sh,-c,"echo hello from worker $TPU_WORKER_ID"]'
+
+
+ONE_WORKER, FOUR_WORKERS = "tpu.accelerator_type=v5litepod-8", "tpu.accelerator_type=v5litepod-16"
 
 
 @dataclass
@@ -34,13 +41,18 @@ class SlipwayCli:
 
     def __call__(self, *words: str) -> tuple[int, str, str]:
         """Exit code, stdout, stderr."""
-        code = main.run([*words, *self.base])
+        code = main.run(self.line(*words))
         out, err = self.capsys.readouterr()
         return code, out, err
 
     @property
     def base(self) -> list[str]:
         return ["cloud=local", "program=command", f"env.packages={self.packages}", "cloud.operation_seconds=0"]
+
+    def line(self, *words: str) -> list[str]:
+        """The words of a command line; its pod has one worker, unless the words choose another."""
+        chosen = [word for word in words if word.startswith(("tpu=", "tpu.accelerator_type=", "+experiment="))]
+        return [*words, *([] if chosen else [ONE_WORKER]), *self.base]
 
     def json(self, *words: str) -> Any:
         code, out, err = self(*words, "--json")
@@ -60,19 +72,48 @@ class SlipwayCli:
 
 @pytest.fixture
 def slipway(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    emulators: Emulators,
+    request: pytest.FixtureRequest,
 ) -> Iterator[SlipwayCli]:
+    """The command line; its emulated cloud stays awake between verbs, unless the test is marked `sleeps`."""
     home, repository = tmp_path / "home", tmp_path / "repository"
     repository.mkdir()
     (repository / "hello.txt").write_text("hello\n")
     monkeypatch.chdir(repository)
     monkeypatch.setenv("SLIPWAY_HOME", str(home))
-    yield SlipwayCli(home, repository, capsys, {**os.environ})
     cloud = emulator.state_folder(str(home))
+    with ExitStack() as awake:
+        if request.node.get_closest_marker("sleeps") is None:
+            awake.enter_context(emulator.mark_in_use(cloud))
+            monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
+        yield SlipwayCli(home, repository, capsys, {**os.environ})
     mistakes = internal_errors(cloud)
     status, words = emulator.run_emulator_verb(["wipe"], cloud)
     assert status == 0, words
     assert mistakes == []
+
+
+@pytest.fixture(autouse=True, scope="session")
+def composed_once() -> Iterator[None]:
+    """Hydra composes the same overrides once: that takes more than a tenth of a second.
+
+    Where the user has YAML of their own it composes every time, since the files may have changed.
+    """
+    really, known = compose._compose_unresolved, {}
+
+    def compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any:
+        if extra_dir is not None and extra_dir.is_dir():
+            return really(overrides, extra_dir)
+        if (key := (compose.CONFIG_DIR, *overrides)) not in known:
+            known[key] = really(overrides, None)
+        return copy.deepcopy(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose, "_compose_unresolved", compose_unresolved)
+        yield
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from controller import api
 from controller.records import index
 from controller.sweep.definition import define_sweep
-from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND, FOUR_WORKERS, SlipwayCli
 
 
 @pytest.mark.e2e
@@ -44,8 +44,8 @@ def test_the_workers_of_a_pod_are_fabric_connections(slipway: SlipwayCli) -> Non
     with pytest.raises(api.ConfigError, match="no run was started from this folder"):
         api.pod()
     with pytest.raises(api.ConfigError, match="is absent; run `slipway up`"):
-        api.pod(ECHO_COMMAND, *slipway.base)
-    assert slipway("up", ECHO_COMMAND, "cleanup.on_success=keep")[0] == 0
+        api.pod(*slipway.line(ECHO_COMMAND, FOUR_WORKERS))
+    assert slipway("up", ECHO_COMMAND, FOUR_WORKERS, "cleanup.on_success=keep")[0] == 0
     with api.pod() as pod:
         assert len(pod) == 4
         connection = pod.connection(worker=2)

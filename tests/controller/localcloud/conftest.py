@@ -7,29 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.controller.localcloud.harness import EmulatedCloud, run_localcloud
+from controller.localcloud import lifecycle
+from tests.controller.localcloud.harness import EmulatedCloud
 from tests.controller.state import internal_errors
+from tests.emulators import Emulators
 
 FAST = "--operation-seconds=0.02"
 
 
 @pytest.fixture(scope="module")
-def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedCloud]:
+def cloud(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Iterator[EmulatedCloud]:
     """A cloud that all tests of a file share; each uses names of its own in it."""
     made = EmulatedCloud(tmp_path_factory.mktemp("cloud") / "state")
-    made.start(FAST)
+    assert emulators.start(made.state, FAST) == (0, "")
     yield made
     mistakes = internal_errors(made.state)
-    run_localcloud("wipe", made.state)
+    lifecycle.wipe(made.state)
     assert mistakes == []
 
 
 @pytest.fixture
-def fresh_cloud(tmp_path: Path) -> Iterator[EmulatedCloud]:
+def fresh_cloud(tmp_path: Path, emulators: Emulators) -> Iterator[EmulatedCloud]:
     """A cloud of its own."""
     made = EmulatedCloud(tmp_path / "state")
-    made.start(FAST)
+    assert emulators.start(made.state, FAST) == (0, "")
     yield made
     mistakes = internal_errors(made.state)
-    run_localcloud("wipe", made.state)
+    lifecycle.wipe(made.state)
     assert mistakes == []

@@ -35,7 +35,7 @@ def test_a_run_leads_back_to_what_made_it_and_is_repeated_from_a_clean_clone(
     [run] = [row["run"] for row in index.load_rows(slipway.home)]
     document = json.loads((slipway.home / "runs" / run / "record.json").read_text())
     assert set(document) == set(golden("record"))
-    assert document["overrides"] == [SAYS, *slipway.base]
+    assert document["overrides"] == slipway.line(SAYS)
     assert document["git"]["commit"] == commit
     assert document["worker_0"]["packages"]["pytest"]
     assert git(root, "for-each-ref", "--format=%(refname)", "refs/runs") == ""

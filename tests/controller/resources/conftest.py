@@ -17,13 +17,15 @@ from controller.context import Context
 from controller.core.clock import Clock, InterruptedSleepError
 from controller.core.events import Events
 from controller.gcp.client import GoogleClient
+from controller.localcloud import lifecycle
 from controller.plan.preview import preview_resources
 from controller.plan.project import bucket_name, shared_resources
 from controller.reconcile.reconciler import reconcile
 from controller.reconcile.resource import Resource
 from controller.ssh.login import Login
-from tests.controller.localcloud.harness import EmulatedCloud, run_localcloud
+from tests.controller.localcloud.harness import EmulatedCloud
 from tests.controller.state import comparable_state, internal_errors
+from tests.emulators import Emulators
 
 
 class FakeClock(Clock):
@@ -95,12 +97,12 @@ class EmulatedProject:
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedCloud]:
+def emulated(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Iterator[EmulatedCloud]:
     made = EmulatedCloud(tmp_path_factory.mktemp("cloud") / "state")
-    made.start("--operation-seconds=0")
+    assert emulators.start(made.state, "--operation-seconds=0") == (0, "")
     yield made
     mistakes = internal_errors(made.state)
-    run_localcloud("wipe", made.state)
+    lifecycle.wipe(made.state)
     assert mistakes == []
 
 

@@ -11,10 +11,10 @@ from conf.schema.infra.network import IAP_RANGE
 from controller.cli import main
 from controller.cloud.emulator import Emulator
 from controller.ssh import iap
-from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND, FOUR_WORKERS, SlipwayCli
 
 pytestmark = pytest.mark.e2e
-KEEP = [ECHO_COMMAND, "cleanup.on_success=keep"]
+KEEP = [ECHO_COMMAND, FOUR_WORKERS, "cleanup.on_success=keep"]
 HIDDEN = ["tpu.external_ip=false", f"network.ssh_source_ranges=[{IAP_RANGE}]"]
 
 

@@ -10,10 +10,10 @@ from controller.cli import main
 from controller.cloud.connect import open_context
 from controller.run.session import open_session
 from controller.ssh.fleet import WorkerError, failures
-from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND, FOUR_WORKERS, SlipwayCli
 
 pytestmark = pytest.mark.e2e
-KEEP = [ECHO_COMMAND, "cleanup.on_success=keep"]
+KEEP = [ECHO_COMMAND, FOUR_WORKERS, "cleanup.on_success=keep"]
 
 
 def fault(slipway: SlipwayCli, **spec: object) -> None:
@@ -37,7 +37,7 @@ def test_ssh_that_stays_refused_is_told(slipway: SlipwayCli) -> None:
 
 def test_a_worker_that_freezes_is_noticed(slipway: SlipwayCli) -> None:
     assert slipway("up", *KEEP)[0] == 0
-    with open_session(main.parse(["status", *KEEP, *slipway.base]).options) as now:
+    with open_session(main.parse(slipway.line("status", *KEEP)).options) as now:
         fleet = now.workers()
         assert not failures(fleet.call_all("observe", {}))
         access = fleet._access
@@ -57,7 +57,7 @@ def test_a_worker_that_freezes_is_noticed(slipway: SlipwayCli) -> None:
 
 def test_os_login_where_the_project_wants_it(slipway: SlipwayCli) -> None:
     cloud = slipway.cloud()
-    with open_context(main.parse(["plan", *KEEP, *slipway.base]).options.config()[0], keep_awake=True) as (context, _):
+    with open_context(main.parse(slipway.line("plan", *KEEP)).options.config()[0], keep_awake=True) as (context, _):
         body = {"items": [{"key": "enable-oslogin", "value": "TRUE"}]}
         context.google.call("compute", "projects.setCommonInstanceMetadata", project="slipway-local", body=body)
     code, out, err = slipway("up", *KEEP)

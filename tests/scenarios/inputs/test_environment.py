@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND, FOUR_WORKERS, SlipwayCli
 from tests.controller.inputs.wheels import git_repository, package_repository, write_wheel
 
 pytestmark = pytest.mark.e2e
 PYTHON = f"env.python='{sys.version_info.major}.{sys.version_info.minor}'"
 ONE = "tpu.accelerator_type=v5litepod-4"
+KEEP = "cleanup.on_success=keep"
 
 
 def test_requirements_and_private_packages_are_the_same_on_all_workers(slipway: SlipwayCli, tmp_path: Path) -> None:
@@ -23,7 +24,7 @@ def test_requirements_and_private_packages_are_the_same_on_all_workers(slipway: 
     lines = ["--no-index", f"--find-links {wheels}", "tiny-thing", f"p @ git+file://{tmp_path}/private@{commit}"]
     (slipway.repository / "needs.txt").write_text("\n".join(lines).replace("p @", "private_thing @"))
     ask = 'import private_thing, tiny_thing; print("sum", private_thing.answer + tiny_thing.answer)'
-    words = [f"program.command=[python,-c,'{ask}']", "env.requirements=needs.txt", PYTHON, "cleanup.on_success=keep"]
+    words = [f"program.command=[python,-c,'{ask}']", "env.requirements=needs.txt", PYTHON, KEEP, FOUR_WORKERS]
     slipway.packages = "requirements"
     code, out, err = slipway("up", *words)
     assert (code, err) == (0, "")
@@ -45,7 +46,7 @@ def test_requirements_and_private_packages_are_the_same_on_all_workers(slipway: 
 def test_setup_runs_once_on_each_worker_and_shows_who_failed(slipway: SlipwayCli) -> None:
     picky = "[ $TPU_WORKER_ID != 2 ] || [ -e ../go ] || (echo no license; exit 3)"
     setup = f'[[sh,-c,"echo once >> ../times"],[sh,-c,"{picky}"]]'
-    words = ["up", "program.command=[cat,../times]", f"program.setup={setup}", "cleanup.on_success=keep"]
+    words = ["up", "program.command=[cat,../times]", f"program.setup={setup}", KEEP, FOUR_WORKERS]
     code, _, err = slipway(*words)
     assert code == 1
     assert "worker 2 printed:" in err
@@ -75,19 +76,18 @@ def test_requirements_must_be_shipped(slipway: SlipwayCli) -> None:
 
 
 def test_workers_are_tidied_and_a_full_disk_names_worker_and_key(slipway: SlipwayCli) -> None:
-    keep = "cleanup.on_success=keep"
-    assert slipway("up", ONE, ECHO_COMMAND, keep)[0] == 0
+    assert slipway("up", ONE, ECHO_COMMAND, KEEP)[0] == 0
     [place] = (slipway.home / "localcloud" / "nodes").glob("*/worker-0")
     (lock := place / "tmp/libtpu_lockfile").touch()
     (slipway.repository / "hello.txt").write_text("another run\n")
-    code, out, _ = slipway("up", ONE, ECHO_COMMAND, keep)
+    code, out, _ = slipway("up", ONE, ECHO_COMMAND, KEEP)
     assert code == 0
     assert "removed the stale" in out
     assert not lock.exists()
-    code, _, err = slipway("up", ONE, ECHO_COMMAND, keep, "env.min_free_gb=1e9", "run.name=other")
+    code, _, err = slipway("up", ONE, ECHO_COMMAND, KEEP, "env.min_free_gb=1e9", "run.name=other")
     assert code == 1
     assert "env.min_free_gb: worker 0 has " in err
-    assert slipway("verify", ONE, ECHO_COMMAND, keep, "env.min_free_gb=1e9")[0] == 4
+    assert slipway("verify", ONE, ECHO_COMMAND, KEEP, "env.min_free_gb=1e9")[0] == 4
 
 
 def test_git_is_on_record_beside_the_results(slipway: SlipwayCli) -> None:
@@ -106,6 +106,6 @@ def test_a_setup_that_leaves_workers_different_is_refused(slipway: SlipwayCli) -
     site = "$(python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
     (slipway.repository / "install.sh").write_text(f'mkdir -p "{site}/thing-1.$TPU_WORKER_ID.dist-info"\n')
     slipway.packages = "requirements"
-    code, _, err = slipway("up", "program.command=[echo]", "program.setup=[[sh,install.sh]]", PYTHON)
+    code, _, err = slipway("up", "program.command=[echo]", "program.setup=[[sh,install.sh]]", PYTHON, FOUR_WORKERS)
     assert code == 4
     assert "thing is 1.1 on worker 1 and 1.0 on worker 0; pin its version in program.setup" in err

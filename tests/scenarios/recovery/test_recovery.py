@@ -13,7 +13,7 @@ import pytest
 from controller.checks.fit import cache_file
 from controller.cli import main
 from controller.core import formats
-from tests.controller.conftest import SlipwayCli
+from tests.controller.conftest import FOUR_WORKERS, SlipwayCli
 
 pytestmark = pytest.mark.e2e
 PROGRAM = """
@@ -54,6 +54,7 @@ while os.environ["SLIPWAY_ATTEMPT"] == "1":
 print("done in attempt", os.environ["SLIPWAY_ATTEMPT"])
 """
 RUN = ("program.command=[python,train.py]", "env.packages=image")
+FOUR = (*RUN, FOUR_WORKERS)
 
 
 @dataclass
@@ -74,8 +75,8 @@ class Recovered:
 def up(slipway: SlipwayCli, fault: str, *words: str) -> Recovered:
     """A run that is struck as soon as the program of worker 2 has begun."""
     (slipway.repository / "train.py").write_text(PROGRAM)
-    code, out, err = slipway("up", *RUN, *words, f"cloud.faults=[{{{fault}, after_object: begun/2-1}}]")
-    run = slipway.json("plan", *RUN, *words)["run"]
+    code, out, err = slipway("up", *FOUR, *words, f"cloud.faults=[{{{fault}, after_object: begun/2-1}}]")
+    run = slipway.json("plan", *FOUR, *words)["run"]
     events = (slipway.home / "runs" / run / "events.jsonl").read_text().splitlines()
     met: Any = next(iter(slipway.cloud().get("state")["fault"].values()))
     struck = met["due"]
@@ -146,10 +147,10 @@ def test_a_worker_that_does_not_answer_is_lost_and_its_node_replaced(slipway: Sl
 def test_a_preempted_node_is_noticed(slipway: SlipwayCli) -> None:
     found = up(slipway, "kind: preempted")
     assert (found.code, found.err) == (0, "")
-    past = slipway.json("status", *RUN)["run"]["verdicts"]
+    past = slipway.json("status", *FOUR)["run"]["verdicts"]
     assert [(episode["kind"], episode["response"]) for episode in past] == [("preempted", "replace_node")]
     assert re.search(
-        r"\d\d:\d\d:\d\d  .*: preempted: the node is preempted; replace node\n", slipway("status", *RUN)[1]
+        r"\d\d:\d\d:\d\d  .*: preempted: the node is preempted; replace node\n", slipway("status", *FOUR)[1]
     )
     print("\npreempted:", found.after("preempted: the node is preempted"), found.after("launched attempt 2"))
 

@@ -26,7 +26,7 @@ class Controller:
     """`slipway up` in a process of its own; what it says is collected."""
 
     def __init__(self, slipway: SlipwayCli, *words: str) -> None:
-        command = [sys.executable, "-m", "controller", *words, *slipway.base]
+        command = [sys.executable, "-m", "controller", *slipway.line(*words)]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment

@@ -15,11 +15,12 @@ import psutil
 import pytest
 
 from controller.cli import main as cli
-from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND, FOUR_WORKERS, SlipwayCli
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.e2e
 KEEP = "cleanup.on_success=keep"
+TWO_WORKERS = ("tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b")
 DEEP = pytest.mark.deep
 SLOW = 'program.command=[sh,-c,"echo up; while [ ! -e ../go ]; do sleep 0.1; done"]'
 
@@ -44,12 +45,13 @@ def let_go(slipway: SlipwayCli) -> None:
 
 
 def test_a_run_from_nothing_to_nothing(slipway: SlipwayCli) -> None:
-    code, out, err = slipway("up", ECHO_COMMAND)
+    four = [ECHO_COMMAND, FOUR_WORKERS]
+    code, out, err = slipway("up", *four)
     assert (code, err) == (0, "")
     assert "hello from worker 0" in out
     for step in ("network slipway", "nat slipway", "firewall slipway-allow-ssh", "TPU v5litepod-16", "SSH to 4"):
         assert step in out
-    status = slipway.json("status", ECHO_COMMAND)
+    status = slipway.json("status", *four)
     assert status["pod"]["state"] == "absent"
     assert status["run"]["state"] == "finished"
     run = status["run"]["id"]
@@ -58,16 +60,16 @@ def test_a_run_from_nothing_to_nothing(slipway: SlipwayCli) -> None:
     assert f"runs/{run}/result.json" in kept
     for worker in range(4):
         assert f"runs/{run}/logs/attempt-1/worker-{worker}.log" in kept
-    code, out, _ = slipway("logs", "--worker", "3", ECHO_COMMAND)
+    code, out, _ = slipway("logs", "--worker", "3", *four)
     assert (code, out) == (0, "hello from worker 3\n")
-    assert slipway.json("logs", "--worker", "3", ECHO_COMMAND) == {"log": "hello from worker 3\n"}
+    assert slipway.json("logs", "--worker", "3", *four) == {"log": "hello from worker 3\n"}
 
 
 def test_verbs_without_config_words_mean_the_last_run_of_this_folder(slipway: SlipwayCli) -> None:
     assert slipway("up", ECHO_COMMAND)[0] == 0
-    assert cli.run(["logs", "--worker", "2"]) == 0
+    assert cli.run(["logs", "--worker", "0"]) == 0
     out, err = slipway.capsys.readouterr()
-    assert out == "hello from worker 2\n"
+    assert out == "hello from worker 0\n"
     assert "cloud=local" in err
     slipway.repository.joinpath("other").mkdir()
     os.chdir(slipway.repository / "other")
@@ -98,7 +100,7 @@ def test_a_running_run_is_reattached_without_a_mutating_request(slipway: Slipway
 
 def up_apart(slipway: SlipwayCli, *words: str) -> subprocess.Popen[str]:
     """`slipway up …` in a process of its own."""
-    command = [sys.executable, "-m", "controller", "up", *words, *slipway.base]
+    command = [sys.executable, "-m", "controller", *slipway.line("up", *words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -153,22 +155,22 @@ def test_a_busy_pod_is_not_taken_over_unasked(slipway: SlipwayCli) -> None:
 
 
 def test_an_altered_byte_on_a_worker_is_found_and_repaired(slipway: SlipwayCli) -> None:
-    assert slipway("up", "--detach", SLOW, KEEP)[0] == 0
-    assert slipway("verify", SLOW, KEEP)[0] == 0
-    [code] = (workers_home(slipway)[3] / ".slipway" / "code").glob("*/hello.txt")
+    assert slipway("up", "--detach", SLOW, KEEP, *TWO_WORKERS)[0] == 0
+    assert slipway("verify", SLOW, KEEP, *TWO_WORKERS)[0] == 0
+    [code] = (workers_home(slipway)[1] / ".slipway" / "code").glob("*/hello.txt")
     code.write_text("hellO\n")
-    found = slipway("verify", "--json", SLOW, KEEP)
+    found = slipway("verify", "--json", SLOW, KEEP, *TWO_WORKERS)
     assert found[0] == 4
-    assert [row["wrong"] for row in json.loads(found[1])["workers"]] == [[], [], [], ["code"]]
-    assert slipway("cancel", SLOW, KEEP)[0] == 0
-    assert slipway("up", "--detach", SLOW, KEEP)[0] == 0
+    assert [row["wrong"] for row in json.loads(found[1])["workers"]] == [[], ["code"]]
+    assert slipway("cancel", SLOW, KEEP, *TWO_WORKERS)[0] == 0
+    assert slipway("up", "--detach", SLOW, KEEP, *TWO_WORKERS)[0] == 0
     assert code.read_text() == "hello\n"
-    assert slipway("verify", SLOW, KEEP)[0] == 0
+    assert slipway("verify", SLOW, KEEP, *TWO_WORKERS)[0] == 0
 
 
 def test_an_altered_run_file_is_repaired(slipway: SlipwayCli) -> None:
     assert slipway("up", "--detach", SLOW, KEEP)[0] == 0
-    [file] = (workers_home(slipway)[3] / ".slipway" / "runs").glob("*/run.yaml")
+    [file] = (workers_home(slipway)[0] / ".slipway" / "runs").glob("*/run.yaml")
     whole = file.read_text()
     file.write_text(whole.replace("seed: 0", "seed: 1"))
     assert slipway("verify", SLOW, KEEP)[0] == 4
@@ -177,18 +179,18 @@ def test_an_altered_run_file_is_repaired(slipway: SlipwayCli) -> None:
 
 
 def test_a_failing_program_ends_with_5_and_shows_the_worker_that_failed_first(slipway: SlipwayCli) -> None:
-    fails = 'program.command=[sh,-c,"if [ $TPU_WORKER_ID = 2 ]; then echo boom; exit 7; fi; sleep 60"]'
-    code, _, err = slipway("up", fails)
+    fails = 'program.command=[sh,-c,"if [ $TPU_WORKER_ID = 1 ]; then echo boom; exit 7; fi; sleep 60"]'
+    code, _, err = slipway("up", fails, *TWO_WORKERS)
     assert code == 5
     assert "boom" in err
-    assert "worker 2 exited with code 7; it failed first" in err
-    status = slipway.json("status", fails)
+    assert "worker 1 exited with code 7; it failed first" in err
+    status = slipway.json("status", fails, *TWO_WORKERS)
     assert status["pod"]["state"] == "ready"  # kept, for a look
     assert status["run"]["state"].startswith("not finished, worker 0 exited with ")
 
 
 def test_a_failed_run_is_tried_again_as_a_new_attempt(slipway: SlipwayCli) -> None:
-    fails_once = 'program.command=[sh,-c,"if [ $TPU_WORKER_ID$SLIPWAY_ATTEMPT = 21 ]; then exit 7; fi"]'
+    fails_once = 'program.command=[sh,-c,"if [ $SLIPWAY_ATTEMPT = 1 ]; then exit 7; fi"]'
     assert slipway("up", fails_once)[0] == 5
     code, out, _ = slipway("up", fails_once)
     assert code == 0
@@ -203,10 +205,11 @@ def test_a_preempted_pod_is_replaced_and_the_run_goes_on(slipway: SlipwayCli) ->
     )
     assert (code, err) == (0, "")
     assert "preempted: the node is preempted" in out
-    assert "launched attempt 2 on 4 workers" in out
+    assert "launched attempt 2 on 1 worker" in out
     assert slipway.json("status", program)["run"]["attempts"] == 2
 
 
+@pytest.mark.sleeps
 def test_no_process_of_a_run_is_left(slipway: SlipwayCli) -> None:
     assert slipway("up", ECHO_COMMAND)[0] == 0
     home = str(slipway.home)
@@ -217,7 +220,7 @@ def test_no_process_of_a_run_is_left(slipway: SlipwayCli) -> None:
     "killed_at", ["launched", pytest.param("TPU", marks=DEEP), pytest.param("network", marks=DEEP)]
 )
 def test_killed_anywhere_up_again_converges(slipway: SlipwayCli, killed_at: str) -> None:
-    command = [sys.executable, "-m", "controller", "up", SLOW, *slipway.base]
+    command = [sys.executable, "-m", "controller", *slipway.line("up", SLOW)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=slipway.repository)
     assert running.stdout is not None
@@ -238,7 +241,7 @@ def test_killed_anywhere_up_again_converges(slipway: SlipwayCli, killed_at: str)
 
 def followed(slipway: SlipwayCli) -> subprocess.Popen[str]:
     """`up` of the slow program in a process of its own, once it follows."""
-    command = [sys.executable, "-m", "controller", "up", SLOW, *slipway.base]
+    command = [sys.executable, "-m", "controller", *slipway.line("up", SLOW)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=slipway.repository)
     assert running.stdout is not None
@@ -272,7 +275,7 @@ def test_down_does_not_end_another_run_unasked(slipway: SlipwayCli) -> None:
 def test_ctrl_c_detaches_and_the_run_goes_on(slipway: SlipwayCli) -> None:
     listening = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored where tests run in the background
     main = f"import signal, sys; from controller.cli.main import run; {listening}; sys.exit(run(sys.argv[1:]))"
-    command = [sys.executable, "-c", main, "up", SLOW, *slipway.base]
+    command = [sys.executable, "-c", main, *slipway.line("up", SLOW)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=slipway.repository)
     assert running.stdout is not None

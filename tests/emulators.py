@@ -1,0 +1,125 @@
+"""Emulated clouds forked from a process that has imported one already: an import takes most of the time of a start.
+
+`python -m tests.emulators`: an order in JSON per line on stdin, the process id of the server per line on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from controller.cloud import emulator
+from controller.localcloud import lifecycle
+from tests.paths import ROOT
+
+START_SECONDS = 300.0
+run_in_a_process = emulator.run_emulator_verb
+
+
+class Emulators:
+    """Starts, stops and wipes emulated clouds without a new interpreter for each."""
+
+    def __enter__(self) -> Emulators:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._forker = subprocess.Popen([sys.executable, "-m", "tests.emulators"], env=environment, **pipes)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._forker.communicate()
+
+    def start(self, state: Path, *flags: str) -> tuple[int, str]:
+        """Return 0 as soon as the server answers, otherwise 2 and what it logged."""
+        if lifecycle.find_endpoint(state):
+            return 0, ""
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log = state / "server.log"
+        before = log.stat().st_size if log.exists() else 0
+        pid = self._fork(state, flags)
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            runs = Path(f"/proc/{pid}").exists()
+            if lifecycle.find_endpoint(state):
+                return 0, ""
+            if not runs:
+                break
+            time.sleep(0.01)
+        return 2, log.read_bytes()[before:].decode(errors="replace")
+
+    def run_emulator_verb(self, arguments: Sequence[str], folder: Path, *, show: bool = False) -> tuple[int, str]:
+        """Stand in for `controller.cloud.emulator.run_emulator_verb`."""
+        match arguments[0]:
+            case "start":
+                return self.start(folder, *arguments[1:])
+            case "stop":
+                lifecycle.stop(folder)
+            case "wipe":
+                lifecycle.wipe(folder)
+            case _:
+                return run_in_a_process(arguments, folder, show=show)
+        return 0, ""
+
+    def _fork(self, state: Path, flags: Sequence[str]) -> int:
+        assert self._forker.stdin is not None
+        assert self._forker.stdout is not None
+        order = {"state": str(state.absolute()), "flags": [*flags], "environment": {**os.environ}}
+        self._forker.stdin.write(json.dumps(order) + "\n")
+        self._forker.stdin.flush()
+        return json.loads(self._forker.stdout.readline())
+
+
+def main() -> None:
+    """Fork a server for every order."""
+    import controller.localcloud.cloud  # noqa: F401 - so that every fork has it
+
+    signal.signal(signal.SIGCHLD, reap)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if pid := os.fork():
+            print(pid, flush=True)
+            continue
+        code = 1
+        try:
+            code = serve(Path(order["state"]), order["flags"], order["environment"])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def reap(*_: object) -> None:
+    """Wait for the servers that have ended: no zombie is left, and their time counts as that of the tests."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def serve(state: Path, flags: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Be the server that `python -m controller.localcloud start` would have started, in a forked process."""
+    from controller.localcloud.__main__ import main as localcloud
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    random.seed()
+    os.setsid()
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(environment)
+    log = os.open(state / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for standard, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
+        os.dup2(file, standard)
+    return localcloud(["serve", f"--state={state}", *flags])
+
+
+if __name__ == "__main__":
+    main()
