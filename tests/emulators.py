@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from controller.cloud import emulator
 from controller.localcloud import lifecycle
 from tests.paths import ROOT
@@ -48,7 +50,7 @@ class Emulators:
         pid = self._fork(state, flags)
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            runs = Path(f"/proc/{pid}").exists()
+            runs = psutil.pid_exists(pid)
             if lifecycle.find_endpoint(state):
                 return 0, ""
             if not runs:
