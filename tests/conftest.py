@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
@@ -25,6 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts background jobs with Ctrl-C ignored, and programs that the tests interrupt would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # From Hypothesis's own "ci": no deadlines, which a busy machine misses, and the same examples every time.
     examples = DEEP_EXAMPLES if config.getoption("--deep") else FAST_EXAMPLES
     settings.register_profile("slipway", settings.get_profile("ci"), max_examples=examples)

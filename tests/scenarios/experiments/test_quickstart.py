@@ -95,6 +95,7 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         assert status == 0, words
 
 
+@pytest.mark.deep
 def test_a_preempted_run_ends_with_the_same_weights(homes: Any, capsys: pytest.CaptureFixture[str]) -> None:
     quiet = homes("quiet")
     out = run(capsys)

@@ -46,6 +46,7 @@ def up(*words: str) -> tuple[list[str], list[int], dict[int, float]]:
     return notes, [line["step"] for line in train], {line["step"]: line["loss"] for line in train}
 
 
+@pytest.mark.deep
 def test_with_notice_nothing_is_computed_twice_and_without_it_one_dead_worker_restarts_all(homes: Any) -> None:
     quiet = homes("quiet")
     _, steps, losses = up()
