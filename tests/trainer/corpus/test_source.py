@@ -108,7 +108,7 @@ class TestBadParquet:
 
     def test_a_column_without_text(self, tmp_path):
         data = write_parquet(tmp_path / "a.parquet", ["x"], 1, text_column="id")
-        with pytest.raises(RunFileError, match=r"^data\.text_column: .*a\.parquet: column 'id' holds int64, not text$"):
+        with pytest.raises(RunFileError, match=r"^data\.text_column: .*a\.parquet: column 'id' contains int64, not text$"):
             first_batch(data)
 
     def test_a_template_of_other_columns(self, tmp_path):
