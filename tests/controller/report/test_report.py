@@ -252,7 +252,7 @@ def test_which_runs(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--sweep", "other"], f"--sweep other: no such sweep; the latest: {SWEEP}"),
         (["--where", "seed=9"], "no run matches"),
         (["--baseline", "lr=3"], "--baseline lr=3: no setting has these overrides; settings: lr=0.0001 kl_coef=0; "),
-        (["--baseline", "optimizer.lr=0.0001"], "2 settings have these words"),
+        (["--baseline", "optimizer.lr=0.0001"], "2 settings have these overrides"),
         (["-o", "no/such/folder.html"], "no/such/folder.html: cannot be written"),
     ],
 )
