@@ -40,11 +40,7 @@ def with_retries(act: Callable[[], None], sleep: Callable[[float], None] = time.
 
 
 def download_object(bucket: str, name: str, sha256: str, target: Path) -> None:
-    """Stream an object into a file.
-
-    Raises:
-        TransferError: the download failed, or the content does not match `sha256`.
-    """
+    """Stream an object into a file. Raises TransferError on failure, or if the content does not match `sha256`."""
     digest, place = hashlib.sha256(), f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?alt=media"
     what = f"the download of gs://{bucket}/{name}"
     with _transfer_errors(what), _storage_request(place, {}) as answer, target.open("wb") as file:
@@ -81,11 +77,7 @@ def upload_file(path: Path, bucket: str, name: str, size: int | None = None) -> 
 
 
 def upload_stream(content: Iterable[bytes], size: int, bucket: str, name: str) -> None:
-    """Upload an object of `size` bytes, replacing any older one.
-
-    Raises:
-        TransferError: the upload failed or is incomplete.
-    """
+    """Upload an object of `size` bytes, replacing any older one. Raises TransferError on failure."""
     place = f"/upload/storage/v1/b/{quote(bucket)}/o?uploadType=media&name={quote(name, safe='')}"
     headers = {"Content-Length": str(size), "Content-Type": "text/plain; charset=utf-8"}
     with _transfer_errors(f"the upload of gs://{bucket}/{name}"), _storage_request(place, headers, content) as answer:

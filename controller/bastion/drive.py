@@ -37,11 +37,7 @@ def main() -> int:
 
 
 def drive(orders: dict[str, Any]) -> None:
-    """Drive the run to its end.
-
-    Raises:
-        SlipwayError: it was given up; its message is in the lease, for controllers that watch.
-    """
+    """Drive the run to its end. Raises SlipwayError when it is given up; the lease tells controllers that watch."""
     from google.auth import compute_engine
 
     clock = Clock()

@@ -79,11 +79,7 @@ def state_folder(state_dir: str) -> Path:
 
 
 def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
-    """Start the emulated cloud unless it is already running.
-
-    Raises:
-        ConfigError: it cannot start, with its own message: port in use, state folder not writable.
-    """
+    """Start the emulated cloud unless it is already running. Raises ConfigError with its message if it cannot."""
     folder = state_folder(state_dir)
     seconds = f"--operation-seconds={cloud.operation_seconds}"
     idle = f"--idle-exit={IDLE_EXIT_SECONDS}"

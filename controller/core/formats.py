@@ -72,10 +72,5 @@ def has_format(body: Any) -> bool:
 
 
 def load(content: str | bytes, where: str) -> Body:
-    """Parse what `dump` wrote.
-
-    Raises:
-        FormatError: the format is missing or unknown.
-        ValueError: the text is not JSON.
-    """
+    """Parse what `dump` wrote. Raises FormatError for a missing or unknown format, ValueError without JSON."""
     return checked(json.loads(content), where)

@@ -146,11 +146,7 @@ class GoogleClient:
         return content if isinstance(content, bytes) else str(content).encode()
 
     def metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
-        """Return an object's metadata and the server's time in whole seconds since the epoch.
-
-        Raises:
-            NotFoundError: there is no such object.
-        """
+        """Return an object's metadata and the server's time, seconds since the epoch. Raises NotFoundError."""
         dates: list[str] = []
         answer = self._with_retries(self._once, "storage", "objects.get", {"bucket": bucket, "object": name}, dates)
         return answer, parsedate_to_datetime(dates[-1]).timestamp()

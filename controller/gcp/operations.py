@@ -39,11 +39,7 @@ class OperationFailedError(GoogleError):
 
 
 def wait_compute(caller: Caller, operation: dict[str, Any]) -> None:
-    """Wait for a Compute operation, global, regional or zonal.
-
-    Raises:
-        OperationFailedError: with Compute's error code as the reason, e.g. RESOURCE_IN_USE_BY_ANOTHER_RESOURCE.
-    """
+    """Wait for a Compute operation, of any scope. Raises OperationFailedError with Compute's error code as reason."""
     where: dict[str, str] = {"project": caller.project, "operation": operation["name"]}
     method = "globalOperations.wait"
     for scope in ("region", "zone"):

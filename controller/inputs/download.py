@@ -88,11 +88,7 @@ def _download(url: str, part: Path, token: str | None, moved: Callable[[int], No
 
 
 def run_recipe(recipe: BuildRecipe, key: str) -> Path:
-    """Run a recipe unless it has run before; returns the folder that it fills.
-
-    Raises:
-        CloudError: it failed or made no files; the message shows the end of its output.
-    """
+    """Run a recipe once; return the folder that it fills. Raises CloudError with the end of its output."""
     if recipe.output.is_dir():
         return recipe.output
     recipe.output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -30,11 +30,7 @@ def save_plan(plan: Plan, overrides: Sequence[str], folder: Path) -> Path:
 
 
 def load_planned_config(file: Path) -> dict[str, Any]:
-    """Load the config of a plan file, not validated yet.
-
-    Raises:
-        ConfigError: the file cannot be read or holds no config.
-    """
+    """Load the config of a plan file, not validated yet. Raises ConfigError if it is unreadable."""
     from controller.config.compose import compose_raw
 
     try:

@@ -61,11 +61,7 @@ class RunPreview:
 
 
 def preview_run(options: RunOptions) -> RunPreview:
-    """Compare the plan with the current state, and run every check that can run beforehand.
-
-    Raises:
-        ConfigError: the config is unusable.
-    """
+    """Compare the plan with the current state and run the checks. Raises ConfigError if the config is unusable."""
     config, findings = options.config()
     try:
         plan = build_plan(config, project_of(config), Path.cwd())

@@ -42,11 +42,7 @@ class Session:
         return node.fleet(self.context)
 
     def workers(self) -> Fleet:
-        """Open SSH to the pod's workers, which accept our key.
-
-        Raises:
-            ConfigError: the pod does not exist or is not ready.
-        """
+        """Open SSH to the pod's workers, which accept our key. Raises ConfigError if the pod is not ready."""
         node = self.node()
         if not isinstance(node, Node) or not node.is_ready:
             raise ConfigError(f"pod {self.plan.node.name} is {describe(node)}; run `slipway up`")

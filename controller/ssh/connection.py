@@ -239,11 +239,7 @@ class Connection:
             yield data
 
     def exit_code(self, channel: Channel) -> int:
-        """Return the exit code of a channel's command, after the end of its output.
-
-        Raises:
-            WorkerError: dropped.
-        """
+        """Return the exit code of a channel's command, after the end of its output. Raises WorkerError (dropped)."""
         while not channel.status_event.wait(self._access.silence_seconds):
             self.probe(channel.get_transport())
         code = channel.recv_exit_status()

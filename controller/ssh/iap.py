@@ -68,11 +68,7 @@ class IapTunnel:
         return len(part)
 
     def recv(self, size: int) -> bytes:
-        """Return up to `size` bytes; none after the other side has closed.
-
-        Raises:
-            TimeoutError: nothing arrived within the timeout.
-        """
+        """Return up to `size` bytes; none after the other side has closed. Raises TimeoutError."""
         from websockets.exceptions import ConnectionClosed
 
         while not self._rest:

@@ -190,11 +190,7 @@ class Provisioner(Protocol):
         ...
 
     def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> None:
-        """Ask for a slice. Returns once it exists or waits in a queue.
-
-        Raises:
-            GoogleError: Google refused, at once or during the operation.
-        """
+        """Ask for a slice. Returns once it exists or waits in a queue. Raises GoogleError on a refusal."""
         ...
 
     def delete(self, context: Context, name: str, zone: str) -> None:

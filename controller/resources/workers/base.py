@@ -34,11 +34,7 @@ class WorkerResource(Resource):
     def act(
         self, context: Context, observed: ObservedResources, command: Command[Q, A], payload: Q, diff: Diff, name: str
     ) -> list[A]:
-        """Send `command` to the workers on which the field `name` differs; returns their answers.
-
-        Raises:
-            WorkersFailedError: with the errors of the workers that failed.
-        """
+        """Send `command` to the workers on which `name` differs; return their answers. Raises WorkersFailedError."""
         change = next(c for c in diff.changes if c.field == name)
         old = change.old or (None,) * len(change.new)
         differing = [i for i, (was, wanted) in enumerate(zip(old, change.new, strict=True)) if was != wanted]

@@ -47,11 +47,7 @@ def show_status(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
 
 
 def resolve_sweep_id(state: Path, name: str) -> str:
-    """Return the sweep with this id, or the only one whose id starts with it.
-
-    Raises:
-        ConfigError: no sweep matches, or several do.
-    """
+    """Return the sweep with this id, or the only one whose id starts with it. Raises ConfigError otherwise."""
     ended = {row["sweep"]: None for row in index.load_rows(state) if row.get("sweep")}
     known = list(dict.fromkeys([*ended, *(file.stem for file in sorted(state.glob("sweeps/*.json")))]))
     found = [name] if name in known else [each for each in known if each.startswith(name)]
