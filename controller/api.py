@@ -67,7 +67,7 @@ def up(*overrides: str, yes: bool = False, queue: bool = False, run: str | None 
     options = RunOptions(overrides, run_id=run or "", yes=yes, queue=queue)
     with open_run(options) as (opened, context, emulator), TextScreen(opened) as screen:
         drive(options, opened, context, emulator, screen)
-    return _row(context.state, opened.run_id)
+    return _row(context.state_dir, opened.run_id)
 
 
 def sweep(*overrides: str, yes: bool = False) -> list[Row]:
@@ -148,7 +148,7 @@ class Pod:
         """
         if worker not in range(len(self)):
             raise ConfigError(f"worker={worker}: the pod has workers 0 to {len(self) - 1}")
-        return self._fleet.link(worker).connection()
+        return self._fleet.connection(worker).connection()
 
     def connections(self) -> list[WorkerConnection]:
         """Return the connections to all workers, for `fabric.ThreadingGroup.from_connections`."""
@@ -182,7 +182,7 @@ def pod(*overrides: str, run: str | None = None) -> Pod:
         if not overrides and not run:
             raise ConfigError("no run was started from this folder; name the pod's experiment, or set run=ID")
     with ExitStack() as stack:
-        fleet = stack.enter_context(open_session(RunOptions(overrides, run_id=run or ""))).workers()
+        fleet = stack.enter_context(open_session(RunOptions(overrides, run_id=run or ""))).authorized_fleet()
         return Pod(fleet, stack.pop_all())
 
 

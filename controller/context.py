@@ -16,19 +16,19 @@ from controller.ssh.login import Login
 
 @dataclass
 class Context:
-    """Dependencies of a run. `pace`: seconds between polls of operations; `state`: folder of keys and records."""
+    """Dependencies of a run. `poll_seconds`: between polls of operations; `state_dir`: folder of keys and records."""
 
     project: str
     google: GoogleClient
     clock: Clock
     events: Events
-    state: Path
-    login: Login
-    pace: float
+    state_dir: Path
+    ssh_login: Login
+    poll_seconds: float
     make_fleet: Callable[[SshTarget], Fleet]
     """Opens the SSH connections to a pod; `fleets` keeps them."""
-    billed: bool = True
-    draw: Callable[[], float] = random.random
+    is_billed: bool = True
+    random_float: Callable[[], float] = random.random
     """Returns a random number in [0, 1), used for jitter."""
     find_public_ip: Callable[[], str | None] = lambda: None
     """Returns this machine's address as the workers see it, or None; may query a web service."""

@@ -50,7 +50,7 @@ def tool_environment(secrets: dict[str, str]) -> Iterator[dict[str, str]]:
             given["NETRC"] = str(netrc)
         yield given
     except AgentError as error:
-        message, detail = (mask.masked(text.encode()).decode() for text in (str(error), error.detail))
+        message, detail = (mask.apply(text.encode()).decode() for text in (str(error), error.detail))
         raise AgentError(message, detail) from None
     finally:
         netrc.unlink(missing_ok=True)
@@ -65,7 +65,7 @@ class SecretMask:
         self._pattern = re.compile(b"|".join(map(re.escape, self._secret_values))) if self._secret_values else None
 
     @classmethod
-    def of(cls, run: Path) -> "SecretMask":
+    def for_run(cls, run: Path) -> "SecretMask":
         """Return the mask of a run. Create it before reading the log; see the module docstring."""
         return cls(_kept(run))
 
@@ -73,35 +73,35 @@ class SecretMask:
         return bool(self._secret_values)
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """Length of the longest secret in bytes."""
         return len(self._secret_values[0]) if self._secret_values else 0
 
-    def masked(self, data: bytes) -> bytes:
+    def apply(self, data: bytes) -> bytes:
         """Return `data` with secrets masked; the length stays the same."""
         return self._pattern.sub(lambda found: b"*" * len(found[0]), data) if self._pattern else data
 
-    def begun(self, data: bytes) -> int:
+    def partial_length(self, data: bytes) -> int:
         """Return how many trailing bytes may be the beginning of a secret that is not complete yet."""
-        sizes = range(min(self.longest - 1, len(data)), 0, -1)
+        sizes = range(min(self.max_length - 1, len(data)), 0, -1)
         return next((n for n in sizes if any(len(w) > n and w.startswith(data[-n:]) for w in self._secret_values)), 0)
 
-    def cover(self, path: Path, begin: int = 0) -> int:
+    def mask_file(self, path: Path, begin: int = 0) -> int:
         """Mask the log in place from `begin` on; return the offset up to which it is safe to show."""
-        end, at = file_size(path), max(0, begin - self.longest)
+        end, at = file_size(path), max(0, begin - self.max_length)
         if self._pattern is None or at >= end:
             return end
         rest = b""
         with path.open("r+b") as file:
             while at < end:
-                data = os.pread(file.fileno(), min(CHUNK_BYTES + self.longest, end - at), at)
+                data = os.pread(file.fileno(), min(CHUNK_BYTES + self.max_length, end - at), at)
                 for found in self._pattern.finditer(data):
                     os.pwrite(file.fileno(), b"*" * len(found[0]), at + found.start())
-                rest = self.masked(data)
+                rest = self.apply(data)
                 if at + len(data) >= end or not data:
                     break
-                at += len(data) - self.longest  # a secret may span two chunks
-        return end - self.begun(rest)
+                at += len(data) - self.max_length  # a secret may span two chunks
+        return end - self.partial_length(rest)
 
 
 def _kept(run: Path) -> dict[str, str]:

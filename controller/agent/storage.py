@@ -24,7 +24,7 @@ class TransferError(AgentError):
 
     def __init__(self, error: str, lasting: bool = False) -> None:
         super().__init__(error)
-        self.lasting = lasting
+        self.permanent = lasting
 
 
 def with_retries(act: Callable[[], None], sleep: Callable[[float], None] = time.sleep) -> None:
@@ -33,7 +33,7 @@ def with_retries(act: Callable[[], None], sleep: Callable[[float], None] = time.
         try:
             return act()
         except TransferError as error:
-            if error.lasting:
+            if error.permanent:
                 raise
         sleep(pause)
     return act()

@@ -51,7 +51,7 @@ def drive(orders: dict[str, Any]) -> None:
         google,
         clock,
         home,
-        pace=orders["pace"] if config.cloud.kind == "local" else POLL_SECONDS,
+        poll_seconds=orders["pace"] if config.cloud.kind == "local" else POLL_SECONDS,
         iap=orders["iap"] or ENDPOINT,
         ssh_config=Path(orders["ssh_config"]) if orders["ssh_config"] else None,
         extra_ssh_keys=(document["ssh_key"],),
@@ -85,7 +85,9 @@ def pod_plan(plan: Plan) -> Plan:
     theirs = Services | SlipwayPackage | Bastion | BastionRoles
     kept = [r for r in plan.resources if r.scope != "shared" and not isinstance(r, theirs)]
     ids = {r.id for r in kept}
-    return replace(plan, resources=tuple(replace(r, needs=tuple(n for n in r.needs if n in ids)) for r in kept))
+    return replace(
+        plan, resources=tuple(replace(r, depends_on=tuple(n for n in r.depends_on if n in ids)) for r in kept)
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from controller.inputs.assets import path_exists
 @check("asset_here", "error", "assets.KIND.NAME.path")
 def local_files_are_here(config: Config) -> Iterator[Issue]:
     """A file that is missing on this machine would be missing on a billed TPU."""
-    for kind, name, asset in config.assets.each():
+    for kind, name, asset in config.assets.iter_assets():
         if asset.path is not None and not path_exists(Path(asset.path).expanduser()):
             message = f"no file at {asset.path}; set it to an existing file or folder"
             yield Issue(message, f"assets.{kind}s.{name}.path")
@@ -45,7 +45,7 @@ def pod_has_something_to_fetch(config: Config) -> Iterator[Issue]:
 
 
 def _downloads(config: Config) -> Iterator[tuple[str, RemoteFile]]:
-    for kind, name, asset in config.assets.each():
+    for kind, name, asset in config.assets.iter_assets():
         for file, remote in (asset.files or {}).items():
             yield f"assets.{kind}s.{name}.files.{file}", remote
 

@@ -152,7 +152,7 @@ def nearest_names(wanted: str, listed: Set[str]) -> str:
 
 def _listed(context: Context, zone: str, collection: str) -> Set[str]:
     parent = f"projects/{context.project}/locations/{zone}"
-    found = context.google.pages("tpu", f"projects.locations.{collection}.list", collection, parent=parent)
+    found = context.google.list_all("tpu", f"projects.locations.{collection}.list", collection, parent=parent)
     return frozenset(item["name"].rpartition("/")[2] for item in found)
 
 

@@ -144,7 +144,7 @@ def variables_are_not_reserved(config: Config) -> Iterator[Issue]:
 @check("asset_named", "error", "env.vars.NAME", "program.command", "program.setup")
 def placeholders_name_assets(config: Config) -> Iterator[Issue]:
     """`{assets.models.NAME}` becomes the URL of the asset's copy in the bucket, so the asset must exist."""
-    known = {f"assets.{kind}s.{name}" for kind, name, _ in config.assets.each()}
+    known = {f"assets.{kind}s.{name}" for kind, name, _ in config.assets.iter_assets()}
     texts = {f"env.vars.{name}": value for name, value in config.env.vars.items()}
     texts["program.command"] = " ".join(config.program.command)
     texts["program.setup"] = " ".join(word for argv in config.program.setup for word in argv)

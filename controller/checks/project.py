@@ -15,7 +15,7 @@ SUFFIXES = {"on_demand": "", "spot": "-preemptible", "preemptible": "-preemptibl
 @check("credentials", "warning", "cloud", live=True)
 def has_credentials(config: Config, context: Context) -> Iterator[Issue]:
     """Requests need application-default credentials, which `gcloud auth login` alone does not create."""
-    if not context.google.signed_in:
+    if not context.google.has_credentials:
         yield Issue(
             "no Google credentials, so nothing was checked; run `gcloud auth login` and `gcloud auth "
             "application-default login`, or set cloud=local"
@@ -76,7 +76,7 @@ def quota_limits(context: Context) -> dict[tuple[str, str], float]:
     """
     parent = f"projects/{context.project}/services/tpu.googleapis.com"
     limits: dict[tuple[str, str], float] = {}
-    listed = context.google.pages(
+    listed = context.google.list_all(
         "serviceusage:v1beta1",
         "services.consumerQuotaMetrics.list",
         "metrics",

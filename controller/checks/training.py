@@ -38,7 +38,7 @@ def batch_splits_evenly(config: Config) -> Iterator[Issue]:
         try:
             config.loop.accumulation(parts)
         except UnevenError as error:
-            yield Issue(error.words, error.key)
+            yield Issue(error.message, error.key)
 
 
 @check("streams", "error", "data.streams")

@@ -23,27 +23,29 @@ def resources_in_other_regions(context: Context, network: str, known: set[str]) 
     `known` holds the ids of the plan's own resources.
     """
     found: list[Resource] = []
-    needs = (f"{Network.kind}/{network}",)
+    depends_on = (f"{Network.kind}/{network}",)
     for region, item in _regional(context, "subnetworks", network):
         if is_marked(item):
             cidr = item["ipCidrRange"]
-            subnet = Subnet(name=item["name"], region=region, network=network, block=cidr, cidr=cidr, needs=needs)
+            subnet = Subnet(
+                name=item["name"], region=region, network=network, block=cidr, cidr=cidr, depends_on=depends_on
+            )
             found.append(subnet)
     for region, item in _regional(context, "routers", network):
         if is_marked(item):
-            router = Router(name=item["name"], region=region, network=network, subnet="", needs=needs)
+            router = Router(name=item["name"], region=region, network=network, subnet="", depends_on=depends_on)
             found.append(router)
     for item in _rules(context, network):
         if not is_marked(item):
             continue
         rule = Firewall(
-            name=item["name"], network=network, allowed=(), source_ranges=(), target_tags=(), needs=needs
+            name=item["name"], network=network, allowed=(), source_ranges=(), target_tags=(), depends_on=depends_on
         )  # fmt: skip
         found.append(rule)
         _, recorded, subnet_name = item["description"].partition(f"{SWITCH_RECORD} ")
         if recorded:
             region = item["name"].removeprefix(f"{network}-allow-internal-")
-            found.append(PrivateAccess(name=subnet_name, region=region, rule=rule.name, needs=(rule.id,)))
+            found.append(PrivateAccess(name=subnet_name, region=region, rule=rule.name, depends_on=(rule.id,)))
     return [resource for resource in found if resource.id not in known]
 
 
@@ -88,10 +90,10 @@ def _machines(context: Context, node: Node) -> Iterator[tuple[str, str, tuple[st
     parent = f"projects/{context.project}/locations/-"
     mine = node.paths(context)
     try:
-        for item in context.google.pages("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
+        for item in context.google.list_all("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
             if item["name"] not in mine:
                 yield f"TPU {leaf(item['name'])} in {_zone(item['name'])}", *_node_title(item, _zone(item["name"]))
-        queued = context.google.pages(
+        queued = context.google.list_all(
             "tpu", "projects.locations.queuedResources.list", "queuedResources", parent=parent
         )
         for item in queued:
@@ -135,7 +137,7 @@ def aggregated(context: Context, collection: str) -> Iterator[tuple[str, Item]]:
 
 
 def _rules(context: Context, network: str) -> Iterator[Item]:
-    for item in context.google.pages("compute", "firewalls.list", "items", project=context.project):
+    for item in context.google.list_all("compute", "firewalls.list", "items", project=context.project):
         if leaf(item.get("network", "")) == network:
             yield item
 

@@ -82,7 +82,7 @@ def delete(context: Context, thing: BilledItem) -> None:
 def _buckets(context: Context) -> Iterator[str]:
     """Yield the buckets that Slipway made."""
     try:
-        for item in context.google.pages("storage", "buckets.list", "items", project=context.project):
+        for item in context.google.list_all("storage", "buckets.list", "items", project=context.project):
             if is_labelled(item):
                 yield item["name"]
     except (ForbiddenError, ServiceDisabledError):
@@ -93,12 +93,12 @@ def _pods(context: Context, buckets: list[str]) -> Iterator[BilledItem]:
     """Yield nodes, and queued requests without a node."""
     parent, known = f"projects/{context.project}/locations/-", set[tuple[str, str]]()
     try:
-        for answer in context.google.pages("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
+        for answer in context.google.list_all("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
             name, zone = leaf(answer["name"]), answer["name"].split("/")[3]
             known.add((zone, name))
             if is_labelled(answer):
                 yield _pod(context, buckets, name, answer)
-        queued = context.google.pages(
+        queued = context.google.list_all(
             "tpu", "projects.locations.queuedResources.list", "queuedResources", parent=parent
         )
         for request in queued:
@@ -125,7 +125,7 @@ def _pod(context: Context, buckets: list[str], name: str, answer: dict[str, Any]
         return BilledItem("TPU", name, zone, usd, "", why)
     for bucket in buckets:
         try:
-            if waiting := PodQueue(context.google, context.clock, bucket, name).waiting():
+            if waiting := PodQueue(context.google, context.clock, bucket, name).waiting_runs():
                 use = f"{waiting[0]} waits for it"
             elif claim := read_claim(context.google, bucket, name, slice_.uid):
                 use, why = _use_by_run(context, bucket, claim["latest"], slice_.uid)
@@ -149,9 +149,9 @@ def _use_by_run(context: Context, bucket: str, run_id: str, uid: str) -> tuple[s
     if not launches:
         return f"{run_id} is being set up", ""
     attempt = launches[-1].attempt
-    if ledger.cancelled(attempt):
+    if ledger.is_cancelled(attempt):
         return "", f"{run_id} was cancelled"
-    how = ledger.ending(0, attempt)
+    how = ledger.exit_status(0, attempt)
     if how is None:
         return f"{run_id} is running on it", ""
     return "", f"{run_id} exited with {how}"
@@ -190,9 +190,9 @@ def _bastion_drives_run(context: Context, bucket: str, pod: str, run_id: str) ->
         return False
     return (
         snapshot is not None
-        and snapshot.term.run_id == run_id
-        and snapshot.term.driver == "bastion"
-        and not snapshot.free(False)
+        and snapshot.record.run_id == run_id
+        and snapshot.record.driver == "bastion"
+        and not snapshot.is_free(False)
     )
 
 

@@ -19,10 +19,10 @@ class Flag:
     """One flag of a verb, or a positional argument (`name` without dashes)."""
 
     names: tuple[str, ...]
-    words: str
-    more: Mapping[str, Any] = field(default_factory=dict)
+    help: str
+    argparse_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for argparse; empty: a switch."""
-    values: str = ""
+    completion: str = ""
     """Kind of value for the completion: run, sweep, file, or a list of choices."""
 
 
@@ -30,7 +30,7 @@ class Flag:
 class Verb:
     """A subcommand."""
 
-    words: str
+    help: str
     group: str
     page: str
     """Page in docs/ with more detail."""
@@ -189,7 +189,7 @@ def parser(verb: str) -> Parser:
     """Return the parser for a verb's flags and positional arguments."""
     made = Parser(prog="slipway" if verb == "up" else f"slipway {verb}", add_help=False, allow_abbrev=False)
     for flag in flags(verb):
-        made.add_argument(*flag.names, **flag.more)
+        made.add_argument(*flag.names, **flag.argparse_options)
     return made
 
 

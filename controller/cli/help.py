@@ -64,7 +64,7 @@ def _first_page(choices: dict[str, list[str]]) -> list[tuple[str, str | Rows]]:
         ("first steps", FIRST_STEPS),
     ]
     for group, title in GROUPS.items():
-        rows = [(name, verb.words) for name, verb in VERBS.items() if verb.group == group]
+        rows = [(name, verb.help) for name, verb in VERBS.items() if verb.group == group]
         pages.append((f"verbs: {title}", rows))
     in_order = [*(name for name in ABOUT if name in choices), *(name for name in choices if name not in ABOUT)]
     pages += [
@@ -93,7 +93,7 @@ def _verb_page(name: str) -> list[tuple[str, str | Rows]]:
     called = "[up]" if name == "up" else name
     page = f"{DOCS / verb.page}" if DOCS.is_dir() else f"docs/{verb.page}"
     return [
-        ("", f"{verb.words[0].upper()}{verb.words[1:]}."),
+        ("", f"{verb.help[0].upper()}{verb.help[1:]}."),
         ("usage", f"slipway {called} [--flags]{words}{takes}{behind}"),
         ("flags", [(_flag_usage(flag), _flag_help(flag)) for flag in (*flags(name), HELP)]),
         ("examples", "\n".join(f"slipway {example}" for example in verb.examples)),
@@ -103,20 +103,20 @@ def _verb_page(name: str) -> list[tuple[str, str | Rows]]:
 
 def _flag_usage(flag: Flag) -> str:
     """Return the usage of a flag: `--run ID`, `-m, --multirun`, `[VERB]`."""
-    metavar = flag.more.get("metavar")
+    metavar = flag.argparse_options.get("metavar")
     if not flag.names[0].startswith("-"):
         name = str(
             metavar
-            or "|".join(each for each in flag.more.get("choices", ()) if each != COMPLETION_QUERY)
+            or "|".join(each for each in flag.argparse_options.get("choices", ()) if each != COMPLETION_QUERY)
             or flag.names[0]
         )
-        return {"?": f"[{name}]", "*": f"[{name} …]"}.get(str(flag.more.get("nargs")), name)
-    takes = "" if flag.more.get("action") == "store_true" else metavar or flag.names[-1].lstrip("-").upper()
+        return {"?": f"[{name}]", "*": f"[{name} …]"}.get(str(flag.argparse_options.get("nargs")), name)
+    takes = "" if flag.argparse_options.get("action") == "store_true" else metavar or flag.names[-1].lstrip("-").upper()
     return f"{', '.join(flag.names)} {' '.join(takes) if isinstance(takes, tuple) else takes}".rstrip()
 
 
 def _flag_help(flag: Flag) -> str:
-    return f"{flag.words}; can be repeated" if flag.more.get("action") == "append" else flag.words
+    return f"{flag.help}; can be repeated" if flag.argparse_options.get("action") == "append" else flag.help
 
 
 def _choices(group: str, choices: Sequence[str]) -> str:
@@ -127,11 +127,11 @@ def _choices(group: str, choices: Sequence[str]) -> str:
 def _json_document(verb: str | None) -> dict[str, Any]:
     if verb:
         known = VERBS[verb]
-        options = [{"names": flag.names, "words": flag.words, "shown": _flag_usage(flag)} for flag in flags(verb)]
-        return {"verb": verb, "words": known.words, "page": f"docs/{known.page}", "flags": options,
+        options = [{"names": flag.names, "words": flag.help, "shown": _flag_usage(flag)} for flag in flags(verb)]
+        return {"verb": verb, "words": known.help, "page": f"docs/{known.page}", "flags": options,
                 "examples": [f"slipway {example}" for example in known.examples]}  # fmt: skip
     return {
-        "verbs": {name: known.words for name, known in VERBS.items()},
+        "verbs": {name: known.help for name, known in VERBS.items()},
         "groups": config_groups(Path.cwd() / "slipway"),
     }
 

@@ -30,7 +30,7 @@ class Command:
     verb: str
     flags: Namespace
     overrides: tuple[str, ...]
-    rest: tuple[str, ...] = ()
+    remainder: tuple[str, ...] = ()
     """Everything after `--`: a command for the workers."""
 
     @property

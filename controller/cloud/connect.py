@@ -108,7 +108,7 @@ def _build_context(config: Config, state: Path, emulator: Emulator | None) -> Co
         google,
         clock,
         state,
-        pace=LOCAL_POLL_SECONDS,
+        poll_seconds=LOCAL_POLL_SECONDS,
         iap=emulator.iap,
         ssh_config=emulator.ssh_config,
         find_public_ip=lambda: LOOPBACK,
@@ -122,7 +122,7 @@ def make_context(
     clock: Clock,
     state: Path,
     *,
-    pace: float = POLL_SECONDS,
+    poll_seconds: float = POLL_SECONDS,
     iap: str = ENDPOINT,
     ssh_config: Path | None = None,
     find_public_ip: Callable[[], str | None] = lambda: None,
@@ -132,24 +132,24 @@ def make_context(
 
     Args:
         state: folder of keys and records.
-        pace: seconds between polls of pending operations.
+        poll_seconds: seconds between polls of pending operations.
         iap: endpoint of the Identity-Aware Proxy.
         ssh_config: OpenSSH config to use instead of the user's.
         find_public_ip: see `Context`.
         extra_ssh_keys: see `Context`.
     """
     os_login = None if config.ssh.os_login == "auto" else config.ssh.os_login
-    login = Login(google, clock, project, config.ssh.user, state, os_login, pace)
+    login = Login(google, clock, project, config.ssh.user, state, os_login, poll_seconds)
     return Context(
         project=project,
         google=google,
         clock=clock,
         events=Events(clock),
-        state=state,
-        login=login,
-        pace=pace,
+        state_dir=state,
+        ssh_login=login,
+        poll_seconds=poll_seconds,
         make_fleet=PodConnector(config, google, clock, login, find_public_ip, iap, ssh_config).connect,
-        billed=config.cloud.kind != "local",
+        is_billed=config.cloud.kind != "local",
         find_public_ip=find_public_ip,
         extra_ssh_keys=extra_ssh_keys,
     )

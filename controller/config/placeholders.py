@@ -30,7 +30,7 @@ class Placeholders:
     def fill_all(self, values: Iterable[str], key: str) -> tuple[str, ...]:
         return tuple(self.fill(word, key) for word in values)
 
-    def variables(self, own: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, own: Mapping[str, str]) -> dict[str, str]:
         """Return the program's environment: `env.vars`, and the variables that every program gets."""
         nested: dict[str, dict[str, str]] = {}
         for path, url in self.assets.items():

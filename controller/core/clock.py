@@ -20,7 +20,7 @@ class Clock:
         """Return seconds since the epoch."""
         return time.time()
 
-    def steady(self) -> float:
+    def monotonic(self) -> float:
         """Return monotonic seconds for durations, unaffected by clock changes and stopped while the machine sleeps."""
         return time.monotonic()
 
@@ -33,7 +33,7 @@ class Clock:
         if self._stop.wait(seconds):
             raise InterruptedSleepError
 
-    def check(self) -> None:
+    def raise_if_interrupted(self) -> None:
         """Raise InterruptedSleepError if `interrupt` was called; for callers that wait by other means than `sleep`."""
         if self._stop.is_set():
             raise InterruptedSleepError
@@ -43,8 +43,8 @@ class Clock:
 
     def deadline(self, seconds: float) -> Callable[[], bool]:
         """Return a function that says whether that many seconds have passed."""
-        end = self.steady() + seconds
-        return lambda: self.steady() >= end
+        end = self.monotonic() + seconds
+        return lambda: self.monotonic() >= end
 
 
 def iso_timestamp(seconds: float) -> str:

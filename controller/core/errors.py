@@ -26,7 +26,7 @@ class WrongDevicesError(SlipwayError):
 
     def __init__(self, message: str, found: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.found = tuple(found)
+        self.devices = tuple(found)
 
 
 class WorkersDisagreeError(SlipwayError):

@@ -29,13 +29,13 @@ class Event:
     time: float
     kind: EventKind
     subject: str
-    words: str = ""
+    message: str = ""
     data: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return a line of `events.jsonl` and of `--json`, with the keys of `data` at the top level."""
         body = stamped({"time": iso_timestamp(self.time), "kind": self.kind, "subject": self.subject})
-        return body | ({"message": self.words} if self.words else {}) | self.data
+        return body | ({"message": self.message} if self.message else {}) | self.data
 
     def as_json(self) -> str:
         return json.dumps(self.to_json())
@@ -56,10 +56,10 @@ class Events:
         self._listeners: list[Callable[[Event], None]] = []
         self._lock = threading.Lock()
 
-    def listen(self, listener: Callable[[Event], None]) -> None:
+    def add_listener(self, listener: Callable[[Event], None]) -> None:
         self._listeners.append(listener)
 
-    def unlisten(self, listener: Callable[[Event], None]) -> None:
+    def remove_listener(self, listener: Callable[[Event], None]) -> None:
         with self._lock:
             self._listeners.remove(listener)
 

@@ -17,10 +17,10 @@ class Finding:
     check: str
     severity: Severity
     key: str
-    words: str
+    message: str
 
     def __str__(self) -> str:
-        return escape_line(f"{self.key}: {self.words}")
+        return escape_line(f"{self.key}: {self.message}")
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class GoogleError(CloudError):
         super().__init__(f"{what}: {status} {reason}: {message}")
 
     @property
-    def passes(self) -> bool:
+    def is_transient(self) -> bool:
         """Return whether the same request may succeed in a moment."""
         return self.status in RETRIED_STATUSES and not (self.status == 429 and PERMANENT_ERROR.search(self.message))
 
@@ -98,12 +98,12 @@ class GoogleClient:
         self._credentials, self._clock, self._roots = credentials, clock, dict(roots or {})
         self._services: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._idle: list[Any] = []
+        self._idle_connections: list[Any] = []
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
         self.before_pod_write: Callable[[], object] = lambda: None
         """Called right before each request that changes a TPU; raises if another controller owns the pod."""
 
-    def listen(self, listener: Callable[[dict[str, Any]], None]) -> None:
+    def add_listener(self, listener: Callable[[dict[str, Any]], None]) -> None:
         """Call a listener after each request, retries included. It never receives the body of a request or response.
 
         The listener runs in the thread that made the request and gets {time, api, method, of, status, seconds}; `of`
@@ -111,11 +111,11 @@ class GoogleClient:
         """
         self._listeners.append(listener)
 
-    def unlisten(self, listener: Callable[[dict[str, Any]], None]) -> None:
+    def remove_listener(self, listener: Callable[[dict[str, Any]], None]) -> None:
         self._listeners.remove(listener)
 
     @property
-    def signed_in(self) -> bool:
+    def has_credentials(self) -> bool:
         return self._credentials is not None
 
     def root(self, api: str) -> str:
@@ -129,10 +129,10 @@ class GoogleClient:
             GoogleError: Google's error, after all useful retries; often a subclass such as NotFoundError.
             NoCredentialsError: there are no credentials.
         """
-        answer = self._send(api, method, parameters)
+        answer = self._execute(api, method, parameters)
         return answer if isinstance(answer, dict) else {}
 
-    def pages(self, api: str, method: str, items: str, **parameters: Any) -> Iterator[dict[str, Any]]:
+    def list_all(self, api: str, method: str, items: str, **parameters: Any) -> Iterator[dict[str, Any]]:
         while True:
             answer = self.call(api, method, **parameters)
             yield from answer.get(items, [])
@@ -142,13 +142,15 @@ class GoogleClient:
 
     def download(self, bucket: str, name: str) -> bytes:
         """Return the content of an object; NotFoundError if there is none."""
-        content = self._send("storage", "objects.get_media", {"bucket": bucket, "object": name})
+        content = self._execute("storage", "objects.get_media", {"bucket": bucket, "object": name})
         return content if isinstance(content, bytes) else str(content).encode()
 
-    def metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
+    def object_metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
         """Return an object's metadata and the server's time, seconds since the epoch. Raises NotFoundError."""
         dates: list[str] = []
-        answer = self._with_retries(self._once, "storage", "objects.get", {"bucket": bucket, "object": name}, dates)
+        answer = self._with_retries(
+            self._execute_once, "storage", "objects.get", {"bucket": bucket, "object": name}, dates
+        )
         return answer, parsedate_to_datetime(dates[-1]).timestamp()
 
     def upload(
@@ -176,7 +178,7 @@ class GoogleClient:
             parameters["ifGenerationMatch"] = str(generation)
         if metadata is not None:
             parameters["body"] = {"metadata": dict(metadata)}
-        return self._send("storage", "objects.insert", parameters)
+        return self._execute("storage", "objects.insert", parameters)
 
     def upload_file(
         self, bucket: str, name: str, path: Path, session: Path, moved: Callable[[int], None]
@@ -202,7 +204,7 @@ class GoogleClient:
 
         media = MediaFileUpload(str(path), mimetype="application/octet-stream", resumable=True, chunksize=CHUNK)
         sent, answer = 0, None
-        told = self._told("storage", "objects.insert", {"bucket": bucket, "name": name})
+        told = self._recorded("storage", "objects.insert", {"bucket": bucket, "name": name})
         with told, _translate_errors(f"upload of gs://{bucket}/{name}"), self._connection() as http:
             request = self._service("storage").objects().insert(bucket=bucket, name=name, media_body=media)
             if session.is_file():
@@ -229,8 +231,8 @@ class GoogleClient:
         session.unlink(missing_ok=True)
         return answer
 
-    def _send(self, api: str, method: str, parameters: dict[str, Any]) -> Any:
-        return self._with_retries(self._once, api, method, parameters)
+    def _execute(self, api: str, method: str, parameters: dict[str, Any]) -> Any:
+        return self._with_retries(self._execute_once, api, method, parameters)
 
     def _with_retries(self, act: Callable[..., Any], *arguments: Any) -> Any:
         from tenacity import Retrying, retry_if_exception, stop_after_attempt
@@ -240,14 +242,14 @@ class GoogleClient:
         retrying = Retrying(
             stop=stop_after_attempt(ATTEMPTS),
             wait=_backoff_seconds,
-            retry=retry_if_exception(lambda e: isinstance(e, GoogleError) and e.passes),
+            retry=retry_if_exception(lambda e: isinstance(e, GoogleError) and e.is_transient),
             sleep=self._clock.sleep,
             reraise=True,
         )
         return retrying(act, *arguments)
 
-    def _once(self, api: str, method: str, parameters: dict[str, Any], dates: list[str] | None = None) -> Any:
-        with self._told(api, method, parameters), _translate_errors(f"{api} {method}"):
+    def _execute_once(self, api: str, method: str, parameters: dict[str, Any], dates: list[str] | None = None) -> Any:
+        with self._recorded(api, method, parameters), _translate_errors(f"{api} {method}"):
             node = self._service(api)
             *parents, leaf = method.split(".")
             for parent in parents:
@@ -261,7 +263,7 @@ class GoogleClient:
                 return request.execute(http=http)
 
     @contextmanager
-    def _told(self, api: str, method: str, parameters: Mapping[str, Any]) -> Iterator[None]:
+    def _recorded(self, api: str, method: str, parameters: Mapping[str, Any]) -> Iterator[None]:
         if not self._listeners:
             yield
             return
@@ -298,7 +300,7 @@ class GoogleClient:
         from googleapiclient.http import build_http  # a plain Http takes the 308 of a resumable upload for a redirect
 
         with self._lock:
-            http = self._idle.pop() if self._idle else None
+            http = self._idle_connections.pop() if self._idle_connections else None
         http = http or google_auth_httplib2.AuthorizedHttp(self._credentials, build_http())
         try:
             yield http
@@ -306,7 +308,7 @@ class GoogleClient:
             http.close()
             raise
         with self._lock:
-            self._idle.append(http)
+            self._idle_connections.append(http)
 
     def token(self) -> str:
         """Return an access token valid for some minutes, for calls that do not go through this client.
@@ -338,8 +340,8 @@ class GoogleClient:
     def close(self) -> None:
         """Close the connections; a later call opens new ones."""
         with self._lock:
-            while self._idle:
-                self._idle.pop().close()
+            while self._idle_connections:
+                self._idle_connections.pop().close()
 
 
 @contextmanager

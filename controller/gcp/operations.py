@@ -26,12 +26,12 @@ RPC_CODES = {
 
 
 class Caller(Protocol):
-    """Context of a caller that waits; `pace` is in seconds between polls."""
+    """Context of a caller that waits; `poll_seconds` is in seconds between polls."""
 
     google: GoogleClient
     clock: Clock
     project: str
-    pace: float
+    poll_seconds: float
 
 
 class OperationFailedError(GoogleError):
@@ -70,7 +70,7 @@ def wait_rpc(
         if late():
             message = f"not done after {seconds:.0f} s; if it needs more time, raise tpu.create_timeout_minutes"
             raise OperationFailedError(f"{api} operation", 0, "DEADLINE_EXCEEDED", message)
-        caller.clock.sleep(caller.pace)
+        caller.clock.sleep(caller.poll_seconds)
         operation = caller.google.call(api, method, name=operation["name"])
     error = operation.get("error")
     if error:

@@ -16,7 +16,7 @@ class OsLogin:
         self._google, self._project = google, project
 
     @cached_property
-    def enforced(self) -> bool:
+    def is_enforced(self) -> bool:
         """Return whether the project's metadata enforces OS Login; False without permission to read it."""
         try:
             answer = self._google.call("compute", "projects.get", project=self._project)
@@ -36,7 +36,7 @@ class OsLogin:
         accounts = sorted(profile.get("posixAccounts", []), key=lambda account: not account.get("primary", False))
         return accounts[0]["username"] if accounts and public_key.split()[:2] in keys else None
 
-    def add(self, public_key: str) -> None:
+    def add_key(self, public_key: str) -> None:
         """Add a key to our profile, which also creates the account."""
         self._google.call(
             "oslogin",

@@ -24,7 +24,7 @@ class HourlyPrice:
     tpu: float | None
     network: float
     source: str
-    beside: str = "NAT and addresses"
+    network_items: str = "NAT and addresses"
 
     @property
     def total(self) -> float | None:
@@ -33,7 +33,7 @@ class HourlyPrice:
     def __str__(self) -> str:
         if self.tpu is None:
             return "unknown for this zone"
-        beside = f", and ${self.network:.2f} for {self.beside}" if self.network >= 0.005 else ""
+        beside = f", and ${self.network:.2f} for {self.network_items}" if self.network >= 0.005 else ""
         return f"${self.tpu:.2f} per hour ({self.source}){beside}"
 
 

@@ -74,7 +74,7 @@ def resolve_assets(config: Config, root: Path) -> dict[str, ResolvedAsset]:
     with HashCache(state / "hashes.json") as hashes:
         found = [
             resolve_asset(kind, name, asset, root, state, hashes)
-            for kind, name, asset in config.assets.each()
+            for kind, name, asset in config.assets.iter_assets()
             if config.program.kind != "trainer" or is_referenced(config, kind, name)
         ]
     return {c.path: c for c in found}
@@ -111,9 +111,9 @@ def resolve_asset(kind: Kind, name: str, asset: Asset, root: Path, state: Path, 
 def local_files(path: Path, hashes: HashCache) -> tuple[AssetFile, ...]:
     """Return the files at or below `path` with their hashes; empty if it does not exist."""
     if path.is_file():
-        return (AssetFile(path.name, path, hashes.of([path])[path].sha256),)
+        return (AssetFile(path.name, path, hashes.digests([path])[path].sha256),)
     found = sorted(p for p in path.rglob("*") if p.is_file() and not ALWAYS_SKIPPED & set(p.relative_to(path).parts))
-    known = hashes.of(found)
+    known = hashes.digests(found)
     return tuple(AssetFile(p.relative_to(path).as_posix(), p, known[p].sha256) for p in found)
 
 

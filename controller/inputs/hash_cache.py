@@ -47,7 +47,7 @@ class HashCache:
                 json.dump(self._known, draft)
             Path(draft.name).replace(self._file)
 
-    def of(self, paths: Iterable[Path]) -> dict[Path, Digests]:
+    def digests(self, paths: Iterable[Path]) -> dict[Path, Digests]:
         """Return the hashes of some files; changed files are read, several at once."""
         wanted = {path: _stamp(path) for path in paths}
         new = [path for path, stamp in wanted.items() if self._known.get(str(path.resolve()), {}).get("at") != stamp]

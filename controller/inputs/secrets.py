@@ -41,7 +41,7 @@ class Vault:
         asks = any(source.startswith(MANAGER) for source in self._sources.values())
         return ["secretmanager.googleapis.com"] if asks else []
 
-    def open(self, google: GoogleClient) -> None:
+    def load(self, google: GoogleClient) -> None:
         """Read all secrets that have not been read yet.
 
         Raises:

@@ -34,17 +34,17 @@ class LeaseHeldError(SlipwayError):
     exit_code = 2
 
     def __init__(self, snapshot: LeaseSnapshot) -> None:
-        self.seen = snapshot
-        super().__init__(f"{snapshot.term} controls this pod")
+        self.snapshot = snapshot
+        super().__init__(f"{snapshot.record} controls this pod")
 
 
 class ReleaseRequestedError(LeaseLostError):
     """The controller was asked to release the lease and did. `ends` is true if the request also ends the run."""
 
     def __init__(self, term: LeaseRecord) -> None:
-        self.ends = term.asked.startswith(RUN_ENDING_REASONS)
+        self.ends_run = term.asked.startswith(RUN_ENDING_REASONS)
         again = "cancelled; run the same command to resume from the last checkpoint"
-        what = again if self.ends else "this controller released the lease and changes nothing more"
+        what = again if self.ends_run else "this controller released the lease and changes nothing more"
         super().__init__(f"{term.asked}: {what}")
 
 
@@ -59,9 +59,9 @@ class Lease:
         `seconds` is the term; the lease is renewed every `every` seconds or more often. `fenced` is called once, from
         any thread, when another controller takes over, and should wake up threads that sleep.
         """
-        self._file, self._clock, self.me, self._seconds = file, clock, me, seconds
-        self._renew_seconds, self._fenced = min(every, seconds / RENEWALS_PER_TERM), fenced
-        self._mine: LeaseRecord | None = None
+        self._store, self._clock, self.identity, self._seconds = file, clock, me, seconds
+        self._renew_seconds, self._on_lost = min(every, seconds / RENEWALS_PER_TERM), fenced
+        self._record: LeaseRecord | None = None
         self._generation = 0
         self._valid_until = 0.0
         self._lost_error: LeaseLostError | None = None
@@ -71,22 +71,22 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        return self._mine is not None
+        return self._record is not None
 
-    def look(self) -> LeaseSnapshot | None:
+    def current_other(self) -> LeaseSnapshot | None:
         """Return the lease if another controller holds it, None if it is free or ours."""
-        snapshot = self._file.read()
+        snapshot = self._store.read()
         return snapshot if self.is_held_by_other(snapshot) else None
 
     def is_held_by_other(self, snapshot: LeaseSnapshot | None) -> bool:
         """Return whether `seen` shows that another controller holds the lease."""
-        return snapshot is not None and snapshot.term.id != self.me.id and not self._is_free(snapshot)
+        return snapshot is not None and snapshot.record.id != self.identity.id and not self._is_free(snapshot)
 
-    def last(self) -> LeaseSnapshot | None:
+    def read(self) -> LeaseSnapshot | None:
         """Return the stored lease, whichever controller wrote it."""
-        return self._file.read()
+        return self._store.read()
 
-    def hold(self) -> int:
+    def ensure(self) -> int:
         """Acquire or confirm the lease before a write; return its token. No request while it is known to be valid.
 
         Raises:
@@ -94,19 +94,19 @@ class Lease:
             LeaseLostError: this controller held it and lost it for good: taken by another one, or released on request.
             GoogleError: the state of the lease cannot be read.
         """
-        self.check()
-        if (mine := self._mine) is not None and self._clock.boot_time() < self._valid_until:
+        self.raise_if_lost()
+        if (mine := self._record) is not None and self._clock.boot_time() < self._valid_until:
             return mine.token  # without the lock, which a slow renewal may hold
         with self._lock:
-            self.check()
-            if self._mine is None:
-                self._take()
+            self.raise_if_lost()
+            if self._record is None:
+                self._acquire()
             elif self._clock.boot_time() >= self._valid_until:
                 self._renew()
-            assert self._mine is not None
-            return self._mine.token
+            assert self._record is not None
+            return self._record.token
 
-    def check(self) -> None:
+    def raise_if_lost(self) -> None:
         """Raise LeaseLostError if the loss is already known; sends no request."""
         if self._lost_error is not None:
             raise self._lost_error
@@ -117,20 +117,22 @@ class Lease:
         Raises:
             LeaseHeldError: a third controller was faster.
         """
-        if asked := self.ask(why):
+        if asked := self.request_release(why):
             tell(f"waiting for {asked} to release the lease")
-            while (snapshot := self.look()) and snapshot.term.id == asked.id:
+            while (snapshot := self.current_other()) and snapshot.record.id == asked.id:
                 self._clock.sleep(min(1.0, self._renew_seconds / 2))
-        self.hold()
+        self.ensure()
 
-    def ask(self, why: str) -> LeaseRecord | None:
+    def request_release(self, why: str) -> LeaseRecord | None:
         """Ask the holder to release the lease; return its record, or None if nobody holds it."""
-        while snapshot := self.look():
+        while snapshot := self.current_other():
             try:
-                self._file.write(replace(snapshot.term, asked=f"{why} by {self.me.holder}"), snapshot.generation)
+                self._store.write(
+                    replace(snapshot.record, asked=f"{why} by {self.identity.holder}"), snapshot.generation
+                )
             except ConflictError:
                 continue  # the holder renewed in the meantime
-            return snapshot.term
+            return snapshot.record
         return None
 
     def release(self, said: str = "", exit_code: int | None = None) -> None:
@@ -139,21 +141,21 @@ class Lease:
         if self._thread is not None:
             self._thread.join()
         with self._lock, contextlib.suppress(GoogleError):  # then it expires with its term
-            if self._mine is not None and (
+            if self._record is not None and (
                 self._lost_error is None or isinstance(self._lost_error, ReleaseRequestedError)
             ):
-                last = replace(self._mine, released=True, said=said, exit_code=exit_code)
-                self._file.write(last, self._generation)
-        self._mine = self._thread = None
+                last = replace(self._record, released=True, said=said, exit_code=exit_code)
+                self._store.write(last, self._generation)
+        self._record = self._thread = None
         self._stop = threading.Event()
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def released_on_exit(self) -> Iterator[None]:
         """Release the lease when the context ends, for whatever reason; an error's text becomes the final message."""
         try:
             yield
         except ReleaseRequestedError as error:
-            self.release(str(error), 0 if error.ends else None)
+            self.release(str(error), 0 if error.ends_run else None)
             raise
         except SlipwayError as error:
             self.release(str(error), error.exit_code)
@@ -164,58 +166,58 @@ class Lease:
         self.release()
 
     def _is_free(self, snapshot: LeaseSnapshot) -> bool:
-        return snapshot.free(self.me.is_known_dead(snapshot.term))
+        return snapshot.is_free(self.identity.is_known_dead(snapshot.record))
 
-    def _take(self) -> None:
+    def _acquire(self) -> None:
         while True:
             began = self._clock.boot_time()
-            snapshot = self._file.read()
-            if snapshot is not None and snapshot.term.id != self.me.id and not self._is_free(snapshot):
+            snapshot = self._store.read()
+            if snapshot is not None and snapshot.record.id != self.identity.id and not self._is_free(snapshot):
                 raise LeaseHeldError(snapshot)
-            token, generation = (snapshot.term.token + 1, snapshot.generation) if snapshot else (1, 0)
-            term = self.me.term(token, self._clock.now(), self._seconds)
+            token, generation = (snapshot.record.token + 1, snapshot.generation) if snapshot else (1, 0)
+            term = self.identity.new_record(token, self._clock.now(), self._seconds)
             try:
                 self._write(term, generation, began)
             except ConflictError:
                 continue  # another controller was faster, or our own request arrived twice
-            self._thread = threading.Thread(target=self._keep, args=(self._stop,), daemon=True, name="lease")
+            self._thread = threading.Thread(target=self._renew_loop, args=(self._stop,), daemon=True, name="lease")
             self._thread.start()
             return
 
     def _renew(self) -> None:
-        assert self._mine is not None
+        assert self._record is not None
         while True:
             began = self._clock.boot_time()
             try:
-                return self._write(self._mine, self._generation, began)
+                return self._write(self._record, self._generation, began)
             except (ConflictError, NotFoundError):
-                snapshot = self._file.read()
+                snapshot = self._store.read()
             if snapshot is None:
                 raise self._mark_lost(
                     LeaseLostError("the lease and its bucket no longer exist; this controller stopped")
                 )
-            if (snapshot.term.id, snapshot.term.token) != (self._mine.id, self._mine.token):
+            if (snapshot.record.id, snapshot.record.token) != (self._record.id, self._record.token):
                 message = "took over; this controller stopped and changes nothing more"
-                raise self._mark_lost(LeaseLostError(f"{snapshot.term} {message}"))
+                raise self._mark_lost(LeaseLostError(f"{snapshot.record} {message}"))
             self._generation = snapshot.generation
-            if snapshot.term.asked:
-                raise self._mark_lost(ReleaseRequestedError(snapshot.term))
+            if snapshot.record.asked:
+                raise self._mark_lost(ReleaseRequestedError(snapshot.record))
             # Our own request arrived, but its response was lost.
 
     def _mark_lost(self, error: LeaseLostError) -> LeaseLostError:
         self._lost_error = error
-        self._fenced()
+        self._on_lost()
         return error
 
     def _write(self, term: LeaseRecord, generation: int, began: float) -> None:
-        self._generation = self._file.write(term, generation)
-        self._mine, self._valid_until = term, began + self._seconds * (1 - SAFETY_MARGIN)
+        self._generation = self._store.write(term, generation)
+        self._record, self._valid_until = term, began + self._seconds * (1 - SAFETY_MARGIN)
 
-    def _keep(self, stop: threading.Event) -> None:
+    def _renew_loop(self, stop: threading.Event) -> None:
         """Renew the lease until it is released or lost; a transient error is retried at the next renewal."""
         while not stop.wait(self._renew_seconds):
             with self._lock:
-                if stop.is_set() or self._mine is None:
+                if stop.is_set() or self._record is None:
                     return
                 try:
                     self._renew()
@@ -237,7 +239,7 @@ def pod_lease(plan: Plan, context: Context, driver: str = "laptop") -> Lease:
         context.clock,
         Identity(driver, plan.run_id),
         plan.config.recovery.lease_duration_seconds,
-        RENEW_SECONDS if context.billed else LOCAL_RENEW_SECONDS,
+        RENEW_SECONDS if context.is_billed else LOCAL_RENEW_SECONDS,
         context.clock.interrupt,
     )
 
@@ -249,7 +251,7 @@ def sweep_lease(context: Context, bucket: str, sweep_id: str, seconds: float) ->
         context.clock,
         Identity("laptop", sweep_id),
         seconds,
-        RENEW_SECONDS if context.billed else LOCAL_RENEW_SECONDS,
+        RENEW_SECONDS if context.is_billed else LOCAL_RENEW_SECONDS,
         lambda: None,
     )
 
@@ -258,9 +260,9 @@ def sweep_lease(context: Context, bucket: str, sweep_id: str, seconds: float) ->
 def lease_guard(lease: Lease, plan: Plan, context: Context) -> Iterator[None]:
     """Make every write to the pod acquire or confirm the lease while the context is open, then release the lease."""
     context.lease_path = f"{plan.bucket}/{plan.node.name}"
-    context.before_pod_write = context.google.before_pod_write = lease.hold
+    context.before_pod_write = context.google.before_pod_write = lease.ensure
     try:
-        with lease.kept():
+        with lease.released_on_exit():
             yield
     finally:
         context.before_pod_write = context.google.before_pod_write = lambda: 0

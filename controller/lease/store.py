@@ -79,13 +79,13 @@ class LeaseRecord(Document):
 class LeaseSnapshot:
     """Lease record as read. `age` is the seconds since its last write by the server's clock, rounded down."""
 
-    term: LeaseRecord
+    record: LeaseRecord
     generation: int
     age: float
 
-    def free(self, gone: bool) -> bool:
+    def is_free(self, gone: bool) -> bool:
         """Return whether another controller may acquire it. `gone`: the holder is known to be dead."""
-        return self.term.released or gone or self.age >= self.term.seconds
+        return self.record.released or gone or self.age >= self.record.seconds
 
 
 class LeaseStore(Protocol):
@@ -108,26 +108,30 @@ class BucketLeaseStore:
 
     google: GoogleClient
     bucket: str
-    of: str
-    among: Literal["pods", "sweeps"] = "pods"
+    owner: str
+    collection: Literal["pods", "sweeps"] = "pods"
 
     @property
-    def name(self) -> str:
-        return f"{self.among}/{self.of}/lease.json"
+    def object_name(self) -> str:
+        return f"{self.collection}/{self.owner}/lease.json"
 
     def read(self) -> LeaseSnapshot | None:
         try:
-            answer, now = self.google.metadata(self.bucket, self.name)
+            answer, now = self.google.object_metadata(self.bucket, self.object_name)
         except NotFoundError:
             return None
-        where = f"gs://{self.bucket}/{self.name}"
+        where = f"gs://{self.bucket}/{self.object_name}"
         try:  # anyone with write access to the bucket can write anything there
             body = json.loads(answer.get("metadata", {}).get(KEY, ""))
             term = LeaseRecord.from_json(body, where) if has_format(body) else None
         except (KeyError, ValueError, RecursionError):
             term = None
         if term is None:
-            pod = " and then the pod (`slipway down`), whose workers remember the lease" if self.among == "pods" else ""
+            pod = (
+                " and then the pod (`slipway down`), whose workers remember the lease"
+                if self.collection == "pods"
+                else ""
+            )
             raise CloudError(
                 f"{where} is not a lease written by slipway; once no controller uses it, delete it "
                 f"(`gcloud storage rm {where}`){pod}"
@@ -139,7 +143,7 @@ class BucketLeaseStore:
     def write(self, term: LeaseRecord, generation: int) -> int:
         text = json.dumps(term.to_json())
         answer = self.google.upload(
-            self.bucket, self.name, text.encode(), generation=generation, metadata={KEY: text}
+            self.bucket, self.object_name, text.encode(), generation=generation, metadata={KEY: text}
         )  # fmt: skip
         return int(answer["generation"])
 
@@ -160,10 +164,10 @@ class Identity:
         pid, _, began = which.partition("/")
         return bool(where) and where == self.process.rpartition(":")[0] and start_time(int(pid)) != began
 
-    def term(self, token: int, since: float, seconds: float) -> LeaseRecord:
+    def new_record(self, token: int, since: float, seconds: float) -> LeaseRecord:
         return LeaseRecord(token, self.id, self.holder, self.driver, self.run_id, self.process, since, seconds)
 
-    def of(self, run_id: str) -> Self:
+    def for_run(self, run_id: str) -> Self:
         """Return the identity of the same controller for another run."""
         return type(self)(self.driver, run_id, self.id, self.holder, self.process)
 

@@ -59,7 +59,7 @@ class ServeOptions:
     state: Path
     port: int = 0
     operation_seconds: float | None = None
-    idle_exit: float | None = None
+    idle_exit_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class Cloud:
     async def resume(self) -> None:
         """Restore SSH servers, unfinished operations and triggered faults of an earlier process."""
         await self.workers.resume()
-        self.operations.resume(self.effects, self.workers.changed)
+        self.operations.resume(self.effects, self.workers.schedule_settle)
         misfortune = FaultEffects(self.store, self.nodes, self.workers, lambda: list(self.server.peers))
-        self.faults.resume(misfortune.acts(), self.workers.changed)
+        self.faults.resume(misfortune.actions(), self.workers.schedule_settle)
 
     async def close(self) -> None:
         """Stop all timers and SSH servers; the state and the workers' programs stay."""
@@ -100,7 +100,9 @@ def assemble(store: Store, state: Path, url: str, token: str, seconds: float, st
     queued = QueuedResources(store, operations, nodes, catalog, faults)
     policies = Policies(store)
     machines = Instances(store, state, url, token)
-    compute = Compute(store, operations, networks, catalog, f"{url}compute/v1/", workers.changed, machines, policies)
+    compute = Compute(
+        store, operations, networks, catalog, f"{url}compute/v1/", workers.schedule_settle, machines, policies
+    )
     blobs = Blobs(state / "blobs")
     objects = Objects(store, blobs, faults.on_object_finalized)
     projects = Projects(store, operations, policies)
@@ -155,9 +157,9 @@ async def serve(options: ServeOptions) -> None:
     machines = Instances(store, state, url, token)
     await _wait_for_stop(
         stopped,
-        options.idle_exit,
+        options.idle_exit_seconds,
         lambda: cloud.server.last_request,
-        lambda: bool(store.items("node")) or machines.any(),
+        lambda: bool(store.items("node")) or machines.has_any(),
     )
     (state / "endpoint.json").unlink(missing_ok=True)
     await runner.cleanup()

@@ -65,23 +65,23 @@ class Store:
         )
         return [(name, json.loads(body)) for name, body in rows]
 
-    def kinds(self) -> list[str]:
+    def list_kinds(self) -> list[str]:
         return [kind for (kind,) in self.database.execute("SELECT DISTINCT kind FROM documents ORDER BY kind")]
 
-    def counter(self, name: str, start: int = 1) -> int:
+    def next_number(self, name: str, start: int = 1) -> int:
         """Return the next number of a named sequence; it never repeats, even after a restart."""
         value = (self.get("counter", name) or {"next": start})["next"]
         self.put("counter", name, {"next": value + 1})
         return value
 
-    def log(self, entry: Document) -> None:
+    def append_log(self, entry: Document) -> None:
         self.database.execute("INSERT INTO requests (body) VALUES (?)", (json.dumps(entry, separators=(",", ":")),))
 
     def last_log_sequence(self) -> int:
         """Return the sequence number of the newest entry of the request log, or 0 if it is empty."""
         return self.database.execute("SELECT MAX(seq) FROM requests").fetchone()[0] or 0
 
-    def logged(self, after: int = 0) -> Iterator[Document]:
+    def log_entries(self, after: int = 0) -> Iterator[Document]:
         """Yield the request log in order, starting after sequence number `after`."""
         for seq, body in self.database.execute("SELECT seq, body FROM requests WHERE seq>? ORDER BY seq", (after,)):
             yield {"seq": seq, **json.loads(body)}

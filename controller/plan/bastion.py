@@ -32,27 +32,31 @@ def _is_shipped(path: Path, root: Path) -> bool:
     return path.is_file() and "__pycache__" not in parts and parts[:2] != ("controller", "localcloud")
 
 
-def bastion_resources(config: Config, bucket: str, run_id: str, needs: Sequence[str]) -> Iterator[Resource]:
-    """Yield the resources in the order of creation; `needs` are the ids that its controller relies on."""
+def bastion_resources(config: Config, bucket: str, run_id: str, depends_on: Sequence[str]) -> Iterator[Resource]:
+    """Yield the resources in the order of creation; `depends_on` are the ids that its controller relies on."""
     cloud, after = config.cloud, (f"{Services.kind}/apis", f"{Bucket.kind}/{bucket}")
-    account = ServiceAccount(name=cloud.driver_service_account, needs=after[:1])
+    account = ServiceAccount(name=cloud.driver_service_account, depends_on=after[:1])
     workers = ServiceAccount(name=cloud.service_account)
     roles = (*cloud.driver_roles, *((DISK_ROLE,) if config.tpu.data_disk_gb else ()))
     yield account
-    yield ProjectRoles(name=account.name, account=account, roles=roles, needs=(account.id,))
+    yield ProjectRoles(name=account.name, account=account, roles=roles, depends_on=(account.id,))
     objects = BucketRoles(
-        name=account.name, account=account, bucket=bucket, roles=cloud.bucket_roles, needs=(account.id, after[1])
+        name=account.name, account=account, bucket=bucket, roles=cloud.bucket_roles, depends_on=(account.id, after[1])
     )
     yield objects
     works = [account.id, objects.id]
     if not config.tpu.adopt and cloud.service_account != cloud.driver_service_account:
         uses = AccountRoles(
-            name=account.name, account=account, on=workers, roles=SERVICE_ACCOUNT_ROLES, needs=(account.id, workers.id)
+            name=account.name,
+            account=account,
+            on=workers,
+            roles=SERVICE_ACCOUNT_ROLES,
+            depends_on=(account.id, workers.id),
         )
         yield uses
         works.append(uses.id)
     source = slipway_package()
-    shipped = SlipwayPackage(name=source.sha256, bucket=bucket, snapshot=source, needs=after[1:])
+    shipped = SlipwayPackage(name=source.sha256, bucket=bucket, snapshot=source, depends_on=after[1:])
     yield shipped
     machine = Bastion(
         name=f"{config.pod_name[: 63 - len(ACCOUNT_SUFFIX)]}{ACCOUNT_SUFFIX}",
@@ -65,9 +69,9 @@ def bastion_resources(config: Config, bucket: str, run_id: str, needs: Sequence[
         account=account,
         script=Path(controller.resources.bastion.__file__).with_name("boot.py").read_text(),
         run_id=run_id,
-        needs=(*needs, *works, shipped.id),
+        depends_on=(*depends_on, *works, shipped.id),
     )
     yield machine
     yield BastionRoles(
-        name=account.name, account=account, bastion=machine, roles=SELF_DELETE_ROLES, needs=(machine.id,)
+        name=account.name, account=account, bastion=machine, roles=SELF_DELETE_ROLES, depends_on=(machine.id,)
     )

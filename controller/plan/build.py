@@ -57,7 +57,7 @@ class Plan:
     bucket: str
     snapshot: CodeSnapshot
     run_yaml: str
-    places: Placeholders
+    placeholders: Placeholders
     vault: Vault
     assets: tuple[ResolvedAsset, ...]
     resources: tuple[Resource, ...]
@@ -81,7 +81,7 @@ class Plan:
         """Return the program's argument list, equal on every worker; run.yaml is in $SLIPWAY_RUN_DIR, one folder up."""
         if self.config.program.kind == "trainer":
             return ["python", "-m", "trainer", "../run.yaml"]
-        return list(self.places.fill_all(self.config.program.command, "program.command"))
+        return list(self.placeholders.fill_all(self.config.program.command, "program.command"))
 
     @property
     def notice(self) -> str | None:
@@ -143,21 +143,21 @@ def _resources_before_pod(
     requirements: Requirements,
 ) -> Iterator[Resource]:
     yield from shared_resources(config, bucket)
-    needs = (f"{Bucket.kind}/{bucket}",)
+    depends_on = (f"{Bucket.kind}/{bucket}",)
     if vault.names:
-        secrets = Secrets(name="env", vault=vault, needs=(f"{Services.kind}/apis",))
+        secrets = Secrets(name="env", vault=vault, depends_on=(f"{Services.kind}/apis",))
         yield secrets
-        needs = (*needs, secrets.id)
+        depends_on = (*depends_on, secrets.id)
     for asset in held.values():
         if not fetched_on_pod(config, asset):
-            yield UploadedAsset(name=asset.name, bucket=bucket, content=asset, vault=vault, needs=needs)
-    yield CodeArchive(name=code.sha256, bucket=bucket, snapshot=code, needs=needs)
+            yield UploadedAsset(name=asset.name, bucket=bucket, content=asset, vault=vault, depends_on=depends_on)
+    yield CodeArchive(name=code.sha256, bucket=bucket, snapshot=code, depends_on=depends_on)
     if requirements.git:
-        yield Wheels.of(requirements.git, config.env.python, bucket, needs)
+        yield Wheels.for_lines(requirements.git, config.env.python, bucket, depends_on)
 
 
-def node_resource(config: Config, needs: tuple[str, ...]) -> Node:
-    """Return the pod of a config; `needs` are the ids of the resources that must exist first."""
+def node_resource(config: Config, depends_on: tuple[str, ...]) -> Node:
+    """Return the pod of a config; `depends_on` are the ids of the resources that must exist first."""
     tpu = config.tpu
     places = tuple(
         Place(zone, tier, config.network.subnet_name(zone_region(zone)), "queued" if tpu.is_queued(tier) else "node")
@@ -170,5 +170,5 @@ def node_resource(config: Config, needs: tuple[str, ...]) -> Node:
         max_create_attempts=config.recovery.max_create_attempts,
         create_seconds=60 * tpu.create_timeout_minutes,
         adopt=tpu.adopt,
-        needs=needs,
+        depends_on=depends_on,
     )

@@ -18,14 +18,14 @@ class ResourcePreview:
     """Preview of one resource: its observed state and the difference that `up` would apply (None: unknown)."""
 
     resource: Resource
-    seen: Any
+    observed: Any
     diff: Diff | None
 
     @property
     def action(self) -> str:
         if self.diff is not None:
             return self.diff.action
-        return "wait" if isinstance(self.seen, Pending) else "unknown"
+        return "wait" if isinstance(self.observed, Pending) else "unknown"
 
 
 def preview_resources(resources: tuple[Resource, ...], context: Context) -> list[ResourcePreview]:
@@ -35,7 +35,7 @@ def preview_resources(resources: tuple[Resource, ...], context: Context) -> list
     left = topological_order(resources)
     with ThreadPoolExecutor(max_workers=16) as pool:
         while left:
-            ready = [r for r in left if set(r.needs) <= set(observed)]
+            ready = [r for r in left if set(r.depends_on) <= set(observed)]
             left = [r for r in left if r not in ready]
             for resource, current in zip(ready, pool.map(lambda r: _observe(r, context, observed), ready), strict=True):
                 observed[resource.id] = current

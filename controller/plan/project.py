@@ -33,9 +33,13 @@ def shared_resources(config: Config, bucket: str) -> Iterator[Resource]:
     yield services
     if (budget := cloud.billing_budget) is not None:
         yield BillingBudget(
-            name="slipway", account=budget.account, usd=budget.usd, thresholds=budget.thresholds, needs=(services.id,)
+            name="slipway",
+            account=budget.account,
+            usd=budget.usd,
+            thresholds=budget.thresholds,
+            depends_on=(services.id,),
         )
-    account = ServiceAccount(name=cloud.service_account, needs=(services.id,))
+    account = ServiceAccount(name=cloud.service_account, depends_on=(services.id,))
     if not config.tpu.adopt:
         yield account
     store = Bucket(
@@ -45,23 +49,27 @@ def shared_resources(config: Config, bucket: str) -> Iterator[Resource]:
         soft_delete_days=cloud.soft_delete_days,
         noncurrent_days=cloud.noncurrent_days,
         unfinished_upload_days=cloud.unfinished_upload_days,
-        needs=(services.id,),
+        depends_on=(services.id,),
     )
     yield store
     if config.tpu.adopt:
         return  # an adopted pod already has its network and its account
     if cloud.roles:
-        yield ProjectRoles(name=account.name, account=account, roles=cloud.roles, needs=(account.id,))
+        yield ProjectRoles(name=account.name, account=account, roles=cloud.roles, depends_on=(account.id,))
     if cloud.bucket_roles:
         yield BucketRoles(
-            name=account.name, account=account, bucket=bucket, roles=cloud.bucket_roles, needs=(account.id, store.id)
+            name=account.name,
+            account=account,
+            bucket=bucket,
+            roles=cloud.bucket_roles,
+            depends_on=(account.id, store.id),
         )
     yield from _network(config, services)
 
 
 def _network(config: Config, services: Services) -> Iterator[Resource]:
     net = config.network
-    network = Network(name=net.name, auto=net.mode == "auto", mtu=net.mtu, needs=(services.id,))
+    network = Network(name=net.name, auto=net.mode == "auto", mtu=net.mtu, depends_on=(services.id,))
     yield network
     yield Firewall(
         name=f"{net.name}-allow-ssh",
@@ -69,7 +77,7 @@ def _network(config: Config, services: Services) -> Iterator[Resource]:
         allowed=("tcp:22",),
         source_ranges=net.all_ssh_source_ranges,
         target_tags=(TAG,),
-        needs=(network.id,),
+        depends_on=(network.id,),
     )
     if net.laptop == "auto":
         yield LaptopRule(
@@ -78,7 +86,7 @@ def _network(config: Config, services: Services) -> Iterator[Resource]:
             allowed=("tcp:22",),
             source_ranges=None,
             target_tags=(TAG,),
-            needs=(network.id,),
+            depends_on=(network.id,),
         )
     for region in config.regions:
         yield from _regional_resources(config, network, region)
@@ -93,7 +101,7 @@ def _regional_resources(config: Config, network: Network, region: str) -> Iterat
         network=net.name,
         block=net.cidr or subnet_range(region) or FALLBACK_RANGE,
         cidr=net.cidr,
-        needs=(network.id,),
+        depends_on=(network.id,),
     )
     yield subnet
     inside = InternalRule(
@@ -104,12 +112,12 @@ def _regional_resources(config: Config, network: Network, region: str) -> Iterat
         allowed=("icmp", "tcp", "udp"),
         source_ranges=None,
         target_tags=(),
-        needs=(subnet.id,),
+        depends_on=(subnet.id,),
     )
     yield inside
-    yield PrivateAccess(name=subnet.name, region=region, rule=inside.name, needs=(subnet.id, inside.id))
+    yield PrivateAccess(name=subnet.name, region=region, rule=inside.name, depends_on=(subnet.id, inside.id))
     if net.nat:
         name = f"{net.name}-{region}"
-        router = Router(name=name, region=region, network=net.name, subnet=subnet.name, needs=(subnet.id,))
+        router = Router(name=name, region=region, network=net.name, subnet=subnet.name, depends_on=(subnet.id,))
         yield router
-        yield Nat(name=name, region=region, network=net.name, subnet=subnet.name, needs=(router.id,))
+        yield Nat(name=name, region=region, network=net.name, subnet=subnet.name, depends_on=(router.id,))

@@ -71,7 +71,7 @@ class WorkerInputs:
     code: CodeArchive
     run_id: str
     run_yaml: str
-    places: Placeholders
+    placeholders: Placeholders
     vault: Vault
     requirements: Requirements
     wheels: Wheels | None
@@ -88,42 +88,49 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
     config, node, code = run.config, run.node, run.code
     on_all: dict[str, Any] = {"workers": node.spec.workers, "node": node.id}
     setup = config.program.setup
-    tidied = WorkerHygiene.wanted_on(
-        config.env.min_free_gb, **on_all, name=node.name, needs=(f"{SshAccess.kind}/{node.name}",)
+    tidied = WorkerHygiene.for_workers(
+        config.env.min_free_gb, **on_all, name=node.name, depends_on=(f"{SshAccess.kind}/{node.name}",)
     )
-    venv = Venv.wanted_on(
+    venv = Venv.for_workers(
         config,
         run.requirements.text,
         **on_all,
         bucket=code.bucket,
         vault=run.vault,
         wheels=run.wheels.id if run.wheels else None,
-        needs=(tidied.id, *((run.wheels.id,) if run.wheels else ())),
+        depends_on=(tidied.id, *((run.wheels.id,) if run.wheels else ())),
     )
     asks: ObserveQuestion = {"venv": venv.name, "code": code.name, "run_id": run.run_id}
-    ssh = SshAccess(name=node.name, node=node.id, asks=asks, reachable=("yes",) * node.spec.workers, needs=(node.id,))
+    ssh = SshAccess(
+        name=node.name, node=node.id, probe_payload=asks, reachable=("yes",) * node.spec.workers, depends_on=(node.id,)
+    )
     yield ssh
     if needs_watchdog(config):
         minutes = config.cleanup.idle_minutes
         idle = None if minutes is None else 60 * minutes
-        yield Watchdog(name=node.name, node=node.id, bucket=code.bucket, idle_seconds=idle, needs=(ssh.id,))
+        yield Watchdog(name=node.name, node=node.id, bucket=code.bucket, idle_seconds=idle, depends_on=(ssh.id,))
     yield tidied
     yield venv
-    yield (shipped := WorkerCode.wanted_on(code, **on_all, needs=(tidied.id, code.id)))
-    variables = run.places.variables(config.env.vars)
-    yield (placed := RunConfig.wanted_on(run.run_id, run.run_yaml, variables, **on_all, needs=(ssh.id,)))
+    yield (shipped := WorkerCode.for_workers(code, **on_all, depends_on=(tidied.id, code.id)))
+    variables = run.placeholders.environment(config.env.vars)
+    yield (placed := RunConfig.for_workers(run.run_id, run.run_yaml, variables, **on_all, depends_on=(ssh.id,)))
     ready = [venv.id, shipped.id, placed.id]
     for asset in run.assets.values():
         if fetched_on_pod(config, asset):
             fetched = PodFetchedAsset(
-                name=asset.name, node=node.id, bucket=code.bucket, content=asset, vault=run.vault, needs=(tidied.id,)
+                name=asset.name,
+                node=node.id,
+                bucket=code.bucket,
+                content=asset,
+                vault=run.vault,
+                depends_on=(tidied.id,),
             )
             yield fetched
             ready.append(fetched.id)
     if setup:
-        commands = tuple(run.places.fill_all(argv, "program.setup") for argv in setup)
-        prepared = Setup.wanted_on(
-            run.run_id, commands, code.name, venv.name, **on_all, vault=run.vault, needs=tuple(ready)
+        commands = tuple(run.placeholders.fill_all(argv, "program.setup") for argv in setup)
+        prepared = Setup.for_workers(
+            run.run_id, commands, code.name, venv.name, **on_all, vault=run.vault, depends_on=tuple(ready)
         )
         yield prepared
         ready = [prepared.id]
@@ -135,5 +142,5 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
         devices=(config.topology.devices_per_worker,) * node.spec.workers,
         reach_worker_0=(True,) * node.spec.workers,
         probe_devices=config.program.kind == "trainer",
-        needs=tuple(ready),
+        depends_on=tuple(ready),
     )

@@ -26,9 +26,9 @@ def topological_order(resources: Iterable[Resource]) -> list[Resource]:
     done: list[Resource] = []
     placed: set[str] = set()
     while left:
-        ready = [r for r in left.values() if set(r.needs) <= placed]
+        ready = [r for r in left.values() if set(r.depends_on) <= placed]
         if not ready:
-            unknown = {n for r in left.values() for n in r.needs} - known
+            unknown = {n for r in left.values() for n in r.depends_on} - known
             raise ValueError(f"unknown needs {sorted(unknown)}" if unknown else f"a cycle among {sorted(left)}")
         for resource in ready:
             del left[resource.id]
@@ -52,7 +52,7 @@ def reconcile(resources: Sequence[Resource], context: Context) -> dict[str, Any]
         try:
             while running or (waiting and failure is None):
                 if failure is None:
-                    ready = [r for r in waiting if set(r.needs) <= set(observed)]
+                    ready = [r for r in waiting if set(r.depends_on) <= set(observed)]
                     waiting = [r for r in waiting if r not in ready]
                     running |= {pool.submit(settle, r, context, dict(observed)): r for r in ready}
                 finished, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -72,8 +72,8 @@ def reconcile(resources: Sequence[Resource], context: Context) -> dict[str, Any]
 
 
 def settle(resource: Resource, context: Context, observed: dict[str, Any]) -> Any:
-    began = context.clock.steady()
-    late = context.clock.deadline(resource.patience)
+    began = context.clock.monotonic()
+    late = context.clock.deadline(resource.timeout)
     pending, stuck = None, late
     acts: list[Diff] = []
     announced = False
@@ -89,8 +89,8 @@ def settle(resource: Resource, context: Context, observed: dict[str, Any]) -> An
                 if current != pending:
                     pending, stuck = current, context.clock.deadline(current.seconds)
                 if stuck() or late():
-                    raise CloudError(_timeout_error(resource, current, context.clock.steady() - began))
-                context.clock.sleep(context.pace)
+                    raise CloudError(_timeout_error(resource, current, context.clock.monotonic() - began))
+                context.clock.sleep(context.poll_seconds)
                 continue
             pending = None
             diff = resource.diff(current)
@@ -98,7 +98,7 @@ def settle(resource: Resource, context: Context, observed: dict[str, Any]) -> An
                 for finding in resource.findings(current):
                     context.events.note(resource.id, str(finding))
                 action = acts[0].action if acts else "none"
-                seconds = round(context.clock.steady() - began, 3)
+                seconds = round(context.clock.monotonic() - began, 3)
                 context.events.emit("step_done", resource.id, title=resource.title, action=action, seconds=seconds)
                 return current
             if len(acts) >= MAX_ACTS:
@@ -133,12 +133,12 @@ def _observe(resource: Resource, context: Context, observed: dict[str, Any]) -> 
 def destroy(resources: Sequence[Resource], context: Context) -> None:
     """Delete resources, dependents first."""
     for resource in reversed(topological_order(resources)):
-        began = context.clock.steady()
+        began = context.clock.monotonic()
         context.events.emit("step_started", resource.id, "delete", title=resource.title)
         try:
             resource.destroy(context)
         except Exception as error:
             context.events.emit("step_failed", resource.id, str(error), title=resource.title)
             raise
-        seconds = round(context.clock.steady() - began, 3)
+        seconds = round(context.clock.monotonic() - began, 3)
         context.events.emit("step_done", resource.id, title=resource.title, action="delete", seconds=seconds)

@@ -72,11 +72,11 @@ class Resource(ABC):
 
     kind: ClassVar[str]
     scope: ClassVar[Scope]
-    fixed: ClassVar[frozenset[str]] = frozenset()
+    immutable: ClassVar[frozenset[str]] = frozenset()
     """Fields that cannot be changed in place."""
 
     name: str
-    needs: tuple[str, ...] = field(default=(), compare=False)
+    depends_on: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def id(self) -> str:
@@ -102,12 +102,12 @@ class Resource(ABC):
         """
 
     @property
-    def patience(self) -> float:
+    def timeout(self) -> float:
         """Return how many seconds it may stay pending before that is an error."""
         return 600.0
 
     @property
-    def ours(self) -> bool:
+    def is_managed(self) -> bool:
         """Return whether Slipway created this observed resource; no other is ever deleted."""
         return True
 
@@ -118,10 +118,10 @@ class Resource(ABC):
     def diff(self, current: Absent | Self) -> Diff:
         """Compare all compared fields; a difference in a fixed one means a replacement. Pure."""
         if isinstance(current, Absent):
-            return Diff("create", tuple(Change(k, None, v) for k, v in self.wanted().items()))
-        return difference(self.wanted(), vars(current), self.fixed)
+            return Diff("create", tuple(Change(k, None, v) for k, v in self.spec_fields().items()))
+        return difference(self.spec_fields(), vars(current), self.immutable)
 
-    def wanted(self) -> dict[str, Any]:
+    def spec_fields(self) -> dict[str, Any]:
         """Return the compared fields, without the name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.compare and f.name != "name"}
 

@@ -60,7 +60,7 @@ def list_published_rows(google: GoogleClient, bucket: str) -> list[RunRow]:
 
     where: Mapping[str, Any] = {"bucket": bucket, "prefix": "index/", "fields": "items(metadata),nextPageToken"}
     try:
-        items = list(google.pages("storage", "objects.list", "items", **where))
+        items = list(google.list_all("storage", "objects.list", "items", **where))
     except NotFoundError:
         return []
     found = [

@@ -52,7 +52,7 @@ class Ledger:
         content = self.read("result.json")
         return None if content is None else Result.from_json(json.loads(content), f"{self.prefix}/result.json")
 
-    def finish(self, result: Result) -> None:
+    def record_result(self, result: Result) -> None:
         """Record the result; only the first one counts."""
         self.create("result.json", json.dumps(result.to_json(), indent=1))
 
@@ -60,7 +60,7 @@ class Ledger:
         """Return every launch, oldest first."""
         try:
             items = list(
-                self._google.pages(
+                self._google.list_all(
                     "storage", "objects.list", "items", bucket=self.bucket, prefix=f"{self.prefix}/launches/"
                 )
             )
@@ -70,23 +70,23 @@ class Ledger:
         found = [Launch.from_json(json.loads(self._google.download(self.bucket, name)), name) for name in names]
         return sorted(found, key=lambda launch: launch.attempt)
 
-    def record(self, launch: Launch) -> bool:
+    def record_launch(self, launch: Launch) -> bool:
         """Record a launch before it is made; return False if another controller recorded this attempt first."""
         return self.create(f"launches/{launch.attempt:04d}.json", json.dumps(launch.to_json()))
 
-    def cancel(self) -> None:
+    def record_cancellation(self) -> None:
         """Mark the latest attempt as cancelled, so that the controller that follows it does not restart it."""
         if launches := self.launches():
             self.create(f"cancels/{launches[-1].attempt:04d}.json", dump({}))
 
-    def cancelled(self, attempt: int) -> bool:
+    def is_cancelled(self, attempt: int) -> bool:
         return self.read(f"cancels/{attempt:04d}.json") is not None
 
-    def episodes(self) -> list[dict[str, Any]]:
+    def incidents(self) -> list[dict[str, Any]]:
         """Return the incidents of the run, oldest first: each failed attempt and the response to it."""
         try:
             where = {"bucket": self.bucket, "prefix": f"{self.prefix}/verdicts/"}
-            items = list(self._google.pages("storage", "objects.list", "items", **where))
+            items = list(self._google.list_all("storage", "objects.list", "items", **where))
         except NotFoundError:
             return []
         names = sorted(item["name"] for item in items)
@@ -100,7 +100,7 @@ class Ledger:
         """Write a document of the run, replacing any earlier one."""
         self._google.upload(self.bucket, f"{self.prefix}/{name}", text.encode())
 
-    def has(self, name: str) -> bool:
+    def exists(self, name: str) -> bool:
         return self.read(name) is not None
 
     def log_object(self, worker: int, attempt: int) -> str:
@@ -109,7 +109,7 @@ class Ledger:
     def exit_object(self, worker: int, attempt: int) -> str:
         return f"{self.prefix}/logs/attempt-{attempt}/worker-{worker}.exit.json"
 
-    def ending(self, worker: int, attempt: int) -> str | None:
+    def exit_status(self, worker: int, attempt: int) -> str | None:
         """Return `code 1` or the signal; None while the program runs there or if its end was not recorded."""
         name = self.exit_object(worker, attempt)
         content = self.read(name.removeprefix(f"{self.prefix}/"))

@@ -50,12 +50,12 @@ class Recorder:
     ) -> None:
         """Prepare the recorder, writing nothing; `known` is the document of the machine that handed over the run."""
         self._handover = known
-        self._plan, self._world, self._ledger = plan, context, ledger
+        self._plan, self._context, self._ledger = plan, context, ledger
         self._overrides, self._sweep = list(overrides), sweep
-        self.folder = run_folder(context.state, plan.run_id)
+        self.folder = run_folder(context.state_dir, plan.run_id)
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Write events, metrics and requests to local files while the context is open."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         events = jsonl_listener(self.folder / "events.jsonl")
@@ -72,22 +72,22 @@ class Recorder:
                 if event.kind == "metrics":
                     told.write(json.dumps({"time": round(event.time, 3)} | event.data["metrics"]) + "\n")
 
-            self._world.events.listen(events)
-            self._world.events.listen(keep)
-            self._world.google.listen(write)
+            self._context.events.add_listener(events)
+            self._context.events.add_listener(keep)
+            self._context.google.add_listener(write)
             try:
                 yield
             finally:
-                self._world.events.unlisten(events)
-                self._world.events.unlisten(keep)
-                self._world.google.unlisten(write)
+                self._context.events.remove_listener(events)
+                self._context.events.remove_listener(keep)
+                self._context.google.remove_listener(write)
 
     def begin(self, fleet: Fleet) -> None:
         """Write the inputs of the run unless they are recorded already; record.json is written last."""
         plan, ledger = self._plan, self._ledger
         if (known := ledger.read(RECORD_FILE)) is None:
             document = describe_plan(plan, self._overrides) | {"worker_0": _worker_0_facts(plan, fleet)}
-            document |= {"created": self._world.clock.now(), "prices": self._price_fields(), "sweep": self._sweep}
+            document |= {"created": self._context.clock.now(), "prices": self._price_fields(), "sweep": self._sweep}
             document |= self._handed_over_code_origin() or self._repeated_run_origin() or self._save_code_state()
             shown = {key: document[key] for key in ("run", "overrides", "code_sha256", "config")}
             ledger.write("plan.yaml", yaml.safe_dump(shown, sort_keys=False))
@@ -96,41 +96,41 @@ class Recorder:
             if not ledger.create(RECORD_FILE, known.decode()):
                 known = ledger.read(RECORD_FILE) or known  # another controller was faster
         (self.folder / RECORD_FILE).write_bytes(known)
-        self._tell(row_from_record(load(known, RECORD_FILE)) | {"state": "running"})
+        self._publish_row(row_from_record(load(known, RECORD_FILE)) | {"state": "running"})
 
-    def end(self, result: Result, spending: Spending) -> None:
+    def finish(self, result: Result, spending: Spending) -> None:
         """Record that the run has finished: copy its results to this machine and upload this machine's files."""
         (self.folder / "result.json").write_text(json.dumps(result.to_json(), indent=1))
         told = self.folder / LOCAL_METRICS_FILE
-        if told.is_file() and told.stat().st_size and not self._ledger.has("metrics.jsonl"):
+        if told.is_file() and told.stat().st_size and not self._ledger.exists("metrics.jsonl"):
             self._ledger.create("metrics.jsonl", told.read_text())  # of a program that left it on its worker
         for name in ("metrics.jsonl", "transcripts.jsonl"):  # a custom program need not write any
             if (lines := self._ledger.read(name)) is not None:
                 (self.folder / name).write_bytes(lines)
         numbers = {"ended": result.ended, "seconds": result.seconds, "attempts": result.attempts}
-        self._tell({"state": result.outcome, **numbers, "metrics": result.summary, **_cost_fields(spending)})
+        self._publish_row({"state": result.outcome, **numbers, "metrics": result.summary, **_cost_fields(spending)})
         self._upload()
 
     def finish_after_crash(self, result: Result, spending: Spending) -> None:
         """Call `end` if an earlier controller was killed before it could."""
-        if not (self.folder / "result.json").is_file() and self._known() is not None:
-            self.end(result, spending)
+        if not (self.folder / "result.json").is_file() and self._load_record() is not None:
+            self.finish(result, spending)
 
-    def stopped(self, state: str, why: str, spending: Spending) -> None:
+    def record_stop(self, state: str, why: str, spending: Spending) -> None:
         """Record that the run has stopped without finishing: failed or cancelled."""
-        if self._known() is not None:
-            row = {"state": state, "reason": why.partition("\n")[0][:500], "ended": self._world.clock.now()}
-            self._tell(row | _cost_fields(spending))
+        if self._load_record() is not None:
+            row = {"state": state, "reason": why.partition("\n")[0][:500], "ended": self._context.clock.now()}
+            self._publish_row(row | _cost_fields(spending))
             self._upload()
 
-    def _tell(self, row: RunRecord) -> None:
-        known = self._known()
+    def _publish_row(self, row: RunRecord) -> None:
+        known = self._load_record()
         assert known is not None, "a run is on record from its first launch"
         whole = row_from_record(known) | row
-        index.append_rows(self._world.state, [whole])
-        index.publish_row(self._world.google, self._ledger.bucket, whole)
+        index.append_rows(self._context.state_dir, [whole])
+        index.publish_row(self._context.google, self._ledger.bucket, whole)
 
-    def _known(self) -> RunRecord | None:
+    def _load_record(self) -> RunRecord | None:
         """Return the record, downloaded if another machine started the run; None before the first launch."""
         file = self.folder / RECORD_FILE
         if not file.is_file():
@@ -142,7 +142,7 @@ class Recorder:
 
     def _upload(self) -> None:
         """Upload the events and requests of this machine; other machines upload their own."""
-        machine = machine_id(self._world.state)
+        machine = machine_id(self._context.state_dir)
         for name in ("events", "requests"):
             if (file := self.folder / f"{name}.jsonl").is_file():
                 self._ledger.write(f"{name}/{machine}.jsonl", file.read_text())
@@ -161,7 +161,7 @@ class Recorder:
         """Return the overrides and the code's origin from the record of the run that this one repeats."""
         if (base := REPEAT_SUFFIX.sub("", self._plan.run_id)) == self._plan.run_id:
             return {}
-        content = Ledger(self._world.google, self._ledger.bucket, base).read(RECORD_FILE)
+        content = Ledger(self._context.google, self._ledger.bucket, base).read(RECORD_FILE)
         known = {} if content is None else load(content, f"runs/{base}/{RECORD_FILE}")
         return {key: known[key] for key in ("overrides", "git") if key in known}
 
@@ -177,7 +177,7 @@ class Recorder:
     def _price_fields(self) -> RunRecord:
         from controller.gcp.prices import hourly_price
 
-        price = hourly_price(self._plan.config, self._world.clock.now())
+        price = hourly_price(self._plan.config, self._context.clock.now())
         return {"usd_per_hour": price.tpu, "usd_per_hour_network": price.network, "source": price.source}
 
 
@@ -246,9 +246,9 @@ def _worker_0_facts(plan: Plan, fleet: Fleet) -> RunRecord:
 
 
 def _cost_fields(spending: Spending) -> RunRecord:
-    spent = spending.spent()
+    spent = spending.usage()
     usd = None if spent.usd is None else round(spent.usd, 4)
-    return {"pod_hours": round(spent.hours, 4), "usd": usd, "pods": [life.to_json() for life in spending.lives()]}
+    return {"pod_hours": round(spent.hours, 4), "usd": usd, "pods": [life.to_json() for life in spending.lifetimes()]}
 
 
 def _asset_manifest(content: ResolvedAsset) -> RunRecord:

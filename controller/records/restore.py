@@ -42,11 +42,11 @@ from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord
 class ArchivedCode(CodeSnapshot):
     """Code from an archive, which is shipped again byte for byte."""
 
-    packed: bytes
+    archive_bytes: bytes
 
     @cached_property
     def archive(self) -> bytes:
-        return self.packed
+        return self.archive_bytes
 
 
 @contextmanager

@@ -70,7 +70,7 @@ class Spending:
         self._loaded = False
 
     @property
-    def limited(self) -> bool:
+    def has_limit(self) -> bool:
         budget = self._config.budget
         return budget.max_usd is not None or budget.max_hours is not None
 
@@ -80,25 +80,25 @@ class Spending:
             return hourly_price(self._config, self._clock.now())
         return hourly_price(self._config, self._clock.now(), node.place.zone, node.place.capacity)
 
-    def lives(self) -> list[PodLifetime]:
+    def lifetimes(self) -> list[PodLifetime]:
         if not self._loaded:
             self._lifetimes = {life.key: life for life in self._read_all()}
             self._loaded = True
         return sorted(self._lifetimes.values(), key=lambda life: life.began)
 
-    def spent(self) -> PodUsage:
-        lives, now = self.lives(), self._clock.now()
+    def usage(self) -> PodUsage:
+        lives, now = self.lifetimes(), self._clock.now()
         known = [life.usd_per_hour for life in lives]
         hours = sum(life.hours(now) for life in lives)
         usd = sum(life.hours(now) * (life.usd_per_hour or 0.0) for life in lives)
         return PodUsage(hours, None if None in known or not lives else usd)
 
-    def begin(self, node: Node, *, if_new: bool = False) -> None:
+    def open_billing(self, node: Node, *, if_new: bool = False) -> None:
         """Start the lifetime of a pod: now, or at its creation if this run is its first user.
 
         With `if_new`, do so only if no run has used the pod yet.
         """
-        mine = [life for life in self.lives() if life.uid == node.status.uid]
+        mine = [life for life in self.lifetimes() if life.uid == node.status.uid]
         if any(life.ended is None for life in mine):
             return
         now = self._clock.now()
@@ -107,15 +107,15 @@ class Spending:
             return
         began = node.status.created if node.status.created and not claim else now
         if claim and claim["latest"] != self._run_id:
-            self._of(claim["latest"]).end(f"taken over by {self._run_id}")
+            self._read_run(claim["latest"]).close_billing(f"taken over by {self._run_id}")
         price = self.rate(node).total
         kind, place = node.status.spec.accelerator_type, node.place
         self._write(PodLifetime(node.status.uid, node.name, kind, place.zone, place.capacity, price, min(began, now)))
         self._claim(node, claim)
 
-    def end(self, why: str) -> None:
+    def close_billing(self, why: str) -> None:
         """End the lifetime of the run's pod now."""
-        for life in self.lives():
+        for life in self.lifetimes():
             if life.ended is None:
                 self._write(replace(life, ended=self._clock.now(), why=why))
 
@@ -125,7 +125,7 @@ class Spending:
         The end is the time in the watchdog's note, else of the last log upload. `uid` is the current pod, empty if
         none.
         """
-        for life in self.lives():
+        for life in self.lifetimes():
             if life.ended is None and life.uid != uid:
                 word = watchdog_note(self._google, self._bucket, life.pod, life.uid)
                 ended = word.get("time") or max(self._last_log_upload(), life.began)
@@ -133,14 +133,14 @@ class Spending:
 
     def _last_log_upload(self) -> float:
         where = {"bucket": self._bucket, "prefix": f"runs/{self._run_id}/logs/"}
-        items = list(self._google.pages("storage", "objects.list", "items", **where))
+        items = list(self._google.list_all("storage", "objects.list", "items", **where))
         return max((datetime.fromisoformat(item["updated"]).timestamp() for item in items), default=0.0)
 
-    def over(self) -> str:
+    def budget_exceeded(self) -> str:
         """Return why the run must end, empty while it is within its budget."""
-        if not self.limited:
+        if not self.has_limit:
             return ""
-        budget, spent = self._config.budget, self.spent()
+        budget, spent = self._config.budget, self.usage()
         if budget.max_hours is not None and spent.hours >= budget.max_hours:
             return f"its pods have run for {spent.hours:.2f} h, and budget.max_hours is {budget.max_hours:g}"
         if budget.max_usd is not None and spent.usd is not None and spent.usd >= budget.max_usd:
@@ -149,11 +149,11 @@ class Spending:
 
     def hours_left(self) -> float | None:
         """Return the hours until the budget is used up; None without a budget."""
-        if not self.limited:
+        if not self.has_limit:
             return None
-        budget, spent = self._config.budget, self.spent()
+        budget, spent = self._config.budget, self.usage()
         left = [] if budget.max_hours is None else [budget.max_hours - spent.hours]
-        lives = self.lives()
+        lives = self.lifetimes()
         price = lives[-1].usd_per_hour if lives else self.rate().total
         if budget.max_usd is not None and price:
             left.append((budget.max_usd - (spent.usd or 0.0)) / price)
@@ -162,13 +162,13 @@ class Spending:
     def _read_all(self) -> list[PodLifetime]:
         prefix = f"runs/{self._run_id}/pods/"
         try:
-            items = list(self._google.pages("storage", "objects.list", "items", bucket=self._bucket, prefix=prefix))
+            items = list(self._google.list_all("storage", "objects.list", "items", bucket=self._bucket, prefix=prefix))
         except NotFoundError:
             return []
         names = [item["name"] for item in items]
         return [PodLifetime.from_json(json.loads(self._google.download(self._bucket, name)), name) for name in names]
 
-    def _of(self, run_id: str) -> "Spending":
+    def _read_run(self, run_id: str) -> "Spending":
         return Spending(self._google, self._clock, self._bucket, run_id, self._config)
 
     def _write(self, life: PodLifetime) -> None:
@@ -184,7 +184,7 @@ class Spending:
 def close_billing(google: GoogleClient, clock: Clock, bucket: str, config: Config, node: Node, why: str) -> None:
     """End the lifetime of a pod that is deleted or stopped, in the account of its last run."""
     if claim := read_claim(google, bucket, node.name, node.status.uid):
-        Spending(google, clock, bucket, claim["latest"], config).end(why)
+        Spending(google, clock, bucket, claim["latest"], config).close_billing(why)
 
 
 def read_claim(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict[str, Any]:

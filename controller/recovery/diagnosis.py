@@ -34,7 +34,7 @@ class VerdictKind(StrEnum):
     SETUP_FAILURE = "setup_failure"
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         return self.value.replace("_", " ")
 
 
@@ -43,12 +43,12 @@ class WorkerStatus:
     """Status of one worker: how long it has been silent, and what its agent last reported."""
 
     silent_seconds: float = 0.0
-    trouble: str = ""
+    ssh_error: str = ""
     """Why SSH fails; empty while it works."""
     unreachable: bool = False
     """Whether the last connection attempt failed."""
     ended: bool = False
-    told_to_stop: bool = False
+    stop_requested: bool = False
     """Whether we stopped it because another worker had ended."""
     code: int | None = None
     signal: str = ""
@@ -79,7 +79,7 @@ class Observation:
     lost_seconds: float = 20.0
     cancelled: bool = False
     over_budget: str = ""
-    setup: str = ""
+    setup_error: str = ""
     """Why the workers could not be set up."""
     setup_details: str = ""
     """Full output of the failed setup."""
@@ -98,15 +98,15 @@ class Verdict:
     whole_pod: bool = False
     """Whether no worker answers."""
     certain: bool = True
-    noticed: bool = False
+    from_notice: bool = False
     """Whether the only evidence is a notice to the VM, so that everything still exists."""
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return "; ".join(self.evidence)
 
     def __str__(self) -> str:
-        return f"{self.kind.words}: {self.words}" if self.evidence else self.kind.words
+        return f"{self.kind.label}: {self.summary}" if self.evidence else self.kind.label
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def _preemption_notice(observation: Observation) -> Verdict | None:
     how = "its program saved its state and exited" if saved else _exit_description(observation.workers[ended[0]])
     message = (f"worker {told[0]} received a preemption notice", how)
     return Verdict(
-        VerdictKind.PREEMPTED, message, told[0], certain=all(w.ended for w in observation.workers), noticed=True
+        VerdictKind.PREEMPTED, message, told[0], certain=all(w.ended for w in observation.workers), from_notice=True
     )
 
 
@@ -223,21 +223,27 @@ def _setup_failed(observation: Observation) -> Verdict | None:
             return Verdict(
                 VerdictKind.UNHEALTHY_HOST, (f"{_worker_list(odd)} has different devices than the rest", table), odd[0]
             )
-        return Verdict(VerdictKind.DEVICE_MISMATCH, (observation.setup or table,))
-    if not observation.setup:
+        return Verdict(VerdictKind.DEVICE_MISMATCH, (observation.setup_error or table,))
+    if not observation.setup_error:
         return None
     if away := [i for i, w in enumerate(observation.workers) if w.unreachable]:
         return Verdict(
-            VerdictKind.WORKER_LOST, (observation.setup,), away[0], tuple(away), len(away) == len(observation.workers)
+            VerdictKind.WORKER_LOST,
+            (observation.setup_error,),
+            away[0],
+            tuple(away),
+            len(away) == len(observation.workers),
         )
-    found = match_failure(f"{observation.setup}\n{observation.setup_details}")
+    found = match_failure(f"{observation.setup_error}\n{observation.setup_details}")
     kind = VerdictKind.DISK_FULL if found == FailureCause.DISK else VerdictKind.SETUP_FAILURE
-    return Verdict(kind, (observation.setup,), next((i for i, w in enumerate(observation.workers) if w.error), None))
+    return Verdict(
+        kind, (observation.setup_error,), next((i for i, w in enumerate(observation.workers) if w.error), None)
+    )
 
 
 def _program_failed(observation: Observation) -> Verdict | None:
     """Report the first failed program; one that only lost its peers points to another worker."""
-    failed = [(i, w) for i, w in enumerate(observation.workers) if w.ended and w.code != 0 and not w.told_to_stop]
+    failed = [(i, w) for i, w in enumerate(observation.workers) if w.ended and w.code != 0 and not w.stop_requested]
     if not failed:
         return None
     # Three seconds: the workers' clocks differ a little, and so does the time that a process takes to die.
@@ -301,7 +307,7 @@ def _workers_silent(observation: Observation) -> Verdict | None:
 
 def _workers_lost(observation: Observation, away: tuple[int, ...]) -> Verdict:
     silence = min(observation.workers[i].silent_seconds for i in away)
-    why = {observation.workers[i].trouble for i in away if observation.workers[i].trouble}
+    why = {observation.workers[i].ssh_error for i in away if observation.workers[i].ssh_error}
     message = (f"{_worker_list(away)} has not responded for {silence:.0f} s", *sorted(why))
     return Verdict(VerdictKind.WORKER_LOST, message, away[0], away, len(away) == len(observation.workers))
 
@@ -360,7 +366,7 @@ def _pod_remarks(observation: Observation) -> tuple[str, ...]:
 
 
 def _health_message(pod: PodStatus) -> str:
-    said = f" ({pod.health_words})" if pod.health_words else ""
+    said = f" ({pod.health_description})" if pod.health_description else ""
     return f"Google reports the pod as {pod.health.lower().replace('_', ' ')}{said}"
 
 

@@ -16,26 +16,26 @@ class PodWatch:
     """Latest answer of Google about a pod, and its time."""
 
     def __init__(self, look: Callable[[], PodStatus], clock: Clock, poll_seconds: float) -> None:
-        self._look, self._clock, self._poll_seconds = look, clock, poll_seconds
+        self._fetch, self._clock, self._poll_seconds = look, clock, poll_seconds
         self._stale_seconds = max(STALE_SECONDS, 3 * poll_seconds)
         self._wake, self._closed = threading.Event(), threading.Event()
-        self._seen: PodStatus | None = None
-        self._asked = self._answered = 0.0
-        self.since = clock.steady()
+        self._status: PodStatus | None = None
+        self._asked_at = self._answered_at = 0.0
+        self.api_up_since = clock.monotonic()
         """Time since which the API has answered without a gap."""
         self.error: BaseException | None = None
         """Permanent error, such as a missing permission."""
         threading.Thread(target=self._watch, daemon=True, name="pod-watch").start()
 
-    def now(self) -> PodStatus | None:
+    def latest(self) -> PodStatus | None:
         """Return the latest answer, or None if it is stale."""
-        return self._seen if self._clock.steady() - self._answered <= self._stale_seconds else None
+        return self._status if self._clock.monotonic() - self._answered_at <= self._stale_seconds else None
 
     def is_newer_than(self, time: float) -> bool:
         """Return whether the latest answer was requested after that time; if not, request one immediately."""
-        if self._asked <= time:
+        if self._asked_at <= time:
             self._wake.set()
-        return self._asked > time
+        return self._asked_at > time
 
     def close(self) -> None:
         self._closed.set()
@@ -44,21 +44,21 @@ class PodWatch:
     def _watch(self) -> None:
         while not self._closed.is_set():
             self._wake.clear()
-            asked = self._clock.steady()
+            asked = self._clock.monotonic()
             try:
-                current = self._look()
+                current = self._fetch()
             except InterruptedSleepError:
                 return
             except GoogleError as error:
-                if not error.passes:
+                if not error.is_transient:
                     self.error = error
                     return
             except SlipwayError as error:
                 self.error = error
                 return
             else:
-                now = self._clock.steady()
-                if now - self._answered > self._stale_seconds:
-                    self.since = now
-                self._seen, self._asked, self._answered = current, asked, now
+                now = self._clock.monotonic()
+                if now - self._answered_at > self._stale_seconds:
+                    self.api_up_since = now
+                self._status, self._asked_at, self._answered_at = current, asked, now
             self._wake.wait(self._poll_seconds)

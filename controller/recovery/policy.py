@@ -61,7 +61,7 @@ class PodCapabilities:
     """Possible responses on the pod. `places`: number of places to create it; `restarts`: its VMs can be restarted."""
 
     replaceable: bool = True
-    restarts: bool = False
+    restartable: bool = False
     places: int = 1
 
 
@@ -70,8 +70,8 @@ class Decision:
     """Response to a verdict. `why` explains a give-up and names the key to change; empty if the policy asks for it."""
 
     response: str
-    why: str = ""
-    spent: bool = False
+    reason: str = ""
+    retries_exhausted: bool = False
     """Whether the budget of preemptions is used up."""
 
 
@@ -115,7 +115,7 @@ def _strongest_possible(wanted: str, verdict: Verdict, past: Sequence[Incident],
         response = RESTART_WORKER
     if response == RESTART_WORKER and not verdict.unreachable and verdict.kind is not VerdictKind.UNHEALTHY_HOST:
         response = RESTART_PROGRAM
-    if response == RESTART_WORKER and not possible.restarts:
+    if response == RESTART_WORKER and not possible.restartable:
         response = REPLACE_NODE
     if response == MOVE_ZONE and possible.places < 2:
         response = REPLACE_NODE

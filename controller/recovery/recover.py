@@ -75,7 +75,7 @@ class RecoveryExecutor:
             try:
                 return self._respond(outcome, attempt, error)
             except GoogleError as unreachable:  # deciding offline could decide twice
-                if unreachable is error or not unreachable.passes:
+                if unreachable is error or not unreachable.is_transient:
                     raise
                 message = f"Google's API does not respond ({unreachable.message}); waiting"
                 self.context.events.note(self.plan.run_id, message)
@@ -100,7 +100,7 @@ class RecoveryExecutor:
             return
         self._waiting_since = None
         response = policy.REPLACE_NODE if decision.response == policy.WAIT else decision.response
-        self._record(policy.Incident(
+        self._record_incident(policy.Incident(
             attempt, verdict.kind.value, str(verdict), response, progress, self.context.clock.now(), verdict.evidence
         ))  # fmt: skip
         if verdict.kind is VerdictKind.HUNG:
@@ -108,32 +108,34 @@ class RecoveryExecutor:
         if response == policy.GIVE_UP:
             self._give_up(outcome, decision, error)
         self._report_watchdog()
-        if not self.spending.over():
+        if not self.spending.budget_exceeded():
             message = f"{verdict}; {policy.describe(response, verdict)}"
             self.context.events.note(self.plan.run_id, message, attempt=attempt, verdict=verdict.kind.value)
         self._act(response, verdict)
 
     def diagnose_setup(self, error: SlipwayError) -> Verdict:
         """Return the verdict on a failed setup of the workers."""
-        if isinstance(error, GoogleError) and not error.passes:  # the call failed because the pod was taken away
+        if isinstance(error, GoogleError) and not error.is_transient:  # the call failed because the pod was taken away
             pod = self._pod()
-            return diagnose(Observation(pod if pod and pod.state != "ABSENT" else PodStatus(), (), setup=f"{error}"))
+            return diagnose(
+                Observation(pod if pod and pod.state != "ABSENT" else PodStatus(), (), setup_error=f"{error}")
+            )
         if isinstance(error, GoogleError):
             return Verdict(VerdictKind.NETWORK_LOST, ("Google's API does not respond", str(error)))
         failed = (error,) if isinstance(error, WorkerError) else getattr(error, "errors", ())
         of = {e.worker: e for e in failed}
         agent_spoke = {worker for worker, e in of.items() if e.kind in ("agent", "auth", "denied", "host_key")}
         workers = tuple(
-            WorkerStatus(unreachable=i in of and i not in agent_spoke, error=of[i].words if i in agent_spoke else "")
+            WorkerStatus(unreachable=i in of and i not in agent_spoke, error=of[i].message if i in agent_spoke else "")
             for i in range(self.plan.node.spec.workers)
         )
-        found = error.found if isinstance(error, WrongDevicesError) else ()
+        found = error.devices if isinstance(error, WrongDevicesError) else ()
         details = "".join(f"\n{e.detail}" for e in failed)
-        return diagnose(Observation(self._pod(), workers, setup=f"{error}", devices=found, setup_details=details))
+        return diagnose(Observation(self._pod(), workers, setup_error=f"{error}", devices=found, setup_details=details))
 
     def _wait_timed_out(self) -> bool:
         """Return whether waiting has lasted as long as creating a pod may take."""
-        now = self.context.clock.steady()
+        now = self.context.clock.monotonic()
         self._waiting_since = self._waiting_since or now
         return now - self._waiting_since >= self.plan.node.create_seconds
 
@@ -143,10 +145,10 @@ class RecoveryExecutor:
             return  # nothing can be done yet: the next attempt starts with it
         ready = pod.state == "READY"
         if response == policy.MOVE_ZONE:
-            self.spending.end(verdict.words)
+            self.spending.close_billing(verdict.summary)
             self.plan.node.delete_all(self.context, elsewhere=True)
         elif response == policy.REPLACE_NODE or not ready:  # the reconciler replaces a pod that is not READY
-            self.spending.end(verdict.words)
+            self.spending.close_billing(verdict.summary)
             if ready:
                 self.plan.node.delete_all(self.context)
         elif response == policy.RESTART_WORKER:
@@ -160,12 +162,12 @@ class RecoveryExecutor:
         verdict = outcome.verdict
         if self.plan.config.cleanup.on_failure == "delete":
             self.delete_pod()
-            self.spending.end("failed")
+            self.spending.close_billing("failed")
         if error is not None:
             raise error
-        if decision.spent:
-            raise RetriesExhaustedError(f"{decision.why}; last failure: {verdict}")
-        said = [self._headline(outcome), *([decision.why] if decision.why else [])]
+        if decision.retries_exhausted:
+            raise RetriesExhaustedError(f"{decision.reason}; last failure: {verdict}")
+        said = [self._headline(outcome), *([decision.reason] if decision.reason else [])]
         ends = dict(outcome.ends)
         if verdict.worker in ends:
             said.append(log_excerpt(ends[verdict.worker]["log_tail"]))
@@ -182,7 +184,7 @@ class RecoveryExecutor:
             f"worker {w} {_exit_description(e)}" for w, e in outcome.ends if w != verdict.worker and e["code"] != 0
         ]
         first = (
-            f"{verdict.kind.words}: worker {verdict.worker} {_exit_description(ends[verdict.worker])}; it failed first"
+            f"{verdict.kind.label}: worker {verdict.worker} {_exit_description(ends[verdict.worker])}; it failed first"
         )
         return "\n".join([first, *(["; ".join(others)] if others else [])])
 
@@ -199,7 +201,7 @@ class RecoveryExecutor:
         places: dict[str, list[int]] = defaultdict(list)
         for worker, answer in zip(who, answers, strict=True):
             if not isinstance(answer, dict):
-                places[str(answer.words)].append(worker)
+                places[str(answer.message)].append(worker)
                 continue
             self.ledger.write(f"stacks/attempt-{attempt}/worker-{worker}.txt", _as_text(answer))
             places[innermost_frame(answer)].append(worker)
@@ -210,14 +212,14 @@ class RecoveryExecutor:
 
     def _report_watchdog(self) -> None:
         """Report pods that deleted themselves because they were idle or the budget was spent."""
-        for life in self.spending.lives():
+        for life in self.spending.lifetimes():
             word = watchdog_note(self.context.google, self.plan.bucket, life.pod, life.uid) if not life.ended else {}
             if word:
                 self.context.events.note(self.plan.run_id, f"the pod deleted itself: {word['reason']}")
 
     def _pod_capabilities(self, verdict: Verdict) -> policy.PodCapabilities:
         node = self.plan.node
-        gone = verdict.kind is VerdictKind.PREEMPTED and not verdict.noticed
+        gone = verdict.kind is VerdictKind.PREEMPTED and not verdict.from_notice
         if gone or verdict.kind is VerdictKind.NETWORK_LOST:  # the reconciler checks who owns the pod
             return policy.PodCapabilities(places=len(node.places))
         try:
@@ -225,7 +227,7 @@ class RecoveryExecutor:
         except GoogleError:
             return policy.PodCapabilities(places=len(node.places))
         restarts = isinstance(current, Node) and current.is_ready and not current.cannot_stop
-        ours = not isinstance(current, Node) or current.ours
+        ours = not isinstance(current, Node) or current.is_managed
         return policy.PodCapabilities(ours and not node.adopt, restarts and not node.adopt, len(node.places))
 
     def _progress(self, step: int | None) -> int | None:
@@ -246,10 +248,10 @@ class RecoveryExecutor:
 
     def _load_incidents(self) -> list[policy.Incident]:
         if self._incidents is None:
-            self._incidents = [policy.Incident.from_json(document, "verdict") for document in self.ledger.episodes()]
+            self._incidents = [policy.Incident.from_json(document, "verdict") for document in self.ledger.incidents()]
         return self._incidents
 
-    def _record(self, episode: policy.Incident) -> None:
+    def _record_incident(self, episode: policy.Incident) -> None:
         past = self._load_incidents()
         if self._incident_recorded:
             return
@@ -261,7 +263,7 @@ class RecoveryExecutor:
         try:
             return self.plan.node.pod_seen(self.context)
         except GoogleError as error:
-            if not error.passes:
+            if not error.is_transient:
                 raise
             return None
 

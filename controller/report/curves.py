@@ -35,7 +35,7 @@ def select_metrics(settings: Sequence[Setting], wanted: str = "") -> tuple[list[
 
     Those that the fewest runs have are left out. `wanted` names a metric that comes before all others.
     """
-    counts = Counter(metric for setting in settings for run in setting.counted for metric in run.curves)
+    counts = Counter(metric for setting in settings for run in setting.counted_runs for metric in run.curves)
 
     def rank(metric: Metric) -> int:
         phase, name = metric
@@ -63,7 +63,7 @@ def build_curve(setting: Setting, metric: Metric, points: int = MAX_POINTS) -> C
     """
     import numpy as np
 
-    logged = [run.curves[metric] for run in setting.counted if metric in run.curves]
+    logged = [run.curves[metric] for run in setting.counted_runs if metric in run.curves]
     finite = [sorted((step, value) for step, value in one.items() if value is not None) for one in logged]
     if not any(finite) or metric[0] == RESULT_FILE:
         return None

@@ -73,13 +73,13 @@ def timeline_bar(parent: Element, time: Timeline, longest: float, label: str) ->
     svg = add_child(parent, "svg", class_="bar", role="img", aria_label=label, **view)
     scale = 1000.0 / (longest or 1.0)
     for span in time.spans:
-        x, width = (span.began - time.began) * scale, max(1.0, span.seconds * scale)
+        x, width = (span.start - time.start) * scale, max(1.0, span.seconds * scale)
         rect = add_child(svg, "rect", class_=kind_colour(span.kind), x=x, width=width, height=18)
         add_child(rect, "title", f"{span.kind}: {format_duration(span.seconds)}")
-    for mark in time.marks:
-        x = (mark.time - time.began) * scale
+    for mark in time.interruptions:
+        x = (mark.time - time.start) * scale
         line = add_child(svg, "line", class_="mark", x1=x, x2=x, y1=0, y2=18)
-        add_child(line, "title", mark.words)
+        add_child(line, "title", mark.message)
 
 
 def kind_colour(kind: str) -> str:

@@ -60,10 +60,10 @@ class RecordedRun:
         return self.row.get("seed")
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def overrides(self) -> tuple[str, ...]:
         return tuple(str(word) for word in self.row.get("overrides") or ())
 
-    def last(self, metric: Metric) -> float | None:
+    def last_value(self, metric: Metric) -> float | None:
         """Return the value at the largest step; None if it is missing or not finite."""
         curve = self.curves.get(metric)
         return curve[max(curve)] if curve else None
@@ -84,7 +84,7 @@ def bucket_reader(google: GoogleClient, bucket: str, otherwise: FileReader) -> F
     def read(run: str, name: str) -> Sequence[bytes]:
         prefix = f"runs/{run}/{name.removesuffix('.jsonl')}/" if name == EVENTS else f"runs/{run}/{name}"
         try:
-            items = list(google.pages("storage", "objects.list", "items", bucket=bucket, prefix=prefix))
+            items = list(google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=prefix))
             found = [google.download(bucket, item["name"]) for item in items]
         except NotFoundError:
             found = []

@@ -27,45 +27,45 @@ class ReportModel:
         return [run for setting in self.settings for run in setting.runs]
 
     @property
-    def left_out(self) -> list[RecordedRun]:
-        return [run for setting in self.settings for run in setting.left_out]
+    def superseded_runs(self) -> list[RecordedRun]:
+        return [run for setting in self.settings for run in setting.superseded_runs]
 
-    def setting(self, run: RecordedRun) -> Setting:
+    def setting_of(self, run: RecordedRun) -> Setting:
         return self._setting_by_run[run.id]
 
     @cached_property
     def _setting_by_run(self) -> dict[str, Setting]:
-        return {run.id: setting for setting in self.settings for run in (*setting.runs, *setting.left_out)}
+        return {run.id: setting for setting in self.settings for run in (*setting.runs, *setting.superseded_runs)}
 
-    def label(self, run: RecordedRun) -> str:
-        label = self.setting(run).label
+    def run_label(self, run: RecordedRun) -> str:
+        label = self.setting_of(run).label
         return label if run.seed is None else f"{label} seed {run.seed}"
 
-    def table(self, metric: Metric) -> list[Comparison]:
+    def comparisons(self, metric: Metric) -> list[Comparison]:
         """Compare each setting with the baseline, which comes first, by the last value of each run."""
         values = [final_values_by_seed(setting, metric) for setting in self.settings]
         return [summarize(values[0]), *(compare(one, values[0]) for one in values[1:])]
 
-    def as_document(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON document; times in seconds."""
         return {
             "name": self.name,
             "baseline": self.settings[0].label,
-            "metrics": [self._metric(metric) for metric in self.metrics],
-            "runs": [self._run(run) for run in self.runs],
-            "left_out": [run.id for run in self.left_out],
+            "metrics": [self._metric_json(metric) for metric in self.metrics],
+            "runs": [self._run_json(run) for run in self.runs],
+            "left_out": [run.id for run in self.superseded_runs],
         }
 
-    def _metric(self, metric: Metric) -> dict[str, Any]:
-        rows = zip(self.settings, self.table(metric), strict=True)
+    def _metric_json(self, metric: Metric) -> dict[str, Any]:
+        rows = zip(self.settings, self.comparisons(metric), strict=True)
         found = [{"setting": s.label, "values": final_values_by_seed(s, metric), **vars(one)} for s, one in rows]
         return {"phase": metric[0], "name": metric[1], "settings": found}
 
-    def _run(self, run: RecordedRun) -> dict[str, Any]:
+    def _run_json(self, run: RecordedRun) -> dict[str, Any]:
         time = self.times[run.id]
-        spans = {kind: round(time.of(kind), 3) for kind in dict.fromkeys(span.kind for span in time.spans)}
+        spans = {kind: round(time.seconds_of(kind), 3) for kind in dict.fromkeys(span.kind for span in time.spans)}
         money = {"pod_hours": time.pod_hours, "usd": time.usd, "goodput": time.goodput}
-        return {"run": run.id, "label": self.label(run), "state": run.state, "seconds": spans} | money
+        return {"run": run.id, "label": self.run_label(run), "state": run.state, "seconds": spans} | money
 
 
 def build_report(name: str, runs: Sequence[RecordedRun], baseline: str = "") -> ReportModel:
@@ -78,7 +78,7 @@ def build_report(name: str, runs: Sequence[RecordedRun], baseline: str = "") -> 
 
 def final_values_by_seed(setting: Setting, metric: Metric) -> dict[Any, float]:
     """Return the last finite value of each run by seed, or by run where no seed is recorded."""
-    last = {run.id if run.seed is None else run.seed: run.last(metric) for run in setting.counted}
+    last = {run.id if run.seed is None else run.seed: run.last_value(metric) for run in setting.counted_runs}
     return {seed: value for seed, value in last.items() if value is not None}
 
 

@@ -89,7 +89,7 @@ def metrics_section(section: Element, report: ReportModel) -> None:
 
 
 def _comparison_rows(report: ReportModel, metric: Metric) -> list[Row]:
-    compared = report.table(metric)
+    compared = report.comparisons(metric)
     rows: list[Row] = []
     for i, (setting, one) in enumerate(zip(report.settings, compared, strict=True)):
         seeds = f"{one.n}" if one.n == len(setting.runs) else f"{one.n} of {len(setting.runs)}"
@@ -104,14 +104,14 @@ def _comparison_rows(report: ReportModel, metric: Metric) -> list[Row]:
         interval = f"{low} to {high}" if width is not None else "–"
         how = f"{one.how}, {plural(one.pairs, 'pair')}" if one.how == "paired" else one.how or "–"
         bold = partial(add_child, tag="b", text=interval)
-        rows.append([*row, difference, bold if one.differs else interval, how])
+        rows.append([*row, difference, bold if one.is_significant else interval, how])
     return rows
 
 
 def time_section(section: Element, report: ReportModel) -> None:
     """Show each run's time and cost, and its interruptions."""
     times = [report.times[run.id] for run in report.runs]
-    kinds = [kind for kind in SPAN_KINDS if any(time.of(kind) for time in times)]
+    kinds = [kind for kind in SPAN_KINDS if any(time.seconds_of(kind) for time in times)]
     keys = add_child(section, "ul")
     for kind in kinds:
         add_child(keys, "li", f"{kind}: {SPAN_KINDS[kind]}", class_=kind_colour(kind))
@@ -120,11 +120,11 @@ def time_section(section: Element, report: ReportModel) -> None:
     longest = max((time.seconds for time in times), default=0.0)
     rows: list[Row] = []
     for run, time in zip(report.runs, times, strict=True):
-        spent = [format_duration(time.of(kind)) if time.of(kind) else "–" for kind in kinds]
+        spent = [format_duration(time.seconds_of(kind)) if time.seconds_of(kind) else "–" for kind in kinds]
         label = ", ".join(f"{kind} {text}" for kind, text in zip(kinds, spent, strict=True) if text != "–")
         bar = partial(timeline_bar, time=time, longest=longest, label=label or "no record")
         cost = _cost_cells(time.attempts, time.goodput, time.pod_hours, time.usd)
-        rows.append([report.setting(run).label, "–" if run.seed is None else run.seed, bar, *spent, *cost])
+        rows.append([report.setting_of(run).label, "–" if run.seed is None else run.seed, bar, *spent, *cost])
     add_table(section, "Time and cost of each run", head, rows, [_totals(times, kinds)])
     add_text(
         section,
@@ -133,12 +133,12 @@ def time_section(section: Element, report: ReportModel) -> None:
         "prices; a dash means that nothing is billed or the price is unknown.",
         class_="soft",
     )
-    marks = [(run, mark) for run, time in zip(report.runs, times, strict=True) for mark in time.marks]
+    marks = [(run, mark) for run, time in zip(report.runs, times, strict=True) for mark in time.interruptions]
     if marks:
         add_child(section, "h3", "Interruptions")
         listed = add_child(section, "ul")
         for run, mark in marks:
-            add_text(listed, ("b", report.label(run)), f", {_format_time(mark.time)} UTC: {mark.words}", tag="li")
+            add_text(listed, ("b", report.run_label(run)), f", {_format_time(mark.time)} UTC: {mark.message}", tag="li")
 
 
 def _totals(times: Sequence[Timeline], kinds: Sequence[str]) -> Row:
@@ -146,8 +146,8 @@ def _totals(times: Sequence[Timeline], kinds: Sequence[str]) -> Row:
     costs = [time.usd for time in times if time.usd is not None]
     useful = [time for time in times if time.goodput is not None]
     paid = sum(3600 * time.pod_hours if time.pod_hours else time.seconds for time in useful)
-    goodput = sum(time.of("training") for time in useful) / paid if paid else None
-    spent = [format_duration(sum(time.of(kind) for time in times)) for kind in kinds]
+    goodput = sum(time.seconds_of("training") for time in useful) / paid if paid else None
+    spent = [format_duration(sum(time.seconds_of(kind) for time in times)) for kind in kinds]
     attempts = sum(time.attempts for time in times)
     return ["all", "", "", *spent, *_cost_cells(attempts, goodput, sum(hours) or None, sum(costs) if costs else None)]
 
@@ -168,10 +168,10 @@ def transcripts_section(section: Element, report: ReportModel) -> None:
         add_text(section, "No run has transcripts.jsonl on this machine.", class_="soft")
     for run in runs[:MAX_TRANSCRIPT_RUNS]:
         fold = add_child(section, "details")
-        add_child(fold, "summary", f"{report.label(run)}: {plural(len(run.transcripts), 'transcript')}")
+        add_child(fold, "summary", f"{report.run_label(run)}: {plural(len(run.transcripts), 'transcript')}")
         head = ["step", "prompt", "response", "parsed answer", "expected answer", "#reward"]
         rows = [_transcript_row(document) for document in sample_transcripts(run.transcripts)]
-        add_table(fold, f"Transcripts of {report.label(run)}", head, rows)
+        add_table(fold, f"Transcripts of {report.run_label(run)}", head, rows)
     if (rest := len(runs) - MAX_TRANSCRIPT_RUNS) > 0:
         add_text(section, f"{rest} further runs have transcripts.jsonl.", class_="soft")
 
@@ -213,13 +213,13 @@ def runs_section(section: Element, report: ReportModel) -> None:
         " repeats one, code and data included.",
     )
     head = ["run", "setting", "#seed", "state", "began (UTC)", "#seconds", "commit", "code"]
-    rows = [_run_row(run, report) for run in [*report.runs, *report.left_out]]
+    rows = [_run_row(run, report) for run in [*report.runs, *report.superseded_runs]]
     add_table(section, "Runs", head, rows)
 
 
 def _run_row(run: RecordedRun, report: ReportModel) -> Row:
-    label = report.setting(run).label
-    if run in report.left_out:
+    label = report.setting_of(run).label
+    if run in report.superseded_runs:
         label += " (left out: a later run has the same seed)"
     created, seconds = run.row.get("created"), run.row.get("seconds")
     began = _format_time(created) if isinstance(created, int | float) else "–"
@@ -290,7 +290,7 @@ def _header(header: Element, report: ReportModel, now: float) -> None:
         "settings": len(report.settings),
         "runs": len(states),
         "state": ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),
-        "interruptions": sum(len(time.marks) for time in times),
+        "interruptions": sum(len(time.interruptions) for time in times),
         "pod hours": f"{sum(time.pod_hours or 0.0 for time in times):.2f}",
         "cost": f"${sum(costs):,.2f}" if costs else "not billed or unknown",
     }

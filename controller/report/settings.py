@@ -19,10 +19,10 @@ class Setting:
 
     label: str
     runs: tuple[RecordedRun, ...]
-    left_out: tuple[RecordedRun, ...] = ()
+    superseded_runs: tuple[RecordedRun, ...] = ()
 
     @cached_property
-    def counted(self) -> tuple[RecordedRun, ...]:
+    def counted_runs(self) -> tuple[RecordedRun, ...]:
         """Runs whose numbers count: the finished ones, or all while none has finished."""
         return tuple(run for run in self.runs if run.state == "finished") or self.runs
 
@@ -58,7 +58,7 @@ def _setting_key(run: RecordedRun) -> str:
     """Hash the computation without the seed; for a run with an unreadable record, hash its overrides."""
     config = validate(run.record["config"])[0] if run.record and isinstance(run.record.get("config"), dict) else None
     if run.record is None or config is None:
-        return digest([word for word in run.words if not _is_ignored_override(word)])
+        return digest([word for word in run.overrides if not _is_ignored_override(word)])
     plain = without_volatile(config)
     del plain["run"]["seed"]
     data = [asset.get("identity") for asset in run.record.get("assets", ()) if isinstance(asset, dict)]
@@ -71,8 +71,10 @@ def _is_ignored_override(word: str) -> bool:
 
 
 def _distinct_overrides(runs: Sequence[RecordedRun]) -> list[tuple[str, ...]]:
-    shared = set.intersection(*(set(run.words) for run in runs)) if runs else set()
-    return [tuple(word for word in run.words if word not in shared and not _is_ignored_override(word)) for run in runs]
+    shared = set.intersection(*(set(run.overrides) for run in runs)) if runs else set()
+    return [
+        tuple(word for word in run.overrides if word not in shared and not _is_ignored_override(word)) for run in runs
+    ]
 
 
 def _short_keys(own: Sequence[Sequence[str]]) -> list[list[str]]:

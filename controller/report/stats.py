@@ -29,7 +29,7 @@ class Comparison:
     pairs: int = 0
 
     @property
-    def differs(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether 0 lies outside the interval."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 

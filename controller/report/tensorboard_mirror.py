@@ -24,7 +24,7 @@ class TensorBoardMirror:
 
     def __init__(self, google: GoogleClient, bucket: str, folders: Mapping[str, Path]) -> None:
         self._google, self._bucket, self._folders = google, bucket, folders
-        self._seen: dict[str, str] = {}
+        self._copied: dict[str, str] = {}
 
     def update(self, runs: set[str]) -> int:
         """Copy new and grown files of these runs; returns how many."""
@@ -35,20 +35,20 @@ class TensorBoardMirror:
         prefix, copied = f"runs/{run}/tb/", 0
         where = {"bucket": self._bucket, "prefix": prefix, "fields": "items(name,generation),nextPageToken"}
         try:
-            items = list(self._google.pages("storage", "objects.list", "items", **where))
+            items = list(self._google.list_all("storage", "objects.list", "items", **where))
         except NotFoundError:
             return 0
         for item in items:
             name, generation = item["name"], item["generation"]
             parts = name.removeprefix(prefix).split("/")
-            if self._seen.get(name) == generation or not all(PART.fullmatch(part) for part in parts):
+            if self._copied.get(name) == generation or not all(PART.fullmatch(part) for part in parts):
                 continue
             try:
                 content = self._google.download(self._bucket, name)
             except NotFoundError:
                 continue  # replaced or deleted since it was listed
             _write_file(self._folders[run].joinpath(*parts), content)
-            self._seen[name] = generation
+            self._copied[name] = generation
             copied += 1
         return copied
 

@@ -26,18 +26,18 @@ class Span:
     """A period of one kind; times in seconds since the epoch."""
 
     kind: str
-    began: float
-    ended: float
+    start: float
+    end: float
 
     @property
     def seconds(self) -> float:
-        return self.ended - self.began
+        return self.end - self.start
 
 
 @dataclass(frozen=True)
 class Interruption:
     time: float
-    words: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -45,27 +45,27 @@ class Timeline:
     """Timeline of a run. `pod_hours` and `usd` are as recorded at the run's end; None if unknown."""
 
     spans: tuple[Span, ...]
-    marks: tuple[Interruption, ...]
+    interruptions: tuple[Interruption, ...]
     attempts: int
     pod_hours: float | None
     usd: float | None
 
     @property
-    def began(self) -> float:
-        return self.spans[0].began if self.spans else 0.0
+    def start(self) -> float:
+        return self.spans[0].start if self.spans else 0.0
 
     @property
     def seconds(self) -> float:
         return sum(span.seconds for span in self.spans)
 
-    def of(self, kind: str) -> float:
+    def seconds_of(self, kind: str) -> float:
         return sum(span.seconds for span in self.spans if span.kind == kind)
 
     @property
     def goodput(self) -> float | None:
         """Useful training time divided by pod time; None where the program reports no steps."""
         paid = 3600 * self.pod_hours if self.pod_hours else self.seconds
-        return min(1.0, self.of("training") / paid) if paid and self.of("training") else None
+        return min(1.0, self.seconds_of("training") / paid) if paid and self.seconds_of("training") else None
 
 
 @dataclass

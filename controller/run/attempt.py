@@ -57,12 +57,14 @@ class AttemptRunner:
         try:
             with self.queue_turn():
                 node, fleet = self.provision()
-                launched, was_running = launch(self.plan, self.ledger, node, fleet, self.context.clock, self.lease.hold)
-            if not (was_running and self.ledger.has(RECORD_FILE)):  # a controller may have been killed before that
+                launched, was_running = launch(
+                    self.plan, self.ledger, node, fleet, self.context.clock, self.lease.ensure
+                )
+            if not (was_running and self.ledger.exists(RECORD_FILE)):  # a controller may have been killed before that
                 self.recorder.begin(fleet)
         except (WorkersFailedError, WorkerError, WrongDevicesError, GoogleError) as error:
             verdict = self.recovery.diagnose_setup(error)
-            if isinstance(error, GoogleError) and not error.passes and verdict.kind is VerdictKind.SETUP_FAILURE:
+            if isinstance(error, GoogleError) and not error.is_transient and verdict.kind is VerdictKind.SETUP_FAILURE:
                 raise
             return AttemptResult(0, AttemptOutcome(verdict), error)
         verb = "re-attached to" if was_running else "launched"
@@ -77,11 +79,11 @@ class AttemptRunner:
         node = self._reconcile()
         fleet = node.fleet(self.context)
         self._stop_leftover_program(fleet)
-        self.spending.begin(node)
+        self.spending.open_billing(node)
         self.screen.set_price(self.spending.rate(node).total)
         for resource in self.plan.resources:
             if isinstance(resource, Watchdog):  # only now does the pod belong to this run alone
-                resource.tell(self.context, node, self.spending.hours_left())
+                resource.update_limits(self.context, node, self.spending.hours_left())
         return node, fleet
 
     def _reconcile(self) -> Node:
@@ -94,7 +96,7 @@ class AttemptRunner:
             with suppress(SlipwayError):
                 node = self.plan.observe_pod(self.context)
                 if isinstance(node, Node) and node.status.uid:
-                    self.spending.begin(node, if_new=True)
+                    self.spending.open_billing(node, if_new=True)
             raise
 
     def _stop_leftover_program(self, fleet: Fleet) -> None:
@@ -110,7 +112,7 @@ class AttemptRunner:
 
     def follow(self, node: Node, fleet: Fleet, number: int, was_running: bool) -> AttemptOutcome | None:
         """Follow the attempt until it ends; None if the user detached."""
-        self.lease.hold()  # only the lease holder may follow
+        self.lease.ensure()  # only the lease holder may follow
         outcome = Follower(
             context=self.context,
             node=node,
@@ -119,10 +121,10 @@ class AttemptRunner:
             attempt=number,
             recovery=self.plan.config.recovery,
             poll_seconds=self.poll_seconds,
-            begun=was_running,
-            over=self.spending.over,
-            cancelled=partial(self.ledger.cancelled, number),
-            glance=self._check_interrupts,
+            already_running=was_running,
+            budget_exceeded=self.spending.budget_exceeded,
+            is_cancelled=partial(self.ledger.is_cancelled, number),
+            on_tick=self._check_interrupts,
         ).follow()
         if outcome is None:
             self.screen.show_detached()
@@ -130,14 +132,14 @@ class AttemptRunner:
 
     def _check_interrupts(self) -> None:
         """Raise if the lease is lost or the user interrupted: in a sweep no signal reaches this thread."""
-        self.lease.check()
-        self.context.clock.check()
+        self.lease.raise_if_lost()
+        self.context.clock.raise_if_interrupted()
 
     def queue_turn(self) -> AbstractContextManager[None]:
         """Wait in the queue if --queue is set, and keep the turn until the context ends."""
         if not self.options.queue:
             return nullcontext()
-        return QueueWaiter(self.plan, self.context, self.queue, self.lease, self.poll_seconds, self._note).joined()
+        return QueueWaiter(self.plan, self.context, self.queue, self.lease, self.poll_seconds, self._note).enqueued()
 
     def _note(self, message: str, **data: int) -> None:
         self.context.events.note(self.plan.run_id, message, **data)

@@ -65,7 +65,7 @@ def drive(
     Returns:
         The result, or None if the run continues without us or was cancelled.
     """
-    context.events.listen(screen)
+    context.events.add_listener(screen)
     ledger = Ledger(context.google, plan.bucket, plan.run_id)
     recorder = Recorder(plan, context, ledger, options.overrides, sweep, handed_over)
     driver = RunDriver(options, plan, context, ledger, screen, recorder, emulator, on_bastion=handed_over is not None)
@@ -74,7 +74,7 @@ def drive(
         recorder.finish_after_crash(result, driver.spending)
         screen.show_result(result, again=not deleted)
         return result
-    with recorder.listening():
+    with recorder.recording():
         if emulator is not None:
             _inject_faults(emulator, plan)
         try:
@@ -82,11 +82,11 @@ def drive(
         except (LeaseLostError, LeaderGaveUpError):
             raise  # another controller keeps the record
         except SlipwayError as error:
-            recorder.stopped("failed", str(error), driver.spending)
+            recorder.record_stop("failed", str(error), driver.spending)
             raise
         if result is not None:
-            recorder.end(result, driver.spending)
-            screen.show_result(result, cost=str(driver.spending.spent()))
+            recorder.finish(result, driver.spending)
+            screen.show_result(result, cost=str(driver.spending.usage()))
     return result
 
 
@@ -110,7 +110,7 @@ class RunDriver:
         self.spending = Spending(context.google, context.clock, plan.bucket, plan.run_id, plan.config)
         self.queue = PodQueue(context.google, context.clock, plan.bucket, plan.node.name)
         self.lease = pod_lease(plan, context, "bastion" if on_bastion else "laptop")
-        self._poll_seconds = plan.config.recovery.poll_seconds if context.billed else context.pace
+        self._poll_seconds = plan.config.recovery.poll_seconds if context.is_billed else context.poll_seconds
         self.recovery = RecoveryExecutor(plan, context, ledger, self.spending, self._poll_seconds, self._delete_pod)
         self.attempts = AttemptRunner(
             options=options,
@@ -144,18 +144,18 @@ class RunDriver:
                 try:
                     return self.acquire()
                 except InterruptedSleepError:
-                    self.lease.check()  # the controller that fences us wakes us up
+                    self.lease.raise_if_lost()  # the controller that fences us wakes us up
                     raise
         except ReleaseRequestedError as asked:
-            if not asked.ends:
+            if not asked.ends_run:
                 raise
-            self._note(str(asked))
+            self._emit_note(str(asked))
             return None
 
     def acquire(self) -> Result | None:
         """Drive the run unless another controller does; then watch, queue or replace it as the options say."""
         while True:
-            if (other := self.lease.look()) is not None:
+            if (other := self.lease.current_other()) is not None:
                 outcome = self._stand_by(other)
                 if outcome is not StandbyOutcome.LEASE_FREE:
                     return outcome if isinstance(outcome, Result) else None
@@ -167,7 +167,7 @@ class RunDriver:
                     return self._attempt_until_done()
                 bastion = self._delegate_to_bastion()
             except LeaseHeldError:
-                self._note("another controller took the lease first")
+                self._emit_note("another controller took the lease first")
                 continue
             outcome = self._stand_by(bastion)
             if outcome is not StandbyOutcome.LEASE_FREE:
@@ -177,75 +177,77 @@ class RunDriver:
         """Create the run's prerequisites and the bastion, then wait until the bastion acts."""
         handover = Handover(self.plan, self.context, self.ledger, self.lease, self._emulator, self._poll_seconds)
         with self.attempts.queue_turn():
-            ours = {"yes": self.options.yes, "ssh_key": self.context.login.key_line()}
-            token = handover.make(lambda: self.recorder.handover_data() | ours)
-            self._note(f"waiting for {handover.bastion.title} to take over")
-            holder = handover.wait(token)
-        self._note("the bastion controls the run now: you can disconnect, and the same command re-attaches")
+            ours = {"yes": self.options.yes, "ssh_key": self.context.ssh_login.key_line()}
+            token = handover.start_bastion(lambda: self.recorder.handover_data() | ours)
+            self._emit_note(f"waiting for {handover.bastion.title} to take over")
+            holder = handover.wait_for_lease(token)
+        self._emit_note("the bastion controls the run now: you can disconnect, and the same command re-attaches")
         return holder
 
     def _stand_by(self, other: LeaseSnapshot) -> Result | StandbyOutcome:
         """Watch the other controller, queue behind it or replace it."""
-        run_id = other.term.run_id
+        run_id = other.record.run_id
         take_over, self._take_over = self._take_over, False
         if run_id == self.plan.run_id and not take_over:
             if self.options.detach:
-                self._note(f"{other.term} controls this pod; the run continues")
+                self._emit_note(f"{other.record} controls this pod; the run continues")
                 return StandbyOutcome.DETACHED
             standby = Standby(self.plan, self.context, self.ledger, self.lease, self.screen, self._poll_seconds)
             return standby.watch(other)
         if self.options.queue:
             return StandbyOutcome.LEASE_FREE  # queue behind it
-        question = f"{other.term} controls this pod. Stop it and start {self.plan.run_id}?"
+        question = f"{other.record} controls this pod. Stop it and start {self.plan.run_id}?"
         if not take_over and not self.screen.ask(question, self.options.yes):
             raise ConfigError(
                 f"the pod is busy with {run_id}; --queue waits for it, --yes replaces it, `slipway cancel` ends it: "
-                f"{other.term} controls it"
+                f"{other.record} controls it"
             )
-        self.lease.take_over("taken over", self._note)
+        self.lease.take_over("taken over", self._emit_note)
         return StandbyOutcome.LEASE_FREE
 
     def _attempt_until_done(self) -> Result | None:
         while True:
-            if over := self.spending.over():
+            if over := self.spending.budget_exceeded():
                 self._stop_over_budget(over)
             attempt = self.attempts.run()
             if attempt.outcome is None:
                 return None
             match attempt.outcome.verdict.kind:
                 case VerdictKind.FINISHED:
-                    return self._finish(attempt)
+                    return self._finalize(attempt)
                 case VerdictKind.CANCELLED:
-                    self.recorder.stopped("cancelled", "", self.spending)
+                    self.recorder.record_stop("cancelled", "", self.spending)
                     message = "cancelled; run the same command to resume from the last checkpoint"
-                    self._note(message)
+                    self._emit_note(message)
                     self.lease.release(message, 0)
                     return None
                 case VerdictKind.OVER_BUDGET:
-                    self._stop_over_budget(attempt.outcome.verdict.words)
+                    self._stop_over_budget(attempt.outcome.verdict.summary)
                 case _:
                     self.recovery.respond(attempt.outcome, attempt.number, attempt.error)
 
     def _stop_over_budget(self, why: str) -> NoReturn:
         """Stop the program and delete the pod, if the run has one; saved files and an adopted pod stay."""
-        self.lease.hold()
+        self.lease.ensure()
         node = self.plan.node.find(self.context)
-        if node is not None and node.status.uid in {life.uid for life in self.spending.lives() if life.ended is None}:
-            self._note(f"over budget: {why}; ending the run and deleting its pod")
-            self.ledger.cancel()
+        if node is not None and node.status.uid in {
+            life.uid for life in self.spending.lifetimes() if life.ended is None
+        }:
+            self._emit_note(f"over budget: {why}; ending the run and deleting its pod")
+            self.ledger.record_cancellation()
             if node.is_ready:
                 stop(node.fleet(self.context), self.plan.run_id)
             self._delete_pod()
-        self.spending.end("over budget")
+        self.spending.close_billing("over budget")
         raise OverBudgetError(
-            f"{self.plan.run_id} was ended: {why}. Spent: {self.spending.spent()}. Raise the limit and run the "
+            f"{self.plan.run_id} was ended: {why}. Spent: {self.spending.usage()}. Raise the limit and run the "
             f"same command to resume from the last checkpoint; results: gs://{self.plan.bucket}/{self.ledger.prefix}"
         )
 
-    def _finish(self, attempt: AttemptResult) -> Result:
+    def _finalize(self, attempt: AttemptResult) -> Result:
         """Record the result, then delete the pod if the policy says so."""
         assert attempt.outcome is not None, "a run that was followed to its end"
-        self.lease.hold()
+        self.lease.ensure()
         ended = self.context.clock.now()
         started = self.ledger.launches()[0].time
         ends = sorted(attempt.outcome.ends)
@@ -259,7 +261,7 @@ class RunDriver:
             summary=summary,
             cleanup=self.plan.config.cleanup.on_success,
         )
-        self.ledger.finish(result)
+        self.ledger.record_result(result)
         self.clean_up(result)
         self.lease.release("finished", 0)
         return result
@@ -267,28 +269,28 @@ class RunDriver:
     def clean_up_after_crash(self, result: Result) -> bool:
         """Clean up after a controller that was killed before it could; a living one does it itself."""
         with lease_guard(self.lease, self.plan, self.context):
-            return self.lease.look() is None and self.clean_up(result)
+            return self.lease.current_other() is None and self.clean_up(result)
 
     def clean_up(self, result: Result) -> bool:
         """Delete the pod if the policy says so and the finished run still owns it; return whether it was deleted."""
         if result.cleanup != "delete":
             return False
         node = self.plan.node.find(self.context)  # it may be under repair
-        if node is None or node.status.uid not in {life.uid for life in self.spending.lives() if not life.ended}:
+        if node is None or node.status.uid not in {life.uid for life in self.spending.lifetimes() if not life.ended}:
             return False
-        if next_runs := self.queue.waiting():
-            self._note(f"the pod stays for the next run: {', '.join(next_runs)}")
+        if next_runs := self.queue.waiting_runs():
+            self._emit_note(f"the pod stays for the next run: {', '.join(next_runs)}")
             return False
         self._delete_pod()
-        self.spending.end("finished")
+        self.spending.close_billing("finished")
         return True
 
     def _delete_pod(self) -> None:
         """Delete the pod, unless it was adopted."""
         if not self.plan.node.adopt:
-            destroy([replace(self.plan.node, needs=())], self.context)
+            destroy([replace(self.plan.node, depends_on=())], self.context)
 
-    def _note(self, message: str) -> None:
+    def _emit_note(self, message: str) -> None:
         self.context.events.note(self.plan.run_id, message)
 
 
@@ -317,7 +319,7 @@ def confirm_cost(plan: Plan, context: Context, screen: BoardScreen, *, yes: bool
         raise ConfigError(errors)
     for finding in findings:
         context.events.note(plan.run_id, f"{finding.severity}: {finding}")
-    if not context.billed or plan.node.adopt:
+    if not context.is_billed or plan.node.adopt:
         return
     price = hourly_price(plan.config, context.clock.now())
     cost = "an unknown price" if price.tpu is None else price

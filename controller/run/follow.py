@@ -57,24 +57,24 @@ class _Stream:
 
     log_offset: int
     metrics_offset: int
-    heard: float
+    last_heard: float
     opened: float
-    trouble: str = ""
+    ssh_error: str = ""
     stopped_since: float | None = None
     exited: State | None = None
     ended: bool = False
-    told_to_stop: bool = False
+    stop_requested: bool = False
     notice: str = ""
 
-    def seen(self, now: float, since: float) -> WorkerStatus:
+    def status(self, now: float, since: float) -> WorkerStatus:
         """Return the status for the diagnosis. Silence counts from when the network was last known to work."""
         end = self.exited or {}
         return WorkerStatus(
-            silent_seconds=max(0.0, now - max(self.heard, since)),
-            trouble=self.trouble,
-            unreachable=bool(self.trouble),
+            silent_seconds=max(0.0, now - max(self.last_heard, since)),
+            ssh_error=self.ssh_error,
+            unreachable=bool(self.ssh_error),
             ended=self.exited is not None,
-            told_to_stop=self.told_to_stop,
+            stop_requested=self.stop_requested,
             code=end.get("code"),
             signal=end.get("signal") or "",
             error=end.get("error") or "",
@@ -91,19 +91,19 @@ class _Stream:
 class StepTracker:
     """Tracker of the steps that worker 0 reports, their longest intervals, and the time of the last sign of life."""
 
-    at: float
-    last: int | None = None
+    last_activity: float
+    last_step: int | None = None
     step_at: float = 0.0
     intervals: list[float] = field(default_factory=list)
 
-    def told(self, line: _Line, worker: int, now: float) -> None:
+    def record(self, line: _Line, worker: int, now: float) -> None:
         if "log" in line or "metrics" in line:  # an evaluation may be long and print output
-            self.at = now
+            self.last_activity = now
         step = line.get("metrics", {}).get("step")
         if worker == 0 and isinstance(step, int | float) and abs(step) < MAX_STEP:  # JSON allows NaN and infinity
-            if self.last is not None and step > self.last:
+            if self.last_step is not None and step > self.last_step:
                 self.intervals = sorted([*self.intervals, now - self.step_at])[-3:]  # keep the longest
-            self.last, self.step_at = int(step), now
+            self.last_step, self.step_at = int(step), now
 
 
 @dataclass
@@ -117,27 +117,29 @@ class Follower:
     attempt: int
     recovery: Recovery
     poll_seconds: float
-    begun: bool = False
-    over: Callable[[], str] = lambda: ""
+    already_running: bool = False
+    budget_exceeded: Callable[[], str] = lambda: ""
     """Returns why the run must end now, empty while it need not."""
-    cancelled: Callable[[], bool] = lambda: False
+    is_cancelled: Callable[[], bool] = lambda: False
     """Returns whether the run was cancelled on purpose."""
-    acting: bool = True
+    is_leader: bool = True
     """Whether this controller may stop workers; a viewer takes the first sign of an end as the end."""
-    glance: Callable[[], object] = lambda: None
+    on_tick: Callable[[], object] = lambda: None
     """Called many times a second; raises when there is nothing left to follow."""
     _queue: queue.Queue[tuple[int, _Line]] = field(default_factory=queue.Queue)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _ends: list[tuple[int, State]] = field(default_factory=list)
-    _told: Verdict = field(default_factory=lambda: Verdict(VerdictKind.RUNNING))
+    _last_verdict: Verdict = field(default_factory=lambda: Verdict(VerdictKind.RUNNING))
     _waiting_since: float | None = None
 
     def follow(self) -> AttemptOutcome | None:
         """Block until the attempt has ended in any way; None: Ctrl-C was pressed, and the run continues."""
-        offsets, now = (-TAIL_BYTES, -1) if self.begun else (0, 0), self.context.clock.steady()
-        streams = [_Stream(*offsets, heard=now, opened=now) for _ in self.node.status.endpoints]
+        offsets, now = (-TAIL_BYTES, -1) if self.already_running else (0, 0), self.context.clock.monotonic()
+        streams = [_Stream(*offsets, last_heard=now, opened=now) for _ in self.node.status.endpoints]
         for worker, stream in enumerate(streams):
-            reading = threading.Thread(target=self._read, args=(worker, stream), daemon=True, name=f"follow-{worker}")
+            reading = threading.Thread(
+                target=self._read_stream, args=(worker, stream), daemon=True, name=f"follow-{worker}"
+            )
             reading.start()
         since = self.context.clock.now()
         pod = PodWatch(lambda: self.node.pod_seen(self.context, since=since), self.context.clock, self.poll_seconds)
@@ -150,24 +152,24 @@ class Follower:
 
     def _wait(self, streams: list[_Stream], pod: PodWatch, steps: StepTracker) -> AttemptOutcome | None:
         while not self._stopping.is_set():
-            self.glance()
-            self._listen(streams, steps)
-            verdict = self._judge(streams, pod, steps)
+            self.on_tick()
+            self._drain_queue(streams, steps)
+            verdict = self._diagnose(streams, pod, steps)
             if verdict.kind is VerdictKind.RUNNING or self._should_wait(verdict):
                 self._report_change(verdict)
                 continue
             if verdict.kind is VerdictKind.FINISHED and not self._streams_drained(streams, pod):
                 continue  # logs are still being uploaded
-            if self.acting and verdict.kind not in (VerdictKind.FINISHED, VerdictKind.OVER_BUDGET):
+            if self.is_leader and verdict.kind not in (VerdictKind.FINISHED, VerdictKind.OVER_BUDGET):
                 verdict = self._confirm(verdict, streams, pod, steps)
             if verdict is not None and not self._stopping.is_set():
-                return AttemptOutcome(verdict, tuple(self._ends), steps.last)
+                return AttemptOutcome(verdict, tuple(self._ends), steps.last_step)
         return None
 
     def _streams_drained(self, streams: list[_Stream], pod: PodWatch) -> bool:
         """Return whether programs that ended successfully have no more output to send; a lost pod sends none."""
         silent = [i for i, stream in enumerate(streams) if not stream.ended]
-        status = pod.now()
+        status = pod.latest()
         if not silent or status is None or status.is_usable:
             return not silent
         self._ends += [(i, exited) for i in silent if (exited := streams[i].exited) is not None]
@@ -180,17 +182,17 @@ class Follower:
         alarm.
         """
         clock = self.context.clock
-        began, late = clock.steady(), clock.deadline(CONFIRM_SECONDS)
+        began, late = clock.monotonic(), clock.deadline(CONFIRM_SECONDS)
         while not pod.is_newer_than(began) and not late() and verdict.kind is not VerdictKind.NETWORK_LOST:
-            self._listen(streams, steps)
-        verdict = self._judge(streams, pod, steps)
+            self._drain_queue(streams, steps)
+        verdict = self._diagnose(streams, pod, steps)
         if (
             verdict.kind in (VerdictKind.RUNNING, VerdictKind.FINISHED)
             or self._should_wait(verdict)
             or self._stopping.is_set()
         ):
             return None
-        at_once = verdict.kind in IMMEDIATE_KINDS and not verdict.noticed
+        at_once = verdict.kind in IMMEDIATE_KINDS and not verdict.from_notice
         if not at_once and verdict.kind is not VerdictKind.HUNG and not verdict.whole_pod:
             verdict = self._stop_others(verdict, streams, pod, steps)
             if self._should_wait(verdict):
@@ -201,7 +203,7 @@ class Follower:
 
     def _was_cancelled(self) -> bool:
         try:
-            return self.cancelled()
+            return self.is_cancelled()
         except GoogleError:  # unknown; the next step asks Google for more than that
             return False
 
@@ -218,7 +220,7 @@ class Follower:
         def wait(seconds: float, whom: Callable[[], list[int]]) -> None:
             late = self.context.clock.deadline(seconds)
             while whom() and not late() and not self._stopping.is_set():
-                self._listen(streams, steps)
+                self._drain_queue(streams, steps)
 
         if left():
             self.context.events.note(self.run_id, f"{verdict.evidence[0]}; stopping the others")
@@ -226,26 +228,26 @@ class Follower:
         running = [i for i in left() if streams[i].exited is None]
         if running and not self._stopping.is_set():
             for worker in running:
-                streams[worker].told_to_stop = True
+                streams[worker].stop_requested = True
             payload: StopQuestion = {"run_id": self.run_id, "attempt": self.attempt, "grace_seconds": 5.0}
             self.fleet.call_all(STOP, payload, workers=running)
         wait(STOP_SECONDS, left)
-        final = self._judge(streams, pod, steps)
+        final = self._diagnose(streams, pod, steps)
         return verdict if final.kind in (VerdictKind.RUNNING, VerdictKind.FINISHED, VerdictKind.NETWORK_LOST) else final
 
-    def _judge(self, streams: list[_Stream], pod: PodWatch, steps: StepTracker) -> Verdict:
+    def _diagnose(self, streams: list[_Stream], pod: PodWatch, steps: StepTracker) -> Verdict:
         if pod.error is not None:
             raise pod.error
-        now, recovery = self.context.clock.steady(), self.recovery
+        now, recovery = self.context.clock.monotonic(), self.recovery
         return diagnose(
             Observation(
-                pod=pod.now(),
-                workers=tuple(stream.seen(now, pod.since) for stream in streams),
-                idle_seconds=now - max(steps.at, streams[0].opened, pod.since),
-                step=steps.last,
+                pod=pod.latest(),
+                workers=tuple(stream.status(now, pod.api_up_since) for stream in streams),
+                idle_seconds=now - max(steps.last_activity, streams[0].opened, pod.api_up_since),
+                step=steps.last_step,
                 hang_seconds=hang_limit(recovery.hang_timeout_seconds, steps.intervals),
                 lost_seconds=recovery.heartbeat_timeout_seconds,
-                over_budget=self.over(),
+                over_budget=self.budget_exceeded(),
             )
         )
 
@@ -254,29 +256,29 @@ class Follower:
         if getattr(self.recovery.policy, verdict.kind, "") != "wait":
             self._waiting_since = None
             return False
-        now = self.context.clock.steady()
+        now = self.context.clock.monotonic()
         self._waiting_since = self._waiting_since or now
         return verdict.kind is VerdictKind.NETWORK_LOST or now - self._waiting_since < self.node.create_seconds
 
     def _report_change(self, verdict: Verdict) -> None:
-        before, self._told = self._told, verdict
+        before, self._last_verdict = self._last_verdict, verdict
         if verdict.kind is before.kind and set(verdict.evidence) <= set(before.evidence):
             return
         if verdict.kind is not before.kind or verdict.kind is VerdictKind.RUNNING:
             message = (
                 f"{verdict}; waiting"
                 if verdict.kind is not VerdictKind.RUNNING
-                else verdict.words or "the run continues"
+                else verdict.summary or "the run continues"
             )
             self.context.events.note(self.run_id, message)
 
-    def _listen(self, streams: list[_Stream], steps: StepTracker) -> None:
+    def _drain_queue(self, streams: list[_Stream], steps: StepTracker) -> None:
         """Process what the workers have sent, or wait a moment if there is nothing."""
         try:
             worker, line = self._queue.get(timeout=min(self.poll_seconds, 0.5))
             while True:
-                steps.told(line, worker, self.context.clock.steady())
-                self._tell(worker, line)
+                steps.record(line, worker, self.context.clock.monotonic())
+                self._emit(worker, line)
                 if "notice" in line:
                     if not any(stream.notice for stream in streams):
                         self.context.events.note(self.run_id, f"worker {worker} received a {line['notice']} notice")
@@ -290,7 +292,7 @@ class Follower:
         except queue.Empty:
             return
 
-    def _tell(self, worker: int, line: _Line) -> None:
+    def _emit(self, worker: int, line: _Line) -> None:
         if "metrics" in line and worker == 0:
             self.context.events.emit("metrics", self.run_id, metrics=line["metrics"])
         elif "log" in line:
@@ -298,7 +300,7 @@ class Follower:
         elif "warning" in line or "lost" in line:
             self.context.events.note(self.run_id, f"worker {worker}: {line.get('warning') or line.get('lost')}")
 
-    def _read(self, worker: int, stream: _Stream) -> None:
+    def _read_stream(self, worker: int, stream: _Stream) -> None:
         """Read one worker's stream until it ends, reconnecting after every break."""
         clock = self.context.clock
         while not self._stopping.is_set():
@@ -310,25 +312,25 @@ class Follower:
             }
             try:
                 for line in self.fleet.stream(worker, WATCH, payload):
-                    stream.heard = clock.steady()
-                    if stream.trouble:
-                        stream.trouble, stream.opened = "", stream.heard
+                    stream.last_heard = clock.monotonic()
+                    if stream.ssh_error:
+                        stream.ssh_error, stream.opened = "", stream.last_heard
                     if "log" in line and "offset" in line:
                         stream.log_offset = line["offset"]
                     elif "metrics" in line and "offset" in line:
                         stream.metrics_offset = line["offset"]
                     elif "heartbeat" in line:
                         stopped = line.get("stopped", False)
-                        stream.stopped_since = (stream.stopped_since or stream.heard) if stopped else None
+                        stream.stopped_since = (stream.stopped_since or stream.last_heard) if stopped else None
                     self._queue.put((worker, {**line}))
                     if "end" in line or self._stopping.is_set():
                         return
             except WorkerError as error:
-                if not stream.trouble:
+                if not stream.ssh_error:
                     self._queue.put((worker, {"lost": str(error)}))
-                stream.trouble = error.words
+                stream.ssh_error = error.message
             try:
-                clock.sleep(self.context.pace)
+                clock.sleep(self.context.poll_seconds)
             except InterruptedSleepError:
                 return
 

@@ -37,16 +37,16 @@ class Handover:
     emulator: Emulator | None
     poll_seconds: float
 
-    def make(self, document: Callable[[], dict[str, Any]]) -> int:
+    def start_bastion(self, document: Callable[[], dict[str, Any]]) -> int:
         """Create everything except the pod, then the bastion; return the lease token used.
 
         `document` returns what the bastion rebuilds the plan from; called once the bucket exists.
         """
         first = [r for r in self.plan.resources if not isinstance(r, Node | WorkerResource | Bastion | BastionRoles)]
         reconcile(_without_outside_dependencies(first), self.context)
-        before = self.lease.last()
-        token = self.lease.hold()
-        if before is not None and before.term.driver == "bastion" and not before.term.released:
+        before = self.lease.read()
+        token = self.lease.ensure()
+        if before is not None and before.record.driver == "bastion" and not before.record.released:
             self.bastion.destroy(self.context)  # the VM may exist although nothing acts there
         self.ledger.write(HANDOVER, dump(document()))
         machine = replace(self.bastion, orders=dump(self._orders()))
@@ -55,14 +55,14 @@ class Handover:
         self.lease.release()
         return token
 
-    def wait(self, token: int) -> LeaseSnapshot:
+    def wait_for_lease(self, token: int) -> LeaseSnapshot:
         """Wait until the bastion has acquired the lease, or even released it again; return the lease.
 
         Raises:
             CloudError: the bastion ended or did not start in time; the message includes its log.
         """
         late = self.context.clock.deadline(START_TIMEOUT_SECONDS)
-        while (snapshot := self.lease.last()) is None or snapshot.term.token <= token:
+        while (snapshot := self.lease.read()) is None or snapshot.record.token <= token:
             gone = isinstance(self.bastion.observe(self.context, {}), Absent)
             if gone or late():
                 raise CloudError(
@@ -77,7 +77,7 @@ class Handover:
 
     def _log_tail(self) -> str:
         kept = self.ledger.read(LOG) or b""
-        text = self.bastion.printed(self.context) or kept.decode(errors="replace")
+        text = self.bastion.serial_output(self.context) or kept.decode(errors="replace")
         return "\n".join(text.splitlines()[-TAIL_LINES:])
 
     def _orders(self) -> dict[str, Any]:
@@ -96,11 +96,11 @@ class Handover:
             "roots": {} if emulator is None else emulator.roots,
             "ssh_config": None if emulator is None else str(emulator.ssh_config),
             "iap": None if emulator is None else emulator.iap,
-            "pace": self.context.pace,
+            "pace": self.context.poll_seconds,
         }
 
 
 def _without_outside_dependencies(resources: Sequence[Resource]) -> list[Resource]:
     """Drop needs on resources outside the list: they exist already."""
     ids = {r.id for r in resources}
-    return [replace(r, needs=tuple(n for n in r.needs if n in ids)) for r in resources]
+    return [replace(r, depends_on=tuple(n for n in r.depends_on if n in ids)) for r in resources]

@@ -40,7 +40,7 @@ def launch(
                 stop(fleet, plan.run_id)  # leftovers of an attempt that failed elsewhere
         number = last.attempt + 1 if last else 1
         fresh = Launch(attempt=number, node_uid=node.status.uid, time=clock.now(), lease=guard())
-        if ledger.record(fresh):
+        if ledger.record_launch(fresh):
             _start(plan, ledger, fleet, fresh.attempt)
             return fresh, False
 

@@ -50,12 +50,12 @@ class RunPreview:
                     "title": row.resource.title,
                     "action": row.action,
                     "changes": [str(c) for c in row.diff.changes] if row.diff and row.action != "create" else [],
-                    **({"why": row.seen.why} if isinstance(row.seen, Unknown) else {}),
+                    **({"why": row.observed.why} if isinstance(row.observed, Unknown) else {}),
                 }
                 for row in self.rows
             ],
             "findings": [
-                {"check": f.check, "severity": f.severity, "key": f.key, "words": f.words} for f in self.findings
+                {"check": f.check, "severity": f.severity, "key": f.key, "words": f.message} for f in self.findings
             ],
         }
 
@@ -77,7 +77,7 @@ def preview_run(options: RunOptions) -> RunPreview:
         rows = preview_resources(plan.resources, context)
         price = hourly_price(config, context.clock.now())
         status = _status(plan, rows, context)
-    findings += [finding for row in rows for finding in row.resource.findings(row.seen)]
+    findings += [finding for row in rows for finding in row.resource.findings(row.observed)]
     return RunPreview(plan, rows, sort_by_severity(findings), price, status)
 
 
@@ -95,11 +95,11 @@ def _check_faults(config: Config, emulator: Emulator | None) -> list[Finding]:
 def _status(plan: Plan, rows: list[ResourcePreview], context: Context) -> str:
     """Return the current activity of the run and the pod, empty if none."""
     bucket = next(row for row in rows if row.resource.id == f"bucket/{plan.bucket}")
-    if isinstance(bucket.seen, Unknown | Absent):
+    if isinstance(bucket.observed, Unknown | Absent):
         return ""
     if Ledger(context.google, plan.bucket, plan.run_id).result() is not None:
         return "the run has already finished: `up` reports it and changes nothing"
-    node = next(row.seen for row in rows if row.resource.id == plan.node.id)
+    node = next(row.observed for row in rows if row.resource.id == plan.node.id)
     if not isinstance(node, Node) or not node.is_ready:
         return ""
     try:

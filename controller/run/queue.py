@@ -28,12 +28,12 @@ class PodQueue:
         self._google, self._clock, self._bucket = google, clock, bucket
         self._prefix = f"pods/{pod}/waiting/"
 
-    def waiting(self) -> list[str]:
+    def waiting_runs(self) -> list[str]:
         """Return the ids of the waiting runs, in order of arrival."""
         found: list[tuple[float, str]] = []
         try:
             items = list(
-                self._google.pages("storage", "objects.list", "items", bucket=self._bucket, prefix=self._prefix)
+                self._google.list_all("storage", "objects.list", "items", bucket=self._bucket, prefix=self._prefix)
             )
         except NotFoundError:
             return []
@@ -47,7 +47,7 @@ class PodQueue:
         return [run_id for _, run_id in sorted(found)]
 
     @contextmanager
-    def joined(self, run_id: str) -> Iterator[Callable[[], None]]:
+    def enqueued(self, run_id: str) -> Iterator[Callable[[], None]]:
         """Queue a run while the context is open; call the yielded function regularly to stay in the queue."""
         since = self._clock.now()
         last_refresh = 0.0
@@ -88,14 +88,14 @@ class QueueWaiter:
     note: Callable[[str], None]
 
     @contextmanager
-    def joined(self) -> Iterator[None]:
+    def enqueued(self) -> Iterator[None]:
         """Wait for our turn, then keep it until the context ends."""
         if self.lease.held:
             yield
             return
-        with self.turns.joined(self.plan.run_id) as refresh:
+        with self.turns.enqueued(self.plan.run_id) as refresh:
             told: list[str] = []
-            while ahead := self._ahead():
+            while ahead := self._runs_ahead():
                 if ahead != told:
                     self.note(f"waiting for {', '.join(ahead)}")
                     told = ahead
@@ -103,18 +103,18 @@ class QueueWaiter:
                 refresh()
             yield
 
-    def _ahead(self) -> list[str]:
+    def _runs_ahead(self) -> list[str]:
         """Return the runs ahead of this one: those running or being driven on the pod and those queued earlier."""
         node = self.plan.observe_pod(self.context)
         running = set[str]()
         if isinstance(node, Node) and node.is_ready and node.accepts_our_key(self.context):
             running = running_runs(node.fleet(self.context))
-        if (other := self.lease.look()) is not None:
-            running.add(other.term.run_id)
+        if (other := self.lease.current_other()) is not None:
+            running.add(other.record.run_id)
         if self.plan.run_id in running:
             return []
         return [*sorted(running), *self._queued_before()]
 
     def _queued_before(self) -> list[str]:
-        line = self.turns.waiting()
+        line = self.turns.waiting_runs()
         return line[: line.index(self.plan.run_id)] if self.plan.run_id in line else line

@@ -41,7 +41,7 @@ class Session:
             self._access.authorize_key(self.context, node)  # another controller may have created the pod
         return node.fleet(self.context)
 
-    def workers(self) -> Fleet:
+    def authorized_fleet(self) -> Fleet:
         """Open SSH to the pod's workers, which accept our key. Raises ConfigError if the pod is not ready."""
         node = self.node()
         if not isinstance(node, Node) or not node.is_ready:
@@ -53,7 +53,7 @@ class Session:
     def _access(self) -> SshAccess:
         return self.plan.get(SshAccess)
 
-    def worker(self, text: str | int) -> int:
+    def parse_worker(self, text: str | int) -> int:
         """Return the worker that `--worker` names. Raises ConfigError if no worker has that number."""
         last = self.plan.node.spec.workers - 1
         if not str(text).isdigit() or int(text) > last:

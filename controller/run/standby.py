@@ -57,8 +57,8 @@ class Standby:
     screen: BoardScreen
     poll_seconds: float
     _leader: LeaseSnapshot | None = field(default=None)
-    _told: str = ""
-    _asked: float = 0.0
+    _last_message: str = ""
+    _last_lease_check: float = 0.0
 
     def watch(self, other: LeaseSnapshot) -> Result | StandbyOutcome:
         """Watch until the run or its controller has ended.
@@ -70,18 +70,18 @@ class Standby:
             LeaderGaveUpError: the run was given up.
         """
         self._leader = other
-        self._note(f"{other.term} controls this pod; watching, and taking over if it disappears")
+        self._note(f"{other.record} controls this pod; watching, and taking over if it disappears")
         try:
             while True:
-                snapshot = self.lease.last()
+                snapshot = self.lease.read()
                 if result := self.ledger.result():
                     return result
                 if snapshot is None or not self.lease.is_held_by_other(snapshot):
                     return self._on_lease_free(snapshot)
-                if snapshot.term.run_id != self.plan.run_id:
+                if snapshot.record.run_id != self.plan.run_id:
                     return StandbyOutcome.LEASE_FREE  # the caller reports the controller of the other run
-                if self._leader.term.id != snapshot.term.id:
-                    self._note(f"now {snapshot.term} controls this pod")
+                if self._leader.record.id != snapshot.record.id:
+                    self._note(f"now {snapshot.record} controls this pod")
                 self._leader = snapshot
                 if self._follow_leader():
                     self.screen.show_detached()
@@ -92,7 +92,7 @@ class Standby:
 
     def _on_lease_free(self, last: LeaseSnapshot | None) -> StandbyOutcome:
         """Return what to do now that the lease is free, based on what its last holder wrote."""
-        term = last.term if last else None
+        term = last.record if last else None
         if term is None or self._leader is None or term.run_id != self.plan.run_id:
             return StandbyOutcome.LEASE_FREE
         if term.released and term.exit_code is not None:
@@ -122,59 +122,63 @@ class Standby:
                 attempt=attempt,
                 recovery=self.plan.config.recovery,
                 poll_seconds=self.poll_seconds,
-                begun=True,
-                acting=False,
-                glance=self._check_lease,
+                already_running=True,
+                is_leader=False,
+                on_tick=self._check_lease,
             ).follow()
         except _LeaseChangedError:
             return False
         except (GoogleError, WorkersFailedError) as error:
-            if isinstance(error, GoogleError) and not error.passes:
+            if isinstance(error, GoogleError) and not error.is_transient:
                 raise
-            self._tell(f"{error}; still watching")
+            self._note_once(f"{error}; still watching")
             self.context.clock.sleep(self.poll_seconds)
             return False
         if outcome is None:
             return True
-        holder = self._leader.term.holder if self._leader else "its controller"
-        self._tell(f"{outcome.verdict}; {holder} handles it")
-        self._rest(attempt)
+        holder = self._leader.record.holder if self._leader else "its controller"
+        self._note_once(f"{outcome.verdict}; {holder} handles it")
+        self._await_recovery(attempt)
         return False
 
-    def _rest(self, attempt: int) -> None:
+    def _await_recovery(self, attempt: int) -> None:
         """Wait until the controller has responded to the end of an attempt."""
         for _ in range(RECOVERY_POLLS):
             self.context.clock.sleep(self.poll_seconds)
             launches = self.ledger.launches()
-            if launches[-1].attempt != attempt or self.ledger.result() or self._leader_changed(self.lease.look()):
+            if (
+                launches[-1].attempt != attempt
+                or self.ledger.result()
+                or self._leader_changed(self.lease.current_other())
+            ):
                 return
 
     def _check_lease(self) -> None:
         now = self.context.clock.now()
-        if now - self._asked < self.poll_seconds:
+        if now - self._last_lease_check < self.poll_seconds:
             return
-        self._asked = now
+        self._last_lease_check = now
         try:
-            snapshot = self.lease.look()
+            snapshot = self.lease.current_other()
         except GoogleError as error:
-            if error.passes:
+            if error.is_transient:
                 return
             raise
         if self._leader_changed(snapshot):
             raise _LeaseChangedError
 
     def _leader_changed(self, snapshot: LeaseSnapshot | None) -> bool:
-        return snapshot is None or self._leader is None or snapshot.term.token != self._leader.term.token
+        return snapshot is None or self._leader is None or snapshot.record.token != self._leader.record.token
 
     def _report_pod(self, node: Absent | Pending | Node) -> None:
         if isinstance(node, Absent):
-            self._tell("the pod does not exist yet")
+            self._note_once("the pod does not exist yet")
         else:
-            self._tell(f"the pod is {describe(node)}")
+            self._note_once(f"the pod is {describe(node)}")
 
-    def _tell(self, message: str) -> None:
-        if message != self._told:
-            self._told = message
+    def _note_once(self, message: str) -> None:
+        if message != self._last_message:
+            self._last_message = message
             self._note(message)
 
     def _note(self, message: str) -> None:

@@ -54,16 +54,16 @@ class TextScreen:
         elif event.kind == "progress":
             self._show_transfer(event)
         elif event.kind == "note":
-            self._print("  ", ("›", "yellow"), f" {event.words}")
+            self._print("  ", ("›", "yellow"), f" {event.message}")
         elif event.kind == "log" and event.data["worker"] == 0:
-            self._log(event.words)
+            self._log(event.message)
         elif event.kind == "metrics":
             self._train(event)
 
     def _show_transfer(self, event: Event) -> None:
         """Show the progress of a transfer: in the line of its step, or on lines of its own at intervals."""
         began, title = self._under_way.get(event.subject, (event.time, event.subject))
-        self._under_way[event.subject] = began, f"{title.partition(': ')[0]}: {event.words}"
+        self._under_way[event.subject] = began, f"{title.partition(': ')[0]}: {event.message}"
         if not self._redraws and event.time - self._last_moved.get(event.subject, began) >= PLAIN_LINE_SECONDS:
             self._last_moved[event.subject] = event.time
             self._print(f"  … {self._under_way[event.subject][1]}")

@@ -20,7 +20,7 @@ class WorkerError(SlipwayError):
 
     def __init__(self, worker: int, address: str, kind: ConnectionFailure, message: str, detail: str = "") -> None:
         super().__init__(f"worker {worker} ({address}): {message}")
-        self.worker, self.address, self.kind, self.words, self.detail = worker, address, kind, message, detail
+        self.worker, self.address, self.kind, self.message, self.detail = worker, address, kind, message, detail
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class ConnectionParams:
     host_keys: Callable[[], Sequence[str]]
     ssh_config: Path | None = None
     tunnel: Callable[[int, float], Any] | None = None
-    way: str = "its address"
-    kept: Path | None = None
+    route: str = "its address"
+    known_hosts_file: Path | None = None
     incarnation: str = ""
     trust_on_first_use: bool = False
     auth_hint: str = ""

@@ -44,15 +44,15 @@ class Connection:
     def __init__(
         self, access: ConnectionParams, worker: int, connect: Callable[[int], WorkerConnection], agent: AgentBundle
     ) -> None:
-        self._access, self._worker, self._connect, self._agent = access, worker, connect, agent
-        self._connection: WorkerConnection | None = None
+        self._params, self._worker, self._connect, self._agent = access, worker, connect, agent
+        self._current_transport: WorkerConnection | None = None
         self._connecting, self._probing = threading.Lock(), threading.Lock()
         self._closed = False
 
     def call(self, command: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Run an agent command to completion and return its answer. Raises WorkerError of any kind."""
         output = bytearray()
-        for chunk in self._agent_says(command, payload, COMMAND_TIMEOUTS.get(command, 60.0)):
+        for chunk in self._agent_output(command, payload, COMMAND_TIMEOUTS.get(command, 60.0)):
             output += self._bounded(command, chunk, len(output))
         return self._parse(command, output)
 
@@ -63,7 +63,7 @@ class Connection:
             WorkerError: of any kind, possibly after some lines.
         """
         rest = b""
-        for chunk in self._agent_says(command, payload, math.inf):
+        for chunk in self._agent_output(command, payload, math.inf):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 yield self._parse(command, line)
@@ -87,8 +87,8 @@ class Connection:
     def close(self) -> None:
         """Close permanently. Pending calls raise WorkerError."""
         self._closed = True
-        if self._connection is not None:
-            self._connection.close()
+        if self._current_transport is not None:
+            self._current_transport.close()
 
     @property
     def closed(self) -> bool:
@@ -96,7 +96,7 @@ class Connection:
 
     # The agent
 
-    def _agent_says(self, command: str, payload: Mapping[str, Any], seconds: float) -> Iterator[bytes]:
+    def _agent_output(self, command: str, payload: Mapping[str, Any], seconds: float) -> Iterator[bytes]:
         """Yield the agent's output; install the agent first if the worker does not have it."""
         for placed in (False, True):
             said = False
@@ -153,14 +153,14 @@ class Connection:
     # The connection
 
     def _error(self, kind: ConnectionFailure, message: str, detail: str = "") -> WorkerError:
-        return WorkerError(self._worker, self._access.addresses[self._worker], kind, message, detail)
+        return WorkerError(self._worker, self._params.addresses[self._worker], kind, message, detail)
 
     def connection(self) -> WorkerConnection:
         """Return the underlying `fabric.Connection`, which opens on first use and reopens after a failure."""
         with self._connecting:
-            if self._connection is None:
-                self._connection = self._connect(self._worker)
-            return self._connection
+            if self._current_transport is None:
+                self._current_transport = self._connect(self._worker)
+            return self._current_transport
 
     def _transport(self) -> Transport:
         connection = self.connection()
@@ -179,7 +179,7 @@ class Connection:
         """
         from paramiko import ChannelException, SSHException
 
-        transport, seconds = self._transport(), self._access.connect_seconds
+        transport, seconds = self._transport(), self._params.connect_seconds
         try:
             if port is None:
                 return transport.open_session(timeout=seconds)
@@ -225,7 +225,7 @@ class Connection:
         """Yield the data of a channel until the other side closes it. Raises WorkerError of kind timeout or dropped."""
         end = time.monotonic() + seconds
         while True:
-            channel.settimeout(min(self._access.silence_seconds, max(0.01, end - time.monotonic())))
+            channel.settimeout(min(self._params.silence_seconds, max(0.01, end - time.monotonic())))
             try:
                 data = channel.recv(CHUNK)
             except TimeoutError:
@@ -240,7 +240,7 @@ class Connection:
 
     def exit_code(self, channel: Channel) -> int:
         """Return the exit code of a channel's command, after the end of its output. Raises WorkerError (dropped)."""
-        while not channel.status_event.wait(self._access.silence_seconds):
+        while not channel.status_event.wait(self._params.silence_seconds):
             self.probe(channel.get_transport())
         code = channel.recv_exit_status()
         if code < 0:  # the connection is lost, or a signal ended the command: paramiko does not tell
@@ -254,7 +254,7 @@ class Connection:
         Raises:
             WorkerError: dropped; the connection is closed.
         """
-        seconds = self._access.silence_seconds
+        seconds = self._params.silence_seconds
         with self._probing:  # paramiko keeps one answer per connection
             asking = threading.Thread(target=transport.global_request, args=("keepalive@openssh.com",), daemon=True)
             asking.start()

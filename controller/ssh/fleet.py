@@ -56,7 +56,7 @@ class _ObservationCache:
     payload: ObserveQuestion
     answers: list[Observation | WorkerError]
     time: float
-    given: set[str] = field(default_factory=set)
+    readers: set[str] = field(default_factory=set)
 
 
 class Fleet:
@@ -64,17 +64,19 @@ class Fleet:
 
     def __init__(self, access: ConnectionParams, sleep: Callable[[float], None] = time.sleep) -> None:
         """Create the connections; they open on first use. `sleep` waits between attempts."""
-        self._access, self._sleep = access, sleep
+        self._params, self._sleep = access, sleep
         self._cache: _ObservationCache | None = None
-        self.guard: Callable[[], tuple[str, int]] = lambda: ("", 0)
+        self.before_pod_write: Callable[[], tuple[str, int]] = lambda: ("", 0)
         """Returns place and token of our lease (0: none); raises if another controller holds it."""
         self._connector: Connector | None = None
         self._lock = threading.Lock()
         agent = build_bundle()
-        self._links = [Connection(access, worker, self._connect, agent) for worker in range(len(access.addresses))]
+        self._connections = [
+            Connection(access, worker, self._connect, agent) for worker in range(len(access.addresses))
+        ]
 
     def __len__(self) -> int:
-        return len(self._links)
+        return len(self._connections)
 
     def call(self, worker: int, command: Command[Q, A], payload: Q) -> A:
         """Run an agent command on one worker, with retries for transient failures.
@@ -85,9 +87,9 @@ class Fleet:
         if command not in READ_ONLY_COMMANDS:
             self._cache = None
         leased: dict[str, Any] = {}
-        if command in FENCED_COMMANDS and (lease := self.guard())[1]:
+        if command in FENCED_COMMANDS and (lease := self.before_pod_write())[1]:
             leased = {"lease": {"place": lease[0], "token": lease[1]}}
-        call: Callable[..., Any] = self._links[worker].call
+        call: Callable[..., Any] = self._connections[worker].call
         return self._retrying(worker, _attempts, TRANSIENT)(call, command, {**payload, **leased})
 
     def call_all(
@@ -106,13 +108,13 @@ class Fleet:
         payloads: Sequence[Any] = payload if isinstance(payload, Sequence) else [payload] * len(who)
         return self._run_parallel([partial(self.call, w, command, p) for w, p in zip(who, payloads, strict=True)])
 
-    def survey(self, payload: ObserveQuestion) -> list[Observation | WorkerError]:
+    def prefetch(self, payload: ObserveQuestion) -> list[Observation | WorkerError]:
         """Observe all workers once on behalf of several callers of `look`."""
         answers = self.call_all(OBSERVE, payload)
         self._cache = None if failures(answers) else _ObservationCache(payload, answers, time.monotonic())
         return answers
 
-    def look(self, who: str, payload: ObserveQuestion) -> list[Observation | WorkerError]:
+    def observe(self, who: str, payload: ObserveQuestion) -> list[Observation | WorkerError]:
         """Return what all workers observe now.
 
         Each caller `who` is answered once from the last survey if it is seconds old and nothing has changed since.
@@ -120,8 +122,8 @@ class Fleet:
         """
         past = self._cache
         fresh = past is not None and time.monotonic() - past.time < OBSERVATION_CACHE_SECONDS
-        if past is not None and fresh and who not in past.given and payload.items() <= past.payload.items():
-            past.given.add(who)
+        if past is not None and fresh and who not in past.readers and payload.items() <= past.payload.items():
+            past.readers.add(who)
             return past.answers
         return self.call_all(OBSERVE, payload)
 
@@ -134,12 +136,12 @@ class Fleet:
 
         def late(state: RetryCallState) -> bool:
             waited = max(state.idle_for, state.seconds_since_start or 0.0)
-            return waited >= self._access.warm_up_seconds or in_vain()
+            return waited >= self._params.warm_up_seconds or in_vain()
 
         return self._run_parallel(
             [
                 partial(self._retrying(worker, late, TRANSIENT_WHILE_BOOTING), link.call, OBSERVE, {})
-                for worker, link in enumerate(self._links)
+                for worker, link in enumerate(self._connections)
             ]
         )
 
@@ -149,16 +151,16 @@ class Fleet:
         Raises:
             WorkerError: possibly in mid-stream; the lines tell where to resume.
         """
-        lines: Iterator[Any] = self._links[worker].stream(command, payload)
+        lines: Iterator[Any] = self._connections[worker].stream(command, payload)
         return lines
 
-    def link(self, worker: int) -> Connection:
+    def connection(self, worker: int) -> Connection:
         """Return the connection to one worker, for uses other than agent commands."""
-        return self._links[worker]
+        return self._connections[worker]
 
     def close(self) -> None:
         """Close permanently. Pending calls and streams raise WorkerError."""
-        for link in self._links:
+        for link in self._connections:
             link.close()
         if self._connector is not None:
             self._connector.close()
@@ -168,7 +170,7 @@ class Fleet:
 
         with self._lock:
             if self._connector is None:
-                self._connector = Connector(self._access)
+                self._connector = Connector(self._params)
         return self._connector.connection(worker)
 
     def _run_parallel(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -187,7 +189,7 @@ class Fleet:
         self, worker: int, stop: Callable[[RetryCallState], bool], kinds: frozenset[ConnectionFailure]
     ) -> Retrying:
         def passing(error: BaseException) -> bool:
-            return isinstance(error, WorkerError) and error.kind in kinds and not self._links[worker].closed
+            return isinstance(error, WorkerError) and error.kind in kinds and not self._connections[worker].closed
 
         return Retrying(
             retry=retry_if_exception(passing),

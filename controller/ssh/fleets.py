@@ -42,7 +42,7 @@ class Fleets:
             if pod.uid not in self._fleets:
                 self._close()
                 self._fleets[pod.uid] = self._connect(pod)
-                self._fleets[pod.uid].guard = self._lease
+                self._fleets[pod.uid].before_pod_write = self._lease
             return self._fleets[pod.uid]
 
     def close(self) -> None:

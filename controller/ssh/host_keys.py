@@ -30,14 +30,14 @@ class HostKeys:
         self._lock = threading.Lock()
         self._known: dict[int, KnownKeys] | None = None
 
-    def of(self, worker: int) -> KnownKeys:
+    def keys_of(self, worker: int) -> KnownKeys:
         """Return the pinned keys of a worker; the first call reads them from Google. Empty if none are published."""
         with self._lock:
             if not self._all().get(worker):
-                self._learn(dict(enumerate(_parse(lines) for lines in self._read())))
+                self._merge(dict(enumerate(_parse(lines) for lines in self._read())))
             return dict(self._all().get(worker, {}))
 
-    def kept(self, worker: int) -> KnownKeys:
+    def cached(self, worker: int) -> KnownKeys:
         """Return the pinned keys of a worker without asking Google."""
         with self._lock:
             return dict(self._all().get(worker, {}))
@@ -50,14 +50,14 @@ class HostKeys:
     def pin(self, worker: int, kind: str, text: str) -> None:
         """Pin a key of a worker."""
         with self._lock:
-            self._learn({worker: {kind: text}})
+            self._merge({worker: {kind: text}})
 
     def _all(self) -> dict[int, KnownKeys]:
         if self._known is None:
             self._known = self._load()
         return self._known
 
-    def _learn(self, found: dict[int, KnownKeys]) -> None:
+    def _merge(self, found: dict[int, KnownKeys]) -> None:
         known = self._all()
         merged = {w: found.get(w, {}) | known.get(w, {}) for w in sorted({*known, *found})}
         merged = {worker: keys for worker, keys in merged.items() if keys}

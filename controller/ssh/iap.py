@@ -48,7 +48,7 @@ class IapTunnel:
 
     def __init__(self, websocket: ClientConnection, opened: ExitStack) -> None:
         self._websocket, self._opened = websocket, opened
-        self._rest = b""
+        self._buffer = b""
         self._received = self._acknowledged = 0
         self._seconds: float | None = None
         self._closed = False  # paramiko reads this attribute
@@ -71,23 +71,23 @@ class IapTunnel:
         """Return up to `size` bytes; none after the other side has closed. Raises TimeoutError."""
         from websockets.exceptions import ConnectionClosed
 
-        while not self._rest:
+        while not self._buffer:
             try:
                 tag, content = _parse_message(self._websocket.recv(timeout=self._seconds))
                 if tag == DATA:
-                    self._take(content)
+                    self._receive_data(content)
             except ConnectionClosed:
                 return b""
-        found, self._rest = self._rest[:size], self._rest[size:]
+        found, self._buffer = self._buffer[:size], self._buffer[size:]
         return found
 
     def close(self) -> None:
         self._closed = True
         self._opened.close()
 
-    def _take(self, content: bytes) -> None:
+    def _receive_data(self, content: bytes) -> None:
         (length,) = struct.unpack_from(">I", content)
-        self._rest = content[4 : 4 + length]
+        self._buffer = content[4 : 4 + length]
         self._received += length
         if self._received - self._acknowledged > 2 * MAX_FRAME_BYTES:
             self._websocket.send(struct.pack(">HQ", ACK, self._received))

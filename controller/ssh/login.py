@@ -21,7 +21,7 @@ class Login:
         user: name on the workers, unless OS Login assigns another.
         state: folder that holds the keys.
         os_login: whether Google manages the logins; None: ask the project.
-        pace: seconds between polls of a running operation.
+        poll_seconds: seconds between polls of a running operation.
     """
 
     google: GoogleClient
@@ -30,7 +30,7 @@ class Login:
     user: str
     state: Path
     os_login: bool | None = False
-    pace: float = 5.0
+    poll_seconds: float = 5.0
 
     @property
     def key_dir(self) -> Path:
@@ -44,7 +44,7 @@ class Login:
     @cached_property
     def uses_os_login(self) -> bool:
         """Return whether the key belongs in the OS Login profile, not in the nodes' metadata."""
-        return self._os_login.enforced if self.os_login is None else self.os_login
+        return self._os_login.is_enforced if self.os_login is None else self.os_login
 
     def user_name(self) -> str:
         """Return the user name on the workers. Raises SlipwayError if the OS Login profile lacks the key."""
@@ -74,7 +74,7 @@ class Login:
     def authorize(self, node: str) -> None:
         """Make the workers accept the key, as `gcloud compute tpus tpu-vm ssh` does; other keys stay."""
         if self.uses_os_login:
-            self._os_login.add(self._public_key)
+            self._os_login.add_key(self._public_key)
             return
         metadata = self._metadata(node)
         lines = [*metadata.get("ssh-keys", "").splitlines(), self.key_line()]

@@ -57,8 +57,8 @@ class PodConnector:
             host_keys=guests.host_keys,
             ssh_config=self.ssh_config,
             tunnel=guests.tunnel if way == "iap" else None,
-            way={"external": "its external address", "iap": "IAP", "internal": "its internal address"}[way],
-            kept=login.state / "known_hosts" / login.project.replace(":", "_") / pod.name,
+            route={"external": "its external address", "iap": "IAP", "internal": "its internal address"}[way],
+            known_hosts_file=login.state / "known_hosts" / login.project.replace(":", "_") / pod.name,
             incarnation=pod.uid,
             trust_on_first_use=ssh.host_keys == "trust_on_first_use",
             auth_hint=OS_LOGIN_HINT if login.uses_os_login else "",
@@ -81,7 +81,7 @@ class PodConnector:
     def _rules(self, network: str) -> list[Rule]:
         """Return the firewall rules of a network, or those of the config if the caller may not list them."""
         try:
-            rules = list(self.google.pages("compute", "firewalls.list", "items", project=self.login.project))
+            rules = list(self.google.list_all("compute", "firewalls.list", "items", project=self.login.project))
         except ForbiddenError:
             ranges = list(self.config.network.all_ssh_source_ranges)
             return [{"allowed": [{"IPProtocol": "tcp", "ports": ["22"]}], "sourceRanges": ranges, "targetTags": [TAG]}]

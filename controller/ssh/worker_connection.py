@@ -45,7 +45,7 @@ class Connector:
         """Read the client key and the SSH config. Raises ConfigError if the SSH config cannot be read."""
         _silence_paramiko()
         self.access = access
-        self.host_keys = HostKeys(access.host_keys, access.kept, access.incarnation)
+        self.host_keys = HostKeys(access.host_keys, access.known_hosts_file, access.incarnation)
         self.key = Ed25519Key.from_private_key_file(str(access.key))
         self.config = _config(access)
         self.closed = False

@@ -51,7 +51,7 @@ class Board:
     """Rows of a sweep, updated by its threads. `out` prints a line for people."""
 
     def __init__(self, lines: Iterable[BoardRow], file: Path, clock: Clock, *, json_lines: bool) -> None:
-        self._lines = {line.run: line for line in lines}
+        self._rows = {line.run: line for line in lines}
         self._file, self._clock, self.json_lines = file, clock, json_lines
         self._lock, self._output_lock = threading.Lock(), threading.Lock()
         self._saved_at = 0.0
@@ -59,25 +59,25 @@ class Board:
 
     def add(self, line: BoardRow) -> None:
         with self._lock:
-            self._lines.setdefault(line.run, line)
+            self._rows.setdefault(line.run, line)
 
-    def lines(self) -> list[BoardRow]:
+    def rows(self) -> list[BoardRow]:
         with self._lock:
-            return list(self._lines.values())
+            return list(self._rows.values())
 
-    def state(self, run: str, state: str, message: str = "", **values: Any) -> None:
+    def set_state(self, run: str, state: str, message: str = "", **values: Any) -> None:
         """Set the state of a run and report it."""
         with self._lock:
-            line = self._lines[run]
+            line = self._rows[run]
             if line.state == "running" and line.began is not None:
                 line.before += self._clock.now() - line.began
             line.state = state
             for key, value in values.items():
                 setattr(line, key, value)
             self._save(always=True)
-        self.say(line, f"{state}{f': {message}' if message else ''}")
+        self.announce(line, f"{state}{f': {message}' if message else ''}")
 
-    def say(self, line: BoardRow, message: str) -> None:
+    def announce(self, line: BoardRow, message: str) -> None:
         pod = f"pod {line.pod}" if line.pod is not None else ""
         if self.json_lines:
             body = {"time": self._clock.now(), "run": line.run, "pod": line.pod, "state": line.state}
@@ -87,19 +87,19 @@ class Board:
         with self._output_lock:  # `print` writes a line and its newline separately, and other threads could interleave
             self.out(text)
 
-    def tell(self, run: str, event: Event) -> None:
+    def on_event(self, run: str, event: Event) -> None:
         """Handle an event of a run: keep its metrics, print its notes."""
-        line = self._lines[run]
+        line = self._rows[run]
         if event.kind == "metrics":
             with self._lock:
                 _apply_metrics(line, event.data["metrics"])
                 self._save()
-        elif event.kind == "note" and not event.words.startswith("launched attempt 1 "):
-            self.say(line, event.words)
+        elif event.kind == "note" and not event.message.startswith("launched attempt 1 "):
+            self.announce(line, event.message)
 
-    def price(self, run: str, usd_per_hour: float | None) -> None:
+    def set_price(self, run: str, usd_per_hour: float | None) -> None:
         with self._lock:
-            self._lines[run].usd_per_hour = usd_per_hour
+            self._rows[run].usd_per_hour = usd_per_hour
 
     def close(self) -> None:
         """Mark the board as final, so that readers of the file need not wait."""
@@ -111,7 +111,7 @@ class Board:
         if always or now - self._saved_at >= SAVE_SECONDS:
             self._saved_at = now
             draft = self._file.with_suffix(".draft")
-            draft.write_text(json.dumps(SavedBoard(self._clock.now(), over, self._lines).to_json()))
+            draft.write_text(json.dumps(SavedBoard(self._clock.now(), over, self._rows).to_json()))
             draft.replace(self._file)
 
 
@@ -122,10 +122,10 @@ class BoardScreen:
         self._board, self._run, self._clock = board, run, clock
 
     def set_price(self, usd_per_hour: float | None) -> None:
-        self._board.price(self._run, usd_per_hour)
+        self._board.set_price(self._run, usd_per_hour)
 
     def __call__(self, event: Event) -> None:
-        self._board.tell(self._run, event)
+        self._board.on_event(self._run, event)
 
     def ask(self, question: str, yes: bool) -> bool:
         return yes
@@ -136,7 +136,7 @@ class BoardScreen:
     def show_result(self, result: FinishedRun, *, again: bool = False, cost: str = "") -> None:
         shown = {key: value for key, value in result.summary.items() if isinstance(value, int | float)}
         message = "  ".join(f"{key} {value:.4g}" for key, value in list(shown.items())[:3])
-        self._board.state(self._run, "finished", message, seconds=result.seconds, cost=cost)
+        self._board.set_state(self._run, "finished", message, seconds=result.seconds, cost=cost)
 
 
 @dataclass(frozen=True)
@@ -144,13 +144,13 @@ class SavedBoard:
     """Board file written by a controller of this machine. `over` means that no more changes follow."""
 
     time: float = 0.0
-    over: bool = False
-    lines: dict[str, BoardRow] = field(default_factory=dict)
+    is_finished: bool = False
+    rows: dict[str, BoardRow] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `sweeps/ID.json` of the state folder."""
-        lines = [line.to_json() for line in self.lines.values()]
-        return stamped({"time": self.time, "over": self.over, "lines": lines})
+        lines = [line.to_json() for line in self.rows.values()]
+        return stamped({"time": self.time, "over": self.is_finished, "lines": lines})
 
     @classmethod
     def from_json(cls, body: Any, where: str = "board") -> "SavedBoard":
@@ -166,7 +166,7 @@ def load_board(file: Path) -> SavedBoard:
 
 def run_ids_by_sweep(state: Path) -> dict[str, list[str]]:
     """Return the run ids of each sweep with a board on this machine, including runs that it found finished."""
-    return {file.stem: list(load_board(file).lines) for file in sorted((state / "sweeps").glob("*.json"))}
+    return {file.stem: list(load_board(file).rows) for file in sorted((state / "sweeps").glob("*.json"))}
 
 
 HEADER = ("run", "overrides", "pod", "state", "step", "metric", "", "ETA", "cost")

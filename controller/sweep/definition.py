@@ -34,24 +34,29 @@ class SweepJob:
 class SweepDefinition:
     """All runs of a grid, in order, or none for a search, which draws them later. `base` is the shared config."""
 
-    base: Config
+    base_config: Config
     jobs: tuple[SweepJob, ...]
     folder: Path
-    same: tuple[str, ...] = ()
+    fixed_overrides: tuple[str, ...] = ()
     space: SearchSpace | None = None
     """Search space of a search."""
 
     @property
     def sweep(self) -> Sweep:
-        return self.base.sweep
+        return self.base_config.sweep
 
     @property
     def id(self) -> str:
         """Return the sweep id: the same runs are the same sweep, on any number of pods."""
         if self.space is not None:
-            what = [self.same, self.space.choices, self.space.intervals, self.sweep.model_dump(exclude={"pods"})]
-            return f"{self.base.run.name}-{digest(what)[:8]}"
-        return f"{self.base.run.name}-{digest(sorted(job.run_id for job in self.jobs))[:8]}"
+            what = [
+                self.fixed_overrides,
+                self.space.choices,
+                self.space.intervals,
+                self.sweep.model_dump(exclude={"pods"}),
+            ]
+            return f"{self.base_config.run.name}-{digest(what)[:8]}"
+        return f"{self.base_config.run.name}-{digest(sorted(job.run_id for job in self.jobs))[:8]}"
 
 
 class JobBuilder:
@@ -61,22 +66,22 @@ class JobBuilder:
         self.folder = folder
         self._code: dict[str, CodeSnapshot] = {}
 
-    def jobs(self, variants: Sequence[Variant]) -> Iterator[SweepJob]:
+    def build_jobs(self, variants: Sequence[Variant]) -> Iterator[SweepJob]:
         """Compose, check and name each variant.
 
         Raises:
             ConfigError: the problems of the first invalid variant, under its own overrides.
         """
-        overrides = [variant.words for variant in variants]
+        overrides = [variant.overrides for variant in variants]
         for variant, (config, problems) in zip(
             variants, compose_variants(overrides, extra_dir=self.folder / "slipway"), strict=True
         ):
             errors = [f for f in preflight(config) if f.severity == "error"] if config else []
             if config is None or problems or errors:
                 raise ConfigError([f"{variant.title}: {problem}" for problem in [*problems, *errors]])
-            yield SweepJob(variant, config, self.plan(config).run_id)
+            yield SweepJob(variant, config, self.build_plan(config).run_id)
 
-    def plan(self, config: Config) -> Plan:
+    def build_plan(self, config: Config) -> Plan:
         key = digest([config.program.kind, config.code.model_dump(mode="json")])
         if key not in self._code:
             self._code[key] = take_snapshot(config, self.folder)
@@ -104,7 +109,7 @@ def define_sweep(overrides: Sequence[str], folder: Path) -> SweepDefinition:
         same, space = split_overrides(overrides, folder)
         essential = tuple(word for word in same if not word.lstrip("+").startswith("sweep.pods="))
         return SweepDefinition(base, (), folder, essential, space)
-    jobs = {job.run_id: job for job in JobBuilder(folder).jobs(expand_grid(overrides, base.sweep, folder))}
+    jobs = {job.run_id: job for job in JobBuilder(folder).build_jobs(expand_grid(overrides, base.sweep, folder))}
     pods = {job.config.pod_name for job in jobs.values()}
     if len(pods) > 1:
         raise ConfigError(

@@ -27,10 +27,10 @@ def drive_sweep(options: RunOptions) -> None:
         ProgramFailedError: some runs were given up; the others have finished.
     """
     with open_sweep(options.overrides) as session:
-        base = session.definition.base
+        base = session.definition.base_config
         require_project(project_of(base))
         lease = session.lease()
-        other = lease.look()
+        other = lease.current_other()
         if other is not None and not options.take_over:
             raise LeaseLostError(_holder_message(other))
         if not options.json:
@@ -38,18 +38,18 @@ def drive_sweep(options: RunOptions) -> None:
         _confirm_cost(session, options)
         builder = JobBuilder(session.definition.folder)
         if session.remaining:  # create shared resources once, the lease's bucket included
-            first = builder.plan(with_pod_number(base, 1))
+            first = builder.build_plan(with_pod_number(base, 1))
             reconcile(first.resources[: first.resources.index(first.node)], session.context)
         elif not session.last_run_by_pod:
             return  # none of its pods is left either
         try:
-            with lease.kept():
+            with lease.released_on_exit():
                 lease.take_over("taken over", _print_error)
                 _run_pool(session.refreshed(), builder, lease, options)
         except LeaseHeldError as held:
-            raise LeaseLostError(_holder_message(held.seen)) from None
+            raise LeaseLostError(_holder_message(held.snapshot)) from None
         except ReleaseRequestedError as asked:
-            if not asked.ends:
+            if not asked.ends_run:
                 raise
             _print_error(str(asked))
         except KeyboardInterrupt:
@@ -69,7 +69,7 @@ def _run_pool(session: SweepSession, builder: JobBuilder, lease: Lease, options:
         source=_search_source(session, builder),
         builder=builder,
         board=board,
-        base_config=session.definition.base,
+        base_config=session.definition.base_config,
         pods=min(session.definition.sweep.pods, max(1, session.remaining)),
     )
     try:
@@ -77,7 +77,7 @@ def _run_pool(session: SweepSession, builder: JobBuilder, lease: Lease, options:
             pool.run(session.last_run_by_pod)
     finally:
         board.close()
-    rows = board.lines()
+    rows = board.rows()
     if not options.json:
         print(f"sweep {pool.sweep_id}: {format_counts(rows)}; `slipway report --sweep {pool.sweep_id}` compares them")
     if pool.failed:
@@ -93,11 +93,11 @@ def _search_source(session: SweepSession, builder: JobBuilder) -> JobSource:
     from controller.sweep.search import SearchSource
 
     journal = session.board_file.with_suffix(".journal")
-    return SearchSource(search, definition.same, definition.space, builder, journal, last_runs)
+    return SearchSource(search, definition.fixed_overrides, definition.space, builder, journal, last_runs)
 
 
 def _confirm_cost(session: SweepSession, options: RunOptions) -> None:
-    if not session.remaining or not session.context.billed or options.yes:
+    if not session.remaining or not session.context.is_billed or options.yes:
         return
     if options.json or not confirm(f"Start {plural(session.remaining, 'run')}?"):
         raise ConfigError("nothing was created; pass --yes to skip the prompt")
@@ -113,15 +113,15 @@ def delete_pods(options: RunOptions) -> list[str]:
         plans = session.pod_plans()
         nodes = {plan.node.name: node for plan in plans if (node := managed_node(plan, session.context)) is not None}
         lease = session.lease()
-        other = lease.look()
+        other = lease.current_other()
         running = sorted(set().union(*(running_runs(node, session.context) for node in nodes.values())))
         if running or other is not None:
-            ended = ", ".join(running) or f"controller {other.term if other else 'unknown'}"
+            ended = ", ".join(running) or f"controller {other.record if other else 'unknown'}"
             if not confirm("Continue?", yes=options.yes, details=[f"This ends {ended}"]):
                 reasons = [f"{', '.join(running)} is running on the pods"] if running else []
-                reasons += [f"{other.term} controls the sweep"] if other is not None else []
+                reasons += [f"{other.record} controls the sweep"] if other is not None else []
                 raise ConfigError(f"nothing was deleted; {'; '.join(reasons)}; pass --yes to skip the prompt")
-        with lease.kept():
+        with lease.released_on_exit():
             if nodes or other is not None:
                 lease.take_over("deleted", _print_error)
             for plan in plans:
@@ -132,9 +132,9 @@ def delete_pods(options: RunOptions) -> list[str]:
 
 def _holder_message(snapshot: LeaseSnapshot) -> str:
     """Return a message that names the controller of the sweep and the age and term of its lease."""
-    heard = f"last seen {max(0.0, snapshot.age):.0f} s ago, considered gone after {snapshot.term.seconds:.0f} s"
+    heard = f"last seen {max(0.0, snapshot.age):.0f} s ago, considered gone after {snapshot.record.seconds:.0f} s"
     how = "`slipway status -m …` shows it, --take-over replaces it"
-    return f"{snapshot.term} controls this sweep ({heard}); nothing was changed: {how}"
+    return f"{snapshot.record} controls this sweep ({heard}); nothing was changed: {how}"
 
 
 def _print_error(message: str) -> None:

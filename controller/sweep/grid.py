@@ -19,13 +19,13 @@ from controller.core.errors import ConfigError
 class Variant:
     """One run of a sweep: its overrides, the shared ones first, and its case, empty without cases."""
 
-    words: tuple[str, ...]
-    own: tuple[str, ...]
+    overrides: tuple[str, ...]
+    own_overrides: tuple[str, ...]
     case: str = ""
 
     @property
     def title(self) -> str:
-        return " ".join(filter(None, [self.case, *self.own])) or "(no overrides)"
+        return " ".join(filter(None, [self.case, *self.own_overrides])) or "(no overrides)"
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ def live_board(board: Board, clock: Clock) -> Iterator[None]:
     if board.json_lines or not sys.stdout.isatty():
         yield
         return
-    with redrawing(lambda height: render_board(board.lines(), clock.now(), height)) as console:
+    with redrawing(lambda height: render_board(board.rows(), clock.now(), height)) as console:
         before, board.out = board.out, lambda text: console.print(printable(text), markup=False)
         try:
             yield
         finally:
             board.out = before
-    print("\n".join(format_table(board.lines(), clock.now())))
+    print("\n".join(format_table(board.rows(), clock.now())))
 
 
 @contextmanager

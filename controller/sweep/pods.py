@@ -24,7 +24,7 @@ def record_assignment(google: GoogleClient, bucket: str, sweep_id: str, pod: int
 def load_assignments(google: GoogleClient, bucket: str, sweep_id: str) -> dict[int, str]:
     where = {"bucket": bucket, "prefix": f"sweeps/{sweep_id}/pods/"}
     try:
-        items = list(google.pages("storage", "objects.list", "items", **where))
+        items = list(google.list_all("storage", "objects.list", "items", **where))
     except NotFoundError:
         return {}
     found = [load(google.download(bucket, item["name"]), item["name"]) for item in items]
@@ -34,7 +34,7 @@ def load_assignments(google: GoogleClient, bucket: str, sweep_id: str) -> dict[i
 def managed_node(plan: Plan, context: Context) -> Node | None:
     """Return the pod if it exists and Slipway created it."""
     current = plan.observe_pod(context)
-    return current if isinstance(current, Node) and current.ours and not plan.node.adopt else None
+    return current if isinstance(current, Node) and current.is_managed and not plan.node.adopt else None
 
 
 def running_runs(node: Node, context: Context) -> set[str]:
@@ -46,13 +46,13 @@ def running_runs(node: Node, context: Context) -> set[str]:
 
 def delete_if_unused(plan: Plan, context: Context, why: str) -> None:
     """Delete the pod unless another run uses it or waits for it."""
-    if PodQueue(context.google, context.clock, plan.bucket, plan.node.name).waiting():
+    if PodQueue(context.google, context.clock, plan.bucket, plan.node.name).waiting_runs():
         return
     lease = pod_lease(plan, context)
     with suppress(LeaseHeldError), lease_guard(lease, plan, context):
         if (
             (current := managed_node(plan, context)) is not None
-            and lease.look() is None
+            and lease.current_other() is None
             and not running_runs(current, context)
         ):
             _delete_under_lease(plan, current, context, lease, why)
@@ -61,7 +61,7 @@ def delete_if_unused(plan: Plan, context: Context, why: str) -> None:
 def force_delete(plan: Plan, context: Context, node: Node) -> None:
     """Delete the pod whatever runs there, after its controller has released the lease."""
     for run_id in running_runs(node, context):  # its follower must not take this for a preemption
-        Ledger(context.google, plan.bucket, run_id).cancel()
+        Ledger(context.google, plan.bucket, run_id).record_cancellation()
     lease = pod_lease(plan, context)
     with lease_guard(lease, plan, context):
         lease.take_over("deleted")
@@ -71,6 +71,6 @@ def force_delete(plan: Plan, context: Context, node: Node) -> None:
 
 def _delete_under_lease(plan: Plan, node: Node, context: Context, lease: Lease, why: str) -> None:
     """Delete the pod under its lease and close its cost account."""
-    lease.hold()
+    lease.ensure()
     close_billing(context.google, context.clock, plan.bucket, plan.config, node, why)
-    destroy([replace(plan.node, needs=())], context)
+    destroy([replace(plan.node, depends_on=())], context)

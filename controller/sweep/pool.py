@@ -35,15 +35,15 @@ SHUTDOWN_SECONDS = 10.0
 class JobSource(Protocol):
     """Source of runs; threads call it one at a time."""
 
-    def take(self, pod: int) -> SweepJob | None:
+    def next_job(self, pod: int) -> SweepJob | None:
         """Return the next run, or None if there is none left for this pod."""
         ...
 
-    def ended(self, job: SweepJob, result: Result | None) -> None:
+    def job_ended(self, job: SweepJob, result: Result | None) -> None:
         """Record that a run has finished, or was given up (None)."""
         ...
 
-    def metrics(self, job: SweepJob, event: Event) -> bool:
+    def should_prune(self, job: SweepJob, event: Event) -> bool:
         """Handle one line of metrics; return whether to prune the run because others were better."""
         ...
 
@@ -53,18 +53,18 @@ class GridSource:
 
     def __init__(self, jobs: Iterable[SweepJob], held: dict[int, str]) -> None:
         left = {job.run_id: job for job in jobs}
-        self._held = {pod: left.pop(run) for pod, run in sorted(held.items()) if run in left}
-        self._left = deque(left.values())
+        self._assigned = {pod: left.pop(run) for pod, run in sorted(held.items()) if run in left}
+        self._remaining = deque(left.values())
 
-    def take(self, pod: int) -> SweepJob | None:
-        if pod in self._held:
-            return self._held.pop(pod)
-        return self._left.popleft() if self._left else None
+    def next_job(self, pod: int) -> SweepJob | None:
+        if pod in self._assigned:
+            return self._assigned.pop(pod)
+        return self._remaining.popleft() if self._remaining else None
 
-    def ended(self, job: SweepJob, result: Result | None) -> None:
+    def job_ended(self, job: SweepJob, result: Result | None) -> None:
         pass
 
-    def metrics(self, job: SweepJob, event: Event) -> bool:
+    def should_prune(self, job: SweepJob, event: Event) -> bool:
         return False
 
 
@@ -84,12 +84,12 @@ class PodPool:
     failed: dict[str, str] = field(default_factory=dict)
     _draining: bool = False
     """Set when a run has failed and the policy starts no further one."""
-    _left: threading.Event = field(default_factory=threading.Event)
+    _detaching: threading.Event = field(default_factory=threading.Event)
     """Set when this controller exits; active runs continue without it."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _contexts: list[Context] = field(default_factory=list)
     _errors: list[BaseException] = field(default_factory=list)
-    _fenced: list[LeaseLostError] = field(default_factory=list)
+    _fencing_errors: list[LeaseLostError] = field(default_factory=list)
 
     def run(self, further_pods: Iterable[int] = ()) -> None:
         """Run jobs until none is left.
@@ -108,21 +108,21 @@ class PodPool:
         try:
             for thread in threads:
                 while thread.is_alive():
-                    self.lease.check()
+                    self.lease.raise_if_lost()
                     thread.join(0.2)
-            self.lease.check()
+            self.lease.raise_if_lost()
         except (KeyboardInterrupt, LeaseLostError):
-            self._leave(threads)
+            self._shut_down(threads)
             raise
         if self._errors:
             raise self._errors[0]
-        if self._fenced:
-            raise self._fenced[0]
+        if self._fencing_errors:
+            raise self._fencing_errors[0]
 
-    def _leave(self, threads: Iterable[threading.Thread]) -> None:
+    def _shut_down(self, threads: Iterable[threading.Thread]) -> None:
         """Wait for each thread to release its pod's lease; one that is too slow ends with the process."""
         with self._lock:
-            self._left.set()
+            self._detaching.set()
             worlds = list(self._contexts)
         for context in worlds:
             context.clock.interrupt()
@@ -133,30 +133,30 @@ class PodPool:
     def _run_pod(self, pod: int) -> None:
         cleanup = self.base_config.cleanup
         try:
-            job = self._take(pod)
+            job = self._next_job(pod)
             if job is None and cleanup.on_success != "delete":
                 return
             with open_context(with_pod_number(self.base_config, pod), keep_awake=True) as (context, emulator):
                 with self._lock:
                     self._contexts.append(context)
-                    if self._left.is_set():
+                    if self._detaching.is_set():
                         return
                 while job is not None:
                     record_assignment(context.google, self.bucket, self.sweep_id, pod, job.run_id)
                     if not self._run_job(job, pod, context, emulator):
                         return
-                    job = self._take(pod)
+                    job = self._next_job(pod)
                 if cleanup.on_success == "delete":
                     self._release_pod(pod, context)
         except BaseException as error:  # raised again in the thread that started the sweep
-            if not self._left.is_set():
+            if not self._detaching.is_set():
                 self._errors.append(error)
                 self._draining = True
 
-    def _take(self, pod: int) -> SweepJob | None:
-        self.lease.hold()
+    def _next_job(self, pod: int) -> SweepJob | None:
+        self.lease.ensure()
         with self._lock:
-            return None if self._draining or self._left.is_set() else self.source.take(pod)
+            return None if self._draining or self._detaching.is_set() else self.source.next_job(pod)
 
     def _run_job(self, job: SweepJob, pod: int, context: Context, emulator: Emulator | None) -> bool:
         """Run one job as often as the policy allows; return whether to keep using the pod."""
@@ -164,32 +164,32 @@ class PodPool:
         tries = 1 + (sweep.retries if sweep.on_failure == "retry" else 0)
         self.board.add(BoardRow(job.run_id, job.variant.title))
         for attempt in range(tries):
-            self.board.state(job.run_id, "running", pod=pod, began=context.clock.now(), why="")
+            self.board.set_state(job.run_id, "running", pod=pod, began=context.clock.now(), why="")
             try:
-                result = self._once(job, pod, context, emulator)
+                result = self._attempt_job(job, pod, context, emulator)
             except LeaseLostError as error:
-                self.board.state(job.run_id, "left to another controller", str(error))
-                self._fenced.append(error)
+                self.board.set_state(job.run_id, "left to another controller", str(error))
+                self._fencing_errors.append(error)
                 return False
             except SlipwayError as error:
                 why = str(error).partition("\n")[0]
                 again = "; retrying" if attempt + 1 < tries else ""
-                self.board.state(job.run_id, "failed", f"{why}{again}", why=why)
+                self.board.set_state(job.run_id, "failed", f"{why}{again}", why=why)
                 self.failed[job.run_id] = why
             else:
                 self.failed.pop(job.run_id, None)
                 if result is None:
-                    self.board.state(job.run_id, "ended early", why="pruned or cancelled")
+                    self.board.set_state(job.run_id, "ended early", why="pruned or cancelled")
                 with self._lock:
-                    self.source.ended(job, result)
+                    self.source.job_ended(job, result)
                 return True
         with self._lock:
-            self.source.ended(job, None)
+            self.source.job_ended(job, None)
             self._draining = self._draining or sweep.on_failure == "stop"
         return sweep.on_failure != "stop" or self.base_config.cleanup.on_failure == "delete"
 
-    def _once(self, job: SweepJob, pod: int, context: Context, emulator: Emulator | None) -> Result | None:
-        plan = self.builder.plan(with_pod_number(job.config, pod))
+    def _attempt_job(self, job: SweepJob, pod: int, context: Context, emulator: Emulator | None) -> Result | None:
+        plan = self.builder.build_plan(with_pod_number(job.config, pod))
         context.events = Events(context.clock)
         screen = BoardScreen(self.board, job.run_id, context.clock)
         pruned = False
@@ -199,22 +199,22 @@ class PodPool:
             if event.kind != "metrics" or pruned:
                 return
             with self._lock:
-                pruned = self.source.metrics(job, event)
+                pruned = self.source.should_prune(job, event)
             if pruned:
                 end_now(plan.run_id)
 
         def end_now(run_id: str) -> None:
-            Ledger(context.google, self.bucket, run_id).cancel()
+            Ledger(context.google, self.bucket, run_id).record_cancellation()
             node = plan.observe_pod(context)
             if isinstance(node, Node):
                 stop(node.fleet(context), run_id)
 
-        context.events.listen(watch)
-        options = RunOptions(job.variant.words, yes=True, queue=True)
+        context.events.add_listener(watch)
+        options = RunOptions(job.variant.overrides, yes=True, queue=True)
         return drive(options, plan, context, emulator, screen, sweep=self.sweep_id)
 
     def _release_pod(self, pod: int, context: Context) -> None:
         """Delete a pod without further runs; an earlier controller may have ended before it could."""
-        plan = self.builder.plan(with_pod_number(self.base_config, pod))
+        plan = self.builder.build_plan(with_pod_number(self.base_config, pod))
         context.events = Events(context.clock)
         delete_if_unused(plan, context, "the sweep has no more runs")

@@ -47,7 +47,7 @@ class SearchSource:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._search, self._fixed_overrides, self._space, self._builder = search, same, space, builder
         self._trials: dict[str, Any] = {}
-        self._state: Any = optuna.trial.TrialState
+        self._storage_file: Any = optuna.trial.TrialState
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(file))),
@@ -59,14 +59,14 @@ class SearchSource:
         samplers = {"random": optuna.samplers.RandomSampler, "optuna": optuna.samplers.TPESampler}
         # draw other values than before a restart
         self.study.sampler = samplers[search.method](seed=search.seed + len(self.study.get_trials(deepcopy=False)))
-        under_way = self.study.get_trials(deepcopy=False, states=(self._state.RUNNING,))
-        self._held = held
+        under_way = self.study.get_trials(deepcopy=False, states=(self._storage_file.RUNNING,))
+        self._assigned = held
         self._resumed_trials = {
             trial.user_attrs.get("run", str(trial.number)): optuna.trial.Trial(self.study, trial._trial_id)
             for trial in under_way
         }
 
-    def take(self, pod: int) -> SweepJob | None:
+    def next_job(self, pod: int) -> SweepJob | None:
         """Return the next trial; trials of an earlier controller come first, each on the pod that had it.
 
         A trial that equals a running run is marked as failed: two programs of one run would write to the same place.
@@ -74,7 +74,7 @@ class SearchSource:
         while trial := self._next_trial(pod):
             job = self._build_job(trial)
             if job.run_id in self._trials:
-                self.study.tell(trial, state=self._state.FAIL)
+                self.study.tell(trial, state=self._storage_file.FAIL)
                 continue
             self._trials[job.run_id] = trial
             trial.set_user_attr("run", job.run_id)
@@ -82,13 +82,13 @@ class SearchSource:
         return None
 
     def _next_trial(self, pod: int) -> Any:
-        free = [run for run in self._resumed_trials if run not in self._held.values()]
-        for run in [self._held.get(pod, ""), *free]:
+        free = [run for run in self._resumed_trials if run not in self._assigned.values()]
+        for run in [self._assigned.get(pod, ""), *free]:
             if run in self._resumed_trials:
                 return self._resumed_trials.pop(run)
         return self.study.ask() if len(self.study.get_trials(deepcopy=False)) < self._search.trials else None
 
-    def ended(self, job: SweepJob, result: Result | None) -> None:
+    def job_ended(self, job: SweepJob, result: Result | None) -> None:
         """Report the result to the study: the metric or a failure; a pruned trial has been reported already."""
         trial = self._trials.pop(job.run_id, None)
         if trial is None:
@@ -97,9 +97,9 @@ class SearchSource:
         if isinstance(value, int | float):
             self.study.tell(trial, float(value))
         else:
-            self.study.tell(trial, state=self._state.FAIL)
+            self.study.tell(trial, state=self._storage_file.FAIL)
 
-    def metrics(self, job: SweepJob, event: Event) -> bool:
+    def should_prune(self, job: SweepJob, event: Event) -> bool:
         """Report a line of metrics to the study; return whether to prune the run."""
         line, trial = event.data["metrics"], self._trials.get(job.run_id)
         value, step = line.get(self._search.metric), line.get("step")
@@ -108,15 +108,17 @@ class SearchSource:
         trial.report(float(value), int(step))
         if not self._search.prune or not trial.should_prune():
             return False
-        self.study.tell(self._trials.pop(job.run_id), state=self._state.PRUNED)
+        self.study.tell(self._trials.pop(job.run_id), state=self._storage_file.PRUNED)
         return True
 
     def _build_job(self, trial: Any) -> SweepJob:
-        own = tuple(f"{prefix}{self._draw(trial, prefix)}" for prefix in [*self._space.choices, *self._space.intervals])
-        [job] = self._builder.jobs([Variant((*self._fixed_overrides, *own), own)])
+        own = tuple(
+            f"{prefix}{self._suggest(trial, prefix)}" for prefix in [*self._space.choices, *self._space.intervals]
+        )
+        [job] = self._builder.build_jobs([Variant((*self._fixed_overrides, *own), own)])
         return job
 
-    def _draw(self, trial: Any, prefix: str) -> Any:
+    def _suggest(self, trial: Any, prefix: str) -> Any:
         name = prefix.lstrip("+").rstrip("=")
         if prefix in self._space.choices:
             return trial.suggest_categorical(name, self._space.choices[prefix])

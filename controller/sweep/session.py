@@ -40,18 +40,18 @@ class SweepSession:
 
     @property
     def board_file(self) -> Path:
-        return self.context.state / "sweeps" / f"{self.definition.id}.json"
+        return self.context.state_dir / "sweeps" / f"{self.definition.id}.json"
 
     @property
     def remaining(self) -> int:
         """Return the number of runs to do; for a search, of trials that the last board does not show as ended."""
         if (search := self.definition.sweep.search) is not None:
-            ended = sum(line.state not in ("waiting", "running") for line in load_board(self.board_file).lines.values())
+            ended = sum(line.state not in ("waiting", "running") for line in load_board(self.board_file).rows.values())
             return max(0, search.trials - ended)
         return sum(job.run_id not in self.finished_runs for job in self.definition.jobs)
 
     def lease(self) -> Lease:
-        seconds = self.definition.base.recovery.lease_duration_seconds
+        seconds = self.definition.base_config.recovery.lease_duration_seconds
         return sweep_lease(self.context, self.bucket, self.definition.id, seconds)
 
     def refreshed(self) -> "SweepSession":
@@ -66,19 +66,21 @@ class SweepSession:
         """Return one plan for each pod, those of an earlier controller included."""
         builder = JobBuilder(self.definition.folder)
         numbers = sorted({*range(1, self.definition.sweep.pods + 1), *self.last_run_by_pod})
-        return [builder.plan(with_pod_number(self.definition.base, pod)) for pod in numbers]
+        return [builder.build_plan(with_pod_number(self.definition.base_config, pod)) for pod in numbers]
 
     def estimate(self) -> Estimate:
         """Estimate duration and cost of the remaining runs."""
         now = self.context.clock.now()
-        return estimate(self.definition.base, self.remaining, self.definition.sweep.pods, self.context.state, now)
+        return estimate(
+            self.definition.base_config, self.remaining, self.definition.sweep.pods, self.context.state_dir, now
+        )
 
     def board_rows(self) -> list[BoardRow]:
         """Return the row of every run from the last controller's board and the table of runs."""
-        known = load_board(self.board_file).lines
+        known = load_board(self.board_file).rows
         if self.definition.space is not None:
             return list(known.values())
-        table, rows = {row["run"]: row for row in index.load_rows(self.context.state)}, []
+        table, rows = {row["run"]: row for row in index.load_rows(self.context.state_dir)}, []
         for job in self.definition.jobs:
             row = known.get(job.run_id) or BoardRow(job.run_id, job.variant.title)
             record: dict[str, Any] = table.get(job.run_id, {})
@@ -93,10 +95,10 @@ class SweepSession:
 
     def summary_lines(self) -> list[str]:
         sweep, guess = self.definition.sweep, self.estimate()
-        tpu = self.definition.base.tpu.accelerator_type
+        tpu = self.definition.base_config.tpu.accelerator_type
         hours = "unknown" if guess.hours is None else f"about {guess.hours:.2f} h"
-        if self.context.billed:
-            price = hourly_price(self.definition.base, self.context.clock.now())
+        if self.context.is_billed:
+            price = hourly_price(self.definition.base_config, self.context.clock.now())
             cost = f"{'unknown' if guess.usd is None else f'about ${guess.usd:.2f}'}; per pod {price}"
         else:
             cost = "none: the cloud is emulated on this machine"
@@ -122,7 +124,7 @@ def open_sweep(overrides: Sequence[str]) -> Iterator[SweepSession]:
         ConfigError: an override or a run is invalid, or an adopted pod is combined with several pods.
     """
     definition = define_sweep(overrides, Path.cwd())
-    base = definition.base
+    base = definition.base_config
     if base.tpu.adopt and base.sweep.pods > 1:
         raise ConfigError("sweep.pods: an adopted pod counts as one; set sweep.pods=1 or tpu.adopt=false")
     bucket = bucket_name(base, project_of(base))

@@ -76,7 +76,7 @@ def read(folder: str, tokenizer: str, packing: str, seconds: float) -> None:
     data = ParquetData(**load_group("data/parquet") | keys | bos)
     loop = LmLoop(**load_group("loop/lm") | {"total_batch_tokens": ROWS * SEQUENCE, "seq_len": SEQUENCE})
     before = peak_gib()
-    stream, began, tokens = batches.Dataset(data).training(loop, 0, range(ROWS)), time.perf_counter(), 0.0
+    stream, began, tokens = batches.Dataset(data).train_batches(loop, 0, range(ROWS)), time.perf_counter(), 0.0
     while time.perf_counter() - began < seconds and "'epoch': 1" not in str(stream.position()):
         tokens += next(stream)["weights"].sum()
     spent = time.perf_counter() - began

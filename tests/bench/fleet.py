@@ -70,7 +70,7 @@ def nothing_to_do(config: Any, plan: Any) -> float:
     """Seconds to find that all is as wanted, opening the connections to the workers included."""
     with open_context(config) as (context, _):
         acts: list[str] = []
-        context.events.listen(lambda e: acts.append(e.subject) if e.kind == "step_started" else None)
+        context.events.add_listener(lambda e: acts.append(e.subject) if e.kind == "step_started" else None)
         began = time.perf_counter()
         reconcile(plan.resources, context)
         seconds = time.perf_counter() - began
@@ -146,7 +146,7 @@ def on_a_fleet(context: Any, node: Any, act: Callable[[Any], int]) -> tuple[floa
     fleet = context.make_fleet(node.ssh_target(context))
 
     def run(i: int) -> None:
-        assert act(fleet.link(i)) == 0
+        assert act(fleet.connection(i)) == 0
 
     times = at_once(len(fleet), run), at_once(len(fleet), run)
     fleet.close()

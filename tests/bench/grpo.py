@@ -108,8 +108,8 @@ def rollouts(rounds: int) -> None:
 
     def drawing(response: int, ends: tuple[int, ...], chunk: int) -> Callable[..., None]:
         sampler = Sampler(cfg, SamplerSettings(64, response, slots=32, chunk=chunk), devices, StopCriteria(ends))
-        copy = sampler.load(params)
-        return lambda asked, samples: [None for _ in sampler.draw(copy, asked, samples, key, 1.0)]
+        copy = sampler.load_params(params)
+        return lambda asked, samples: [None for _ in sampler.generate(copy, asked, samples, key, 1.0)]
 
     plain = drawing(64, (), 64)
     tail = drawing(TAIL, tuple(range(16)), 16)  # 16 of 512 tokens end a response

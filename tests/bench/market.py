@@ -60,7 +60,7 @@ class Simulated(Clock):
     def now(self) -> float:
         return EPOCH + self.elapsed
 
-    def steady(self) -> float:
+    def monotonic(self) -> float:
         return self.elapsed
 
     def sleep(self, seconds: float) -> None:

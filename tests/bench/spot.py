@@ -113,11 +113,19 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
         Path("train.py").write_text("steps = 1\n")
         plan = planned(google, costs)
         events = Events(clock)
-        events.listen(tell)
+        events.add_listener(tell)
         login: Any = SimpleNamespace(is_authorized=lambda *_: True, key_line=lambda: "slipway:ssh-ed25519 AAAA")
         make: Any = lambda pod: Fleet(google.pods[-1], len(pod.addresses))  # noqa: E731
         context = Context(
-            "a-project", cast(Any, google), clock, events, Path(folder), login, 5.0, make, draw=random.Random(0).random
+            "a-project",
+            cast(Any, google),
+            clock,
+            events,
+            Path(folder),
+            login,
+            5.0,
+            make,
+            random_float=random.Random(0).random,
         )
         ledger = Ledger(cast(Any, google), plan.bucket, plan.run_id)
 
@@ -125,8 +133,8 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
             return SimpleNamespace(follow=lambda: followed(google, costs, day, plan, given))
 
         lease = mock.MagicMock()  # nobody else is there
-        lease.look.return_value, lease.hold.return_value = None, 1
-        lease.kept.return_value.__exit__.return_value = False
+        lease.current_other.return_value, lease.ensure.return_value = None, 1
+        lease.released_on_exit.return_value.__exit__.return_value = False
         with (
             mock.patch.object(drive, "pod_lease", return_value=lease),
             mock.patch.object(attempt, "Follower", follower),
@@ -138,7 +146,7 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
                 driver.run()
             except (Over, SlipwayError) as end:
                 tell(Event(clock.now(), "note", plan.run_id, f"{type(end).__name__}: {end}"))
-        day.usd = driver.spending.spent().usd
+        day.usd = driver.spending.usage().usd
     day.ended, day.paid, day.pods = clock.elapsed, google.paid(), len(google.pods)
     return day
 
@@ -149,9 +157,9 @@ def planned(google: Google, costs: Costs) -> Plan:
     assert config is not None, problems
     plan = build_plan(config, "a-project", Path.cwd())
     venv = plan.get(Venv)
-    given = {spec.name: getattr(venv, spec.name) for spec in fields(venv)} | {"needs": (plan.node.id,)}
+    given = {spec.name: getattr(venv, spec.name) for spec in fields(venv)} | {"depends_on": (plan.node.id,)}
     setup = Setup(**given, google=google, seconds=costs.setup)
-    return replace(plan, resources=(replace(plan.node, needs=()), setup))
+    return replace(plan, resources=(replace(plan.node, depends_on=()), setup))
 
 
 def followed(google: Google, costs: Costs, day: Day, plan: Plan, given: dict[str, Any]) -> AttemptOutcome:
@@ -205,7 +213,7 @@ def main() -> None:
     given = (options.hours, options.minutes_between, options.longest_drought, options.drought_chance)
     markets = [draw_market(seed, *given) for seed in range(options.seeds)]
     tell = (
-        (lambda event: print(f"{event.kind:12} {event.subject} {event.words}")) if options.verbose else lambda _: None
+        (lambda event: print(f"{event.kind:12} {event.subject} {event.message}")) if options.verbose else lambda _: None
     )
     ways: dict[str, Callable[[Market], Day]] = {
         "`slipway up`": lambda market: on_slipway(market, SLIPWAY, tell),

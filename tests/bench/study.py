@@ -167,7 +167,7 @@ def arrays_of(home: Path, words: tuple[str, ...], run: str) -> dict[str, str]:
     target = home / "checkpoints" / run
     google = client(cloud(home, words))
     [bucket] = {row["bucket"] for row in index.load_rows(home)}
-    for item in google.pages("storage", "objects.list", "items", bucket=bucket, prefix=f"runs/{run}/checkpoints/"):
+    for item in google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=f"runs/{run}/checkpoints/"):
         file = target / item["name"].removeprefix(f"runs/{run}/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(google.download(bucket, item["name"]))

@@ -46,13 +46,13 @@ class SlipwayCli:
         return code, out, err
 
     @property
-    def base(self) -> list[str]:
+    def base_overrides(self) -> list[str]:
         return ["cloud=local", "program=command", f"env.packages={self.packages}", "cloud.operation_seconds=0"]
 
     def line(self, *words: str) -> list[str]:
         """The words of a command line; its pod has one worker, unless the words choose another."""
         chosen = [word for word in words if word.startswith(("tpu=", "tpu.accelerator_type=", "+experiment="))]
-        return [*words, *([] if chosen else [ONE_WORKER]), *self.base]
+        return [*words, *([] if chosen else [ONE_WORKER]), *self.base_overrides]
 
     def json(self, *words: str) -> Any:
         code, out, err = self(*words, "--json")
@@ -61,7 +61,7 @@ class SlipwayCli:
 
     def cloud(self) -> Emulator:
         """The emulated cloud, awake."""
-        config = main.parse(["plan", ECHO_COMMAND, *self.base]).options.config()[0]
+        config = main.parse(["plan", ECHO_COMMAND, *self.base_overrides]).options.config()[0]
         assert config.cloud.kind == "local"
         return emulator.ensure_running(config.cloud, str(self.home))  # pyright: ignore[reportArgumentType]
 

@@ -19,7 +19,7 @@ def test_from_a_config_to_rows_metrics_and_the_record(slipway: SlipwayCli) -> No
     lines = [{"step": 1, "phase": "train", "loss": 2.0}, {"step": 1, "phase": "eval", "eval_loss": 1.5}]
     wanted = "; ".join(f"echo '{json.dumps(line)}' >> $SLIPWAY_RUN_DIR/metrics.jsonl" for line in lines)
     (slipway.repository / "run.sh").write_text(f"{wanted}\necho '{{\"acc\": 0.5}}' > $SLIPWAY_RUN_DIR/summary.json\n")
-    words = [*slipway.base, "tpu.accelerator_type=v5litepod-1", "program.command=[sh,run.sh]"]
+    words = [*slipway.base_overrides, "tpu.accelerator_type=v5litepod-1", "program.command=[sh,run.sh]"]
     assert api.compose(*words).run.seed == 0
     planned = api.plan(*words)
     assert "create" in {resource["action"] for resource in planned["resources"]}

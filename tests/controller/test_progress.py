@@ -22,12 +22,12 @@ class Stepping(Clock):
 def test_it_tells_bytes_and_rate_once_a_second() -> None:
     clock, told = Stepping(), list[Event]()
     events = Events(clock)
-    events.listen(told.append)
+    events.add_listener(told.append)
     progress = Progress(cast(Any, SimpleNamespace(clock=clock, events=events)), "model/gemma", 4_000_000_000)
     for _ in range(10):
         clock.time += 0.25
-        progress.moved(100_000_000)
-    assert [event.words for event in told] == ["400 MB of 4 GB, 400 MB/s", "800 MB of 4 GB, 400 MB/s"]
+        progress.advance(100_000_000)
+    assert [event.message for event in told] == ["400 MB of 4 GB, 400 MB/s", "800 MB of 4 GB, 400 MB/s"]
     assert told[0].data == {"bytes": 400_000_000, "total": 4_000_000_000, "bytes_per_second": 400_000_000}
     assert (told[0].kind, told[0].subject) == ("progress", "model/gemma")
 

@@ -8,7 +8,7 @@ import numpy as np
 from trainer import main
 from trainer.checkpoint.manager import CheckpointManager
 
-verify = CheckpointManager.verify
+verify = CheckpointManager.verify_replicas
 
 
 def flip_bit(array: jax.Array) -> jax.Array:
@@ -29,5 +29,5 @@ def verify_corrupted(checkpoints: CheckpointManager, step: int, state: Any) -> N
 
 
 if __name__ == "__main__":
-    CheckpointManager.verify = verify_corrupted
+    CheckpointManager.verify_replicas = verify_corrupted
     main.main()

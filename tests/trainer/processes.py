@@ -19,7 +19,7 @@ CODE = "c0de" * 16
 class ProcessResult:
     """How a worker's process ended."""
 
-    code: int
+    exit_code: int
     stderr: str
 
 

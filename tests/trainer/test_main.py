@@ -26,7 +26,7 @@ def pair(lm_run):
 
 def test_two_workers_train_and_leave_results(pair, tmp_path, compile_cache):
     first, second = wait_processes(start_trainer(pair, tmp_path / "run", compile_cache, {}, {}))
-    assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
+    assert (first.exit_code, second.exit_code) == (0, 0), first.stderr + second.stderr
     lines = [json.loads(line) for line in (tmp_path / "run/worker-0/metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["phase"] == "train"]
     assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
@@ -45,7 +45,7 @@ def test_grpo_on_two_workers_has_the_numbers_of_one(grpo_run, tmp_path, compile_
     alone = grpo_run | {"loop": grpo_run["loop"] | loop, "dir": str(tmp_path / "alone")}
     pair = alone | {"pod": grpo_run["pod"] | {"workers": 2, "devices": 4}, "dir": str(tmp_path / "bucket")}
     for ended in wait_processes(start_trainer(pair, tmp_path / "run", compile_cache, {}, {})):
-        assert ended.code == 0, ended.stderr
+        assert ended.exit_code == 0, ended.stderr
     train(RunFile.model_validate(alone), tmp_path / "local")
     one, two = (
         results([json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()])
@@ -63,7 +63,7 @@ def test_grpo_on_two_workers_has_the_numbers_of_one(grpo_run, tmp_path, compile_
 def test_workers_that_disagree_all_exit_4_and_name_the_one(pair, tmp_path, compile_cache):
     other = {"SLIPWAY_CODE_SHA256": "1a2b" * 16}
     for ended in wait_processes(start_trainer(pair, tmp_path / "run", compile_cache, {}, other)):
-        assert ended.code == 4
+        assert ended.exit_code == 4
         assert f"worker 1: code 1a2b1a2b1a2b… differs from {CODE[:12]}… on workers 0" in ended.stderr
         assert "Traceback" not in ended.stderr
 
@@ -74,7 +74,7 @@ def test_a_worker_whose_weights_are_others_is_named_and_all_exit_4(lm_run, tmp_p
     run_file.write_text(yaml.safe_dump(four))
     processes = start_processes(["tests.trainer.flipped", str(run_file)], tmp_path, compile_cache, {}, {}, {}, {})
     for ended in wait_processes(processes):
-        assert ended.code == 4, ended.stderr
+        assert ended.exit_code == 4, ended.stderr
         words = "worker 1: its copy of params.embedding differs from the other workers' after update 3"
         assert words in ended.stderr.splitlines()
         assert "Traceback" not in ended.stderr
@@ -82,7 +82,7 @@ def test_a_worker_whose_weights_are_others_is_named_and_all_exit_4(lm_run, tmp_p
 
 def test_wrong_number_of_devices_exits_3_on_every_worker(pair, tmp_path, compile_cache):
     for ended in wait_processes(start_trainer(pair, tmp_path / "run", compile_cache, {}, {"JAX_NUM_CPU_DEVICES": "1"})):
-        assert ended.code == 3
+        assert ended.exit_code == 3
         assert re.search(r"^0 +cpu +cpu +2\n1 +cpu +cpu +1$", ended.stderr, re.MULTILINE)
         assert "Traceback" not in ended.stderr
 
@@ -100,9 +100,9 @@ def test_a_killed_worker_ends_the_other(pair, tmp_path, compile_cache):
         time.sleep(0.05)
     processes[1].send_signal(signal.SIGKILL)
     first, second = wait_processes(processes)
-    assert second.code == -signal.SIGKILL
+    assert second.exit_code == -signal.SIGKILL
     # by the collective's error or, where XLA waits on, by the missing heartbeat
-    assert first.code in (1, -signal.SIGABRT)
+    assert first.exit_code in (1, -signal.SIGABRT)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_killed_worker_ends_the_other(pair, tmp_path, compile_cache):
 def test_what_only_the_worker_can_see_exits_2(lm_run, tmp_path, compile_cache, change, words):
     run = lm_run | {"pod": lm_run["pod"] | {"devices": 2}} | change
     (ended,) = wait_processes(start_trainer(run, tmp_path / "run", compile_cache, {}))
-    assert ended.code == 2
+    assert ended.exit_code == 2
     assert ended.stderr.strip().endswith(words) or words in ended.stderr
     assert "Traceback" not in ended.stderr
 
@@ -126,7 +126,7 @@ def test_what_only_the_worker_can_see_exits_2(lm_run, tmp_path, compile_cache, c
 def test_a_bad_run_file_exits_2(lm_run, tmp_path, compile_cache):
     bad = lm_run | {"loop": lm_run["loop"] | {"steps": -1, "stepz": 3}}
     (ended,) = wait_processes(start_trainer(bad, tmp_path / "run", compile_cache, {}))
-    assert ended.code == 2
+    assert ended.exit_code == 2
     assert ended.stderr.splitlines()[0].endswith("run.yaml: 2 invalid keys")
     assert "  loop.steps: Input should be greater than or equal to 1 (got -1)" in ended.stderr
     assert "  loop.stepz: unknown key" in ended.stderr
@@ -156,7 +156,7 @@ def test_data_that_one_worker_cannot_read_end_the_run_with_its_words(pair, tmp_p
     run = pair | {"data": data, "model": pair["model"] | {"vocab_size": 260}, "loop": loop}
     run |= {"checkpoint": pair["checkpoint"] | {"save_interval": 1_000_000}}
     ended = wait_processes(start_trainer(run, tmp_path / "run", compile_cache, {}, {}))
-    alone = [worker for worker in ended if worker.code == 2]
+    alone = [worker for worker in ended if worker.exit_code == 2]
     assert len(alone) == 1, ended
     assert f"data.path: {path}:401 is not JSON: Expecting value, at character 0 of the line\n" in alone[0].stderr
     assert "Traceback" not in alone[0].stderr

@@ -64,11 +64,11 @@ class CheckpointManager:
             item_handlers={"state": _array_handler(), "position": ocp.JsonCheckpointHandler()},
         )
 
-    def latest(self) -> int | None:
+    def latest_step(self) -> int | None:
         """Return the step of the newest complete checkpoint, or None; a half-written one does not count."""
         return self._manager.latest_step()
 
-    def due(self, step: int, evaluates: bool = False) -> bool:
+    def should_save(self, step: int, evaluates: bool = False) -> bool:
         """Return whether a checkpoint is due after `step` updates. evaluates: an evaluation follows.
 
         Save before evaluating, so that a failed evaluation loses nothing.
@@ -83,28 +83,28 @@ class CheckpointManager:
         saved is not overwritten. Raises DisagreementError if the replicas of the state differ.
         """
         if step in self._manager.all_steps():
-            if step not in self._retention.broken:
+            if step not in self._retention.broken_steps:
                 return
             self._manager.delete(step)
-        self._retention.broken.discard(step)
-        checksums = self._checksums.of(state, f"after update {step}")
+        self._retention.broken_steps.discard(step)
+        checksums = self._checksums.compute(state, f"after update {step}")
         content = {"format": FORMAT, "position": gather_tree(position), "checksums": checksums}
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), position=ocp.args.JsonSave(content))
         with jax.transfer_guard("allow"):
             self._manager.save(step, args=items, force=True)
 
-    def verify(self, step: int, state: Any) -> None:
+    def verify_replicas(self, step: int, state: Any) -> None:
         """Compare the replicas of the state on all devices if a check is due. Raises DisagreementError on all."""
         every = self._settings.verify_interval
         if every and step % every == 0:
-            self._checksums.of(state, f"after update {step}")
+            self._checksums.compute(state, f"after update {step}")
 
-    def score(self, step: int, **values: float) -> None:
+    def record_score(self, step: int, **values: float) -> None:
         """Record the evaluation of the weights after `step` updates, which decides the best checkpoint."""
         if self._settings.best and self._settings.best.metric in values:
-            self._retention.score(step, float(values[self._settings.best.metric]))
+            self._retention.record_score(step, float(values[self._settings.best.metric]))
 
-    def resume(self, abstract: Any) -> RestoredCheckpoint | None:
+    def restore_latest(self, abstract: Any) -> RestoredCheckpoint | None:
         """Return the newest readable checkpoint, or None if there is none.
 
         abstract: shapes, dtypes and shardings, as from `train_step.abstract_state`; shardings may differ from the saved
@@ -117,7 +117,7 @@ class CheckpointManager:
             found = self._load_verified(step, abstract)
             if isinstance(found, RestoredCheckpoint):
                 return found
-            self._retention.broken.add(step)
+            self._retention.broken_steps.add(step)
             if jax.process_index() == 0:
                 logging.warning("checkpoint of step %d is broken, skipping it: %s", step, found)
         if steps and steps[0] > self._settings.save_interval:
@@ -139,14 +139,14 @@ class CheckpointManager:
         """Return the checkpoint if every process can read it, else the problem. All processes return the same."""
         content, state, problem = {}, None, ""
         try:
-            content, state = self._read(step, abstract)
+            content, state = self._load(step, abstract)
         except BrokenCheckpointError as error:
             problem = str(error)
         problems = [f"worker {worker}: {message}" for worker, message in enumerate(gather_texts(problem)) if message]
         if problems:
             return problems[0]
         try:
-            sums = self._checksums.of(state, "as restored")
+            sums = self._checksums.compute(state, "as restored")
         except DisagreementError as error:
             return str(error)
         altered = [name for name, value in sums.items() if content["checksums"].get(name) != value]
@@ -156,7 +156,7 @@ class CheckpointManager:
             else RestoredCheckpoint(step, state, content["position"])
         )
 
-    def _read(self, step: int, abstract: Any) -> tuple[dict[str, Any], Any]:
+    def _load(self, step: int, abstract: Any) -> tuple[dict[str, Any], Any]:
         """Read the saved JSON and the state without waiting for other processes, which may fail elsewhere."""
         folder = self._folder / str(step)
         try:
@@ -280,7 +280,7 @@ class Retention:
             writes,
         )
         self._scores: dict[int, float] = {}
-        self.broken: set[int] = set()
+        self.broken_steps: set[int] = set()
         if self._best and self._file.exists():
             body = json.loads(self._file.read_text())
             if problem := format_problem(body, str(self._file)):
@@ -288,18 +288,18 @@ class Retention:
             if body["metric"] == self._best.metric:
                 self._scores = {int(step): value for step, value in body["scores"].items()}
 
-    def score(self, step: int, value: float) -> None:
+    def record_score(self, step: int, value: float) -> None:
         """Record the score of the weights after `step` updates. Process 0 writes it to scores.json."""
         assert self._best
         self._scores[step] = value
         if self._writes:
             content = {"format": FORMAT, "metric": self._best.metric, "mode": self._best.mode}
-            content |= {"best": self.best(list(self._scores))}
+            content |= {"best": self.best_step(list(self._scores))}
             partial = self._file.with_suffix(".partial")
             partial.write_text(json.dumps(content | {"scores": self._scores}, indent=1) + "\n")
             partial.replace(self._file)
 
-    def best(self, steps: Sequence[int]) -> int | None:
+    def best_step(self, steps: Sequence[int]) -> int | None:
         """Return the best of these steps, the first among equals, or None if none has been evaluated."""
         scored = sorted(step for step in steps if step in self._scores)
         if not self._best or not scored:
@@ -308,6 +308,6 @@ class Retention:
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Select checkpoints for Orbax, by `step`. Broken ones are dropped once a newer one is complete."""
-        sound = sorted(info.step for info in checkpoints if info.step not in self.broken)
-        kept = {*sound[-self._keep :], self.best(sound)}
+        sound = sorted(info.step for info in checkpoints if info.step not in self.broken_steps)
+        kept = {*sound[-self._keep :], self.best_step(sound)}
         return [info.step in kept for info in checkpoints]

@@ -67,7 +67,7 @@ class ParquetSource:
 @dataclass(frozen=True)
 class _RowGroup:
     table: pa.Table
-    place: str
+    group_location: str
     key: str
 
     def __len__(self) -> int:
@@ -77,11 +77,13 @@ class _RowGroup:
         try:
             rows = self.table.take(list(numbers)).to_pylist()
         except UnicodeDecodeError as error:  # Parquet's readers do not check the encoding
-            raise RunFileError(f"{self.key}: {self.place} contains text that is not UTF-8: {error.reason}") from None
+            raise RunFileError(
+                f"{self.key}: {self.group_location} contains text that is not UTF-8: {error.reason}"
+            ) from None
         return [{name: text or "" for name, text in row.items()} for row in rows]
 
-    def name(self, number: int) -> str:
-        return f"{self.place} row {number}"
+    def location(self, number: int) -> str:
+        return f"{self.group_location} row {number}"
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -32,7 +32,7 @@ class Group(Protocol):
         """Return these documents. Raises RunFileError if one is invalid."""
         ...
 
-    def name(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Return a document's location, for messages."""
         ...
 
@@ -66,7 +66,7 @@ class CachedSource:
 
     def __init__(self, source: DocumentSource, groups: int) -> None:
         self._source, self._groups = source, groups
-        self._kept: OrderedDict[int, Group] = OrderedDict()
+        self._cache: OrderedDict[int, Group] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -74,12 +74,12 @@ class CachedSource:
 
     def read(self, number: int) -> Group:
         with self._lock:  # readers of the same group wait for it
-            if number not in self._kept:
-                while len(self._kept) >= self._groups:
-                    self._kept.popitem(last=False)
-                self._kept[number] = self._source.read(number)
-            self._kept.move_to_end(number)
-            return self._kept[number]
+            if number not in self._cache:
+                while len(self._cache) >= self._groups:
+                    self._cache.popitem(last=False)
+                self._cache[number] = self._source.read(number)
+            self._cache.move_to_end(number)
+            return self._cache[number]
 
 
 class _ByteRange(NamedTuple):
@@ -120,23 +120,23 @@ class ByteRangeSource:
                 first = _document_start(stream, start, self._separator)
                 last = _document_start(stream, stop, self._separator)
                 stream.seek(first)
-                pieces = _pieces(stream.read(max(0, last - first)), first, self._separator)
+                pieces = _split_documents(stream.read(max(0, last - first)), first, self._separator)
         return _RangeDocuments(self, file, [piece for piece in pieces if piece[1].strip()])
 
-    def parsed(self, file: str, at: int, raw: bytes) -> Document:
+    def parse_document(self, file: str, at: int, raw: bytes) -> Document:
         """Parse the document at a byte offset of its file. Raises RunFileError."""
         try:
             return self._parse(raw)
         except ColumnError as error:
-            raise RunFileError(f"{self._column_key}: {self.place(file, at)} {error}") from None
+            raise RunFileError(f"{self._column_key}: {self.location(file, at)} {error}") from None
         except UnicodeDecodeError as error:
             message = f"is not UTF-8 ({error.reason} at byte {at + error.start} of the file)"
-            raise RunFileError(f"{self._key}: {self.place(file, at)} {message}") from None
+            raise RunFileError(f"{self._key}: {self.location(file, at)} {message}") from None
         except json.JSONDecodeError as error:
             message = f"is not JSON: {error.msg}, at character {error.pos} of the line"
-            raise RunFileError(f"{self._key}: {self.place(file, at)} {message}") from None
+            raise RunFileError(f"{self._key}: {self.location(file, at)} {message}") from None
 
-    def place(self, file: str, at: int) -> str:
+    def location(self, file: str, at: int) -> str:
         """Return the location as `corpus.jsonl:12`: the line that begins at that byte, or contains it."""
         line = 1
         with files.open_file(file) as stream:
@@ -154,16 +154,16 @@ class ColumnError(ValueError):
 class _RangeDocuments:
     source: ByteRangeSource
     file: str
-    pieces: list[tuple[int, bytes]]  # offset in the file, and content
+    documents: list[tuple[int, bytes]]  # offset in the file, and content
 
     def __len__(self) -> int:
-        return len(self.pieces)
+        return len(self.documents)
 
     def take(self, numbers: Sequence[int]) -> list[Document]:
-        return [self.source.parsed(self.file, *self.pieces[number]) for number in numbers]
+        return [self.source.parse_document(self.file, *self.documents[number]) for number in numbers]
 
-    def name(self, number: int) -> str:
-        return self.source.place(self.file, self.pieces[number][0])
+    def location(self, number: int) -> str:
+        return self.source.location(self.file, self.documents[number][0])
 
 
 def _document_start(stream: IO[bytes], at: int, separator: bytes) -> int:
@@ -183,7 +183,7 @@ def _document_start(stream: IO[bytes], at: int, separator: bytes) -> int:
     return position + len(window)
 
 
-def _pieces(raw: bytes, at: int, separator: bytes) -> list[tuple[int, bytes]]:
+def _split_documents(raw: bytes, at: int, separator: bytes) -> list[tuple[int, bytes]]:
     pieces = []
     for piece in raw.split(separator):
         pieces.append((at, piece))
@@ -201,16 +201,16 @@ def json_parser(columns: tuple[str, ...]) -> Callable[[bytes], Document]:
     def parse(raw: bytes) -> Document:
         row = json.loads(raw)
         if not isinstance(row, dict):
-            raise ColumnError(f"is not an object with columns, but {_short(row)}")
+            raise ColumnError(f"is not an object with columns, but {_abbreviate(row)}")
         for column in columns:
             if column not in row:
                 raise ColumnError(f"has no column {column!r}; it has {', '.join(map(repr, row))}")
             if not isinstance(row[column], str):
-                raise ColumnError(f"has no text in column {column!r}, but {_short(row[column])}")
+                raise ColumnError(f"has no text in column {column!r}, but {_abbreviate(row[column])}")
         return {column: row[column] for column in columns}
 
     return parse
 
 
-def _short(value: object) -> str:
+def _abbreviate(value: object) -> str:
     return json.dumps(value)[:80]

@@ -23,16 +23,21 @@ class ArithmeticProblems:
     """Problems of one seed, with operands up to those in `data`; see `data.problem.ProblemSource`."""
 
     def __init__(self, data: ArithmeticData, seed: int) -> None:
-        self._first_operands, self._seconds = range(1, data.largest_first + 1), range(1, data.largest_second + 1)
+        self._first_operands, self._second_operands = (
+            range(1, data.largest_first + 1),
+            range(1, data.largest_second + 1),
+        )
         self._seed = seed
 
     def train(self, step: int, count: int) -> list[Problem]:
         draw = random.Random(f"{self._seed} train {step}")  # noqa: S311 - nothing here is secret
-        return [_problem(*draw.choice(self._training), draw.choice(NAMES), draw.choice(OBJECTS)) for _ in range(count)]
+        return [
+            _problem(*draw.choice(self._train_problems), draw.choice(NAMES), draw.choice(OBJECTS)) for _ in range(count)
+        ]
 
     def held_out(self, count: int | None) -> list[Problem]:
         """Return distinct held-out problems. Raises RunFileError if there are too few."""
-        every = [_problem(*sum_, n, t) for sum_ in self._held_out for n in NAMES for t in OBJECTS]
+        every = [_problem(*sum_, n, t) for sum_ in self._held_out_problems for n in NAMES for t in OBJECTS]
         count = len(every) if count is None else count
         if count > len(every):
             raise RunFileError(f"loop.eval_prompts: only {len(every)} held-out prompts exist, not {count}")
@@ -41,19 +46,19 @@ class ArithmeticProblems:
     @cached_property
     def held_out_pairs(self) -> frozenset[tuple[int, int]]:
         """Return unordered pairs, the smaller number first."""
-        pairs = sorted({(min(p), max(p)) for p in itertools.product(self._first_operands, self._seconds)})
+        pairs = sorted({(min(p), max(p)) for p in itertools.product(self._first_operands, self._second_operands)})
         return frozenset(random.Random(f"{self._seed} pairs").sample(pairs, round(HELD_OUT_FRACTION * len(pairs))))  # noqa: S311
 
     @cached_property
-    def _training(self) -> list[tuple[str, int, int]]:
+    def _train_problems(self) -> list[tuple[str, int, int]]:
         return [s for s in self._all_problems() if (min(s[1:]), max(s[1:])) not in self.held_out_pairs]
 
     @cached_property
-    def _held_out(self) -> list[tuple[str, int, int]]:
+    def _held_out_problems(self) -> list[tuple[str, int, int]]:
         return [s for s in self._all_problems() if (min(s[1:]), max(s[1:])) in self.held_out_pairs]
 
     def _all_problems(self) -> list[tuple[str, int, int]]:
-        every = itertools.product(VERBS, self._first_operands, self._seconds)
+        every = itertools.product(VERBS, self._first_operands, self._second_operands)
         return [(operator, x, y) for operator, x, y in every if operator == "+" or x >= y]
 
 

@@ -70,17 +70,17 @@ class Dataset:
         return CharacterTokenizer(windows.read_texts(self._data))
 
     @property
-    def begin(self) -> list[int]:
+    def bos_ids(self) -> list[int]:
         """Return the special token before each document, if any. Raises RunFileError."""
-        special = self.tokenizer.special
+        special = self.tokenizer.special_tokens
         return [special[self._data.bos]] if self._data.bos in special else []
 
     @property
-    def end(self) -> int | None:
+    def eos_id(self) -> int | None:
         """Return the special token after each document. Raises RunFileError."""
-        return self.tokenizer.special.get(self._data.eos or "")
+        return self.tokenizer.special_tokens.get(self._data.eos or "")
 
-    def training(self, loop: LmLoop, seed: int, rows: range) -> BatchStream:
+    def train_batches(self, loop: LmLoop, seed: int, rows: range) -> BatchStream:
         """Return `rows` of every global batch, from the beginning. Raises RunFileError if they cannot be built."""
         if self._uses_windows:
             return _WindowBatches(self._window_text(loop), loop, seed, rows)
@@ -88,7 +88,7 @@ class Dataset:
 
         return streams.train_batches(self._data, self.tokenizer, loop, seed, rows)
 
-    def validation(self, loop: LmLoop, rows: range) -> list[Batch]:
+    def validation_batches(self, loop: LmLoop, rows: range) -> list[Batch]:
         """Return `rows` of the `loop.eval_batches` evaluation batches, which are the same for any number of processes.
 
         Rows past the end of the data have weight 0. Raises RunFileError.
@@ -101,46 +101,46 @@ class Dataset:
         return streams.validation_batches(self._data, self.tokenizer, loop, rows)
 
     @property
-    def fields(self) -> dict[str, str]:
+    def batch_dtypes(self) -> dict[str, str]:
         """Return a batch's array names and their dtypes."""
         plain = {"tokens": "int32", "targets": "int32", "weights": "float32"}
         return plain | ({"segments": "int32", "positions": "int32"} if self._data.packing == "documents" else {})
 
     @property
-    def vocab(self) -> int:
+    def vocab_size(self) -> int:
         """Return the smallest `model.vocab_size` that the data allow. Raises RunFileError."""
         return (
             BYTE_VOCAB_SIZE
             if self._uses_windows and isinstance(self.tokenizer, loading.ByteTokenizer)
-            else self.tokenizer.vocab
+            else self.tokenizer.vocab_size
         )
 
     def check_vocab_size(self, model_vocab: int) -> None:
         """Raise RunFileError if the tokenizer has ids beyond the model's vocabulary."""
-        if self.vocab > model_vocab:
+        if self.vocab_size > model_vocab:
             message = (
-                f"{model_vocab} is too small for data.tokenizer={self._data.tokenizer}, which has {self.vocab} ids"
+                f"{model_vocab} is too small for data.tokenizer={self._data.tokenizer}, which has {self.vocab_size} ids"
             )
             raise RunFileError(
-                f"model.vocab_size: {message}; set at least {self.vocab}, or use the tokenizer of the weights"
+                f"model.vocab_size: {message}; set at least {self.vocab_size}, or use the tokenizer of the weights"
             )
 
     def token_bytes(self) -> np.ndarray:
         """Return each token's bytes of text, int32 [vocab], for bits per byte; 0 for special tokens."""
-        return self.tokenizer.token_bytes()[: self.vocab]
+        return self.tokenizer.token_bytes()[: self.vocab_size]
 
     @property
     def _uses_windows(self) -> bool:
         return self._data.packing == "windows"
 
     @cached_property
-    def _text(self) -> windows.TextSplits:
+    def _loaded_text(self) -> windows.TextSplits:
         assert isinstance(self._data, TextData)
         return windows.load_text(self._data, self.tokenizer)
 
     def _window_text(self, loop: LmLoop) -> windows.TextSplits:
-        self._text.check(loop.seq_len)
-        return self._text
+        self._loaded_text.check_length(loop.seq_len)
+        return self._loaded_text
 
 
 class _WindowBatches:

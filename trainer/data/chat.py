@@ -28,7 +28,7 @@ class ChatMessage(NamedTuple):
     """One chat message. role: system, user or assistant."""
 
     role: str
-    text: str
+    content: str
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class ChatTemplate:
     """Format of turns: the text before and after each, with the role's name in place of ROLE."""
 
     bos: str | None
-    before: tuple[PromptPart, ...]
-    after: tuple[PromptPart, ...]
-    roles: dict[str, str]
-    end: str
+    prefix: tuple[PromptPart, ...]
+    suffix: tuple[PromptPart, ...]
+    role_names: dict[str, str]
+    end_of_turn: str
     """Special token that ends the model's turn."""
 
 
@@ -47,24 +47,24 @@ ROLE_PLACEHOLDER = "{role}"
 CHAT_TEMPLATES = {
     "gemma": ChatTemplate(
         bos="<bos>",
-        before=(SpecialToken("<start_of_turn>"), ROLE_PLACEHOLDER, "\n"),
-        after=(SpecialToken("<end_of_turn>"), "\n"),
-        roles={"user": "user", "assistant": "model"},  # a system message begins the user's first turn
-        end="<end_of_turn>",
+        prefix=(SpecialToken("<start_of_turn>"), ROLE_PLACEHOLDER, "\n"),
+        suffix=(SpecialToken("<end_of_turn>"), "\n"),
+        role_names={"user": "user", "assistant": "model"},  # a system message begins the user's first turn
+        end_of_turn="<end_of_turn>",
     ),
     "llama3": ChatTemplate(
         bos="<|begin_of_text|>",
-        before=(SpecialToken("<|start_header_id|>"), ROLE_PLACEHOLDER, SpecialToken("<|end_header_id|>"), "\n\n"),
-        after=(SpecialToken("<|eot_id|>"),),
-        roles={"system": "system", "user": "user", "assistant": "assistant"},
-        end="<|eot_id|>",
+        prefix=(SpecialToken("<|start_header_id|>"), ROLE_PLACEHOLDER, SpecialToken("<|end_header_id|>"), "\n\n"),
+        suffix=(SpecialToken("<|eot_id|>"),),
+        role_names={"system": "system", "user": "user", "assistant": "assistant"},
+        end_of_turn="<|eot_id|>",
     ),
     "qwen": ChatTemplate(
         bos=None,
-        before=(SpecialToken("<|im_start|>"), ROLE_PLACEHOLDER, "\n"),
-        after=(SpecialToken("<|im_end|>"), "\n"),
-        roles={"system": "system", "user": "user", "assistant": "assistant"},
-        end="<|im_end|>",
+        prefix=(SpecialToken("<|im_start|>"), ROLE_PLACEHOLDER, "\n"),
+        suffix=(SpecialToken("<|im_end|>"), "\n"),
+        role_names={"system": "system", "user": "user", "assistant": "assistant"},
+        end_of_turn="<|im_end|>",
     ),
 }
 
@@ -85,10 +85,10 @@ def chat_prompt(form: ChatTemplate, prompt: Prompt, question: str) -> list[Promp
             ChatMessage("assistant", format_solution(prompt, shot.answer)),
         ]
     turns.append(ChatMessage("user", _format_question(prompt, question)))
-    if "system" not in form.roles and turns[0].role == "system":
+    if "system" not in form.role_names and turns[0].role == "system":
         system, first, *rest = turns
-        turns = [ChatMessage("user", f"{system.text.strip()}\n\n{first.text.strip()}"), *rest]
-    pieces = [piece for turn in turns for piece in (*_role_prefix(form, turn.role), turn.text.strip(), *form.after)]
+        turns = [ChatMessage("user", f"{system.content.strip()}\n\n{first.content.strip()}"), *rest]
+    pieces = [piece for turn in turns for piece in (*_role_prefix(form, turn.role), turn.content.strip(), *form.suffix)]
     return list(_merge([*pieces, *_role_prefix(form, "assistant")]))
 
 
@@ -106,7 +106,7 @@ def _format_question(prompt: Prompt, question: str) -> str:
 
 
 def _role_prefix(form: ChatTemplate, role: str) -> tuple[PromptPart, ...]:
-    return tuple(form.roles[role] if piece == ROLE_PLACEHOLDER else piece for piece in form.before)
+    return tuple(form.role_names[role] if piece == ROLE_PLACEHOLDER else piece for piece in form.prefix)
 
 
 def _merge(pieces: Sequence[PromptPart]) -> Iterator[PromptPart]:

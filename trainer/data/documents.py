@@ -37,28 +37,28 @@ class DocumentEncoder:
         if self._template is None:
             assert self._column is not None
             texts = self._tokenizer.encode([row[self._column] for row in rows])
-            return [self._document((), ids, bos_counts=1) for ids in texts]
-        prompts = self._tokenizer.encode([self._filled(self._template.prompt, row) for row in rows])
-        answers = self._tokenizer.encode([self._filled(self._template.answer, row) for row in rows])
-        return [self._document(prompt, answer, bos_counts=0) for prompt, answer in zip(prompts, answers, strict=True)]
+            return [self._to_array((), ids, bos_counts=1) for ids in texts]
+        prompts = self._tokenizer.encode([self._fill_template(self._template.prompt, row) for row in rows])
+        answers = self._tokenizer.encode([self._fill_template(self._template.answer, row) for row in rows])
+        return [self._to_array(prompt, answer, bos_counts=0) for prompt, answer in zip(prompts, answers, strict=True)]
 
-    def _document(self, prompt: Sequence[int] | np.ndarray, text: np.ndarray, bos_counts: int) -> np.ndarray:
+    def _to_array(self, prompt: Sequence[int] | np.ndarray, text: np.ndarray, bos_counts: int) -> np.ndarray:
         ids = np.concatenate([self._bos, prompt, text, self._eos]).astype(np.int32)
         counts = np.ones(len(ids), np.int32)
         counts[: len(self._bos)] = bos_counts
         counts[len(self._bos) : len(self._bos) + len(prompt)] = 0
         return np.stack([ids, counts], axis=1)
 
-    def _filled(self, template: str, row: Document) -> str:
+    def _fill_template(self, template: str, row: Document) -> str:
         columns = {name: self._remove.sub("", text) if self._remove else text for name, text in row.items()}
         return template.format_map(columns)
 
 
 def _special_id(name: str, key: str, tokenizer: Tokenizer) -> int:
-    if name not in tokenizer.special:
-        choices = ", ".join(tokenizer.special) or "none"
+    if name not in tokenizer.special_tokens:
+        choices = ", ".join(tokenizer.special_tokens) or "none"
         raise RunFileError(f"{key}: the tokenizer has no special token {name}; it has {choices}")
-    return tokenizer.special[name]
+    return tokenizer.special_tokens[name]
 
 
 GROUPS_PER_STREAM = 8
@@ -89,29 +89,29 @@ class Split:
     def splits_by_group(self) -> bool:
         return len(self.source) >= GROUPS_PER_STREAM * self.streams
 
-    def groups(self, stream: int, epoch: int) -> np.ndarray:
+    def group_order(self, stream: int, epoch: int) -> np.ndarray:
         """Return the groups that a stream reads in an epoch, in order."""
         if self.splits_by_group:
             return self._shuffled(np.arange(stream, len(self.source), self.streams), epoch, stream)
         return self._shuffled(np.arange(len(self.source)), epoch)  # the same for all streams, so they can share groups
 
-    def documents(self, stream: int, epoch: int, group: int, count: int) -> np.ndarray:
+    def document_order(self, stream: int, epoch: int, group: int, count: int) -> np.ndarray:
         """Return a stream's document indices among the `count` of a group, in order."""
-        numbers = self._kept(group, count)
+        numbers = self._in_split(group, count)
         if not self.splits_by_group:
             numbers = numbers[(stream - _group_offset(group)) % self.streams :: self.streams]
         return self._shuffled(numbers, epoch, group)
 
-    def shared(self) -> "Split":
+    def with_cached_groups(self) -> "Split":
         """Return a split that reads groups common to all streams once, if the streams advance together."""
         return self if self.splits_by_group else replace(self, source=CachedSource(self.source, CACHED_GROUPS))
 
     def is_empty(self) -> bool:
         """Return whether no stream has a document, reading groups until one is found."""
         sizes = ((i, len(self.source.read(i))) for i in range(len(self.source)))
-        return not any(self._kept(group, count).size for group, count in sizes)
+        return not any(self._in_split(group, count).size for group, count in sizes)
 
-    def _kept(self, group: int, count: int) -> np.ndarray:
+    def _in_split(self, group: int, count: int) -> np.ndarray:
         """Return the indices of a group's documents in this part."""
         shares = np.floor((np.arange(count + 1) + _group_offset(group)) * self.fraction)
         return np.flatnonzero((np.diff(shares) > 0) == self.is_validation)
@@ -173,26 +173,26 @@ class _DocumentIterator(grain.DatasetIterator):
     def _advance(self) -> None:
         """Encode the next few documents, or advance to the next group or epoch."""
         if self._groups is None:
-            self._groups = self._split.groups(self._stream, self._epoch)
+            self._groups = self._split.group_order(self._stream, self._epoch)
         if self._at >= len(self._groups):
             self._end_epoch()
             return
         number = int(self._groups[self._at])
         if self._group is None:
             self._group = self._split.source.read(number)
-            self._numbers = self._split.documents(self._stream, self._epoch, number, len(self._group))
+            self._numbers = self._split.document_order(self._stream, self._epoch, number, len(self._group))
         chosen = self._numbers[self._document : self._document + ENCODE_BATCH_SIZE]
         if chosen.size:
             encoded = self._encode(self._group.take(chosen.tolist()))
             for document, tokens in zip(chosen.tolist(), encoded, strict=True):
-                self._take(tokens, self._group, document)
+                self._add_pieces(tokens, self._group, document)
         if self._document >= len(self._numbers):
             self._group, self._at, self._document = None, self._at + 1, 0
 
-    def _take(self, tokens: np.ndarray, group: Group, number: int) -> None:
+    def _add_pieces(self, tokens: np.ndarray, group: Group, number: int) -> None:
         pieces = self._cut(tokens)
         if isinstance(pieces, str):
-            self._skip_document(f"{group.name(number)} {pieces}")
+            self._skip_document(f"{group.location(number)} {pieces}")
             pieces = []
         last, at = len(pieces) - 1, {"epoch": self._epoch, "group": self._at, "document": self._document}
         for i, piece in enumerate(pieces):

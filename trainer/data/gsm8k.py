@@ -28,7 +28,7 @@ class Gsm8kProblems:
         self._seed = seed
         train, held_out = read_problems(cfg.path, "data.path"), read_problems(cfg.eval_path, "data.eval_path")
         self._train, self._held_out = fitting(train), fitting(held_out)
-        self.too_long = len(train) + len(held_out) - len(self._train) - len(self._held_out)
+        self.num_too_long = len(train) + len(held_out) - len(self._train) - len(self._held_out)
         for kept, key in ((self._train, "data.path"), (self._held_out, "data.eval_path")):
             if not kept:
                 raise RunFileError(f"loop.max_prompt_length: every question of {key} is longer")

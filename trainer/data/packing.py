@@ -84,42 +84,42 @@ class _FlatIterator(grain.DatasetIterator):
     def __init__(self, documents: grain.DatasetIterator, sequence: int) -> None:
         super().__init__(documents)
         self._sequence = sequence
-        self._held: deque[tuple[np.ndarray, Any]] = deque()  # documents, each with the state before it
-        self._token = 0
+        self._buffer: deque[tuple[np.ndarray, Any]] = deque()  # documents, each with the state before it
+        self._offset = 0
 
     def get_state(self) -> dict[str, Any]:
-        return {"documents": self._held[0][1] if self._held else self._parent.get_state(), "token": self._token}
+        return {"documents": self._buffer[0][1] if self._buffer else self._parent.get_state(), "token": self._offset}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._parent.set_state(state["documents"])
-        self._held.clear()
-        self._token = state["token"]
+        self._buffer.clear()
+        self._offset = state["token"]
 
     def __next__(self) -> Row:
-        size = sum(len(tokens) for tokens, _ in self._held) - self._token
+        size = sum(len(tokens) for tokens, _ in self._buffer) - self._offset
         while size <= self._sequence:
             before = self._parent.get_state()
             try:
                 tokens = next(self._parent)
             except StopIteration:
                 break
-            self._held.append((tokens, before))
+            self._buffer.append((tokens, before))
             size += len(tokens)
         if size < 2:
             raise StopIteration
-        return self._row()
+        return self._next_row()
 
-    def _row(self) -> Row:
+    def _next_row(self) -> Row:
         """Return the next row, padded at the end of the stream."""
         row = np.zeros((self._sequence + 1, 2), np.int32)
         filled = 0
-        for tokens, _ in self._held:
-            start = self._token if filled == 0 else 0
+        for tokens, _ in self._buffer:
+            start = self._offset if filled == 0 else 0
             piece = tokens[start : start + self._sequence + 1 - filled]
             row[filled : filled + len(piece)] = piece
             filled += len(piece)
-        self._token += self._sequence
-        while self._held and self._token >= len(self._held[0][0]):
-            self._token -= len(self._held.popleft()[0])
+        self._offset += self._sequence
+        while self._buffer and self._offset >= len(self._buffer[0][0]):
+            self._offset -= len(self._buffer.popleft()[0])
         ids, counts = row.T
         return {"tokens": ids[:-1], "targets": ids[1:], "weights": counts[1:].astype(np.float32)}

@@ -8,7 +8,7 @@ class Problem(NamedTuple):
 
     question: str
     answer: str
-    worked: str
+    solution: str
 
 
 class Question(NamedTuple):
@@ -17,10 +17,10 @@ class Question(NamedTuple):
     text: the prompt as text; tokens: the prompt; worked: tokens of a worked response, including the end.
     """
 
-    text: str
-    tokens: list[int]
+    prompt: str
+    prompt_tokens: list[int]
     answer: str
-    worked: list[int]
+    solution_tokens: list[int]
 
 
 class ProblemSource(Protocol):

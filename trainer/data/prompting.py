@@ -25,20 +25,20 @@ class PromptEncoder:
         self._tokenizer = loading.load_tokenizer(data.tokenizer)
         bos = data.bos or (self._template.bos if self._template else None)
         self._bos = [self._special_id(bos, "data.bos" if data.bos else "data.chat_template")] if bos else []
-        ends = [self._special_id(self._template.end, "data.chat_template")] if self._template else []
+        ends = [self._special_id(self._template.end_of_turn, "data.chat_template")] if self._template else []
         ends += [self._special_id(data.eos, "data.eos")] if data.eos else []
-        self.ends = tuple(dict.fromkeys(ends))
-        self.vocab = self._tokenizer.vocab
+        self.stop_tokens = tuple(dict.fromkeys(ends))
+        self.vocab_size = self._tokenizer.vocab_size
 
-    def questions(self, problems: Sequence[Problem]) -> list[Question]:
+    def encode(self, problems: Sequence[Problem]) -> list[Question]:
         """Return questions with tokenized prompts and tokenized worked answers, including their end."""
-        prompts = [self._pieces(problem.question) for problem in problems]
+        prompts = [self._parts(problem.question) for problem in problems]
         texts = [piece for pieces in prompts for piece in pieces if not isinstance(piece, SpecialToken)]
-        worked = [self._answered(problem.worked) for problem in problems]
+        worked = [self._format_solution(problem.solution) for problem in problems]
         ids = (found.tolist() for found in self._tokenizer.encode([*texts, *worked]))
-        tokens = [self._ids(pieces, ids) for pieces in prompts]
+        tokens = [self._to_ids(pieces, ids) for pieces in prompts]
         return [
-            Question(chat.render(pieces), prompt, problem.answer, [*answer, self.ends[0]])
+            Question(chat.render(pieces), prompt, problem.answer, [*answer, self.stop_tokens[0]])
             for problem, pieces, prompt, answer in zip(problems, prompts, tokens, ids, strict=True)
         ]
 
@@ -46,14 +46,14 @@ class PromptEncoder:
         """Return the text of a response, without special tokens."""
         return self._tokenizer.decode(tokens)
 
-    def _pieces(self, question: str) -> list[PromptPart]:
+    def _parts(self, question: str) -> list[PromptPart]:
         return (
             chat.chat_prompt(self._template, self._prompt, question)
             if self._template
             else chat.plain_prompt(self._prompt, question)
         )
 
-    def _ids(self, pieces: Sequence[PromptPart], texts: Iterator[list[int]]) -> list[int]:
+    def _to_ids(self, pieces: Sequence[PromptPart], texts: Iterator[list[int]]) -> list[int]:
         """Return the ids of a prompt. texts: ids of its text pieces, in order."""
         ids = list(self._bos)
         for piece in pieces:
@@ -62,13 +62,13 @@ class PromptEncoder:
             )
         return ids
 
-    def _answered(self, worked: str) -> str:
+    def _format_solution(self, worked: str) -> str:
         """Return a worked answer; chats strip surrounding white space, as in earlier turns of the model."""
         text = chat.format_solution(self._prompt, worked)
         return text.strip() if self._template else text
 
     def _special_id(self, name: str, key: str) -> int:
-        special = self._tokenizer.special
+        special = self._tokenizer.special_tokens
         if name not in special:
             choices = ", ".join(list(special)[:12]) or "none"
             raise RunFileError(f"{key}: the tokenizer has no special token {name}; it has {choices}")

@@ -17,31 +17,33 @@ class QuestionSet:
 
     def __init__(self, data: QuestionData, loop: GrpoLoop, seed: int) -> None:
         """Raise RunFileError if the tokenizer or the files cannot be used."""
-        self.prompting = PromptEncoder(data)
-        self._max_prompt_length, self.too_long = loop.max_prompt_length, 0
+        self.prompt_encoder = PromptEncoder(data)
+        self._max_prompt_length, self.num_too_long = loop.max_prompt_length, 0
         if isinstance(data, Gsm8kData):
             rows = Gsm8kProblems(data, seed, self._fitting_problems)
-            self._problems, self.too_long = rows, rows.too_long
+            self._problems, self.num_too_long = rows, rows.num_too_long
         else:
             assert isinstance(data, ArithmeticData)
             self._problems: ProblemSource = ArithmeticProblems(data, seed)
 
     def train(self, step: int, count: int) -> list[Question]:
         """Return a training step's questions, see `ProblemSource.train`."""
-        return self._short(self.prompting.questions(self._problems.train(step, count)))
+        return self._drop_too_long(self.prompt_encoder.encode(self._problems.train(step, count)))
 
     def held_out(self, count: int | None) -> list[Question]:
         """Return the evaluation questions, see `ProblemSource.held_out`."""
-        return self._short(self.prompting.questions(self._problems.held_out(count)))
+        return self._drop_too_long(self.prompt_encoder.encode(self._problems.held_out(count)))
 
     def _fitting_problems(self, problems: list[Problem]) -> list[Problem]:
-        asked = self.prompting.questions(problems)
+        asked = self.prompt_encoder.encode(problems)
         return [
-            p for p, question in zip(problems, asked, strict=True) if len(question.tokens) <= self._max_prompt_length
+            p
+            for p, question in zip(problems, asked, strict=True)
+            if len(question.prompt_tokens) <= self._max_prompt_length
         ]
 
-    def _short(self, questions: list[Question]) -> list[Question]:
-        longest = max(len(question.tokens) for question in questions)
+    def _drop_too_long(self, questions: list[Question]) -> list[Question]:
+        longest = max(len(question.prompt_tokens) for question in questions)
         if longest > self._max_prompt_length:
             raise RunFileError(
                 f"loop.max_prompt_length: a prompt has {longest} tokens, more than {self._max_prompt_length}"

@@ -68,14 +68,14 @@ class PackedBatches:
 
     def __init__(self, together: "_StreamGroup", data: PackedData, loop: LmLoop) -> None:
         self._stream_group, self._reads_ahead = together, data.prefetch_batches > 0
-        self._ahead = _Prefetcher(together, data.prefetch_batches)
-        self._close = finalize(self, _close, self._ahead, together)  # closes it even if the owner does not
-        self._start()
-        self._of = {
+        self._prefetcher = _Prefetcher(together, data.prefetch_batches)
+        self._close = finalize(self, _close, self._prefetcher, together)  # closes it even if the owner does not
+        self._start_reading()
+        self._settings = {
             "data.packing": data.packing,
             "data.streams": data.streams,
             "loop.seq_len": loop.seq_len,
-            "data.path": f"{together.groups} groups",
+            "data.path": f"{together.num_groups} groups",
         }
 
     def __iter__(self) -> "PackedBatches":
@@ -83,31 +83,31 @@ class PackedBatches:
 
     def __next__(self) -> Batch:
         try:
-            return next(self._ahead)
+            return next(self._prefetcher)
         except RunFileError as error:
             raise LocalRunFileError(str(error)) from None
 
     def position(self) -> dict[str, Any]:
-        return self._ahead.get_state() | {"of": self._of}
+        return self._prefetcher.get_state() | {"of": self._settings}
 
     def restore(self, position: dict[str, Any]) -> None:
         began = position.get("of", {"data.packing": "windows"})
-        for key, value in self._of.items():
+        for key, value in self._settings.items():
             if began.get(key) != value:
                 raise RunFileError(
                     f"{key}: the checkpoint was written with {began.get(key)}, not {value}; resume with the original "
                     "data settings"
                 )
-        self._ahead.set_state({name: position[name] for name in self._stream_group.get_state()})
-        self._start()
+        self._prefetcher.set_state({name: position[name] for name in self._stream_group.get_state()})
+        self._start_reading()
 
     def close(self) -> None:
         self._close()
 
-    def _start(self) -> None:
+    def _start_reading(self) -> None:
         """Start prefetching before the first batch is requested, while the loop compiles."""
         if self._reads_ahead:
-            self._ahead.start_prefetch()
+            self._prefetcher.start_prefetch()
 
 
 def _close(ahead: ThreadPrefetchDatasetIterator, together: "_StreamGroup") -> None:
@@ -126,11 +126,11 @@ class _StreamGroup:
             )
         self._rows_per_stream = loop.rows // data.streams
         numbers = range(rows.start // self._rows_per_stream, -(-rows.stop // self._rows_per_stream))
-        self.groups = len(whole.source)
-        encode, whole = DocumentEncoder(data, tokenizer), whole.shared()
+        self.num_groups = len(whole.source)
+        encode, whole = DocumentEncoder(data, tokenizer), whole.with_cached_groups()
         self._streams = {i: iter(_stream_rows(data, whole, i, encode, loop.seq_len)) for i in numbers}
         first = numbers.start * self._rows_per_stream
-        self._mine = slice(rows.start - first, rows.stop - first)
+        self._own_rows = slice(rows.start - first, rows.stop - first)
         self._padding_row = packing.padding_row(loop.seq_len, data.packing)
         self._pool = ThreadPoolExecutor(min(MAX_READERS, len(numbers)), thread_name_prefix="data")
 
@@ -139,7 +139,7 @@ class _StreamGroup:
 
     def __next__(self) -> Batch:
         rows = [row for found in self._pool.map(self._next_rows, self._streams.values()) for row in found]
-        return {name: np.stack([row[name] for row in rows[self._mine]]) for name in self._padding_row}
+        return {name: np.stack([row[name] for row in rows[self._own_rows]]) for name in self._padding_row}
 
     def get_state(self) -> dict[str, Any]:
         return {str(i): stream.get_state() for i, stream in self._streams.items()}

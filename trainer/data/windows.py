@@ -19,7 +19,7 @@ class TextSplits:
     validation: np.ndarray  # unsigned [tokens]
     sources: tuple[str, str]  # "data.path: FILE" of each, for messages
 
-    def check(self, sequence: int) -> None:
+    def check_length(self, sequence: int) -> None:
         """Raise RunFileError if a part is too short for sequences of that length."""
         parts = {"train": self.train, "validation": self.validation}
         for source, (name, tokens) in zip(self.sources, parts.items(), strict=True):

@@ -33,8 +33,8 @@ class BatchSharding:
     mesh: Mesh
     accumulation: int
     micro_batch_rows: int
-    devices: int
-    lots: dict[Any, int]
+    num_devices: int
+    row_block_of_device: dict[Any, int]
     rows: range
 
     @property
@@ -43,19 +43,19 @@ class BatchSharding:
         return meshes.named_sharding(self.mesh, *self._leading_axes)
 
     def shape(self, sequence: int) -> tuple[int, ...]:
-        at_a_time = self.micro_batch_rows * self.devices
+        at_a_time = self.micro_batch_rows * self.num_devices
         return (at_a_time, sequence) if self.accumulation == 1 else (self.accumulation, at_a_time, sequence)
 
-    def place(self, batch: Batch) -> DeviceBatch:
+    def to_devices(self, batch: Batch) -> DeviceBatch:
         """Place this process's rows, [rows, T] each, on its devices as part of the global arrays."""
         size, sharding = self.micro_batch_rows * self.accumulation, self.sharding
-        starts = [lot * size - self.rows.start for lot in self.lots.values()]
+        starts = [lot * size - self.rows.start for lot in self.row_block_of_device.values()]
 
         def put(values: np.ndarray) -> jax.Array:
             parts = [values[start : start + size] for start in starts]
             if self.accumulation > 1:
                 parts = [part.reshape(self.accumulation, self.micro_batch_rows, -1) for part in parts]
-            parts = jax.device_put(parts, list(self.lots))
+            parts = jax.device_put(parts, list(self.row_block_of_device))
             return jax.make_array_from_single_device_arrays(self.shape(values.shape[1]), sharding, parts)
 
         return {name: put(values) for name, values in batch.items()}

@@ -27,7 +27,7 @@ class ReplicaChecksums:
     def __init__(self) -> None:
         self._programs: dict[Any, Any] = {}
 
-    def of(self, tree: Any, when: str) -> dict[str, int]:
+    def compute(self, tree: Any, when: str) -> dict[str, int]:
         """Return the checksum of every array, by its path. All processes must call it, and all get the same.
 
         tree: of jax.Array with NamedSharding, all on one mesh. when: phrase for the message, e.g. "after update 30".

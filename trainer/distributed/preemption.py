@@ -24,16 +24,16 @@ class PreemptionNotice:
     """Context manager that listens for the notice; with several processes JAX does so once they have joined."""
 
     def __init__(self) -> None:
-        self._asked, self._told = 0, False
+        self._num_polls, self._received = 0, False
         self._previous_handler: Any = None
 
-    def agreed(self, step: int) -> bool:
+    def should_stop(self, step: int) -> bool:
         """Return whether all processes should save after `step` updates and exit.
 
         All must call it at the same points of the program, as often as they like, and get the same result there. Only
         after a notice does a caller wait for processes that are behind.
         """
-        self._asked += 1
+        self._num_polls += 1
         if not self._sync_point_reached():
             return False
         if jax.process_index() == 0:
@@ -42,19 +42,19 @@ class PreemptionNotice:
 
     def _sync_point_reached(self) -> bool:
         if jax.process_count() == 1:
-            return self._told
+            return self._received
         from jax.experimental.multihost_utils import reached_preemption_sync_point
 
-        return reached_preemption_sync_point(self._asked)
+        return reached_preemption_sync_point(self._num_polls)
 
     def __enter__(self) -> Self:
         if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
-            self._previous_handler = signal.signal(signal.SIGTERM, self._take)
+            self._previous_handler = signal.signal(signal.SIGTERM, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._previous_handler is not None:
             signal.signal(signal.SIGTERM, self._previous_handler)
 
-    def _take(self, *_: object) -> None:
-        self._told = True
+    def _on_signal(self, *_: object) -> None:
+        self._received = True

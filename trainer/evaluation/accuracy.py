@@ -40,7 +40,7 @@ class Evaluator:
     def __init__(self, loop: GrpoLoop, asked: QuestionSet, sampler: Sampler, checks: RewardPool, seed: int) -> None:
         """Raise RunFileError if there are too few questions."""
         self._loop, self._sampler = loop, sampler
-        self._answer_evaluator = AnswerEvaluator(sampler, asked.prompting, checks)
+        self._answer_evaluator = AnswerEvaluator(sampler, asked.prompt_encoder, checks)
         self._held_out = asked.held_out(loop.eval_prompts)
         self._test = [] if loop.test_samples_per_prompt is None else asked.held_out(loop.test_prompts)
         self._key = jax.random.fold_in(jax.random.key(seed), TEST_KEY_OFFSET)
@@ -54,7 +54,7 @@ class Evaluator:
         """
         began, asked = time.perf_counter(), self._held_out[:count]
         found = self._answers(params, asked, 1, 0.0, between)
-        right = sum(answer for (answer,) in found.right)
+        right = sum(answer for (answer,) in found.correct)
         accuracy, interval = right / len(asked), statistics.wilson_interval(right, len(asked))
         values = {"eval_accuracy": accuracy, "eval_accuracy_low": interval[0], "eval_accuracy_high": interval[1]}
         return EvalResult(accuracy, interval, values | {"eval_time": time.perf_counter() - began}, found.transcripts)
@@ -66,7 +66,7 @@ class Evaluator:
             return None
         began = time.perf_counter()
         found = self._answers(params, self._test, samples, self._loop.temperature, between)
-        means = [sum(answers) / samples for answers in found.right]
+        means = [sum(answers) / samples for answers in found.correct]
         accuracy, interval = sum(means) / len(means), statistics.clustered_interval(means)
         values = {"test_accuracy": accuracy, "test_accuracy_low": interval[0], "test_accuracy_high": interval[1]}
         values |= multi_sample_metrics(found, samples) | {"test_time": time.perf_counter() - began}
@@ -75,17 +75,17 @@ class Evaluator:
     def _answers(
         self, params: Params, asked: Sequence[Question], samples: int, temperature: float, between: Callable[[], None]
     ) -> GradedAnswers:
-        copy, kept = self._sampler.load(params), self._loop.transcripts
-        return self._answer_evaluator.answers(copy, asked, samples, self._key, temperature, kept, between)
+        copy, kept = self._sampler.load_params(params), self._loop.transcripts
+        return self._answer_evaluator.evaluate(copy, asked, samples, self._key, temperature, kept, between)
 
 
 def multi_sample_metrics(found: GradedAnswers, samples: int) -> dict[str, float]:
     """Return pass@k for several k, and majority@samples: means over the questions."""
-    counts = [sum(answers) for answers in found.right]
+    counts = [sum(answers) for answers in found.correct]
     values = {
         f"test_pass_at_{k}": sum(statistics.pass_at_k(samples, count, k) for count in counts) / len(counts)
         for k in statistics.pass_k_values(samples)
     }
-    votes = zip(found.canonical, found.right, strict=True)
+    votes = zip(found.canonical_answers, found.correct, strict=True)
     values[f"test_majority_at_{samples}"] = sum(statistics.majority_vote(*vote) for vote in votes) / len(counts)
     return values

@@ -25,8 +25,8 @@ class GradedAnswers:
     None; transcripts: of the first questions' first samples, on process 0.
     """
 
-    right: list[list[bool]]
-    canonical: list[list[str | None]]
+    correct: list[list[bool]]
+    canonical_answers: list[list[str | None]]
     transcripts: list[Transcript]
 
 
@@ -34,9 +34,9 @@ class AnswerEvaluator:
     """Answers and grades questions. All processes must make the same calls, and all get the same results."""
 
     def __init__(self, sampler: Sampler, prompting: PromptEncoder, checks: RewardPool) -> None:
-        self._sampler, self._prompt_encoder, self._checks = sampler, prompting, checks
+        self._sampler, self._prompt_encoder, self._reward_pool = sampler, prompting, checks
 
-    def answers(
+    def evaluate(
         self,
         copy: Params,
         questions: Sequence[Question],
@@ -51,10 +51,10 @@ class AnswerEvaluator:
         The sampler has no more rows in flight than in training; other rows wait for a slot. between: see
         `Sampler.draw`.
         """
-        prompts = [question.tokens for question in questions]
+        prompts = [question.prompt_tokens for question in questions]
         process, processes = jax.process_index(), jax.process_count()
         waiting, texts = {}, {}
-        for drawn in self._sampler.draw(copy, prompts, samples, key, temperature, between):
+        for drawn in self._sampler.generate(copy, prompts, samples, key, temperature, between):
             question, sample = divmod(drawn.row, samples)
             is_kept = process == 0 and sample == 0 and question < transcripts
             if drawn.row % processes == process or is_kept:
@@ -63,7 +63,7 @@ class AnswerEvaluator:
                     texts[question] = text
                 if drawn.row % processes == process:
                     answer = questions[question].answer
-                    check = self._checks.submit([answer_match.__name__], text, answer)
+                    check = self._reward_pool.submit([answer_match.__name__], text, answer)
                     waiting[drawn.row] = check, extract_answer(text)
         own = {
             str(row): [check.result().scores[answer_match.__name__], said and canonicalize(said)]

@@ -61,11 +61,11 @@ class GrpoTrainer:
         notice: PreemptionNotice,
     ) -> None:
         self.experiment, self.loop, self.mesh, self.checkpoints = experiment, loop, mesh, checkpoints
-        self.asked = questions.load_questions(experiment, loop)
-        prompting = self.asked.prompting
+        self.questions = questions.load_questions(experiment, loop)
+        prompting = self.questions.prompt_encoder
         _check_vocab(experiment, prompting)
         self.sampler = batching.build_sampler(experiment.model, loop, mesh, prompting)
-        evaluation = Evaluator(loop, self.asked, self.sampler, checks, experiment.seed)
+        evaluation = Evaluator(loop, self.questions, self.sampler, checks, experiment.seed)
         self.telemetry = Telemetry(experiment, loop, log)
         self.saver = StateSaver(checkpoints, notice, self.telemetry)
         self.evaluations = Evaluations(loop, evaluation, log, checkpoints, self.telemetry, self.saver)
@@ -74,13 +74,13 @@ class GrpoTrainer:
         startup_report.log_memory(listed, experiment.pod)
         self.programs = programs.GrpoPrograms(loop, startup_report.compile_all(listed, self.telemetry.costs))
         self.rollouts = RolloutGenerator(
-            loop, mesh, experiment.seed, self.asked, self.sampler, self.programs, checks, self.telemetry.stopwatch
+            loop, mesh, experiment.seed, self.questions, self.sampler, self.programs, checks, self.telemetry.stopwatch
         )
 
     def run(self) -> None:
-        train_state = self._start()
+        train_state = self._restore_or_init()
         self.telemetry.resume(train_state.progress.total_steps)
-        if left_out := self.asked.too_long:
+        if left_out := self.questions.num_too_long:
             self.telemetry.log_lines([f"{left_out} questions are skipped: longer than loop.max_prompt_length"])
         if train_state.progress.total_steps == 0:
             self.evaluations.log_baseline(train_state)
@@ -94,15 +94,15 @@ class GrpoTrainer:
         else:
             wanted = programs.abstract_reference(self.experiment, self.mesh)
             reference = self.checkpoints.restore_reference(wanted) if wanted else wanted
-        self._learn(train_state, reference)
+        self._train(train_state, reference)
         self.saver.save(train_state)
-        self.evaluations.summarize(train_state, questions_left_out=self.asked.too_long)
+        self.evaluations.summarize(train_state, questions_left_out=self.questions.num_too_long)
 
     def _warm_start(self, train_state: TrainState) -> None:
-        parts = (self.asked, self.programs, self.telemetry, self.saver, self.evaluations)
+        parts = (self.questions, self.programs, self.telemetry, self.saver, self.evaluations)
         WarmStart(self.experiment, self.loop, self.mesh, *parts).run(train_state)
 
-    def _learn(self, train_state: TrainState, reference: Params) -> None:
+    def _train(self, train_state: TrainState, reference: Params) -> None:
         loop, telemetry, progress = self.loop, self.telemetry, train_state.progress
         if progress.steps == 0:
             progress.test_before = self.evaluations.test(train_state, "before")
@@ -114,15 +114,15 @@ class GrpoTrainer:
             self.saver.verify_replicas(train_state)
             if progress.steps % loop.updates_per_rollout == 0:
                 self._prefetch_rollouts(train_state, reference)
-            batch, placed = train_state.rollouts[0].take()
-            with telemetry.stopwatch.spending("update_time"):
+            batch, placed = train_state.rollouts[0].pop_batch()
+            with telemetry.stopwatch.measure("update_time"):
                 train_state.state, metrics = self.programs.update(train_state.state, placed)
             progress.steps += 1
-            telemetry.record(progress, metrics, batch, train_state.rollouts[0].facts)
+            telemetry.record(progress, metrics, batch, train_state.rollouts[0].metrics)
             if not train_state.rollouts[0].batches:
                 train_state.rollouts.popleft()
                 telemetry.flush()
-            if self.checkpoints.due(progress.total_steps, evaluates=progress.steps % loop.eval_interval == 0):
+            if self.checkpoints.should_save(progress.total_steps, evaluates=progress.steps % loop.eval_interval == 0):
                 self.saver.save(train_state)
 
     def _prefetch_rollouts(self, train_state: TrainState, reference: Params) -> None:
@@ -134,14 +134,14 @@ class GrpoTrainer:
             self.saver.save_if_preempted(train_state)
 
         for number in range(next_one + len(rollouts), min(next_one + 1 + loop.async_depth, last)):
-            rollout = self.rollouts.draw(train_state.state.params, reference, number, between)
+            rollout = self.rollouts.generate(train_state.state.params, reference, number, between)
             rollouts.append(rollout)
-            self.telemetry.tokens["rollout"] += rollout.tokens
+            self.telemetry.tokens["rollout"] += rollout.num_tokens
         rollouts[0].finish()
         if train_state.progress.steps == 0:
             self.telemetry.log_lines(startup_report.format_transcripts(rollouts[0].examples))
 
-    def _start(self) -> TrainState:
+    def _restore_or_init(self) -> TrainState:
         """Restore the newest checkpoint, or start a new run."""
         cfg, opt = self.experiment.model, self.experiment.optimizer
         if restored := self.saver.restore(train_step.abstract_state(cfg, opt, self.mesh), self.mesh):
@@ -175,7 +175,7 @@ def _validated_loop(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
 
 
 def _check_vocab(experiment: RunFile, prompting: PromptEncoder) -> None:
-    known, wanted = experiment.model.vocab_size, prompting.vocab
+    known, wanted = experiment.model.vocab_size, prompting.vocab_size
     if known < wanted:
         raise RunFileError(
             f"model.vocab_size: {known} is too small for data.tokenizer, which has {wanted} ids; set at least "

@@ -37,7 +37,7 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     data = batches.Dataset(experiment.data)
     loop = _validated_loop(experiment, data)
     split = batch_sharding.shard_rows(loop, mesh)
-    stream = data.training(loop, experiment.seed, split.rows)
+    stream = data.train_batches(loop, experiment.seed, split.rows)
     metrics = ("eval_loss", "eval_bits_per_byte")
     with (
         PreemptionNotice() as notice,
@@ -62,16 +62,16 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     evaluate = jax.jit(lm.build_eval(cfg, split.accumulation))
     evaluated = train_step.eval_params(state)
     beside = (state.optimizer, () if evaluated is state.params else state.params)
-    yield Program("eval", evaluate, (evaluated, token_bytes, batch), beside=beside)
-    yield Program("resident", None, beside=state)
+    yield Program("eval", evaluate, (evaluated, token_bytes, batch), resident=beside)
+    yield Program("resident", None, resident=state)
 
 
 @dataclass
 class CompiledPrograms:
     update: Callable[[train_step.State, DeviceBatch], tuple[train_step.State, dict[str, jax.Array]]]
     evaluate: Callable[[weights.Params, Callable[[], None]], dict[str, float]]
-    samples: TextSampler | None
-    seconds: float
+    text_sampler: TextSampler | None
+    compile_seconds: float
 
 
 class LmTrainer:
@@ -88,32 +88,35 @@ class LmTrainer:
         notice: PreemptionNotice,
         compiled: CompiledPrograms,
     ) -> None:
-        self.experiment, self.loop, self.split, self.stream = experiment, loop, split, stream
-        self.checkpoints, self.log, self.notice, self.compiled = checkpoints, log, notice, compiled
-        self.watch, self.costs = throughput.Stopwatch("data_time", "transfer_time"), {"compile_time": compiled.seconds}
+        self.experiment, self.loop, self.sharding, self.stream = experiment, loop, split, stream
+        self.checkpoints, self.log, self.preemption, self.compiled = checkpoints, log, notice, compiled
+        self.stopwatch, self.costs = (
+            throughput.Stopwatch("data_time", "transfer_time"),
+            {"compile_time": compiled.compile_seconds},
+        )
         self.flops = throughput.model_flops(experiment.model, loop.total_batch_tokens, loop.seq_len)
-        self.first = self.logged = 0
-        self.unseen: tuple[int, dict[str, jax.Array], Batch] | None = None
+        self.first_step = self.last_logged_step = 0
+        self.pending: tuple[int, dict[str, jax.Array], Batch] | None = None
 
     def run(self, state: train_step.State, first: int) -> None:
         """Run all updates after the `first` ones, then finish the run."""
         loop, profiler = self.loop, self.log.profiler(self.experiment.logging.profile)
-        self.first = self.logged = first
+        self.first_step = self.last_logged_step = first
         for step in range(first, loop.steps):
             self._save_if_preempted(step, state)
-            with self.watch.apart():
+            with self.stopwatch.excluded():
                 self._after_checkpoint(step, state)
             profiler.before_update(state)
-            with self.watch.spending("data_time"):
+            with self.stopwatch.measure("data_time"):
                 batch = next(self.stream)
-            with self.watch.spending("transfer_time"):
-                placed = jax.block_until_ready(self.split.place(batch))
+            with self.stopwatch.measure("transfer_time"):
+                placed = jax.block_until_ready(self.sharding.to_devices(batch))
             state, metrics = self.compiled.update(state, placed)
-            self._look()
-            self.unseen = (step + 1, metrics, batch)
+            self._flush()
+            self.pending = (step + 1, metrics, batch)
             if self._needs_flush(step + 1):
-                self._look()
-                with self.watch.apart():
+                self._flush()
+                with self.stopwatch.excluded():
                     self._save(step + 1, state)
         profiler.close()
         results = self._evaluate(loop.steps, state)
@@ -123,7 +126,10 @@ class LmTrainer:
         """Return whether an evaluation, sample, checkpoint or the end follows, which needs the last update's result."""
         evaluates = done % self.loop.eval_interval == 0
         return (
-            evaluates or self._should_sample(done) or done == self.loop.steps or self.checkpoints.due(done, evaluates)
+            evaluates
+            or self._should_sample(done)
+            or done == self.loop.steps
+            or self.checkpoints.should_save(done, evaluates)
         )
 
     def _should_sample(self, done: int) -> bool:
@@ -134,31 +140,31 @@ class LmTrainer:
         """Run the evaluation, samples and replica check due after a checkpoint, also on resuming there."""
         if step and step % self.loop.eval_interval == 0:
             self._evaluate(step, state)
-        if self.compiled.samples and step and self._should_sample(step):
-            texts = self.compiled.samples.texts(train_step.eval_params(state))
-            self.log.text(step, "samples", "\n\n---\n\n".join(texts))
-        self.checkpoints.verify(step, state)
+        if self.compiled.text_sampler and step and self._should_sample(step):
+            texts = self.compiled.text_sampler.generate(train_step.eval_params(state))
+            self.log.log_text(step, "samples", "\n\n---\n\n".join(texts))
+        self.checkpoints.verify_replicas(step, state)
 
     def _save_if_preempted(self, step: int, state: train_step.State) -> None:
         """Save and end on all processes if the VM is about to be preempted. Raises PreemptedError."""
-        if self.notice.agreed(step):
-            self._look()
-            if step > self.first:
+        if self.preemption.should_stop(step):
+            self._flush()
+            if step > self.first_step:
                 self.log.upload()
                 self.checkpoints.save(step, state, {"data": self.stream.position()})
             raise PreemptedError
 
-    def _look(self) -> None:
+    def _flush(self) -> None:
         """Wait for the last update, check that it is finite, and log it."""
-        if self.unseen is None:
+        if self.pending is None:
             return
-        (step, metrics, batch), self.unseen = self.unseen, None
+        (step, metrics, batch), self.pending = self.pending, None
         check_finite(step, metrics, batch, self.experiment)
         if step % self.experiment.logging.log_interval and step != self.loop.steps:
             return
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        times = self.watch.lap(step - self.logged)
-        self.logged = step
+        times = self.stopwatch.lap(step - self.last_logged_step)
+        self.last_logged_step = step
         seconds = times["step_time"]
         rates = {"tokens_per_second": self.loop.total_batch_tokens / seconds}
         rates |= (
@@ -169,7 +175,7 @@ class LmTrainer:
 
     def _save(self, step: int, state: train_step.State) -> None:
         """Save a checkpoint. Call it before evaluating, so that a failed evaluation loses nothing."""
-        if step == self.loop.steps or self.checkpoints.due(step, evaluates=step % self.loop.eval_interval == 0):
+        if step == self.loop.steps or self.checkpoints.should_save(step, evaluates=step % self.loop.eval_interval == 0):
             self.log.upload()
             self.checkpoints.save(step, state, {"data": self.stream.position()})
 
@@ -177,7 +183,7 @@ class LmTrainer:
         began = time.perf_counter()
         results = self.compiled.evaluate(train_step.eval_params(state), lambda: self._save_if_preempted(step, state))
         self.log.log(step, "eval", **results, eval_time=time.perf_counter() - began)
-        self.checkpoints.score(step, **results)
+        self.checkpoints.record_score(step, **results)
         return results
 
 
@@ -196,7 +202,7 @@ def _restore_or_init(
 ) -> tuple[int, train_step.State]:
     """Return the number of updates and the state after them, with the data stream at the same position."""
     abstract = train_step.abstract_state(experiment.model, experiment.optimizer, mesh)
-    if resumed := checkpoints.resume(abstract):
+    if resumed := checkpoints.restore_latest(abstract):
         stream.restore(resumed.position["data"])
         return resumed.step, resumed.state
     return 0, train_step.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(experiment.seed))
@@ -220,12 +226,12 @@ def _compile(
     token_bytes = np.zeros(experiment.model.vocab_size, np.int32)
     token_bytes[: len(known)] = known
     on_devices = jax.device_put(token_bytes, batch_sharding.replicated_sharding(split.mesh))
-    held_out = data.validation(loop, split.rows)
+    held_out = data.validation_batches(loop, split.rows)
 
     def evaluate(params: weights.Params, between: Callable[[], None]) -> dict[str, float]:
         parts: list[Any] = []
         for batch in held_out:
-            parts.append(jax.device_get(ready["eval"](params, on_devices, split.place(batch))))
+            parts.append(jax.device_get(ready["eval"](params, on_devices, split.to_devices(batch))))
             between()
         totals = jax.tree.map(lambda *values: float(math.fsum(values)), *parts)
         return {f"eval_{name}": total / count if count else math.nan for name, (total, count) in totals.items()}
@@ -237,5 +243,5 @@ def _abstract_batch(
     experiment: RunFile, loop: LmLoop, split: batch_sharding.BatchSharding
 ) -> dict[str, jax.ShapeDtypeStruct]:
     shape, sharding = split.shape(loop.seq_len), split.sharding
-    types = batches.Dataset(experiment.data).fields
+    types = batches.Dataset(experiment.data).batch_dtypes
     return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in types.items()}

@@ -19,9 +19,9 @@ from trainer.models.attention import choose_kernel, in_window, masked_attention
 class PromptGroup(NamedTuple):
     """Sizes of a group: samples per prompt, and tokens of the longest prompt and the longest response."""
 
-    samples: int
-    prompt: int
-    response: int
+    group_size: int
+    prompt_length: int
+    response_length: int
 
 
 def prompt_group(cfg: Model, loop: GrpoLoop, width: int) -> PromptGroup | None:
@@ -31,8 +31,8 @@ def prompt_group(cfg: Model, loop: GrpoLoop, width: int) -> PromptGroup | None:
     it.
     """
     group = PromptGroup(loop.group_size, min(loop.max_prompt_length, width), min(loop.max_new_tokens, width))
-    tokens = group.prompt + group.samples * group.response
-    is_less = tokens < group.samples * width
+    tokens = group.prompt_length + group.group_size * group.response_length
+    is_less = tokens < group.group_size * width
     return group if is_less and choose_kernel(cfg, jax.default_backend()) == "plain" else None
 
 

@@ -32,7 +32,7 @@ def scale_by_adafactor(opt: Adafactor, cfg: Model) -> optax.GradientTransformati
         return map_with_path(lambda path, x: x.reshape(shapes[path].shape), tree)
 
     def stacked(tree: Any) -> bool:
-        found = {shapes[path].stacked for path in jax.tree.leaves(map_with_path(lambda path, _: path, tree))}
+        found = {shapes[path].is_stacked for path in jax.tree.leaves(map_with_path(lambda path, _: path, tree))}
         return found == {True}
 
     def init(params: Any) -> Any:

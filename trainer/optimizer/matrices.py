@@ -22,14 +22,14 @@ class MatrixView:
     axes: tuple[tuple[str | None, ...], ...]
 
     @property
-    def stacked(self) -> bool:
+    def is_stacked(self) -> bool:
         """Return whether the first axis counts layers."""
         return self.axes[:1] == (("layers",),)
 
     @property
     def is_matrix(self) -> bool:
         """Return whether it is a layer matrix, [layers, inputs, outputs]."""
-        return self.stacked and len(self.shape) == 3
+        return self.is_stacked and len(self.shape) == 3
 
 
 def matrix_views(cfg: Model) -> dict[str, MatrixView]:

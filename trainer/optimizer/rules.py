@@ -65,7 +65,7 @@ def _update_rule(opt: Optimizer, cfg: Model, path: str, view: MatrixView) -> Upd
     base = opt.adamw if isinstance(opt, Muon) else opt
     lr, decay = _group_lr(group, base.lr, cfg), _group_weight_decay(group, base.weight_decay)
     if isinstance(base, Adafactor):
-        return UpdateRule("adafactor_layers" if view.stacked else "adafactor", lr, decay)
+        return UpdateRule("adafactor_layers" if view.is_stacked else "adafactor", lr, decay)
     own = (getattr(group, name, None) for name in ("b1", "b2"))
     b1, b2 = (usual if value is None else value for value, usual in zip(own, (base.b1, base.b2), strict=True))
     name = "adamw" if (b1, b2) == (base.b1, base.b2) else f"adamw_{b1}_{b2}"

@@ -32,14 +32,14 @@ class UnknownArchitectureError(ValueError):
 class TensorMapping(NamedTuple):
     """One HF tensor and the weight it maps to. `ours` are keys of the tree, or of its "layers"."""
 
-    theirs: str  # with {i} for the layer index
-    ours: tuple[str, ...]
+    hf_name: str  # with {i} for the layer index
+    param_names: tuple[str, ...]
     read: Callable[[np.ndarray], Arrays]
     write: Callable[..., np.ndarray]
 
     @property
     def is_per_layer(self) -> bool:
-        return "{i}" in self.theirs
+        return "{i}" in self.hf_name
 
 
 def model_from_config(config: dict[str, Any], **compute: Any) -> Model:

@@ -74,7 +74,7 @@ def _plan_shards(params: Params, cfg: Model) -> list[list[tuple[str, TensorMappi
     size = 0
     for tensor in tensor_mappings(cfg):
         tree = params["layers"] if tensor.is_per_layer else params
-        nbytes = sum(tree[ours].nbytes for ours in tensor.ours) // (cfg.num_layers if tensor.is_per_layer else 1)
+        nbytes = sum(tree[ours].nbytes for ours in tensor.param_names) // (cfg.num_layers if tensor.is_per_layer else 1)
         for name in _hf_names(tensor, cfg):
             if size + nbytes > SHARD_BYTES and shards[-1]:
                 shards.append([])
@@ -90,8 +90,8 @@ def _hf_name(name: str, cfg: Model) -> str:
 
 def _to_hf_array(name: str, tensor: TensorMapping, params: Params) -> np.ndarray:
     if not tensor.is_per_layer:
-        return np.ascontiguousarray(tensor.write(*(np.asarray(params[ours]) for ours in tensor.ours)))
-    parts = [np.asarray(params["layers"][ours][_layer_index(name)]) for ours in tensor.ours]
+        return np.ascontiguousarray(tensor.write(*(np.asarray(params[ours]) for ours in tensor.param_names)))
+    parts = [np.asarray(params["layers"][ours][_layer_index(name)]) for ours in tensor.param_names]
     return np.ascontiguousarray(tensor.write(*parts))
 
 
@@ -101,7 +101,7 @@ def _layer_index(name: str) -> int:
 
 def _hf_names(tensor: TensorMapping, cfg: Model) -> list[str]:
     """Return the names of a mapped tensor: one, or one per layer."""
-    return [tensor.theirs.format(i=i) for i in range(cfg.num_layers)] if tensor.is_per_layer else [tensor.theirs]
+    return [tensor.hf_name.format(i=i) for i in range(cfg.num_layers)] if tensor.is_per_layer else [tensor.hf_name]
 
 
 def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMapping, array: np.ndarray) -> None:
@@ -110,12 +110,12 @@ def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMa
         parts = tensor.read(array)
     except ValueError:
         parts = ()
-    shapes = [(table["layers"] if tensor.is_per_layer else table)[ours].shape for ours in tensor.ours]
+    shapes = [(table["layers"] if tensor.is_per_layer else table)[ours].shape for ours in tensor.param_names]
     if tensor.is_per_layer:
         shapes = [shape[1:] for shape in shapes]
     if [part.shape for part in parts] != shapes:
         raise PretrainedError(f"{name}: the shape {array.shape} does not match config.json")
-    for ours, part in zip(tensor.ours, parts, strict=True):
+    for ours, part in zip(tensor.param_names, parts, strict=True):
         if not tensor.is_per_layer:
             params[ours] = np.ascontiguousarray(part)
             continue

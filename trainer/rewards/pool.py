@@ -35,7 +35,7 @@ class RewardPool:
         for _ in range(workers):
             self._idle.put(_Worker(seconds))
         self._workers = workers
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def submit(self, names: Sequence[str], response: str, answer: str) -> Future[RewardResult]:
         """Score a response by these rewards in the background; `result()` waits for it."""
@@ -68,15 +68,15 @@ class RewardPool:
                     timed_out += 1
                 except _CheckFailedError as error:
                     failed += 1
-                    self._tell(name, error)
+                    self._report_once(name, error)
         finally:
             self._idle.put(worker)
         return RewardResult(scores, timed_out, failed)
 
-    def _tell(self, name: str, error: Exception) -> None:
+    def _report_once(self, name: str, error: Exception) -> None:
         """Print the first failure of each reward, which may be a bug in the function."""
-        if name not in self._told:
-            self._told.add(name)
+        if name not in self._reported:
+            self._reported.add(name)
             print(f"reward {name} failed on a response, which scores 0: {error}", file=sys.stderr, flush=True)
 
 

@@ -18,19 +18,21 @@ PAD_ID = 0
 
 def build_sampler(cfg: Model, loop: GrpoLoop, mesh: Mesh, prompting: PromptEncoder) -> Sampler:
     """Return the sampler for rollouts and evaluations, which share its programs."""
-    return Sampler(cfg, sampler_settings(loop), mesh, StopCriteria(prompting.ends, loop.sampler.stop, prompting.decode))
+    return Sampler(
+        cfg, sampler_settings(loop), mesh, StopCriteria(prompting.stop_tokens, loop.sampler.stop, prompting.decode)
+    )
 
 
 def sampler_settings(loop: GrpoLoop) -> SamplerSettings:
-    return SamplerSettings.of(
+    return SamplerSettings.from_config(
         loop.sampler, loop.max_prompt_length, loop.max_new_tokens, loop.rows * loop.updates_per_rollout
     )
 
 
 def supervised_batch(questions: Sequence[Question], loop: GrpoLoop) -> Batch:
     """Return a batch for `grpo.supervised_loss`, with worked responses truncated to the sampler's maximum length."""
-    responses = [question.worked[: loop.max_new_tokens] for question in questions]
-    tokens, mask = pad_sequences([question.tokens for question in questions], responses, loop.widths[-1])
+    responses = [question.solution_tokens[: loop.max_new_tokens] for question in questions]
+    tokens, mask = pad_sequences([question.prompt_tokens for question in questions], responses, loop.row_widths[-1])
     return {"tokens": tokens, "mask": mask}
 
 

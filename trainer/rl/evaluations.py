@@ -26,7 +26,7 @@ class Evaluations:
 
     def log_baseline(self, train_state: TrainState) -> None:
         """Print the policy's accuracy on a few questions before training."""
-        with self.telemetry.stopwatch.apart():
+        with self.telemetry.stopwatch.excluded():
             count = min(NUM_BASELINE_QUESTIONS, self.loop.eval_prompts)
             result = self.evaluation.greedy(train_step.eval_params(train_state.state), count)
         message = f"baseline: {_format_accuracy(result)} of {count} held-out questions answered correctly"
@@ -38,14 +38,14 @@ class Evaluations:
         phase: eval or warm_start. message: prefix of the printed line in phase eval.
         """
         self.telemetry.flush()
-        with self.telemetry.stopwatch.apart():
+        with self.telemetry.stopwatch.excluded():
             step = train_state.progress.total_steps
             between = (lambda: self.saver.save_if_preempted(train_state)) if phase == "eval" else lambda: None
             result = self.evaluation.greedy(train_step.eval_params(train_state.state), between=between)
             self.log.log(step, phase, **result.values)
         if phase == "eval":
-            self.log.transcripts(step, phase, result.transcripts)
-            self.checkpoints.score(step, eval_accuracy=result.accuracy)
+            self.log.log_transcripts(step, phase, result.transcripts)
+            self.checkpoints.record_score(step, eval_accuracy=result.accuracy)
             accuracy = _format_accuracy(result)
             line = f"{message}: {accuracy} on {self.loop.eval_prompts} held-out prompts (step {step})"
             self.telemetry.log_lines([line])
@@ -57,14 +57,14 @@ class Evaluations:
         when: before or after.
         """
         self.telemetry.flush()
-        with self.telemetry.stopwatch.apart():
+        with self.telemetry.stopwatch.excluded():
             params = train_step.eval_params(train_state.state)
             result = self.evaluation.test(params, lambda: self.saver.save_if_preempted(train_state))
             if result is None:
                 return {}
             step = train_state.progress.total_steps
             self.log.log(step, "test", **result.values)
-            self.log.transcripts(step, "test", result.transcripts)
+            self.log.log_transcripts(step, "test", result.transcripts)
         more = [f"{name.removeprefix('test_')} {v:.3f}" for name, v in result.values.items() if "_at_" in name]
         self.telemetry.log_lines([f"test {when} GRPO: {_format_accuracy(result)}, {', '.join(more)}"])
         return {name: value for name, value in result.values.items() if name != "test_time"}

@@ -33,17 +33,17 @@ class GrpoPrograms:
 
     def update(self, state: train_step.State, batch: DeviceBatch) -> tuple[train_step.State, dict[str, jax.Array]]:
         """Run the GRPO update, see `train_step.build_update`."""
-        return self._of("update", batch)(state, batch)
+        return self._program("update", batch)(state, batch)
 
     def score(self, params: weights.Params, reference: weights.Params, batch: DeviceBatch) -> Any:
         """Score a batch, see `build_logprobs`."""
         given = {name: batch[name] for name in ("tokens", "mask")}
-        return self._of("logprob", batch)(params, reference, given)
+        return self._program("logprob", batch)(params, reference, given)
 
     def warm_start(self, state: train_step.State, batch: DeviceBatch) -> tuple[train_step.State, dict[str, jax.Array]]:
         return self._compiled["warm_start"](state, batch)
 
-    def _of(self, name: str, batch: DeviceBatch) -> Any:
+    def _program(self, name: str, batch: DeviceBatch) -> Any:
         return self._compiled[_program_name(name, self._loop, batch["tokens"].shape[1])]
 
 
@@ -52,17 +52,17 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     loop = experiment.loop
     assert isinstance(loop, GrpoLoop)
     state, reference = _resident_arrays(experiment, mesh)
-    yield from _training_programs(experiment, loop, mesh, loop.widths[-1:])
+    yield from _training_programs(experiment, loop, mesh, loop.row_widths[-1:])
     yield from _sampling_programs(
         experiment, loop, mesh, Sampling(experiment.model, batching.sampler_settings(loop), mesh, ends=(0,))
     )
-    yield Program("resident", None, beside=(state, reference))
+    yield Program("resident", None, resident=(state, reference))
 
 
 def all_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampling) -> Iterator[Program]:
     """Yield everything a run compiles before its first step. sampler: provides the functions that the run calls."""
     yield from _sampling_programs(experiment, loop, mesh, sampler)
-    yield from _training_programs(experiment, loop, mesh, loop.widths)
+    yield from _training_programs(experiment, loop, mesh, loop.row_widths)
 
 
 def _training_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, widths: list[int]) -> Iterator[Program]:
@@ -74,21 +74,21 @@ def _training_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, widths: 
         drawn = _abstract_rollout(loop, mesh, width)
         batch = drawn | dict.fromkeys(grpo.TOKEN_FIELDS, drawn["mask"])
         batch |= {name: abstract_rows(mesh, (loop.rows,), "float32") for name in grpo.ROW_FIELDS}
-        yield Program(_program_name("update", loop, width), train, (state, batch), beside=reference)
+        yield Program(_program_name("update", loop, width), train, (state, batch), resident=reference)
         yield Program(
-            _program_name("logprob", loop, width), score, (state.params, reference, drawn), beside=state.optimizer
+            _program_name("logprob", loop, width), score, (state.params, reference, drawn), resident=state.optimizer
         )
     if loop.warm_start_steps:
         supervised = build_update(grpo.supervised_loss(cfg), experiment, warm_start_optimizer(opt, loop), mesh)
-        yield Program("warm_start", supervised, (state, _abstract_rollout(loop, mesh, loop.widths[-1])))
+        yield Program("warm_start", supervised, (state, _abstract_rollout(loop, mesh, loop.row_widths[-1])))
 
 
 def _sampling_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampling) -> Iterator[Program]:
     """Yield the programs that draw responses, with all resident arrays; evaluations use the same programs."""
     state, reference = _resident_arrays(experiment, mesh)
-    yield Program("reshard", sampler.reshard, (state.params,), beside=(state.optimizer, reference))
-    for name, function, arguments, others in sampler.listed(loop.group_size):
-        yield Program(name, function, arguments, beside=(state, reference, others), turns=loop.sampler.chunk)
+    yield Program("reshard", sampler.reshard, (state.params,), resident=(state.optimizer, reference))
+    for name, function, arguments, others in sampler.list_programs(loop.group_size):
+        yield Program(name, function, arguments, resident=(state, reference, others), max_iterations=loop.sampler.chunk)
 
 
 def _resident_arrays(experiment: RunFile, mesh: Mesh) -> tuple[train_step.State, weights.Params]:
@@ -102,7 +102,7 @@ def _abstract_rollout(loop: GrpoLoop, mesh: Mesh, width: int) -> dict[str, jax.S
 
 
 def _program_name(name: str, loop: GrpoLoop, width: int) -> str:
-    return name if width == loop.widths[-1] else f"{name}_{width}"
+    return name if width == loop.row_widths[-1] else f"{name}_{width}"
 
 
 def build_update(loss: train_step.LossFn, experiment: RunFile, opt: Optimizer, mesh: Mesh) -> jax.stages.Wrapped:
@@ -144,7 +144,7 @@ def build_logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> LogprobsF
 
 
 def warm_start_optimizer(opt: Optimizer, loop: GrpoLoop) -> Optimizer:
-    return opt.constant(loop.warm_start_lr)
+    return opt.with_constant_lr(loop.warm_start_lr)
 
 
 def copy_reference(params: weights.Params, experiment: RunFile, mesh: Mesh) -> weights.Params:

@@ -35,7 +35,7 @@ class Sample:
     """One response to a question. text: the response as text."""
 
     question: Question
-    drawn: Completion
+    completion: Completion
     text: str
 
 
@@ -47,8 +47,8 @@ class RewardSummary:
     two questions.
     """
 
-    facts: dict[str, float]
-    fields: list[Batch]
+    metrics: dict[str, float]
+    batch_fields: list[Batch]
     examples: list[tuple[Sample, float]]
 
 
@@ -72,35 +72,41 @@ class Rollout:
         tokens: int = 0,
     ) -> None:
         """Create a rollout. outcome: waits for the rewards, None if finished; tokens: over all responses."""
-        self.batches, self.placed, self.facts, self._outcome, self._mesh = batches, placed, facts, outcome, mesh
-        self.tokens = tokens
+        self.batches, self.placed, self.metrics, self._reward_summary, self._mesh = (
+            batches,
+            placed,
+            facts,
+            outcome,
+            mesh,
+        )
+        self.num_tokens = tokens
         self.examples: list[tuple[Sample, float]] = []
 
     def finish(self) -> None:
         """Wait for the rewards unless they are complete; all processes must call it."""
-        if self._outcome is None:
+        if self._reward_summary is None:
             return
-        found, self._outcome = self._outcome(), None
-        self.facts, self.examples = found.facts, found.examples
-        for batch, placed, own in zip(self.batches, self.placed, found.fields, strict=True):
+        found, self._reward_summary = self._reward_summary(), None
+        self.metrics, self.examples = found.metrics, found.examples
+        for batch, placed, own in zip(self.batches, self.placed, found.batch_fields, strict=True):
             batch |= own
             placed |= shard_batch(own, self._mesh)
 
-    def take(self) -> tuple[Batch, DeviceBatch]:
+    def pop_batch(self) -> tuple[Batch, DeviceBatch]:
         """Remove and return the next update's batch, on the host and on the devices."""
         return self.batches.pop(0), self.placed.pop(0)
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the rollout as JSON, exact to the last bit; all processes must call it."""
         self.finish()
         whole = [
             batch | {name: gather_batch(placed[name]) for name in ("old", "reference")}
             for batch, placed in zip(self.batches, self.placed, strict=True)
         ]
-        return {"facts": self.facts, "batches": [_encode_batch(batch) for batch in whole]}
+        return {"facts": self.metrics, "batches": [_encode_batch(batch) for batch in whole]}
 
     @classmethod
-    def restored(cls, saved: dict[str, Any], mesh: Mesh) -> "Rollout":
+    def from_json(cls, saved: dict[str, Any], mesh: Mesh) -> "Rollout":
         """Restore a rollout from `saved`, on any mesh."""
         batches = [_decode_batch(text) for text in saved["batches"]]
         return cls(batches, [shard_batch(batch, mesh) for batch in batches], saved["facts"], None, mesh)
@@ -120,12 +126,12 @@ class RolloutGenerator:
         checks: RewardPool,
         watch: Stopwatch,
     ) -> None:
-        self._loop, self._mesh, self._seed, self._asked = loop, mesh, seed, asked
-        self._sampler, self._programs, self._checks, self._watch = sampler, programs, checks, watch
+        self._loop, self._mesh, self._seed, self._questions = loop, mesh, seed, asked
+        self._sampler, self._programs, self._reward_pool, self._stopwatch = sampler, programs, checks, watch
         self._key = jax.random.key(seed)
         self._rewards = list(dict.fromkeys([*loop.rewards, "answer_match"]))
 
-    def draw(self, params: Params, reference: Params, number: int, between: Callable[[], None]) -> Rollout:
+    def generate(self, params: Params, reference: Params, number: int, between: Callable[[], None]) -> Rollout:
         """Draw a rollout and score it under the policy and the reference; rewards are computed in the background.
 
         Resamples up to `loop.max_resample_rounds` times until enough groups have unequal rewards; those come first.
@@ -133,13 +139,13 @@ class RolloutGenerator:
         """
         loop, wanted = self._loop, self._loop.prompts_per_step * self._loop.updates_per_rollout
         samples, checks, chosen = list[Sample](), dict[int, Future[RewardResult]](), np.arange(wanted)
-        with self._watch.spending("rollout_time"):
-            copy = self._sampler.load(params)
+        with self._stopwatch.measure("rollout_time"):
+            copy = self._sampler.load_params(params)
         for attempt in range(1 + loop.max_resample_rounds):
-            with self._watch.spending("rollout_time"):
-                self._draw(copy, number, attempt, samples, checks, between)
+            with self._stopwatch.measure("rollout_time"):
+                self._generate_groups(copy, number, attempt, samples, checks, between)
             if loop.max_resample_rounds:
-                equal = _has_equal_rewards(self._scores(len(samples), checks)[..., 0])
+                equal = _has_equal_rewards(self._gather_scores(len(samples), checks)[..., 0])
                 chosen = np.argsort(equal, stable=True)[:wanted]
                 if not equal[chosen].any():
                     break
@@ -148,16 +154,16 @@ class RolloutGenerator:
             rows = np.random.default_rng((self._seed, number)).permutation(rows)
         dealt = np.split(rows, loop.updates_per_rollout)
         batches = [build_batch([samples[row] for row in part], loop) for part in dealt]
-        with self._watch.spending("score_time"):
+        with self._stopwatch.measure("score_time"):
             placed = [shard_batch(batch, self._mesh) for batch in batches]
             for batch in placed:
                 batch["old"], batch["reference"] = self._programs.score(params, reference, batch)
             jax.block_until_ready(placed)
-        outcome = partial(self._outcome, samples, checks, chosen, dealt)
-        tokens = sum(len(s.drawn.tokens) for s in samples)
+        outcome = partial(self._summarize_rewards, samples, checks, chosen, dealt)
+        tokens = sum(len(s.completion.tokens) for s in samples)
         return Rollout(batches, placed, {}, outcome, self._mesh, tokens)
 
-    def _draw(
+    def _generate_groups(
         self,
         copy: Params,
         number: int,
@@ -169,21 +175,21 @@ class RolloutGenerator:
         """Draw a group for each question of a rollout, and append them to `samples`."""
         loop, first = self._loop, len(samples)
         wanted = loop.prompts_per_step * loop.updates_per_rollout
-        questions = self._asked.train((attempt + 1) * 1_000_000_000 + number, wanted)
-        prompts = [question.tokens for question in questions]
+        questions = self._questions.train((attempt + 1) * 1_000_000_000 + number, wanted)
+        prompts = [question.prompt_tokens for question in questions]
         key = jax.random.fold_in(jax.random.fold_in(self._key, attempt), number)
         found: dict[int, Sample] = {}
-        for drawn in self._sampler.draw(copy, prompts, loop.group_size, key, loop.temperature, between):
+        for drawn in self._sampler.generate(copy, prompts, loop.group_size, key, loop.temperature, between):
             question, row = questions[drawn.row // loop.group_size], first + drawn.row
-            text = self._asked.prompting.decode(drawn.tokens.tolist())
+            text = self._questions.prompt_encoder.decode(drawn.tokens.tolist())
             found[row] = Sample(question, drawn, text)
             if row % jax.process_count() == jax.process_index():
-                checks[row] = self._checks.submit(self._rewards, text, question.answer)
+                checks[row] = self._reward_pool.submit(self._rewards, text, question.answer)
         samples += [found[row] for row in range(first, first + len(found))]
 
-    def _scores(self, count: int, checks: dict[int, Future[RewardResult]]) -> np.ndarray:
+    def _gather_scores(self, count: int, checks: dict[int, Future[RewardResult]]) -> np.ndarray:
         """Return all processes' scores, [groups, samples, 4]: reward, correct, checks timed out, checks failed."""
-        with self._watch.spending("reward_time"):
+        with self._stopwatch.measure("reward_time"):
             found = {row: check.result() for row, check in checks.items()}
             weights = self._loop.rewards.items()
             own = {
@@ -199,7 +205,7 @@ class RolloutGenerator:
         table = np.array([everyone[str(row)] for row in range(count)], np.float32)
         return table.reshape(-1, self._loop.group_size, 4)
 
-    def _outcome(
+    def _summarize_rewards(
         self,
         samples: list[Sample],
         checks: dict[int, Future[RewardResult]],
@@ -207,9 +213,9 @@ class RolloutGenerator:
         dealt: list[np.ndarray],
     ) -> RewardSummary:
         """Summarize the rewards. chosen: groups that the updates learn from; dealt: each update's sample indices."""
-        loop, scores = self._loop, self._scores(len(samples), checks)
-        lengths = np.array([len(s.drawn.tokens) for s in samples]).reshape(scores.shape[:2])
-        truncated = np.array([not s.drawn.ended for s in samples], np.float32).reshape(lengths.shape)
+        loop, scores = self._loop, self._gather_scores(len(samples), checks)
+        lengths = np.array([len(s.completion.tokens) for s in samples]).reshape(scores.shape[:2])
+        truncated = np.array([not s.completion.finished for s in samples], np.float32).reshape(lengths.shape)
         equal = np.repeat(_has_equal_rewards(scores[..., 0])[:, None], loop.group_size, axis=1).astype(np.float32)
         rewards = scores[..., 0] + advantage.overlong_penalty(lengths, loop)
         counted = advantage.sample_weights(equal, truncated, loop)
@@ -242,13 +248,13 @@ class RolloutGenerator:
 
 def build_batch(samples: list[Sample], loop: GrpoLoop) -> Batch:
     """Return tokens, mask and the sampler's log-probabilities, padded to the smallest bucket that holds them."""
-    longest = max(len(s.question.tokens) + len(s.drawn.tokens) for s in samples)
-    width = next(width for width in loop.widths if width >= longest)
+    longest = max(len(s.question.prompt_tokens) + len(s.completion.tokens) for s in samples)
+    width = next(width for width in loop.row_widths if width >= longest)
     tokens, mask = pad_sequences(
-        [s.question.tokens for s in samples], [s.drawn.tokens.tolist() for s in samples], width
+        [s.question.prompt_tokens for s in samples], [s.completion.tokens.tolist() for s in samples], width
     )
     logprobs = np.zeros(mask.shape, np.float32)
-    logprobs[mask == 1] = np.concatenate([s.drawn.logprobs for s in samples])
+    logprobs[mask == 1] = np.concatenate([s.completion.logprobs for s in samples])
     return {"tokens": tokens, "mask": mask, "sampler": logprobs}
 
 

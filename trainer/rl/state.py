@@ -32,22 +32,22 @@ class StateSaver:
 
     def restore(self, abstract: train_step.State, mesh: Mesh) -> TrainState | None:
         """Return the state of the newest checkpoint, or None if there is none. Also restores the telemetry."""
-        resumed = self._checkpoints.resume(abstract)
+        resumed = self._checkpoints.restore_latest(abstract)
         if resumed is None:
             return None
         body = resumed.position
         self._telemetry.restore(body)
         progress = Progress.from_json(body["position"])
         self._first_step = progress.total_steps
-        rollouts = deque(Rollout.restored(rollout, mesh) for rollout in body["rollouts"])
+        rollouts = deque(Rollout.from_json(rollout, mesh) for rollout in body["rollouts"])
         return TrainState(resumed.state, progress, rollouts)
 
     def save(self, train_state: TrainState) -> None:
         """Save a checkpoint; metrics are uploaded first, since a run that resumes from it reads them."""
         self._telemetry.flush()
-        with self._telemetry.stopwatch.apart():
+        with self._telemetry.stopwatch.excluded():
             self._telemetry.upload()
-            rollouts = [rollout.saved() for rollout in train_state.rollouts]
+            rollouts = [rollout.to_json() for rollout in train_state.rollouts]
             body = {"position": train_state.progress.to_json(), **self._telemetry.to_json(), "rollouts": rollouts}
             written = body if jax.process_index() == 0 else {}
             self._checkpoints.save(train_state.progress.total_steps, train_state.state, written)
@@ -55,12 +55,12 @@ class StateSaver:
     def save_if_preempted(self, train_state: TrainState) -> None:
         """Save and end the run on all processes if the VM is about to be preempted. Raises PreemptedError."""
         step = train_state.progress.total_steps
-        if self._preemption.agreed(step):
+        if self._preemption.should_stop(step):
             if step > self._first_step:
                 self.save(train_state)
             raise PreemptedError
 
     def verify_replicas(self, train_state: TrainState) -> None:
         """Compare the copies of the state on all devices, if it is time to. Raises DisagreementError."""
-        with self._telemetry.stopwatch.apart():
-            self._checkpoints.verify(train_state.progress.total_steps, train_state.state)
+        with self._telemetry.stopwatch.excluded():
+            self._checkpoints.verify_replicas(train_state.progress.total_steps, train_state.state)

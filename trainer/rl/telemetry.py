@@ -48,11 +48,11 @@ class Telemetry:
 
     def to_json(self) -> dict[str, Any]:
         """Return the telemetry as a checkpoint stores it, after a `flush`."""
-        return {"window": self._averages.to_json(), "alerts": self._alerts.remembered}
+        return {"window": self._averages.to_json(), "alerts": self._alerts.state}
 
     def restore(self, body: dict[str, Any]) -> None:
         """Continue from the `to_json` of an earlier run."""
-        self._averages, self._alerts.remembered = MetricAverages.from_json(body["window"]), body["alerts"]
+        self._averages, self._alerts.state = MetricAverages.from_json(body["window"]), body["alerts"]
 
     def resume(self, step: int) -> None:
         self._last_logged_step = step
@@ -79,7 +79,7 @@ class Telemetry:
             return
         last, self._pending = self._pending, None
         progress, step = last.progress, last.progress.total_steps
-        with self.stopwatch.spending("update_time"):
+        with self.stopwatch.measure("update_time"):
             check_finite(step, last.metrics, last.batch, self._experiment)
             values = {name: float(value) for name, value in jax.device_get(last.metrics).items()} | last.rollout_metrics
         self._averages.add(values)
@@ -94,7 +94,7 @@ class Telemetry:
     def end_phase(self, progress: Progress) -> None:
         """Write the last metric line of the warm start, whose metrics differ from those of GRPO."""
         self.flush()
-        if not self._averages.empty:
+        if not self._averages.is_empty:
             self._log_line(progress)
 
     def log_lines(self, lines: Iterable[str]) -> None:
@@ -108,9 +108,9 @@ class Telemetry:
         self._log.upload()
 
     def _log_alerts(self, step: int, values: dict[str, float]) -> None:
-        if alerts := self._alerts.look(step, values):
+        if alerts := self._alerts.check(step, values):
             self.log_lines(alerts)
-            self._log.text(step, "alerts", "\n\n".join(alerts))
+            self._log.log_text(step, "alerts", "\n\n".join(alerts))
 
     def _log_line(self, progress: Progress) -> None:
         """Write a metric line for the updates since the last one."""
@@ -127,7 +127,7 @@ class Telemetry:
         self.tokens = dict.fromkeys(self.tokens, 0)
         warm_steps_left = self._loop.warm_start_steps - progress.warm_steps if progress.phase == "warm_start" else 0
         steps_left = self._loop.steps - progress.steps
-        values = self._averages.take() | times | rates | throughput.device_memory() | self.costs
+        values = self._averages.pop() | times | rates | throughput.device_memory() | self.costs
         self.costs = {}
         steps_total = progress.total_steps + warm_steps_left + steps_left
         self._log.log(progress.total_steps, progress.phase, **values, steps_total=steps_total)

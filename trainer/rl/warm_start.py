@@ -34,9 +34,9 @@ class WarmStart:
         if progress.warm_steps == 0:
             progress.accuracy_start = self._evaluate(train_state, "accuracy at the start")
             progress.accuracy_before = progress.accuracy_start
-        while not self._over(progress):
+        while not self._is_done(progress):
             self.saver.save_if_preempted(train_state)
-            with telemetry.stopwatch.spending("update_time"):
+            with telemetry.stopwatch.measure("update_time"):
                 batch = batching.supervised_batch(self.asked.train(progress.warm_steps, loop.rows), loop)
                 placed = shard_batch(batch, self.mesh)
                 train_state.state, metrics = self.programs.warm_start(train_state.state, placed)
@@ -44,7 +44,7 @@ class WarmStart:
             telemetry.record(progress, metrics, batch, rollout_metrics={})
             if progress.warm_steps % loop.warm_start_eval_interval == 0 or progress.warm_steps == loop.warm_start_steps:
                 progress.accuracy_before = self._evaluate(train_state, "accuracy in the warm start")
-            if self._over(progress):
+            if self._is_done(progress):
                 telemetry.end_phase(progress)
             if progress.total_steps % self.experiment.checkpoint.save_interval == 0:
                 self.saver.save(train_state)
@@ -55,7 +55,7 @@ class WarmStart:
     def _evaluate(self, train_state: TrainState, message: str) -> float:
         return self.evaluations.evaluate(train_state, "warm_start", message)
 
-    def _over(self, progress: Progress) -> bool:
+    def _is_done(self, progress: Progress) -> bool:
         loop = self.loop
         return (
             progress.accuracy_before >= loop.warm_start_target_accuracy or progress.warm_steps >= loop.warm_start_steps

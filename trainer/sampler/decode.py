@@ -25,7 +25,7 @@ class Slots(NamedTuple):
 
     hidden: Any  # [slots, D] of the newest token
     position: Any  # int32 [slots], of the next token
-    drawn: Any  # int32 [slots]: tokens of the response so far
+    num_generated: Any  # int32 [slots]: tokens of the response so far
     row: Any  # int32 [slots]: the row's number, which seeds its randomness
     active: Any  # bool [slots]
     step: Any  # int32: decoding steps since the beginning, shared by all rows
@@ -51,7 +51,7 @@ def insert_prompts(
     return Slots(
         jnp.where(new[:, None], prompts.hidden[jnp.maximum(source, 0)], slots.hidden),
         jnp.where(new, lengths, slots.position),
-        jnp.where(new, 0, slots.drawn),
+        jnp.where(new, 0, slots.num_generated),
         jnp.where(new, rows, slots.row),
         new | slots.active,
         slots.step,
@@ -91,17 +91,17 @@ def decode(
     def next_token(loop: _DecodeState) -> _DecodeState:
         now = loop.slots
         logits = decoder.unembed(copy, cfg, now.hidden)
-        token, logprob = sample_token(logits, keys, now.drawn, temperature, settings.top_k, settings.top_p)
+        token, logprob = sample_token(logits, keys, now.num_generated, temperature, settings.top_k, settings.top_p)
         told = jnp.where(now.active, token, NO_TOKEN)
         logprob = jnp.where(now.active, logprob, 0.0)
-        lasts = now.drawn + 1 >= settings.max_new_tokens
+        lasts = now.num_generated + 1 >= settings.max_new_tokens
         lasts |= jnp.isin(token, jnp.array(ends, jnp.int32))
         hidden, cache = _decode_step(copy, cfg, token, now)
         moved = now.active.astype(jnp.int32)
         later = now._replace(
             hidden=hidden,
             position=now.position + moved,
-            drawn=now.drawn + moved,
+            drawn=now.num_generated + moved,
             active=now.active & ~lasts,
             step=now.step + 1,
             cache=cache,

@@ -27,7 +27,7 @@ class Completion(NamedTuple):
     row: int
     tokens: np.ndarray
     logprobs: np.ndarray
-    ended: bool
+    finished: bool
 
 
 @dataclass
@@ -45,14 +45,14 @@ class Sampler:
 
     def __init__(self, cfg: Model, settings: SamplerSettings, mesh: Mesh, stops: StopCriteria) -> None:
         self.settings, self.stops = settings, stops
-        self.programs = SamplerPrograms(cfg, settings, mesh, stops.tokens)
+        self.programs = SamplerPrograms(cfg, settings, mesh, stops.token_ids)
         self.slots = self.programs.slots
 
-    def load(self, params: Params) -> Params:
+    def load_params(self, params: Params) -> Params:
         """Return the copy of the weights that `draw` takes."""
         return self.programs.reshard(params)
 
-    def draw(
+    def generate(
         self,
         copy: Params,
         prompts: Sequence[Sequence[int]],
@@ -88,56 +88,58 @@ class _Generation:
     ) -> None:
         self.copy, self.prompts, self.samples, self.stops = copy, prompts, samples, sampler.stops
         self.settings, self.programs = sampler.settings, sampler.programs
-        self.bucket = self.settings.bucket(max(len(prompt) for prompt in prompts))
-        self.at_a_time = self.programs.prefill_batch_size(samples, self.bucket)
-        self.given = self.programs.whole((jax.device_get(jax.random.key_data(key)), np.array(temperature, np.float32)))
-        self.held: list[_ActiveRow | None] = [None] * sampler.slots
-        self.next = 0  # row
-        self.group, self.prefilled = -1, None
+        self.bucket = self.settings.bucket_for(max(len(prompt) for prompt in prompts))
+        self.prefill_batch = self.programs.prefill_batch_size(samples, self.bucket)
+        self.key_and_temperature = self.programs.replicate(
+            (jax.device_get(jax.random.key_data(key)), np.array(temperature, np.float32))
+        )
+        self.rows_by_slot: list[_ActiveRow | None] = [None] * sampler.slots
+        self.next_row = 0  # row
+        self.prefilled_group, self.prefilled = -1, None
 
     def run(self, between: Callable[[], None]) -> Iterator[Completion]:
-        slots = self.programs.empty(self.bucket)
+        slots = self.programs.init_slots(self.bucket)
         ended: list[Completion] = []
         while True:
-            slots = self._filled(slots)
-            if not any(self.held):
+            slots = self._fill_slots(slots)
+            if not any(self.rows_by_slot):
                 break
             between()
-            wanted = self.programs.whole(np.array([row is not None for row in self.held]))
-            slots, told = self.programs.decode(self.copy, slots, wanted, *self.given)
+            wanted = self.programs.replicate(np.array([row is not None for row in self.rows_by_slot]))
+            slots, told = self.programs.decode(self.copy, slots, wanted, *self.key_and_temperature)
             yield from ended  # while the devices decode
             ended = self._collect_chunk(jax.device_get(told))
         yield from ended
 
-    def _filled(self, slots: decode.Slots) -> decode.Slots:
+    def _fill_slots(self, slots: decode.Slots) -> decode.Slots:
         """Fill the free slots with waiting rows."""
-        free = [slot for slot, row in enumerate(self.held) if row is None]
-        while free and self.next < len(self.prompts) * self.samples:
-            first = self._prefill_group(self.next)
-            last = min(first + self.at_a_time, len(self.prompts)) * self.samples
-            sources = np.full((3, len(self.held)), -1, np.int32)
-            for slot in free[: last - self.next]:
-                prompt = self.next // self.samples
-                sources[:, slot] = prompt - first, len(self.prompts[prompt]), self.next
-                self.held[slot] = _ActiveRow(self.next)
-                self.next += 1
-            free = [slot for slot in free if self.held[slot] is None]
-            slots = self.programs.admit(slots, self.prefilled, self.programs.whole(sources))
-        if self.next >= len(self.prompts) * self.samples:
+        free = [slot for slot, row in enumerate(self.rows_by_slot) if row is None]
+        while free and self.next_row < len(self.prompts) * self.samples:
+            first = self._prefill_group(self.next_row)
+            last = min(first + self.prefill_batch, len(self.prompts)) * self.samples
+            sources = np.full((3, len(self.rows_by_slot)), -1, np.int32)
+            for slot in free[: last - self.next_row]:
+                prompt = self.next_row // self.samples
+                sources[:, slot] = prompt - first, len(self.prompts[prompt]), self.next_row
+                self.rows_by_slot[slot] = _ActiveRow(self.next_row)
+                self.next_row += 1
+            free = [slot for slot in free if self.rows_by_slot[slot] is None]
+            slots = self.programs.insert_prompts(slots, self.prefilled, self.programs.replicate(sources))
+        if self.next_row >= len(self.prompts) * self.samples:
             self.prefilled = None
         return slots
 
     def _prefill_group(self, row: int) -> int:
         """Return the index of the first prompt in the row's prefill group, after computing the group if necessary."""
-        first = row // self.samples // self.at_a_time * self.at_a_time
-        if first != self.group:
-            lengths = np.ones(self.at_a_time, np.int32)
-            tokens = np.zeros((self.at_a_time, self.bucket), np.int32)
-            for i, prompt in enumerate(self.prompts[first : first + self.at_a_time]):
+        first = row // self.samples // self.prefill_batch * self.prefill_batch
+        if first != self.prefilled_group:
+            lengths = np.ones(self.prefill_batch, np.int32)
+            tokens = np.zeros((self.prefill_batch, self.bucket), np.int32)
+            for i, prompt in enumerate(self.prompts[first : first + self.prefill_batch]):
                 lengths[i], tokens[i, : len(prompt)] = len(prompt), prompt
             self.prefilled = None  # only one group at a time is kept on the devices
-            self.group = first
-            self.prefilled = self.programs.prefill(self.copy, *self.programs.rows((tokens, lengths)))
+            self.prefilled_group = first
+            self.prefilled = self.programs.prefill(self.copy, *self.programs.shard_by_row((tokens, lengths)))
         return first
 
     def _collect_chunk(self, told: np.ndarray) -> list[Completion]:
@@ -145,17 +147,17 @@ class _Generation:
         tokens, logprobs = told[0], told[1].view(np.float32)
         counts = (tokens != decode.NO_TOKEN).sum(axis=1)
         ended = []
-        for slot, row in enumerate(self.held):
+        for slot, row in enumerate(self.rows_by_slot):
             if row is None:
                 continue
             seen, count = len(row.tokens), int(counts[slot])
             row.tokens += tokens[slot, :count].tolist()
             row.logprobs += logprobs[slot, :count].tolist()
-            stop = self.stops.end(row.tokens, seen)
+            stop = self.stops.find_end(row.tokens, seen)
             length = len(row.tokens) if stop is None else stop
-            by_token = stop is None and row.tokens[-1] in self.stops.tokens
+            by_token = stop is None and row.tokens[-1] in self.stops.token_ids
             if stop is not None or by_token or length >= self.settings.max_new_tokens:
                 kept = np.array(row.tokens[:length], np.int32), np.array(row.logprobs[:length], np.float32)
                 ended.append(Completion(row.number, *kept, stop is not None or by_token))
-                self.held[slot] = None
+                self.rows_by_slot[slot] = None
         return ended

@@ -61,7 +61,7 @@ class SamplerPrograms:
         self.reshard = self._jit("reshard", lambda params: placement.copy_params(params, self.cfg), copy)
         computed = self._per_device(lambda *given: prefill(self.cfg, *given), (copy, ROW_SHARDED, ROW_SHARDED), own)
         self.prefill = self._jit("prefill", computed, waiting)
-        self.admit = self._jit(
+        self.insert_prompts = self._jit(
             "admit", self._per_device(admitted, (slots, waiting, COLUMN_SHARDED), slots), slots, donated=(0,)
         )
         taken = (copy, slots, ROW_SHARDED, REPLICATED, REPLICATED)
@@ -70,7 +70,7 @@ class SamplerPrograms:
         )
         self._init_slots: dict[int, Callable[[], Slots]] = {}
 
-    def empty(self, bucket: int) -> Slots:
+    def init_slots(self, bucket: int) -> Slots:
         """Return slots without rows, for a prompt bucket."""
         if bucket not in self._init_slots:
             length = bucket + self.settings.max_new_tokens
@@ -84,15 +84,15 @@ class SamplerPrograms:
         wanted = min(-(-self.slots // samples), max(1, MAX_PREFILL_TOKENS // bucket))
         return -(-wanted // self._shards) * self._shards
 
-    def whole(self, values: Any) -> Any:
+    def replicate(self, values: Any) -> Any:
         """Replicate NumPy arrays, equal on every process, to every device."""
         return self._put(values, REPLICATED)
 
-    def rows(self, values: Any) -> Any:
+    def shard_by_row(self, values: Any) -> Any:
         """Shard NumPy arrays, equal on every process, by their first axis."""
         return self._put(values, ROW_SHARDED)
 
-    def listed(self, samples: int) -> Iterator[tuple[str, Any, tuple[Any, ...], Any]]:
+    def list_programs(self, samples: int) -> Iterator[tuple[str, Any, tuple[Any, ...], Any]]:
         """Yield name, function, abstract arguments and other resident arrays of each program except `reshard`.
 
         Shapes are those of the longest prompts. samples: responses per prompt.
@@ -117,7 +117,7 @@ class SamplerPrograms:
             (REPLICATED,) * 4,
         )
         yield "prefill", self.prefill, (copy, tokens, lengths), slots
-        yield "admit", self.admit, (slots, waiting, rows), copy
+        yield "admit", self.insert_prompts, (slots, waiting, rows), copy
         yield "decode", self.decode, (copy, slots, wanted, key, temperature), waiting
 
     def _slot_specs(self) -> Slots:

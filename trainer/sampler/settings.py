@@ -28,7 +28,9 @@ class SamplerSettings:
     mesh: Mesh | None = None
 
     @classmethod
-    def of(cls, sampling: Sampling, max_prompt_length: int, max_new_tokens: int, rows: int) -> "SamplerSettings":
+    def from_config(
+        cls, sampling: Sampling, max_prompt_length: int, max_new_tokens: int, rows: int
+    ) -> "SamplerSettings":
         """Return the settings of a loop that draws `rows` responses with one policy."""
         given = sampling.model_dump(include={"chunk", "top_k", "top_p", "dtype"})
         slots = min(rows, sampling.slots or rows)
@@ -42,6 +44,6 @@ class SamplerSettings:
             found.append(-(-found[-1] // 2))
         return sorted(found)
 
-    def bucket(self, longest: int) -> int:
+    def bucket_for(self, longest: int) -> int:
         """Return the shortest bucket that holds a prompt of `longest` tokens."""
         return next(size for size in self.buckets if size >= longest)

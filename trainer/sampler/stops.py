@@ -11,24 +11,24 @@ class StopCriteria:
     tokens: ids that end a response as its last token. texts: the token that completes any of them ends the response.
     """
 
-    tokens: tuple[int, ...]
-    texts: tuple[str, ...] = ()
+    token_ids: tuple[int, ...]
+    strings: tuple[str, ...] = ()
     decode: Callable[[Sequence[int]], str] | None = None
 
-    def end(self, tokens: Sequence[int], seen: int) -> int | None:
+    def find_end(self, tokens: Sequence[int], seen: int) -> int | None:
         """Return how many tokens to keep, including the first stop text, or None if there is none.
 
         seen: this many tokens are known to contain no stop text.
         """
-        if not self.texts or not self._stopped(tokens):
+        if not self.strings or not self._contains_stop(tokens):
             return None
         least, most = seen, len(tokens)  # bisect for the shortest prefix that contains a text
         while least + 1 < most:
             middle = (least + most) // 2
-            least, most = (least, middle) if self._stopped(tokens[:middle]) else (middle, most)
+            least, most = (least, middle) if self._contains_stop(tokens[:middle]) else (middle, most)
         return most
 
-    def _stopped(self, tokens: Sequence[int]) -> bool:
+    def _contains_stop(self, tokens: Sequence[int]) -> bool:
         assert self.decode is not None, "texts cannot be looked for without a tokenizer"
         said = self.decode(tokens)
-        return any(text in said for text in self.texts)
+        return any(text in said for text in self.strings)

@@ -31,7 +31,7 @@ class CompileCache:
         self._local = local / CACHE_FOLDER / _platform_key(pod)
         self._remote = epath.Path(remote) / CACHE_FOLDER / _platform_key(pod)
         self._sizes: dict[str, int] = {}
-        self._known: set[str] = set()
+        self._copied: set[str] = set()
         self._stop = threading.Event()
         try:
             self._fetch()
@@ -55,7 +55,7 @@ class CompileCache:
         if not self._remote.exists():
             return
         for source in self._remote.iterdir():
-            self._known.add(source.name)
+            self._copied.add(source.name)
             target = self._local / source.name
             if not target.exists():
                 partial = target.with_suffix(".partial")
@@ -76,12 +76,12 @@ class CompileCache:
             size = path.stat().st_size
             settled = finished or self._sizes.get(path.name) == size
             self._sizes[path.name] = size
-            if settled and path.name not in self._known:
+            if settled and path.name not in self._copied:
                 self._remote.mkdir(parents=True, exist_ok=True)
                 partial = self._remote / f"{path.name}.partial"
                 partial.write_bytes(path.read_bytes())
                 partial.replace(self._remote / path.name)
-                self._known.add(path.name)
+                self._copied.add(path.name)
 
 
 def _platform_key(pod: PodFacts) -> str:

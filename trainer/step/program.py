@@ -27,8 +27,8 @@ class Program:
     name: str
     function: Any
     arguments: tuple[Any, ...] = ()
-    beside: Any = ()
-    turns: int = 1
+    resident: Any = ()
+    max_iterations: int = 1
 
     @property
     def argument_bytes(self) -> int:
@@ -38,7 +38,7 @@ class Program:
     @property
     def resident_bytes(self) -> int:
         """Return the bytes per device of other resident arrays."""
-        return sum(_bytes_per_device(x) for x in jax.tree.leaves(self.beside))
+        return sum(_bytes_per_device(x) for x in jax.tree.leaves(self.resident))
 
     def flops(self) -> float:
         """Return the floating-point operations of all matrix products on all devices, recomputation included.
@@ -47,7 +47,7 @@ class Program:
         """
         if self.function is None:
             return 0.0
-        return _flops(jax.make_jaxpr(self.function)(*self.arguments).jaxpr, self.turns)
+        return _flops(jax.make_jaxpr(self.function)(*self.arguments).jaxpr, self.max_iterations)
 
 
 def abstract_rows(mesh: Mesh, shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:

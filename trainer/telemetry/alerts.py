@@ -11,11 +11,11 @@ class AlertMonitor:
     def __init__(self, settings: conf.schema.training.loop.Alerts, last: int) -> None:
         """Create a monitor. last: number of the phase's last update."""
         self._settings, self._last_step = settings, last
-        self.remembered: dict[str, Any] = {"told": [], "without_answer": 0, "equal": 0, "had_a_rate": False}
+        self.state: dict[str, Any] = {"told": [], "without_answer": 0, "equal": 0, "had_a_rate": False}
 
-    def look(self, step: int, values: dict[str, float]) -> list[str]:
+    def check(self, step: int, values: dict[str, float]) -> list[str]:
         """Return the alerts due after update `step` of the phase with these metrics; usually none."""
-        wanted, seen = self._settings, self.remembered
+        wanted, seen = self._settings, self.state
         seen["without_answer"] = seen["without_answer"] + 1 if values["accuracy"] == 0 else 0
         seen["equal"] = seen["equal"] + 1 if values["zero_variance_groups"] == 1 else 0
         seen["had_a_rate"] = seen["had_a_rate"] or values["learning_rate"] > 0

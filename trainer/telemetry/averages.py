@@ -34,7 +34,7 @@ class MetricAverages:
             return min(known, value)
         return max(known, value) if name.endswith("_max") else known + value
 
-    def take(self) -> dict[str, float]:
+    def pop(self) -> dict[str, float]:
         found = {
             name: value if name in LATEST_VALUE_METRICS or name.endswith(("_min", "_max")) else value / self._count
             for name, value in self._values.items()
@@ -43,7 +43,7 @@ class MetricAverages:
         return found
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self._values
 
     def to_json(self) -> dict[str, Any]:

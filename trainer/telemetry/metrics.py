@@ -40,7 +40,7 @@ class MetricsLogger:
     """
 
     def __init__(self, local: Path, remote: str, writes: bool, there: WandbRun | None = None) -> None:
-        self._writes, self._there = writes, there
+        self._writes, self._wandb = writes, there
         self._local, self._remote = local, epath.Path(remote)
         if not writes:
             return
@@ -48,8 +48,8 @@ class MetricsLogger:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         local.mkdir(parents=True, exist_ok=True)
-        self._lines = (local / METRICS_FILE).open("a")
-        self._transcripts = (local / TRANSCRIPTS_FILE).open("a")
+        self._metrics_file = (local / METRICS_FILE).open("a")
+        self._transcripts_file = (local / TRANSCRIPTS_FILE).open("a")
         self._events = EventFileWriter(str(local / "tb"), filename_suffix=f".{time.time_ns()}")
 
     def resume(self, step: int) -> None:
@@ -60,15 +60,15 @@ class MetricsLogger:
         """
         if not self._writes:
             return
-        self._lines.close()
-        self._transcripts.close()
+        self._metrics_file.close()
+        self._transcripts_file.close()
         for name in (METRICS_FILE, TRANSCRIPTS_FILE):
             local, remote = self._local / name, self._remote / name
             source = local if local.stat().st_size or not remote.exists() else remote
             kept = [line for line in source.read_bytes().splitlines(keepends=True) if _is_line_before(line, step)]
             local.write_bytes(b"".join(kept))
-        self._lines = (self._local / METRICS_FILE).open("a")
-        self._transcripts = (self._local / TRANSCRIPTS_FILE).open("a")
+        self._metrics_file = (self._local / METRICS_FILE).open("a")
+        self._transcripts_file = (self._local / TRANSCRIPTS_FILE).open("a")
         self._events.add_event(_session_start_event(step + 1))
 
     def log(self, step: int, phase: str, **values: float) -> None:
@@ -77,24 +77,24 @@ class MetricsLogger:
             return
         now = time.time()
         finite = {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
-        self._lines.write(json.dumps({"step": step, "phase": phase, "time": round(now, 3)} | finite) + "\n")
-        self._lines.flush()
+        self._metrics_file.write(json.dumps({"step": step, "phase": phase, "time": round(now, 3)} | finite) + "\n")
+        self._metrics_file.flush()
         self._events.add_event(_scalar_event(step, now, values))
-        if self._there:
-            self._there.log(step, finite)
+        if self._wandb:
+            self._wandb.log(step, finite)
 
-    def text(self, step: int, name: str, text: str) -> None:
+    def log_text(self, step: int, name: str, text: str) -> None:
         if self._writes:
             self._events.add_event(_text_event(step, time.time(), name, text))
 
-    def transcripts(self, step: int, phase: str, rows: Sequence[Transcript]) -> None:
+    def log_transcripts(self, step: int, phase: str, rows: Sequence[Transcript]) -> None:
         """Log prompts and responses: a JSON line each, and a table for TensorBoard."""
         if not self._writes or not rows:
             return
         for row in rows:
-            self._transcripts.write(json.dumps({"step": step, "phase": phase} | row.to_json()) + "\n")
-        self._transcripts.flush()
-        self.text(step, f"transcripts/{phase}", transcripts.markdown_table(rows))
+            self._transcripts_file.write(json.dumps({"step": step, "phase": phase} | row.to_json()) + "\n")
+        self._transcripts_file.flush()
+        self.log_text(step, f"transcripts/{phase}", transcripts.markdown_table(rows))
 
     def profiler(self, settings: ProfileSettings | None) -> Profiler:
         """Return a profiler that writes its traces beside the event files."""
@@ -106,8 +106,8 @@ class MetricsLogger:
             partial = self._local / f"{SUMMARY_FILE}.partial"
             partial.write_text(json.dumps(values, indent=1) + "\n")
             partial.replace(self._local / SUMMARY_FILE)
-            if self._there:
-                self._there.summarize(values)
+            if self._wandb:
+                self._wandb.summarize(values)
 
     def upload(self) -> None:
         """Copy all files to the run's folder. Call it before saving a checkpoint, since resuming reads the lines."""
@@ -126,12 +126,12 @@ class MetricsLogger:
 
     def close(self) -> None:
         if self._writes:
-            if self._there:
-                self._there.finish()
+            if self._wandb:
+                self._wandb.finish()
             self.upload()
             self._events.close()
-            self._lines.close()
-            self._transcripts.close()
+            self._metrics_file.close()
+            self._transcripts_file.close()
 
 
 def run_folder(run_file: Path, run_id: str) -> Path:

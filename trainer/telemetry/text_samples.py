@@ -20,7 +20,7 @@ class TextSampler:
 
     def __init__(self, settings: TextSamples, data: batches.Dataset, cfg: Model, mesh: Mesh, seed: int) -> None:
         self._settings = settings
-        self._tokenizer, begin = data.tokenizer, data.begin
+        self._tokenizer, begin = data.tokenizer, data.bos_ids
         encoded = [[*begin, *ids.tolist()] for ids in self._tokenizer.encode(settings.prompts)]
         longest = max(len(ids) for ids in encoded)
         if longest + settings.max_new_tokens > cfg.max_seq_len:
@@ -31,17 +31,17 @@ class TextSampler:
         if not all(encoded):
             raise RunFileError("loop.text_samples.prompts: a prompt is empty; each needs at least one token")
         sizes = SamplerSettings(longest, settings.max_new_tokens, slots=len(encoded), chunk=MAX_DECODE_CHUNK)
-        self._sampler = Sampler(cfg, sizes, mesh, StopCriteria(() if data.end is None else (data.end,)))
+        self._sampler = Sampler(cfg, sizes, mesh, StopCriteria(() if data.eos_id is None else (data.eos_id,)))
         self._prompts, self._key = encoded, jax.random.key(seed)
 
     def compile(self, params: Params) -> None:
         """Compile for weights of these shapes and shardings, by drawing once."""
-        self.texts(params)
+        self.generate(params)
 
-    def texts(self, params: Params) -> list[str]:
+    def generate(self, params: Params) -> list[str]:
         """Return each prompt with its continuation, as Markdown. All processes must call it, and all get the same."""
-        copy, temperature = self._sampler.load(params), self._settings.temperature
-        drawn = self._sampler.draw(copy, self._prompts, 1, self._key, temperature)
+        copy, temperature = self._sampler.load_params(params), self._settings.temperature
+        drawn = self._sampler.generate(copy, self._prompts, 1, self._key, temperature)
         said = [self._tokenizer.decode(f.tokens.tolist()) for f in sorted(drawn, key=lambda found: found.row)]
         return [
             f"{prompt}**{text}**".replace("\n", "  \n")

@@ -21,17 +21,17 @@ class Stopwatch:
 
     def __init__(self, *names: str) -> None:
         self._seconds_by_name = dict.fromkeys(names, 0.0)
-        self._began, self._excluded_seconds = time.perf_counter(), 0.0
+        self._lap_start, self._excluded_seconds = time.perf_counter(), 0.0
 
     @contextmanager
-    def spending(self, name: str) -> Iterator[None]:
+    def measure(self, name: str) -> Iterator[None]:
         """Count the time in the context under one of the names."""
         began = time.perf_counter()
         yield
         self._seconds_by_name[name] += time.perf_counter() - began
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
+    def excluded(self) -> Iterator[None]:
         """Exclude the time in the context from updates: evaluations, samples, checkpoints."""
         began = time.perf_counter()
         yield
@@ -40,8 +40,12 @@ class Stopwatch:
     def lap(self, updates: int) -> dict[str, float]:
         """Return means over this many updates, and reset."""
         now = time.perf_counter()
-        values = {"step_time": now - self._began - self._excluded_seconds} | self._seconds_by_name
-        self._seconds_by_name, self._began, self._excluded_seconds = dict.fromkeys(self._seconds_by_name, 0.0), now, 0.0
+        values = {"step_time": now - self._lap_start - self._excluded_seconds} | self._seconds_by_name
+        self._seconds_by_name, self._lap_start, self._excluded_seconds = (
+            dict.fromkeys(self._seconds_by_name, 0.0),
+            now,
+            0.0,
+        )
         return {name: seconds / updates for name, seconds in values.items()}
 
 

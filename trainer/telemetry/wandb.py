@@ -28,20 +28,20 @@ class WandbRun:
 
     def log(self, step: int, values: dict[str, float | None]) -> None:
         """Log one line of metrics.jsonl, without its nulls."""
-        self._try(lambda: self._run.log({k: v for k, v in values.items() if v is not None}, step=step))
+        self._attempt(lambda: self._run.log({k: v for k, v in values.items() if v is not None}, step=step))
 
     def summarize(self, values: dict[str, Any]) -> None:
-        self._try(lambda: self._run.summary.update(values))
+        self._attempt(lambda: self._run.summary.update(values))
 
     def finish(self) -> None:
         """Wait for uploads to finish, up to a timeout."""
-        end = threading.Thread(target=lambda: self._try(self._run.finish), daemon=True)
+        end = threading.Thread(target=lambda: self._attempt(self._run.finish), daemon=True)
         end.start()
         end.join(FINISH_SECONDS)
         if end.is_alive():
             logger.warning("logging.wandb: uploads did not finish within %d s", FINISH_SECONDS)
 
-    def _try(self, act: Any) -> None:
+    def _attempt(self, act: Any) -> None:
         try:
             act()
         except Exception as error:  # no W&B error may end the run

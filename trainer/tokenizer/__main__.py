@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (folder / "tokenizer.json").write_bytes(raw)
     with (folder / "token_bytes.npy").open("wb") as file:
         np.save(file, trained.token_bytes())
-    print(f"{folder / 'tokenizer.json'}: {trained.vocab} tokens; set model.vocab_size to at least that")
+    print(f"{folder / 'tokenizer.json'}: {trained.vocab_size} tokens; set model.vocab_size to at least that")
     return 0
 
 

@@ -21,9 +21,9 @@ CHARACTERS = "characters"
 class Tokenizer(Protocol):
     """Converts text to ids and back. Names of special tokens in a text are plain text."""
 
-    vocab: int
+    vocab_size: int
     """Exclusive upper bound of the ids."""
-    special: dict[str, int]
+    special_tokens: dict[str, int]
     """Ids of the special tokens, by name."""
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -66,10 +66,10 @@ def parse_tokenizer(raw: bytes, whence: str) -> Tokenizer:
 class ByteTokenizer:
     """Ids 0 to 255 are the bytes of UTF-8."""
 
-    vocab = byte_level.VOCAB_SIZE
+    vocab_size = byte_level.VOCAB_SIZE
 
     def __init__(self) -> None:
-        self.special = {"<pad>": byte_level.PAD, "<bos>": byte_level.BOS_ID, "<eos>": byte_level.EOS_ID}
+        self.special_tokens = {"<pad>": byte_level.PAD, "<bos>": byte_level.BOS_ID, "<eos>": byte_level.EOS_ID}
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
@@ -78,7 +78,7 @@ class ByteTokenizer:
         return byte_level.decode(ids)
 
     def token_bytes(self) -> np.ndarray:
-        return np.array([1] * byte_level.PAD + [0] * len(self.special), np.int32)
+        return np.array([1] * byte_level.PAD + [0] * len(self.special_tokens), np.int32)
 
 
 class LibraryTokenizer:
@@ -89,8 +89,8 @@ class LibraryTokenizer:
         added = library.get_added_tokens_decoder()
         self._library = library
         self._added = {token.content for token in added.values()}
-        self.special = {token.content: i for i, token in added.items() if token.special}
-        self.vocab = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.special_tokens = {token.content: i for i, token in added.items() if token.special}
+        self.vocab_size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         found = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -100,9 +100,9 @@ class LibraryTokenizer:
         return self._library.decode([int(i) for i in ids], skip_special_tokens=True)
 
     def token_bytes(self) -> np.ndarray:
-        lengths = np.zeros(self.vocab, np.int32)
+        lengths = np.zeros(self.vocab_size, np.int32)
         is_byte_level = "ByteLevel" in _decoder_kinds(json.loads(self._library.to_str())["decoder"])
-        special = set(self.special.values())
+        special = set(self.special_tokens.values())
         for token, i in self._library.get_vocab(with_added_tokens=True).items():
             if i not in special:
                 lengths[i] = len(token) if is_byte_level and token not in self._added else _token_bytes(token)

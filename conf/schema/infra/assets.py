@@ -57,7 +57,7 @@ class Assets(Strict):
         description="Where `files` are downloaded. laptop: this machine, before the TPU exists. pod: worker 0."
     )
 
-    def each(self) -> Iterator[tuple[Kind, str, Asset]]:
+    def iter_assets(self) -> Iterator[tuple[Kind, str, Asset]]:
         """Yield every asset with its kind and name."""
         for name, asset in self.datasets.items():
             yield "dataset", name, asset

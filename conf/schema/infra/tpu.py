@@ -49,7 +49,7 @@ class Tpu(Strict):
 
     @field_validator("accelerator_type")
     @classmethod
-    def known(cls, value: str) -> str:
+    def _known_type(cls, value: str) -> str:
         try:
             find_topology(value)
         except UnknownTypeError as error:
@@ -58,7 +58,7 @@ class Tpu(Strict):
 
     @field_validator("capacity")
     @classmethod
-    def once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _unique_zones(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
             raise ValueError("must list at least one tier")
         if len(set(value)) != len(value):

@@ -49,7 +49,7 @@ class UnevenError(ValueError):
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(f"{key}: {message}")
-        self.key, self.words = key, message
+        self.key, self.message = key, message
 
 
 class TextSamples(Strict):
@@ -266,7 +266,7 @@ class GrpoLoop(Strict):
         return self.updates_per_rollout == 1 and self.micro_batch_size is None
 
     @property
-    def widths(self) -> list[int]:
+    def row_widths(self) -> list[int]:
         """Row lengths of an update's batch, in tokens, ascending. The last one fits every sample."""
         longest = self.max_prompt_length + self.max_new_tokens
         return sorted({*(n for n in self.length_buckets if n < longest), longest})

@@ -57,7 +57,7 @@ class _OptimizerBase(Strict, Generic[GroupT]):
 
     param_groups: tuple[GroupT, ...] = Field(description="Weights with their own values. The first match applies.")
 
-    def constant(self, lr: float) -> Self:
+    def with_constant_lr(self, lr: float) -> Self:
         """Return a copy with a constant learning rate. Other learning rates keep their ratio to it."""
         ratio = lr / self.lr
         groups = tuple(g if g.lr is None else g.model_copy(update={"lr": g.lr * ratio}) for g in self.param_groups)
@@ -138,8 +138,8 @@ class Muon(_OptimizerBase[MuonParamGroup]):
             raise ValueError(f"momentum_schedule: a point raises momentum ({self.momentum}) to 1 or more")
         return self
 
-    def constant(self, lr: float) -> Self:
-        changed = super().constant(lr)
+    def with_constant_lr(self, lr: float) -> Self:
+        changed = super().with_constant_lr(lr)
         adamw = self.adamw.model_copy(update={"lr": self.adamw.lr * lr / self.lr})
         return changed.model_copy(update={"adamw": adamw})
 

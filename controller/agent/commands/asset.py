@@ -47,22 +47,22 @@ def fetch_asset(
             job.result()
         text = manifest.encode()
         with_retries(lambda: upload_stream([text], len(text), bucket, f"{prefix}/manifest.json"))
-    telling.say({"done": True})
+    telling.emit({"done": True})
 
 
 class _ProgressReporter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bytes_done = self._told = 0
+        self._bytes_done = self._reported_at = 0
 
-    def moved(self, size: int) -> None:
+    def add_bytes(self, size: int) -> None:
         with self._lock:
             self._bytes_done += size
-            if self._bytes_done - self._told >= 16 * CHUNK_BYTES:
-                self._told = self._bytes_done
-                self.say({"bytes": self._bytes_done})
+            if self._bytes_done - self._reported_at >= 16 * CHUNK_BYTES:
+                self._reported_at = self._bytes_done
+                self.emit({"bytes": self._bytes_done})
 
-    def say(self, line: dict[str, Any]) -> None:
+    def emit(self, line: dict[str, Any]) -> None:
         say(line)
 
 
@@ -93,7 +93,7 @@ def _download(name: str, url: str, part: Path, token: str | None, telling: _Prog
             begin = out.tell()
             while chunk := answer.read(CHUNK_BYTES):
                 out.write(chunk)
-                telling.moved(len(chunk))
+                telling.add_bytes(len(chunk))
             if expected is not None and out.tell() - begin != int(expected):
                 raise TransferError(f"{name}: {url} dropped the connection after {out.tell()} bytes")
     except HTTPError as error:

@@ -50,7 +50,7 @@ def run_setup(
             own = {"SLIPWAY_CODE_SHA256": check_out(code, run / "work")}
             environment = run_environment(run, venv, secrets_of(run), own)
             for argv in commands:
-                _run_command(run, argv, environment, SecretMask.of(run))
+                _run_command(run, argv, environment, SecretMask.for_run(run))
         finally:
             delete_secrets(run)
         accept_changes(venv)
@@ -71,7 +71,7 @@ def _run_command(run: Path, argv: list[str], environment: dict[str, str], mask: 
             ).returncode  # fmt: skip
         except OSError as error:
             raise AgentError(f"setup command `{shlex.join(argv)}` cannot start: {error}") from error
-    mask.cover(path)
+    mask.mask_file(path)
     if code:
         tail = read_range(path, max(0, file_size(path) - TAIL_BYTES), TAIL_BYTES).decode(errors="replace")
         raise AgentError(f"setup command `{shlex.join(argv)}` ended with code {code}", tail)

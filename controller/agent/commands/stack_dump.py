@@ -35,7 +35,7 @@ def stacks(run_id: str, attempt: int | None = None, timeout_seconds: float = 5.0
     found = [_request_stack(pid) for pid in sorted({*group, *attempt_processes(folder)})]
     if any(process["signal"] for process in found):
         _wait_for_output(folder / "log", before, timeout_seconds)
-    text = SecretMask.of(folder.parent).masked(read_range(folder / "log", before, MAX_BYTES))
+    text = SecretMask.for_run(folder.parent).apply(read_range(folder / "log", before, MAX_BYTES))
     return {"processes": found, "text": text.decode(errors="replace")}
 
 

@@ -52,7 +52,7 @@ def state(run_id: str, attempt: int | None = None, tail_bytes: int = 16384) -> S
     """Return the state of an attempt (by default the latest), with the end of its log and its summary."""
     folder = attempt_folder(run_id, attempt)
     status = attempt_status(folder)
-    mask = SecretMask.of(folder.parent)
+    mask = SecretMask.for_run(folder.parent)
     size = file_size(folder / "log")
     return {
         "run_id": run_id,
@@ -77,9 +77,9 @@ def state(run_id: str, attempt: int | None = None, tail_bytes: int = 16384) -> S
 def _log_tail(log: Path, size: int, tail_bytes: int, mask: SecretMask) -> bytes:
     """Return the end of the log, masking secrets that begin before it or are incomplete."""
     begin = max(0, size - tail_bytes)
-    early = max(0, begin - mask.longest)
-    data = mask.masked(read_range(log, early, size - early))
-    return data[begin - early : len(data) - mask.begun(data)]
+    early = max(0, begin - mask.max_length)
+    data = mask.apply(read_range(log, early, size - early))
+    return data[begin - early : len(data) - mask.partial_length(data)]
 
 
 def _read_summary(run: Path) -> dict[str, Any] | None:

@@ -69,9 +69,9 @@ def finalize_attempt(
     record |= {"upload": "pending" if bucket else "none", "upload_error": None}
     write_json(path, record)
     before_masking()
-    mask = SecretMask.of(folder.parent)
+    mask = SecretMask.for_run(folder.parent)
     for shown in (folder / "log", folder.parent / "metrics.jsonl", folder.parent / "summary.json"):
-        mask.cover(shown)
+        mask.mask_file(shown)
     delete_secrets(folder.parent)
     if bucket:
         done = {**record, "upload": "done"}

@@ -39,7 +39,7 @@ def watch(
             raise AgentError(f"run {run_id} has no {folder.name} on this worker")
         if follow and status.get("lost"):
             finalize_lost_attempt(folder)
-        mask = SecretMask.of(folder.parent)
+        mask = SecretMask.for_run(folder.parent)
         last = not follow or (status["state"] == "exited" and not status.get("uploading"))
         log_offset = _emit_log(folder / "log", log_offset, last, mask)
         metrics_offset = _emit_metrics(folder.parent / "metrics.jsonl", metrics_offset, mask)
@@ -75,9 +75,9 @@ def _is_stopped(folder: Path) -> bool:
 
 def _emit_log(path: Path, offset: int, last: bool, mask: SecretMask) -> int:
     """Print new log output; hold back an incomplete character or secret, unless this is the last call."""
-    while data := mask.masked(read_range(path, offset, CHUNK_BYTES)):
+    while data := mask.apply(read_range(path, offset, CHUNK_BYTES)):
         whole = last and len(data) < CHUNK_BYTES
-        shown = data if whole else data[: len(data) - mask.begun(data)]
+        shown = data if whole else data[: len(data) - mask.partial_length(data)]
         text, used = codecs.utf_8_decode(shown, "replace", whole)
         if not used:
             break
@@ -89,7 +89,7 @@ def _emit_log(path: Path, offset: int, last: bool, mask: SecretMask) -> int:
 def _emit_metrics(path: Path, offset: int, mask: SecretMask) -> int:
     """Print new complete lines; start over if a resumed program has truncated the file."""
     offset = 0 if file_size(path) < offset else offset
-    while end := (data := mask.masked(read_range(path, offset, CHUNK_BYTES))).rfind(b"\n") + 1:
+    while end := (data := mask.apply(read_range(path, offset, CHUNK_BYTES))).rfind(b"\n") + 1:
         for line in data[:end].splitlines(keepends=True):
             offset += len(line)
             try:

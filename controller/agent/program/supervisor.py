@@ -168,11 +168,11 @@ def _spawn_program(folder: Path, argv: list[str], environment: dict[str, str], b
 
 def _upload_log_periodically(folder: Path, begun: dict[str, Any], ended: threading.Event) -> None:
     """Upload the log periodically while it grows, spending at most about a tenth of the time on it."""
-    seen, pause, log, mask = 0, LOG_UPLOAD_SECONDS, folder / "log", SecretMask.of(folder.parent)
+    seen, pause, log, mask = 0, LOG_UPLOAD_SECONDS, folder / "log", SecretMask.for_run(folder.parent)
     while begun["bucket"] and not ended.wait(pause):
         if file_size(log) == seen:
             continue
-        before, size = time.monotonic(), mask.cover(log, seen)
+        before, size = time.monotonic(), mask.mask_file(log, seen)
         try:
             upload_file(log, begun["bucket"], begun["log_object"], size)
             seen = size

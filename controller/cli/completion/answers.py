@@ -28,10 +28,10 @@ def complete(line: str, folder: Path) -> Completions:
     if flag is not None:
         found = _flag_values(flag)
     elif word.startswith("-"):
-        found = {name: flag.words for flag in (*flags(verb), HELP) for name in flag.names if name.startswith("--")}
+        found = {name: flag.help for flag in (*flags(verb), HELP) for name in flag.names if name.startswith("--")}
         found = {name: about for name, about in found.items() if name not in before or name == "--where"}
     else:
-        found = {} if before else {name: each.words for name, each in VERBS.items()}
+        found = {} if before else {name: each.help for name, each in VERBS.items()}
         found |= _complete_positional(verb, before)
         if VERBS[verb].config and (before or word):
             from controller.cli.completion.hydra import complete_override
@@ -56,7 +56,7 @@ def _split_line(line: str) -> list[str]:
 def _pending_flag(known: Iterable[Flag], before: Sequence[str]) -> Flag | None:
     """Return the flag whose value is under the cursor."""
     for flag in known:
-        count = 0 if flag.more.get("action") == "store_true" else flag.more.get("nargs") or 1
+        count = 0 if flag.argparse_options.get("action") == "store_true" else flag.argparse_options.get("nargs") or 1
         for back in range(1, (count if isinstance(count, int) else 0) + 1):
             if flag.names[0].startswith("-") and len(before) >= back and before[-back] in flag.names:
                 return flag
@@ -68,16 +68,18 @@ def _complete_positional(verb: str, before: Sequence[str]) -> Completions:
     found: Completions = {}
     for flag in VERBS[verb].flags:
         if not flag.names[0].startswith("-") and before:
-            choices = [each for each in flag.more.get("choices", ()) if each != COMPLETION_QUERY]
+            choices = [each for each in flag.argparse_options.get("choices", ()) if each != COMPLETION_QUERY]
             found |= dict.fromkeys(choices, "") if len(before) == 1 else {}
-            found |= {name: each.words for name, each in VERBS.items()} if flag.values == "verb" else _flag_values(flag)
+            found |= (
+                {name: each.help for name, each in VERBS.items()} if flag.completion == "verb" else _flag_values(flag)
+            )
     return found
 
 
 def _flag_values(flag: Flag) -> Completions:
-    if flag.values == "run":
+    if flag.completion == "run":
         return _recent_ids(RUN_PATTERN)
-    if flag.values == "sweep":
+    if flag.completion == "sweep":
         return _recent_ids(SWEEP_PATTERN)
     return {}
 

@@ -33,13 +33,13 @@ def complete_override(word: str, before: Sequence[str], folder: Path) -> list[st
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         completion = _OverrideCompleter(GlobalHydra.instance().hydra.config_loader)  # pyright: ignore[reportOptionalMemberAccess]
         files = [*filter(None, map(_group_file, before)), *search_path_override(folder / "slipway")]
-        return completion.of(word, files)
+        return completion.complete(word, files)
 
 
 class _OverrideCompleter(DefaultCompletionPlugin):
     """Hydra's completion without its limits: `_query` splits at every space, and fails if any value is wrong."""
 
-    def of(self, word: str, files: list[str]) -> list[str]:
+    def complete(self, word: str, files: list[str]) -> list[str]:
         first, comma, last = word.rpartition(",") if "=" in word else ("", "", word)
         if comma:  # further values of a sweep
             key = first.partition("=")[0]
@@ -49,10 +49,10 @@ class _OverrideCompleter(DefaultCompletionPlugin):
         bare = word[len(sign) :]
         found, is_group = self._query_config_groups(bare, "config", files)
         if not is_group:
-            found = [*found, *self._keys(bare, files)]
+            found = [*found, *self._complete_keys(bare, files)]
         return sorted({f"{sign}{each}" for each in found if not each.startswith(HYDRA_KEY)})
 
-    def _keys(self, word: str, files: list[str]) -> list[str]:
+    def _complete_keys(self, word: str, files: list[str]) -> list[str]:
         from hydra.types import RunMode
 
         try:

@@ -67,7 +67,7 @@ class Shell:
 
     script: str
     file: Callable[[Path], Path]
-    start: Callable[[], Path] | None
+    startup_file: Callable[[], Path] | None
 
 
 def _home(*parts: str) -> Path:
@@ -104,8 +104,8 @@ def install(name: str, state: Path) -> list[str]:
     shell = SHELLS[name]
     file = shell.file(state)
     done = [_write_if_changed(file, shell.script)]
-    if shell.start is not None:
-        start = shell.start()
+    if shell.startup_file is not None:
+        start = shell.startup_file()
         line = f"[ -f {shlex.quote(str(file))} ] && . {shlex.quote(str(file))}  {MARKER}"
         done.append(_write_if_changed(start, _without_source_line(start) + f"{line}\n"))
     done.append(f"open a new {name}, or load it now: . {shlex.quote(str(file))}")
@@ -117,7 +117,7 @@ def uninstall(name: str, state: Path) -> list[str]:
     file = shell.file(state)
     done = [f"deleted {file}" if file.is_file() else f"{file} does not exist"]
     file.unlink(missing_ok=True)
-    if shell.start is not None and (start := shell.start()).is_file():
+    if shell.startup_file is not None and (start := shell.startup_file()).is_file():
         done.append(_write_if_changed(start, _without_source_line(start)))
     return done
 

@@ -58,13 +58,13 @@ class Billing:
         if call.path["servicesId"] != "tpu.googleapis.com":
             return {}
         metrics = [
-            self._metric(f"tpu.googleapis.com/{name}{kind}", sorted(self._catalog.zones_of[generation]))
+            self._quota_metric(f"tpu.googleapis.com/{name}{kind}", sorted(self._catalog.zones_of[generation]))
             for generation, name in _QUOTA_METRICS.items()
             for kind in ("", "-preemptible")
         ]
         return paginate(call, metrics, "metrics")
 
-    def _metric(self, metric: str, zones: list[str]) -> Document:
+    def _quota_metric(self, metric: str, zones: list[str]) -> Document:
         unit = "1/{project}/{zone}"
         buckets: list[dict[str, Any]] = [{"effectiveLimit": "0", "defaultLimit": "0"}]
         buckets += [{"effectiveLimit": str(_CHIP_QUOTA), "defaultLimit": "0", "dimensions": {"zone": z}} for z in zones]
@@ -78,7 +78,7 @@ class Billing:
         parent = self._parent(call)
         if "amount" not in call.body:
             raise ApiError(400, "Budget amount is required.")
-        name = f"{parent}/budgets/{self._store.counter('budget'):08d}"
+        name = f"{parent}/budgets/{self._store.next_number('budget'):08d}"
         budget = {**call.body, "name": name, "etag": "1"}
         self._store.put("budget", name, budget)
         return budget

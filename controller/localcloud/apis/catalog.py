@@ -35,7 +35,7 @@ class Catalog:
 
     types: Mapping[str, AcceleratorType]
     zones_of: Mapping[str, frozenset[str]]
-    runtimes: frozenset[str]
+    runtime_versions: frozenset[str]
 
     @property
     def zones(self) -> list[str]:
@@ -45,7 +45,7 @@ class Catalog:
     def regions(self) -> list[str]:
         return sorted({zone.rpartition("-")[0] for zone in self.zones})
 
-    def offered(self, zone: str) -> list[AcceleratorType]:
+    def types_in_zone(self, zone: str) -> list[AcceleratorType]:
         return [kind for kind in self.types.values() if zone in self.zones_of[kind.generation]]
 
     def find_by_config(self, config: Mapping[str, Any]) -> AcceleratorType | None:
@@ -65,5 +65,5 @@ def load_catalog() -> Catalog:
     return Catalog(
         types=types,
         zones_of={name: frozenset(facts["zones"]) for name, facts in generations.items()},
-        runtimes=frozenset(facts["runtime_version"] for facts in generations.values()),
+        runtime_versions=frozenset(facts["runtime_version"] for facts in generations.values()),
     )

@@ -85,9 +85,9 @@ class Compute:
         table: dict[str, Handler] = {
             "projects.get": self._project,
             "projects.setCommonInstanceMetadata": self._set_metadata,
-            "zones.get": partial(self._place, "zone"),
+            "zones.get": partial(self._get_location, "zone"),
             "zones.list": partial(self._list_locations, "zone"),
-            "regions.get": partial(self._place, "region"),
+            "regions.get": partial(self._get_location, "region"),
             "regions.list": partial(self._list_locations, "region"),
             "subnetworks.setPrivateIpGoogleAccess": partial(self._update, SUBNETWORKS),
             "instances.getSerialPortOutput": self._serial_port,
@@ -121,23 +121,23 @@ class Compute:
         if self.store.get(COMPUTE_KIND, path):
             raise already_exists(path)
         body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
-        resource = self.networks.prepare(collection.plural, _location_of(call), body, path)
+        resource = self.networks.prepare_resource(collection.plural, _location_of(call), body, path)
         self._check_ready(resource.get("network", ""))
         self._finalize(path, resource)
         if resource.get("autoCreateSubnetworks"):
             for other, subnetwork in self.networks.automatic_subnetworks(path):
                 self._finalize(other, subnetwork)
-        return self._begin(
+        return self._begin_operation(
             collection, call, "insert", path, "compute.boot" if collection is INSTANCES else None
         )  # fmt: skip
 
     def _finalize(self, path: str, resource: Document) -> None:
         now = time.time()
-        resource.setdefault("id", str(self.store.counter("id", 10**18)))
+        resource.setdefault("id", str(self.store.next_number("id", 10**18)))
         resource.setdefault("creationTimestamp", timestamp(now))
         self.store.put(COMPUTE_KIND, path, resource)
 
-    def _begin(
+    def _begin_operation(
         self, collection: Collection, call: ApiCall, verb: str, path: str, effect: str | None = None
     ) -> Document:
         operation = self.operations.begin(collection.parent(call), verb, path, effect)
@@ -147,7 +147,7 @@ class Compute:
 
     def _check_ready(self, path: str) -> None:
         """Reject the use of a resource that is still being created."""
-        if self.operations.pending(path):
+        if self.operations.is_pending(path):
             raise ApiError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
 
     def _find(self, collection: Collection, call: ApiCall, argument: str = "") -> tuple[str, Document]:
@@ -186,21 +186,21 @@ class Compute:
             wanted = {**kept, **body}
         else:
             wanted = merge_patch(resource, body)
-        changed = self.networks.prepare(collection.plural, _location_of(call), wanted, path)
+        changed = self.networks.prepare_resource(collection.plural, _location_of(call), wanted, path)
         for fixed in ("network", "ipCidrRange", "name"):
             if changed.get(fixed) != resource.get(fixed):
                 raise ApiError(400, f"Invalid value for field 'resource.{fixed}': it cannot be changed")
         self.store.put(COMPUTE_KIND, path, changed)
-        return self._begin(collection, call, "patch", path)
+        return self._begin_operation(collection, call, "patch", path)
 
     def _delete(self, collection: Collection, call: ApiCall) -> Document:
         path, _ = self._find(collection, call)
         self._check_ready(path)
-        if users := self.networks.users(path):
+        if users := self.networks.dependents(path):
             message = f"The {collection.singular} resource '{path}' is already being used by '{users[0]}'"
             # Google names this refusal in two ways; the longer one appears in operations.
             raise ApiError(400, message, status="RESOURCE_IN_USE", reason="resourceInUseByAnotherResource")
-        return self._begin(collection, call, "delete", path, "compute.delete")
+        return self._begin_operation(collection, call, "delete", path, "compute.delete")
 
     async def _on_deleted(self, path: str) -> None:
         resource = self.store.get(COMPUTE_KIND, path) or {}
@@ -214,7 +214,7 @@ class Compute:
     def _render(self, collection: Collection, path: str, resource: Document) -> Document:
         shown = {"kind": f"compute#{collection.singular}", "selfLink": self.root + path, **resource}
         digest = hashlib.sha256(json.dumps(resource, sort_keys=True).encode()).digest()
-        if collection.plural == "instances" and (verb := self.operations.under_way(path)) in _TRANSITIONAL_STATUS:
+        if collection.plural == "instances" and (verb := self.operations.current_verb(path)) in _TRANSITIONAL_STATUS:
             shown["status"] = _TRANSITIONAL_STATUS[verb]
         if "network" in resource:
             shown["network"] = self.root + resource["network"]
@@ -254,7 +254,7 @@ class Compute:
         parent = f"projects/{PROJECT}/global"
         return self._render_operation(self.operations.begin(parent, "setMetadata", f"projects/{PROJECT}", None))
 
-    def _place(self, kind: str, call: ApiCall) -> Document:
+    def _get_location(self, kind: str, call: ApiCall) -> Document:
         self._check_location(call)
         name = call.path[kind]
         link = f"{self.root}projects/{PROJECT}/{kind}s/{name}"
@@ -265,13 +265,13 @@ class Compute:
 
     def _list_locations(self, kind: str, call: ApiCall) -> Document:
         names = self.catalog.zones if kind == "zone" else self.catalog.regions
-        places = [self._place(kind, replace(call, path={**call.path, kind: name})) for name in names]
+        places = [self._get_location(kind, replace(call, path={**call.path, kind: name})) for name in names]
         return {"kind": f"compute#{kind}List", **paginate(call, places, "items", "maxResults")}
 
     def _serial_port(self, call: ApiCall) -> Document:
         path, _ = self._find(INSTANCES, call)
         start = int(call.query.get("start", "0"))
-        text, end = self.machines.serial(path, start)
+        text, end = self.machines.serial_output(path, start)
         link = f"{self.root}{path}/serialPort"
         return {
             "kind": "compute#serialPortOutput",
@@ -304,7 +304,7 @@ class Compute:
         return self._render_operation(await self.operations.wait(name, _WAIT_SECONDS))
 
     def _operation_list(self, call: ApiCall) -> Document:
-        found = self.operations.under(self._operation_parent(call))
+        found = self.operations.list_under(self._operation_parent(call))
         items = [self._render_operation(operation) for operation in found]
         return {"kind": "compute#operationList", **paginate(call, items, "items", "maxResults")}
 

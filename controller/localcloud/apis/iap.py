@@ -31,7 +31,7 @@ _VM_NAME = re.compile(r"t1v-n-(\d+)-w-(\d+)")
 @dataclass(frozen=True)
 class _TunnelError(Exception):
     code: int
-    words: str
+    message: str
 
 
 class IapRelay:
@@ -40,17 +40,17 @@ class IapRelay:
     def __init__(self, store: Store, workers: EmulatedWorkers, faults: Faults) -> None:
         self._store, self._workers, self._faults = store, workers, faults
 
-    async def answer(self, request: web.Request, client: str) -> web.StreamResponse:
+    async def handle(self, request: web.Request, client: str) -> web.StreamResponse:
         """Serve a tunnel until either side closes it. Refusals are WebSocket close codes, as in IAP."""
         entry = {"time": time.time(), "method": "GET", "path": f"/{PREFIX}", "client": client, "api": "iap"}
         entry |= {"call": "connect", "query": without_secrets(request.query), "mutating": False, "body": None}
-        self._store.log({**entry, "status": 101, "seconds": 0.0})
+        self._store.append_log({**entry, "status": 101, "seconds": 0.0})
         tunnel = web.WebSocketResponse(protocols=(_SUBPROTOCOL,), autoping=True, compress=False)
         await tunnel.prepare(request)
         try:
             worker = self._find(request)
         except _TunnelError as refusal:
-            await tunnel.close(code=refusal.code, message=refusal.words.encode())
+            await tunnel.close(code=refusal.code, message=refusal.message.encode())
             return tunnel
         sid = secrets.token_hex(8).encode()
         await tunnel.send_bytes(struct.pack(">HI", _CONNECTED, len(sid)) + sid)
@@ -66,7 +66,7 @@ class IapRelay:
         where = (query.get("project"), query.get("zone"))
         if not found or node.get("state") != "READY" or where != (PROJECT, node["name"].split("/")[3]):
             raise _TunnelError(_NOT_FOUND, "Failed to lookup instance")
-        workers = {worker.index: worker for worker in self._workers.of_node(found[1])}
+        workers = {worker.index: worker for worker in self._workers.workers_of_node(found[1])}
         if int(found[2]) not in workers:
             raise _TunnelError(_NOT_FOUND, "Failed to lookup instance")
         worker = workers[int(found[2])]

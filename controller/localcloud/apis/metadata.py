@@ -28,7 +28,7 @@ class MetadataServer:
         self._workers = workers
         self._token = token
 
-    async def answer(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
+    async def handle(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
         """Return the value at `path`; 403 without the Metadata-Flavor header, 404 for an unknown key.
 
         With `wait_for_change`, wait until the ETag differs from `last_etag` (by default the current one), or until
@@ -46,7 +46,7 @@ class MetadataServer:
         return answer
 
     def _current_value(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
-        workers = {worker.index: worker for worker in self._workers.of_node(uid)}
+        workers = {worker.index: worker for worker in self._workers.workers_of_node(uid)}
         node = next((node for _, node in self._store.items("node") if node["id"] == uid), None)
         value: Any = self._machines.metadata(uid)
         if value is None and node is not None and index in workers:
@@ -81,7 +81,7 @@ class MetadataServer:
             "scopes": "https://www.googleapis.com/auth/cloud-platform",
             "token": token,
         }
-        peers = ",".join(f"unknown:unknown:{peer.address}" for peer in self._workers.of_node(worker.uid))
+        peers = ",".join(f"unknown:unknown:{peer.address}" for peer in self._workers.workers_of_node(worker.uid))
         return {
             "instance": {
                 "id": f"{worker.uid}{worker.index:03d}",

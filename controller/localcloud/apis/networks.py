@@ -59,10 +59,10 @@ class Networks:
         items = self._store.items(COMPUTE_KIND)
         return [(path, item) for path, item in items if f"/{plural}/" in path and item.get("network") == network]
 
-    def rules(self, network: str) -> list[FirewallRule]:
+    def firewall_rules(self, network: str) -> list[FirewallRule]:
         return [rule for _, rule in self.resources_of(network, "firewalls")]
 
-    def users(self, path: str) -> list[str]:
+    def dependents(self, path: str) -> list[str]:
         """Return the paths of resources that prevent the deletion of a network, subnetwork or disk."""
         automatic = (self._store.get(COMPUTE_KIND, path) or {}).get("autoCreateSubnetworks", False)
         resources = [
@@ -78,7 +78,7 @@ class Networks:
         ]
         return resources + nodes + users_of_disk(self._store, path)
 
-    def prepare(self, plural: str, place: str, body: Mapping[str, Any], path: str) -> Document:
+    def prepare_resource(self, plural: str, place: str, body: Mapping[str, Any], path: str) -> Document:
         """Return the document to store for a new or changed resource; raise ApiError if it is invalid.
 
         `place` is its region or zone, if any; `path` is its name in the store.
@@ -148,7 +148,7 @@ class Networks:
             network, subnetwork = self.attach(zone.rpartition("-")[0], card.get("network"), card.get("subnetwork"))
             block = ipaddress.ip_network(self._require(subnetwork)["ipCidrRange"])
             address = card.get("networkIP") or str(
-                block[2 + self._store.counter("address") % (block.num_addresses - 4)]
+                block[2 + self._store.next_number("address") % (block.num_addresses - 4)]
             )
             cards.append(
                 {**card, "network": network, "subnetwork": subnetwork, "networkIP": address, "name": f"nic{number}"}

@@ -51,7 +51,7 @@ class Operations:
         `before` is the target's previous document, restored if a bug of the emulator makes the effect fail.
         """
         now = time.time()
-        number = self._store.counter("operation", 10**6)
+        number = self._store.next_number("operation", 10**6)
         operation = {
             "name": f"{parent}/operations/operation-{number}",
             "number": number,
@@ -74,14 +74,14 @@ class Operations:
             raise ApiError(404, f"Operation '{name}' was not found")
         return operation
 
-    def under(self, parent: str) -> list[Document]:
+    def list_under(self, parent: str) -> list[Document]:
         return [operation for _, operation in self._store.items("operation", f"{parent}/operations/")]
 
-    def pending(self, target: str) -> bool:
+    def is_pending(self, target: str) -> bool:
         """Return whether an operation on exactly this resource is in progress."""
         return any(operation["target"] == target for operation in self._unfinished())
 
-    def under_way(self, target: str) -> str:
+    def current_verb(self, target: str) -> str:
         """Return the verb of the operation in progress on exactly this resource, such as `insert`, or ""."""
         return next((operation["verb"] for operation in self._unfinished() if operation["target"] == target), "")
 
@@ -89,7 +89,7 @@ class Operations:
         """Cancel all operations in progress on a resource that is being deleted."""
         for operation in self._unfinished():
             if operation["target"] == target:
-                self._finish(operation["name"], ApiError(499, f"Operation on {target} was cancelled").rpc())
+                self._finish(operation["name"], ApiError(499, f"Operation on {target} was cancelled").rpc_status())
 
     def _unfinished(self) -> list[Document]:
         scheduled = (self._store.get("operation", name) for name in self._tasks)
@@ -128,14 +128,14 @@ class Operations:
                 await asyncio.sleep(again)
                 operation = self.get(name)
         except ApiError as refusal:
-            error = refusal.rpc()
+            error = refusal.rpc_status()
         except Exception as mistake:
             internal_errors.record_error(self._store, name, mistake)
             if operation["before"]:
                 kind, document = operation["before"]
                 self._store.put(kind, operation["target"], document)
                 self._on_undone()
-            error = internal_errors.internal_error(mistake).rpc()
+            error = internal_errors.internal_error(mistake).rpc_status()
         self._finish(name, error)
 
     def _finish(self, name: str, error: Document | None) -> None:

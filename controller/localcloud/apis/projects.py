@@ -46,7 +46,7 @@ class Policies:
                 self._check_account(member)
         changed = {
             "version": 3 if any(binding.get("condition") for binding in bindings) else 1,
-            "etag": _format_etag(self._store.counter("policy")),
+            "etag": _format_etag(self._store.next_number("policy")),
             "bindings": bindings,
         }
         self._store.put("policy", resource, changed)
@@ -179,7 +179,7 @@ class Projects:
             "name": name,
             "email": email,
             "projectId": PROJECT,
-            "uniqueId": str(self._store.counter("account", 10**20)),
+            "uniqueId": str(self._store.next_number("account", 10**20)),
             "etag": _format_etag(1),
         }
         self._store.put("serviceAccount", email, account)

@@ -20,7 +20,7 @@ class FaultEffects:
         """Create the effects; `peers` returns the source ports of the laptop's latest requests, newest last."""
         self._store, self._nodes, self._workers, self._client_ports = store, nodes, workers, peers
 
-    def acts(self) -> dict[str, FaultAction]:
+    def actions(self) -> dict[str, FaultAction]:
         """Return the action of each kind of fault; an action gets the fault's spec."""
         return {
             "preempted": self._preempt,
@@ -39,7 +39,7 @@ class FaultEffects:
 
     async def _give_notice(self, kind: str, seconds: float | None) -> list[str]:
         """Announce an event on the metadata servers and wait; return the IDs of the affected nodes."""
-        uids = [node["id"] for _, node in self._ready()]
+        uids = [node["id"] for _, node in self._ready_nodes()]
         if seconds is not None:
             for uid in uids:
                 self._store.put("notice", uid, {"kind": kind})
@@ -51,8 +51,8 @@ class FaultEffects:
     async def _maintain(self, spec: Document) -> None:
         """Take the VMs down and bring them back later, rebooted but otherwise unchanged."""
         uids = await self._give_notice("maintenance", spec["notice_seconds"])
-        names = [name for name, node in self._ready() if node["id"] in uids]
-        for name, node in self._ready():
+        names = [name for name, node in self._ready_nodes() if node["id"] in uids]
+        for name, node in self._ready_nodes():
             if name not in names:
                 continue
             at_work = {"maintenanceStatus": "ONGOING", "type": "UNSCHEDULED", "windowStartTime": timestamp(time.time())}
@@ -64,11 +64,11 @@ class FaultEffects:
             if node is not None and node["state"] == "REPAIRING":
                 del node["upcomingMaintenance"]
                 self._store.put("node", name, node)
-                await self._nodes.make(name)
+                await self._nodes.provision(name)
 
     async def _make_unhealthy(self, spec: Document) -> None:
         """Report the nodes as unhealthy; their programs keep running."""
-        for name, node in self._ready():
+        for name, node in self._ready_nodes():
             sick = {**node, "health": spec["health"], "healthDescription": spec["words"]}
             if spec["symptom"]:
                 worker = str(spec["worker"] or 0)
@@ -102,8 +102,8 @@ class FaultEffects:
             await asyncio.to_thread(signal_programs, process_marker(self._workers.state, worker), number)
 
     def _affected_workers(self, index: int | None) -> list[EmulatedWorker]:
-        found = [worker for _, node in self._ready() for worker in self._workers.of_node(node["id"])]
+        found = [worker for _, node in self._ready_nodes() for worker in self._workers.workers_of_node(node["id"])]
         return [worker for worker in found if index is None or worker.index == index]
 
-    def _ready(self) -> list[tuple[str, Document]]:
+    def _ready_nodes(self) -> list[tuple[str, Document]]:
         return [(name, node) for name, node in self._store.items("node") if node["state"] == "READY"]

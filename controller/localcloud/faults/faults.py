@@ -29,7 +29,7 @@ _MAX_RECENT = 100
 class BrokenConnection:
     """Break of a connection `at` the request, during the upload, or at the answer, after a stall."""
 
-    at: str
+    phase: str
     stall_seconds: float = 0.0
 
 
@@ -79,7 +79,7 @@ class Faults:
                 entry |= {"after_ready": fault.seconds_after_ready(), "begun": self._requests}
                 name = f"{key}/{index:03d}"
                 self._store.put("fault", name, entry)
-                if not fault.waits:
+                if not fault.has_trigger:
                     self._arm(name, entry, time.time() + fault.delay_seconds)
         if ready_at is not None:
             self.on_node_ready(ready_at)
@@ -111,7 +111,7 @@ class Faults:
 
     # Effects on requests, nodes and workers
 
-    def refusal(self, at: str, zone: str, capacity: str) -> Coroutine[Any, Any, Any] | None:
+    def creation_refusal(self, at: str, zone: str, capacity: str) -> Coroutine[Any, Any, Any] | None:
         """Return a coroutine that raises the error of this attempt to create a node; `at` is request or operation.
 
         Returns None if no fault applies. It is a coroutine because an error raised within a handler would roll back the
@@ -124,38 +124,38 @@ class Faults:
         return None
 
     async def _refuse(self, name: str, fault: Document, refusal: ApiError) -> Any:
-        self._take(name, fault)
+        self._consume(name, fault)
         raise refusal
 
-    def vms(self, wanted: int) -> int:
+    def endpoint_count(self, wanted: int) -> int:
         """Return the number of VMs for the next node, by default `wanted`."""
         for name, fault in self._active("endpoints"):
-            self._take(name, fault)
+            self._consume(name, fault)
             return fault["spec"]["endpoints"]
         return wanted
 
     def queued_failure(self) -> tuple[str, str] | None:
         """Return the state and message with which the next queued resource fails to become ACTIVE, or None."""
         for name, fault in self._active("queued"):
-            self._take(name, fault)
+            self._consume(name, fault)
             return fault["spec"]["state"], fault["spec"]["message"]
         return None
 
-    def meets(self, laptop: bool, http: str, path: str) -> ApiError | BrokenConnection | None:
+    def intercept(self, laptop: bool, http: str, path: str) -> ApiError | BrokenConnection | None:
         """Return the fault, if any, that affects this request of the laptop or of a worker."""
         who = "laptop" if laptop else "workers"
         for name, fault in self._active("http", "cut", "brownout", "partition"):
             spec = fault["spec"]
             if "match" in spec and re.search(spec["match"], f"{http} {path}"):
-                self._take(name, fault)
+                self._consume(name, fault)
                 return BrokenConnection(spec["at"]) if spec["kind"] == "cut" else scripted_error(spec)
             if spec["kind"] == "partition" and spec["client"] == who:
-                self._note(name, fault)
+                self._record_hit(name, fault)
                 return BrokenConnection("request")
             if spec["kind"] == "brownout" and spec["client"] in (None, who):
                 draw = random.Random(f"{spec['seed']}/{self._requests}")  # noqa: S311 - reproducible for a given seed
                 if draw.random() < spec["share"]:
-                    self._note(name, fault)
+                    self._record_hit(name, fault)
                     return draw.choice((_OVERLOADED, _TOO_MANY, BrokenConnection("request", STALL_SECONDS)))
         return None
 
@@ -186,10 +186,10 @@ class Faults:
             if spec["kind"] not in LASTING_KINDS or now < due + spec["seconds"]:
                 yield name, fault
 
-    def _take(self, name: str, fault: Document) -> None:
-        self._note(name, {**fault, "left": fault["left"] - 1})
+    def _consume(self, name: str, fault: Document) -> None:
+        self._record_hit(name, {**fault, "left": fault["left"] - 1})
 
-    def _note(self, name: str, fault: Document) -> None:
+    def _record_hit(self, name: str, fault: Document) -> None:
         struck = [*fault["struck"], time.time()][:_MAX_RECENT]
         self._store.put("fault", name, {**fault, "struck": struck})
 
@@ -210,11 +210,11 @@ class Faults:
         await asyncio.sleep(max(0.0, fault["due"] - time.time()))
         act = self._actions.get(spec["kind"])
         if spec["kind"] in ONE_SHOT_KINDS:
-            self._take(name, fault)
+            self._consume(name, fault)
             if act:
                 await act(spec)
             return
-        self._note(name, fault)
+        self._record_hit(name, fault)
         await self._run_lasting(act, spec)
         await asyncio.sleep(max(0.0, fault["due"] + spec["seconds"] - time.time()))
         self._store.put("fault", name, {**(self._store.get("fault", name) or fault), "left": 0})

@@ -18,7 +18,7 @@ class FaultSpec(BaseModel):
     """Base of all faults. `must_wait`: a trigger is required, because before it there is nothing to affect."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    must_wait: ClassVar[bool] = False
+    needs_trigger: ClassVar[bool] = False
     default_trigger: ClassVar[dict[str, float]] = {}
 
     kind: str
@@ -41,13 +41,13 @@ class FaultSpec(BaseModel):
     @model_validator(mode="after")
     def _at_most_one_trigger(self) -> "FaultSpec":
         given = [name for name in TRIGGERS if getattr(self, name) is not None]
-        if len(given) > 1 or (self.must_wait and not given):
-            word = "exactly" if self.must_wait else "at most"
+        if len(given) > 1 or (self.needs_trigger and not given):
+            word = "exactly" if self.needs_trigger else "at most"
             raise ValueError(f"{self.kind} needs {word} one of {', '.join(TRIGGERS[:-1])} and {TRIGGERS[-1]}")
         return self
 
     @property
-    def waits(self) -> bool:
+    def has_trigger(self) -> bool:
         return any(getattr(self, name) is not None for name in TRIGGERS)
 
     def seconds_after_ready(self) -> float | None:
@@ -60,7 +60,7 @@ class FaultSpec(BaseModel):
 class _OneShotSpec(FaultSpec):
     """Fault that strikes once."""
 
-    must_wait: ClassVar[bool] = True
+    needs_trigger: ClassVar[bool] = True
 
 
 class _CountedSpec(FaultSpec):
@@ -226,7 +226,7 @@ class DiskFullSpec(_LastingSpec):
     """Full disk of one worker or of all: nothing can be written (Linux only)."""
 
     kind: Literal["disk_full"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    must_wait: ClassVar[bool] = True
+    needs_trigger: ClassVar[bool] = True
     worker: int | None = Field(None, ge=0)
 
 

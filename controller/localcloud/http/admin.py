@@ -35,7 +35,7 @@ class Admin:
     faults: Faults
     stopped: asyncio.Event
 
-    async def answer(self, request: web.Request, path: str) -> web.Response:
+    async def handle(self, request: web.Request, path: str) -> web.Response:
         """Answer a request; raise ApiError 404 for an unknown path, 400 for an invalid body."""
         match (request.method, path):
             case ("GET", "state"):
@@ -43,14 +43,14 @@ class Admin:
             case ("GET", "requests"):
                 return self._requests(request.query.get("after", "0"))
             case ("GET", "settings"):
-                return self._settings({})
+                return self._update_settings({})
             case ("POST", "faults"):
                 return self._register_faults(await _json_body(request, "key", "faults", "check"))
             case ("DELETE", "faults"):
                 self.faults.clear()
                 return web.json_response({})
             case ("POST", "settings"):
-                return self._settings(await _json_body(request, "operation_seconds"))
+                return self._update_settings(await _json_body(request, "operation_seconds"))
             case ("POST", "stop"):
                 self.stopped.set()
                 return web.json_response({})
@@ -58,16 +58,16 @@ class Admin:
         raise ApiError(404, f"No such method: {request.method} /emulator/{path}; known: {known}")
 
     def _state(self) -> dict[str, Any]:
-        kinds = [*_VISIBLE_KINDS, *sorted(set(self.store.kinds()) - _HIDDEN_KINDS - set(_VISIBLE_KINDS))]
+        kinds = [*_VISIBLE_KINDS, *sorted(set(self.store.list_kinds()) - _HIDDEN_KINDS - set(_VISIBLE_KINDS))]
         state: dict[str, Any] = {kind: dict(self.store.items(kind)) for kind in kinds}
-        state["objects"] = {name: self.objects.names(name) for name in state["bucket"]}
+        state["objects"] = {name: self.objects.list_names(name) for name in state["bucket"]}
         state["settings"] = {"operation_seconds": self.operations.seconds}
         return state
 
     def _requests(self, after: str) -> web.Response:
         if not after.isdigit():
             raise ApiError(400, f"after must be a sequence number, not {after!r}")
-        lines = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in self.store.logged(int(after)))
+        lines = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in self.store.log_entries(int(after)))
         return web.Response(text=lines, content_type="application/jsonl")
 
     def _register_faults(self, body: dict[str, Any]) -> web.Response:
@@ -79,7 +79,7 @@ class Admin:
         registered = self.faults.register(key, faults, self.nodes.ready_since())
         return web.json_response({"registered": registered})
 
-    def _settings(self, body: dict[str, Any]) -> web.Response:
+    def _update_settings(self, body: dict[str, Any]) -> web.Response:
         seconds = body.get("operation_seconds", self.operations.seconds)
         if not isinstance(seconds, int | float) or seconds < 0:
             raise ApiError(400, f"operation_seconds must be a number of seconds, not {seconds!r}")

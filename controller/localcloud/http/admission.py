@@ -25,7 +25,7 @@ class AdmittedRequest:
 
     client: str  # "laptop", or "UID/INDEX" of the worker that sent it
     path: str  # still percent-encoded, no leading slash
-    base: str
+    root_url: str
 
 
 def admit(request: web.Request, token: str, url: str) -> AdmittedRequest:
@@ -88,7 +88,7 @@ class Permissions:
             return
         uid = client.partition("/")[0]
         nodes = (n["serviceAccount"]["email"] for _, n in self._store.items("node") if n["id"] == uid)
-        email = self._machines.account(uid) or next(nodes, "")
+        email = self._machines.service_account(uid) or next(nodes, "")
         if email == f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com":
             return  # an editor in most projects
         bindings = self._policies.get(f"projects/{PROJECT}")["bindings"]
@@ -101,7 +101,7 @@ class Permissions:
         """Raise ApiError 403 unless the instance's own IAM policy lets its account delete it."""
         instance = self._machines.find(uid)
         bindings = self._policies.get(instance["path"])["bindings"] if instance else []
-        member = f"serviceAccount:{self._machines.account(uid)}"
+        member = f"serviceAccount:{self._machines.service_account(uid)}"
         roles = {b["role"] for b in bindings if member in b.get("members", ())}
         if "roles/compute.instanceAdmin.v1" not in roles:
             raise ApiError(403, "Required 'compute.instances.delete' permission for the instance")

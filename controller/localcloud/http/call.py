@@ -21,7 +21,7 @@ class ApiCall:
     path: Mapping[str, str]
     query: Mapping[str, str]
     body: Mapping[str, Any]
-    base: str
+    root_url: str
 
     def flag(self, name: str) -> bool:
         """Return a boolean query parameter; clients send `true` and `True`."""

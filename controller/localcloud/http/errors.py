@@ -87,7 +87,7 @@ class ApiError(Exception):
             error["details"] = self.details
         return {"error": error}
 
-    def rpc(self) -> dict[str, Any]:
+    def rpc_status(self) -> dict[str, Any]:
         """Return the google.rpc.Status of a failed operation; `http` and `reason` serve the older APIs."""
         return {
             "code": _RPC_CODE.get(self.status, 2),

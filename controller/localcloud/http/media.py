@@ -76,7 +76,7 @@ class MediaTransfers:
         self._blobs.partial(blob).write_bytes(data)
 
     def _finalize(self, call: ApiCall, metadata: Document, blob: str, digest: Digest) -> web.Response:
-        fields = digest.fields()
+        fields = digest.resource_fields()
         for key in ("md5Hash", "crc32c"):
             if metadata.get(key) not in (None, fields[key]):
                 self._blobs.delete(blob)
@@ -87,7 +87,7 @@ class MediaTransfers:
             metadata["contentEncoding"] = encoding
         self._blobs.finish(blob)
         stored = self._objects.put(call.path["bucket"], name, {**metadata, **fields}, blob, call.query)
-        return web.json_response(object_resource(stored, call.base), headers=_object_headers(stored))
+        return web.json_response(object_resource(stored, call.root_url), headers=_object_headers(stored))
 
     async def _begin(self, request: web.Request, call: ApiCall) -> web.Response:
         metadata = _parse_metadata(await request.read() or b"{}")
@@ -104,7 +104,7 @@ class MediaTransfers:
         }
         self._store.put("upload", upload_id, session)
         query = f"uploadType=resumable&upload_id={upload_id}&name={quote(name, safe='')}"
-        location = f"{call.base}upload/storage/v1/b/{call.path['bucket']}/o?{query}"
+        location = f"{call.root_url}upload/storage/v1/b/{call.path['bucket']}/o?{query}"
         return web.json_response({}, headers={"Location": location, "X-GUploader-UploadID": upload_id})
 
     async def _continue(self, request: web.Request, call: ApiCall, upload_id: str) -> web.Response:
@@ -116,7 +116,7 @@ class MediaTransfers:
             self._store.delete("upload", upload_id)
             return web.Response(status=499)
         if "finished" in session:
-            return web.json_response(object_resource(StoredObject(session["finished"], ""), call.base))
+            return web.json_response(object_resource(StoredObject(session["finished"], ""), call.root_url))
         total = await self._append(request, session)
         received = self._blobs.partial(session["blob"]).stat().st_size
         if total is None or received < total:
@@ -129,7 +129,7 @@ class MediaTransfers:
         else:
             digest = await asyncio.to_thread(self._blobs.digest, session["blob"])
         query = {**session["query"], "name": session["metadata"]["name"]}
-        finalizing = ApiCall(call.method, call.path, query, {}, call.base)
+        finalizing = ApiCall(call.method, call.path, query, {}, call.root_url)
         response = self._finalize(finalizing, session["metadata"], session["blob"], digest)
         done = self._objects.find(session["bucket"], session["metadata"]["name"])
         if done:

@@ -57,24 +57,24 @@ class Server:
     def application(self) -> web.Application:
         """Return an application with a single route: the discovery documents do the routing."""
         application = web.Application(client_max_size=1 << 40)
-        application.router.add_route("*", "/{path:.*}", self._answer)
+        application.router.add_route("*", "/{path:.*}", self._handle)
         return application
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.last_request = time.monotonic()
         path = "?"
         try:
             admitted = admit(request, self.token, self.url)
             path = admitted.path
             if path.startswith("emulator/"):
-                return await self.admin.answer(request, path.removeprefix("emulator/"))
+                return await self.admin.handle(request, path.removeprefix("emulator/"))
             if admitted.client == LAPTOP and request.transport is not None:
                 self.peers.append(request.transport.get_extra_info("peername")[1])
             if path.startswith(METADATA):
                 uid, _, index = admitted.client.partition("/")
-                return await self.metadata.answer(request, path, uid, int(index or -1))
+                return await self.metadata.handle(request, path, uid, int(index or -1))
             if path == IAP:
-                return await self.iap.answer(request, admitted.client)
+                return await self.iap.handle(request, admitted.client)
             if path.startswith("batch"):
                 return await self._batch(request, admitted)
             return await self._handle_api(request, admitted)
@@ -95,9 +95,9 @@ class Server:
         http = "POST" if "upload" in surface else request.method
         body = None if surface else await _json_body(request)
         query = {name: ",".join(request.query.getall(name)) for name in request.query}  # so REST encodes lists
-        return await self._call(http, path, query, body, admitted, request, surface)
+        return await self._dispatch(http, path, query, body, admitted, request, surface)
 
-    async def _call(
+    async def _dispatch(
         self,
         http: str,
         path: str,
@@ -115,10 +115,10 @@ class Server:
         try:
             self.faults.on_request()
             named = f"?name={query['name']}" if "upload" in surface and "name" in query else ""
-            met = self.faults.meets(admitted.client == LAPTOP, http, f"/{surface}{path}{named}")
+            met = self.faults.intercept(admitted.client == LAPTOP, http, f"/{surface}{path}{named}")
             if isinstance(met, ApiError):
                 raise met
-            if request is not None and met and met.at != "answer":
+            if request is not None and met and met.phase != "answer":
                 await self._break_connection(request, met)
             found = self.discovery.match(http, path)
             if found is None:
@@ -129,7 +129,7 @@ class Server:
             self._check_enabled(method)
             self.permissions.check(method, admitted.client)
             self._validation.check_query(method, query)
-            call = ApiCall(method, parameters, query, body or {}, admitted.base)
+            call = ApiCall(method, parameters, query, body or {}, admitted.root_url)
             if request is None or not (surface or query.get("alt") == "media"):
                 response = await self._json_call(method, call, body)
             elif method.key == "storage.v1:objects.insert" and "upload" in surface:
@@ -148,12 +148,12 @@ class Server:
             return _error_response(refusal)
         finally:
             seconds = round(time.perf_counter() - started, 6)
-            self.store.log({**entry, "status": status, "seconds": seconds})
+            self.store.append_log({**entry, "status": status, "seconds": seconds})
 
     async def _break_connection(self, request: web.Request, how: BrokenConnection) -> NoReturn:
         """Break the connection; the client cannot know whether the request took effect."""
         await asyncio.sleep(how.stall_seconds)
-        if how.at == "upload":
+        if how.phase == "upload":
             await self.media.read_half(request)
         if request.transport is not None:
             request.transport.abort()
@@ -186,12 +186,12 @@ class Server:
 
     async def _batch(self, request: web.Request, admitted: AdmittedRequest) -> web.Response:
         """Handle several calls in one multipart request (https://cloud.google.com/storage/docs/batch)."""
-        prefix = admitted.base.removeprefix(self.url)  # clients repeat it in every part
+        prefix = admitted.root_url.removeprefix(self.url)  # clients repeat it in every part
         parts = parse_batch(request.headers.get("Content-Type", ""), await request.read())
         answers: list[tuple[str, web.StreamResponse]] = []
         for part in parts:
             path = part.path.removeprefix(prefix)
-            answer = await self._call(part.http, path, part.query, part.body, admitted)
+            answer = await self._dispatch(part.http, path, part.query, part.body, admitted)
             answers.append((part.content_id, answer))
         return render_batch(answers)
 

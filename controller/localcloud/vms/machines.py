@@ -29,7 +29,7 @@ class Instances:
     def __init__(self, store: Store, state: Path, url: str, token: str) -> None:
         self._store, self._state, self._url, self._token = store, state, url, token
 
-    def any(self) -> bool:
+    def has_any(self) -> bool:
         return any("/instances/" in path for path, _ in self._store.items(COMPUTE_KIND))
 
     async def boot(self, path: str) -> None:
@@ -65,7 +65,7 @@ class Instances:
             await asyncio.to_thread(kill_marked, self._marker(instance))
             await asyncio.to_thread(shutil.rmtree, self._folder(instance), ignore_errors=True)
 
-    def serial(self, path: str, start: int) -> tuple[str, int]:
+    def serial_output(self, path: str, start: int) -> tuple[str, int]:
         """Return the serial output of an instance from byte `start` on, and its end offset."""
         instance = self._store.get(COMPUTE_KIND, path) or {}
         file = self._folder(instance) / "serial"
@@ -82,7 +82,7 @@ class Instances:
                 return item | {"path": path}
         return None
 
-    def account(self, uid: str) -> str:
+    def service_account(self, uid: str) -> str:
         """Return the address of an instance's service account, or "" without one."""
         instance = self.find(uid)
         return next((a["email"] for a in instance.get("serviceAccounts", ())), "") if instance else ""
@@ -92,7 +92,7 @@ class Instances:
         instance = self.find(uid)
         if instance is None:
             return None
-        zone, email = instance["path"].split("/")[3], self.account(uid)
+        zone, email = instance["path"].split("/")[3], self.service_account(uid)
         token = {"access_token": f"{self._token}.{uid}.0", "expires_in": 3600, "token_type": "Bearer"}
         account = {
             "aliases": "default",

@@ -59,7 +59,7 @@ class EmulatedWorkers:
     async def resume(self) -> None:
         """Restart the SSH servers of an earlier process; kill processes left over from deleted VMs."""
         ready = {node["id"] for _, node in self._store.items("node") if node["state"] == "READY"}
-        for uid in {worker.uid for worker in self._all()} - ready:
+        for uid in {worker.uid for worker in self._all_workers()} - ready:
             await asyncio.to_thread(kill_marked, f"{process_marker(self._state)}{uid}/")
         await self.settle()
 
@@ -70,7 +70,7 @@ class EmulatedWorkers:
         for task in self._tasks:
             task.cancel()
 
-    def of_node(self, uid: str) -> list[EmulatedWorker]:
+    def workers_of_node(self, uid: str) -> list[EmulatedWorker]:
         """Return the VMs of a node by index; empty before its first boot."""
         return [_worker_from_json(body) for _, body in self._store.items("worker", f"{uid}/")]
 
@@ -86,7 +86,7 @@ class EmulatedWorkers:
 
     async def boot(self, uid: str, count: int, devices: int) -> list[EmulatedWorker]:
         """Create (once) and boot the VMs of a node; the next `settle` with the node READY opens SSH."""
-        workers = self.of_node(uid)
+        workers = self.workers_of_node(uid)
         with self._store.transaction():
             for index in range(len(workers), count):
                 workers.append(self._create(uid, index, devices))
@@ -96,34 +96,34 @@ class EmulatedWorkers:
         for worker in workers:
             self.home(worker).mkdir(parents=True, exist_ok=True)
             (self.home(worker).parent / "tmp").mkdir(exist_ok=True)
-        return self.of_node(uid)
+        return self.workers_of_node(uid)
 
     async def halt(self, uid: str) -> None:
         """Take down the VMs of a node that is no longer READY: close SSH and kill every process."""
         async with self._lock:  # no SSH server may open in the meantime
-            for worker in self.of_node(uid):
+            for worker in self.workers_of_node(uid):
                 self._disconnect(worker.name)
         await asyncio.to_thread(kill_marked, f"{process_marker(self._state)}{uid}/")
 
     async def remove(self, uid: str) -> None:
         """Halt the VMs of a node and delete their disks and addresses."""
-        if not self.of_node(uid):
+        if not self.workers_of_node(uid):
             return  # rejected before its first boot
         await self.halt(uid)
         disks = self._state / "nodes" / uid
         if disks.exists():
             await asyncio.to_thread(shutil.rmtree, disks, ignore_errors=True)  # may race with another deletion
         with self._store.transaction():
-            for worker in self.of_node(uid):
+            for worker in self.workers_of_node(uid):
                 self._store.delete("worker", worker.name)
                 self._store.delete("hostkey", worker.name)
         self._write_ssh_config()
 
-    def changed(self) -> None:
+    def schedule_settle(self) -> None:
         """Open and close SSH servers to match firewall rules, nodes and faults, in the background."""
-        self._start(self.settle())
+        self._start_task(self.settle())
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name=work.__qualname__)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -136,7 +136,7 @@ class EmulatedWorkers:
             for _, node in self._store.items("node"):
                 ready = node["state"] == "READY"
                 direct, iap = ready and self._ssh_admitted(node), ready and self.admits_iap(node)
-                for worker in self.of_node(node["id"]):
+                for worker in self.workers_of_node(node["id"]):
                     refused = self._faults.refuses_ssh(worker.index)
                     if refused or not (direct or iap):
                         self._disconnect(worker.name)
@@ -153,10 +153,10 @@ class EmulatedWorkers:
             freeze(connection, frozen)
 
     def _create(self, uid: str, index: int, devices: int) -> EmulatedWorker:
-        taken = {worker.address for worker in self._all()}
+        taken = {worker.address for worker in self._all_workers()}
         # Addresses rotate, so a replaced VM seldom gets its predecessor's (as in the cloud).
         for _ in range(_LAST_HOST):
-            number = self._store.counter("address", 0) % (_LAST_HOST - 1) + 2
+            number = self._store.next_number("address", 0) % (_LAST_HOST - 1) + 2
             address = f"{self._prefix}{number}"
             if address in taken:
                 continue
@@ -178,7 +178,7 @@ class EmulatedWorkers:
 
     def serve(self, worker: EmulatedWorker, connection: socket.socket) -> None:
         """Serve SSH in the background on a connection that did not come over the network."""
-        self._start(self._serve(worker, connection))
+        self._start_task(self._serve(worker, connection))
 
     async def _serve(self, worker: EmulatedWorker, connection: socket.socket) -> None:
         with contextlib.suppress(asyncssh.Error, OSError):  # the client disconnected before it logged in
@@ -204,7 +204,9 @@ class EmulatedWorkers:
         return {
             "server_host_keys": [asyncssh.import_private_key(keys["private"])],
             "server_factory": lambda: LoginServer(
-                lambda user: self._keys(worker, user), connections, lambda: self._faults.freezes_ssh(worker.index)
+                lambda user: self._authorized_keys(worker, user),
+                connections,
+                lambda: self._faults.freezes_ssh(worker.index),
             ),
             "process_factory": run,
             "sftp_factory": lambda channel: HomeFiles(channel, self.home(worker)),
@@ -227,7 +229,7 @@ class EmulatedWorkers:
 
     def admits_iap(self, node: Document) -> bool:
         """Return whether Google's Identity-Aware Proxy reaches port 22 of a node's workers."""
-        rules = self._networks.rules(node["networkConfig"]["network"])
+        rules = self._networks.firewall_rules(node["networkConfig"]["network"])
         return allows_tcp(rules, source=IAP_RANGE, ports=(22, 22), tags=node.get("tags", ()))
 
     def guest_attributes(self, worker: EmulatedWorker) -> list[Document]:
@@ -238,7 +240,7 @@ class EmulatedWorkers:
             {"namespace": "hostname", "key": "hostname", "value": vm_name(worker)},
         ]
 
-    def _keys(self, worker: EmulatedWorker, user: str) -> list[str]:
+    def _authorized_keys(self, worker: EmulatedWorker, user: str) -> list[str]:
         if oslogin.is_enforced(self._store):
             return oslogin.keys_for_user(self._store, user)
         return authorized_keys(self.node(worker.uid).get("metadata", {}).get("ssh-keys", ""), user)
@@ -251,29 +253,32 @@ class EmulatedWorkers:
         reachable = self._peers_admitted(node)
         nobody = f"{self._prefix}1"  # never assigned: nothing listens there
         hostnames = [
-            peer.host if reachable or peer.index == worker.index else nobody for peer in self.of_node(worker.uid)
+            peer.host if reachable or peer.index == worker.index else nobody
+            for peer in self.workers_of_node(worker.uid)
         ]
-        booted = self.of_node(worker.uid)[worker.index]
+        booted = self.workers_of_node(worker.uid)[worker.index]
         return worker_environment(
             booted, hostnames, home=self.home(worker), user=user, state=self._state, url=self._url, token=self._token
         )
 
     def _ssh_admitted(self, node: Document) -> bool:
         # Every client connects over loopback, hence counts as the laptop.
-        rules = self._networks.rules(node["networkConfig"]["network"])
+        rules = self._networks.firewall_rules(node["networkConfig"]["network"])
         return allows_tcp(rules, source=LAPTOP_RANGE, ports=(22, 22), tags=node.get("tags", ()))
 
     def _peers_admitted(self, node: Document) -> bool:
         subnetwork = self._store.get(COMPUTE_KIND, node["networkConfig"]["subnetwork"])
-        rules = self._networks.rules(node["networkConfig"]["network"])
+        rules = self._networks.firewall_rules(node["networkConfig"]["network"])
         source = subnetwork["ipCidrRange"] if subnetwork else "0.0.0.0/0"
         return allows_tcp(rules, source=source, ports=ANY_PORT, tags=node.get("tags", ()))
 
-    def _all(self) -> list[EmulatedWorker]:
+    def _all_workers(self) -> list[EmulatedWorker]:
         return [_worker_from_json(body) for _, body in self._store.items("worker")]
 
     def _write_ssh_config(self) -> None:
-        blocks = [f"Host {worker.address}\n  HostName {worker.host}\n  Port {worker.port}\n" for worker in self._all()]
+        blocks = [
+            f"Host {worker.address}\n  HostName {worker.host}\n  Port {worker.port}\n" for worker in self._all_workers()
+        ]
         path = self._state / "ssh_config"
         fresh = path.with_suffix(".new")
         fresh.write_text("".join(blocks))

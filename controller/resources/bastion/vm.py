@@ -46,7 +46,7 @@ class Bastion(Resource):
         return f"bastion {self.name} ({self.machine_type}) in {self.zone}"
 
     @property
-    def ours(self) -> bool:
+    def is_managed(self) -> bool:
         return self.marked
 
     def path(self, project: str) -> str:
@@ -75,10 +75,10 @@ class Bastion(Resource):
 
     def destroy(self, context: Context) -> None:
         while not isinstance(current := self.observe(context, {}), Absent):
-            if isinstance(current, Bastion) and not current.ours:
+            if isinstance(current, Bastion) and not current.is_managed:
                 return
             if isinstance(current, Pending):  # already deleting itself
-                context.clock.sleep(context.pace)
+                context.clock.sleep(context.poll_seconds)
                 continue
             try:
                 answer = context.google.call(
@@ -122,7 +122,7 @@ class Bastion(Resource):
             "serviceAccounts": [{"email": self.account.email(context), "scopes": [SCOPE]}],
         }
 
-    def printed(self, context: Context) -> str:
+    def serial_output(self, context: Context) -> str:
         """Return the output on its serial port; empty if unavailable."""
         try:
             answer = context.google.call(
@@ -149,12 +149,12 @@ class BastionRoles(Roles):
         return f"{self.kind} {self.name} on {self.bastion.name}"
 
     def read(self, context: Context) -> Policy:
-        return self._ask(context, "getIamPolicy", optionsRequestedPolicyVersion=POLICY_VERSION)
+        return self._call_policy(context, "getIamPolicy", optionsRequestedPolicyVersion=POLICY_VERSION)
 
     def write(self, context: Context, policy: Policy) -> None:
-        self._ask(context, "setIamPolicy", body={"policy": policy})
+        self._call_policy(context, "setIamPolicy", body={"policy": policy})
 
-    def _ask(self, context: Context, verb: str, **more: Any) -> Any:
+    def _call_policy(self, context: Context, verb: str, **more: Any) -> Any:
         where = {"project": context.project, "zone": self.bastion.zone, "resource": self.bastion.name}
         return context.google.call("compute", f"instances.{verb}", **where, **more)
 

@@ -36,7 +36,7 @@ class ComputeResource(Resource):
         return f"{super().title} in {self.region}" if self.region else super().title
 
     @property
-    def ours(self) -> bool:
+    def is_managed(self) -> bool:
         return self.marked
 
     @abstractmethod
@@ -71,10 +71,10 @@ class ComputeResource(Resource):
             except ConflictError:
                 return  # created by someone else meanwhile; the next observation decides
             except ForbiddenError as error:
-                self.refused(context, error)
+                self.raise_not_permitted(context, error)
             return
         current = self.observe(context, observed)
-        if not isinstance(current, Absent) and not current.ours:
+        if not isinstance(current, Absent) and not current.is_managed:
             raise CloudError(
                 f"{self.title} was not created by Slipway and differs ({diff}). Slipway does not change it: change it "
                 f"yourself, or set {self.key} to another name"
@@ -83,7 +83,7 @@ class ComputeResource(Resource):
             raise CloudError(f"{self.title} exists with other settings ({diff}); change them, or change {self.key}")
         self.update(context, diff)
 
-    def refused(self, context: Context, error: GoogleError) -> None:
+    def raise_not_permitted(self, context: Context, error: GoogleError) -> None:
         """Raise an error that says who may create the resource, and how."""
         raise CloudError(
             f"{self.title}: you may not create it ({error.message}); ask a project admin to run "
@@ -96,7 +96,7 @@ class ComputeResource(Resource):
 
     def destroy(self, context: Context) -> None:
         current = self.observe(context, {})
-        if isinstance(current, Absent) or not current.ours:
+        if isinstance(current, Absent) or not current.is_managed:
             return
         try:
             wait_compute(context, self.request(context, "delete", **{self.argument: self.name}))

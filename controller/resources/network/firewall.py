@@ -33,7 +33,7 @@ class Firewall(ComputeResource):
     kind: ClassVar[str] = "firewall"
     collection: ClassVar[str] = "firewalls"
     argument: ClassVar[str] = "firewall"
-    fixed: ClassVar[frozenset[str]] = frozenset({"network"})
+    immutable: ClassVar[frozenset[str]] = frozenset({"network"})
     network: str
     allowed: tuple[str, ...]
     source_ranges: tuple[str, ...] | None  # None: InternalRule looks it up
@@ -45,7 +45,7 @@ class Firewall(ComputeResource):
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         current = super().observe(context, observed)
-        if not isinstance(current, Absent) and current.ours:
+        if not isinstance(current, Absent) and current.is_managed:
             return current
         if (other := self._find_equivalent(context)) is None:
             return current
@@ -65,7 +65,7 @@ class Firewall(ComputeResource):
         """Return a rule made by someone else that admits everything this one would."""
         if not self.source_ranges:
             return None
-        for rule in context.google.pages("compute", "firewalls.list", "items", project=context.project):
+        for rule in context.google.list_all("compute", "firewalls.list", "items", project=context.project):
             if leaf(rule.get("network", "")) != self.network or is_marked(rule):
                 continue
             if admits(rule, self.allowed, self.source_ranges, self.target_tags):
@@ -126,10 +126,10 @@ class InternalRule(Firewall):
             covered = False
         return replace(current, covers_subnet=covered)
 
-    def refused(self, context: Context, error: GoogleError) -> None:
+    def raise_not_permitted(self, context: Context, error: GoogleError) -> None:
         """Accept an equivalent rule of someone else, but only when we may not create our own."""
         if replace(self, source_ranges=self.source_ranges_for(context))._find_equivalent(context) is None:
-            super().refused(context, error)
+            super().raise_not_permitted(context, error)
         context.permission_denied.add(self.id)
 
 

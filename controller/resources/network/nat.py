@@ -25,10 +25,10 @@ class _RouterResource(ComputeResource):
     network: str
     subnet: str
 
-    def stand_in(self, context: Context) -> dict[str, Any] | None:
+    def find_equivalent(self, context: Context) -> dict[str, Any] | None:
         """Return another router of the network in the region whose NAT already serves our subnet."""
         where = {"project": context.project, "region": self.region}
-        for router in context.google.pages("compute", "routers.list", "items", **where):
+        for router in context.google.list_all("compute", "routers.list", "items", **where):
             here = router["name"] != self.name and leaf(router.get("network", "")) == self.network
             if here and any(nat_serves(nat, self.subnet) for nat in router.get("nats", [])):
                 return router
@@ -40,7 +40,7 @@ class Router(_RouterResource):
     """Cloud Router (https://cloud.google.com/compute/docs/reference/rest/v1/routers)."""
 
     kind: ClassVar[str] = "router"
-    fixed: ClassVar[frozenset[str]] = frozenset({"network"})
+    immutable: ClassVar[frozenset[str]] = frozenset({"network"})
 
     def body(self, context: Context) -> dict[str, Any]:
         return {"network": f"projects/{context.project}/global/networks/{self.network}"}
@@ -56,7 +56,7 @@ class Router(_RouterResource):
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         current = super().observe(context, observed)
-        if isinstance(current, Absent) and self.stand_in(context):
+        if isinstance(current, Absent) and self.find_equivalent(context):
             return replace(self, marked=False)
         return current
 
@@ -93,7 +93,7 @@ class Nat(_RouterResource):
             answer = {}
         if any(nat_serves(nat, self.subnet) for nat in answer.get("nats", [])):
             return self.read(answer)
-        other = self.stand_in(context)
+        other = self.find_equivalent(context)
         return Absent() if other is None else replace(self, marked=False)
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
@@ -108,7 +108,7 @@ class Nat(_RouterResource):
 
     def destroy(self, context: Context) -> None:
         current = self.observe(context, {})
-        if isinstance(current, Absent) or not current.ours:
+        if isinstance(current, Absent) or not current.is_managed:
             return
         answer = self.request(context, "get", router=self.name)
         self._patch(context, [nat for nat in answer.get("nats", []) if nat.get("name") != self.name])

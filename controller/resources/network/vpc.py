@@ -46,7 +46,7 @@ class Subnet(ComputeResource):
     collection: ClassVar[str] = "subnetworks"
     argument: ClassVar[str] = "subnetwork"
     key: ClassVar[str] = "network.subnet"
-    fixed: ClassVar[frozenset[str]] = frozenset({"cidr", "network"})
+    immutable: ClassVar[frozenset[str]] = frozenset({"cidr", "network"})
     network: str
     block: str = field(compare=False)
     cidr: str | None = None
@@ -93,7 +93,7 @@ class PrivateAccess(Resource):
         return f"{self.kind} in subnet {self.name} in {self.region}"
 
     @property
-    def ours(self) -> bool:
+    def is_managed(self) -> bool:
         return self.recorded
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
@@ -102,7 +102,7 @@ class PrivateAccess(Resource):
         except NotFoundError:
             return Absent()
         on = answer.get("privateIpGoogleAccess", False) or self.id in context.permission_denied
-        return replace(self, on=on, recorded=self._record() in self._rule(context).get("description", ""))
+        return replace(self, on=on, recorded=self._record_text() in self._rule(context).get("description", ""))
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         """Switch it on. If this cannot be recorded or is not permitted, emit a note, since a NAT works too."""
@@ -136,15 +136,15 @@ class PrivateAccess(Resource):
         rule = self._rule(context)
         if not is_marked(rule):
             return False
-        if self._record() not in rule["description"]:
-            body = {"description": f"{MARK}; {self._record()}"}
+        if self._record_text() not in rule["description"]:
+            body = {"description": f"{MARK}; {self._record_text()}"}
             call = context.google.call(
                 "compute", "firewalls.patch", project=context.project, firewall=self.rule, body=body
             )
             wait_compute(context, call)
         return True
 
-    def _record(self) -> str:
+    def _record_text(self) -> str:
         return f"{SWITCH_RECORD} {self.name}"
 
     def _rule(self, context: Context) -> dict[str, Any]:

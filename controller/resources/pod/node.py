@@ -107,13 +107,13 @@ class Node(Resource):
         return f"TPU {self.spec.accelerator_type} ({plural(self.spec.workers, 'worker')}) {self.name}"
 
     @property
-    def patience(self) -> float:
+    def timeout(self) -> float:
         if any(place.queued for place in self.places) and len(self.places) == 1:
             return self.create_seconds + (self.spec.valid_until_seconds or float("inf"))
         return 2 * self.create_seconds
 
     @property
-    def ours(self) -> bool:
+    def is_managed(self) -> bool:
         return self._is_managed(self.status)
 
     @property
@@ -125,7 +125,7 @@ class Node(Resource):
         """The place of the pod; before it is observed, the first place to try."""
         return self.places[0] if self.status is NOT_OBSERVED else self.status.place
 
-    def wanted(self, place: Place | None = None) -> dict[str, Any]:
+    def spec_fields(self, place: Place | None = None) -> dict[str, Any]:
         fields = {**self.spec.at(place or self.places[0]), "state": "READY"}
         return {name: value for name, value in fields.items() if not self.adopt or name in ADOPTED_FIELDS}
 
@@ -136,7 +136,7 @@ class Node(Resource):
         observed = {**status.spec.at(status.place), "state": status.state}
         if not status.is_ready:
             observed["workers"] = self.spec.workers  # its endpoints are not complete
-        return difference(self.wanted(self._place_like(status)), observed, fixed=frozenset(observed))
+        return difference(self.spec_fields(self._place_like(status)), observed, fixed=frozenset(observed))
 
     def findings(self, current: Any) -> Iterator[Finding]:
         if isinstance(current, Absent) and self.adopt:
@@ -145,7 +145,7 @@ class Node(Resource):
             return
         if self.adopt and (diff := self.diff(current)):
             yield ADOPTED_FITS.finding(_adopted_differs(self, diff))
-        elif not current.ours and not self.adopt:
+        elif not current.is_managed and not self.adopt:
             message = f"{self.name} was not created by Slipway: it is used but never deleted, as with tpu.adopt=true"
             yield FOREIGN_POD.finding(message)
         if current.is_ready and current.status.spec.workers != self.spec.workers:
@@ -246,7 +246,7 @@ class Node(Resource):
         return context.fleets.of(self.ssh_target(context))
 
     def accepts_our_key(self, context: Context) -> bool:
-        return context.login.is_authorized(self.path(context), self.status.ssh_keys)
+        return context.ssh_login.is_authorized(self.path(context), self.status.ssh_keys)
 
     def paths(self, context: Context) -> set[str]:
         """Return the full names that it may have."""

@@ -57,7 +57,7 @@ class NodeProvisioner:
             except ConflictError:  # another operation on the node is under way, maybe another deletion
                 if late():
                     raise
-                context.clock.sleep(context.pace)
+                context.clock.sleep(context.poll_seconds)
             else:
                 return
 
@@ -86,7 +86,7 @@ def node_path(context: Context, name: str, zone: str) -> str:
 
 def node_body(context: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
     """Return the body of a create request, without the tier: what `gcloud compute tpus tpu-vm create` sends."""
-    metadata = {"ssh-keys": "\n".join([context.login.key_line(), *context.extra_ssh_keys])}
+    metadata = {"ssh-keys": "\n".join([context.ssh_login.key_line(), *context.extra_ssh_keys])}
     node: dict[str, Any] = {
         "acceleratorType": spec.accelerator_type,
         "runtimeVersion": spec.runtime_version,
@@ -147,7 +147,7 @@ def parse_node(answer: dict[str, Any], provisioner: ProvisionerName = "node") ->
         ssh_keys=answer.get("metadata", {}).get("ssh-keys", ""),
         labels=tuple(sorted(answer.get("labels", {}).items())),
         health=answer.get("health", ""),
-        health_words=answer.get("healthDescription", ""),
+        health_description=answer.get("healthDescription", ""),
         symptoms=tuple(
             (
                 parse_timestamp(s.get("createTime")),

@@ -108,7 +108,7 @@ class PodStatus:
     state: str = "READY"
     replaced: bool = False
     health: str = ""
-    health_words: str = ""
+    health_description: str = ""
     symptoms: tuple[Symptom, ...] = ()
     maintenance: str = ""
     """PENDING or ONGOING, if maintenance is announced."""
@@ -143,7 +143,7 @@ class SliceStatus:
     ssh_keys: str = ""
     labels: tuple[tuple[str, str], ...] = ()
     health: str = ""
-    health_words: str = ""
+    health_description: str = ""
     symptoms: tuple[tuple[float, Symptom], ...] = ()
     maintenance: str = ""
     code: str = ""
@@ -169,7 +169,7 @@ class SliceStatus:
             state=self.state,
             replaced=bool(uid and self.uid and self.uid != uid),
             health=self.health,
-            health_words=self.health_words,
+            health_description=self.health_description,
             symptoms=tuple(symptom for time, symptom in self.symptoms if time >= since),
             maintenance=self.maintenance,
         )

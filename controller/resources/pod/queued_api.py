@@ -67,7 +67,7 @@ class QueuedProvisioner:
             except GoogleError as error:  # the node has just appeared, or another operation is under way on it
                 if not isinstance(error, ConflictError) and error.reason not in ("FAILED_PRECONDITION", "ABORTED"):
                     raise
-            context.clock.sleep(context.pace)
+            context.clock.sleep(context.poll_seconds)
         nodes = node_api.NodeProvisioner(self.create_seconds)
         if nodes.observe(context, name, zone) is not None:  # a node that outlived its request
             nodes.delete(context, name, zone)

@@ -56,7 +56,7 @@ class Refusal:
     """Reason why a pod was not created."""
 
     kind: RefusalKind
-    words: str
+    message: str
 
     @property
     def hint(self) -> str:

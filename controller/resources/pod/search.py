@@ -26,9 +26,9 @@ MAX_PAUSE_SECONDS = 60
 """Longest pause in units of the context's pace: five minutes on Google Cloud."""
 
 
-def backoff_seconds(round_: int, pace: float, draw: float) -> float:
+def backoff_seconds(round_: int, poll_seconds: float, draw: float) -> float:
     """Return the wait after a number of failed rounds (from 1): exponential, capped, with jitter `draw` in [0, 1)."""
-    return pace * min(MAX_PAUSE_SECONDS, 2.0**round_) * (0.5 + draw / 2)
+    return poll_seconds * min(MAX_PAUSE_SECONDS, 2.0**round_) * (0.5 + draw / 2)
 
 
 @dataclass(frozen=True)
@@ -70,30 +70,30 @@ class CapacitySearch:
                 refusal = self._try(place)
                 if refusal is None:
                     return
-                self._judge(place, refusal, ruled_out, attempt)
+                self._handle_refusal(place, refusal, ruled_out, attempt)
             if len(ruled_out) == len(self.places):
-                words = "; ".join(f"{place}: {refusal.words}" for place, refusal in ruled_out.items())
+                words = "; ".join(f"{place}: {refusal.message}" for place, refusal in ruled_out.items())
                 raise CloudError(f"no quota for {self.spec.accelerator_type}: {words}; {HINTS['quota']}")
             places = self.places
             rounds += 1
             if attempt >= self.max_attempts:
                 self._give_up()
-            seconds = backoff_seconds(rounds, self.context.pace, self.context.draw())
+            seconds = backoff_seconds(rounds, self.context.poll_seconds, self.context.random_float())
             message = f"retrying in {seconds:.0f} s (attempt {attempt + 1} of {self.max_attempts})"
             self.context.events.note(self.subject, message)
             self.context.clock.sleep(seconds)
 
-    def _judge(self, place: Place, refusal: Refusal, ruled_out: dict[Place, Refusal], attempt: int) -> None:
+    def _handle_refusal(self, place: Place, refusal: Refusal, ruled_out: dict[Place, Refusal], attempt: int) -> None:
         if refusal.kind == "stock_out":
             self.context.events.note(
-                self.subject, f"no capacity in {place} (attempt {attempt}): {_first_sentence(refusal.words)}"
+                self.subject, f"no capacity in {place} (attempt {attempt}): {_first_sentence(refusal.message)}"
             )
         elif refusal.kind == "quota":
             ruled_out[place] = refusal
             if len(ruled_out) < len(self.places):
-                self.context.events.note(self.subject, f"no quota in {place}: {refusal.words}")
+                self.context.events.note(self.subject, f"no quota in {place}: {refusal.message}")
         else:
-            raise CloudError(f"{self.name} in {place}: {refusal.words}; {refusal.hint}")
+            raise CloudError(f"{self.name} in {place}: {refusal.message}; {refusal.hint}")
 
     def _try(self, place: Place) -> Refusal | None:
         """Ask in one place and wait; returns None on success. A refused request leaves nothing behind."""
@@ -116,7 +116,7 @@ class CapacitySearch:
                 return None  # created by someone else meanwhile; the next observation shows by whom
             refusal = Refusal(kind, error.message)
         except GoogleError as error:
-            if error.passes and classify(error.reason, error.message) == "unknown":
+            if error.is_transient and classify(error.reason, error.message) == "unknown":
                 raise  # not a refusal: Google or the network has an outage
             refusal = Refusal(classify(error.reason, error.message), error.message)
             if error.status == 0:  # the operation began and may have left something
@@ -128,7 +128,7 @@ class CapacitySearch:
     def _wait(self, maker: Provisioner, place: Place) -> Refusal | None:
         """Wait until the request succeeds or fails: while it is valid in a sole place, else for `create_seconds`."""
         context = self.context
-        patience = self.patience
+        patience = self.queue_timeout
         late, too_late = context.clock.deadline(patience), context.clock.deadline(patience + self.create_seconds)
         told = ""
         while True:
@@ -143,14 +143,14 @@ class CapacitySearch:
             if current.state != told:
                 told = current.state
                 context.events.emit("step_started", self.subject, f"{place}: {_state_text(told)}", title=self.title)
-            context.clock.sleep(context.pace)
+            context.clock.sleep(context.poll_seconds)
         if current.is_ready:
             return None
         maker.delete(context, self.name, place.zone)
         return refusal_of_state(current)
 
     @property
-    def patience(self) -> float:
+    def queue_timeout(self) -> float:
         """Seconds for which a queued request may wait in one place."""
         if len(self.places) > 1:
             return self.create_seconds

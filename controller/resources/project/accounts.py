@@ -23,7 +23,7 @@ class ServiceAccount(Resource):
     marked: bool = field(default=False, compare=False)
 
     @property
-    def ours(self) -> bool:
+    def is_managed(self) -> bool:
         return self.marked
 
     def email(self, context: Context) -> str:
@@ -51,7 +51,7 @@ class ServiceAccount(Resource):
         try:
             context.google.call("iam", "projects.serviceAccounts.create", name=f"projects/{context.project}", body=body)
         except ConflictError:
-            context.clock.sleep(context.pace)  # a new account is not visible everywhere at once
+            context.clock.sleep(context.poll_seconds)  # a new account is not visible everywhere at once
         except ForbiddenError as error:
             raise CloudError(
                 f"{self.title}: you may not create it ({error.message}); ask an admin to run `gcloud iam "
@@ -61,7 +61,7 @@ class ServiceAccount(Resource):
 
     def destroy(self, context: Context) -> None:
         current = self.observe(context, {})
-        if not isinstance(current, ServiceAccount) or not current.ours:
+        if not isinstance(current, ServiceAccount) or not current.is_managed:
             return
         name = f"projects/{context.project}/serviceAccounts/{self.email(context)}"
         try:

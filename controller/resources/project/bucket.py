@@ -40,7 +40,7 @@ class Bucket(Resource):
 
     kind: ClassVar[str] = "bucket"
     scope: ClassVar[Scope] = "shared"
-    fixed: ClassVar[frozenset[str]] = frozenset({"location"})
+    immutable: ClassVar[frozenset[str]] = frozenset({"location"})
     location: str
     regions: tuple[str, ...] = field(compare=False)
     soft_delete_days: int
@@ -53,7 +53,7 @@ class Bucket(Resource):
     """When observed: how many days it keeps deleted objects."""
 
     @property
-    def ours(self) -> bool:
+    def is_managed(self) -> bool:
         return self.marked
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
@@ -66,7 +66,7 @@ class Bucket(Resource):
         return self._read(answer)
 
     def findings(self, current: Any) -> Iterator[Finding]:
-        if isinstance(current, Bucket) and not current.ours and current.kept_days:
+        if isinstance(current, Bucket) and not current.is_managed and current.kept_days:
             terabytes, days = 3.1, current.kept_days
             cost = terabytes * 1000 * USD_PER_GB_MONTH * days / 30
             message = (
@@ -112,9 +112,9 @@ class Bucket(Resource):
     def destroy(self, context: Context) -> None:
         """Delete every object, then the bucket."""
         current = self.observe(context, {})
-        if isinstance(current, Absent) or not current.ours:
+        if isinstance(current, Absent) or not current.is_managed:
             return
-        listed = context.google.pages("storage", "objects.list", "items", bucket=self.name, versions=True)
+        listed = context.google.list_all("storage", "objects.list", "items", bucket=self.name, versions=True)
         with ThreadPoolExecutor(max_workers=16) as pool:
             list(pool.map(lambda item: self._delete(context, item), listed))
         context.google.call("storage", "buckets.delete", bucket=self.name)

@@ -33,7 +33,7 @@ class BillingBudget(Resource):
         parent = f"billingAccounts/{self.account}"
         try:
             listed = list(
-                context.google.pages("billingbudgets", "billingAccounts.budgets.list", "budgets", parent=parent)
+                context.google.list_all("billingbudgets", "billingAccounts.budgets.list", "budgets", parent=parent)
             )
         except ForbiddenError as error:
             raise CloudError(

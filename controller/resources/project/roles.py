@@ -30,11 +30,11 @@ class Roles(Resource):
     scope: ClassVar[Scope] = "shared"
     account: ServiceAccount = field(compare=False)
     roles: tuple[str, ...]
-    given: bool = field(default=False, compare=False)
+    unmanaged_account: bool = field(default=False, compare=False)
 
     @property
-    def ours(self) -> bool:
-        return not self.given
+    def is_managed(self) -> bool:
+        return not self.unmanaged_account
 
     @abstractmethod
     def read(self, context: Context) -> Policy:
@@ -50,7 +50,7 @@ class Roles(Resource):
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         account = observed.get(self.account.id) or self.account.observe(context, {})
-        if isinstance(account, ServiceAccount) and not account.ours:
+        if isinstance(account, ServiceAccount) and not account.is_managed:
             return replace(self, given=True)
         try:
             policy = self.read(context)
@@ -74,7 +74,7 @@ class Roles(Resource):
 
     def destroy(self, context: Context) -> None:
         current = self.observe(context, {})
-        if not isinstance(current, Absent) and current.ours and self.id not in context.permission_denied:
+        if not isinstance(current, Absent) and current.is_managed and self.id not in context.permission_denied:
             self._rewrite(context, add=set())
 
     def _rewrite(self, context: Context, add: set[str]) -> None:
@@ -94,7 +94,7 @@ class Roles(Resource):
                 if attempt == ATTEMPTS - 1 or not (isinstance(error, ConflictError) or unknown):
                     raise
                 if unknown:
-                    context.clock.sleep(context.pace)
+                    context.clock.sleep(context.poll_seconds)
 
     def _admin_hint(self, context: Context, verb: str) -> None:
         commands = "\n".join(f"  {self.command(context, role)}" for role in self.roles)

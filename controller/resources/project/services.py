@@ -26,7 +26,7 @@ class Services(Resource):
         return f"{len(self.apis)} Google APIs enabled"
 
     @property
-    def ours(self) -> bool:
+    def is_managed(self) -> bool:
         return False
 
     def observe(self, context: Context, observed: ObservedResources) -> Self:
@@ -56,7 +56,7 @@ class Services(Resource):
                 ) from None
             wait_rpc(context, "serviceusage", operation, "operations.get")
 
-    def undo(self, context: Context) -> str:
+    def disable_command(self, context: Context) -> str:
         """Return the command that disables them again."""
         return f"gcloud services disable {' '.join(self.apis)} --project={context.project}"
 

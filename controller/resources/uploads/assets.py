@@ -67,28 +67,28 @@ class UploadedAsset(AssetInBucket):
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         key = f"assets.{self.content.path}"
-        with HashCache(context.state / "hashes.json") as hashes:
+        with HashCache(context.state_dir / "hashes.json") as hashes:
             files = self.content.files
             if self.content.recipe is not None:
                 files = local_files(run_recipe(self.content.recipe, key), hashes)
             elsewhere = self._stored_objects(context)
-            known = {f.local: d for f in files if f.url is None for d in hashes.of([f.local]).values()}
+            known = {f.local: d for f in files if f.url is None for d in hashes.digests([f.local]).values()}
             total = sum(f.local.stat().st_size for f in files if f.url is None)
             progress = Progress(context, self.id, total if all(f.url is None for f in files) else 0)
-            send = partial(self._send, context, elsewhere, known, progress.moved)
+            send = partial(self._copy_file, context, elsewhere, known, progress.advance)
             with ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="upload") as pool:
                 list(pool.map(send, files))
         context.google.upload(self.bucket, self.manifest_object, manifest_text(files).encode())
 
     def _stored_objects(self, context: Context) -> StoredObjects:
         """Return the bucket's objects of this asset, in all versions."""
-        items = context.google.pages(
+        items = context.google.list_all(
             "storage", "objects.list", "items", bucket=self.bucket, prefix=f"assets/{self.name}-",
             fields="items(name,size,md5Hash),nextPageToken",
         )  # fmt: skip
         return {item["name"]: (int(item["size"]), item.get("md5Hash", "")) for item in items}
 
-    def _send(
+    def _copy_file(
         self,
         context: Context,
         stored: StoredObjects,
@@ -100,8 +100,8 @@ class UploadedAsset(AssetInBucket):
         download_file(source, token_for(source, self.vault.values()), moved)
         digests = known.get(source.local)
         if digests is None:
-            with HashCache(context.state / "hashes" / f"{source.sha256}.json") as hashes:
-                digests = hashes.of([source.local])[source.local]
+            with HashCache(context.state_dir / "hashes" / f"{source.sha256}.json") as hashes:
+                digests = hashes.digests([source.local])[source.local]
         if digests.sha256 != source.sha256:
             raise CloudError(f"{source.local} changed during the upload; run `slipway up` again")
         name = f"{self.content.prefix}/{source.name}"
@@ -113,7 +113,7 @@ class UploadedAsset(AssetInBucket):
         if other is not None:
             _rewrite_object(context, self.bucket, other, name)
             return
-        session = context.state / "uploads" / f"{source.sha256}-{self.content.identity[:12]}"
+        session = context.state_dir / "uploads" / f"{source.sha256}-{self.content.identity[:12]}"
         got = context.google.upload_file(self.bucket, name, source.local, session, moved)
         if got.get("md5Hash") != digests.md5:
             raise CloudError(
@@ -158,11 +158,11 @@ class PodFetchedAsset(AssetInBucket, WorkerResource):
             try:
                 for line in fleet.stream(0, FETCH_ASSET, payload):
                     if "bytes" in line:
-                        progress.moved(line["bytes"] - before)
+                        progress.advance(line["bytes"] - before)
                         before = line["bytes"]
             except WorkerError as error:
                 if error.kind == "agent" or attempt + 1 == FETCH_ATTEMPTS:
                     raise WorkersFailedError(f"{self.title}: {error}", [error]) from None
-                context.clock.sleep(context.pace)
+                context.clock.sleep(context.poll_seconds)
             else:
                 return

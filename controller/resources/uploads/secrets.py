@@ -23,7 +23,7 @@ class Secrets(Resource):
 
     def observe(self, context: Context, observed: ObservedResources) -> Unknown | Self:
         try:
-            self.vault.open(context.google)
+            self.vault.load(context.google)
         except ConfigError as error:
             return Unknown(str(error))
         return self

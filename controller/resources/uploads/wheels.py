@@ -38,9 +38,11 @@ class Wheels(Resource):
     built: tuple[dict[str, str], ...] = field(default=(), compare=False)
 
     @classmethod
-    def of(cls, lines: tuple[GitRequirement, ...], python: str, bucket: str, needs: tuple[str, ...]) -> Self:
+    def for_lines(
+        cls, lines: tuple[GitRequirement, ...], python: str, bucket: str, depends_on: tuple[str, ...]
+    ) -> Self:
         name = digest([[line.line for line in lines], python])[:16]
-        return cls(name=name, bucket=bucket, python=python, lines=lines, needs=needs)
+        return cls(name=name, bucket=bucket, python=python, lines=lines, depends_on=depends_on)
 
     @property
     def _asset_manifest(self) -> str:

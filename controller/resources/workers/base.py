@@ -23,15 +23,15 @@ class WorkerResource(Resource):
     def fleet(self, context: Context, observed: ObservedResources) -> Fleet:
         return observed[self.node].fleet(context)
 
-    def ask(
+    def observe_workers(
         self, context: Context, observed: ObservedResources, read: Callable[[Observation], Any], **payload: Any
     ) -> tuple[Any, ...]:
         """Apply `read` to every worker's observation; a worker that does not answer yields its error."""
         question: Any = payload
-        answers = self.fleet(context, observed).look(self.id, question)
+        answers = self.fleet(context, observed).observe(self.id, question)
         return tuple(read(a) if isinstance(a, dict) else str(a) for a in answers)
 
-    def act(
+    def apply_to_workers(
         self, context: Context, observed: ObservedResources, command: Command[Q, A], payload: Q, diff: Diff, name: str
     ) -> list[A]:
         """Send `command` to the workers on which `name` differs; return their answers. Raises WorkersFailedError."""
@@ -47,7 +47,7 @@ def raise_failures(answers: Sequence[object], what: str) -> None:
     if failed := failures(answers):
         said: dict[str, list[str]] = {}
         for error in failed:
-            said.setdefault(error.words, []).append(str(error.worker))
+            said.setdefault(error.message, []).append(str(error.worker))
         reasons = "; ".join(f"worker {', '.join(who)}: {message}" for message, who in said.items())
         raise WorkersFailedError(f"{what} failed: {reasons}", failed)
 

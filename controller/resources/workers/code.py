@@ -21,7 +21,7 @@ class WorkerCode(WorkerResource):
     tree: tuple[str, ...]
 
     @classmethod
-    def wanted_on(cls, archive: CodeArchive, workers: int, **placing: Any) -> Self:
+    def for_workers(cls, archive: CodeArchive, workers: int, **placing: Any) -> Self:
         name = archive.name
         return cls(name=name, bucket=archive.bucket, archive=archive, tree=(name,) * workers, **placing)
 
@@ -30,7 +30,7 @@ class WorkerCode(WorkerResource):
         return f"code on {plural(len(self.tree), 'worker')}"
 
     def observe(self, context: Context, observed: ObservedResources) -> Self:
-        return replace(self, tree=self.ask(context, observed, lambda a: a["code"], code=self.name))
+        return replace(self, tree=self.observe_workers(context, observed, lambda a: a["code"], code=self.name))
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         payload: InstallCodeQuestion = {
@@ -39,4 +39,4 @@ class WorkerCode(WorkerResource):
             "sha256": self.archive.snapshot.archive_sha256,
             "tree": self.name,
         }
-        self.act(context, observed, INSTALL_CODE, payload, diff, "tree")
+        self.apply_to_workers(context, observed, INSTALL_CODE, payload, diff, "tree")

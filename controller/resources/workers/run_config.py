@@ -21,7 +21,7 @@ class RunConfig(WorkerResource):
     sha256: tuple[str, ...]
 
     @classmethod
-    def wanted_on(cls, run_id: str, text: str, variables: dict[str, str], workers: int, **placing: Any) -> Self:
+    def for_workers(cls, run_id: str, text: str, variables: dict[str, str], workers: int, **placing: Any) -> Self:
         sha256 = hashlib.sha256(text.encode()).hexdigest()
         pairs = tuple(sorted(variables.items()))
         return cls(name=run_id, text=text, variables=pairs, sha256=(sha256,) * workers, **placing)
@@ -31,8 +31,8 @@ class RunConfig(WorkerResource):
         return f"run.yaml on {plural(len(self.sha256), 'worker')}"
 
     def observe(self, context: Context, observed: ObservedResources) -> Self:
-        return replace(self, sha256=self.ask(context, observed, lambda a: a["config"], run_id=self.name))
+        return replace(self, sha256=self.observe_workers(context, observed, lambda a: a["config"], run_id=self.name))
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         payload: WriteConfigQuestion = {"run_id": self.name, "text": self.text, "env": dict(self.variables)}
-        self.act(context, observed, WRITE_CONFIG, payload, diff, "sha256")
+        self.apply_to_workers(context, observed, WRITE_CONFIG, payload, diff, "sha256")

@@ -26,7 +26,7 @@ class Setup(WorkerResource):
     done: tuple[str, ...]
 
     @classmethod
-    def wanted_on(cls, run_id: str, commands: Any, code: str, venv: str, workers: int, **placing: Any) -> Self:
+    def for_workers(cls, run_id: str, commands: Any, code: str, venv: str, workers: int, **placing: Any) -> Self:
         key = digest([commands, code, venv])
         return cls(name=run_id, commands=commands, code=code, venv=venv, done=(key,) * workers, **placing)
 
@@ -35,7 +35,9 @@ class Setup(WorkerResource):
         return f"setup: {plural(len(self.commands), 'command')} on {plural(len(self.done), 'worker')}"
 
     def observe(self, context: Context, observed: ObservedResources) -> Self:
-        current = self.ask(context, observed, lambda a: (a["setup"], a["venv"]), run_id=self.name, venv=self.venv)
+        current = self.observe_workers(
+            context, observed, lambda a: (a["setup"], a["venv"]), run_id=self.name, venv=self.venv
+        )
         done = tuple(pair[0] if isinstance(pair, tuple) else pair for pair in current)
         if done == self.done:
             _refuse_differences([pair[1]["versions"] for pair in current])
@@ -51,7 +53,7 @@ class Setup(WorkerResource):
             "secrets": self.vault.values(),
         }
         try:
-            self.act(context, observed, RUN_SETUP, payload, diff, "done")
+            self.apply_to_workers(context, observed, RUN_SETUP, payload, diff, "done")
         except WorkersFailedError as failed:
             first = failed.errors[0]
             raise WorkersFailedError(

@@ -21,7 +21,7 @@ class SshAccess(WorkerResource):
     """Every worker answers over SSH with the host key that Google reports, and has this version of the agent."""
 
     kind: ClassVar[str] = "ssh"
-    asks: ObserveQuestion = field(compare=False)
+    probe_payload: ObserveQuestion = field(compare=False)
     """Question that later resources ask every worker, sent here once for all of them."""
     reachable: tuple[str, ...]
 
@@ -32,7 +32,7 @@ class SshAccess(WorkerResource):
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         if not observed[self.node].accepts_our_key(context):
             return Absent()
-        answers = self.fleet(context, observed).survey(self.asks)
+        answers = self.fleet(context, observed).prefetch(self.probe_payload)
         return replace(self, reachable=tuple("yes" if isinstance(a, dict) else str(a) for a in answers))
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
@@ -44,12 +44,12 @@ class SshAccess(WorkerResource):
     def authorize_key(self, context: Context, node: Node) -> None:
         """Authorize our key on the workers, as the pod may have been created by someone else."""
         if not node.accepts_our_key(context):
-            context.login.authorize(node.path(context))
+            context.ssh_login.authorize(node.path(context))
 
 
 def _pod_is_gone(context: Context, node: Node, looks: list[float]) -> bool:
     """Return whether the pod is no longer READY, which ends the wait. `looks` holds the times of earlier queries."""
-    now = context.clock.steady()
+    now = context.clock.monotonic()
     if looks and now - looks[-1] < OBSERVE_SECONDS:
         return False
     looks.append(now)

@@ -22,7 +22,7 @@ class WorkerHygiene(WorkerResource):
     state: tuple[str, ...]
 
     @classmethod
-    def wanted_on(cls, min_free_gb: float, workers: int, **placing: Any) -> Self:
+    def for_workers(cls, min_free_gb: float, workers: int, **placing: Any) -> Self:
         return cls(min_free_gb=min_free_gb, state=(TIDY_STATE,) * workers, **placing)
 
     @property
@@ -30,7 +30,7 @@ class WorkerHygiene(WorkerResource):
         return f"tidy {plural(len(self.state), 'worker')}: locks, leftover processes, disk space"
 
     def observe(self, context: Context, observed: ObservedResources) -> Self:
-        return replace(self, state=self.ask(context, observed, self._state))
+        return replace(self, state=self.observe_workers(context, observed, self._state))
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         fleet = self.fleet(context, observed)

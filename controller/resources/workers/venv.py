@@ -33,7 +33,7 @@ class Venv(WorkerResource):
     intact: tuple[bool, ...]
 
     @classmethod
-    def wanted_on(cls, config: Config, requirements: str, workers: int, **placing: Any) -> Self:
+    def for_workers(cls, config: Config, requirements: str, workers: int, **placing: Any) -> Self:
         env = config.env
         return cls(
             name=fingerprint(env.packages, env.python, requirements, config.program, placing.get("wheels")),
@@ -58,11 +58,13 @@ class Venv(WorkerResource):
     def observe(self, context: Context, observed: ObservedResources) -> Self:
         if self.packages == "none":
             return self
-        frozen = self._frozen(context)
-        return replace(self, intact=self.ask(context, observed, lambda a: _intact(a["venv"], frozen), venv=self.name))
+        frozen = self._locked_versions(context)
+        return replace(
+            self, intact=self.observe_workers(context, observed, lambda a: _intact(a["venv"], frozen), venv=self.name)
+        )
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
-        frozen = self._frozen(context)
+        frozen = self._locked_versions(context)
         payload: InstallVenvQuestion = {
             "packages": self.packages,
             "fingerprint": self.name,
@@ -72,7 +74,7 @@ class Venv(WorkerResource):
             "wheels": list(observed[self.wheels].built) if self.wheels else [],
             "secrets": self.vault.values() if self.packages == "requirements" else {},
         }
-        made = self.act(context, observed, INSTALL_VENV, payload, diff, "intact")
+        made = self.apply_to_workers(context, observed, INSTALL_VENV, payload, diff, "intact")
         if self.packages == "requirements" and frozen is None:
             text = dump({"packages": dict(sorted(made[0]["installed"].items()))}, indent=1)
             try:
@@ -84,7 +86,7 @@ class Venv(WorkerResource):
     def _record(self) -> str:
         return f"venvs/{self.name}.json"
 
-    def _frozen(self, context: Context) -> dict[str, str] | None:
+    def _locked_versions(self, context: Context) -> dict[str, str] | None:
         """Return the recorded versions by name; None if there is no record yet, or a lock makes it unnecessary."""
         if self.packages != "requirements":
             return None

@@ -32,7 +32,7 @@ class DeviceProbe(WorkerResource):
         return f"verify {plural(len(self.devices), 'worker')}: devices, network"
 
     def observe(self, context: Context, observed: ObservedResources) -> Self:
-        answers = self.fleet(context, observed).look(self.id, {})
+        answers = self.fleet(context, observed).observe(self.id, {})
         raise_failures(answers, self.title)
         rows = [a for a in answers if isinstance(a, dict)]
         found = tuple(_devices(row, self.backend) for row in rows)

@@ -34,9 +34,9 @@ class Watchdog(WorkerResource):
         return self if isinstance(answer, dict) and answer["standing"] else Absent()
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
-        self.tell(context, observed[self.node], None)
+        self.update_limits(context, observed[self.node], None)
 
-    def tell(self, context: Context, node: Node, hours_left: float | None) -> None:
+    def update_limits(self, context: Context, node: Node, hours_left: float | None) -> None:
         """Replace the watchdog's orders and restart the idle timer.
 
         Args:

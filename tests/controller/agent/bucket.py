@@ -17,11 +17,11 @@ class FakeBucket:
     objects: dict[str, bytes] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     faults: list[Any] = field(default_factory=list)
-    hanging: threading.Event = field(default_factory=threading.Event)
-    released: threading.Event = field(default_factory=threading.Event)
+    hang_started: threading.Event = field(default_factory=threading.Event)
+    hang_released: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
-    def serve(self) -> ThreadingHTTPServer:
+    def start_server(self) -> ThreadingHTTPServer:
         bucket = self
 
         class Handler(_Handler):
@@ -50,8 +50,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "corrupt":
             content = bytes([content[0] ^ 1]) + content[1:]
         if fault == "hang":
-            self.store.hanging.set()
-            self.store.released.wait(60)
+            self.store.hang_started.set()
+            self.store.hang_released.wait(60)
         return self._answer(200, content, short=fault == "cut")
 
     def do_POST(self) -> None:

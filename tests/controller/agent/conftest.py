@@ -42,8 +42,8 @@ def wait_for(true: Callable[[], Any], seconds: float = 240) -> Any:
 class AgentWorker:
     home: Path
     bucket: FakeBucket
-    boot: str = "boot-1"
-    extra: dict[str, str] = field(default_factory=dict)
+    boot_id: str = "boot-1"
+    extra_environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         packed = build_bundle()
@@ -62,12 +62,12 @@ class AgentWorker:
             "HOME": str(self.home),
             "PATH": path,
             "SLIPWAY_STORAGE_ROOT": self.bucket.url,
-            "SLIPWAY_BOOT_ID": self.boot,
+            "SLIPWAY_BOOT_ID": self.boot_id,
             "GCE_METADATA_HOST": "127.0.0.1:1",  # where nobody answers
         }
-        return own | self.extra
+        return own | self.extra_environment
 
-    def begin(self, command: str, **payload: Any) -> subprocess.Popen[bytes]:
+    def start_command(self, command: str, **payload: Any) -> subprocess.Popen[bytes]:
         """Start a command, and be there when it ends or not."""
         process = subprocess.Popen(
             [sys.executable, str(self.agent), command],
@@ -80,31 +80,31 @@ class AgentWorker:
         process.stdin = None
         return process
 
-    def finish(self, process: subprocess.Popen[bytes]) -> tuple[int, list[dict[str, Any]]]:
+    def finish_command(self, process: subprocess.Popen[bytes]) -> tuple[int, list[dict[str, Any]]]:
         out, err = process.communicate(timeout=300)
         assert err == b"", err.decode()
         return process.returncode, [checked(json.loads(line), "answer") for line in out.splitlines()]
 
-    def ask(self, command: str, **payload: Any) -> dict[str, Any]:
-        code, lines = self.finish(self.begin(command, **payload))
+    def call(self, command: str, **payload: Any) -> dict[str, Any]:
+        code, lines = self.finish_command(self.start_command(command, **payload))
         assert code == 0, lines
         if command != "fetch_asset":
             answer = GOLDEN[command]["answer"]
             assert set(lines[-1]) == set(answer if isinstance(answer, dict) else GOLDEN[answer]["answer"]) - {"format"}
         return lines[-1]
 
-    def refusal(self, command: str, **payload: Any) -> dict[str, str]:
+    def call_error(self, command: str, **payload: Any) -> dict[str, str]:
         """What it says when it cannot do it."""
-        code, lines = self.finish(self.begin(command, **payload))
+        code, lines = self.finish_command(self.start_command(command, **payload))
         assert code == 1, lines
         return lines[-1]
 
     def watch(self, **payload: Any) -> list[dict[str, Any]]:
-        code, lines = self.finish(self.begin("watch", **payload))
+        code, lines = self.finish_command(self.start_command("watch", **payload))
         assert code == 0, lines
         return lines
 
-    def deliver(self, files: dict[str, str | bytes]) -> dict[str, str]:
+    def upload_code(self, files: dict[str, str | bytes]) -> dict[str, str]:
         """Put a code archive into the bucket, and give what `install_code` is to be asked."""
         content = make_archive(files)
         sha256 = hashlib.sha256(content).hexdigest()
@@ -132,9 +132,9 @@ def make_archive(files: dict[str, str | bytes], *members: tarfile.TarInfo) -> by
 @pytest.fixture
 def bucket() -> Iterator[FakeBucket]:
     store = FakeBucket()
-    server = store.serve()
+    server = store.start_server()
     yield store
-    store.released.set()
+    store.hang_released.set()
     server.shutdown()
     server.server_close()
 
@@ -155,16 +155,16 @@ class ProgramRun:
     run_id: str = "run-1"
 
     def start(self, script: str, *arguments: str, attempt: int = 1, **payload: Any) -> dict[str, Any]:
-        return self.worker.ask("start", **self.order(script, *arguments, attempt=attempt, **payload))
+        return self.worker.call("start", **self.start_payload(script, *arguments, attempt=attempt, **payload))
 
-    def order(self, script: str, *arguments: str, attempt: int = 1, **payload: Any) -> dict[str, Any]:
+    def start_payload(self, script: str, *arguments: str, attempt: int = 1, **payload: Any) -> dict[str, Any]:
         given = {"run_id": self.run_id, "attempt": attempt, "argv": ["python", "-c", script, *arguments]}
         return {**given, "code": self.code, "venv": "image", **payload}
 
     def state(self, attempt: int | None = None) -> dict[str, Any]:
-        return self.worker.ask("state", run_id=self.run_id, attempt=attempt)
+        return self.worker.call("state", run_id=self.run_id, attempt=attempt)
 
-    def ended(self, attempt: int | None = None) -> dict[str, Any]:
+    def wait_ended(self, attempt: int | None = None) -> dict[str, Any]:
         """Its state once it has ended and its supervisor has gone."""
         folder = self.folder / f"attempt-{attempt or 1}"
         wait_for(lambda: (folder / "exit.json").exists())
@@ -178,7 +178,7 @@ class ProgramRun:
 
 @pytest.fixture
 def run(worker: AgentWorker) -> ProgramRun:
-    order = worker.deliver({"package/module.py": "x = 1\n"})
-    worker.ask("install_code", **order)
-    worker.ask("install_venv", packages="image", fingerprint="image")
+    order = worker.upload_code({"package/module.py": "x = 1\n"})
+    worker.call("install_code", **order)
+    worker.call("install_venv", packages="image", fingerprint="image")
     return ProgramRun(worker, order["tree"])

@@ -85,5 +85,5 @@ def test_so_is_a_file_of_another_agent(worker: AgentWorker) -> None:
     file.parent.mkdir(parents=True)
     file.write_text('{"format": 2}')
     said = f"{file} has format 2; this slipway reads format 1: update slipway"
-    assert worker.refusal("state", run_id="run-1")["error"] == said
+    assert worker.call_error("state", run_id="run-1")["error"] == said
     file.unlink()

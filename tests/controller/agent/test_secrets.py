@@ -18,9 +18,11 @@ WAIT = f"{PRINT}\nwhile not os.path.exists('../go'): time.sleep(0.02)"
 def test_the_program_sees_them_and_nothing_else_does(run: ProgramRun) -> None:
     script = f"import json, os; json.dump(dict(os.environ), open('../seen', 'w')); {PRINT}"
     netrc = "machine api.example.com login me password sesame-open\n"
-    order = run.order(script + "; print(open(os.environ['NETRC']).read())", bucket="b", log_object="l", exit_object="e")
-    run.worker.ask("start", **order, secrets={"HF_TOKEN": SECRET, "NETRC": netrc})
-    end = run.ended()
+    order = run.start_payload(
+        script + "; print(open(os.environ['NETRC']).read())", bucket="b", log_object="l", exit_object="e"
+    )
+    run.worker.call("start", **order, secrets={"HF_TOKEN": SECRET, "NETRC": netrc})
+    end = run.wait_ended()
     masked = f"token {'*' * len(SECRET)} end\nmachine api.example.com login me password {'*' * 11}\n\n"
     assert (end["code"], end["log_tail"]) == (0, masked)
     assert json.loads((run.folder / "seen").read_text())["HF_TOKEN"] == SECRET
@@ -43,7 +45,7 @@ def test_while_it_lives_they_are_in_one_private_file_and_the_stream_is_masked(ru
     holding = [p for p in run.folder.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes() and p != log]
     assert holding == [run.folder / "secrets"]
     (run.folder / "go").touch()
-    assert run.ended()["code"] == 0
+    assert run.wait_ended()["code"] == 0
 
 
 def test_metrics_are_masked_as_they_are_told(run: ProgramRun) -> None:
@@ -56,34 +58,34 @@ def test_metrics_are_masked_as_they_are_told(run: ProgramRun) -> None:
     said = [line["metrics"] for line in run.worker.watch(run_id=run.run_id, follow=False) if "metrics" in line]
     assert said == [{"step": 1, "x": "*" * len(SECRET)}]
     (run.folder / "go").touch()
-    assert run.ended()["code"] == 0
+    assert run.wait_ended()["code"] == 0
 
 
 def test_the_files_that_slipway_reads_are_masked_too(run: ProgramRun) -> None:
     script = "import json, os; json.dump({'x': os.environ['HF_TOKEN']}, open('../summary.json', 'w'))"
     run.start(script, secrets={"HF_TOKEN": SECRET})
-    assert run.ended()["summary"] == {"x": "*" * len(SECRET)}
+    assert run.wait_ended()["summary"] == {"x": "*" * len(SECRET)}
 
 
 def test_a_program_that_is_stopped_leaves_none(run: ProgramRun) -> None:
     run.start(WAIT, secrets={"HF_TOKEN": SECRET})
     log = run.folder / "attempt-1/log"
     wait_for(lambda: log.exists() and b"end" in log.read_bytes())
-    run.worker.ask("stop", run_id=run.run_id, grace_seconds=1)
+    run.worker.call("stop", run_id=run.run_id, grace_seconds=1)
     assert SECRET.encode() not in log.read_bytes()
     assert not (run.folder / "secrets").exists()
 
 
 def test_a_start_that_is_repeated_does_not_bring_them_back(run: ProgramRun) -> None:
     run.start("pass", secrets={"HF_TOKEN": SECRET})
-    run.ended()
+    run.wait_ended()
     run.start("pass", secrets={"HF_TOKEN": SECRET})
     assert not (run.folder / "secrets").exists()
 
 
 def test_a_setup_sees_them_and_its_output_is_masked(run: ProgramRun) -> None:
     order = {"run_id": run.run_id, "key": "k", "code": run.code, "venv": "image", "secrets": {"HF_TOKEN": SECRET}}
-    said = run.worker.refusal("run_setup", commands=[["sh", "-c", "echo $HF_TOKEN; exit 3"]], **order)
+    said = run.worker.call_error("run_setup", commands=[["sh", "-c", "echo $HF_TOKEN; exit 3"]], **order)
     assert SECRET not in json.dumps(said)
     assert "*" * len(SECRET) in said["detail"]
     assert not (run.folder / "secrets").exists()
@@ -95,18 +97,18 @@ def test_a_mask_covers_every_place_and_moves_nothing(tmp_path: Path, gap: int) -
     mask = SecretMask({"A": SECRET, "B": "line one\nline two", "C": "short"})
     content = b"x" * gap + SECRET.encode() + b"line two short" + SECRET.encode()
     (log := tmp_path / "log").write_bytes(content)
-    assert mask.cover(log) == len(content)
+    assert mask.mask_file(log) == len(content)
     found = log.read_bytes()
     assert len(found) == len(content)
     assert SECRET.encode() not in found
     assert found.endswith(b"*" * 8 + b" short" + b"*" * len(SECRET))
-    assert mask.masked(content) == found
+    assert mask.apply(content) == found
 
 
 def test_half_a_secret_waits_for_the_rest(tmp_path: Path) -> None:
     mask = SecretMask({"A": SECRET})
     (log := tmp_path / "log").write_text(f"said {SECRET[:5]}")
-    assert mask.cover(log) == len("said ")
-    assert mask.begun(b"said " + SECRET[:1].encode()) == 1
-    assert mask.begun(b"said") == 0
+    assert mask.mask_file(log) == len("said ")
+    assert mask.partial_length(b"said " + SECRET[:1].encode()) == 1
+    assert mask.partial_length(b"said") == 0
     assert not SecretMask({"A": "tiny"})

@@ -64,7 +64,7 @@ class Apis:
 @pytest.fixture
 def apis(worker: AgentWorker) -> Iterator[Apis]:
     made = Apis()
-    worker.extra["GCE_METADATA_HOST"] = made.url.removeprefix("http://").rstrip("/")
+    worker.extra_environment["GCE_METADATA_HOST"] = made.url.removeprefix("http://").rstrip("/")
     yield made
     made.server.shutdown()
     made.server.server_close()
@@ -79,9 +79,9 @@ def order(apis: Apis, **changed: Any) -> dict[str, Any]:
 
 
 def test_a_pod_that_nobody_uses_deletes_itself_and_says_why(worker: AgentWorker, apis: Apis) -> None:
-    state = worker.ask("guard", **order(apis, idle_seconds=3600.0))
+    state = worker.call("guard", **order(apis, idle_seconds=3600.0))
     assert state == {"standing": True, "idle_seconds": 3600.0, "seconds_left": None, "refused": None, "allowed": True}
-    worker.ask("guard", **order(apis, idle_seconds=0.4))
+    worker.call("guard", **order(apis, idle_seconds=0.4))
     wait_for(lambda: NODE in apis.deleted())
     assert apis.deleted()[:2] == [QUEUED, NODE]
     assert {token for _, _, token in apis.asked} == {"Bearer ya29.pod"}
@@ -91,37 +91,37 @@ def test_a_pod_that_nobody_uses_deletes_itself_and_says_why(worker: AgentWorker,
 
 def test_a_pod_whose_time_is_up_deletes_itself_though_a_program_runs(run: ProgramRun, apis: Apis) -> None:
     run.start("import time; time.sleep(600)")
-    run.worker.ask("guard", **order(apis, seconds_left=0.0))
+    run.worker.call("guard", **order(apis, seconds_left=0.0))
     wait_for(lambda: NODE in apis.deleted())
     assert apis.deleted()[:2] == [QUEUED, NODE]
 
 
 def test_a_pod_with_a_program_is_not_idle(run: ProgramRun, apis: Apis) -> None:
     run.start("import time, pathlib; p = pathlib.Path('../go')\nwhile not p.exists(): time.sleep(0.05)")
-    run.worker.ask("guard", **order(apis, idle_seconds=0.2))
-    run.worker.ask("stop", run_id="no-such-run")  # some time passes, and several looks
-    run.worker.ask("observe")
+    run.worker.call("guard", **order(apis, idle_seconds=0.2))
+    run.worker.call("stop", run_id="no-such-run")  # some time passes, and several looks
+    run.worker.call("observe")
     assert apis.deleted() == []
     (run.folder / "go").touch()
     wait_for(lambda: NODE in apis.deleted())
 
 
 def test_there_is_one_and_it_takes_new_orders(worker: AgentWorker, apis: Apis) -> None:
-    assert worker.ask("guard_state")["standing"] is False
-    worker.ask("guard", **order(apis, idle_seconds=3600.0))
+    assert worker.call("guard_state")["standing"] is False
+    worker.call("guard", **order(apis, idle_seconds=3600.0))
     first = (worker.root / "guard-pid.json").read_bytes()
-    state = worker.ask("guard", **order(apis, seconds_left=7200.0))
+    state = worker.call("guard", **order(apis, seconds_left=7200.0))
     assert (worker.root / "guard-pid.json").read_bytes() == first
     assert state["idle_seconds"] is None
     assert 7100 < state["seconds_left"] <= 7200
-    worker.boot = "boot-2"
-    assert worker.ask("guard_state")["standing"] is False
+    worker.boot_id = "boot-2"
+    assert worker.call("guard_state")["standing"] is False
 
 
 def test_a_refusal_is_on_record(worker: AgentWorker, apis: Apis) -> None:
     apis.refuse[NODE] = 403
-    worker.ask("guard", **order(apis, seconds_left=0.0))
-    refused = wait_for(lambda: worker.ask("guard_state")["refused"])
+    worker.call("guard", **order(apis, seconds_left=0.0))
+    refused = wait_for(lambda: worker.call("guard_state")["refused"])
     assert refused.startswith("HTTP 403")
 
 

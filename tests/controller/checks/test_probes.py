@@ -79,7 +79,8 @@ def test_what_is_right_is_not_commented_on() -> None:
         (
             quota(8),
             [],
-            "quota: error tpu.zone: no v5litepod-16 on_demand quota in us-central1-a: the limit is 8, and 16 are needed",
+            "quota: error tpu.zone: no v5litepod-16 on_demand quota in us-central1-a: "
+            "the limit is 8, and 16 are needed",
         ),
         (
             quota(0, zone=None, metric="tpu-v5s-litepod-preemptible"),

@@ -28,7 +28,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_the_first_page_has_every_verb_group_and_choice(capsys: pytest.CaptureFixture[str]) -> None:
     page = said(capsys, "--help")
     for name, verb in VERBS.items():
-        assert re.search(rf"^  {name} +{re.escape(verb.words[:40])}", page, re.MULTILINE), name
+        assert re.search(rf"^  {name} +{re.escape(verb.help[:40])}", page, re.MULTILINE), name
     plain = " ".join(page.split())
     for group, choices in config_groups().items():
         assert f" {group}= " in plain

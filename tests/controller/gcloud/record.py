@@ -47,9 +47,9 @@ def record_requests(commands: tuple[str, ...]) -> list[dict[str, Any]]:
                 **quiet,
             }
             for command in commands:
-                told = len(cloud.log())
+                told = len(cloud.request_log())
                 subprocess.run(command.split(), env=environment, check=True, capture_output=True, timeout=120)
-                for entry in cloud.log()[told:]:
+                for entry in cloud.request_log()[told:]:
                     shown = {key: entry[key] for key in ("method", "path", "query")}
                     shown["query"] = {name: [value] for name, value in shown["query"].items()}
                     found.append({"label": command, **shown, **({"body": entry["body"]} if entry["body"] else {})})

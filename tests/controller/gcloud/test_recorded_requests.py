@@ -208,13 +208,13 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, An
         reconcile(resources, context)
         destroy(resources, context)
     # A subnet made by hand, whose private access was left off.
-    cloud.act("POST", f"{COMPUTE}/global/networks", {"name": "default"})
+    cloud.call_and_wait("POST", f"{COMPUTE}/global/networks", {"name": "default"})
     reconcile(desired_resources(*DEFAULT)[:-1], context)
     machine = bastion()
     reconcile([machine], context)
-    machine.printed(context)
+    machine.serial_output(context)
     destroy([machine], context)
-    yield cloud.log()
+    yield cloud.request_log()
     context.close()
     run_localcloud("wipe", cloud.state)
 

@@ -117,35 +117,35 @@ class Books:
 def test_every_pod_of_a_run_counts_over_controllers() -> None:
     books, two = Books(), "budget.usd_per_hour=2"
     first = books.of("r", two)
-    first.begin(books.pod("one"))
+    first.open_billing(books.pod("one"))
     books.later(1.5)
-    first.end("preempted")
+    first.close_billing("preempted")
     books.later(5)  # no pod: nothing is billed
-    first.begin(books.pod("two"))
+    first.open_billing(books.pod("two"))
     books.later(0.5)
     again = books.of("r", two)  # another controller, later
-    again.begin(books.pod("two"))
+    again.open_billing(books.pod("two"))
     books.later(1)
-    assert again.spent().hours == pytest.approx(3.0)
-    assert again.spent().usd == pytest.approx(6.0)
-    assert str(again.spent()) == "3.00 pod hours, about $6.00"
-    again.end("finished")
+    assert again.usage().hours == pytest.approx(3.0)
+    assert again.usage().usd == pytest.approx(6.0)
+    assert str(again.usage()) == "3.00 pod hours, about $6.00"
+    again.close_billing("finished")
     books.later(9)
-    assert books.of("r", two).spent().hours == pytest.approx(3.0)
-    assert [life.why for life in books.of("r").lives()] == ["preempted", "finished"]
+    assert books.of("r", two).usage().hours == pytest.approx(3.0)
+    assert [life.why for life in books.of("r").lifetimes()] == ["preempted", "finished"]
 
 
 def test_a_pod_that_another_run_left_counts_from_when_it_was_taken_over() -> None:
     books = Books()
-    books.of("first").begin(books.pod("one"))
+    books.of("first").open_billing(books.pod("one"))
     books.later(3)
     second = books.of("second")
-    second.begin(books.pod("one"), if_new=True)
-    assert second.lives() == []
-    second.begin(books.pod("one"))
+    second.open_billing(books.pod("one"), if_new=True)
+    assert second.lifetimes() == []
+    second.open_billing(books.pod("one"))
     books.later(1)
-    assert second.spent().hours == pytest.approx(1.0)
-    [life] = books.of("first").lives()
+    assert second.usage().hours == pytest.approx(1.0)
+    [life] = books.of("first").lifetimes()
     assert life.hours(books.clock.time) == pytest.approx(3.0)  # its idle hours are its own
     assert life.why == "taken over by second"
 
@@ -153,43 +153,43 @@ def test_a_pod_that_another_run_left_counts_from_when_it_was_taken_over() -> Non
 def test_a_pod_made_for_the_run_counts_from_its_creation_and_a_stopped_one_not() -> None:
     books = Books()
     pod = books.pod("one", created=NEW_YEAR - 1800)
-    books.of("r").begin(pod)
+    books.of("r").open_billing(pod)
     books.later(1)
     close_billing(cast(Any, books.bucket), books.clock, "b", config(), pod, "stopped")
     books.later(20)
-    books.of("r").begin(pod)
+    books.of("r").open_billing(pod)
     books.later(1)
-    assert books.of("r").spent().hours == pytest.approx(2.5)
-    assert [life.why for life in books.of("r").lives()] == ["stopped", ""]
+    assert books.of("r").usage().hours == pytest.approx(2.5)
+    assert [life.why for life in books.of("r").lifetimes()] == ["stopped", ""]
 
 
 def test_a_budget_ends_and_says_which() -> None:
     books = Books()
     run = books.of("r", "budget.max_hours=2", "budget.max_usd=3", "budget.usd_per_hour=1")
     assert run.hours_left() == pytest.approx(2.0)
-    run.begin(books.pod("one"))
+    run.open_billing(books.pod("one"))
     books.later(1)
-    assert run.over() == ""
+    assert run.budget_exceeded() == ""
     assert run.hours_left() == pytest.approx(1.0)
     books.later(1.1)
-    assert run.over() == "its pods have run for 2.10 h, and budget.max_hours is 2"
+    assert run.budget_exceeded() == "its pods have run for 2.10 h, and budget.max_hours is 2"
     dear = books.of("r", "budget.max_usd=2", "budget.usd_per_hour=1")
-    assert dear.over() == "it has cost about $2.10, and budget.max_usd is 2"
+    assert dear.budget_exceeded() == "it has cost about $2.10, and budget.max_usd is 2"
     assert dear.hours_left() == 0.0
-    assert books.of("r").over() == ""
+    assert books.of("r").budget_exceeded() == ""
     assert books.of("r").hours_left() is None
 
 
 def test_a_pod_that_went_unseen_ended_when_its_watchdog_or_its_last_log_says() -> None:
     books = Books()
     run = books.of("r")
-    run.begin(books.pod("one"))
+    run.open_billing(books.pod("one"))
     books.later(30)
-    assert run.spent().hours == pytest.approx(30.0)
+    assert run.usage().hours == pytest.approx(30.0)
     books.bucket.objects["runs/r/logs/attempt-1/worker-0.log"] = b""
     reader = books.of("r")
     reader.close_lost("")
-    assert reader.spent().hours == pytest.approx(1.0)
+    assert reader.usage().hours == pytest.approx(1.0)
     kept = books.of("r")
     kept.close_lost("one")
-    assert kept.spent().hours == pytest.approx(30.0)
+    assert kept.usage().hours == pytest.approx(30.0)

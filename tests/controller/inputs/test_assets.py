@@ -315,7 +315,7 @@ def test_hashes_that_are_kept_by_several_at_once(tmp_path: Path) -> None:
 
     def look(file: Path) -> str:
         with HashCache(tmp_path / "state" / "hashes.json") as hashes:
-            return hashes.of([file])[file].sha256
+            return hashes.digests([file])[file].sha256
 
     with ThreadPoolExecutor(max_workers=8) as pool:
         found = list(pool.map(look, files))

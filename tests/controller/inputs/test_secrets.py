@@ -27,7 +27,7 @@ def nobody() -> GoogleClient:
 
 def opened(sources: dict[str, str | None], environment: dict[str, str]) -> Vault:
     vault = Vault(sources, environment)
-    vault.open(nobody())
+    vault.load(nobody())
     return vault
 
 

@@ -90,7 +90,7 @@ def never() -> None:
 def lease(file: FakeFile, clock: Clock, name: str = "me", fenced: Callable[[], None] = lambda: None) -> Lease:
     me = Identity("laptop", "run-1", id=name, holder=f"{name}@host", process="")
     made = Lease(file, clock, me, TERM, 3600.0, fenced)
-    made._keep = lambda stop: None  # type: ignore[method-assign]  # renewals are steps of the test
+    made._renew_loop = lambda stop: None  # type: ignore[method-assign]  # renewals are steps of the test
     return made
 
 
@@ -98,10 +98,10 @@ def test_the_first_one_acts_and_the_second_one_is_told_who_does() -> None:
     time = Time()
     file = FakeFile(time)
     first, second = lease(file, time, "anna"), lease(file, time, "ben")
-    assert first.hold() == 1
-    assert first.look() is None
+    assert first.ensure() == 1
+    assert first.current_other() is None
     with pytest.raises(LeaseHeldError, match=r"anna@host \(laptop\) for run-1 since"):
-        second.hold()
+        second.ensure()
 
 
 def test_to_be_sure_of_it_costs_nothing() -> None:
@@ -109,7 +109,7 @@ def test_to_be_sure_of_it_costs_nothing() -> None:
     file = FakeFile(time)
     mine = lease(file, time)
     for _ in range(1000):
-        mine.hold()
+        mine.ensure()
     assert file.writes == 1
 
 
@@ -117,41 +117,41 @@ def test_who_was_silent_for_a_term_is_followed_and_fenced() -> None:
     time, woken = Time(), threading.Event()
     file = FakeFile(time)
     first, second = lease(file, time, "anna", woken.set), lease(file, time, "ben")
-    first.hold()
+    first.ensure()
     time.true += TERM - 1
     with pytest.raises(LeaseHeldError):
-        second.hold()
+        second.ensure()
     time.true += 1
-    assert second.hold() == 2
+    assert second.ensure() == 2
     with pytest.raises(LeaseLostError, match="ben@host"):
-        first.hold()
+        first.ensure()
     assert woken.is_set()
     time.true += 10 * TERM
     with pytest.raises(LeaseLostError):  # for good, though the lease is free again
-        first.hold()
+        first.ensure()
 
 
 def test_who_was_silent_and_is_not_followed_goes_on() -> None:
     time = Time()
     file = FakeFile(time)
     mine = lease(file, time, fenced=never)
-    mine.hold()
+    mine.ensure()
     time.true += 5 * TERM
-    assert mine.hold() == 1
+    assert mine.ensure() == 1
 
 
 def test_who_cannot_ask_does_not_act() -> None:
     time = Time()
     file = FakeFile(time)
     mine = lease(file, time, fenced=never)
-    mine.hold()
+    mine.ensure()
     file.down = True
-    mine.hold()  # still sure
+    mine.ensure()  # still sure
     time.true += TERM * (1 - SAFETY_MARGIN)
     with pytest.raises(GoogleError):
-        mine.hold()
+        mine.ensure()
     file.down = False
-    assert mine.hold() == 1
+    assert mine.ensure() == 1
 
 
 def test_an_answer_that_is_lost_fences_nobody() -> None:
@@ -159,10 +159,10 @@ def test_an_answer_that_is_lost_fences_nobody() -> None:
     file = FakeFile(time)
     mine = lease(file, time, fenced=never)
     file.lose_answer = True
-    token = mine.hold()
+    token = mine.ensure()
     time.true += TERM
     file.lose_answer = True
-    assert mine.hold() == token
+    assert mine.ensure() == token
 
 
 def test_the_token_grows_over_every_holder() -> None:
@@ -171,7 +171,7 @@ def test_the_token_grows_over_every_holder() -> None:
     tokens = []
     for name in ("anna", "ben", "anna"):
         mine = lease(file, time, name)
-        tokens.append(mine.hold())
+        tokens.append(mine.ensure())
         mine.release()
     assert tokens == [1, 2, 3]
 
@@ -180,43 +180,43 @@ def test_a_holder_that_is_asked_lets_go_and_says_so() -> None:
     time = Time()
     file = FakeFile(time)
     first, second = lease(file, time, "anna"), lease(file, time, "ben")
-    first.hold()
-    assert second.ask("cancelled") is not None
+    first.ensure()
+    assert second.request_release("cancelled") is not None
     with pytest.raises(LeaseHeldError):  # it may be in the middle of something
-        second.hold()
+        second.ensure()
     time.true += TERM - 1
-    with pytest.raises(ReleaseRequestedError, match="cancelled by ben@host") as asked, first.kept():
-        first.hold()
-    assert asked.value.ends
-    last = second.last()
+    with pytest.raises(ReleaseRequestedError, match="cancelled by ben@host") as asked, first.released_on_exit():
+        first.ensure()
+    assert asked.value.ends_run
+    last = second.read()
     assert last is not None
-    assert (last.term.released, last.term.exit_code) == (True, 0)
-    assert second.hold() == 2
+    assert (last.record.released, last.record.exit_code) == (True, 0)
+    assert second.ensure() == 2
 
 
 def test_one_that_is_asked_and_dead_is_waited_for() -> None:
     time = Time()
     file = FakeFile(time)
     first, second = lease(file, time, "anna"), lease(file, time, "ben")
-    first.hold()
+    first.ensure()
     told: list[str] = []
     second.take_over("taken over", told.append)
     assert "anna@host" in told[0]
     assert time.true >= TERM
     with pytest.raises(LeaseLostError):
-        first.hold()
+        first.ensure()
 
 
 def test_last_words_are_left_for_who_watches() -> None:
     time = Time()
     file = FakeFile(time)
     mine = lease(file, time)
-    mine.hold()
-    with pytest.raises(LeaseLostError), mine.kept():
+    mine.ensure()
+    with pytest.raises(LeaseLostError), mine.released_on_exit():
         raise LeaseLostError("no more money")
-    seen = mine.last()
+    seen = mine.read()
     assert seen is not None
-    assert (seen.term.said, seen.term.exit_code, seen.term.released) == ("no more money", 8, True)
+    assert (seen.record.said, seen.record.exit_code, seen.record.released) == ("no more money", 8, True)
 
 
 def test_a_process_of_this_machine_that_is_dead_is_not_waited_for() -> None:
@@ -224,7 +224,10 @@ def test_a_process_of_this_machine_that_is_dead_is_not_waited_for() -> None:
     here, _, which = me.process.rpartition(":")
     if not here:
         pytest.skip("no /proc here")
-    alive, dead = me.term(1, 0.0, TERM), replace(me.term(1, 0.0, TERM), process=f"{here}:{which.split('/')[0]}/0")
+    alive, dead = (
+        me.new_record(1, 0.0, TERM),
+        replace(me.new_record(1, 0.0, TERM), process=f"{here}:{which.split('/')[0]}/0"),
+    )
     assert not me.is_known_dead(alive)
     assert me.is_known_dead(dead)
     assert not me.is_known_dead(replace(dead, process=f"elsewhere:{which}"))
@@ -269,7 +272,7 @@ def test_no_order_of_steps_lets_two_act(steps: list[object], offs: tuple[float, 
             elif what == "renew" and mine.held:
                 mine._renew()
             elif what in ("act", "begin"):
-                tokens.append(mine.hold())
+                tokens.append(mine.ensure())
                 others = [n for n, end in under_way.items() if n != name and time.true < end]
                 assert others == []
                 if what == "begin":
@@ -286,10 +289,10 @@ def test_what_is_read_once_says_who_had_it_and_whether_it_is_to_be_had() -> None
     time = Time()
     file = FakeFile(time)
     first, second = lease(file, time, "anna"), lease(file, time, "ben")
-    assert not second.is_held_by_other(second.last())
-    first.hold()
-    held = second.last()
+    assert not second.is_held_by_other(second.read())
+    first.ensure()
+    held = second.read()
     assert second.is_held_by_other(held)
     assert not first.is_held_by_other(held)
     first.release("cancelled", 0)
-    assert not second.is_held_by_other(second.last())
+    assert not second.is_held_by_other(second.read())

@@ -11,7 +11,7 @@ from controller.core.errors import CloudError
 from controller.gcp.client import NotFoundError
 from controller.lease.store import KEY, BucketLeaseStore, Identity, LeaseSnapshot
 
-TERM = Identity("laptop", "run-1", holder="anna@lab", process="boot:pid[1]:7/9").term(3, 1.0, 60.0).to_json()
+TERM = Identity("laptop", "run-1", holder="anna@lab", process="boot:pid[1]:7/9").new_record(3, 1.0, 60.0).to_json()
 
 
 class Bucket:
@@ -39,7 +39,7 @@ def test_a_lease_is_read_with_its_age_and_a_later_versions_keys_are_left_out() -
     assert read(Empty()) is None
     seen = read(Bucket({KEY: json.dumps(TERM | {"later": [1]})}))
     assert seen is not None
-    assert (seen.term.to_json(), seen.generation, seen.age) == (TERM, 12, 5.0)
+    assert (seen.record.to_json(), seen.generation, seen.age) == (TERM, 12, 5.0)
 
 
 HOSTILE: list[dict[str, Any]] = [

@@ -69,12 +69,12 @@ class EmulatedCloud:
         return json.loads((self.state / "endpoint.json").read_text())
 
     @cached_property
-    def key(self) -> asyncssh.SSHKey:
+    def ssh_key(self) -> asyncssh.SSHKey:
         return asyncssh.generate_private_key("ssh-ed25519")
 
     @property
     def public_key(self) -> str:
-        return self.key.export_public_key().decode().strip()
+        return self.ssh_key.export_public_key().decode().strip()
 
     def send(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
@@ -98,36 +98,36 @@ class EmulatedCloud:
         status, text, _ = self.send(method, path, data, {"Content-Type": "application/json"})
         return status, json.loads(text) if text else None
 
-    def ok(self, method: str, path: str, body: Any = None) -> Any:
+    def call_ok(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON of a call that must succeed."""
         status, answer = self.call(method, path, body)
         assert status in (200, 204), answer
         return answer
 
-    def settle(self, operation: Mapping[str, Any]) -> dict[str, Any]:
+    def wait_operation(self, operation: Mapping[str, Any]) -> dict[str, Any]:
         """Waits for a compute or tpu operation; returns it when it has ended."""
         if operation.get("kind") == "compute#operation":
             path = operation["selfLink"].removeprefix(self.endpoint["url"])
-            return self.ok("POST", f"{path}/wait")
+            return self.call_ok("POST", f"{path}/wait")
         return wait_for(
-            lambda: (done := self.ok("GET", f"tpu/v2/{operation['name']}"))["done"] and done, operation["name"]
+            lambda: (done := self.call_ok("GET", f"tpu/v2/{operation['name']}"))["done"] and done, operation["name"]
         )
 
-    def act(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    def call_and_wait(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """A call that must succeed and starts an operation, which is waited for."""
-        return self.settle(self.ok(method, path, body))
+        return self.wait_operation(self.call_ok(method, path, body))
 
-    def network(self, name: str, *, ssh: bool = True, internal: bool = True) -> None:
+    def create_network(self, name: str, *, ssh: bool = True, internal: bool = True) -> None:
         """A custom network with one subnetwork and, if asked for, rules that admit SSH and workers."""
-        self.act("POST", f"{COMPUTE}/global/networks", {"name": name, "autoCreateSubnetworks": False})
+        self.call_and_wait("POST", f"{COMPUTE}/global/networks", {"name": name, "autoCreateSubnetworks": False})
         body = {"name": name, "network": f"{PROJECT}/global/networks/{name}", "ipCidrRange": SUBNET_RANGE}
-        self.act("POST", f"{COMPUTE}/regions/{REGION}/subnetworks", body)
+        self.call_and_wait("POST", f"{COMPUTE}/regions/{REGION}/subnetworks", body)
         if ssh:
-            self.rule(f"{name}-ssh", name, ["22"], ["0.0.0.0/0"])
+            self.create_rule(f"{name}-ssh", name, ["22"], ["0.0.0.0/0"])
         if internal:
-            self.rule(f"{name}-internal", name, None, [SUBNET_RANGE])
+            self.create_rule(f"{name}-internal", name, None, [SUBNET_RANGE])
 
-    def rule(self, name: str, network: str, ports: list[str] | None, sources: list[str]) -> None:
+    def create_rule(self, name: str, network: str, ports: list[str] | None, sources: list[str]) -> None:
         """A firewall rule that allows TCP."""
         allowed = {"IPProtocol": "tcp"} | ({"ports": ports} if ports else {})
         body = {
@@ -136,14 +136,14 @@ class EmulatedCloud:
             "allowed": [allowed],
             "sourceRanges": sources,
         }
-        self.act("POST", f"{COMPUTE}/global/firewalls", body)
+        self.call_and_wait("POST", f"{COMPUTE}/global/firewalls", body)
 
-    def node(self, name: str, network: str, kind: str = "v5litepod-8") -> dict[str, Any]:
+    def create_node(self, name: str, network: str, kind: str = "v5litepod-8") -> dict[str, Any]:
         """A READY node whose workers admit user `me` with `key`."""
         body = self.node_body(network, kind)
-        done = self.act("POST", f"{NODES}?nodeId={name}", body)
+        done = self.call_and_wait("POST", f"{NODES}?nodeId={name}", body)
         assert "error" not in done, done
-        return self.ok("GET", f"{NODES}/{name}")
+        return self.call_ok("GET", f"{NODES}/{name}")
 
     def node_body(self, network: str, kind: str = "v5litepod-8") -> dict[str, Any]:
         return {
@@ -156,19 +156,19 @@ class EmulatedCloud:
     async def connect(self, node: Mapping[str, Any], worker: int = 0, **options: Any) -> asyncssh.SSHClientConnection:
         """An SSH connection to a worker, with the port from ssh_config and the host key from the guest attributes."""
         address = node["networkEndpoints"][worker]["ipAddress"]
-        attributes = self.ok("POST", f"tpu/v2/{node['name']}:getGuestAttributes", {"workerIds": [str(worker)]})
+        attributes = self.call_ok("POST", f"tpu/v2/{node['name']}:getGuestAttributes", {"workerIds": [str(worker)]})
         items = attributes["guestAttributes"][0]["queryValue"]["items"]
         item = next(item for item in items if item["namespace"] == "hostkeys")
         host_key = asyncssh.import_public_key(f"{item['key']} {item['value']}")
         defaults = {
             "username": "me",
-            "client_keys": [self.key],
+            "client_keys": [self.ssh_key],
             "known_hosts": ([host_key], [], []),
             "config": [str(self.state / "ssh_config")],
         }
         return await asyncssh.connect(address, **(defaults | options))
 
-    def run(
+    def run_on_worker(
         self, node: Mapping[str, Any], command: str, worker: int = 0, **options: Any
     ) -> asyncssh.SSHCompletedProcess:
         """Runs a command on a worker over a connection of its own."""
@@ -183,9 +183,9 @@ class EmulatedCloud:
 
         return asyncio.run(once())
 
-    def background(self, node: Mapping[str, Any], worker: int = 0) -> int:
+    def start_background(self, node: Mapping[str, Any], worker: int = 0) -> int:
         """Starts a detached program on a worker; returns its process id."""
-        text = self.run(node, "setsid nohup sleep 600 >/dev/null 2>&1 </dev/null & echo $!", worker).stdout
+        text = self.run_on_worker(node, "setsid nohup sleep 600 >/dev/null 2>&1 </dev/null & echo $!", worker).stdout
         assert isinstance(text, str)
         return int(text)
 
@@ -195,7 +195,7 @@ class EmulatedCloud:
         os.kill(pid, 9)
         wait_for(lambda: not is_alive(pid), "the server is dead")
 
-    def log(self, after: int = 0) -> list[dict[str, Any]]:
+    def request_log(self, after: int = 0) -> list[dict[str, Any]]:
         """The request log."""
         _, text, _ = self.send("GET", f"emulator/requests?after={after}")
         return [json.loads(line) for line in text.splitlines()]

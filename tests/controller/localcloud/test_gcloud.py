@@ -84,4 +84,4 @@ def test_iam_and_storage(gcloud: Gcloud, cloud: EmulatedCloud, tmp_path: Path) -
     gcloud("storage rm -r gs://gcloud-bucket/tree/folder/small")
     assert gcloud("storage ls gs://gcloud-bucket/tree/folder/").split() == ["gs://gcloud-bucket/tree/folder/big"]
     gcloud("storage rm -r gs://gcloud-bucket")
-    assert "items" not in cloud.ok("GET", "storage/v1/b?project=slipway-local")
+    assert "items" not in cloud.call_ok("GET", "storage/v1/b?project=slipway-local")

@@ -90,11 +90,11 @@ def test_it_starts_wherever_it_is_called_from(tmp_path: Path) -> None:
 
 def test_state_survives_kill_9(fresh_cloud: EmulatedCloud) -> None:
     before = fresh_cloud.endpoint
-    fresh_cloud.network("net")
-    node = fresh_cloud.node("pod", "net")
-    fresh_cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": "bucket"})
+    fresh_cloud.create_network("net")
+    node = fresh_cloud.create_node("pod", "net")
+    fresh_cloud.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": "bucket"})
     fresh_cloud.send("POST", "upload/storage/v1/b/bucket/o?uploadType=media&name=a", b"bytes")
-    pid = fresh_cloud.background(node)
+    pid = fresh_cloud.start_background(node)
 
     fresh_cloud.kill()
     assert is_alive(pid), "programs run on"
@@ -102,27 +102,27 @@ def test_state_survives_kill_9(fresh_cloud: EmulatedCloud) -> None:
 
     after = fresh_cloud.endpoint
     assert (after["url"], after["token"]) == (before["url"], before["token"])
-    assert fresh_cloud.ok("GET", f"{NODES}/pod") == node
+    assert fresh_cloud.call_ok("GET", f"{NODES}/pod") == node
     assert fresh_cloud.send("GET", "storage/v1/b/bucket/o/a?alt=media")[1] == b"bytes"
     # The same address, the same host key (the harness checks it), the same boot.
-    assert fresh_cloud.run(node, f"kill -0 {pid} && echo there").stdout == "there\n"
+    assert fresh_cloud.run_on_worker(node, f"kill -0 {pid} && echo there").stdout == "there\n"
 
 
 def test_an_operation_under_way_ends_after_a_restart(tmp_path: Path) -> None:
     cloud = EmulatedCloud(tmp_path / "state")
     cloud.start("--operation-seconds=1")
-    operation = cloud.ok("POST", f"{COMPUTE}/global/networks", {"name": "net", "autoCreateSubnetworks": False})
+    operation = cloud.call_ok("POST", f"{COMPUTE}/global/networks", {"name": "net", "autoCreateSubnetworks": False})
     assert operation["status"] == "RUNNING"
     cloud.kill()
     cloud.start()
-    assert cloud.settle(operation)["status"] == "DONE"
+    assert cloud.wait_operation(operation)["status"] == "DONE"
     assert cloud.call("POST", f"{COMPUTE}/global/networks", {"name": "net"})[0] == 409
     assert run_localcloud("wipe", cloud.state).returncode == 0
 
 
 def test_wipe_kills_programs_and_deletes_the_folder(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.network("net")
-    pid = fresh_cloud.background(fresh_cloud.node("pod", "net"))
+    fresh_cloud.create_network("net")
+    pid = fresh_cloud.start_background(fresh_cloud.create_node("pod", "net"))
     server = fresh_cloud.endpoint["pid"]
     assert run_localcloud("wipe", fresh_cloud.state).returncode == 0
     assert not is_alive(pid)
@@ -134,11 +134,11 @@ def test_idle_exit_waits_for_the_last_node(tmp_path: Path) -> None:
     cloud = EmulatedCloud(tmp_path / "state")
     cloud.start("--operation-seconds=0.02", "--idle-exit=1")
     server = cloud.endpoint["pid"]
-    cloud.network("net", ssh=False, internal=False)
-    cloud.node("pod", "net")
+    cloud.create_network("net", ssh=False, internal=False)
+    cloud.create_node("pod", "net")
     with pytest.raises(AssertionError):
         wait_for(lambda: not is_alive(server), "an exit that must not come", seconds=2.0)
-    cloud.act("DELETE", f"{NODES}/pod")
+    cloud.call_and_wait("DELETE", f"{NODES}/pod")
     wait_for(lambda: not is_alive(server), "the idle server has left")
     assert not (cloud.state / "endpoint.json").exists()
 
@@ -151,6 +151,6 @@ def test_env_is_what_a_shell_needs(fresh_cloud: EmulatedCloud) -> None:
 
 
 def test_requests_prints_the_log(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.ok("GET", f"{COMPUTE}/global/networks")
+    fresh_cloud.call_ok("GET", f"{COMPUTE}/global/networks")
     (line,) = run_localcloud("requests", fresh_cloud.state).stdout.splitlines()
     assert json.loads(line)["call"] == "networks.list"

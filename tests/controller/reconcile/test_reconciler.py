@@ -28,7 +28,7 @@ class FakeClock(Clock):
     def now(self) -> float:
         return self._time
 
-    def steady(self) -> float:
+    def monotonic(self) -> float:
         return self._time
 
     def sleep(self, seconds: float) -> None:
@@ -41,7 +41,7 @@ class Thing(Resource):
 
     kind: ClassVar[str] = "thing"
     scope: ClassVar[Scope] = "pod"
-    fixed: ClassVar[frozenset[str]] = frozenset({"make"})
+    immutable: ClassVar[frozenset[str]] = frozenset({"make"})
     store: dict[str, Any] = field(compare=False)
     make: str = "a"
     size: int | None = 1
@@ -50,7 +50,7 @@ class Thing(Resource):
     stubborn: bool = field(default=False, compare=False)
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Pending | Unknown | Self:
-        assert set(self.needs) <= set(observed)
+        assert set(self.depends_on) <= set(observed)
         if self.script:
             return self.script.pop(0)
         return self.store.get(self.name, Absent())
@@ -74,10 +74,12 @@ def context() -> Context:
     return Context("p", none, clock, Events(clock), Path("unused"), none, 1.0, none)
 
 
-def things(**needs: tuple[str, ...]) -> tuple[dict[str, Any], list[str], list[Thing]]:
+def things(**depends_on: tuple[str, ...]) -> tuple[dict[str, Any], list[str], list[Thing]]:
     store: dict[str, Any] = {}
     log: list[str] = []
-    made = [Thing(name=n, needs=tuple(f"thing/{d}" for d in ds), store=store, log=log) for n, ds in needs.items()]
+    made = [
+        Thing(name=n, depends_on=tuple(f"thing/{d}" for d in ds), store=store, log=log) for n, ds in depends_on.items()
+    ]
     return store, log, made
 
 
@@ -166,8 +168,8 @@ def test_a_failure_stops_what_depends_on_it_and_only_that(context: Context) -> N
 
     store: dict[str, Any] = {}
     events: list[Event] = []
-    context.events.listen(events.append)
-    after = Thing(name="after", needs=("thing/bad",), store=store)
+    context.events.add_listener(events.append)
+    after = Thing(name="after", depends_on=("thing/bad",), store=store)
     with pytest.raises(CloudError, match="broken"):
         reconcile([Broken(name="bad", store=store), Thing(name="good", store=store), after], context)
     assert set(store) == {"good"}
@@ -181,16 +183,18 @@ def test_dependents_are_destroyed_first(context: Context) -> None:
     assert log[3:] == ["destroy c", "destroy b", "destroy a"]
 
 
-@pytest.mark.parametrize(("needs", "words"), [({"a": ("b",), "b": ("a",)}, "cycle"), ({"a": ("x",)}, "unknown needs")])
-def test_a_plan_that_is_no_dag_is_refused(needs: dict[str, tuple[str, ...]], words: str) -> None:
-    _, _, made = things(**needs)
+@pytest.mark.parametrize(
+    ("depends_on", "words"), [({"a": ("b",), "b": ("a",)}, "cycle"), ({"a": ("x",)}, "unknown needs")]
+)
+def test_a_plan_that_is_no_dag_is_refused(depends_on: dict[str, tuple[str, ...]], words: str) -> None:
+    _, _, made = things(**depends_on)
     with pytest.raises(ValueError, match=words):
         topological_order(made)
 
 
 def test_events_tell_what_was_done(context: Context) -> None:
     events: list[Event] = []
-    context.events.listen(events.append)
+    context.events.add_listener(events.append)
     collect: Callable[[], list[tuple[str, Any]]] = lambda: [(e.kind, e.data.get("action")) for e in events]  # noqa: E731
     _, _, made = things(a=())
     reconcile(made, context)

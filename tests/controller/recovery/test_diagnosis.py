@@ -25,7 +25,7 @@ def killed(signal: str = "SIGKILL", at: float = 10.0, **more: object) -> WorkerS
 
 
 def silent(seconds: float = 30.0, trouble: str = "") -> WorkerStatus:
-    return WorkerStatus(silent_seconds=seconds, trouble=trouble)
+    return WorkerStatus(silent_seconds=seconds, ssh_error=trouble)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ CASES = [
         (silent(), OK),
         K.UNHEALTHY_HOST,
         "timeout (no ping)",
-        PodStatus(health="TIMEOUT", health_words="no ping"),
+        PodStatus(health="TIMEOUT", health_description="no ping"),
         unreachable=(0,),
     ),
     Case(
@@ -278,7 +278,7 @@ def test_every_verdict_has_a_case() -> None:
 
 def test_while_a_program_still_saves_a_preemption_that_was_announced_is_not_certain() -> None:
     verdict = diagnose(Observation(READY, (failed(75, "", notice="preemption"), OK)))
-    assert (verdict.kind, verdict.noticed, verdict.certain) == (K.PREEMPTED, True, False)
+    assert (verdict.kind, verdict.from_notice, verdict.certain) == (K.PREEMPTED, True, False)
     assert diagnose(Observation(READY, (failed(75, "", notice="preemption"), failed(75, "")))).certain
 
 

@@ -56,7 +56,7 @@ def test_by_default(kind: VerdictKind, response: str) -> None:
 def test_program_errors_are_tried_again_where_that_is_wanted() -> None:
     assert done(VerdictKind.PROGRAM_ERROR, max_program_failures=1).response == "restart_program"
     again = done(VerdictKind.PROGRAM_ERROR, ends("program_error"), max_program_failures=1)
-    assert (again.response, again.why) == ("give_up", "recovery.max_program_failures is 1")
+    assert (again.response, again.reason) == ("give_up", "recovery.max_program_failures is 1")
 
 
 def test_progress_resets_the_failures() -> None:
@@ -71,7 +71,7 @@ def test_progress_resets_the_failures() -> None:
 
 def test_a_crash_loop_stops_early() -> None:
     past = ends("worker_lost", "hung", progress=100)
-    assert "3 times in a row without a newer checkpoint" in done(VerdictKind.HUNG, past, 100).why
+    assert "3 times in a row without a newer checkpoint" in done(VerdictKind.HUNG, past, 100).reason
     assert done(VerdictKind.HUNG, past, 110).response == "restart_program"
     assert done(VerdictKind.HUNG, past, 100, max_without_progress=4).response == "restart_program"
 
@@ -85,8 +85,8 @@ def test_preemptions_are_no_crash_loop_and_no_failure() -> None:
 def test_losses_have_a_budget_of_their_own() -> None:
     past = ends("preempted", "program_error", "preempted", response="replace_node")
     spent = done(VerdictKind.PREEMPTED, past, max_preemptions=2)
-    assert spent.spent
-    assert "more than 2 times; raise recovery.max_preemptions" in spent.why
+    assert spent.retries_exhausted
+    assert "more than 2 times; raise recovery.max_preemptions" in spent.reason
     assert done(VerdictKind.PREEMPTED, past, max_preemptions=3).response == "replace_node"
 
 
@@ -103,7 +103,7 @@ ALL = {"worker": 0, "unreachable": (0, 1), "whole_pod": True}
     ("kind", "given", "response"),
     [
         (VerdictKind.WORKER_LOST, {"verdict": AWAY}, "replace_node"),
-        (VerdictKind.WORKER_LOST, {"verdict": AWAY, "possible": PodCapabilities(restarts=True)}, "restart_worker"),
+        (VerdictKind.WORKER_LOST, {"verdict": AWAY, "possible": PodCapabilities(restartable=True)}, "restart_worker"),
         (VerdictKind.WORKER_LOST, {"verdict": AWAY, "possible": PodCapabilities(replaceable=False)}, "give_up"),
         (VerdictKind.WORKER_LOST, {"verdict": ALL}, "restart_program"),
         (VerdictKind.WORKER_LOST, {"verdict": ALL, "past": ends("worker_lost")}, "replace_node"),

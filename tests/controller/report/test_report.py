@@ -80,7 +80,7 @@ def test_what_cannot_be_told_is_not() -> None:
     assert compare({0: 1.0}, {0: 0.5}).how == "too few seeds"
     assert compare({0: 1.0}, {0: 0.5}).low is None
     same = compare({0: 1.0, 1: 2.0}, {0: 0.5, 1: 1.5})
-    assert (same.difference, same.low, same.differs) == (0.5, None, False)
+    assert (same.difference, same.low, same.is_significant) == (0.5, None, False)
     assert compare({}, {0: 1.0}).difference is None
     assert compare({0: 1.0, 1: 1.0}, {2: 1.0, 3: 1.0}).low is None
     assert (summarize({}).mean, summarize({0: 3.0}).deviation) == (None, None)
@@ -107,7 +107,7 @@ def test_a_repeated_seed_counts_once_and_another_pod_is_the_same_setting(state: 
     write_run(state, (*CASES[0], "tpu.name=other"), 0, 3000.0, lines, state="failed")
     [setting] = group_settings(runs_of(state))
     assert [run.row["created"] for run in setting.runs] == [2012.0]
-    assert len(setting.left_out) == 2
+    assert len(setting.superseded_runs) == 2
 
 
 def test_the_same_words_with_other_code_are_another_setting(state: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_value_that_is_not_finite_is_missing_and_so_is_an_unfinished_run(state
         write_run(state, CASES[0], seed, 1000.0 + seed, lines)
     write_run(state, CASES[0], 3, 2000.0, [{"step": 2, "phase": "x", "a": 9.0}], state="failed")
     found = build_report("s", runs_of(state))
-    [row] = found.table(("x", "a"))
+    [row] = found.comparisons(("x", "a"))
     assert (row.n, row.mean) == (2, 0.6)
     line = build_curve(found.settings[0], ("x", "a"))
     assert line is not None
@@ -161,11 +161,13 @@ def test_the_page_draws_the_curves_and_holds_the_table(state: Path) -> None:
     assert [fold.get("open") for fold in folds] == ["", *[None] * (len(folds) - 1)]
     lines = [path for path in folds[0].iter("path") if path.find("title") is not None]
     assert [path.findtext("title") for path in lines] == [setting.label for setting in found.settings]
-    means = [row.mean for row in found.table(ACCURACY)]
+    means = [row.mean for row in found.comparisons(ACCURACY)]
     heights = [float(path.get("d", "").rpartition(" ")[2]) for path in lines]
     assert sorted(range(4), key=lambda i: heights[i]) == sorted(range(4), key=lambda i: -(means[i] or 0.0))
     cells = [[cell.text for cell in row] for row in folds[0].findall(".//tbody/tr")]
-    assert [row[2] for row in cells] == [format_number(row.mean, by=row.deviation) for row in found.table(ACCURACY)]
+    assert [row[2] for row in cells] == [
+        format_number(row.mean, by=row.deviation) for row in found.comparisons(ACCURACY)
+    ]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-3.2e-7, 8.1e-7), (12.0, 12.0), (-1e99, 1e99), (1.0, 1e4)])
@@ -227,7 +229,7 @@ def test_a_run_that_goes_on_is_reported_by_what_it_has_told(state: Path) -> None
     run = write_run(state, CASES[0], 0, 1000.0, [{"step": 1, "phase": "x", "a": 1.0}], state="running")
     (state / "runs" / run / "metrics.jsonl").rename(state / "runs" / run / "told.jsonl")
     [found] = runs_of(state)
-    assert found.last(("x", "a")) == 1.0
+    assert found.last_value(("x", "a")) == 1.0
 
 
 def test_which_runs(state: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,13 +23,14 @@ def test_a_preempted_run_as_recorded(tmp_path: Path) -> None:
     kinds = [span.kind for span in found.spans]
     first, second = ["provisioning", "starting", "training", "lost"], ["recovery", "starting", "training", "closing"]
     assert kinds == first + second
-    assert found.spans[0].began == 1000.0
-    assert all(a.ended == b.began for a, b in zip(found.spans, found.spans[1:], strict=False))
-    assert (found.of("provisioning"), found.of("lost"), found.of("recovery"), found.of("closing")) == (
+    assert found.spans[0].start == 1000.0
+    assert all(a.end == b.start for a, b in zip(found.spans, found.spans[1:], strict=False))
+    seconds = [found.seconds_of(kind) for kind in ("provisioning", "lost", "recovery", "closing")]
+    assert seconds == [
         pytest.approx(12.0), pytest.approx(9.0), pytest.approx(15.0), pytest.approx(2.0, abs=0.01),
-    )  # fmt: skip
-    assert [mark.words for mark in found.marks] == [PREEMPTION_NOTE]
-    assert found.goodput == pytest.approx(found.of("training") / found.seconds, rel=0.01)
+    ]  # fmt: skip
+    assert [mark.message for mark in found.interruptions] == [PREEMPTION_NOTE]
+    assert found.goodput == pytest.approx(found.seconds_of("training") / found.seconds, rel=0.01)
     assert (found.attempts, found.usd) == (2, pytest.approx(19.2 * found.seconds / 3600, rel=0.01))
 
 
@@ -37,7 +38,7 @@ def test_the_first_line_tells_of_updates_before_it() -> None:
     run = RecordedRun({"run": "r", "state": "finished", "ended": 100.0}, None, {}, 
                       [MetricsLine(50.0, 10, 2.0), MetricsLine(70.0, 20, 2.0)],
               [note(10.0, attempt=1)])  # fmt: skip
-    assert [(span.kind, span.began, span.ended) for span in build_timeline(run).spans] == [
+    assert [(span.kind, span.start, span.end) for span in build_timeline(run).spans] == [
         ("starting", 10.0, 30.0), ("training", 30.0, 70.0), ("closing", 70.0, 100.0),
     ]  # fmt: skip
 

@@ -33,13 +33,13 @@ class FakeClock(Clock):
 
     def __init__(self) -> None:
         super().__init__()
-        self.slept: list[float] = []
+        self.sleeps: list[float] = []
         self.interrupt_at = 0
         """How often it may be slept until someone presses Ctrl-C, once; 0: nobody does."""
 
     def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        if self.interrupt_at and len(self.slept) >= self.interrupt_at:
+        self.sleeps.append(seconds)
+        if self.interrupt_at and len(self.sleeps) >= self.interrupt_at:
             self.interrupt_at = 0
             raise InterruptedSleepError
 
@@ -62,7 +62,7 @@ class EmulatedProject:
         none = cast(Any, None)
         login = Login(google, self.clock, "slipway-local", "me", self.folder)
         self.context = Context("slipway-local", google, self.clock, events, self.folder, login, 0.01, none)
-        events.listen(lambda event: self.notes.append(event.words) if event.kind == "note" else None)
+        events.add_listener(lambda event: self.notes.append(event.message) if event.kind == "note" else None)
 
     def config(self, *overrides: str) -> Config:
         zones = [o.removeprefix("zones=").split(",") for o in overrides if o.startswith("zones=")]
@@ -74,26 +74,26 @@ class EmulatedProject:
         tpu = found.tpu.model_copy(update={"fallback_zones": tuple(zones[0])}) if zones else found.tpu
         return found.model_copy(update={"tpu": tpu})
 
-    def shared(self, *overrides: str) -> list[Resource]:
+    def shared_resources(self, *overrides: str) -> list[Resource]:
         config = self.config(*overrides)
         return list(shared_resources(config, bucket_name(config, "slipway-local")))
 
-    def settle(self, *overrides: str) -> dict[str, Any]:
+    def create_shared(self, *overrides: str) -> dict[str, Any]:
         """What `up` does before it makes a pod."""
-        return reconcile(self.shared(*overrides), self.context)
+        return reconcile(self.shared_resources(*overrides), self.context)
 
-    def actions(self, *overrides: str) -> dict[str, str]:
+    def planned_actions(self, *overrides: str) -> dict[str, str]:
         """What `plan` says would be done, without what is right already."""
-        rows = preview_resources(tuple(self.shared(*overrides)), self.context)
+        rows = preview_resources(tuple(self.shared_resources(*overrides)), self.context)
         return {row.resource.id: row.action for row in rows if row.action != "none"}
 
     def state(self) -> dict[str, Any]:
-        return comparable_state(self.cloud.ok("GET", "emulator/state"))
+        return comparable_state(self.cloud.call_ok("GET", "emulator/state"))
 
-    def fault(self, **spec: Any) -> None:
+    def inject_fault(self, **spec: Any) -> None:
         self.faults += 1
         key = f"{self.tag}-{self.faults}"
-        self.cloud.ok("POST", "emulator/faults", {"key": key, "faults": [spec]})
+        self.cloud.call_ok("POST", "emulator/faults", {"key": key, "faults": [spec]})
 
 
 @pytest.fixture(scope="module")

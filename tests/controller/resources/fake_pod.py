@@ -29,15 +29,15 @@ class Pod:
     def down(self) -> None:
         destroy([self.node], self.project.context)
 
-    def look(self) -> Any:
+    def observe(self) -> Any:
         return self.node.observe(self.project.context, {})
 
     def asked(self) -> list[str]:
         """Zone and tier of every request for a pod of ours."""
-        return [f"{r['path'].split('/')[6]} {_tier(r['body'])}" for r in self.creations()]
+        return [f"{r['path'].split('/')[6]} {_tier(r['body'])}" for r in self.creation_requests()]
 
-    def creations(self) -> list[dict[str, Any]]:
-        log = self.project.cloud.log()
+    def creation_requests(self) -> list[dict[str, Any]]:
+        log = self.project.cloud.request_log()
         name = self.node.name
         return [
             r
@@ -45,9 +45,9 @@ class Pod:
             if r["method"] == "POST" and name in (r["query"].get("nodeId"), r["query"].get("queuedResourceId"))
         ]
 
-    def left(self) -> list[str]:
+    def leftovers(self) -> list[str]:
         """What of this pod exists: nodes, queued resources, disks."""
-        state = self.project.cloud.ok("GET", "emulator/state")
+        state = self.project.cloud.call_ok("GET", "emulator/state")
         names = [*state["node"], *state["queued"], *(name for name in state["compute"] if "/disks/" in name)]
         return sorted(name.partition("/locations/")[2] or name for name in names if self.node.name in name)
 
@@ -66,11 +66,11 @@ def _tier(body: dict[str, Any]) -> str:
 
 def pod(project: EmulatedProject, *overrides: str, **changes: Any) -> Pod:
     (project.folder / "keys").mkdir(exist_ok=True)
-    project.context.draw = lambda: 0.0
+    project.context.random_float = lambda: 0.0
     one = ("tpu=v5litepod_8", f"tpu.zone={A}", f"tpu.name={project.tag}-pod")
     words = (*one, *overrides)
-    project.cloud.ok("DELETE", "emulator/faults")
-    project.settle(*(word for word in words if word != "tpu.adopt=true"))  # the network is there in any case
+    project.cloud.call_ok("DELETE", "emulator/faults")
+    project.create_shared(*(word for word in words if word != "tpu.adopt=true"))  # the network is there in any case
     node = node_resource(project.config(*words), ())
     return Pod(project, replace(node, **changes))
 

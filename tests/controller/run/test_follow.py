@@ -90,11 +90,18 @@ def follow(fleet: FakeFleet, seen: Any = READY, **settings: Any) -> tuple[Attemp
     none = cast(Any, None)
     context = Context("p", none, clock, Events(clock), Path("unused"), none, 0.01, none)
     events: list[Event] = []
-    context.events.listen(events.append)
+    context.events.add_listener(events.append)
     node = FakeNode(**{f.name: getattr(NODE, f.name) for f in fields(NODE)})
     cancelled = settings.pop("cancelled", lambda: False)
     outcome = Follower(
-        context, node, cast(Fleet, fleet), "run", 1, recovery().model_copy(update=settings), 0.05, cancelled=cancelled
+        context,
+        node,
+        cast(Fleet, fleet),
+        "run",
+        1,
+        recovery().model_copy(update=settings),
+        0.05,
+        is_cancelled=cancelled,
     ).follow()
     assert outcome is not None
     return outcome, events
@@ -147,7 +154,7 @@ def test_a_broken_stream_is_taken_up_where_it_stopped() -> None:
     assert outcome.verdict.kind is VerdictKind.FINISHED
     resumed = [payload for worker, payload in fleet.asked if worker == 0][1]
     assert (resumed["log_offset"], resumed["metrics_offset"]) == (4, 9)
-    assert [e.words for e in events if e.kind == "log"] == ["a", "b"]
+    assert [e.message for e in events if e.kind == "log"] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -161,17 +168,17 @@ def test_a_broken_stream_is_taken_up_where_it_stopped() -> None:
 )
 def test_a_node_that_is_lost_is_a_preemption_and_no_failure(seen: Any, words: str) -> None:
     outcome, _ = follow(FakeFleet([[end(None, signal="SIGKILL")]], [["hang", end(1)]]), seen)
-    assert (outcome.verdict.kind, outcome.verdict.words) == (VerdictKind.PREEMPTED, words)
+    assert (outcome.verdict.kind, outcome.verdict.summary) == (VerdictKind.PREEMPTED, words)
 
 
 def test_a_preemption_that_was_announced_counts_once_all_have_saved() -> None:
     told: list[Any] = [{"notice": "preemption"}]
     fleet = FakeFleet([[*told, end(75, ended=3.0)]], [[*told, "pause", "pause", end(75, ended=3.1)]])
     outcome, events = follow(fleet)
-    assert (outcome.verdict.kind, outcome.verdict.noticed) == (VerdictKind.PREEMPTED, True)
+    assert (outcome.verdict.kind, outcome.verdict.from_notice) == (VerdictKind.PREEMPTED, True)
     assert fleet.told_to_stop == []
     assert [worker for worker, _ in outcome.ends] == [0, 1]
-    assert len([e for e in events if e.kind == "note" and "received a preemption notice" in e.words]) == 1
+    assert len([e for e in events if e.kind == "note" and "received a preemption notice" in e.message]) == 1
 
 
 def test_what_was_ended_on_purpose_is_cancelled() -> None:
@@ -226,7 +233,7 @@ def test_while_nothing_is_reachable_it_is_waited_for(monkeypatch: pytest.MonkeyP
     threading.Thread(target=restore, daemon=True).start()
     outcome, events = follow(Restored([], []), GoogleError("tpu", 503, "UNREACHABLE", "no route"))
     assert outcome.verdict.kind is VerdictKind.FINISHED
-    notes = [e.words for e in events if e.kind == "note"]
+    notes = [e.message for e in events if e.kind == "note"]
     assert any(n.startswith("network lost: Google's API does not respond") and n.endswith("waiting") for n in notes), (
         notes
     )

@@ -133,9 +133,9 @@ class SshPod:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         for worker in self.workers:
-            self.do(worker.listen())
+            self.run_coroutine(worker.listen())
 
-    def do(self, coroutine) -> None:
+    def run_coroutine(self, coroutine) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
 
     @contextmanager
@@ -167,9 +167,9 @@ class SshPod:
 
     def close(self) -> None:
         for worker in self.workers:
-            self.do(worker.drop_connections())
+            self.run_coroutine(worker.drop_connections())
             end_programs(worker.home)
-        self.do(self._finish())
+        self.run_coroutine(self._finish())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

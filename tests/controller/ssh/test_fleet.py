@@ -123,7 +123,7 @@ def test_an_answer_that_is_none_is_an_error_of_that_worker(make_pod, answer: str
 def test_an_answer_without_end_is_cut_off(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
     _, fleet = make_pod()
     monkeypatch.setattr(connection, "MAX_ANSWER_BYTES", 1 << 20)
-    monkeypatch.setattr(connection.Connection, "_agent_says", lambda *_: itertools.repeat(b"x" * connection.CHUNK))
+    monkeypatch.setattr(connection.Connection, "_agent_output", lambda *_: itertools.repeat(b"x" * connection.CHUNK))
     with pytest.raises(WorkerError, match="answered more than 1 MiB"):
         fleet.call(0, "observe", {})
     with pytest.raises(WorkerError, match="answered more than 1 MiB"):
@@ -163,7 +163,7 @@ def test_an_interrupted_wait_interrupts(make_pod) -> None:
 
 def test_a_shell_command_runs_by_fabric(make_pod) -> None:
     pod, fleet = make_pod()
-    connection = fleet.link(0).connection()
+    connection = fleet.connection(0).connection()
     result = connection.run("cat; echo err >&2; exit 3", in_stream=io.StringIO("in\n"), hide=True, warn=True)
     assert (result.exited, result.stdout, result.stderr) == (3, "in\n", "err\n")
     fleet.call(0, "observe", {})
@@ -195,8 +195,8 @@ def test_another_host_key_than_the_published_one_is_refused(make_pod) -> None:
     error = only(fleet.call_all("observe", {}))
     fleet.close()
     assert (error.worker, error.kind) == (1, "host_key")
-    assert "worker 1 of pod-a" in error.words
-    assert stranger.get_fingerprint() in error.words
+    assert "worker 1 of pod-a" in error.message
+    assert stranger.get_fingerprint() in error.message
     assert pod.workers[1].commands == []
 
 
@@ -208,9 +208,9 @@ def test_a_host_without_a_published_key_is_not_spoken_to(make_pod) -> None:
 
 
 def change_host_key(pod: SshPod, worker: int = 0) -> asyncssh.SSHKey:
-    pod.do(pod.workers[worker].drop_connections())
+    pod.run_coroutine(pod.workers[worker].drop_connections())
     pod.workers[worker].key = asyncssh.generate_private_key("ssh-ed25519")
-    pod.do(pod.workers[worker].listen())
+    pod.run_coroutine(pod.workers[worker].listen())
     return pod.workers[worker].key
 
 
@@ -223,11 +223,11 @@ def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(make_pod, tmp
         with pytest.raises(WorkerError, match=r"this VM had .* before: it was rebuilt, or someone") as caught:
             asked.call(0, "observe", {})
         assert caught.value.kind == "host_key"
-        assert fresh.get_fingerprint() in caught.value.words
-        assert f"delete {kept}" in caught.value.words
+        assert fresh.get_fingerprint() in caught.value.message
+        assert f"delete {kept}" in caught.value.message
         assert isinstance(asked.call(1, "observe", {}), dict)
         asked.close()
-    assert str(kept) in caught.value.words
+    assert str(kept) in caught.value.message
     kept.unlink()
     after = Fleet(pod.access(kept=kept, incarnation="one"))
     assert after.call(0, "observe", {})["active"] is None
@@ -267,18 +267,18 @@ def test_the_first_host_key_can_be_pinned(make_pod, tmp_path: Path) -> None:
 def test_one_survey_answers_everyone_once(make_pod) -> None:
     pod, fleet = make_pod(2)
     commands = pod.workers[1].commands
-    fleet.survey({"run_id": "r", "code": None})
+    fleet.prefetch({"run_id": "r", "code": None})
     surveyed = len(commands)
-    assert [a["config"] for a in fleet.look("config", {"run_id": "r"})] == [None, None]
-    assert [a["config"] for a in fleet.look("code", {"code": None})] == [None, None]
+    assert [a["config"] for a in fleet.observe("config", {"run_id": "r"})] == [None, None]
+    assert [a["config"] for a in fleet.observe("code", {"code": None})] == [None, None]
     assert len(commands) == surveyed
-    fleet.look("config", {"run_id": "r"})
+    fleet.observe("config", {"run_id": "r"})
     assert len(commands) == surveyed + 1, "who asks again wants to know how it is now"
-    fleet.look("other", {"run_id": "other"})
+    fleet.observe("other", {"run_id": "other"})
     assert len(commands) == surveyed + 2, "that was not asked"
-    fleet.survey({"run_id": "r"})
+    fleet.prefetch({"run_id": "r"})
     fleet.call_all("write_config", {"run_id": "r", "text": "x"})
-    assert fleet.look("config", {"run_id": "r"})[0]["config"], "what was changed is looked at anew"
+    assert fleet.observe("config", {"run_id": "r"})[0]["config"], "what was changed is looked at anew"
 
 
 def test_of_several_published_keys_the_one_in_use_counts(make_pod) -> None:
@@ -369,7 +369,7 @@ def test_a_frozen_connection_is_noticed(make_pod) -> None:
 
     def ask() -> None:
         try:
-            fleet.link(0).follow("sleep 600", print, print)
+            fleet.connection(0).follow("sleep 600", print, print)
         except WorkerError as error:
             errors.append(error)
 
@@ -387,7 +387,7 @@ def test_a_frozen_connection_is_noticed(make_pod) -> None:
 def test_a_silent_command_is_not_taken_for_a_frozen_one(make_pod) -> None:
     _, fleet = make_pod(1, silence_seconds=0.1)
     printed: list[bytes] = []
-    assert fleet.link(0).follow("sleep 1; echo done", printed.append, print) == 0
+    assert fleet.connection(0).follow("sleep 1; echo done", printed.append, print) == 0
     assert printed == [b"done\n"]
 
 

@@ -21,7 +21,7 @@ def test_a_new_incarnation_closes_the_connections_to_the_old_one() -> None:
     fleets = Fleets(connect, lambda: ("bucket/pod", 7))
     first = fleets.of(POD)
     assert fleets.of(POD) is first
-    assert first.guard() == ("bucket/pod", 7)
+    assert first.before_pod_write() == ("bucket/pod", 7)
     assert fleets.of(replace(POD, uid="two")) is not first
     assert (opened, closed) == (["one", "two"], ["one"])
     fleets.close()

@@ -62,7 +62,7 @@ def test_host_name_and_port_count_and_the_policy_stays(make_pod, home: Path, fle
     fleet = by_home(pod, home, fleets, *lines, host_keys=lambda: published)
     assert fleet.call(0, "observe", {})["home"] == str(pod.workers[0].home)
     with pytest.raises(WorkerError, match="another machine answers at its address") as caught:
-        fleet.link(1).connection().run("true")
+        fleet.connection(1).connection().run("true")
     assert caught.value.kind == "host_key"
     assert pod.workers[1].commands == []
 
@@ -72,12 +72,12 @@ def test_identity_file_is_tried_after_our_key(make_pod, home: Path, fleets: list
     stranger = private_key(tmp_path / "not-authorized")
     lines = ["IdentityFile ~/.ssh/missing", f"IdentityFile {private_key(pod.keys)}"]
     fleet = by_home(pod, home, fleets, block("10.0.0.0", pod.workers[0].port, *lines), key=stranger)
-    assert fleet.link(0).connection().run("echo in", hide=True).stdout == "in\n"
+    assert fleet.connection(0).connection().run("echo in", hide=True).stdout == "in\n"
     rsa = home / ".ssh/id_rsa"
     asyncssh.generate_private_key("ssh-rsa", key_size=2048).write_private_key(rsa)
     fleet = by_home(pod, home, fleets, block("10.0.0.0", pod.workers[0].port, f"IdentityFile {rsa}"), key=stranger)
     with pytest.raises(WorkerError, match="does not accept user slipway") as caught:
-        fleet.link(0).connection().open()
+        fleet.connection(0).connection().open()
     assert caught.value.kind == "auth"
 
 
@@ -103,7 +103,7 @@ def test_a_gateway_is_used_once_its_host_key_is_known(make_pod, home: Path, flee
     assert len(second.connections) == 1, "the workers share the gateways"
     fleet.close()
     with pytest.raises(WorkerError, match="closed on this side"):
-        fleet.link(2).connection().open()
+        fleet.connection(2).connection().open()
 
 
 def test_a_gateway_that_shows_another_key_or_is_down_is_told(make_pod, home: Path, fleets: list[Fleet]) -> None:
@@ -128,7 +128,7 @@ def test_a_proxy_command_is_used_and_none_means_none(make_pod, home: Path, fleet
     blocks[0] += "  ProxyJump none\n"
     fleet = by_home(pod, home, fleets, *blocks)
     for worker in (0, 1):
-        assert fleet.link(worker).connection().run("echo in", hide=True).stdout == "in\n"
+        assert fleet.connection(worker).connection().run("echo in", hide=True).stdout == "in\n"
     assert (home / "used").read_text() == str(pod.workers[0].port)
 
 
@@ -142,7 +142,7 @@ def test_a_config_that_cannot_be_read_is_named(make_pod, home: Path, fleets: lis
 
 def test_files_go_up_and_come_down(make_pod, tmp_path: Path) -> None:
     pod, fleet = make_pod()
-    connection = fleet.link(0).connection()
+    connection = fleet.connection(0).connection()
     connection.put(io.BytesIO(b"x" * 300_000), "data.bin")
     assert (pod.workers[0].home / "data.bin").read_bytes() == b"x" * 300_000
     pod.do(pod.workers[0].drop_connections())
@@ -199,7 +199,7 @@ def test_a_forward_outlives_what_refuses_and_what_breaks(make_pod) -> None:
     pod, fleet = make_pod()
     notes: list[str] = []
     remote = free_port()
-    forward = PortForward(fleet.link(0), 0, remote, notes.append)
+    forward = PortForward(fleet.connection(0), 0, remote, notes.append)
     serve = threading.Thread(target=forward.serve, daemon=True)
     serve.start()
     with socket.create_connection(("127.0.0.1", forward.port), timeout=60) as refused:
@@ -225,5 +225,5 @@ def test_fabric_forwards_for_a_notebook(make_pod) -> None:
     local = free_port()
     with serving() as remote:
         ends = {"remote_port": remote, "local_host": "127.0.0.1", "remote_host": "127.0.0.1"}
-        with fleet.link(0).connection().forward_local(local, **ends):
+        with fleet.connection(0).connection().forward_local(local, **ends):
             assert retried(lambda: page(local)) == b"x" * 3_000_000  # its thread may not have bound the port yet

@@ -25,8 +25,8 @@ def test_hydras_grammar_last_word_fastest() -> None:
     words = ["+experiment=quickstart", "loop.kl_coef=choice(0,0.001)", "run.seed=range(0,3)"]
     found = expand_grid(words, sweep(), HERE)
     wanted = [(f"loop.kl_coef={kl}", f"run.seed={seed}") for kl, seed in itertools.product(("0", "0.001"), range(3))]
-    assert [variant.own for variant in found] == wanted
-    assert found[0].words == ("+experiment=quickstart", *wanted[0])
+    assert [variant.own_overrides for variant in found] == wanted
+    assert found[0].overrides == ("+experiment=quickstart", *wanted[0])
     with pytest.raises(ConfigError, match=r"loop\.kl_coef: '0,\[' cannot be parsed"):
         expand_grid(["loop.kl_coef=0,["], sweep(), HERE)
 
@@ -38,11 +38,11 @@ def test_equal_to_hydras_own_sweeper() -> None:
     words = ["a.b=1,2", "c.d=x", "e.f=[1,2],[3]", 'g.h="p,q"', "i.j=range(0,1,0.5)"]
     theirs = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), max_batch_size=None)[0]
     ours = expand_grid(words, sweep(), HERE)
-    assert [set(variant.words) for variant in ours] == [set(run) for run in theirs]
+    assert [set(variant.overrides) for variant in ours] == [set(run) for run in theirs]
 
 
 def test_a_glob_means_files_of_a_group() -> None:
-    found = [variant.own[0] for variant in expand_grid(["loop=glob(*grpo)"], sweep(), HERE)]
+    found = [variant.own_overrides[0] for variant in expand_grid(["loop=glob(*grpo)"], sweep(), HERE)]
     assert found == ["loop=dr_grpo", "loop=grpo"]
     with pytest.raises(ConfigError, match="matches no loop; choices: dapo, dr_grpo"):
         expand_grid(["loop=glob(zzz*)"], sweep(), HERE)
@@ -52,8 +52,8 @@ def test_cases_times_params_and_what_is_typed_wins() -> None:
     settings = sweep(params={"run.seed": "0,1"}, cases={"grpo": [], "no_kl": ["loop.kl_coef=0"]})
     found = expand_grid(["run.seed=7,8,9"], settings, HERE)
     assert len(found) == 6
-    assert (found[0].case, found[0].own) == ("grpo", ("run.seed=7",))
-    assert found[-1].words == ("loop.kl_coef=0", "run.seed=9")
+    assert (found[0].case, found[0].own_overrides) == ("grpo", ("run.seed=7",))
+    assert found[-1].overrides == ("loop.kl_coef=0", "run.seed=9")
     assert found[-1].title == "no_kl run.seed=9"
 
 

@@ -32,7 +32,7 @@ def test_words_of_a_launcher_are_a_number_of_pods(
     found = define_sweep([*GRID, *words], tmp_path)
     assert found.sweep.pods == pods
     assert [job.run_id for job in found.jobs] == [job.run_id for job in define_sweep(GRID, tmp_path).jobs]
-    assert not any("hydra" in word for job in found.jobs for word in job.variant.words)
+    assert not any("hydra" in word for job in found.jobs for word in job.variant.overrides)
 
 
 @pytest.mark.parametrize(

@@ -76,14 +76,14 @@ def test_where_there_is_no_room_for_all_those_that_run_come_first() -> None:
 def test_the_cost_counts_every_try(tmp_path: Path) -> None:
     clock = Still()
     made = board(tmp_path / "s.json", BoardRow("q-1", ""), clock=clock)
-    made.state("q-1", "running", began=clock.at)
+    made.set_state("q-1", "running", began=clock.at)
     BoardScreen(made, "q-1", clock).set_price(36.0)
     clock.at += 100
-    made.state("q-1", "failed")
+    made.set_state("q-1", "failed")
     clock.at += 5000  # nobody pays for that
-    [line] = made.lines()
+    [line] = made.rows()
     assert format_cost(line, clock.at) == "1.7 pod minutes, about $1.00"
-    made.state("q-1", "running", began=clock.at)
+    made.set_state("q-1", "running", began=clock.at)
     clock.at += 100
     assert format_cost(line, clock.at) == "3.3 pod minutes, about $2.00"
 
@@ -96,7 +96,7 @@ def test_on_a_terminal_it_is_redrawn_and_what_is_said_stands_above(
     monkeypatch.setenv("TERM", "xterm")
     made = board(tmp_path / "s.json", *(BoardRow(f"q-{i}", f"seed={i}") for i in range(4)))
     with live_board(made, Still()):
-        threads = [threading.Thread(target=made.state, args=(f"q-{i}", "running", "\x1b[2J")) for i in range(4)]
+        threads = [threading.Thread(target=made.set_state, args=(f"q-{i}", "running", "\x1b[2J")) for i in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -107,7 +107,7 @@ def test_on_a_terminal_it_is_redrawn_and_what_is_said_stands_above(
     assert said.count("running: \\x1b[2J") == 4
     assert "\x1b[2J" not in said
     assert "4 running" in said
-    made.say(BoardRow("q-9", ""), "afterwards")
+    made.announce(BoardRow("q-9", ""), "afterwards")
     assert glass.getvalue().endswith("q-9    afterwards\n")
 
 
@@ -124,7 +124,7 @@ def status(*words: str) -> int:
 
 def test_status_of_a_sweep_by_its_name(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = board(state / "sweeps" / "q-abc.json", BoardRow("q-1", "seed=1"), BoardRow("q-2", "seed=2"))
-    made.state("q-1", "running", pod=2, began=0.0)
+    made.set_state("q-1", "running", pod=2, began=0.0)
     capsys.readouterr()
     assert status("--sweep", "q-") == 0
     out = capsys.readouterr().out
@@ -158,15 +158,15 @@ def test_following_says_what_changes_until_it_is_over(state: Path) -> None:
     made = board(file, BoardRow("q-1", ""), BoardRow("q-2", ""))
 
     def moved(step: int) -> None:
-        made.tell("q-1", Event(0.0, "metrics", "q-1", data={"metrics": {"step": step}}))
+        made.on_event("q-1", Event(0.0, "metrics", "q-1", data={"metrics": {"step": step}}))
 
     acts = [
-        lambda: made.state("q-1", "running", pod=1),
-        lambda: made.state("q-2", "running", pod=2),
-        lambda: (moved(1), made.state("q-2", "finished")),
+        lambda: made.set_state("q-1", "running", pod=1),
+        lambda: made.set_state("q-2", "running", pod=2),
+        lambda: (moved(1), made.set_state("q-2", "finished")),
         made.close,
     ]
-    made.state("q-1", "waiting")
+    made.set_state("q-1", "waiting")
     clock = Still(then=lambda: acts.pop(0)())
     seen = [(line.run, line.state, line.step) for line in sweep_status.watch_changes(state, "q-abc", clock)]
     assert seen == [
@@ -177,7 +177,7 @@ def test_following_says_what_changes_until_it_is_over(state: Path) -> None:
         ("q-1", "running", 1),
         ("q-2", "finished", None),
     ]
-    assert load_board(file).over
+    assert load_board(file).is_finished
 
 
 def test_the_runs_of_each_sweep_are_known_from_its_board(tmp_path: Path) -> None:

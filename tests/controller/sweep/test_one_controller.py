@@ -101,5 +101,5 @@ def test_by_the_policy_stop_what_runs_is_let_end_and_nothing_further_begins(slip
     assert "1 failed, 1 finished, 2 waiting" in sweep.said
     assert len(launches(slipway)) == 2
     [kept] = slipway.cloud().get("state")["node"].values()  # of the run that failed, for a look
-    assert main.run(["down", *words, *slipway.base]) == 0
+    assert main.run(["down", *words, *slipway.base_overrides]) == 0
     assert kept["name"].rpartition("/")[2] in slipway.capsys.readouterr().out

@@ -36,7 +36,7 @@ def launches(slipway: SlipwayCli) -> list[str]:
 def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(slipway: SlipwayCli) -> None:
     go = slipway.home / "go"
     program = f'program.command=[sh,-c,"while [ ! -e {go} ]; do sleep 0.1; done"]'
-    words = ["-m", *SMALL, *slipway.base, program, "run.seed=0,1,2,3,4"]
+    words = ["-m", *SMALL, *slipway.base_overrides, program, "run.seed=0,1,2,3,4"]
 
     def start() -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "controller", *words]
@@ -72,7 +72,7 @@ def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(sli
 @pytest.mark.e2e
 def test_what_fails_is_tried_again_and_told(slipway: SlipwayCli) -> None:
     fails = 'program.command=[sh,-c,"test $SEED != 1 && test $SLIPWAY_ATTEMPT$SEED != 12"]'
-    words = ["-m", *SMALL, *slipway.base, fails, "env.vars.SEED='0','1','2'"]
+    words = ["-m", *SMALL, *slipway.base_overrides, fails, "env.vars.SEED='0','1','2'"]
     assert main.run(words) == 5
     out, err = slipway.capsys.readouterr()
     assert "1 of 3 runs failed; run the same command to retry them" in err
@@ -90,7 +90,7 @@ def test_a_pod_goes_on_with_the_run_that_it_had(tmp_path: Path, monkeypatch: pyt
     jobs = define_sweep(["+experiment=quickstart", "run.seed=0,1,2"], tmp_path).jobs
     ids = [job.run_id for job in jobs]
     source = GridSource(jobs, {2: ids[0], 3: "finished long ago"})
-    taken = [source.take(pod) for pod in (1, 2, 1, 2)]
+    taken = [source.next_job(pod) for pod in (1, 2, 1, 2)]
     assert [job.run_id if job else None for job in taken] == [ids[1], ids[0], ids[2], None]
 
 

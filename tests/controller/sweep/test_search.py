@@ -38,10 +38,10 @@ def carry(source: SearchSource, job: SweepJob) -> bool:
     """Run the toy; says whether it was pruned."""
     for step in range(1, 6):
         line = {"step": step, "phase": "train", "loss": loss(job, step)}
-        if source.metrics(job, Event(0.0, "metrics", job.run_id, data={"metrics": line})):
-            source.ended(job, None)
+        if source.should_prune(job, Event(0.0, "metrics", job.run_id, data={"metrics": line})):
+            source.job_ended(job, None)
             return True
-    source.ended(job, Result(job.run_id, "finished", 1, 0.0, 0.0, {"loss": loss(job, 5)}))
+    source.job_ended(job, Result(job.run_id, "finished", 1, 0.0, 0.0, {"loss": loss(job, 5)}))
     return False
 
 
@@ -52,7 +52,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_twenty_trials_find_the_better_rate_and_prune_bad_ones(tmp_path: Path) -> None:
     source, pruned = search(tmp_path), 0
-    while job := source.take(1):
+    while job := source.next_job(1):
         pruned += carry(source, job)
     assert len(source.study.trials) == 20
     assert pruned >= 3
@@ -61,12 +61,12 @@ def test_twenty_trials_find_the_better_rate_and_prune_bad_ones(tmp_path: Path) -
 
 def test_a_search_that_is_started_again_goes_on_with_what_was_under_way(tmp_path: Path) -> None:
     first = search(tmp_path, trials=4)
-    done, cut_off = first.take(1), first.take(2)
+    done, cut_off = first.next_job(1), first.next_job(2)
     assert done is not None
     assert cut_off is not None
-    first.ended(done, Result(done.run_id, "finished", 1, 0.0, 0.0, {"loss": 1.0}))
+    first.job_ended(done, Result(done.run_id, "finished", 1, 0.0, 0.0, {"loss": 1.0}))
     again = search(tmp_path, trials=4, pod2=cut_off.run_id)
-    taken = [again.take(pod) for pod in (2, 1, 1, 1)]
+    taken = [again.next_job(pod) for pod in (2, 1, 1, 1)]
     assert taken[0] is not None
     assert taken[0].run_id == cut_off.run_id
     assert len({job.run_id for job in taken if job} | {done.run_id}) == 4
@@ -75,8 +75,8 @@ def test_a_search_that_is_started_again_goes_on_with_what_was_under_way(tmp_path
 
 def test_random_draws_of_choices_and_a_failed_run(tmp_path: Path) -> None:
     source = search(tmp_path, "random", 3, ["+experiment=quickstart", "run.seed=1,2,3"])
-    while job := source.take(1):
-        source.ended(job, None)
+    while job := source.next_job(1):
+        source.job_ended(job, None)
     assert {trial.state.name for trial in source.study.trials} == {"FAIL"}
     with pytest.raises(ConfigError, match="no search space"):
         search(tmp_path, "random", 3, ["+experiment=quickstart"])

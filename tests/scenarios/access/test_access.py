@@ -38,9 +38,9 @@ def test_ssh_that_stays_refused_is_told(slipway: SlipwayCli) -> None:
 def test_a_worker_that_freezes_is_noticed(slipway: SlipwayCli) -> None:
     assert slipway("up", *KEEP)[0] == 0
     with open_session(main.parse(slipway.line("status", *KEEP)).options) as now:
-        fleet = now.workers()
+        fleet = now.authorized_fleet()
         assert not failures(fleet.call_all("observe", {}))
-        access = fleet._access
+        access = fleet._params
         object.__setattr__(access, "silence_seconds", 0.3)
         heard: list[bytes] = []
 
@@ -50,9 +50,9 @@ def test_a_worker_that_freezes_is_noticed(slipway: SlipwayCli) -> None:
                 fault(slipway, kind="ssh_frozen", seconds=600, worker=1)
 
         with pytest.raises(WorkerError, match="has not answered") as caught:
-            fleet.link(1).follow("while true; do echo; sleep 0.01; done", hear, hear)
+            fleet.connection(1).follow("while true; do echo; sleep 0.01; done", hear, hear)
         assert caught.value.kind == "dropped"
-        assert fleet.link(0).follow("true", print, print) == 0
+        assert fleet.connection(0).follow("true", print, print) == 0
 
 
 def test_os_login_where_the_project_wants_it(slipway: SlipwayCli) -> None:
@@ -70,5 +70,5 @@ def test_os_login_where_the_project_wants_it(slipway: SlipwayCli) -> None:
     before = slipway.mutations()
     assert slipway("up", *KEEP)[0] == 0
     assert slipway.mutations() == before
-    assert main.run(["exec", *KEEP, *slipway.base, "ssh.os_login=false", "--worker", "0", "--", "true"]) != 0
+    assert main.run(["exec", *KEEP, *slipway.base_overrides, "ssh.os_login=false", "--worker", "0", "--", "true"]) != 0
     assert "does not accept user slipway" in slipway.capsys.readouterr().err

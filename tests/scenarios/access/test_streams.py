@@ -43,12 +43,12 @@ def test_a_program_goes_on_without_us_and_is_taken_up_again(program: tuple[SshPo
     pod, fleet = program
     lines = fleet.stream(0, "watch", {"run_id": "r"})
     seen = next(lines)
-    pod.do(pod.workers[0].drop_connections())
+    pod.run_coroutine(pod.workers[0].drop_connections())
     with pytest.raises(WorkerError) as caught:
         list(lines)
     assert caught.value.kind == "dropped"
     go(pod)
-    pod.do(pod.workers[0].listen())
+    pod.run_coroutine(pod.workers[0].listen())
     rest = list(fleet.stream(0, "watch", {"run_id": "r", "log_offset": seen["offset"]}))
     assert (rest[0]["log"], rest[-1]["end"]["code"]) == ("two\n", 0)
 

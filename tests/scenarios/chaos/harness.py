@@ -46,8 +46,8 @@ SIGKILL_EXIT_CODE = -9
 class ChaosResult:
     """How a schedule went: the exit code of each `up`, what it said, and what the run left in the bucket."""
 
-    codes: list[int]
-    said: str
+    exit_codes: list[int]
+    output: str
     results: dict[str, bytes]
     state: dict[str, Any]
     requests: list[dict[str, Any]]
@@ -62,10 +62,10 @@ class ChaosHarness:
     """Where schedules are tried: a state folder, a repository to stand in, and an emulated cloud that stays awake."""
 
     folder: Path
-    words: Sequence[str]
-    keep: Sequence[str]
+    overrides: Sequence[str]
+    keep_patterns: Sequence[str]
     """Parts of the names of objects that must be the same as in an undisturbed run."""
-    seen: int = 0
+    last_request: int = 0
     _cloud: Emulator | None = None
 
     def __post_init__(self) -> None:
@@ -84,9 +84,9 @@ class ChaosHarness:
         self._cloud_running.close()
         emulator.run_emulator_verb(["wipe"], self.state)
 
-    def slipway(self, verb: str, *more: str, jump: int = 0, apart: bool = False) -> tuple[int, str]:
+    def run_slipway(self, verb: str, *more: str, jump: int = 0, apart: bool = False) -> tuple[int, str]:
         """Exit code, and stdout and stderr together; `apart`: in a process of its own, which may be killed."""
-        words, said = [verb, *more, *self.words, *LOCAL], io.StringIO()
+        words, said = [verb, *more, *self.overrides, *LOCAL], io.StringIO()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_HOME": str(self.folder / "home")}
         if apart:
             command = [sys.executable, "-m", "tests.scenarios.chaos.hurried", str(jump), *words]
@@ -108,16 +108,16 @@ class ChaosHarness:
     def cloud(self) -> Emulator:
         """It is started once, and again should it have ended."""
         if self._cloud is None or not (self._cloud.state / "endpoint.json").exists():
-            self._cloud = self._start()
+            self._cloud = self._start_cloud()
         return self._cloud
 
-    def _start(self) -> Emulator:
+    def _start_cloud(self) -> Emulator:
         config = compose(["program=command", "program.command=[ls]", *LOCAL])[0]
         assert config is not None
         return emulator.ensure_running(config.cloud, str(self.folder / "home"))  # pyright: ignore[reportArgumentType]
 
     @cached_property
-    def undisturbed(self) -> ChaosResult:
+    def run_undisturbed(self) -> ChaosResult:
         """With what schedules are compared."""
         return self.run(())
 
@@ -128,7 +128,7 @@ class ChaosHarness:
         # A script is told once per run: `up` may start anew, and nothing strikes twice.
         cloud.post("faults", {"key": json.dumps(faults), "faults": list(faults)})
         while not codes or codes[-1] != 0:
-            code, words = self.slipway("up", jump=jump, apart=apart)
+            code, words = self.run_slipway("up", jump=jump, apart=apart)
             codes.append(code)
             said += f"\n=== up: {code}\n{words}"
             assert code in {0, SIGKILL_EXIT_CODE, *FINAL_EXIT_CODES}, said
@@ -136,24 +136,28 @@ class ChaosHarness:
             assert len(codes) <= MAX_ATTEMPTS, said
         state = cloud.get("state")
         cloud.delete("faults")  # what still lasts is not to meet us as well
-        results = {name: self.read(cloud, bucket, name) for bucket, all_ in state["objects"].items() for name in all_}
-        requests = [r for r in cloud.requests() if r["seq"] > self.seen]
-        self.seen = max((r["seq"] for r in requests), default=self.seen)
+        results = {
+            name: self.read_object(cloud, bucket, name) for bucket, all_ in state["objects"].items() for name in all_
+        }
+        requests = [r for r in cloud.requests() if r["seq"] > self.last_request]
+        self.last_request = max((r["seq"] for r in requests), default=self.last_request)
         met = [{**fault["spec"], "struck": fault["struck"]} for fault in state["fault"].values()]
         assert not state["mistake"], said
         assert live_processes(cloud.state) == [], said
         assert not {**state["node"], **state["queued"]}, said
         assert_one_attempt_at_a_time(requests, said)
-        code, words = self.slipway("down", "--all", "--yes")
+        code, words = self.run_slipway("down", "--all", "--yes")
         assert code == 0, said + words
         return ChaosResult(codes, said, results, comparable_state(cloud.get("state")), requests, met)
 
-    def kept(self, ended: ChaosResult) -> dict[str, bytes]:
+    def final_results(self, ended: ChaosResult) -> dict[str, bytes]:
         """The final parameters."""
-        return {name: content for name, content in ended.results.items() if any(part in name for part in self.keep)}
+        return {
+            name: content for name, content in ended.results.items() if any(part in name for part in self.keep_patterns)
+        }
 
     @staticmethod
-    def read(cloud: Emulator, bucket: str, name: str) -> bytes:
+    def read_object(cloud: Emulator, bucket: str, name: str) -> bytes:
         url = f"{cloud.url}/t/{cloud.token}/storage/v1/b/{bucket}/o/{quote(name, safe='')}?alt=media"
         with urllib.request.urlopen(url) as answer:
             return answer.read()

@@ -29,11 +29,11 @@ class FastClock(Clock):
     def __init__(self, jump: int) -> None:
         super().__init__()
         draw = random.Random(jump)
-        self._left, self._jump_seconds = (draw.randrange(200), draw.choice(JUMPS)) if jump else (0, 0.0)
+        self._seconds_to_jump, self._jump_seconds = (draw.randrange(200), draw.choice(JUMPS)) if jump else (0, 0.0)
 
     def now(self) -> float:
-        self._left -= 1
-        return time.time() + (self._jump_seconds if self._left < 0 else 0.0)
+        self._seconds_to_jump -= 1
+        return time.time() + (self._jump_seconds if self._seconds_to_jump < 0 else 0.0)
 
     def sleep(self, seconds: float) -> None:
         super().sleep(seconds / SPEEDUP)

@@ -40,9 +40,9 @@ def survives(make_harness: ChaosHarnessFactory, workers: int, faults: Sequence[S
     """A run on a pod of so many workers comes to the same."""
     zone = ["tpu.zone=us-central2-b"] if workers == 2 else []
     with make_harness(*COUNTER, *PATIENT, PODS[workers], *zone, keep=("/final/",)) as stand:
-        undisturbed, ended = stand.undisturbed, stand.run(faults, jump)
-        assert stand.kept(ended) == stand.kept(undisturbed), ended.said
-        assert ended.state == undisturbed.state, ended.said
+        undisturbed, ended = stand.run_undisturbed, stand.run(faults, jump)
+        assert stand.final_results(ended) == stand.final_results(undisturbed), ended.output
+        assert ended.state == undisturbed.state, ended.output
 
 
 def test_a_schedule_ends_with_the_same_numbers_and_leaves_nothing(seed: int, make_harness: ChaosHarnessFactory) -> None:

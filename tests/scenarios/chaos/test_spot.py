@@ -26,7 +26,9 @@ def test_a_day_is_the_same_for_the_same_seed() -> None:
 def test_every_loss_of_a_pod_is_a_preemption_and_a_drought_is_waited_out() -> None:
     said: list[Event] = []
     day = on_slipway(MARKETS[1], SLIPWAY, said.append)
-    replaced = [e for e in said if e.kind == "note" and e.words.startswith("preempted: the node is preempted; replac")]
+    replaced = [
+        e for e in said if e.kind == "note" and e.message.startswith("preempted: the node is preempted; replac")
+    ]
     assert len(replaced) == day.pods - 1
     assert MARKETS[1].droughts
-    assert any("waiting for resources" in e.words for e in said)
+    assert any("waiting for resources" in e.message for e in said)

@@ -45,11 +45,11 @@ def parameters(ended: ChaosResult, folder: Path) -> dict[str, np.ndarray[Any, An
 
 def test_training_ends_with_the_same_weights(seed: int, make_harness: ChaosHarnessFactory, tmp_path: Path) -> None:
     with make_harness(*TRAINING, keep=()) as stand:
-        undisturbed, ended = stand.undisturbed, stand.run(of_training(seed))
-        assert ended.state == undisturbed.state, ended.said
+        undisturbed, ended = stand.run_undisturbed, stand.run(of_training(seed))
+        assert ended.state == undisturbed.state, ended.output
         one, other = parameters(undisturbed, tmp_path / "one"), parameters(ended, tmp_path / "other")
         assert one.keys() == other.keys()
-        assert all(np.array_equal(one[name], other[name]) for name in one), ended.said
+        assert all(np.array_equal(one[name], other[name]) for name in one), ended.output
         metrics = next(content for name, content in ended.results.items() if name.endswith("/metrics.jsonl"))
         steps = [row["step"] for row in map(json.loads, metrics.decode().splitlines()) if "loss" in row]
-        assert steps == sorted(set(steps)), ended.said
+        assert steps == sorted(set(steps)), ended.output

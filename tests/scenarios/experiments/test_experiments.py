@@ -119,7 +119,7 @@ def test_trm_asks_on_demand_first_and_no_xla_dist(repository: list[str]) -> None
 
 def test_stable_1_is_adopted(repository: list[str]) -> None:
     config, plan = planned("trm_stable1", *repository)
-    assert (config.tpu.adopt, plan.node.name, plan.node.ours) == (True, "stable-1", False)
+    assert (config.tpu.adopt, plan.node.name, plan.node.is_managed) == (True, "stable-1", False)
     assert plan.argv[:4] == ["python", "spawn.py", "kellen/experiments/train_tpu.py", "--config-name=baseline"]
 
 

@@ -49,7 +49,7 @@ def folder_of(home: Path, run: str = "") -> Path:
     cloud = emulator.ensure_running(config.cloud, str(home))  # pyright: ignore[reportArgumentType]
     google = client(cloud)
     bucket = "slipway-local-slipway-us-central2"
-    for item in google.pages("storage", "objects.list", "items", bucket=bucket, prefix=f"runs/{run}"):
+    for item in google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=f"runs/{run}"):
         file = target / item["name"].partition("/")[2].partition("/")[2]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(google.download(bucket, item["name"]))

@@ -138,10 +138,10 @@ class Desk:
             for section in ("model", "data", "loop", "optimizer", "checkpoint", "logging"):
                 assert getattr(sent, section) == getattr(config, section)
         told = [w for w in (*config.program.command, *config.env.vars.values()) if not PLACEHOLDER.search(w)]
-        given = [*plan.argv, *plan.places.variables(config.env.vars).values()]
+        given = [*plan.argv, *plan.placeholders.environment(config.env.vars).values()]
         assert config.program.kind == "trainer" or set(told) <= set(given)
         if place.path[0] in ("program", "env"):
-            json.dumps([plan.argv, plan.places.variables(config.env.vars)]).encode()  # as the agent is told
+            json.dumps([plan.argv, plan.placeholders.environment(config.env.vars)]).encode()  # as the agent is told
 
 
 @pytest.fixture(scope="module")

@@ -143,7 +143,7 @@ def test_files_are_private_and_sockets_on_loopback(slipway: SlipwayCli) -> None:
         "program.command=[sleep,infinity]",
         "env.packages=none",
     ]
-    argv = [sys.executable, "-m", "controller", "up", "--detach", *words, *slipway.base, "env.packages=none"]
+    argv = [sys.executable, "-m", "controller", "up", "--detach", *words, *slipway.base_overrides, "env.packages=none"]
     environment = {**os.environ, "SLIPWAY_HOME": str(slipway.home), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, env=environment, umask=0, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -95,7 +95,7 @@ def test_a_run_over_its_budget_leaves_the_pod_of_another_alone(slipway: SlipwayC
 @pytest.mark.deep
 def test_a_pod_without_a_controller_ends_with_the_budget(slipway: SlipwayCli) -> None:
     limits = ["budget.max_hours=1", "cleanup.idle_minutes=null"]
-    command = [sys.executable, "-m", "controller", "up", FOREVER, *ONE, *limits, *slipway.base]
+    command = [sys.executable, "-m", "controller", "up", FOREVER, *ONE, *limits, *slipway.base_overrides]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
     assert running.stdout is not None
     next(line for line in running.stdout if line.strip() == "up")
@@ -114,7 +114,7 @@ def test_a_pod_without_a_controller_ends_with_the_budget(slipway: SlipwayCli) ->
 def billed(config: Any) -> Iterator[Any]:
     """The emulated cloud, as if it were Google's."""
     with really_connected(config) as (context, emulator):
-        context.billed = True
+        context.is_billed = True
         yield context, emulator
 
 

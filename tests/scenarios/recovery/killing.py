@@ -114,8 +114,8 @@ def _count_request(before: str | None, log: int) -> None:
 
         return act
 
-    GoogleClient._once = counted(GoogleClient._once, _request_kind)
-    Connection._agent_says = counted(Connection._agent_says, lambda command, *_: f"agent {command}")
+    GoogleClient._execute_once = counted(GoogleClient._execute_once, _request_kind)
+    Connection._agent_output = counted(Connection._agent_output, lambda command, *_: f"agent {command}")
     Connection._install_agent = counted(Connection._install_agent, lambda *_: "agent upload")
 
 

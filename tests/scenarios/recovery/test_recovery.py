@@ -175,7 +175,7 @@ def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: SlipwayCli)
     (slipway.repository / "train.py").write_text(
         "raise RuntimeError('RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.8G of 15.7G')"
     )
-    file = cache_file(main.parse(["plan", *RUN, *slipway.base, "tpu=v5litepod_8"]).options.config()[0])
+    file = cache_file(main.parse(["plan", *RUN, *slipway.base_overrides, "tpu=v5litepod_8"]).options.config()[0])
     file.parent.mkdir(parents=True)
     fix = {"overrides": ["loop.micro_batch_size=1", "model.remat=full"]}
     file.write_text(formats.dump({"programs": [], "fix": fix}))

@@ -38,7 +38,7 @@ class Bucket:
 
     def __init__(self, cloud: EmulatedCloud, name: str) -> None:
         self.cloud, self.name = cloud, name
-        cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": name})
+        cloud.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": name})
 
     @property
     def variables(self) -> dict[str, str]:
@@ -49,7 +49,7 @@ class Bucket:
     def sizes(self, prefix: str) -> dict[str, int]:
         """Objects whose names begin so, without what they begin with."""
         path = f"storage/v1/b/{self.name}/o?maxResults=1000&prefix={quote(prefix, safe='')}"
-        found = self.cloud.ok("GET", path).get("items", [])
+        found = self.cloud.call_ok("GET", path).get("items", [])
         return {item["name"].removeprefix(prefix): int(item["size"]) for item in found}
 
     def read(self, name: str) -> bytes:
@@ -58,13 +58,13 @@ class Bucket:
         return data
 
     def delete(self, name: str) -> None:
-        self.cloud.ok("DELETE", f"storage/v1/b/{self.name}/o/{quote(name, safe='')}")
+        self.cloud.call_ok("DELETE", f"storage/v1/b/{self.name}/o/{quote(name, safe='')}")
 
     def refuse(self, key: str, times: int) -> None:
         """So many of the next uploads and downloads are answered with 503."""
         match = f"(POST|PUT) .*upload/.*/b/{self.name}/|GET .*/b/{self.name}/o/"
         storm = {"kind": "http", "status": 503, "match": match, "times": times}
-        self.cloud.ok("POST", "emulator/faults", {"key": key, "faults": [storm]})
+        self.cloud.call_ok("POST", "emulator/faults", {"key": key, "faults": [storm]})
 
     def steps(self) -> list[int]:
         """Complete checkpoints."""
@@ -101,7 +101,7 @@ def cut_while_writing(bucket: Bucket, processes: list[subprocess.Popen[str]], st
     wait_for_write(bucket, processes, step, "ocdbt.process")
     for process in processes:
         process.kill()
-    assert [ended.code for ended in wait_processes(processes)] == [-9] * 4
+    assert [ended.exit_code for ended in wait_processes(processes)] == [-9] * 4
 
 
 @pytest.mark.e2e
@@ -115,7 +115,9 @@ def test_two_processes_write_and_read_a_bucket_through_a_storm(cloud, run, tmp_p
     processes = start_trainer(short, tmp_path / "first", "", *workers)
     wait_for_write(bucket, processes, 2, "")
     bucket.refuse("amid a checkpoint", 8)
-    assert [(ended.code, ended.stderr if ended.code else "") for ended in wait_processes(processes)] == [(0, "")] * 2
+    assert [(ended.exit_code, ended.stderr if ended.exit_code else "") for ended in wait_processes(processes)] == [
+        (0, "")
+    ] * 2
     assert bucket.steps() == [2, 4]
     programs = bucket.sizes(f"{FOLDER}/compile_cache/")
     assert sum("jit_update" in name for name in programs) == 1
@@ -139,7 +141,7 @@ def test_a_run_in_a_bucket_through_storm_cut_and_loss(cloud, run, tmp_path):
     processes = start_trainer(short, tmp_path / "first", "", *workers)
     wait_for_write(bucket, processes, 2, "")
     bucket.refuse("amid a checkpoint", 8)
-    assert [ended.code for ended in wait_processes(processes)] == [0] * 4
+    assert [ended.exit_code for ended in wait_processes(processes)] == [0] * 4
     assert bucket.steps() == [2, 4]
     programs = bucket.sizes(f"{FOLDER}/compile_cache/")
     assert sum("jit_update" in name for name in programs) == 1
@@ -160,7 +162,7 @@ def test_a_run_in_a_bucket_through_storm_cut_and_loss(cloud, run, tmp_path):
     first, second = wait_processes(
         start_trainer(other, tmp_path / "third", "", *[bucket.variables | {"JAX_NUM_CPU_DEVICES": "4"}] * 2)
     )
-    assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
+    assert (first.exit_code, second.exit_code) == (0, 0), first.stderr + second.stderr
     warned = [line for line in (first.stderr + second.stderr).splitlines() if " root WARNING " in line]
     words = f"checkpoint of step {newest} is broken, skipping it: worker 0: ValueError: {lost} is missing"
     assert [line.partition(" root WARNING ")[2] for line in warned] == [words]

@@ -57,7 +57,7 @@ def live(run: dict[str, Any], workers: int, folder: Path, cache: str, until: Any
     """One life of the run in `folder`: to its end, or to the moment at which `until` says true."""
     processes = start_trainer(on(run, workers, folder / "bucket"), folder, cache, *environments(workers))
     if until is None:
-        assert [(ended.code, ended.stderr if ended.code else "") for ended in wait_processes(processes)] == [
+        assert [(ended.exit_code, ended.stderr if ended.exit_code else "") for ended in wait_processes(processes)] == [
             (0, "")
         ] * workers
         return
@@ -70,7 +70,7 @@ def live(run: dict[str, Any], workers: int, folder: Path, cache: str, until: Any
         for process in processes:
             process.kill()
         ended = wait_processes(processes)
-    assert [one.code for one in ended] == [-9] * workers
+    assert [one.exit_code for one in ended] == [-9] * workers
 
 
 def moments(folder: Path, chance: random.Random) -> list[Any]:

@@ -32,12 +32,12 @@ def assert_equal(a, b) -> None:
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 1)])
 def test_restored_on_any_mesh(tmp_path, tiny, adamw, state, sizes):
     written = CheckpointManager(str(tmp_path), kept(1))
-    assert written.latest() is None
+    assert written.latest_step() is None
     written.save(3, state, {"phase": "warm start", "drawn": [1, 2]})
     written.close()
     read = CheckpointManager(str(tmp_path), kept(1))
     abstract = train_step.abstract_state(tiny, adamw, make_mesh(*sizes))
-    restored, position = read.restore(read.latest(), abstract)
+    restored, position = read.restore(read.latest_step(), abstract)
     read.close()
     assert position == {"phase": "warm start", "drawn": [1, 2]}
     assert_equal(restored, state)
@@ -54,7 +54,7 @@ def test_the_newest_are_kept_and_a_half_written_one_does_not_count(tmp_path, sta
     half = folder / "4.orbax-checkpoint-tmp-1700000000"  # as Orbax names a checkpoint until it is complete
     (half / "state").mkdir(parents=True)
     again = CheckpointManager(str(tmp_path), kept(2))
-    assert again.latest() == 3
+    assert again.latest_step() == 3
     again.save(5, state, {})
     again.close()
     assert sorted(path.name for path in folder.iterdir()) == ["3", "5"]
@@ -97,7 +97,7 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, tiny, adamw, state)
     file = tmp_path / "checkpoints/2/position/metadata"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 2}))
     with CheckpointManager(str(tmp_path), kept(1)) as checkpoints, pytest.raises(RunFileError) as error:
-        checkpoints.resume(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1)))
+        checkpoints.restore_latest(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1)))
     said = "dir: the checkpoint of step 2 has format 2; this slipway reads format 1: update slipway"
     assert str(error.value) == said
 
@@ -105,10 +105,10 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, tiny, adamw, state)
 def test_the_best_stays_beside_the_newest(tmp_path, state):
     best = {"best": {"metric": "eval_loss", "mode": "min"}}
     checkpoints = CheckpointManager(str(tmp_path), kept(2, save_interval=3, **best), metrics=("eval_loss",))
-    assert [step for step in range(1, 8) if checkpoints.due(step, evaluates=step % 4 == 0)] == [3, 4, 6]
+    assert [step for step in range(1, 8) if checkpoints.should_save(step, evaluates=step % 4 == 0)] == [3, 4, 6]
     for step, loss in ((1, 3.0), (2, 1.5), (3, 1.5), (4, 2.0)):
         checkpoints.save(step, state, {})
-        checkpoints.score(step, eval_loss=loss, other=9.0)
+        checkpoints.record_score(step, eval_loss=loss, other=9.0)
     checkpoints.close()
     again = CheckpointManager(str(tmp_path), kept(2, **best))
     for step in (5, 6):  # not evaluated, as where the run is cut short
@@ -164,7 +164,7 @@ def test_a_broken_checkpoint_is_skipped_with_one_warning_and_then_replaced(tmp_p
     written.close()
     alter(tmp_path, 6)
     read = CheckpointManager(str(tmp_path), kept(2))
-    step, restored, position = read.resume(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1)))
+    step, restored, position = read.restore_latest(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1)))
     assert (step, position) == (4, {"step": 4})
     assert_equal(restored, state)
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
@@ -174,7 +174,7 @@ def test_a_broken_checkpoint_is_skipped_with_one_warning_and_then_replaced(tmp_p
     read.close()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["5", "6"]
     again = CheckpointManager(str(tmp_path), kept(2))
-    assert again.resume(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1))).position == {"step": 6}
+    assert again.restore_latest(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1))).position == {"step": 6}
     again.close()
 
 
@@ -189,12 +189,12 @@ def test_where_all_are_broken_at_most_the_first_interval_is_lost(tmp_path, tiny,
     abstract = train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1))
     checkpoints = CheckpointManager(str(tmp_path), kept(2, save_interval=2))
     if begins_anew:
-        assert checkpoints.resume(abstract) is None
+        assert checkpoints.restore_latest(abstract) is None
         checkpoints.save(2, state, {})
-        assert checkpoints.resume(abstract).step == 2
+        assert checkpoints.restore_latest(abstract).step == 2
     else:
         with pytest.raises(RunFileError, match=r"dir: cannot read any of the checkpoints \(2, 4\)"):
-            checkpoints.resume(abstract)
+            checkpoints.restore_latest(abstract)
     checkpoints.close()
 
 
@@ -207,5 +207,5 @@ def test_a_store_that_cannot_be_reached_is_not_taken_for_a_broken_checkpoint(tmp
 
     monkeypatch.setattr(checkpoint_manager, "check_database", unreachable)
     with pytest.raises(ValueError, match="503"):
-        checkpoints.resume(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1)))
+        checkpoints.restore_latest(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1)))
     checkpoints.close()

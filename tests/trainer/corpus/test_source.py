@@ -26,7 +26,7 @@ def first_batch(data) -> Batch:
 
 
 def last_batch(data, count: int) -> Batch:
-    stream = batches.Dataset(data).training(LOOP, 0, range(8))
+    stream = batches.Dataset(data).train_batches(LOOP, 0, range(8))
     try:
         return [next(stream) for _ in range(count)][-1]
     finally:
@@ -91,7 +91,7 @@ def test_few_row_groups_are_held(tmp_path, monkeypatch, rows_per_group):
 
     monkeypatch.setattr(ParquetSource, "read", watched)
     data = write_parquet(tmp_path / "a.parquet", make_documents(240), rows_per_group, streams=4, prefetch_batches=2)
-    stream = batches.Dataset(data).training(LOOP, 0, range(8))
+    stream = batches.Dataset(data).train_batches(LOOP, 0, range(8))
     for _ in range(60):
         next(stream)
     stream.close()
@@ -108,7 +108,9 @@ class TestBadParquet:
 
     def test_a_column_without_text(self, tmp_path):
         data = write_parquet(tmp_path / "a.parquet", ["x"], 1, text_column="id")
-        with pytest.raises(RunFileError, match=r"^data\.text_column: .*a\.parquet: column 'id' contains int64, not text$"):
+        with pytest.raises(
+            RunFileError, match=r"^data\.text_column: .*a\.parquet: column 'id' contains int64, not text$"
+        ):
             first_batch(data)
 
     def test_a_template_of_other_columns(self, tmp_path):

@@ -39,7 +39,7 @@ def test_operands_go_as_far_as_asked() -> None:
     drawn = problems_of(0, largest_first=29, largest_second=5).train(0, 5000)
     sums = {PROMPT.fullmatch(p.question).groups() for p in drawn}
     assert (max(int(x) for x, _, _ in sums), max(int(y) for _, _, y in sums)) == (29, 5)
-    assert max(len(p.worked) for p in drawn) == 6 * len("+5:29")
+    assert max(len(p.solution) for p in drawn) == 6 * len("+5:29")
 
 
 def test_training_and_evaluation_know_both_operators_and_orders() -> None:
@@ -51,7 +51,7 @@ def test_training_and_evaluation_know_both_operators_and_orders() -> None:
 
 
 def test_the_worked_response_counts_to_the_answer() -> None:
-    worked = {PROMPT.fullmatch(p.question).groups(): p.worked for p in problems_of(0).train(0, 2000)}
+    worked = {PROMPT.fullmatch(p.question).groups(): p.solution for p in problems_of(0).train(0, 2000)}
     assert worked["3", "gets", "2"] == "+2:03+1:04+0:05"
     assert worked["3", "uses", "2"] == "-2:03-1:02-0:01"
 
@@ -74,6 +74,6 @@ def test_worked_responses_end_in_the_answer_and_fit_the_quick_start() -> None:
     for problem in problems_of(0).train(0, 500):
         left, verb, right = re.findall(r"\d|gets|uses", problem.question)
         assert int(problem.answer) == int(left) + int(right) * (1 if verb == "gets" else -1)
-        assert answer_match(problem.worked, problem.answer) == 1.0
+        assert answer_match(problem.solution, problem.answer) == 1.0
         assert len(problem.question) + 1 <= 28
-        assert len(problem.worked) + 1 <= 52
+        assert len(problem.solution) + 1 <= 52

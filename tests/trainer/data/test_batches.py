@@ -19,18 +19,18 @@ def data(tmp_path) -> TextData:
 
 
 def test_the_rows_of_a_batch_do_not_depend_on_who_holds_them(data):
-    whole = next(batches.Dataset(data).training(LOOP, 1, range(8)))
-    halves = [next(batches.Dataset(data).training(LOOP, 1, rows)) for rows in (range(4), range(4, 8))]
-    assert whole.keys() == batches.Dataset(data).fields.keys()
-    for name, dtype in batches.Dataset(data).fields.items():
+    whole = next(batches.Dataset(data).train_batches(LOOP, 1, range(8)))
+    halves = [next(batches.Dataset(data).train_batches(LOOP, 1, rows)) for rows in (range(4), range(4, 8))]
+    assert whole.keys() == batches.Dataset(data).batch_dtypes.keys()
+    for name, dtype in batches.Dataset(data).batch_dtypes.items():
         assert whole[name].dtype == dtype
         np.testing.assert_array_equal(whole[name], np.concatenate([half[name] for half in halves]))
 
 
 def test_a_position_restores_the_next_batch(data):
-    stream = batches.Dataset(data).training(LOOP, 1, range(8))
+    stream = batches.Dataset(data).train_batches(LOOP, 1, range(8))
     next(stream)
     position, expected = stream.position(), next(stream)
-    again = batches.Dataset(data).training(LOOP, 1, range(8))
+    again = batches.Dataset(data).train_batches(LOOP, 1, range(8))
     again.restore(position)
     np.testing.assert_array_equal(next(again)["tokens"], expected["tokens"])

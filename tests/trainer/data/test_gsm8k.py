@@ -43,13 +43,13 @@ def answers(questions: list[Question]) -> list[str]:
 def test_rows_become_problems(file: Path) -> None:
     first, second, _ = read_problems(str(file), "data.path")
     assert first.question == "Two and two?"
-    assert (first.answer, first.worked) == ("4", "2+2=4\n#### 4")
+    assert (first.answer, first.solution) == ("4", "2+2=4\n#### 4")
     assert second.answer == "1,000"
 
 
 def test_long_questions_are_left_out_and_counted(file: Path) -> None:
     data = asked(file, seed=0, max_prompt_length=64)
-    assert data.too_long == 2
+    assert data.num_too_long == 2
     assert set(answers(data.train(0, 50))) == {"4", "3"}
     assert data.train(0, 5) == data.train(0, 5)
     assert sorted(answers(data.held_out(2))) == ["3", "4"]
@@ -110,6 +110,6 @@ def test_published_worked_responses_are_right() -> None:
     problems = read_problems(str(PUBLISHED), "data.path")
     assert len(problems) == 1319
     for problem in problems:
-        assert answer_match(problem.worked, problem.answer) == 1.0
-        assert answer_match(problem.worked, f"{problem.answer}1") == 0.0
-        assert "<<" not in problem.worked
+        assert answer_match(problem.solution, problem.answer) == 1.0
+        assert answer_match(problem.solution, f"{problem.answer}1") == 0.0
+        assert "<<" not in problem.solution

@@ -47,7 +47,7 @@ def corpus(request, tmp_path):
 def made(data: Corpus, rows: range, count: int, processes: int = 1) -> list[Batch]:
     """So many global batches, put together from what each process holds."""
     share = len(rows) // processes
-    parts = [batches.Dataset(data).training(LOOP, 5, rows[i * share : (i + 1) * share]) for i in range(processes)]
+    parts = [batches.Dataset(data).train_batches(LOOP, 5, rows[i * share : (i + 1) * share]) for i in range(processes)]
     found = [[next(part) for part in parts] for _ in range(count)]
     for part in parts:
         part.close()
@@ -65,7 +65,7 @@ def epoch(data: Corpus, processes: int) -> Counter[str]:
     documents: Counter[str] = Counter()
     share = ROWS // processes
     for process in range(processes):
-        stream = batches.Dataset(data).training(LOOP, 5, range(process * share, (process + 1) * share))
+        stream = batches.Dataset(data).train_batches(LOOP, 5, range(process * share, (process + 1) * share))
         flat: dict[int, list[int]] = {}
         for _ in range(60):
             batch = next(stream)
@@ -100,7 +100,7 @@ def test_rows_that_documents_share_hold_each_once_an_epoch(corpus, processes):
     kept = {text for text in texts() if 0 < len(text.encode()) <= SEQUENCE} - set(validation_documents(data))
     found: set[str] = set()
     for process in range(processes):
-        stream = batches.Dataset(data).training(loop, 5, range(process * share, (process + 1) * share))
+        stream = batches.Dataset(data).train_batches(loop, 5, range(process * share, (process + 1) * share))
         counts: list[Counter[str]] = [Counter() for _ in range(share)]
         checked = 0
         for _ in range(100):
@@ -121,7 +121,7 @@ def test_rows_that_documents_share_hold_each_once_an_epoch(corpus, processes):
 
 def validation_documents(data: Corpus) -> list[str]:
     loop = lm_loop(ROWS, 256, eval_batches=6)
-    found = batches.Dataset(data.model_copy(update={"packing": "documents"})).validation(loop, range(ROWS))
+    found = batches.Dataset(data.model_copy(update={"packing": "documents"})).validation_batches(loop, range(ROWS))
     documents = []
     for batch in found:
         for ids, segments in zip(batch["targets"], batch["segments"], strict=True):
@@ -147,12 +147,12 @@ def test_a_position_restores_the_next_batch_on_any_number_of_processes(corpus, p
     for after in (0, 1, 7, 33):
         position = {}
         for process in range(2):
-            stream = batches.Dataset(data).training(LOOP, 5, range(process * 4, process * 4 + 4))
+            stream = batches.Dataset(data).train_batches(LOOP, 5, range(process * 4, process * 4 + 4))
             for _ in range(after):
                 next(stream)
             position |= stream.position()
             stream.close()
-        again = batches.Dataset(data).training(LOOP, 5, range(ROWS))
+        again = batches.Dataset(data).train_batches(LOOP, 5, range(ROWS))
         next(again)
         again.restore(json.loads(json.dumps(position)))
         same(next(again), expected[after])
@@ -184,7 +184,7 @@ def test_seeds_and_epochs_have_orders_of_their_own(tmp_path):
 
     def order(**keys) -> list[list[bytes]]:
         loop = lm_loop(1, 4 * 99)  # an epoch: BOS and three digits; one of the 100 is for validation
-        stream = batches.Dataset(data.model_copy(update=keys)).training(loop, 1, range(1))
+        stream = batches.Dataset(data.model_copy(update=keys)).train_batches(loop, 1, range(1))
         found = [next(stream)["tokens"][0] for _ in range(2)]
         stream.close()
         return [bytes(i if i < 256 else 32 for i in row.tolist()).split() for row in found]
@@ -233,7 +233,7 @@ def test_a_long_document_is_split_without_a_loss(tmp_path):
     long = "".join(chr(97 + i % 26) for i in range(200))
     data = write_jsonl(tmp_path / "a.jsonl", [long, "short"], streams=1, packing="documents", shuffle=False)
     data = data.model_copy(update={"eval_fraction": 0, "eval_path": data.path})
-    batch = batches.Dataset(data).validation(lm_loop(ROWS, SEQUENCE), range(ROWS))[0]
+    batch = batches.Dataset(data).validation_batches(lm_loop(ROWS, SEQUENCE), range(ROWS))[0]
     targets = sorted(bytes(batch["targets"][batch["weights"] > 0].tolist()))
     assert targets == sorted((long + "short").encode())
 
@@ -258,7 +258,7 @@ def test_only_the_answer_is_learnt_and_to_stop_after_it(tmp_path):
         | {"path": str(tmp_path / "b.jsonl"), "eval_path": str(tmp_path / "a.jsonl"), "eval_fraction": 0}
         | {"text_column": None, "template": template, "eos": "<eos>"}
     )
-    batch = batches.Dataset(data).validation(lm_loop(1, 40), range(1))[0]
+    batch = batches.Dataset(data).validation_batches(lm_loop(1, 40), range(1))[0]
     learnt = []
     for segment in (1, 2):
         mine = batch["segments"][0] == segment
@@ -271,10 +271,10 @@ def test_only_the_answer_is_learnt_and_to_stop_after_it(tmp_path):
 def test_validation_is_fixed_and_its_last_rows_are_padding(corpus):
     data = corpus(packing="stream")
     loop = lm_loop(ROWS, SEQUENCE, eval_batches=4)
-    found = batches.Dataset(data).validation(loop, range(ROWS))
-    for one, other in zip(found, batches.Dataset(data).validation(loop, range(ROWS)), strict=True):
+    found = batches.Dataset(data).validation_batches(loop, range(ROWS))
+    for one, other in zip(found, batches.Dataset(data).validation_batches(loop, range(ROWS)), strict=True):
         same(one, other)
-    for one, other in zip(found, batches.Dataset(data).validation(loop, range(4, ROWS)), strict=True):
+    for one, other in zip(found, batches.Dataset(data).validation_batches(loop, range(4, ROWS)), strict=True):
         same({name: values[4:] for name, values in one.items()}, other)
     assert len(found) == 4
     assert found[0]["weights"].any()
@@ -285,28 +285,28 @@ def test_validation_is_fixed_and_its_last_rows_are_padding(corpus):
 
 def test_a_position_of_other_data_is_refused(tmp_path):
     data = write_jsonl(tmp_path / "a.jsonl", texts(), streams=4)
-    position = batches.Dataset(data).training(LOOP, 5, range(ROWS)).position()
-    other = batches.Dataset(data.model_copy(update={"streams": 2})).training(LOOP, 5, range(ROWS))
+    position = batches.Dataset(data).train_batches(LOOP, 5, range(ROWS)).position()
+    other = batches.Dataset(data.model_copy(update={"streams": 2})).train_batches(LOOP, 5, range(ROWS))
     with pytest.raises(RunFileError, match=r"^data\.streams: .* was written with 4, not 2; resume with"):
         other.restore(position)
-    grown = batches.Dataset(write_parquet(tmp_path / "a.parquet", texts(), 10, streams=4)).training(
+    grown = batches.Dataset(write_parquet(tmp_path / "a.parquet", texts(), 10, streams=4)).train_batches(
         LOOP, 5, range(ROWS)
     )
     with pytest.raises(RunFileError, match=r"^data\.path: .* was written with 1 groups, not 13 groups"):
         grown.restore(position)
-    windows = batches.Dataset(write_text(tmp_path / "t", ["x" * 500])).training(LOOP, 5, range(ROWS))
+    windows = batches.Dataset(write_text(tmp_path / "t", ["x" * 500])).train_batches(LOOP, 5, range(ROWS))
     with pytest.raises(RunFileError, match=r"^data\.packing: "):
         windows.restore(position)
     with pytest.raises(RunFileError, match=r"^data\.packing: .* was written with windows, not stream"):
-        batches.Dataset(data).training(LOOP, 5, range(ROWS)).restore(windows.position())
+        batches.Dataset(data).train_batches(LOOP, 5, range(ROWS)).restore(windows.position())
 
 
 def test_streams_must_share_the_rows_and_have_documents(tmp_path):
     data = write_jsonl(tmp_path / "a.jsonl", ["one", "two"], streams=3)
     with pytest.raises(RunFileError, match=r"^data\.streams: 3 streams cannot share the 8 rows of a batch evenly"):
-        batches.Dataset(data).training(LOOP, 5, range(ROWS))
+        batches.Dataset(data).train_batches(LOOP, 5, range(ROWS))
     data = data.model_copy(update={"streams": 8})
     with pytest.raises(RunFileError, match=r"^data\.streams: 8 streams are too many for data\.path: stream \d gets no"):
-        next(batches.Dataset(data).training(LOOP, 5, range(ROWS)))
+        next(batches.Dataset(data).train_batches(LOOP, 5, range(ROWS)))
     with pytest.raises(RunFileError, match=r"^data\.path: no document is left for validation; .*eval_fraction"):
-        batches.Dataset(data).validation(LOOP, range(ROWS))
+        batches.Dataset(data).validation_batches(LOOP, range(ROWS))

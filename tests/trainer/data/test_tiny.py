@@ -31,9 +31,9 @@ def test_every_kind_trains_and_evaluates(name, packing):
         return
     data = tiny(name).model_copy(update={"packing": packing})
     loop = LmLoop(**load_group("loop/lm") | {"total_batch_tokens": 1024, "seq_len": 32, "eval_batches": 1})
-    stream = batches.Dataset(data).training(loop, 0, range(loop.rows))
+    stream = batches.Dataset(data).train_batches(loop, 0, range(loop.rows))
     for _ in range(4):
         assert next(stream)["weights"].any()
     stream.close()
-    assert batches.Dataset(data).validation(loop, range(loop.rows))[0]["weights"].any()
+    assert batches.Dataset(data).validation_batches(loop, range(loop.rows))[0]["weights"].any()
     batches.Dataset(data).check_vocab_size(512)

@@ -71,4 +71,4 @@ def test_bad_files(tmp_path, content, words):
     if content:
         path.write_bytes(content)
     with pytest.raises(RunFileError, match=rf"data\.path: .*{words}"):
-        windows.load_text(text_data(path, fraction=0.2), ByteTokenizer()).check(10)
+        windows.load_text(text_data(path, fraction=0.2), ByteTokenizer()).check_length(10)

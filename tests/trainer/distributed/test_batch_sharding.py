@@ -26,7 +26,7 @@ def test_a_batch_is_on_the_devices_whole(sizes, micro_batch_size):
     assert split.rows == range(32)
     tokens = np.arange(96, dtype=np.int32).reshape(32, 3)
     with jax.transfer_guard("disallow"):
-        placed = split.place({"tokens": tokens})["tokens"]
+        placed = split.to_devices({"tokens": tokens})["tokens"]
     assert placed.shape == split.shape(3)
     assert placed.sharding == split.sharding
     found = np.asarray(placed).reshape(-1, 3)

@@ -30,7 +30,8 @@ def tree(mesh, **others):
 
 def test_they_do_not_depend_on_the_mesh():
     sums = [
-        ReplicaChecksums().of(tree(make_mesh(*sizes)), "") for sizes in [(8, 1, 1), (2, 2, 2), (1, 4, 2), (1, 1, 1)]
+        ReplicaChecksums().compute(tree(make_mesh(*sizes)), "")
+        for sizes in [(8, 1, 1), (2, 2, 2), (1, 4, 2), (1, 1, 1)]
     ]
     assert sums[0] == sums[1] == sums[2] == sums[3]
     weights = np.asarray(tree(make_mesh(1, 1, 1))["weights"])
@@ -46,7 +47,7 @@ def test_one_bit_changes_one_of_them(bit):
     flipped = np.asarray(whole["weights"]).copy()
     flipped.view(np.uint32)[3, 4] ^= np.uint32(1 << bit)
     checksums = ReplicaChecksums()
-    before, after = checksums.of(whole, ""), checksums.of(tree(mesh, weights=flipped), "")
+    before, after = checksums.compute(whole, ""), checksums.compute(tree(mesh, weights=flipped), "")
     assert {name for name in before if before[name] != after[name]} == {"weights"}
 
 
@@ -57,5 +58,5 @@ def test_copies_that_differ_are_told_by_worker_and_array():
     copies[5] = copies[5].at[0, 0].add(1.0)
     spoilt = jax.make_array_from_single_device_arrays((8, 6), whole["weights"].sharding, copies)
     with pytest.raises(DisagreementError) as error:
-        ReplicaChecksums().of(whole | {"weights": spoilt}, "after update 30")
+        ReplicaChecksums().compute(whole | {"weights": spoilt}, "after update 30")
     assert str(error.value) == "worker 0: its copy of weights differs from the other workers' after update 30"

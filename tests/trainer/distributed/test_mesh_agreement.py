@@ -56,7 +56,7 @@ def test_fifty_updates_in_four_processes(alone, tmp_path, compile_cache):
     result = tmp_path / "result.npz"
     module = ["tests.trainer.distributed.mesh_agreement", str(result)]
     for ended in wait_processes(start_processes(module, tmp_path, compile_cache, {}, {}, {}, {})):
-        assert ended.code == 0, ended.stderr
+        assert ended.exit_code == 0, ended.stderr
     for process in range(4):
         with np.load(tmp_path / f"result-{process}.npz") as file:
             arrays = dict(file)

@@ -21,9 +21,9 @@ class Scripted(PreemptionNotice):
     at: int
 
     def agreed(self, step: int) -> bool:
-        if self._asked + 1 == self.at:
+        if self._num_polls + 1 == self.at:
             os.kill(os.getpid(), signal.SIGTERM)
-        return super().agreed(step)
+        return super().should_stop(step)
 
 
 @pytest.mark.parametrize(("at", "saved"), [(1, []), (4, [2, 3]), (6, [2, 4])])
@@ -50,8 +50,8 @@ def test_a_noticed_run_saves_and_goes_on_to_the_same_numbers(lm_run, tmp_path, m
 def test_it_listens_only_while_it_is_entered():
     before = signal.getsignal(signal.SIGTERM)
     with PreemptionNotice() as notice:
-        assert not notice.agreed(3)
+        assert not notice.should_stop(3)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert notice.agreed(3)
-        assert notice.agreed(4)
+        assert notice.should_stop(3)
+        assert notice.should_stop(4)
     assert signal.getsignal(signal.SIGTERM) is before

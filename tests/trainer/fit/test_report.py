@@ -124,9 +124,9 @@ class Compiler:
 
     def verdict(self, experiment: RunFile, name: str) -> memory.MemoryReport:
         rows = experiment.loop.micro_batch_size or 4
-        needs = {"none": 8, "products": 6, "outputs": 5, "attention": 4, "full": 3}[experiment.model.remat] * rows
-        needs += experiment.model.logit_chunk / 16 + 64 / experiment.mesh.fsdp
-        peak = needs if name == "update" else 1.0
+        depends_on = {"none": 8, "products": 6, "outputs": 5, "attention": 4, "full": 3}[experiment.model.remat] * rows
+        depends_on += experiment.model.logit_chunk / 16 + 64 / experiment.mesh.fsdp
+        peak = depends_on if name == "update" else 1.0
         hbm = experiment.pod.hbm_bytes_per_chip or 0
         is_small = fits(peak * GIB, experiment)
         return memory.MemoryReport(name, is_small, peak, 0, 0, 0, 0, hbm, 0, 0, 0)

@@ -26,7 +26,7 @@ def final_state(raw) -> train_step.State:
     experiment = RunFile.model_validate(raw)
     checkpoints = CheckpointManager(experiment.dir, experiment.checkpoint)
     abstract = train_step.abstract_state(experiment.model, experiment.optimizer, meshes.build_mesh(experiment.mesh))
-    state, _ = checkpoints.restore(checkpoints.latest(), abstract)
+    state, _ = checkpoints.restore(checkpoints.latest_step(), abstract)
     checkpoints.close()
     return state
 

@@ -15,7 +15,7 @@ from trainer.models.shared_prompt import PromptGroup, prompt_group
 from trainer.rl.batching import pad_sequences
 from trainer.step import train_step
 
-GROUP = PromptGroup(samples=3, prompt=7, response=9)
+GROUP = PromptGroup(group_size=3, prompt_length=7, response_length=9)
 ROWS, WIDTH = 12, 16
 
 

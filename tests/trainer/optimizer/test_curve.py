@@ -50,6 +50,6 @@ def curve(cfg: Model, opt: Muon, loop: LmLoop, devices: int) -> np.ndarray:
         for _ in range(UPDATES):
             tokens = random.zipf(1.5, (16, 33)).clip(max=127).astype(np.int32)
             batch = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": np.ones((16, 32), np.float32)}
-            state, metrics = step(state, split.place(batch))
+            state, metrics = step(state, split.to_devices(batch))
             found.append(metrics["loss"])
     return np.array(jax.device_get(found))

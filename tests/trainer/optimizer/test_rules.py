@@ -99,7 +99,7 @@ def test_a_group_may_be_frozen():
 
 def test_a_constant_rate_keeps_the_ratios():
     """Of the warm start before GRPO."""
-    opt = read("nanochat").constant(0.002)
+    opt = read("nanochat").with_constant_lr(0.002)
     found = update_rules(opt, model("nanochat_d16"))
     assert found["layers.embedding_scale"].lr == pytest.approx(0.05)
     assert found["layers.down"].lr == 0.002

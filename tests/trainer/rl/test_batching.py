@@ -21,7 +21,7 @@ def test_prompt_and_response_stand_end_to_end() -> None:
 def test_worked_responses_are_cut_where_drawn_ones_would_be() -> None:
     loop = GrpoLoop(**load_group("loop/grpo") | {"max_prompt_length": 8, "max_new_tokens": 6})
     prompting = PromptEncoder(ArithmeticData(**load_group("data/arithmetic")))
-    questions = prompting.questions([Problem("1+1=", "2", "2"), Problem("2+3=", "5", "it is 5")])
+    questions = prompting.encode([Problem("1+1=", "2", "2"), Problem("2+3=", "5", "it is 5")])
     batch = batching.supervised_batch(questions, loop)
     assert batch["mask"].sum(axis=1).tolist() == [2, 6]
     assert batch["tokens"][0, 5:7].tolist() == [*encode("2"), EOS_ID]

@@ -24,7 +24,7 @@ LOOP = GrpoLoop(
     | {"max_prompt_length": 8, "max_new_tokens": LENGTH, "group_size": 2, "prompts_per_step": 2}
 )
 PROMPTING = PromptEncoder(ArithmeticData(**load_group("data/arithmetic")))
-QUESTIONS = PROMPTING.questions([Problem("1+1=", "2", ""), Problem("2+3=", "5", "")])
+QUESTIONS = PROMPTING.encode([Problem("1+1=", "2", ""), Problem("2+3=", "5", "")])
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ class Scripted:
             between()
             tokens = np.array([*encode(text), EOS_ID][:LENGTH], np.int32)
             logprobs = -(10.0 * row + np.arange(1, len(tokens) + 1, dtype=np.float32))
-            yield Completion(row, tokens, logprobs, ended=bool(tokens[-1] == EOS_ID))
+            yield Completion(row, tokens, logprobs, finished=bool(tokens[-1] == EOS_ID))
 
 
 class Scores:
@@ -78,7 +78,7 @@ def drawn(checks: RewardPool, *draws: list[str], finish: bool = True, **changes)
     asked, sampler, loop = Asked(), Scripted(*draws), GrpoLoop(**LOOP.model_dump() | changes)
     watch = Stopwatch("rollout_time", "reward_time", "score_time")
     rollouts = RolloutGenerator(loop, make_mesh(1, 1, 1), 7, asked, sampler, Scores(), checks, watch)  # pyright: ignore[reportArgumentType]
-    rollout = rollouts.draw(None, None, 3, lambda: None)  # pyright: ignore[reportArgumentType]
+    rollout = rollouts.generate(None, None, 3, lambda: None)  # pyright: ignore[reportArgumentType]
     if finish:
         rollout.finish()
     return rollout, asked, sampler
@@ -97,7 +97,7 @@ def by_text(rollout: Rollout, name: str) -> dict[tuple[str, str], float]:
 
 def test_scores_are_by_group(checks) -> None:
     rollout, _, _ = drawn(checks, ["2", "3", "5", "     5"])
-    facts = rollout.facts
+    facts = rollout.metrics
     assert (facts["accuracy"], facts["pass_at_k"], facts["reward_mean"]) == (0.75, 1, 0.75)
     assert (facts["zero_variance_groups"], facts["truncated"], facts["reward_std"]) == (0.5, 0.25, 0.25)
     assert (facts["response_length"], facts["response_length_max"], facts["samples_drawn"]) == (3, 6, 4)
@@ -115,7 +115,7 @@ def test_the_samplers_log_probabilities_stand_where_the_mask_does(checks) -> Non
     for tokens, mask, logprobs in zip(batch["tokens"], batch["mask"], batch["sampler"], strict=True):
         places = mask.nonzero()[0]
         row = int(-logprobs[places[0]] // 10)
-        assert places[0] == len(QUESTIONS[0].tokens) - 1
+        assert places[0] == len(QUESTIONS[0].prompt_tokens) - 1
         assert len(places) == [2, 1, 3, 6][row]
         assert logprobs[places].tolist() == [-(10 * row + i + 1) for i in range(len(places))]
         assert logprobs.nonzero()[0].tolist() == places.tolist()
@@ -128,13 +128,13 @@ def test_the_groups_of_one_update_stand_together(checks) -> None:
     (batch,) = rollout.batches
     rows = zip(batch["tokens"], batch["mask"], strict=True)
     prompts = [tokens[: int(mask.argmax()) + 1].tolist() for tokens, mask in rows]
-    assert prompts == [question.tokens for question in QUESTIONS for _ in range(2)]
+    assert prompts == [question.prompt_tokens for question in QUESTIONS for _ in range(2)]
 
 
 def test_what_does_not_count_is_counted(checks) -> None:
     """A group of equal rewards, and a response that was cut off in another."""
     rollout, _, _ = drawn(checks, ["2", "2", "     4", "5"], filter_zero_variance_groups=True, overlong="drop")
-    assert (rollout.facts["filtered_equal"], rollout.facts["filtered_overlong"]) == (0.5, 0.25)
+    assert (rollout.metrics["filtered_equal"], rollout.metrics["filtered_overlong"]) == (0.5, 0.25)
     weights, advantages = by_text(rollout, "weight"), by_text(rollout, "advantage")
     assert [weight for _, weight in sorted(weights.items())] == [0, 0, 1]  # the two equal ones have the same texts
     assert advantages["2+3=", "5"] == pytest.approx(1, abs=1e-4)  # the baseline is that of all samples
@@ -143,17 +143,17 @@ def test_what_does_not_count_is_counted(checks) -> None:
 def test_long_responses_lose_reward_but_make_no_group_unequal(checks) -> None:
     changes = {"filter_zero_variance_groups": True, "overlong": "penalize", "overlong_buffer_fraction": 0.5}
     rollout, _, _ = drawn(checks, ["2", "     2", "5", "   5"], **changes)
-    assert rollout.facts["reward_mean"] == pytest.approx((1 + 0 + 1 + 1 - 2 / 3) / 4)
-    assert rollout.facts["filtered_equal"] == 1
-    assert rollout.facts["zero_variance_groups"] == 0
+    assert rollout.metrics["reward_mean"] == pytest.approx((1 + 0 + 1 + 1 - 2 / 3) / 4)
+    assert rollout.metrics["filtered_equal"] == 1
+    assert rollout.metrics["zero_variance_groups"] == 0
 
 
 def test_rewards_are_weighed_and_what_fails_is_counted(checks) -> None:
     rewards = {"format": 0.5, "no_such_module_here:f": 1.0, "boxed": 2.0}
     rollout, _, _ = drawn(checks, ["#### 2", "3", "####5", "5"], rewards=rewards)
-    assert rollout.facts["reward_mean"] == 0.25
-    assert rollout.facts["accuracy"] == 0.75
-    assert (rollout.facts["checks_failed"], rollout.facts["checks_timed_out"]) == (1, 0)
+    assert rollout.metrics["reward_mean"] == 0.25
+    assert rollout.metrics["accuracy"] == 0.75
+    assert (rollout.metrics["checks_failed"], rollout.metrics["checks_timed_out"]) == (1, 0)
 
 
 def test_each_sample_goes_to_one_update(checks) -> None:
@@ -183,8 +183,8 @@ def test_groups_that_teach_nothing_are_drawn_anew(checks) -> None:
     assert not sampler.draws
     assert len({*map(tuple, sampler.keys)}) == len({*asked.steps}) == 3
     assert by_text(rollout, "weight") == dict.fromkeys([("1+1=", "2"), ("1+1=", "3"), ("2+3=", "5"), ("2+3=", "4")], 1)
-    assert (rollout.facts["samples_drawn"], rollout.facts["filtered_equal"]) == (12, pytest.approx(8 / 12))
-    assert rollout.facts["accuracy"] == pytest.approx(8 / 12)  # of all that were drawn
+    assert (rollout.metrics["samples_drawn"], rollout.metrics["filtered_equal"]) == (12, pytest.approx(8 / 12))
+    assert rollout.metrics["accuracy"] == pytest.approx(8 / 12)  # of all that were drawn
     again, _, _ = drawn(checks, *draws, filter_zero_variance_groups=True, max_resample_rounds=5)
     for a, b in zip(again.batches, rollout.batches, strict=True):
         assert all((a[name] == b[name]).all() for name in b)
@@ -194,13 +194,13 @@ def test_after_so_many_draws_the_rest_is_left_out(checks) -> None:
     draws = [["2", "3", "5", "5"], ["1", "1", "5", "5"]]
     rollout, _, _ = drawn(checks, *draws, filter_zero_variance_groups=True, max_resample_rounds=1)
     assert sorted(rollout.batches[0]["weight"].tolist()) == [0, 0, 1, 1]
-    assert rollout.facts["filtered_equal"] == 6 / 8
+    assert rollout.metrics["filtered_equal"] == 6 / 8
 
 
 def test_what_was_drawn_for_nothing_is_counted(checks) -> None:
     draws = [["2", "3", "5", "5"], ["1", "2", "4", "5"]]
     rollout, _, _ = drawn(checks, *draws, filter_zero_variance_groups=True, max_resample_rounds=1)
-    assert (rollout.facts["filtered_equal"], rollout.facts["unused"]) == (2 / 8, 2 / 8)
+    assert (rollout.metrics["filtered_equal"], rollout.metrics["unused"]) == (2 / 8, 2 / 8)
     assert rollout.batches[0]["weight"].tolist() == [1, 1, 1, 1]
 
 
@@ -209,9 +209,9 @@ def test_a_checkpoint_keeps_what_is_to_come_bit_for_bit(checks, taken) -> None:
     """On another mesh, too; where rewards are still computed, it waits for them."""
     rollout, _, _ = drawn(checks, [str(i) for i in range(8)], finish=taken > 0, updates_per_rollout=2, steps=2)
     if taken:
-        rollout.take()
-    found = Rollout.restored(rollout.saved(), make_mesh(2, 1, 1))
-    assert found.facts == rollout.facts
+        rollout.pop_batch()
+    found = Rollout.from_json(rollout.to_json(), make_mesh(2, 1, 1))
+    assert found.metrics == rollout.metrics
     assert len(found.batches) == len(rollout.batches) == 2 - taken
     for a, b in zip(found.placed, rollout.placed, strict=True):
         assert a.keys() == b.keys()
@@ -238,4 +238,4 @@ def test_a_draw_can_be_ended(checks) -> None:
         Stopwatch("rollout_time"),  # pyright: ignore[reportArgumentType]
     )
     with pytest.raises(EndError):
-        rollouts.draw(None, None, 0, end)  # pyright: ignore[reportArgumentType]
+        rollouts.generate(None, None, 0, end)  # pyright: ignore[reportArgumentType]

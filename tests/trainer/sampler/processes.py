@@ -33,7 +33,7 @@ def sample_responses() -> dict[str, np.ndarray]:
     sampler = Sampler(cfg, SamplerSettings(8, MAX_NEW_TOKENS, slots=8, chunk=4), mesh, StopCriteria(STOP_TOKENS))
     placed = weights.param_shardings(cfg, mesh)
     params = jax.jit(lambda key: weights.init_params(cfg, key), out_shardings=placed)(jax.random.key(0))
-    found = list(sampler.draw(sampler.load(params), PROMPTS, SAMPLES, jax.random.key(1), 1.0))
+    found = list(sampler.generate(sampler.load_params(params), PROMPTS, SAMPLES, jax.random.key(1), 1.0))
     return {
         "rows": np.array([response.row for response in found]),
         "tokens": np.concatenate([response.tokens for response in found]),

@@ -36,8 +36,8 @@ def drawn(cfg, *, sizes=(1, 1, 1), temperature=1.0, seed=0, ends=(EOS_ID,), text
     )
     with jax.set_mesh(mesh):
         sampler = Sampler(cfg, settings, mesh, StopCriteria(ends, texts, decode))
-        copy = sampler.load(jax.device_put(params_of(cfg), weights.param_shardings(cfg, mesh)))
-        found = list(sampler.draw(copy, prompts, SAMPLES, jax.random.key(seed), temperature))
+        copy = sampler.load_params(jax.device_put(params_of(cfg), weights.param_shardings(cfg, mesh)))
+        found = list(sampler.generate(copy, prompts, SAMPLES, jax.random.key(seed), temperature))
     assert sorted(response.row for response in found) == list(range(len(prompts) * SAMPLES))
     return sorted(found, key=lambda response: response.row)
 
@@ -46,7 +46,7 @@ def assert_same(some: list[Completion], others: list[Completion], atol: float = 
     for one, other in zip(some, others, strict=True):
         np.testing.assert_array_equal(one.tokens, other.tokens, err_msg=f"row {one.row}")
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=atol)
-        assert one.ended == other.ended
+        assert one.finished == other.finished
 
 
 def trainers(cfg, params, found: list[Completion], temperature=1.0) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -111,11 +111,11 @@ def test_keys_and_samples_differ(tiny):
 
 def test_a_row_ends_at_a_token_or_is_cut_off(tiny):
     found = drawn(tiny, ends=OFTEN)
-    assert {response.ended for response in found} == {True, False}
+    assert {response.finished for response in found} == {True, False}
     for response in found:
         assert not set(response.tokens[:-1]) & set(OFTEN)
-        assert (response.tokens[-1] in OFTEN) == response.ended
-        assert response.ended or len(response.tokens) == RESPONSE
+        assert (response.tokens[-1] in OFTEN) == response.finished
+        assert response.finished or len(response.tokens) == RESPONSE
 
 
 def test_a_row_ends_at_a_text_wherever_the_chunks_do(tiny):
@@ -128,7 +128,7 @@ def test_a_row_ends_at_a_text_wherever_the_chunks_do(tiny):
         for response, before in zip(found, free, strict=True):
             length = len(response.tokens)
             np.testing.assert_array_equal(response.tokens, before.tokens[:length])
-            assert response.ended == (before.ended or response.row in expected)
+            assert response.finished == (before.finished or response.row in expected)
             assert decode(response.tokens).endswith(stop) == (response.row in expected)
             assert stop not in decode(response.tokens[:-1])
 
@@ -180,5 +180,5 @@ def test_what_is_asked_between_chunks_may_end_the_draw(tiny):
     settings, mesh = SamplerSettings(8, RESPONSE, ROWS, chunk=2), make_mesh(1, 1, 1)
     sampler = Sampler(tiny, settings, mesh, StopCriteria(()))
     with pytest.raises(InterruptedError):
-        list(sampler.draw(sampler.load(params_of(tiny)), PROMPTS, SAMPLES, jax.random.key(0), 1.0, between))
+        list(sampler.generate(sampler.load_params(params_of(tiny)), PROMPTS, SAMPLES, jax.random.key(0), 1.0, between))
     assert len(asked) == 3

@@ -31,7 +31,7 @@ def test_greedy_replies_equal_the_reference(family):
     prompts = [row[:length].tolist() for row, length in zip(expected["prompts"], lengths, strict=True)]
     settings = SamplerSettings(max(lengths), count, slots=3, chunk=4)  # so that rows follow each other
     sampler = Sampler(cfg, settings, make_mesh(1, 1, 1), StopCriteria(()))
-    copy = sampler.load(jax.tree.map(jnp.asarray, params))
-    found = {drawn.row: drawn.tokens for drawn in sampler.draw(copy, prompts, 1, jax.random.key(0), 0.0)}
+    copy = sampler.load_params(jax.tree.map(jnp.asarray, params))
+    found = {drawn.row: drawn.tokens for drawn in sampler.generate(copy, prompts, 1, jax.random.key(0), 0.0)}
     assert len(np.unique(expected["generated"])) > 4  # replies that change on the way
     np.testing.assert_array_equal([found[row] for row in range(len(prompts))], expected["generated"])

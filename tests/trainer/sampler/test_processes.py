@@ -22,7 +22,7 @@ def test_the_same_responses_in_several_processes(alone, tmp_path, compile_cache,
     module = ["tests.trainer.sampler.processes", str(count), str(tmp_path / "result.npz")]
     own = [{"JAX_NUM_CPU_DEVICES": str(8 // count)}] * count
     for ended in wait_processes(start_processes(module, tmp_path, compile_cache, *own)):
-        assert ended.code == 0, ended.stderr
+        assert ended.exit_code == 0, ended.stderr
     for process in range(count):
         with np.load(tmp_path / f"result-{process}.npz") as found:
             np.testing.assert_array_equal(found["rows"], alone["rows"])

@@ -38,7 +38,7 @@ def compiled(request: pytest.FixtureRequest) -> tuple[int, str]:
     mesh = Mesh(data=-1, fsdp=1, tensor=request.param)
     settings = SamplerSettings(PROMPT, RESPONSE, SLOTS, chunk=8, dtype="float32", mesh=mesh)
     programs = SamplerPrograms(model_of(), settings, make_mesh(1, 8, 1), ends=(1,))
-    function, arguments = next(f for name, *f, _ in programs.listed(samples=4) if name == "decode")
+    function, arguments = next(f for name, *f, _ in programs.list_programs(samples=4) if name == "decode")
     return request.param, function.lower(*arguments).compile().as_text()
 
 

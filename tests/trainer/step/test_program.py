@@ -36,7 +36,7 @@ def looped(x, y):
     ],
 )
 def test_flops_of_matrix_products(function, turns, flops):
-    assert Program("test", jax.jit(function), (LEFT, RIGHT), turns=turns).flops() == flops
+    assert Program("test", jax.jit(function), (LEFT, RIGHT), max_iterations=turns).flops() == flops
 
 
 def test_what_devices_do_on_their_own_counts_once_for_each():

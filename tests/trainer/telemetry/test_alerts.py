@@ -16,7 +16,7 @@ def alerts(last: int = 10, **changes) -> AlertMonitor:
 
 def said(watch: AlertMonitor, *updates: dict[str, float]) -> list[tuple[int, str]]:
     """(update, words) of every alert."""
-    return [(step, words) for step, values in enumerate(updates, 1) for words in watch.look(step, WELL | values)]
+    return [(step, words) for step, values in enumerate(updates, 1) for words in watch.check(step, WELL | values)]
 
 
 def test_nothing_is_said_of_a_run_that_is_well() -> None:
@@ -59,7 +59,7 @@ def test_a_resumed_run_says_the_same() -> None:
     for cut in range(6):
         first, second = alerts(), alerts()
         before = said(first, *updates[:cut])
-        second.remembered = json.loads(json.dumps(first.remembered))
+        second.state = json.loads(json.dumps(first.state))
         after = [(cut + step, words[:20]) for step, words in said(second, *updates[cut:])]
         assert len(before) + len(after) == 1
         assert [step for step, _ in before + after] == [3]

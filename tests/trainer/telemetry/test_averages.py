@@ -15,9 +15,9 @@ def test_means_extremes_and_the_newest() -> None:
     for reward, ratio, rate in ((0.0, 0.9, 3.0), (1.0, 0.8, 2.0), (0.5, 1.1, 1.0)):
         window.add(GOOD | {"reward_mean": reward, "ratio_min": ratio, "ratio_max": ratio, "learning_rate": rate})
     expected = GOOD | {"reward_mean": 0.5, "ratio_min": 0.8, "ratio_max": 1.1, "learning_rate": 1.0}
-    assert window.take() == pytest.approx(expected)
+    assert window.pop() == pytest.approx(expected)
     window.add(GOOD | {"reward_mean": 7.0})
-    assert window.take() == GOOD | {"reward_mean": 7.0}
+    assert window.pop() == GOOD | {"reward_mean": 7.0}
 
 
 @pytest.mark.parametrize("bad", [{"loss": math.nan}, {"grad_norm": math.inf}])
@@ -25,13 +25,13 @@ def test_an_update_that_was_left_out_counts_as_skipped_only(bad) -> None:
     window = MetricAverages()
     window.add(GOOD | {"kl": 2.0, "skipped": 0.0})
     window.add(GOOD | {"kl": math.nan, "skipped": 1.0} | bad)
-    assert window.take() == GOOD | {"kl": 2.0, "skipped": 1.0}
+    assert window.pop() == GOOD | {"kl": 2.0, "skipped": 1.0}
 
 
 def test_where_all_were_left_out_there_is_no_mean() -> None:
     window = MetricAverages()
     window.add({"loss": math.nan, "grad_norm": 1.0, "skipped": 1.0})
-    assert window.take() == {"skipped": 1.0}
+    assert window.pop() == {"skipped": 1.0}
 
 
 def test_a_checkpoint_amid_a_window_changes_nothing() -> None:
@@ -44,4 +44,4 @@ def test_a_checkpoint_amid_a_window_changes_nothing() -> None:
     second = MetricAverages.from_json(json.loads(json.dumps(first.to_json())))
     for values in updates[3:]:
         second.add(values)
-    assert second.take() == whole.take()
+    assert second.pop() == whole.pop()

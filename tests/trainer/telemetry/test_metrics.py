@@ -36,7 +36,7 @@ def write(folders, first, last, factor=1.0, writes=True):
 
 def test_lines_and_event_files_are_uploaded_whole(folders):
     log = write(folders, 0, 3)
-    log.text(3, "sample", "two *words*")
+    log.log_text(3, "sample", "two *words*")
     log.summarize(accuracy_after=0.5, name="x")
     log.close()
     for folder in folders:
@@ -94,7 +94,7 @@ def test_what_is_not_finite_is_null(folders):
 
 def test_other_processes_write_nothing(folders):
     log = write(folders, 0, 2, writes=False)
-    log.text(1, "a", "b")
+    log.log_text(1, "a", "b")
     log.summarize(a=1)
     log.close()
     assert not any(folder.exists() for folder in folders)
@@ -114,7 +114,7 @@ def test_transcripts_are_lines_and_a_table_and_go_on_after_a_cut(folders):
     log = write(folders, 0, 4)
     for step in (0, 2, 4):
         say(log, step, "eval")
-    log.transcripts(4, "eval", [])
+    log.log_transcripts(4, "eval", [])
     log.close()
     log = write((folders[0].with_name("other"), folders[1]), 4, 4)
     say(log, 4, "test")

@@ -43,8 +43,8 @@ def test_a_lap_holds_what_was_waited_for_and_leaves_out_what_is_apart(monkeypatc
     clock = iter([0.0, 1.0, 3.0, 10.0, 14.0, 20.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     watch = throughput.Stopwatch("data_time", "transfer_time")
-    with watch.spending("data_time"):
+    with watch.measure("data_time"):
         pass
-    with watch.apart():
+    with watch.excluded():
         pass
     assert watch.lap(2) == {"step_time": 8.0, "data_time": 1.0, "transfer_time": 0.0}

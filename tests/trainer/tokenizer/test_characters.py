@@ -19,7 +19,7 @@ def data(tmp_path) -> TextData:
 def test_ids_are_the_characters_of_the_text_in_order(data):
     tokenizer = batches.Dataset(data).tokenizer
     (ids,) = tokenizer.encode([WORDS])
-    assert tokenizer.vocab == batches.Dataset(data).vocab == len(set(WORDS))
+    assert tokenizer.vocab_size == batches.Dataset(data).vocab_size == len(set(WORDS))
     assert [sorted(set(WORDS))[i] for i in ids] == list(WORDS)
     assert tokenizer.decode(ids) == WORDS
     assert int(np.sum(tokenizer.token_bytes()[ids])) == len(WORDS.encode())
@@ -29,7 +29,7 @@ def test_characters_of_the_validation_part_count_too(data, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("Ω")
     both = data.model_copy(update={"eval_path": str(other), "eval_fraction": 0.0})
-    assert batches.Dataset(both).vocab == batches.Dataset(data).vocab + 1
+    assert batches.Dataset(both).vocab_size == batches.Dataset(data).vocab_size + 1
 
 
 @pytest.mark.parametrize("unknown", ["x", "Ω"])

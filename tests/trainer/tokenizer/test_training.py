@@ -45,9 +45,9 @@ def test_any_text_comes_back(trained, text):
 def test_it_learns_pairs_within_the_split_and_ends_in_special_tokens(trained):
     (ids,) = trained.encode([TEXT])
     assert len(ids) < len(TEXT.encode()) / 2
-    assert trained.vocab == 320
-    assert list(trained.special) == list(training.SPECIAL_TOKENS)
-    assert sorted(trained.special.values()) == list(range(311, 320))
+    assert trained.vocab_size == 320
+    assert list(trained.special_tokens) == list(training.SPECIAL_TOKENS)
+    assert sorted(trained.special_tokens.values()) == list(range(311, 320))
     assert [trained.decode([i]) for i in trained.encode(["12345"])[0]] == ["12", "34", "5"]  # two digits at most
 
 
@@ -55,10 +55,10 @@ def test_special_tokens_have_no_bytes_and_are_no_text(trained, folder):
     lengths = trained.token_bytes()
     np.testing.assert_array_equal(lengths, np.load(folder / "token_bytes.npy"))
     assert lengths.dtype == np.int32
-    assert set(np.flatnonzero(lengths == 0)) == set(trained.special.values())
+    assert set(np.flatnonzero(lengths == 0)) == set(trained.special_tokens.values())
     (ids,) = trained.encode(["a <|bos|> in a text"])
-    assert trained.special["<|bos|>"] not in ids
-    assert trained.decode([trained.special["<|bos|>"], *ids]) == "a <|bos|> in a text"
+    assert trained.special_tokens["<|bos|>"] not in ids
+    assert trained.decode([trained.special_tokens["<|bos|>"], *ids]) == "a <|bos|> in a text"
 
 
 def test_rows_are_read_and_cut(tmp_path, capsys):
@@ -79,7 +79,7 @@ def test_rows_are_read_and_cut(tmp_path, capsys):
 def test_a_tokenizer_must_fit_the_model_and_know_the_marks(trained, folder, tmp_path):
     path = str(folder / "tokenizer.json")
     data = write_jsonl(tmp_path / "a.jsonl", ["x"], tokenizer=path, bos="<|bos|>")
-    assert batches.Dataset(data).vocab == len(batches.Dataset(data).token_bytes()) == 320
+    assert batches.Dataset(data).vocab_size == len(batches.Dataset(data).token_bytes()) == 320
     batches.Dataset(data).check_vocab_size(320)
     with pytest.raises(
         RunFileError, match=r"^model\.vocab_size: 319 is too small for data\.tokenizer=\S+ .* least 320"
@@ -87,7 +87,7 @@ def test_a_tokenizer_must_fit_the_model_and_know_the_marks(trained, folder, tmp_
         batches.Dataset(data).check_vocab_size(319)
     wrong = data.model_copy(update={"bos": "<bos>"})
     with pytest.raises(RunFileError, match=r"^data\.bos: the tokenizer has no special token <bos>; it has <\|bos\|>, "):
-        batches.Dataset(wrong).training(lm_loop(8, 10), 0, range(8))
+        batches.Dataset(wrong).train_batches(lm_loop(8, 10), 0, range(8))
 
 
 @pytest.mark.parametrize(
@@ -113,4 +113,4 @@ def test_tokens_of_sentencepieces_kind_are_counted_in_bytes():
     raw = {"version": "1.0", "added_tokens": added, "model": model, "decoder": decoder}
     known = loading.parse_tokenizer(json.dumps(raw).encode(), "here")
     assert known.token_bytes().tolist() == [0, 0, 1, 1, 4, 2, 3]
-    assert known.special == {"<pad>": 0, "<bos>": 1}
+    assert known.special_tokens == {"<pad>": 0, "<bos>": 1}

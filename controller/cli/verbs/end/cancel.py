@@ -18,13 +18,13 @@ def run(command: Command) -> int:
         running = running_runs(fleet) if fleet is not None else set()
         cancelled = run_id in running
         if fleet is not None and cancelled:
-            session.ledger.cancel()
+            session.ledger.record_cancellation()
             stop(fleet, run_id)
         else:
             lease = pod_lease(session.plan, session.context)
-            other = lease.look()
-            if other is not None and other.term.run_id == run_id:
-                lease.ask("cancelled")
+            other = lease.current_other()
+            if other is not None and other.record.run_id == run_id:
+                lease.request_release("cancelled")
                 cancelled = True
     if command.flags.json:
         print(json.dumps({"run": run_id, "cancelled": cancelled, "running": sorted(running)}))

@@ -31,7 +31,7 @@ BUCKET_STAYS = (
 def run(command: Command) -> int:
     with open_session(command.options) as session:
         everything = command.flags.all
-        rows = [row for row in _observe(session, everything) if not isinstance(row.seen, Absent | Unknown)]
+        rows = [row for row in _observe(session, everything) if not isinstance(row.observed, Absent | Unknown)]
         present = [row.resource for row in rows if _will_be_deleted(row, everything)]
         running = _affected_runs(session)
         if everything:
@@ -40,22 +40,24 @@ def run(command: Command) -> int:
             names = f"{', '.join(sorted(running))} is running on the pod; " if running else ""
             raise ConfigError(f"nothing was deleted; {names}pass --yes to skip the prompt")
         for run_id in running:  # so that no controller takes this for a preemption
-            Ledger(session.context.google, session.plan.bucket, run_id).cancel()
+            Ledger(session.context.google, session.plan.bucket, run_id).record_cancellation()
         lease = pod_lease(session.plan, session.context)
-        with View(session.plan, json_lines=command.flags.json) as view, lease.kept():
-            session.context.events.listen(view)
-            driver = lease.look()
-            if driver is not None or any(row.resource in present for row in rows if isinstance(row.seen, Node)):
+        with View(session.plan, json_lines=command.flags.json) as view, lease.released_on_exit():
+            session.context.events.add_listener(view)
+            driver = lease.current_other()
+            if driver is not None or any(row.resource in present for row in rows if isinstance(row.observed, Node)):
                 lease.take_over("deleted", lambda message: session.context.events.note(session.plan.run_id, message))
             for row in rows:
-                if isinstance(row.seen, Node) and row.resource in present:
+                if isinstance(row.observed, Node) and row.resource in present:
                     google, clock = session.context.google, session.context.clock
-                    close_billing(google, clock, session.plan.bucket, session.plan.config, row.seen, "deleted by down")
+                    close_billing(
+                        google, clock, session.plan.bucket, session.plan.config, row.observed, "deleted by down"
+                    )
             destroy(_with_dependencies(present), session.context)
             lease.release("deleted by down", 0)
         kept = [row for row in rows if row.resource not in present and row.resource.scope == "shared"]
         others = _other_buckets(session) if everything else []
-        undo = session.plan.get(Services).undo(session.context)
+        undo = session.plan.get(Services).disable_command(session.context)
     if command.flags.json:
         kept_ids = [row.resource.id for row in kept]
         deleted = [r.id for r in present]
@@ -72,24 +74,24 @@ def _observe(session: Session, everything: bool) -> list[ResourcePreview]:
         for r in session.plan.resources
         if r.id == session.plan.node.id or r.scope == "shared" or isinstance(r, Bastion)
     ]
-    rows = preview_resources(tuple(replace(r, needs=()) for r in wanted), session.context)
+    rows = preview_resources(tuple(replace(r, depends_on=()) for r in wanted), session.context)
     rows = [replace(row, resource=resource) for row, resource in zip(rows, wanted, strict=True)]
     if not everything:
         return rows
     network = session.plan.config.network.name
     others = resources_in_other_regions(session.context, network, {r.id for r in wanted})
-    others_observed = preview_resources(tuple(replace(r, needs=()) for r in others), session.context)
+    others_observed = preview_resources(tuple(replace(r, depends_on=()) for r in others), session.context)
     return rows + [replace(row, resource=resource) for row, resource in zip(others_observed, others, strict=True)]
 
 
 def _will_be_deleted(row: ResourcePreview, everything: bool) -> bool:
-    return (everything or row.resource.scope == "pod") and (isinstance(row.seen, Pending) or row.seen.ours)
+    return (everything or row.resource.scope == "pod") and (isinstance(row.observed, Pending) or row.observed.ours)
 
 
 def _with_dependencies(present: list[Resource]) -> list[Resource]:
     """Add the needs that are deleted too, so that dependents go first."""
     ids = {r.id for r in present}
-    return [replace(r, needs=tuple(n for n in r.needs if n in ids)) for r in present]
+    return [replace(r, depends_on=tuple(n for n in r.depends_on if n in ids)) for r in present]
 
 
 def _refuse_if_used(session: Session, present: list[Resource]) -> None:
@@ -104,13 +106,15 @@ def _refuse_if_used(session: Session, present: list[Resource]) -> None:
 def _summary_lines(present: list[Resource], kept: list[ResourcePreview], undo: str, everything: bool) -> list[str]:
     """Describe what was deleted, what stays and why, and how to remove the rest."""
     lines = [] if present else ["nothing to delete: found no resources made by slipway"]
-    ours = [row.resource.title for row in kept if row.seen.ours]
+    ours = [row.resource.title for row in kept if row.observed.ours]
     if ours and not everything:
         lines.append(f"kept for the next run: {', '.join(ours)}; `slipway down --all` deletes them too")
     if everything and present:
         lines.append(f"the APIs stay enabled, which costs nothing; to disable those that you do not need: {undo}")
         gone = {r.id for r in present}
-        foreign = [row.resource for row in kept if not gone & set(row.resource.needs)]  # else it was deleted with them
+        foreign = [
+            row.resource for row in kept if not gone & set(row.resource.depends_on)
+        ]  # else it was deleted with them
         if foreign:
             lines.append(f"not made by slipway, left unchanged: {', '.join(r.title for r in foreign)}")
         lines += [
@@ -123,15 +127,15 @@ def _summary_lines(present: list[Resource], kept: list[ResourcePreview], undo: s
 
 def _other_buckets(session: Session) -> list[str]:
     """Return our buckets that stay: runs in other regions have their own, and their results may be needed."""
-    listed = session.context.google.pages("storage", "buckets.list", "items", project=session.context.project)
+    listed = session.context.google.list_all("storage", "buckets.list", "items", project=session.context.project)
     ours = [b["name"] for b in listed if is_labelled(b)]
     return sorted(name for name in ours if name != session.plan.bucket)
 
 
 def _affected_runs(session: Session) -> set[str]:
     """Return the runs that this would end: those on the pod, and the one with a controller, even without a pod yet."""
-    driver = pod_lease(session.plan, session.context).look()
-    found = set() if driver is None else {driver.term.run_id}
+    driver = pod_lease(session.plan, session.context).current_other()
+    found = set() if driver is None else {driver.record.run_id}
     fleet = session.fleet()
     if fleet is None:
         return found

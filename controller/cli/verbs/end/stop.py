@@ -18,7 +18,7 @@ def run(command: Command) -> int:
         name = session.plan.node.name
         if not isinstance(node, Node) or node.status.state not in ("READY", "STOPPED"):
             raise ConfigError(f"pod {name} is absent or not ready, so it cannot be stopped; see `slipway status`")
-        if session.plan.node.adopt or not node.ours:
+        if session.plan.node.adopt or not node.is_managed:
             raise ConfigError(f"pod {name} was not made by slipway, so slipway does not stop it")
         if node.cannot_stop:
             raise ConfigError(f"tpu.capacity: {node.cannot_stop}")
@@ -26,7 +26,7 @@ def run(command: Command) -> int:
         if stopped:
             _record_stops(command, session)
             lease = pod_lease(session.plan, session.context)
-            with lease.kept():
+            with lease.released_on_exit():
                 lease.take_over("stopped")
                 node.stop(session.context)
                 lease.release("stopped", 0)
@@ -47,4 +47,4 @@ def _record_stops(command: Command, session: Session) -> None:
     if running and not command.flags.yes:
         raise ConfigError(f"{', '.join(sorted(running))} is running on the pod; pass --yes to end it")
     for run_id in running:
-        Ledger(session.context.google, session.plan.bucket, run_id).cancel()
+        Ledger(session.context.google, session.plan.bucket, run_id).record_cancellation()

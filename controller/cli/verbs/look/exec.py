@@ -23,15 +23,15 @@ Writer = Callable[[bytes], object]
 
 
 def run(command: Command) -> int:
-    if not command.rest:
+    if not command.remainder:
         raise ConfigError("exec: needs a command after --, such as slipway exec --worker all -- nproc")
-    shell = command.rest[0] if len(command.rest) == 1 else shlex.join(command.rest)
+    shell = command.remainder[0] if len(command.remainder) == 1 else shlex.join(command.remainder)
     with open_session(command.options) as session:
-        fleet = session.workers()
+        fleet = session.authorized_fleet()
         if command.flags.worker != "all" and not command.flags.json:
-            link = fleet.link(session.worker(command.flags.worker))
+            link = fleet.connection(session.parse_worker(command.flags.worker))
             return link.follow(shell, _writer_for(sys.stdout), _writer_for(sys.stderr))
-        who = range(len(fleet)) if command.flags.worker == "all" else [session.worker(command.flags.worker)]
+        who = range(len(fleet)) if command.flags.worker == "all" else [session.parse_worker(command.flags.worker)]
         return _run_on_workers(fleet, who, shell, as_json=command.flags.json)
 
 
@@ -52,12 +52,12 @@ def _run_on_workers(fleet: Fleet, workers: range | list[int], shell: str, *, as_
     def one(worker: int) -> int | WorkerError:
         out, err = (_LineBuffer(lambda text, k=k: say(worker, k, text)) for k in ("stdout", "stderr"))
         try:
-            code = fleet.link(worker).follow(shell, out.write, err.write)
+            code = fleet.connection(worker).follow(shell, out.write, err.write)
         except WorkerError as error:
             return error
         finally:
-            out.end()
-            err.end()
+            out.flush()
+            err.flush()
         if as_json:
             with lock:
                 print(json.dumps({"worker": worker, "exit_code": code}), flush=True)
@@ -84,15 +84,15 @@ class _LineBuffer:
     """Splits a byte stream into lines, so that the output of several workers does not mix."""
 
     def __init__(self, say: Callable[[str], object]) -> None:
-        self._say, self._rest = say, b""
+        self._emit, self._partial = say, b""
 
     def write(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
-            self._say(line.decode(errors="replace"))
+            self._emit(line.decode(errors="replace"))
 
-    def end(self) -> None:
-        if self._rest:
+    def flush(self) -> None:
+        if self._partial:
             self.write(b"\n")
 
 

@@ -14,7 +14,7 @@ from controller.ssh.fleet import WorkerError
 
 def run(command: Command) -> int:
     with open_session(command.options) as session:
-        worker = session.worker(command.flags.worker)
+        worker = session.parse_worker(command.flags.worker)
         launches = session.ledger.launches()
         if not launches:
             raise ConfigError(f"{session.plan.run_id} was never launched; run `slipway up` first")

@@ -29,7 +29,7 @@ def run(command: Command) -> int:
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}; choose another file with -o FILE") from None
     if flags.json:
-        print(json.dumps({"file": str(file), **found.as_document()}, indent=1))
+        print(json.dumps({"file": str(file), **found.to_json()}, indent=1))
     else:
         what = f"{plural(len(found.settings), 'setting')}, {plural(len(found.runs), 'run')}"
         print(f"{file}: {what}, {file.stat().st_size / 1e6:.1f} MB; open it in a browser")

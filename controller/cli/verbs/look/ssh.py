@@ -9,5 +9,7 @@ from controller.ssh.terminal import open_shell
 
 def run(command: Command) -> int:
     with open_session(command.options) as session:
-        worker = session.worker(command.flags.worker)
-        return open_shell(session.workers().link(worker), shlex.join(command.rest) if command.rest else None)
+        worker = session.parse_worker(command.flags.worker)
+        return open_shell(
+            session.authorized_fleet().connection(worker), shlex.join(command.remainder) if command.remainder else None
+        )

@@ -42,8 +42,8 @@ def gather_status(session: Session) -> dict[str, Any]:
         status = node.status
         pod |= {"accelerator_type": status.spec.accelerator_type, "workers": status.spec.workers}
         pod |= {"zone": status.place.zone, "capacity": status.place.capacity}
-    driver = pod_lease(session.plan, session.context).look()
-    pod["driver"] = str(driver.term) if driver else None
+    driver = pod_lease(session.plan, session.context).current_other()
+    pod["driver"] = str(driver.record) if driver else None
     workers, launches = _worker_status(session), session.ledger.launches()
     run = {
         "id": session.plan.run_id,
@@ -51,7 +51,7 @@ def gather_status(session: Session) -> dict[str, Any]:
         if result
         else _last_attempt_message(session, workers, launches[-1].attempt if launches else 0),
         "attempts": len(launches),
-        "verdicts": session.ledger.episodes(),
+        "verdicts": session.ledger.incidents(),
         "summary": result.summary if result else {},
         "results": f"gs://{session.plan.bucket}/{session.ledger.prefix}",
     }
@@ -62,9 +62,9 @@ def _last_attempt_message(session: Session, workers: list[dict[str, Any]], attem
     """Describe the end of the last attempt of a run without a result."""
     if any(row.get("running") == session.plan.run_id for row in workers):
         return "running"
-    if attempt and session.ledger.cancelled(attempt):
+    if attempt and session.ledger.is_cancelled(attempt):
         return "cancelled"
-    ending = session.ledger.ending(0, attempt) if attempt else None
+    ending = session.ledger.exit_status(0, attempt) if attempt else None
     return f"not finished, worker 0 exited with {ending}" if ending and ending != "code 0" else "not finished"
 
 
@@ -74,7 +74,7 @@ def _cost_status(session: Session, node: Absent | Pending | Node) -> dict[str, A
         session.context.google, session.context.clock, session.plan.bucket, session.plan.run_id, session.plan.config
     )
     spending.close_lost(node.status.uid if isinstance(node, Node) else "")
-    spent = spending.spent()
+    spent = spending.usage()
     gigabytes = _stored_bytes(session) / 1e9
     price = spending.rate(node if isinstance(node, Node) else None)
     return {
@@ -84,7 +84,7 @@ def _cost_status(session: Session, node: Absent | Pending | Node) -> dict[str, A
         "price": price.source,
         "stored_gb": round(gigabytes, 3),
         "stored_usd_per_month": round(monthly_storage_price(gigabytes), 4),
-        "pods": [life.to_json() for life in spending.lives()],
+        "pods": [life.to_json() for life in spending.lifetimes()],
     }
 
 
@@ -97,7 +97,7 @@ def _stored_bytes(session: Session) -> int:
     }
     try:
         return sum(
-            int(item["size"]) for item in session.context.google.pages("storage", "objects.list", "items", **where)
+            int(item["size"]) for item in session.context.google.list_all("storage", "objects.list", "items", **where)
         )
     except NotFoundError:
         return 0

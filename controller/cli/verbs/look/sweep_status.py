@@ -31,16 +31,21 @@ def run(command: Command, clock: Clock | None = None) -> int:
 def show_status(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
     """Show the status once, or with `flags.follow` until the sweep's end; `flags.json` prints JSON."""
     if flags.follow and sys.stdout.isatty() and not flags.json:
-        with redrawing(lambda height: render_board(list(read_board(state, name).lines.values()), clock.now(), height)):
-            while not read_board(state, name).over:
+        with redrawing(lambda height: render_board(list(read_board(state, name).rows.values()), clock.now(), height)):
+            while not read_board(state, name).is_finished:
                 clock.sleep(POLL_SECONDS)
     elif flags.follow:
         for line in watch_changes(state, name, clock):
             print(json.dumps(line.to_json()) if flags.json else format_table([line], clock.now())[1], flush=True)
     found = read_board(state, name)
-    lines = list(found.lines.values())
+    lines = list(found.rows.values())
     if flags.json and not flags.follow:
-        document = {"sweep": name, "time": found.time, "over": found.over, "runs": [line.to_json() for line in lines]}
+        document = {
+            "sweep": name,
+            "time": found.time,
+            "over": found.is_finished,
+            "runs": [line.to_json() for line in lines],
+        }
         print(json.dumps(document, indent=1))
     elif not flags.json:
         print("\n".join([f"sweep {name}: {format_counts(lines)}", *format_table(lines, clock.now())]))
@@ -66,7 +71,7 @@ def read_board(state: Path, name: str) -> SavedBoard:
         return load_board(file)
     rows = [row for row in index.load_rows(state) if row.get("sweep") == name]
     shared = set.intersection(*(set(row.get("overrides") or ()) for row in rows)) if rows else set()
-    return SavedBoard(over=True, lines={row["run"]: _row_from_record(row, shared) for row in rows})
+    return SavedBoard(is_finished=True, rows={row["run"]: _row_from_record(row, shared) for row in rows})
 
 
 def watch_changes(state: Path, name: str, clock: Clock) -> Iterator[BoardRow]:
@@ -74,10 +79,10 @@ def watch_changes(state: Path, name: str, clock: Clock) -> Iterator[BoardRow]:
     told: dict[str, tuple[BoardRow, float]] = {}
     while True:
         found = read_board(state, name)
-        for line in _changed_rows(found.lines.values(), told, clock.now()):
+        for line in _changed_rows(found.rows.values(), told, clock.now()):
             told[line.run] = replace(line), clock.now()
             yield line
-        if found.over:
+        if found.is_finished:
             return
         clock.sleep(POLL_SECONDS)
 

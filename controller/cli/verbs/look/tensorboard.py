@@ -59,7 +59,7 @@ def run(command: Command) -> int:
 def display_names(rows: list[RunRow], state: Path) -> dict[str, str]:
     """Return each run's name in TensorBoard: its setting and seed."""
     found = group_settings(gather_runs(rows, local_reader(state)))
-    labels = {run.id: s.label for s in found for run in (*s.runs, *s.left_out)}
+    labels = {run.id: s.label for s in found for run in (*s.runs, *s.superseded_runs)}
     return {row["run"]: folder_name(f"{labels[row['run']]} seed {row.get('seed')}", row["run"]) for row in rows}
 
 

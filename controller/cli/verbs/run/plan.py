@@ -44,8 +44,8 @@ def format_plan(preview: RunPreview) -> list[str]:
         lines.append(f"  {ACTION_SIGNS[row.action]} {row.action:<8} {row.resource.title}")
         if row.action in ("update", "replace") and row.diff:
             lines += [f"               {change}" for change in row.diff.changes]
-        if isinstance(row.seen, Unknown):
-            whys[row.seen.why] = None
+        if isinstance(row.observed, Unknown):
+            whys[row.observed.why] = None
     lines += ["", *(f"unknown: {why}" for why in whys)] if whys else []
     if preview.findings:
         lines += ["", *(f"{f.severity}: {f}" for f in preview.findings)]

@@ -22,14 +22,16 @@ def plan(command: Command) -> int:
         definition, rows = session.definition, session.board_rows()
         if command.flags.json:
             states = {row.run: row.state for row in rows}
-            runs = [{"run": job.run_id, "case": job.variant.case, "words": job.variant.own,
+            runs = [{"run": job.run_id, "case": job.variant.case, "words": job.variant.own_overrides,
                      "state": states[job.run_id]} for job in definition.jobs]  # fmt: skip
             document = {"sweep": definition.id, "runs": runs, "pods": definition.sweep.pods}
             print(json.dumps(document | {"estimate": asdict(session.estimate())}, indent=1))
             return 0
         lines = [f"  {'=' if row.state == 'finished' else '+'} {row.run}  {row.title}" for row in rows]
         print("\n".join([*session.summary_lines(), "", *lines]))
-        findings = [finding for finding in probe_cloud(definition.base, session.context) if finding.severity != "note"]
+        findings = [
+            finding for finding in probe_cloud(definition.base_config, session.context) if finding.severity != "note"
+        ]
         print("\n".join(f"{finding.severity}: {finding}" for finding in findings))
         return 2 if any(finding.severity == "error" for finding in findings) else 0
 
@@ -37,10 +39,10 @@ def plan(command: Command) -> int:
 def status(command: Command) -> int:
     with open_sweep(command.overrides) as session:
         sweep_id, clock, rows = session.definition.id, session.context.clock, session.board_rows()
-        holder = session.lease().look()
-        driver = None if holder is None else str(holder.term)
+        holder = session.lease().current_other()
+        driver = None if holder is None else str(holder.record)
         if command.flags.follow:
-            show_status(session.context.state, sweep_id, clock, command.flags)
+            show_status(session.context.state_dir, sweep_id, clock, command.flags)
             return 0
     if command.flags.json:
         document = {"sweep": sweep_id, "driver": driver, "runs": [row.to_json() for row in rows]}

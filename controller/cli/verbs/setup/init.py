@@ -61,7 +61,7 @@ def run(command: Command) -> int:
     if present and not command.flags.yes:
         raise ConfigError(f"{' and '.join(present)} already there; pass --yes to overwrite")
     with open_context(config) as (context, _):
-        if not context.google.signed_in:
+        if not context.google.has_credentials:
             raise ConfigError(SIGN_IN_MESSAGE)
         offered, why = list_choices(context)
         choice = _select(command, offered, why)
@@ -105,7 +105,7 @@ def _filter_offered(context: Context, found: list[PlacementChoice]) -> list[Plac
     def types_in(zone: str) -> set[str] | None:
         parent = f"projects/{context.project}/locations/{zone}"
         try:
-            listed = context.google.pages(
+            listed = context.google.list_all(
                 "tpu", "projects.locations.acceleratorTypes.list", "acceleratorTypes", parent=parent
             )
             return {item.get("type", item["name"].rpartition("/")[2]) for item in listed}

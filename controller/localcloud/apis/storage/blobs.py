@@ -25,7 +25,7 @@ class Digest:
         self._crc.update(data)
         self.size += len(data)
 
-    def fields(self) -> dict[str, str]:
+    def resource_fields(self) -> dict[str, str]:
         """Return `size`, `md5Hash` and `crc32c` in the format of an object resource."""
         return {
             "size": str(self.size),

@@ -47,7 +47,7 @@ class Storage:
             "buckets.testIamPermissions": self._test_permissions,
             "buckets.getStorageLayout": self._layout,
             "managedFolders.list": self._managed_folders,
-            "objects.get": lambda call: object_resource(self._object(call), call.base),
+            "objects.get": lambda call: object_resource(self._object(call), call.root_url),
             "objects.list": self._list,
             "objects.delete": self._delete,
             "objects.patch": self._patch,
@@ -91,7 +91,7 @@ class Storage:
         return bucket
 
     def _show_bucket(self, bucket: Document, call: ApiCall) -> Document:
-        return {**bucket, "selfLink": f"{call.base}storage/v1/b/{bucket['name']}"}
+        return {**bucket, "selfLink": f"{call.root_url}storage/v1/b/{bucket['name']}"}
 
     def _list_buckets(self, call: ApiCall) -> Document:
         check_project(call.required("project"))
@@ -101,7 +101,7 @@ class Storage:
 
     def _delete_bucket(self, call: ApiCall) -> Document:
         name = self._bucket(call)["name"]
-        if not self._objects.empty(name):
+        if not self._objects.is_empty(name):
             raise ApiError(409, "The bucket you tried to delete is not empty.")
         self._store.delete("bucket", name)
         self._store.delete("policy", f"buckets/{name}")
@@ -156,7 +156,7 @@ class Storage:
         items, prefixes, token = self._objects.list(call.path["bucket"], call.query)
         response: dict[str, Any] = {"kind": "storage#objects"}
         if items:
-            response["items"] = [object_resource(stored, call.base) for stored in items]
+            response["items"] = [object_resource(stored, call.root_url) for stored in items]
         if prefixes:
             response["prefixes"] = prefixes
         if token:
@@ -168,7 +168,7 @@ class Storage:
         return {}
 
     def _patch(self, call: ApiCall) -> Document:
-        return object_resource(self._objects.patch(self._object(call), call.body), call.base)
+        return object_resource(self._objects.patch(self._object(call), call.body), call.root_url)
 
     def _duplicate(self, call: ApiCall, bucket: str, name: str) -> StoredObject:
         source = self._objects.get(call.path["sourceBucket"], call.path["sourceObject"], call.query, "ifSource")
@@ -180,7 +180,7 @@ class Storage:
 
     def _copy(self, call: ApiCall) -> Document:
         copied = self._duplicate(call, call.path["destinationBucket"], call.path["destinationObject"])
-        return object_resource(copied, call.base)
+        return object_resource(copied, call.root_url)
 
     def _rewrite(self, call: ApiCall) -> Document:
         copied = self._duplicate(call, call.path["destinationBucket"], call.path["destinationObject"])
@@ -190,7 +190,7 @@ class Storage:
             "totalBytesRewritten": size,
             "objectSize": size,
             "done": True,
-            "resource": object_resource(copied, call.base),
+            "resource": object_resource(copied, call.root_url),
         }
 
     def _move(self, call: ApiCall) -> Document:
@@ -200,7 +200,7 @@ class Storage:
             bucket, call.path["destinationObject"], source.body, self._blobs.link(source.blob), call.query
         )
         self._objects.delete(source)
-        return object_resource(moved, call.base)
+        return object_resource(moved, call.root_url)
 
     async def _compose(self, call: ApiCall) -> Document:
         bucket = call.path["destinationBucket"]
@@ -213,9 +213,9 @@ class Storage:
         if not 1 <= len(sources) <= 32:
             raise ApiError(400, "compose takes 1 to 32 source objects")
         blob = await asyncio.to_thread(self._blobs.join, [source.blob for source in sources])
-        digest = (await asyncio.to_thread(self._blobs.digest, blob)).fields()
+        digest = (await asyncio.to_thread(self._blobs.digest, blob)).resource_fields()
         del digest["md5Hash"]  # composite objects have none
         metadata = {**call.body.get("destination", {}), **digest, "componentCount": len(sources)}
         self._blobs.finish(blob)
         stored = self._objects.put(bucket, call.path["destinationObject"], metadata, blob, call.query)
-        return object_resource(stored, call.base)
+        return object_resource(stored, call.root_url)

@@ -122,11 +122,11 @@ class Objects:
         )
         self._blobs.delete(stored.blob)
 
-    def empty(self, bucket: str) -> bool:
+    def is_empty(self, bucket: str) -> bool:
         found = self._store.database.execute("SELECT 1 FROM objects WHERE bucket=? LIMIT 1", (bucket,))
         return found.fetchone() is None
 
-    def names(self, bucket: str) -> list[str]:
+    def list_names(self, bucket: str) -> list[str]:
         rows = self._store.database.execute("SELECT name FROM objects WHERE bucket=? ORDER BY name", (bucket,))
         return [name for (name,) in rows]
 

@@ -77,7 +77,7 @@ class Nodes:
         kind = self.accelerator(location, body)
         disks: list[Document] = body.get("dataDisks") or []
         check_attached(self.store, location.rpartition("/")[2], disks, kind.generation, kind.vms)
-        uid = str(self.store.counter("node", 4_000_000_000))
+        uid = str(self.store.next_number("node", 4_000_000_000))
         node: Document = {
             **{key: value for key, value in body.items() if value is not None},
             "name": name,
@@ -107,27 +107,27 @@ class Nodes:
         kind = (
             self.catalog.types.get(name) if name else self.catalog.find_by_config(body.get("acceleratorConfig") or {})
         )
-        if kind is None or kind not in self.catalog.offered(zone):
+        if kind is None or kind not in self.catalog.types_in_zone(zone):
             wanted = name or body.get("acceleratorConfig")
-            choices = ", ".join(one.name for one in self.catalog.offered(zone)[:8])
+            choices = ", ".join(one.name for one in self.catalog.types_in_zone(zone)[:8])
             message = f'Accelerator type "{wanted}" was not found in {zone}: {choices}'
             raise ApiError(400, f"Cloud TPU received a bad request. {message}")
         runtime = body.get("runtimeVersion")
-        if runtime not in self.catalog.runtimes:
-            choices = ", ".join(sorted(self.catalog.runtimes))
+        if runtime not in self.catalog.runtime_versions:
+            choices = ", ".join(sorted(self.catalog.runtime_versions))
             raise ApiError(400, f'Cloud TPU received a bad request. Runtime version "{runtime}" unknown: {choices}')
         return kind
 
-    async def make(self, name: str) -> None:
+    async def provision(self, name: str) -> None:
         """Boot the VMs of a CREATING node; raise ApiError 429 if there is no capacity, leaving the node as it is."""
         node = self._find(name)
         zone = name.split("/")[3]
         if node["state"] == "READY":
             return  # done before the emulator was killed
-        if refusal := self.faults.refusal("operation", zone, self.tier(node)):
+        if refusal := self.faults.creation_refusal("operation", zone, self.capacity_tier(node)):
             await refusal
         kind = self.catalog.types[node["acceleratorType"]]
-        workers = await self.workers.boot(node["id"], self.faults.vms(kind.vms), kind.devices)
+        workers = await self.workers.boot(node["id"], self.faults.endpoint_count(kind.vms), kind.devices)
         endpoints: list[Document] = [{"ipAddress": worker.address, "port": _TPU_PORT} for worker in workers]
         if node["networkConfig"].get("enableExternalIps"):
             for endpoint in endpoints:
@@ -140,7 +140,7 @@ class Nodes:
             self.faults.on_node_ready(now)
         await self.workers.settle()
 
-    def tier(self, node: Mapping[str, Any]) -> str:
+    def capacity_tier(self, node: Mapping[str, Any]) -> str:
         """Return the capacity tier that was requested for a node."""
         queued = self.store.get("queued", node.get("queuedResource", "")) or {}
         if queued.get("provisioningModel") == "FLEX_START":
@@ -189,7 +189,9 @@ class Nodes:
 
     def _create(self, call: ApiCall) -> Document | Awaitable[Document]:
         location = self.location(call)
-        if refusal := self.faults.refusal("request", location.rpartition("/")[2], self.tier(call.body)):
+        if refusal := self.faults.creation_refusal(
+            "request", location.rpartition("/")[2], self.capacity_tier(call.body)
+        ):
             return refusal
         node = self.add(location, call.required("nodeId"), call.body)
         return self._begin(call, "create", node["name"], "node.ready")
@@ -216,7 +218,7 @@ class Nodes:
             raise _busy_error(name)
         self.operations.cancel_for(name)
         self.store.put("node", name, {**node, "state": "DELETING"})
-        self.workers.changed()
+        self.workers.schedule_settle()
         return self._begin(call, "delete", name, "node.gone", node)
 
     def _patch(self, call: ApiCall) -> Document:
@@ -235,20 +237,20 @@ class Nodes:
         return self._begin(call, "update", name)
 
     def _stop(self, call: ApiCall) -> Document:
-        return self._switch(call, "READY", "STOPPING", "stop", "node.stopped")
+        return self._change_state(call, "READY", "STOPPING", "stop", "node.stopped")
 
     def _start(self, call: ApiCall) -> Document:
-        return self._switch(call, "STOPPED", "STARTING", "start", "node.started")
+        return self._change_state(call, "STOPPED", "STARTING", "start", "node.started")
 
-    def _switch(self, call: ApiCall, state: str, during: str, verb: str, effect: str) -> Document:
+    def _change_state(self, call: ApiCall, state: str, during: str, verb: str, effect: str) -> Document:
         name = self._name(call)
         node = self._find(name)
         if len(node.get("networkEndpoints", ())) > 1:
             # https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm: only single-host TPUs can be stopped.
             message = f"Cannot {verb} {name}: it is a TPU slice of several VMs"
             raise ApiError(400, message, status="FAILED_PRECONDITION")
-        if self.tier(node) in ("spot", "preemptible"):
-            message = f"Cannot {verb} {name}: it is {self.tier(node)}; such a node can only be deleted"
+        if self.capacity_tier(node) in ("spot", "preemptible"):
+            message = f"Cannot {verb} {name}: it is {self.capacity_tier(node)}; such a node can only be deleted"
             raise ApiError(400, message, status="FAILED_PRECONDITION")
         if node["state"] != state:
             raise ApiError(
@@ -259,14 +261,14 @@ class Nodes:
 
     async def _on_ready(self, name: str) -> None:
         try:
-            await self.make(name)
+            await self.provision(name)
         except Exception:
             await self.remove(name)
             raise
 
     async def _on_started(self, name: str) -> None:
         try:
-            await self.make(name)
+            await self.provision(name)
         except ApiError:
             self.store.put("node", name, {**self._find(name), "state": "STOPPED"})
             raise
@@ -285,7 +287,7 @@ class Nodes:
             )
         wanted = {index for index in call.body.get("workerIds", ()) if index}
         attributes = []
-        for worker in self.workers.of_node(node["id"]):
+        for worker in self.workers.workers_of_node(node["id"]):
             if not wanted or str(worker.index) in wanted:
                 items = self.workers.guest_attributes(worker)
                 attributes.append({"queryPath": "", "queryValue": {"items": items}})

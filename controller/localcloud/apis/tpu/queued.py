@@ -66,7 +66,7 @@ class QueuedResources:
             raise ApiError(400, "Invalid value: oneof field 'tier' is already set.")
         if call.body.get("provisioningModel") == "FLEX_START" and "runDuration" not in call.body:
             raise ApiError(400, "run_duration must be set with the FLEX_START provisioning model")
-        if refusal := self.faults.refusal("request", location.rpartition("/")[2], _capacity_tier(call.body)):
+        if refusal := self.faults.creation_refusal("request", location.rpartition("/")[2], _capacity_tier(call.body)):
             return refusal
         queued = {**call.body, "name": name, "createTime": timestamp(time.time()), "state": _state_document("ACCEPTED")}
         self.store.put("queued", name, queued)
@@ -96,7 +96,7 @@ class QueuedResources:
                 node = self.store.get("node", f"{location}/nodes/{node_id}")
                 names.append((node or self.nodes.add(location, node_id, body, queued=name))["name"])
             for node_name in names:
-                await self.nodes.make(node_name)
+                await self.nodes.provision(node_name)
         except Exception as refusal:
             for node_name in names:
                 await self.nodes.remove(node_name)
@@ -115,7 +115,7 @@ class QueuedResources:
     def _fail(self, queued: Document, why: ApiError) -> None:
         """Mark a request as FAILED; it counts against the quota until it is deleted."""
         state = _state_document("FAILED")
-        state["failedData"] = {"error": {key: why.rpc()[key] for key in ("code", "message")}}
+        state["failedData"] = {"error": {key: why.rpc_status()[key] for key in ("code", "message")}}
         self.store.put("queued", queued["name"], {**queued, "state": state})
 
     def _find(self, call: ApiCall) -> Document:
@@ -161,7 +161,7 @@ class QueuedResources:
         return self._render(self.operations.get(name))
 
     def _operation_list(self, call: ApiCall) -> Document:
-        found = self.operations.under(self.nodes.location(call))
+        found = self.operations.list_under(self.nodes.location(call))
         return paginate(call, [self._render(operation) for operation in found], "operations")
 
     def _render(self, operation: Document) -> Document:
@@ -180,7 +180,7 @@ class QueuedResources:
 
     def _accelerator_types(self, call: ApiCall) -> list[Document]:
         location = self.nodes.location(call)
-        offered = self.catalog.offered(location.rpartition("/")[2])
+        offered = self.catalog.types_in_zone(location.rpartition("/")[2])
         return [
             {
                 "name": f"{location}/acceleratorTypes/{kind.name}",
@@ -192,7 +192,7 @@ class QueuedResources:
 
     def _runtimes(self, call: ApiCall) -> list[Document]:
         location = self.nodes.location(call)
-        versions = sorted(self.catalog.runtimes)
+        versions = sorted(self.catalog.runtime_versions)
         return [{"name": f"{location}/runtimeVersions/{version}", "version": version} for version in versions]
 
 

@@ -39,7 +39,7 @@ def test_accumulation_of_half_a_million_tokens(seq_len, micro_batch_size, device
 def test_what_does_not_divide_names_the_key_and_the_nearest_values(micro_batch_size, devices, key, words):
     with pytest.raises(UnevenError) as error:
         loop(2048, 64, micro_batch_size).accumulation(devices)
-    assert (error.value.key, error.value.words) == (key, words)
+    assert (error.value.key, error.value.message) == (key, words)
     assert str(error.value) == f"{key}: {words}"
 
 

@@ -20,7 +20,7 @@ def order(worker: AgentWorker, sha256: str = SHA256) -> dict[str, Any]:
 
 
 def lines(worker: AgentWorker, **payload: Any) -> tuple[int, list[dict[str, Any]]]:
-    return worker.finish(worker.begin("fetch_asset", **payload))
+    return worker.finish_command(worker.start_command("fetch_asset", **payload))
 
 
 def test_files_come_before_the_manifest_and_once(worker: AgentWorker) -> None:

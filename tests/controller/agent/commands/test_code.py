@@ -15,63 +15,65 @@ FILES: dict[str, str | bytes] = {"trainer/main.py": "print(1)\n", "conf/a.yaml":
 
 
 def test_code_is_brought_once(worker: AgentWorker) -> None:
-    order = worker.deliver(FILES)
-    assert worker.ask("observe", code=order["tree"])["code"] is None
-    assert worker.ask("install_code", **order) == {"tree": order["tree"], "changed": True}
-    assert worker.ask("install_code", **order) == {"tree": order["tree"], "changed": False}
-    assert worker.ask("observe", code=order["tree"])["code"] == order["tree"]
+    order = worker.upload_code(FILES)
+    assert worker.call("observe", code=order["tree"])["code"] is None
+    assert worker.call("install_code", **order) == {"tree": order["tree"], "changed": True}
+    assert worker.call("install_code", **order) == {"tree": order["tree"], "changed": False}
+    assert worker.call("observe", code=order["tree"])["code"] == order["tree"]
     assert worker.bucket.requests == [f"GET {order['object']}"]
     assert [p.name for p in (worker.root / "code").iterdir()] == [order["tree"]], "nothing else is left"
 
 
 def test_an_altered_byte_shows_and_is_repaired(worker: AgentWorker) -> None:
-    order = worker.deliver(FILES)
-    worker.ask("install_code", **order)
+    order = worker.upload_code(FILES)
+    worker.call("install_code", **order)
     main = worker.root / "code" / order["tree"] / "trainer/main.py"
     main.write_text("print(2)\n")
-    assert worker.ask("observe", code=order["tree"])["code"] not in (None, order["tree"])
-    assert worker.ask("install_code", **order)["changed"]
+    assert worker.call("observe", code=order["tree"])["code"] not in (None, order["tree"])
+    assert worker.call("install_code", **order)["changed"]
     assert main.read_text() == "print(1)\n"
-    assert worker.ask("observe", code=order["tree"])["code"] == order["tree"]
+    assert worker.call("observe", code=order["tree"])["code"] == order["tree"]
 
 
 @pytest.mark.parametrize("fault", ["corrupt", "cut", 503, 429])
 def test_a_bad_download_is_repeated(worker: AgentWorker, fault: object) -> None:
-    order = worker.deliver(FILES)
+    order = worker.upload_code(FILES)
     worker.bucket.faults.append(fault)
-    assert worker.ask("install_code", **order)["changed"]
+    assert worker.call("install_code", **order)["changed"]
     assert len(worker.bucket.requests) == 2
-    assert worker.ask("observe", code=order["tree"])["code"] == order["tree"]
+    assert worker.call("observe", code=order["tree"])["code"] == order["tree"]
 
 
 def test_a_missing_archive_is_said_at_once(worker: AgentWorker) -> None:
-    order = worker.deliver(FILES) | {"object": "code/other.tar.gz"}
-    assert "HTTP 404" in worker.refusal("install_code", **order)["error"]
+    order = worker.upload_code(FILES) | {"object": "code/other.tar.gz"}
+    assert "HTTP 404" in worker.call_error("install_code", **order)["error"]
     assert len(worker.bucket.requests) == 1
 
 
 def test_an_archive_of_another_tree_is_refused(worker: AgentWorker) -> None:
-    order = worker.deliver(FILES) | {"tree": "0" * 64}
-    assert "contains the tree" in worker.refusal("install_code", **order)["error"]
-    assert worker.ask("observe", code="0" * 64)["code"] is None
+    order = worker.upload_code(FILES) | {"tree": "0" * 64}
+    assert "contains the tree" in worker.call_error("install_code", **order)["error"]
+    assert worker.call("observe", code="0" * 64)["code"] is None
 
 
 def test_killed_in_mid_download_it_is_simply_repeated(worker: AgentWorker) -> None:
-    order = worker.deliver(FILES)
+    order = worker.upload_code(FILES)
     worker.bucket.faults.append("hang")
-    first = worker.begin("install_code", **order)
-    assert worker.bucket.hanging.wait(60)
+    first = worker.start_command("install_code", **order)
+    assert worker.bucket.hang_started.wait(60)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     (worker.root / "code" / f".{order['tree']}.new" / "half").mkdir(parents=True)
     (worker.root / "code" / f".{order['tree']}.old" / "half").mkdir(parents=True)
-    assert worker.ask("install_code", **order)["changed"]
-    assert worker.ask("observe", code=order["tree"])["code"] == order["tree"]
+    assert worker.call("install_code", **order)["changed"]
+    assert worker.call("observe", code=order["tree"])["code"] == order["tree"]
 
 
 def test_several_at_once_bring_it_once(worker: AgentWorker) -> None:
-    order = worker.deliver(FILES)
-    answers = [worker.finish(p)[1][-1] for p in [worker.begin("install_code", **order) for _ in range(4)]]
+    order = worker.upload_code(FILES)
+    answers = [
+        worker.finish_command(p)[1][-1] for p in [worker.start_command("install_code", **order) for _ in range(4)]
+    ]
     assert sorted(answer["changed"] for answer in answers) == [False, False, False, True]
     assert len(worker.bucket.requests) == 1
 
@@ -103,7 +105,7 @@ def test_a_hostile_archive_is_refused(worker: AgentWorker, member: tarfile.TarIn
     worker.bucket.objects["x"] = content = make_archive({"good": "x"}, member)
     sha256 = hashlib.sha256(content).hexdigest()
     before = {path for path in worker.home.rglob("*") if ".slipway" not in path.parts}
-    words = worker.refusal("install_code", bucket="b", object="x", sha256=sha256, tree="1" * 64)["error"]
+    words = worker.call_error("install_code", bucket="b", object="x", sha256=sha256, tree="1" * 64)["error"]
     assert "the archive contains" in words or "cannot unpack" in words
     assert not (worker.root / "code" / ("1" * 64)).exists()
     assert {path for path in worker.home.rglob("*") if ".slipway" not in path.parts} == before
@@ -127,5 +129,5 @@ def test_modes_are_private_and_keep_what_is_executable(worker: AgentWorker, tmp_
 
 @pytest.mark.parametrize("name", ["../x", "/etc", ".", "..", "a/b", "", "-x\n", "x" * 129])
 def test_only_plain_names_become_folders(worker: AgentWorker, name: str) -> None:
-    assert "not a valid name" in worker.refusal("observe", code=name or ".")["error"]
-    assert "not a valid name" in worker.refusal("write_config", run_id=name, text="")["error"]
+    assert "not a valid name" in worker.call_error("observe", code=name or ".")["error"]
+    assert "not a valid name" in worker.call_error("write_config", run_id=name, text="")["error"]

@@ -11,7 +11,7 @@ COUNT = ["sh", "-c", 'echo x >> "$SLIPWAY_RUN_DIR/count"; echo made > built.txt'
 
 def setup(run: ProgramRun, *commands: list[str], key: str = "k1", **payload: Any) -> dict[str, Any]:
     order = {"run_id": run.run_id, "key": key, "commands": commands, "code": run.code, "venv": "image", **payload}
-    return run.worker.ask("run_setup", **order)
+    return run.worker.call("run_setup", **order)
 
 
 def times(run: ProgramRun) -> int:
@@ -19,10 +19,10 @@ def times(run: ProgramRun) -> int:
 
 
 def test_it_runs_once_and_again_when_its_key_changes(run: ProgramRun) -> None:
-    assert run.worker.ask("observe", run_id=run.run_id, venv="image")["setup"] is None
+    assert run.worker.call("observe", run_id=run.run_id, venv="image")["setup"] is None
     assert setup(run, COUNT) == {"changed": True}
     assert setup(run, COUNT) == {"changed": False}
-    assert run.worker.ask("observe", run_id=run.run_id, venv="image")["setup"] == "k1"
+    assert run.worker.call("observe", run_id=run.run_id, venv="image")["setup"] == "k1"
     assert setup(run, COUNT, key="k2") == {"changed": True}
     assert times(run) == 2
 
@@ -31,11 +31,11 @@ def test_the_program_finds_what_it_made_and_its_packages_stay(run: ProgramRun) -
     site = "import sysconfig; print(sysconfig.get_path('purelib'))"
     install = ["sh", "-c", f'mkdir "$(python -c "{site}")/tiny_thing-1.dist-info"']
     setup(run, COUNT, install)
-    seen = run.worker.ask("observe", venv="image")["venv"]
+    seen = run.worker.call("observe", venv="image")["venv"]
     assert (seen["ok"], seen["versions"]["tiny-thing"]) == (True, "1")
     assert "tiny-thing" not in seen["installed"]
     run.start("print(open('built.txt').read())")
-    assert run.ended()["log_tail"].strip() == "made"
+    assert run.wait_ended()["log_tail"].strip() == "made"
 
 
 def test_a_tool_that_slipway_has_installed_is_found(run: ProgramRun) -> None:
@@ -50,10 +50,10 @@ def test_a_tool_that_slipway_has_installed_is_found(run: ProgramRun) -> None:
 
 def test_a_failure_shows_the_end_of_what_it_printed_and_is_tried_again(run: ProgramRun) -> None:
     order = {"run_id": run.run_id, "key": "k", "code": run.code, "venv": "image"}
-    said = run.worker.refusal("run_setup", commands=[["sh", "-c", "echo boom; exit 3"]], **order)
+    said = run.worker.call_error("run_setup", commands=[["sh", "-c", "echo boom; exit 3"]], **order)
     assert said["error"] == "setup command `sh -c 'echo boom; exit 3'` ended with code 3"
     assert "boom" in said["detail"]
-    said = run.worker.refusal("run_setup", commands=[["no-such-tool"]], **order)
+    said = run.worker.call_error("run_setup", commands=[["no-such-tool"]], **order)
     assert "cannot start" in said["error"]
     assert setup(run, COUNT, key="k") == {"changed": True}
 
@@ -62,8 +62,8 @@ def test_a_venv_made_anew_is_set_up_anew(run: ProgramRun) -> None:
     setup(run, COUNT)
     [mark] = (run.worker.root / "venv").glob("*/slipway.json")
     mark.unlink()
-    run.worker.ask("install_venv", packages="image", fingerprint="image")
-    assert run.worker.ask("observe", run_id=run.run_id, venv="image")["setup"] is None
+    run.worker.call("install_venv", packages="image", fingerprint="image")
+    assert run.worker.call("observe", run_id=run.run_id, venv="image")["setup"] is None
     assert setup(run, COUNT) == {"changed": True}
 
 
@@ -73,4 +73,4 @@ def test_variables_arrive_and_the_venv_is_wanted(run: ProgramRun, worker: AgentW
     assert token == "t"
     assert python.startswith(str(worker.root / "venv"))
     order = {"run_id": "run-9", "key": "k", "commands": [["true"]], "code": run.code, "venv": "f00"}
-    assert "install it first" in worker.refusal("run_setup", **order)["error"]
+    assert "install it first" in worker.call_error("run_setup", **order)["error"]

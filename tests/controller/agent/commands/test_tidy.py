@@ -16,30 +16,30 @@ from tests.controller.agent.conftest import AgentWorker, ProgramRun, wait_for
 @pytest.fixture
 def place(worker: AgentWorker, tmp_path: Path) -> Path:
     (tmp_path / "tmp").mkdir()
-    worker.extra |= {"TMPDIR": str(tmp_path / "tmp"), "SLIPWAY_SYSFS": str(tmp_path / "sys")}
+    worker.extra_environment |= {"TMPDIR": str(tmp_path / "tmp"), "SLIPWAY_SYSFS": str(tmp_path / "sys")}
     return tmp_path
 
 
 def test_a_stale_lock_goes_and_one_that_is_held_stays(worker: AgentWorker, place: Path) -> None:
     (lock := place / "tmp/libtpu_lockfile").touch()
-    assert worker.ask("observe")["untidy"] == [f"stale {lock}"]
+    assert worker.call("observe")["untidy"] == [f"stale {lock}"]
     with lock.open() as held:
         assert held
-        assert worker.ask("observe")["untidy"] == []
-        assert worker.ask("tidy")["done"] == []
+        assert worker.call("observe")["untidy"] == []
+        assert worker.call("tidy")["done"] == []
         assert lock.exists()
-    assert worker.ask("tidy") == {"done": [f"removed the stale {lock}"], "not_done": []}
+    assert worker.call("tidy") == {"done": [f"removed the stale {lock}"], "not_done": []}
     assert not lock.exists()
-    assert worker.ask("observe")["untidy"] == []
+    assert worker.call("observe")["untidy"] == []
 
 
 def test_huge_pages_are_switched_on(worker: AgentWorker, place: Path) -> None:
     (switch := place / "sys/kernel/mm/transparent_hugepage/enabled").parent.mkdir(parents=True)
     switch.write_text("always [madvise] never\n")
-    assert worker.ask("observe")["untidy"] == ["transparent huge pages are off"]
-    assert worker.ask("tidy")["done"] == ["transparent huge pages: always"]
+    assert worker.call("observe")["untidy"] == ["transparent huge pages are off"]
+    assert worker.call("tidy")["done"] == ["transparent huge pages: always"]
     assert switch.read_text() == "always"
-    assert worker.ask("observe")["untidy"] == []
+    assert worker.call("observe")["untidy"] == []
 
 
 def test_what_may_not_be_switched_on_is_noted_once(worker: AgentWorker, place: Path) -> None:
@@ -48,31 +48,31 @@ def test_what_may_not_be_switched_on_is_noted_once(worker: AgentWorker, place: P
     (tools := place / "tools").mkdir()
     (tools / "sudo").write_text("#!/bin/sh\nexit 1\n")
     (tools / "sudo").chmod(0o700)
-    worker.extra["PATH"] = f"{tools}:{worker.environment['PATH']}"
+    worker.extra_environment["PATH"] = f"{tools}:{worker.environment['PATH']}"
     refuse = "import pathlib\ndef no(*_, **__): raise PermissionError\npathlib.Path.write_text = no\n"
     (place / "sitecustomize.py").write_text(refuse)  # the tests may run as root, who may do anything
-    worker.extra["PYTHONPATH"] = str(place)
-    assert "cannot run sudo" in worker.ask("tidy")["not_done"][0]
-    assert worker.ask("observe")["untidy"] == []
-    worker.boot = "boot-2"
-    assert worker.ask("observe")["untidy"] == ["transparent huge pages are off"]
+    worker.extra_environment["PYTHONPATH"] = str(place)
+    assert "cannot run sudo" in worker.call("tidy")["not_done"][0]
+    assert worker.call("observe")["untidy"] == []
+    worker.boot_id = "boot-2"
+    assert worker.call("observe")["untidy"] == ["transparent huge pages are off"]
 
 
 def test_what_an_earlier_attempt_left_is_ended_and_nothing_else(run: ProgramRun, place: Path) -> None:
     """A supervisor ends what its program leaves; here a process is put into its place afterwards."""
     run.start("pass")
-    run.ended()
+    run.wait_ended()
     sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     marked = {"SLIPWAY_RUN_DIR": str(run.folder), "SLIPWAY_ATTEMPT": "1"}
     mine = subprocess.Popen(sleep, env=marked)
     other = subprocess.Popen(sleep, env={**marked, "SLIPWAY_RUN_DIR": "/elsewhere"})
     try:
-        wait_for(lambda: run.worker.ask("observe")["untidy"])
-        assert run.worker.ask("observe")["untidy"] == [f"process {mine.pid} of run-1, attempt-1"]
-        assert run.worker.ask("tidy")["done"] == ["killed leftover processes of run-1, attempt-1"]
+        wait_for(lambda: run.worker.call("observe")["untidy"])
+        assert run.worker.call("observe")["untidy"] == [f"process {mine.pid} of run-1, attempt-1"]
+        assert run.worker.call("tidy")["done"] == ["killed leftover processes of run-1, attempt-1"]
         assert mine.wait(10) < 0
         assert other.poll() is None
-        assert run.worker.ask("observe")["untidy"] == []
+        assert run.worker.call("observe")["untidy"] == []
     finally:
         mine.kill()
         other.kill()
@@ -83,9 +83,9 @@ def test_what_an_earlier_attempt_left_is_ended_and_nothing_else(run: ProgramRun,
 def test_while_a_program_runs_nothing_is_touched(run: ProgramRun, place: Path) -> None:
     run.start("import time; time.sleep(600)")
     (lock := place / "tmp/libtpu_lockfile").touch()
-    assert run.worker.ask("observe")["untidy"] == []
-    assert run.worker.ask("tidy")["done"] == []
+    assert run.worker.call("observe")["untidy"] == []
+    assert run.worker.call("tidy")["done"] == []
     assert lock.exists()
     pid = json.loads((run.folder / "attempt-1/pid.json").read_text())["program"]["pid"]
     assert psutil.pid_exists(pid)
-    run.worker.ask("stop", run_id="run-1")
+    run.worker.call("stop", run_id="run-1")

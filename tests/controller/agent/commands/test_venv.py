@@ -42,76 +42,80 @@ def lock(wheels: Path) -> dict[str, str]:
 
 
 def test_a_venv_is_made_from_a_lock_once(worker: AgentWorker, lock: dict[str, str]) -> None:
-    assert worker.ask("observe", venv="f1")["venv"] is None
-    made = worker.ask("install_venv", **lock)
+    assert worker.call("observe", venv="f1")["venv"] is None
+    made = worker.call("install_venv", **lock)
     assert made.pop("changed")
     assert (made["fingerprint"], made["ok"], made["versions"]) == ("f1", True, {"tiny-thing": "1.2"})
-    assert worker.ask("install_venv", **lock) == {**made, "changed": False}
-    assert worker.ask("observe", venv="f1")["venv"] == made
+    assert worker.call("install_venv", **lock) == {**made, "changed": False}
+    assert worker.call("observe", venv="f1")["venv"] == made
     assert python_in(worker, "f1", "import tiny_thing; print(tiny_thing.answer)") == "42"
 
 
 def test_a_wrong_hash_installs_nothing(worker: AgentWorker, lock: dict[str, str]) -> None:
     wrong = lock["requirements"][:-10] + "0" * 9 + "\n"
-    answer = worker.refusal("install_venv", **{**lock, "requirements": wrong})
+    answer = worker.call_error("install_venv", **{**lock, "requirements": wrong})
     assert "uv pip failed" in answer["error"]
     assert "tiny-thing" in answer["detail"]
-    assert worker.ask("observe", venv="f1")["venv"] is None
-    assert worker.ask("install_venv", **lock)["changed"], "the next try is not hindered"
+    assert worker.call("observe", venv="f1")["venv"] is None
+    assert worker.call("install_venv", **lock)["changed"], "the next try is not hindered"
 
 
 def test_altered_packages_show_and_are_repaired(worker: AgentWorker, lock: dict[str, str]) -> None:
-    worker.ask("install_venv", **lock)
+    worker.call("install_venv", **lock)
     [site] = (worker.root / "venv/f1").glob("lib/python*/site-packages")
     (site / "tiny_thing-1.2.dist-info").rename(site / "tiny_thing-1.3.dist-info")
-    seen = worker.ask("observe", venv="f1")["venv"]
+    seen = worker.call("observe", venv="f1")["venv"]
     assert (seen["ok"], seen["versions"]["tiny-thing"]) == (False, "1.3")
-    assert worker.ask("install_venv", **lock)["versions"] == {"tiny-thing": "1.2"}
+    assert worker.call("install_venv", **lock)["versions"] == {"tiny-thing": "1.2"}
 
 
 def test_half_a_venv_is_none_and_is_made_anew(worker: AgentWorker, lock: dict[str, str]) -> None:
-    worker.ask("install_venv", **lock)
+    worker.call("install_venv", **lock)
     (worker.root / "venv/f1/slipway.json").unlink()
     shutil.rmtree(worker.root / "venv/f1/lib")
-    assert worker.ask("observe", venv="f1")["venv"] is None
-    assert worker.ask("install_venv", **lock)["changed"]
+    assert worker.call("observe", venv="f1")["venv"] is None
+    assert worker.call("install_venv", **lock)["changed"]
     assert python_in(worker, "f1", "import tiny_thing") == ""
 
 
 def test_several_at_once_make_one(worker: AgentWorker, lock: dict[str, str]) -> None:
-    answers = [worker.finish(p)[1][-1] for p in [worker.begin("install_venv", **lock) for _ in range(3)]]
+    answers = [
+        worker.finish_command(p)[1][-1] for p in [worker.start_command("install_venv", **lock) for _ in range(3)]
+    ]
     assert sorted(answer["changed"] for answer in answers) == [False, False, True]
 
 
 def test_the_packages_of_the_image_are_seen_and_nothing_is_downloaded(worker: AgentWorker) -> None:
-    seen = worker.ask("observe", venv="image")
+    seen = worker.call("observe", venv="image")
     assert seen["venv"] is None
-    made = worker.ask("install_venv", packages="image", fingerprint="image")
+    made = worker.call("install_venv", packages="image", fingerprint="image")
     assert made["fingerprint"] == seen["image"]["fingerprint"]
     assert made["versions"] == seen["image"]["versions"]
     assert made["versions"]["pytest"] == pytest.__version__
-    assert worker.ask("observe", venv="image")["venv"]["ok"]
+    assert worker.call("observe", venv="image")["venv"]["ok"]
     assert python_in(worker, made["fingerprint"], "import pytest; print(pytest.__version__)") == pytest.__version__
-    assert not worker.ask("install_venv", packages="image", fingerprint=made["fingerprint"])["changed"]
+    assert not worker.call("install_venv", packages="image", fingerprint=made["fingerprint"])["changed"]
 
 
 def test_another_image_is_another_fingerprint(worker: AgentWorker) -> None:
-    assert "fingerprint" in worker.refusal("install_venv", packages="image", fingerprint="f2")["error"]
+    assert "fingerprint" in worker.call_error("install_venv", packages="image", fingerprint="f2")["error"]
 
 
 def test_an_unknown_kind_of_venv(worker: AgentWorker) -> None:
-    assert "lock, requirements and image" in worker.refusal("install_venv", packages="conda", fingerprint="f2")["error"]
+    assert (
+        "lock, requirements and image" in worker.call_error("install_venv", packages="conda", fingerprint="f2")["error"]
+    )
 
 
 def test_a_requirements_file_leaves_versions_open_and_constraints_fix_them(worker: AgentWorker, wheels: Path) -> None:
     write_wheel(wheels, "tiny_thing", "1.3")
     order = {"packages": "requirements", "python": PYTHON, "fingerprint": "r1"}
     order["requirements"] = f"--no-index\n--find-links {wheels}\ntiny-thing\n"
-    assert worker.ask("install_venv", **order)["installed"] == {"tiny-thing": "1.3"}
-    fixed = worker.ask("install_venv", **order, constraints={"tiny-thing": "1.2"})
+    assert worker.call("install_venv", **order)["installed"] == {"tiny-thing": "1.3"}
+    fixed = worker.call("install_venv", **order, constraints={"tiny-thing": "1.2"})
     assert (fixed["changed"], fixed["installed"]) == (True, {"tiny-thing": "1.2"})
-    assert not worker.ask("install_venv", **order, constraints={"tiny-thing": "1.2"})["changed"]
-    assert "uv pip failed" in worker.refusal("install_venv", **order, constraints={"tiny-thing": "9"})["error"]
+    assert not worker.call("install_venv", **order, constraints={"tiny-thing": "1.2"})["changed"]
+    assert "uv pip failed" in worker.call_error("install_venv", **order, constraints={"tiny-thing": "9"})["error"]
 
 
 def test_a_wheel_comes_from_the_bucket(worker: AgentWorker, wheels: Path) -> None:
@@ -119,10 +123,10 @@ def test_a_wheel_comes_from_the_bucket(worker: AgentWorker, wheels: Path) -> Non
     worker.bucket.objects["wheels/w"] = wheel.read_bytes()
     entry = {"bucket": "b", "object": "wheels/w", "name": wheel.name, "before": "tiny-thing", "after": ""}
     order = {"packages": "requirements", "python": PYTHON, "fingerprint": "r1", "requirements": "--no-index\n"}
-    wrong = worker.refusal("install_venv", **order, wheels=[{**entry, "sha256": "0" * 64}])
+    wrong = worker.call_error("install_venv", **order, wheels=[{**entry, "sha256": "0" * 64}])
     assert "SHA-256" in wrong["error"]
     right = {**entry, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
-    made = worker.ask("install_venv", **order, wheels=[right], constraints={"tiny-thing": "1.2"})
+    made = worker.call("install_venv", **order, wheels=[right], constraints={"tiny-thing": "1.2"})
     assert made["installed"] == {"tiny-thing": "1.2"}
     assert python_in(worker, "r1", "import tiny_thing; print(tiny_thing.answer)") == "42"
 
@@ -132,17 +136,17 @@ def test_secrets_open_a_private_index_and_are_gone_afterwards(worker: AgentWorke
     (tools := tmp_path / "tools").mkdir()
     (tools / "uv").write_text('#!/bin/sh\n[ "$1" = venv ] || { cat "$NETRC" >&2; echo "error: $KEY" >&2; exit 2; }\n')
     (tools / "uv").chmod(0o700)
-    worker.extra = {"PATH": f"{tools}:{worker.environment['PATH']}"}
+    worker.extra_environment = {"PATH": f"{tools}:{worker.environment['PATH']}"}
     order = {"packages": "requirements", "fingerprint": "r1", "requirements": "tiny-thing\n"}
     secrets = {"NETRC": "machine index password open-sesame\n", "KEY": "hf_secret"}
-    said = worker.refusal("install_venv", **order, secrets=secrets)
+    said = worker.call_error("install_venv", **order, secrets=secrets)
     assert said["error"] == "uv pip failed with exit code 2: error: *********"
     assert said["detail"].startswith("machine index password ***********\n")
     assert not [p for p in worker.home.rglob("*") if p.is_file() and b"open-sesame" in p.read_bytes()]
 
 
 def test_no_venv_is_the_python_of_the_image(worker: AgentWorker) -> None:
-    seen = worker.ask("observe", venv="none")["venv"]
+    seen = worker.call("observe", venv="none")["venv"]
     assert (seen["ok"], seen["versions"]["pytest"]) == (True, pytest.__version__)
     assert not (worker.root / "venv").exists()
 
@@ -171,8 +175,8 @@ def test_uv_is_installed_beside_the_venvs_where_the_image_has_none(worker: Agent
     (tools := tmp_path / "tools").mkdir()
     for name in ("mkdir", "ln"):
         (tools / name).symlink_to(shutil.which(name) or pytest.fail(f"no {name}"))
-    worker.extra = {"PATH": str(tools), "PYTHONPATH": str(fake.parent)}
-    assert worker.ask("install_venv", packages="image", fingerprint="image")["ok"]
+    worker.extra_environment = {"PATH": str(tools), "PYTHONPATH": str(fake.parent)}
+    assert worker.call("install_venv", packages="image", fingerprint="image")["ok"]
     assert "--require-hashes" in (worker.home / "pip").read_text()
     assert re.match(r"uv==\S+ --hash=sha256:[0-9a-f]{64}$", (worker.root / "uv.txt").read_text().strip())
     assert json.loads((next((worker.root / "venv").iterdir()) / "slipway.json").read_text())

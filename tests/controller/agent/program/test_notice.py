@@ -66,7 +66,7 @@ def metadata(run: ProgramRun) -> Iterator[MetadataServer]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler(made))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
-    run.worker.extra["GCE_METADATA_HOST"] = f"127.0.0.1:{server.server_port}"
+    run.worker.extra_environment["GCE_METADATA_HOST"] = f"127.0.0.1:{server.server_port}"
     yield made
     with made.changed:
         made.closed = True
@@ -89,7 +89,7 @@ def noticed(run: ProgramRun, attempt: int = 1) -> Any:
 def test_the_program_is_told_of_a_preemption_and_its_end_says_so(run: ProgramRun, metadata: MetadataServer) -> None:
     start(run, LISTENS, notice="SIGTERM")
     metadata.set("preempted", "TRUE")
-    ended = run.ended()
+    ended = run.wait_ended()
     assert (ended["code"], ended["notice"]) == (75, "preemption")
     assert {"notice": "preemption"} in run.worker.watch(run_id="run-1")
 
@@ -99,29 +99,29 @@ def test_a_program_that_did_not_ask_is_not_told(run: ProgramRun, metadata: Metad
     metadata.set("preempted", "TRUE")
     wait_for(lambda: noticed(run))
     (run.folder / "go").touch()
-    assert (run.ended()["code"], run.state()["notice"]) == (0, "preemption")
+    assert (run.wait_ended()["code"], run.state()["notice"]) == (0, "preemption")
 
 
 def test_of_one_maintenance_one_program_hears(run: ProgramRun, metadata: MetadataServer) -> None:
     start(run, LISTENS, notice="SIGTERM")
     metadata.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
-    assert run.ended()["notice"] == "maintenance"
+    assert run.wait_ended()["notice"] == "maintenance"
     start(run, WAITS, notice="SIGTERM", attempt=2)
     metadata.set("maintenance-event", "NONE")
     wait_for(lambda: not (run.worker.root / "maintenance.json").exists())
     assert not noticed(run, 2)
     metadata.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
-    assert run.ended(2)["notice"] == "maintenance"
+    assert run.wait_ended(2)["notice"] == "maintenance"
 
 
 def test_a_vm_that_shuts_down_tells_everybody(run: ProgramRun, metadata: MetadataServer) -> None:
     start(run, LISTENS)
     record = json.loads((run.folder / "attempt-1/pid.json").read_bytes())
     os.kill(record["supervisor"]["pid"], signal.SIGTERM)
-    ended = run.ended()
+    ended = run.wait_ended()
     assert (ended["code"], ended["notice"]) == (75, "shutdown")
 
 
 def test_a_metadata_server_that_does_not_answer_harms_nothing(run: ProgramRun) -> None:
     run.start("print('done')", notice="SIGTERM")
-    assert (run.ended()["code"], run.state()["notice"]) == (0, None)
+    assert (run.wait_ended()["code"], run.state()["notice"]) == (0, None)

@@ -36,7 +36,7 @@ def test_a_whole_program_is_told(run: ProgramRun) -> None:
 
 def test_it_is_taken_up_where_it_was_left(run: ProgramRun) -> None:
     run.start(TALK)
-    run.ended()
+    run.wait_ended()
     whole = "step 0 ☃\nstep 1 ☃\nstep 2 ☃\n".encode()
     lines = run.worker.watch(run_id="run-1")
     first = next(line for line in lines if "metrics" in line)
@@ -48,7 +48,7 @@ def test_it_is_taken_up_where_it_was_left(run: ProgramRun) -> None:
 
 def test_it_can_begin_near_the_end(run: ProgramRun) -> None:
     run.start(TALK)
-    run.ended()
+    run.wait_ended()
     for offset, told in ((-1, "step 2 ☃\n"), (-14, "step 1 ☃\nstep 2 ☃\n"), (-1000, "step 0 ☃\nstep 1 ☃\nstep 2 ☃\n")):
         lines = run.worker.watch(run_id="run-1", log_offset=offset, metrics_offset=-1)
         assert text(lines) == told
@@ -62,10 +62,10 @@ def test_it_tells_what_is_there_while_the_program_goes_on(run: ProgramRun) -> No
     lines = run.worker.watch(run_id="run-1", follow=False)
     assert text(lines) == "one\n"
     assert lines[-1]["end"]["state"] == "running"
-    watching = run.worker.begin("watch", run_id="run-1", log_offset=lines[0]["offset"])
+    watching = run.worker.start_command("watch", run_id="run-1", log_offset=lines[0]["offset"])
     assert watching.poll() is None
     (run.folder / "work/go").write_text("")
-    code, lines = run.worker.finish(watching)
+    code, lines = run.worker.finish_command(watching)
     assert (code, text(lines), lines[-1]["end"]["code"]) == (0, "two\n", 0)
 
 
@@ -90,7 +90,7 @@ def test_the_end_waits_for_the_upload(run: ProgramRun) -> None:
 
 def test_lines_that_are_no_metrics_are_told_as_such(run: ProgramRun) -> None:
     run.start("pass")
-    run.ended()
+    run.wait_ended()
     (run.folder / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n[1]\n' + "[" * 5000 + "\n{")
     lines = run.worker.watch(run_id="run-1")
     assert steps(lines) == [1]
@@ -100,27 +100,27 @@ def test_lines_that_are_no_metrics_are_told_as_such(run: ProgramRun) -> None:
 
 def test_metrics_that_were_written_anew_are_told_anew(run: ProgramRun) -> None:
     run.start("pass")
-    run.ended()
+    run.wait_ended()
     (run.folder / "metrics.jsonl").write_text('{"step": 1}\n')
     assert steps(run.worker.watch(run_id="run-1", metrics_offset=5000)) == [1]
 
 
 def test_what_never_ran_cannot_be_watched(run: ProgramRun) -> None:
-    assert "no attempt-4" in run.worker.refusal("watch", run_id="run-1", attempt=4)["error"]
+    assert "no attempt-4" in run.worker.call_error("watch", run_id="run-1", attempt=4)["error"]
 
 
 def test_a_lost_supervisor_ends_the_watch(run: ProgramRun) -> None:
     run.start("import time; time.sleep(600)")
-    watching = run.worker.begin("watch", run_id="run-1")
+    watching = run.worker.start_command("watch", run_id="run-1")
     for who in ("supervisor", "program"):
         os.kill(json.loads((run.folder / "attempt-1/pid.json").read_bytes())[who]["pid"], signal.SIGKILL)
-    code, lines = run.worker.finish(watching)
+    code, lines = run.worker.finish_command(watching)
     assert (code, lines[-1]["end"]["error"]) == (0, "supervisor lost")
 
 
 def test_a_watch_ends_with_who_watches(run: ProgramRun) -> None:
     run.start("import time\nwhile True: print('x' * 10000, flush=True); time.sleep(0.02)")
-    watching = run.worker.begin("watch", run_id="run-1")
+    watching = run.worker.start_command("watch", run_id="run-1")
     assert watching.stdout
     watching.stdout.read(1)
     watching.stdout.close()
@@ -133,7 +133,7 @@ def test_it_gives_a_sign_of_life(
     run: ProgramRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOME", str(run.worker.home))
-    monkeypatch.setenv("SLIPWAY_BOOT_ID", run.worker.boot)
+    monkeypatch.setenv("SLIPWAY_BOOT_ID", run.worker.boot_id)
     monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.0)
     run.start("import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)")
 

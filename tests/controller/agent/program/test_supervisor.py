@@ -55,9 +55,9 @@ def kill(process: dict) -> None:
 def test_words_and_variables_arrive_as_they_are(run: ProgramRun) -> None:
     files = {f"V{i}": text for i, text in enumerate(HOSTILE)}
     payload = {f"P{i}": text for i, text in enumerate(HOSTILE)}
-    run.worker.ask("write_config", run_id="run-1", text="", env={**files, "BOTH": "file", "SLIPWAY_RUN_ID": "other"})
+    run.worker.call("write_config", run_id="run-1", text="", env={**files, "BOTH": "file", "SLIPWAY_RUN_ID": "other"})
     run.start(SAY, *HOSTILE, env={**payload, "BOTH": "payload"})
-    end = run.ended()
+    end = run.wait_ended()
     assert (end["state"], end["code"], end["signal"], end["error"], end["log_tail"]) == (
         "exited",
         3,
@@ -75,7 +75,7 @@ def test_words_and_variables_arrive_as_they_are(run: ProgramRun) -> None:
 
 def test_a_program_knows_where_it_is(run: ProgramRun) -> None:
     run.start(SAY)
-    run.ended()
+    run.wait_ended()
     seen = json.loads((run.folder / "seen").read_text())
     [venv] = (run.worker.root / "venv").iterdir()
     expected = {
@@ -92,10 +92,10 @@ def test_a_program_knows_where_it_is(run: ProgramRun) -> None:
 
 def test_what_a_program_writes_beside_its_code_does_not_alter_the_code(run: ProgramRun) -> None:
     run.start("open('package/module.py', 'w').write('x = 2'); open('out', 'w').write('')")
-    assert run.ended()["code"] == 0
-    assert run.worker.ask("observe", code=run.code)["code"] == run.code
+    assert run.wait_ended()["code"] == 0
+    assert run.worker.call("observe", code=run.code)["code"] == run.code
     run.start("import package.module as m; print(m.x)", attempt=2)
-    assert run.ended(2)["log_tail"] == "1\n", "each attempt begins with the code that was shipped"
+    assert run.wait_ended(2)["log_tail"] == "1\n", "each attempt begins with the code that was shipped"
     assert (run.folder / "work/out").exists(), "and finds what earlier attempts of the run have written"
 
 
@@ -103,13 +103,13 @@ def test_altered_code_is_what_the_program_is_told_of(run: ProgramRun) -> None:
     source = run.worker.root / "code" / run.code
     (source / "package/module.py").write_text("x = 3\n")
     run.start("import os, package.module as m; print(m.x, os.environ['SLIPWAY_CODE_SHA256'])")
-    assert run.ended()["log_tail"].split() == ["3", tree_hash(source)]
+    assert run.wait_ended()["log_tail"].split() == ["3", tree_hash(source)]
     assert tree_hash(source) != run.code
 
 
 def test_records_are_private(run: ProgramRun) -> None:
     run.start("print('x')")
-    run.ended()
+    run.wait_ended()
     attempt = run.folder / "attempt-1"
     modes = {
         stat.S_IMODE((attempt / name).stat().st_mode) for name in ("pid.json", "exit.json", "log", "supervisor.log")
@@ -119,81 +119,83 @@ def test_records_are_private(run: ProgramRun) -> None:
 
 
 def test_a_program_that_does_not_exist_is_an_end_with_words(run: ProgramRun) -> None:
-    order = run.order("") | {"argv": ["no-such-program", "x"]}
-    run.worker.ask("start", **order)
-    end = run.ended()
+    order = run.start_payload("") | {"argv": ["no-such-program", "x"]}
+    run.worker.call("start", **order)
+    end = run.wait_ended()
     assert end["code"] == 127
     assert "slipway: cannot start 'no-such-program'" in end["log_tail"]
 
 
 @pytest.mark.parametrize("argv", [[], ["a\0b"], [1]])
 def test_what_is_no_command_is_refused(run: ProgramRun, argv: list) -> None:
-    assert "not a command" in run.worker.refusal("start", **(run.order("") | {"argv": argv}))["error"]
+    assert "not a command" in run.worker.call_error("start", **(run.start_payload("") | {"argv": argv}))["error"]
 
 
 @pytest.mark.parametrize("missing", ["code", "venv"])
 def test_without_code_or_venv_nothing_starts_and_nothing_is_spoilt(run: ProgramRun, missing: str) -> None:
-    refusal = run.worker.refusal("start", **(run.order(COUNT) | {missing: "0" * 64}))
+    refusal = run.worker.call_error("start", **(run.start_payload(COUNT) | {missing: "0" * 64}))
     assert "install it first" in refusal["detail"]
     assert run.state()["state"] == "absent"
     run.start(COUNT)
-    assert run.ended()["code"] == 0
+    assert run.wait_ended()["code"] == 0
 
 
 def test_started_twice_it_runs_once(run: ProgramRun) -> None:
     first = run.start(COUNT)
     again = run.start(COUNT)
     assert {first["state"], again["state"]} <= {"running", "exited"}
-    run.ended()
+    run.wait_ended()
     assert run.start(COUNT)["state"] == "exited"
     assert (run.folder / "count").read_text() == "x"
 
 
 def test_started_by_several_at_once_it_runs_once(run: ProgramRun) -> None:
-    processes = [run.worker.begin("start", **run.order(COUNT)) for _ in range(6)]
-    assert {run.worker.finish(process)[0] for process in processes} == {0}
-    run.ended()
+    processes = [run.worker.start_command("start", **run.start_payload(COUNT)) for _ in range(6)]
+    assert {run.worker.finish_command(process)[0] for process in processes} == {0}
+    run.wait_ended()
     assert (run.folder / "count").read_text() == "x"
 
 
 @pytest.mark.parametrize("seconds", [0.03, 0.05, 0.07, 0.09, 0.11, 0.13, 0.16, 0.2])
 def test_killed_at_any_moment_a_start_can_be_repeated(run: ProgramRun, seconds: float) -> None:
     """The moments differ from host to host; none of them may lose a program or start it twice."""
-    starting = run.worker.begin("start", **run.order(COUNT))
+    starting = run.worker.start_command("start", **run.start_payload(COUNT))
     time.sleep(seconds)
     os.killpg(starting.pid, signal.SIGKILL)
     starting.communicate()
     run.start(COUNT)
-    assert run.ended()["code"] == 0
+    assert run.wait_ended()["code"] == 0
     assert (run.folder / "count").read_text() == "x"
 
 
 def test_a_program_outlives_the_session_that_started_it(run: ProgramRun) -> None:
-    session = run.worker.begin("start", **run.order(SLEEP))
+    session = run.worker.start_command("start", **run.start_payload(SLEEP))
     up(run)
     for signum in (signal.SIGHUP, signal.SIGKILL):
         if session.poll() is None:
             os.killpg(session.pid, signum)
     session.communicate()
     assert run.state()["state"] == "running"
-    assert run.worker.ask("observe")["active"] == {"run_id": "run-1", "attempt": 1}
+    assert run.worker.call("observe")["active"] == {"run_id": "run-1", "attempt": 1}
 
 
 def test_another_run_waits_its_turn(run: ProgramRun) -> None:
     run.start(SLEEP)
     other = ProgramRun(run.worker, run.code, "run-2")
-    assert "attempt 1, is still running" in run.worker.refusal("start", **other.order(COUNT))["error"]
-    assert "attempt 1, is still running" in run.worker.refusal("start", **run.order(COUNT, attempt=2))["error"]
-    run.worker.ask("stop", run_id="run-1", grace_seconds=30)
-    assert run.worker.ask("observe")["active"] is None
+    assert "attempt 1, is still running" in run.worker.call_error("start", **other.start_payload(COUNT))["error"]
+    assert (
+        "attempt 1, is still running" in run.worker.call_error("start", **run.start_payload(COUNT, attempt=2))["error"]
+    )
+    run.worker.call("stop", run_id="run-1", grace_seconds=30)
+    assert run.worker.call("observe")["active"] is None
     other.start(COUNT)
-    assert other.ended()["code"] == 0
+    assert other.wait_ended()["code"] == 0
 
 
 def test_a_killed_program_is_told(run: ProgramRun) -> None:
     run.start(SLEEP)
     kill(up(run)["program"])
-    end = run.ended()
+    end = run.wait_ended()
     assert (end["state"], end["code"], end["signal"], end["error"]) == ("exited", None, "SIGKILL", None)
     assert end["started"] <= end["ended"]
 
@@ -204,8 +206,8 @@ def test_a_lost_supervisor_is_told_and_its_program_can_be_stopped(run: ProgramRu
     kill(record["supervisor"])
     state = run.state()
     assert (state["state"], state["error"]) == ("running", "supervisor lost; the program still runs")
-    assert run.worker.ask("observe")["active"] == {"run_id": "run-1", "attempt": 1}
-    end = run.worker.ask("stop", run_id="run-1", grace_seconds=30)
+    assert run.worker.call("observe")["active"] == {"run_id": "run-1", "attempt": 1}
+    end = run.worker.call("stop", run_id="run-1", grace_seconds=30)
     assert (end["state"], end["code"], end["error"], end["upload"]) == ("exited", None, "supervisor lost", "done")
     assert not is_alive(record["program"])
     assert run.worker.bucket.objects["log"] == b"up\n"
@@ -220,16 +222,16 @@ def test_a_program_that_ends_without_its_supervisor_is_told(run: ProgramRun) -> 
     state = run.state()
     assert (state["state"], state["code"], state["error"]) == ("exited", None, "supervisor lost")
     run.start(COUNT, attempt=2)
-    assert run.ended(2)["code"] == 0
+    assert run.wait_ended(2)["code"] == 0
 
 
 def test_a_restarted_worker_has_no_programs(run: ProgramRun) -> None:
     run.start(SLEEP)
     up(run)
-    run.worker.boot = "boot-2"
-    state = run.worker.ask("stop", run_id="run-1")
+    run.worker.boot_id = "boot-2"
+    state = run.worker.call("stop", run_id="run-1")
     assert (state["state"], state["error"]) == ("exited", "the worker was restarted")
-    assert run.worker.ask("observe")["active"] is None
+    assert run.worker.call("observe")["active"] is None
 
 
 def test_a_program_may_take_leave_when_it_is_stopped(run: ProgramRun) -> None:
@@ -238,9 +240,9 @@ def test_a_program_may_take_leave_when_it_is_stopped(run: ProgramRun) -> None:
     )
     run.start(script)
     up(run)
-    end = run.worker.ask("stop", run_id="run-1", grace_seconds=60)
+    end = run.worker.call("stop", run_id="run-1", grace_seconds=60)
     assert (end["state"], end["code"], end["signal"]) == ("exited", 7, None)
-    assert run.worker.ask("stop", run_id="run-1")["code"] == 7, "stopping twice changes nothing"
+    assert run.worker.call("stop", run_id="run-1")["code"] == 7, "stopping twice changes nothing"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="who leaves the process group is found in /proc")
@@ -257,7 +259,7 @@ def test_who_does_not_take_leave_is_killed_with_all_descendants(run: ProgramRun)
     program = up(run)["program"]["pid"]
     pids = [child.pid for child in psutil.Process(program).children()]
     assert len(pids) == 2
-    end = run.worker.ask("stop", run_id="run-1", grace_seconds=0.2)
+    end = run.worker.call("stop", run_id="run-1", grace_seconds=0.2)
     assert (end["state"], end["signal"]) == ("exited", "SIGKILL")
     wait_for(lambda: not any(start_time(pid) for pid in [program, *pids]))
 
@@ -270,19 +272,19 @@ def test_a_reused_pid_is_left_alone(run: ProgramRun) -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as innocent:
         forged = {"pid": innocent.pid, "start_time": record["program"]["start_time"]}
         (run.folder / "attempt-1/pid.json").write_text(json.dumps({**record, "program": forged, "supervisor": forged}))
-        end = run.worker.ask("stop", run_id="run-1", grace_seconds=30)
+        end = run.worker.call("stop", run_id="run-1", grace_seconds=30)
         assert (end["state"], end["error"]) == ("exited", "supervisor lost")
         assert innocent.poll() is None
         innocent.kill()
 
 
 def test_stopping_what_never_ran_is_no_error(run: ProgramRun) -> None:
-    assert run.worker.ask("stop", run_id="run-9")["state"] == "absent"
+    assert run.worker.call("stop", run_id="run-9")["state"] == "absent"
 
 
 def test_log_and_end_reach_the_bucket(run: ProgramRun) -> None:
     run.start("print('x' * 2_000_000)", bucket="b", log_object="runs/run-1/0.log", exit_object="runs/run-1/0.json")
-    end = run.ended()
+    end = run.wait_ended()
     assert (end["upload"], end["upload_error"], end["log_size"]) == ("done", None, 2_000_001)
     assert run.worker.bucket.objects["runs/run-1/0.log"] == b"x" * 2_000_000 + b"\n"
     stored = json.loads(run.worker.bucket.objects["runs/run-1/0.json"])
@@ -292,14 +294,14 @@ def test_log_and_end_reach_the_bucket(run: ProgramRun) -> None:
 def test_an_upload_that_fails_at_first_is_repeated(run: ProgramRun) -> None:
     run.worker.bucket.faults += [503, 503]
     run.start("print('x')", bucket="b", log_object="log", exit_object="exit.json")
-    assert run.ended()["upload"] == "done"
+    assert run.wait_ended()["upload"] == "done"
     assert run.worker.bucket.requests[-4:] == ["POST log", "POST log", "POST log", "POST exit.json"]
 
 
 def test_an_upload_that_fails_for_good_is_told_and_changes_nothing_else(run: ProgramRun) -> None:
     run.worker.bucket.faults.append(403)
     run.start("print('x'); raise SystemExit(9)", bucket="b", log_object="log", exit_object="exit.json")
-    end = run.ended()
+    end = run.wait_ended()
     assert (end["code"], end["upload"]) == (9, "failed")
     assert "HTTP 403" in end["upload_error"]
 
@@ -308,7 +310,7 @@ def test_the_latest_attempt_is_meant_where_none_is_named(run: ProgramRun) -> Non
     assert run.state()["state"] == "absent"
     for attempt in (1, 2, 10):
         run.start(f"print({attempt})", attempt=attempt)
-        run.ended(attempt)
+        run.wait_ended(attempt)
     assert (run.state()["attempt"], run.state()["log_tail"]) == (10, "10\n")
 
 
@@ -316,7 +318,7 @@ def test_a_summary_comes_with_the_state(run: ProgramRun) -> None:
     run.start(
         "import os; open(os.environ['SLIPWAY_RUN_DIR'] + '/summary.json', 'w').write('{\"accuracy_after\": 0.9}')"
     )
-    assert run.ended()["summary"] == {"accuracy_after": 0.9}
+    assert run.wait_ended()["summary"] == {"accuracy_after": 0.9}
     (run.folder / "summary.json").write_text("{half")
     assert "not JSON" in run.state()["summary"]["error"]
     for text, words in (("[1]", "JSON object"), ("[" * 5000, "not JSON"), (" " * (1 << 20) + "{}", "larger than")):

@@ -79,4 +79,4 @@ def test_ids_of_runs_and_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_verb_says_it_as_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMP_LINE", "slipway orph")
     assert main.run(["completion", "query"]) == 0
-    assert capsys.readouterr().out == f"orphans\t{VERBS['orphans'].words}\n"
+    assert capsys.readouterr().out == f"orphans\t{VERBS['orphans'].help}\n"

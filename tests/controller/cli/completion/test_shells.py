@@ -21,7 +21,7 @@ PATIENCE = 120.0
 """Seconds after which a shell that does not answer is taken for broken."""
 
 
-def needs(shell: str) -> pytest.MarkDecorator:
+def depends_on(shell: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(shutil.which(shell) is None, reason=f"no {shell} here")
 
 
@@ -67,7 +67,7 @@ class Keyboard:
         self.until(wanted)
 
 
-@pytest.fixture(params=[pytest.param("bash", marks=needs("bash")), pytest.param("zsh", marks=needs("zsh"))])
+@pytest.fixture(params=[pytest.param("bash", marks=depends_on("bash")), pytest.param("zsh", marks=depends_on("zsh"))])
 def keyboard(request: pytest.FixtureRequest, home: Path) -> Iterator[Keyboard]:
     assert main.run(["completion", "install", request.param]) == 0
     made = Keyboard([request.param, "-i"], home)
@@ -87,7 +87,7 @@ def test_tab(keyboard: Keyboard) -> None:
     keyboard.press("slipway -m optimizer=adamw,muo\t\r", "got[optimizer=adamw,muon]")
 
 
-@needs("fish")
+@depends_on("fish")
 def test_fish(home: Path) -> None:
     assert main.run(["completion", "install", "fish"]) == 0
     lines = ["slipway orph", "slipway +experiment=quicks", "slipway +experiment=quickstart loop.warm_start_st"]

@@ -22,15 +22,15 @@ OBJECT = "upload/storage/v1/b/bucket/o?uploadType=media&name="
 
 
 def script(cloud: EmulatedCloud, *specs: dict[str, Any]) -> None:
-    assert cloud.ok("POST", "emulator/faults", {"key": json.dumps(specs), "faults": list(specs)})["registered"]
+    assert cloud.call_ok("POST", "emulator/faults", {"key": json.dumps(specs), "faults": list(specs)})["registered"]
 
 
 def faults(cloud: EmulatedCloud) -> list[dict[str, Any]]:
-    return list(cloud.ok("GET", "emulator/state")["fault"].values())
+    return list(cloud.call_ok("GET", "emulator/state")["fault"].values())
 
 
 def names(cloud: EmulatedCloud) -> list[str]:
-    return cloud.ok("GET", "emulator/state")["objects"].get("bucket", [])
+    return cloud.call_ok("GET", "emulator/state")["objects"].get("bucket", [])
 
 
 def test_a_moment_drawn_from_a_seed_is_the_same_for_the_same_seed() -> None:
@@ -51,7 +51,7 @@ def test_after_so_many_requests(fresh_cloud: EmulatedCloud) -> None:
 def test_a_connection_that_breaks_leaves_whole_objects_or_none(
     fresh_cloud: EmulatedCloud, at: str, stored: bool
 ) -> None:
-    fresh_cloud.ok("POST", BUCKET, {"name": "bucket"})
+    fresh_cloud.call_ok("POST", BUCKET, {"name": "bucket"})
     script(fresh_cloud, {"kind": "cut", "match": "POST .*name=thing", "at": at})
     with pytest.raises((http.client.HTTPException, urllib.error.URLError, ConnectionError)):
         fresh_cloud.send("POST", f"{OBJECT}thing", random.Random(1).randbytes(300_000))
@@ -60,7 +60,7 @@ def test_a_connection_that_breaks_leaves_whole_objects_or_none(
 
 
 def test_half_a_chunk_of_a_resumable_upload_is_kept_and_gone_on_with(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.ok("POST", BUCKET, {"name": "bucket"})
+    fresh_cloud.call_ok("POST", BUCKET, {"name": "bucket"})
     content = random.Random(1).randbytes(1_200_000)
     begin = "upload/storage/v1/b/bucket/o?uploadType=resumable&name=thing"
     _, _, headers = fresh_cloud.send("POST", begin, b"{}", {"Content-Type": "application/json"})
@@ -90,35 +90,37 @@ def test_a_brown_out_fails_a_share_of_the_requests_and_is_over(fresh_cloud: Emul
 
 
 def test_a_partition_cuts_off_the_laptop_alone(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.network("net")
-    node = fresh_cloud.node("pod", "net")
+    fresh_cloud.create_network("net")
+    node = fresh_cloud.create_node("pod", "net")
     script(fresh_cloud, {"kind": "partition", "seconds": 600})
     with pytest.raises((http.client.HTTPException, urllib.error.URLError, ConnectionError)):
         fresh_cloud.call("GET", NODES)
     token = fresh_cloud.endpoint["token"]
     assert fresh_cloud.send("GET", f"w/{token}/{node['id']}/0/{BUCKET}", headers={"Authorization": ""})[0] == 200
-    fresh_cloud.ok("DELETE", "emulator/faults")
+    fresh_cloud.call_ok("DELETE", "emulator/faults")
     assert fresh_cloud.call("GET", NODES)[0] == 200
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of other processes are a thing of Linux")
 def test_a_disk_is_full_for_a_while(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.network("net")
-    node = fresh_cloud.node("pod", "net")
+    fresh_cloud.create_network("net")
+    node = fresh_cloud.create_node("pod", "net")
     running = "setsid sh -c 'while :; do echo x >> words || touch failed; sleep 0.05; done'"
-    fresh_cloud.run(node, f"trap '' XFSZ; {running} >/dev/null 2>&1 </dev/null &")
+    fresh_cloud.run_on_worker(node, f"trap '' XFSZ; {running} >/dev/null 2>&1 </dev/null &")
     script(fresh_cloud, {"kind": "disk_full", "seconds": 600, "worker": 0, "after_seconds": 0})
-    wait_for(lambda: str(fresh_cloud.run(node, "cat $SLIPWAY_FREE_GB").stdout) == "0", "the disk is full")
+    wait_for(lambda: str(fresh_cloud.run_on_worker(node, "cat $SLIPWAY_FREE_GB").stdout) == "0", "the disk is full")
     write = "python3 -c \"import pathlib; pathlib.Path('x').write_text('word')\""
-    assert "File too large" in str(fresh_cloud.run(node, write).stderr)
-    wait_for(lambda: "failed" in str(fresh_cloud.run(node, "ls").stdout), "also of what ran before")
+    assert "File too large" in str(fresh_cloud.run_on_worker(node, write).stderr)
+    wait_for(lambda: "failed" in str(fresh_cloud.run_on_worker(node, "ls").stdout), "also of what ran before")
 
 
 def test_the_clock_of_a_worker_is_wrong(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.network("net")
-    node = fresh_cloud.node("pod", "net")
+    fresh_cloud.create_network("net")
+    node = fresh_cloud.create_node("pod", "net")
     script(fresh_cloud, {"kind": "worker_clock", "seconds": -3600, "after_seconds": 0})
-    wait_for(lambda: str(fresh_cloud.run(node, "cat $SLIPWAY_CLOCK").stdout) == "-3600.0", "the clock is wrong")
+    wait_for(
+        lambda: str(fresh_cloud.run_on_worker(node, "cat $SLIPWAY_CLOCK").stdout) == "-3600.0", "the clock is wrong"
+    )
 
 
 def test_the_controller_is_killed(fresh_cloud: EmulatedCloud, tmp_path: Path) -> None:
@@ -140,8 +142,8 @@ def test_the_controller_is_killed(fresh_cloud: EmulatedCloud, tmp_path: Path) ->
 
 
 def test_a_preemption_is_announced_to_the_vms_and_takes_those_nodes_alone(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.network("net")
-    node = fresh_cloud.node("pod", "net")
+    fresh_cloud.create_network("net")
+    node = fresh_cloud.create_node("pod", "net")
     key = f"w/{fresh_cloud.endpoint['token']}/{node['id']}/0/computeMetadata/v1/instance/preempted"
     ask = {"Authorization": "", "Metadata-Flavor": "Google"}
     _, value, headers = fresh_cloud.send("GET", f"{key}?wait_for_change=true&last_etag=0", headers=ask)
@@ -149,16 +151,16 @@ def test_a_preemption_is_announced_to_the_vms_and_takes_those_nodes_alone(fresh_
     script(fresh_cloud, {"kind": "preempted", "after_seconds": 0, "notice_seconds": 1.5})
     changed = f"{key}?wait_for_change=true&timeout_sec=60&last_etag={headers['ETag']}"
     assert fresh_cloud.send("GET", changed, headers=ask)[1] == b"TRUE"
-    assert fresh_cloud.ok("GET", f"{NODES}/pod")["state"] == "READY"
-    fresh_cloud.act("DELETE", f"{NODES}/pod")
-    fresh_cloud.node("pod", "net")
-    wait_for(lambda: not fresh_cloud.ok("GET", "emulator/state").get("notice"), "the time of the notice is over")
-    assert fresh_cloud.ok("GET", f"{NODES}/pod")["state"] == "READY"
+    assert fresh_cloud.call_ok("GET", f"{NODES}/pod")["state"] == "READY"
+    fresh_cloud.call_and_wait("DELETE", f"{NODES}/pod")
+    fresh_cloud.create_node("pod", "net")
+    wait_for(lambda: not fresh_cloud.call_ok("GET", "emulator/state").get("notice"), "the time of the notice is over")
+    assert fresh_cloud.call_ok("GET", f"{NODES}/pod")["state"] == "READY"
 
 
 def test_maintenance_is_announced(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.network("net")
-    node = fresh_cloud.node("pod", "net")
+    fresh_cloud.create_network("net")
+    node = fresh_cloud.create_node("pod", "net")
     key = f"w/{fresh_cloud.endpoint['token']}/{node['id']}/0/computeMetadata/v1/instance/maintenance-event"
     ask = {"Authorization": "", "Metadata-Flavor": "Google"}
     script(fresh_cloud, {"kind": "maintenance", "seconds": 0.1, "after_seconds": 0, "notice_seconds": 0.5})

@@ -46,18 +46,18 @@ def test_the_token_may_come_in_the_path(cloud: EmulatedCloud) -> None:
     assert cloud.send("GET", f"t/{token}x/{NETWORKS}", headers=anonymous)[0] == 401
     assert cloud.send("GET", f"w/{token}/77/3/{NETWORKS}", headers=anonymous)[0] == 200
     assert cloud.send("GET", NETWORKS, headers={"Authorization": f"Bearer {token}.77.3"})[0] == 200
-    assert [entry["client"] for entry in cloud.log()[-3:]] == ["laptop", "77/3", "77/3"]
+    assert [entry["client"] for entry in cloud.request_log()[-3:]] == ["laptop", "77/3", "77/3"]
 
 
 def test_the_log_tells_reads_from_changes(cloud: EmulatedCloud) -> None:
-    after = cloud.log()[-1]["seq"] if cloud.log() else 0
+    after = cloud.request_log()[-1]["seq"] if cloud.request_log() else 0
     cloud.call("GET", NETWORKS)
     cloud.call("POST", NETWORKS, {"name": "logged", "autoCreateSubnetworks": False})
     cloud.call("POST", f"cloudresourcemanager/v1/{PROJECT}:getIamPolicy", {})
     cloud.call("POST", f"{NODES}/none:getGuestAttributes", {})
     cloud.call("POST", f"{COMPUTE}/global/operations/none/wait")
     cloud.call("DELETE", f"{NODES}/none")
-    entries = cloud.log(after)
+    entries = cloud.request_log(after)
     assert [entry["mutating"] for entry in entries] == [False, True, False, False, False, True]
     assert [entry["status"] for entry in entries] == [200, 200, 200, 404, 404, 404]
     assert (entries[1]["api"], entries[1]["call"]) == ("compute", "networks.insert")
@@ -69,16 +69,16 @@ def test_the_log_holds_no_secrets(cloud: EmulatedCloud) -> None:
     body["metadata"] |= {"startup-script": "export WANDB_API_KEY=s3cret"}
     cloud.call("POST", f"{NODES}?nodeId=n", body)
     cloud.call("GET", f"{NETWORKS}?access_token=s3cret")
-    *_, create, listing = cloud.log()
+    *_, create, listing = cloud.request_log()
     assert "s3cret" not in json.dumps([create, listing])
     assert create["body"]["metadata"]["ssh-keys"].startswith("me:")
 
 
 def test_the_emulators_own_api(cloud: EmulatedCloud) -> None:
-    state = cloud.ok("GET", "emulator/state")
+    state = cloud.call_ok("GET", "emulator/state")
     assert {"node", "queued", "worker", "compute", "bucket", "operation", "fault"} <= set(state)
-    assert cloud.ok("POST", "emulator/settings", {"operation_seconds": 0.03})["operation_seconds"] == 0.03
-    assert cloud.ok("GET", "emulator/settings") == {"operation_seconds": 0.03, "pid": cloud.endpoint["pid"]}
+    assert cloud.call_ok("POST", "emulator/settings", {"operation_seconds": 0.03})["operation_seconds"] == 0.03
+    assert cloud.call_ok("GET", "emulator/settings") == {"operation_seconds": 0.03, "pid": cloud.endpoint["pid"]}
     assert cloud.call("POST", "emulator/settings", {"operation_seconds": -1})[0] == 400
     assert cloud.call("POST", "emulator/settings", {"speed": 1})[0] == 400
     status, answer = cloud.call("GET", "emulator/nothing")

@@ -34,22 +34,22 @@ async def run_everywhere(cloud: EmulatedCloud, node: dict[str, object], script: 
 
 
 def test_every_storage_client_works_on_a_worker(cloud: EmulatedCloud) -> None:
-    cloud.network("clients")
-    node = cloud.node("clients", "clients")
-    cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": "clients"})
+    cloud.create_network("clients")
+    node = cloud.create_node("clients", "clients")
+    cloud.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": "clients"})
     endpoint = cloud.endpoint
     arguments = f"clients {endpoint['roots']['storage']} {endpoint['token']} gs://clients/tb"
     (out,) = asyncio.run(run_everywhere(cloud, node, HERE / "client_libraries.py", arguments))
     uses = ("gcsfs", "epath", "tensorstore", "google_api_client", "tensorboard")
     assert str(out).split() == [f"use_{name}" for name in uses]
-    by_client = {entry["client"] for entry in cloud.log() if entry["call"] == "objects.insert"}
+    by_client = {entry["client"] for entry in cloud.request_log() if entry["call"] == "objects.insert"}
     assert f"{node['id']}/0" in by_client
 
 
 @pytest.mark.e2e
 def test_jax_distributed_over_ssh_on_two_workers(cloud: EmulatedCloud) -> None:
-    cloud.network("pod")
-    node = cloud.node("pod", "pod", "v5p-16")
-    cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": "checkpoints"})
+    cloud.create_network("pod")
+    node = cloud.create_node("pod", "pod", "v5p-16")
+    cloud.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": "checkpoints"})
     outputs = asyncio.run(run_everywhere(cloud, node, HERE / "distributed_program.py", "gs://checkpoints/run"))
     assert [str(output).splitlines()[-1] for output in outputs] == ["processes 2 devices 8"] * 2

@@ -17,39 +17,39 @@ from tests.controller.localcloud.harness import COMPUTE, NODES, EmulatedCloud, i
 @pytest.fixture(scope="module")
 def pod(cloud: EmulatedCloud) -> dict[str, Any]:
     """A pod of four workers that reach each other."""
-    cloud.network("net")
-    return cloud.node("pod", "net", "v5litepod-16")
+    cloud.create_network("net")
+    return cloud.create_node("pod", "net", "v5litepod-16")
 
 
 def environment(cloud: EmulatedCloud, node: Mapping[str, Any], worker: int = 0) -> dict[str, str]:
-    text = cloud.run(node, "env", worker).stdout
+    text = cloud.run_on_worker(node, "env", worker).stdout
     assert isinstance(text, str)
     return dict(line.split("=", 1) for line in text.splitlines())
 
 
 def refused(cloud: EmulatedCloud, node: Mapping[str, Any]) -> bool:
     try:
-        cloud.run(node, "true")
+        cloud.run_on_worker(node, "true")
     except ConnectionRefusedError:
         return True
     return False
 
 
 def test_commands_have_input_output_and_a_status(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
-    done = cloud.run(pod, "cat; echo words >&2; exit 7", worker=2, input="given\n")
+    done = cloud.run_on_worker(pod, "cat; echo words >&2; exit 7", worker=2, input="given\n")
     assert (done.stdout, done.stderr, done.exit_status) == ("given\n", "words\n", 7)
-    assert cloud.run(pod, "kill -TERM $$").exit_signal == ("TERM", False, "", "en-US")
+    assert cloud.run_on_worker(pod, "kill -TERM $$").exit_signal == ("TERM", False, "", "en-US")
 
 
 def test_much_output_arrives_whole(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
-    done = cloud.run(pod, "head -c 5000000 /dev/zero; head -c 300000 /dev/zero >&2", encoding=None)
+    done = cloud.run_on_worker(pod, "head -c 5000000 /dev/zero; head -c 300000 /dev/zero >&2", encoding=None)
     assert done.stdout is not None
     assert done.stderr is not None
     assert (len(done.stdout), len(done.stderr)) == (5_000_000, 300_000)
 
 
 def test_a_terminal(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
-    done = cloud.run(pod, "test -t 0 && stty size && echo $TERM", term_type="xterm", term_size=(100, 30))
+    done = cloud.run_on_worker(pod, "test -t 0 && stty size && echo $TERM", term_type="xterm", term_size=(100, 30))
     assert done.stdout == "30 100\r\nxterm\r\n"
 
 
@@ -93,13 +93,13 @@ def test_files_are_copied_to_the_home(cloud: EmulatedCloud, pod: dict[str, Any],
             await asyncssh.scp(tmp_path / "file", (connection, "folder/scp"))
 
     asyncio.run(copy())
-    done = cloud.run(pod, "cd folder && cmp sftp scp && wc -c < sftp", worker=1)
+    done = cloud.run_on_worker(pod, "cd folder && cmp sftp scp && wc -c < sftp", worker=1)
     assert done.stdout == "256000\n", done.stderr
-    assert cloud.run(pod, "ls folder", worker=0).exit_status != 0, "homes are not shared"
+    assert cloud.run_on_worker(pod, "ls folder", worker=0).exit_status != 0, "homes are not shared"
 
 
 def test_only_the_keys_of_the_metadata_open_the_door(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
-    for username, key in (("you", cloud.key), ("me", asyncssh.generate_private_key("ssh-ed25519"))):
+    for username, key in (("you", cloud.ssh_key), ("me", asyncssh.generate_private_key("ssh-ed25519"))):
         with pytest.raises(asyncssh.PermissionDenied):
             asyncio.run(cloud.connect(pod, username=username, client_keys=[key]))
 
@@ -107,7 +107,7 @@ def test_only_the_keys_of_the_metadata_open_the_door(cloud: EmulatedCloud, pod: 
 def test_new_keys_count_at_once(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
     key = asyncssh.generate_private_key("ssh-ed25519")
     more = f"{pod['metadata']['ssh-keys']}\nyou:{key.export_public_key().decode()}"
-    cloud.act("PATCH", f"{NODES}/pod?updateMask=metadata", {"metadata": {"ssh-keys": more}})
+    cloud.call_and_wait("PATCH", f"{NODES}/pod?updateMask=metadata", {"metadata": {"ssh-keys": more}})
 
     async def whoami() -> object:
         async with await cloud.connect(pod, username="you", client_keys=[key]) as connection:
@@ -145,22 +145,22 @@ def test_the_environment_is_that_of_a_tpu_vm(
 
 
 def test_python_and_uv_are_on_the_path(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
-    done = cloud.run(pod, "python3 -c 'import asyncssh, sys; print(sys.version_info[0])' && uv --version")
+    done = cloud.run_on_worker(pod, "python3 -c 'import asyncssh, sys; print(sys.version_info[0])' && uv --version")
     assert done.exit_status == 0, done.stderr
     assert isinstance(done.stdout, str)
     assert done.stdout.startswith("3\nuv ")
 
 
 def test_storage_needs_no_further_token_on_a_worker(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
-    cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": "bucket"})
+    cloud.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": "bucket"})
     script = (
         "import os, urllib.request as u; root = os.environ['SLIPWAY_STORAGE_ROOT']; "
         "put = u.Request(root + 'upload/storage/v1/b/bucket/o?uploadType=media&name=a', b'from a worker'); "
         "u.urlopen(put).close(); "
         "print(u.urlopen(root + 'storage/v1/b/bucket/o/a?alt=media').read().decode())"
     )
-    assert cloud.run(pod, f'python3 -c "{script}"', worker=2).stdout == "from a worker\n"
-    assert {entry["client"] for entry in cloud.log()[-2:]} == {f"{pod['id']}/2"}
+    assert cloud.run_on_worker(pod, f'python3 -c "{script}"', worker=2).stdout == "from a worker\n"
+    assert {entry["client"] for entry in cloud.request_log()[-2:]} == {f"{pod['id']}/2"}
 
 
 def test_the_metadata_server_knows_the_worker(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
@@ -185,34 +185,34 @@ def test_the_metadata_server_knows_the_worker(cloud: EmulatedCloud, pod: dict[st
 
 
 def test_ssh_follows_the_firewall(cloud: EmulatedCloud) -> None:
-    cloud.network("closed", ssh=False)
-    node = cloud.node("closed", "closed")
+    cloud.create_network("closed", ssh=False)
+    node = cloud.create_node("closed", "closed")
     assert refused(cloud, node)
-    cloud.rule("closed-iap", "closed", ["22"], ["35.235.240.0/20"])
+    cloud.create_rule("closed-iap", "closed", ["22"], ["35.235.240.0/20"])
     assert refused(cloud, node)
-    cloud.rule("closed-ssh", "closed", ["22"], ["127.0.0.1/32"])
+    cloud.create_rule("closed-ssh", "closed", ["22"], ["127.0.0.1/32"])
     wait_for(lambda: not refused(cloud, node), "SSH is admitted")
-    cloud.act("PATCH", f"{COMPUTE}/global/firewalls/closed-ssh", {"disabled": True})
+    cloud.call_and_wait("PATCH", f"{COMPUTE}/global/firewalls/closed-ssh", {"disabled": True})
     wait_for(lambda: refused(cloud, node), "SSH is closed again")
 
 
 def test_peers_follow_the_firewall(cloud: EmulatedCloud) -> None:
-    cloud.network("alone", internal=False)
-    node = cloud.node("alone", "alone", "v5litepod-16")
+    cloud.create_network("alone", internal=False)
+    node = cloud.create_node("alone", "alone", "v5litepod-16")
     addresses = [endpoint["ipAddress"] for endpoint in node["networkEndpoints"]]
     hostnames = environment(cloud, node, 1)["TPU_WORKER_HOSTNAMES"].split(",")
     assert hostnames[1] == addresses[1]
     assert not set(hostnames[:1] + hostnames[2:]) & set(addresses)
     probe = f"python3 -c \"import socket; socket.create_connection(('{hostnames[0]}', 22), 2)\""
-    assert "ConnectionRefusedError" in str(cloud.run(node, probe, worker=1).stderr)
-    cloud.rule("alone-internal", "alone", None, ["10.0.0.0/8"])
+    assert "ConnectionRefusedError" in str(cloud.run_on_worker(node, probe, worker=1).stderr)
+    cloud.create_rule("alone-internal", "alone", None, ["10.0.0.0/8"])
     assert environment(cloud, node, 1)["TPU_WORKER_HOSTNAMES"].split(",") == addresses
 
 
 def test_ssh_refused_for_some_seconds(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.network("net")
+    fresh_cloud.create_network("net")
     spec = {"kind": "ssh_refused", "seconds": 1.0}
-    fresh_cloud.ok("POST", "emulator/faults", {"key": "a", "faults": [spec]})
-    node = fresh_cloud.node("pod", "net")
+    fresh_cloud.call_ok("POST", "emulator/faults", {"key": "a", "faults": [spec]})
+    node = fresh_cloud.create_node("pod", "net")
     assert refused(fresh_cloud, node)
     wait_for(lambda: not refused(fresh_cloud, node), "SSH comes up")

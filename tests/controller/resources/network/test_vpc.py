@@ -17,46 +17,46 @@ EVERY = {"natIpAllocateOption": "AUTO_ONLY", "sourceSubnetworkIpRangesToNat": "A
 
 def network(project: EmulatedProject, **body: Any) -> str:
     """A network made by hand; returns its full name."""
-    project.cloud.act("POST", f"{COMPUTE}/global/networks", {"name": project.tag, **body})
+    project.cloud.call_and_wait("POST", f"{COMPUTE}/global/networks", {"name": project.tag, **body})
     return f"{PROJECT}/global/networks/{project.tag}"
 
 
 def test_from_nothing_and_back(project: EmulatedProject) -> None:
     before = project.state()
-    project.settle()
-    assert project.actions() == {}
-    subnet = project.cloud.ok("GET", f"{REGIONAL}/subnetworks/{project.tag}-{REGION}")
+    project.create_shared()
+    assert project.planned_actions() == {}
+    subnet = project.cloud.call_ok("GET", f"{REGIONAL}/subnetworks/{project.tag}-{REGION}")
     assert (subnet["ipCidrRange"], subnet["privateIpGoogleAccess"]) == ("10.64.176.0/20", True)
-    inside = project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-internal-{REGION}")
+    inside = project.cloud.call_ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-internal-{REGION}")
     assert inside["sourceRanges"] == ["10.64.176.0/20"]
-    destroy(project.shared(), project.context)
+    destroy(project.shared_resources(), project.context)
     assert project.state() == before
 
 
 def test_settling_again_changes_nothing(project: EmulatedProject) -> None:
-    project.settle()
-    before = len(project.cloud.log())
-    project.settle()
-    assert [r["path"] for r in project.cloud.log()[before:] if r["mutating"]] == []
+    project.create_shared()
+    before = len(project.cloud.request_log())
+    project.create_shared()
+    assert [r["path"] for r in project.cloud.request_log()[before:] if r["mutating"]] == []
 
 
 def test_several_regions_do_not_overlap(project: EmulatedProject) -> None:
-    project.settle("zones=europe-west4-b,us-west4-a")
-    found = project.cloud.ok("GET", f"{COMPUTE}/aggregated/subnetworks")["items"]
+    project.create_shared("zones=europe-west4-b,us-west4-a")
+    found = project.cloud.call_ok("GET", f"{COMPUTE}/aggregated/subnetworks")["items"]
     mine = [s for scope in found.values() for s in scope["subnetworks"] if s["network"].endswith(project.tag)]
     assert len({s["ipCidrRange"] for s in mine}) == 3  # the emulated cloud, as Google, refuses an overlap
     for region in (REGION, "europe-west4", "us-west4"):
-        router = project.cloud.ok("GET", f"{COMPUTE}/regions/{region}/routers/{project.tag}-{region}")
+        router = project.cloud.call_ok("GET", f"{COMPUTE}/regions/{region}/routers/{project.tag}-{region}")
         assert len(router["nats"]) == 1
 
 
 def test_a_half_made_network_is_adopted(project: EmulatedProject) -> None:
     made = network(project, autoCreateSubnetworks=False, mtu=1460, description="mine")
     before = project.state()
-    project.settle()
-    assert project.actions() == {}
-    assert project.cloud.ok("GET", f"{COMPUTE}/global/networks/{project.tag}")["mtu"] == 1460
-    destroy(project.shared(), project.context)
+    project.create_shared()
+    assert project.planned_actions() == {}
+    assert project.cloud.call_ok("GET", f"{COMPUTE}/global/networks/{project.tag}")["mtu"] == 1460
+    destroy(project.shared_resources(), project.context)
     assert project.state() == before
     assert made
 
@@ -64,14 +64,14 @@ def test_a_half_made_network_is_adopted(project: EmulatedProject) -> None:
 def test_a_subnet_made_by_hand_keeps_its_range_and_gets_its_access_back_off(project: EmulatedProject) -> None:
     link = network(project, autoCreateSubnetworks=False)
     body = {"name": "by-hand", "network": link, "ipCidrRange": "10.77.0.0/24"}
-    project.cloud.act("POST", f"{REGIONAL}/subnetworks", body)
+    project.cloud.call_and_wait("POST", f"{REGIONAL}/subnetworks", body)
     before = project.state()
-    project.settle("network.subnet=by-hand")
-    assert project.cloud.ok("GET", f"{REGIONAL}/subnetworks/by-hand")["privateIpGoogleAccess"] is True
-    inside = project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-internal-{REGION}")
+    project.create_shared("network.subnet=by-hand")
+    assert project.cloud.call_ok("GET", f"{REGIONAL}/subnetworks/by-hand")["privateIpGoogleAccess"] is True
+    inside = project.cloud.call_ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-internal-{REGION}")
     assert inside["sourceRanges"] == ["10.77.0.0/24"]
-    assert project.actions("network.subnet=by-hand") == {}
-    destroy(project.shared("network.subnet=by-hand"), project.context)
+    assert project.planned_actions("network.subnet=by-hand") == {}
+    destroy(project.shared_resources("network.subnet=by-hand"), project.context)
     shown = project.state()
     for state in (before, shown):  # off, whether it says so or says nothing
         state["compute"][f"{PROJECT}/regions/{REGION}/subnetworks/by-hand"].setdefault("privateIpGoogleAccess", False)
@@ -81,20 +81,20 @@ def test_a_subnet_made_by_hand_keeps_its_range_and_gets_its_access_back_off(proj
 def test_a_subnet_made_by_hand_with_another_range_than_wanted_is_an_error(project: EmulatedProject) -> None:
     link = network(project, autoCreateSubnetworks=False)
     body = {"name": f"{project.tag}-{REGION}", "network": link, "ipCidrRange": "10.77.0.0/24"}
-    project.cloud.act("POST", f"{REGIONAL}/subnetworks", body)
+    project.cloud.call_and_wait("POST", f"{REGIONAL}/subnetworks", body)
     with pytest.raises(CloudError, match=r"not created by Slipway and differs \(cidr: 10.77.0.0/24 -> 10.5.0.0/20\)"):
-        project.settle("network.cidr=10.5.0.0/20")
+        project.create_shared("network.cidr=10.5.0.0/20")
 
 
 def test_the_default_network_of_a_project_is_used_as_the_guides_do(project: EmulatedProject) -> None:
     group = ["network=default", f"network.name={project.tag}"]
-    project.settle(*group)
-    made = project.cloud.ok("GET", f"{COMPUTE}/global/networks/{project.tag}")
+    project.create_shared(*group)
+    made = project.cloud.call_ok("GET", f"{COMPUTE}/global/networks/{project.tag}")
     assert made["autoCreateSubnetworks"] is True
-    subnet = project.cloud.ok("GET", f"{REGIONAL}/subnetworks/{project.tag}")
+    subnet = project.cloud.call_ok("GET", f"{REGIONAL}/subnetworks/{project.tag}")
     assert subnet["privateIpGoogleAccess"] is True
-    assert project.actions(*group) == {}
-    destroy(project.shared(*group), project.context)
+    assert project.planned_actions(*group) == {}
+    destroy(project.shared_resources(*group), project.context)
     assert project.cloud.call("GET", f"{COMPUTE}/global/networks/{project.tag}")[0] == 404
 
 
@@ -102,8 +102,8 @@ def test_an_auto_network_made_by_hand_is_left_as_it_was(project: EmulatedProject
     network(project)
     group = ["network=default", f"network.name={project.tag}"]
     before = project.state()
-    project.settle(*group)
-    destroy(project.shared(*group), project.context)
+    project.create_shared(*group)
+    destroy(project.shared_resources(*group), project.context)
     after = project.state()
     for state in (before, after):
         name = f"{PROJECT}/regions/{REGION}/subnetworks/{project.tag}"
@@ -115,54 +115,54 @@ def test_a_nat_that_is_there_does_the_work_and_its_router_is_not_patched(project
     link = network(project)
     group = ["network=default", f"network.name={project.tag}"]
     router = {"name": f"{project.tag}-simply", "network": link, "nats": [{"name": "simply-nat", **EVERY}]}
-    project.cloud.act("POST", f"{REGIONAL}/routers", router)
-    before = project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-simply")
-    project.settle(*group)
-    assert project.actions(*group) == {}
+    project.cloud.call_and_wait("POST", f"{REGIONAL}/routers", router)
+    before = project.cloud.call_ok("GET", f"{REGIONAL}/routers/{project.tag}-simply")
+    project.create_shared(*group)
+    assert project.planned_actions(*group) == {}
     assert project.cloud.call("GET", f"{REGIONAL}/routers/{project.tag}-{REGION}")[0] == 404
-    destroy(project.shared(*group), project.context)
-    assert project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-simply") == before
+    destroy(project.shared_resources(*group), project.context)
+    assert project.cloud.call_ok("GET", f"{REGIONAL}/routers/{project.tag}-simply") == before
 
 
 def test_a_foreign_router_without_nat_is_left_alone_beside_ours(project: EmulatedProject) -> None:
     link = network(project, autoCreateSubnetworks=False)
-    project.cloud.act("POST", f"{REGIONAL}/routers", {"name": f"{project.tag}-vpn", "network": link})
-    before = project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-vpn")
-    project.settle()
-    assert project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-vpn") == before
-    assert len(project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-{REGION}")["nats"]) == 1
+    project.cloud.call_and_wait("POST", f"{REGIONAL}/routers", {"name": f"{project.tag}-vpn", "network": link})
+    before = project.cloud.call_ok("GET", f"{REGIONAL}/routers/{project.tag}-vpn")
+    project.create_shared()
+    assert project.cloud.call_ok("GET", f"{REGIONAL}/routers/{project.tag}-vpn") == before
+    assert len(project.cloud.call_ok("GET", f"{REGIONAL}/routers/{project.tag}-{REGION}")["nats"]) == 1
 
 
 def test_a_foreign_router_of_our_name_is_never_patched(project: EmulatedProject) -> None:
     link = network(project, autoCreateSubnetworks=False)
-    project.cloud.act("POST", f"{REGIONAL}/routers", {"name": f"{project.tag}-{REGION}", "network": link})
+    project.cloud.call_and_wait("POST", f"{REGIONAL}/routers", {"name": f"{project.tag}-{REGION}", "network": link})
     with pytest.raises(CloudError, match="was not created by Slipway and has no NAT for subnet"):
-        project.settle()
-    assert "nats" not in project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-{REGION}")
+        project.create_shared()
+    assert "nats" not in project.cloud.call_ok("GET", f"{REGIONAL}/routers/{project.tag}-{REGION}")
 
 
 def test_a_foreign_rule_that_differs_is_an_error_and_stays(project: EmulatedProject) -> None:
     link = network(project, autoCreateSubnetworks=False)
     rule = {"name": f"{project.tag}-allow-ssh", "network": link, "allowed": [{"IPProtocol": "udp"}]}
-    project.cloud.act("POST", f"{COMPUTE}/global/firewalls", rule)
-    before = project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh")
+    project.cloud.call_and_wait("POST", f"{COMPUTE}/global/firewalls", rule)
+    before = project.cloud.call_ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh")
     with pytest.raises(CloudError, match=r"allow-ssh was not created by Slipway and differs .* set network.name"):
-        project.settle()
-    assert project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh") == before
+        project.create_shared()
+    assert project.cloud.call_ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh") == before
 
 
 def test_what_drifted_is_repaired(project: EmulatedProject) -> None:
-    project.settle()
+    project.create_shared()
     subnet = f"{REGIONAL}/subnetworks/{project.tag}-{REGION}"
-    project.cloud.act("POST", f"{subnet}/setPrivateIpGoogleAccess", {"privateIpGoogleAccess": False})
-    project.cloud.act("PATCH", f"{REGIONAL}/routers/{project.tag}-{REGION}", {"nats": []})
+    project.cloud.call_and_wait("POST", f"{subnet}/setPrivateIpGoogleAccess", {"privateIpGoogleAccess": False})
+    project.cloud.call_and_wait("PATCH", f"{REGIONAL}/routers/{project.tag}-{REGION}", {"nats": []})
     rule = f"{COMPUTE}/global/firewalls/{project.tag}-allow-internal-{REGION}"
-    project.cloud.act("PATCH", rule, {"sourceRanges": ["10.1.2.0/24"]})
-    assert sorted(project.actions().values()) == ["create", "update", "update"]
-    project.settle()
-    assert project.actions() == {}
-    assert project.cloud.ok("GET", subnet)["privateIpGoogleAccess"] is True
+    project.cloud.call_and_wait("PATCH", rule, {"sourceRanges": ["10.1.2.0/24"]})
+    assert sorted(project.planned_actions().values()) == ["create", "update", "update"]
+    project.create_shared()
+    assert project.planned_actions() == {}
+    assert project.cloud.call_ok("GET", subnet)["privateIpGoogleAccess"] is True
 
 
 def test_without_nat_there_is_no_router(project: EmulatedProject) -> None:
-    assert not [r for r in project.shared("network.nat=false") if r.kind in ("router", "nat")]
+    assert not [r for r in project.shared_resources("network.nat=false") if r.kind in ("router", "nat")]

@@ -17,50 +17,52 @@ from tests.controller.resources.fake_pod import PROVISIONERS, TWO_ZONES, A, B, P
 @PROVISIONERS
 def test_a_pod_is_made_once_and_deleted(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
-    assert isinstance(made.look(), Absent)
+    assert isinstance(made.observe(), Absent)
     first = made.up()
     assert first.is_ready
     assert (first.place.zone, first.place.capacity, first.status.spec.workers) == (A, "spot", 1)
     assert made.up().status.uid == first.status.uid
-    assert len(made.creations()) == 1
-    assert first.ours
+    assert len(made.creation_requests()) == 1
+    assert first.is_managed
     made.down()
-    assert made.left() == []
-    assert isinstance(made.look(), Absent)
+    assert made.leftovers() == []
+    assert isinstance(made.observe(), Absent)
 
 
 @PROVISIONERS
 def test_a_preempted_pod_is_replaced(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
     first = made.up()
-    project.fault(kind="preempted", after_seconds=0)
-    wait_for(lambda: made.look().status.state == "PREEMPTED", "the preemption")
+    project.inject_fault(kind="preempted", after_seconds=0)
+    wait_for(lambda: made.observe().status.state == "PREEMPTED", "the preemption")
     assert first.pod_seen(project.context).state == "PREEMPTED"
     second = made.up()
     assert second.status.uid != first.status.uid
     assert first.pod_seen(project.context).replaced
     made.down()
-    assert made.left() == []
+    assert made.leftovers() == []
 
 
 @PROVISIONERS
 def test_another_count_of_workers_is_an_error_that_explains_itself(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
-    project.fault(kind="endpoints", endpoints=2)
+    project.inject_fault(kind="endpoints", endpoints=2)
     with pytest.raises(CloudError, match=r"lists 1 worker for v5litepod-8, but Google created 2") as refused:
         made.up()
     assert "tpu.accelerator_type" in str(refused.value)
-    assert len(made.creations()) == 1
-    assert [f.check for f in made.node.findings(made.look())] == ["endpoints"]
+    assert len(made.creation_requests()) == 1
+    assert [f.check for f in made.node.findings(made.observe())] == ["endpoints"]
     made.down()
-    assert made.left() == []
+    assert made.leftovers() == []
 
 
 def foreign(made: Pod, kind: str = "v5litepod-1") -> None:
     """Someone else's pod of the same name."""
     body = made.project.cloud.node_body(made.node.spec.network, kind)
     body["networkConfig"]["subnetwork"] = made.node.place.subnetwork
-    made.project.cloud.act("POST", f"tpu/v2/projects/slipway-local/locations/{A}/nodes?nodeId={made.node.name}", body)
+    made.project.cloud.call_and_wait(
+        "POST", f"tpu/v2/projects/slipway-local/locations/{A}/nodes?nodeId={made.node.name}", body
+    )
 
 
 def test_a_name_that_is_taken_is_refused_and_left_alone(project: EmulatedProject) -> None:
@@ -68,27 +70,27 @@ def test_a_name_that_is_taken_is_refused_and_left_alone(project: EmulatedProject
     foreign(made)
     with pytest.raises(CloudError, match=r"was not created by Slipway and differs .*set tpu\.name to another"):
         made.up()
-    assert len(made.creations()) == 1  # the other one's
+    assert len(made.creation_requests()) == 1  # the other one's
     made.down()
-    assert made.left() == [f"{A}/nodes/{made.node.name}"]
+    assert made.leftovers() == [f"{A}/nodes/{made.node.name}"]
 
 
 def test_an_adopted_pod_is_used_and_left(project: EmulatedProject) -> None:
     made = pod(project, "tpu.adopt=true")
     foreign(made, "v5litepod-8")
     node = made.up()
-    assert (node.status.state, node.ours) == ("READY", False)
+    assert (node.status.state, node.is_managed) == ("READY", False)
     made.down()
-    assert made.left() == [f"{A}/nodes/{made.node.name}"]
-    assert len(made.creations()) == 1
+    assert made.leftovers() == [f"{A}/nodes/{made.node.name}"]
+    assert len(made.creation_requests()) == 1
 
 
 def test_there_must_be_something_to_adopt(project: EmulatedProject) -> None:
     made = pod(project, "tpu.adopt=true")
     with pytest.raises(CloudError, match=r"pod .* does not exist in us-central1-a, and tpu\.adopt=true requires"):
         made.up()
-    assert [f.severity for f in made.node.findings(made.look())] == ["error"]
-    assert made.creations() == []
+    assert [f.severity for f in made.node.findings(made.observe())] == ["error"]
+    assert made.creation_requests() == []
 
 
 def test_an_adopted_pod_must_be_of_the_type(project: EmulatedProject) -> None:
@@ -96,7 +98,7 @@ def test_an_adopted_pod_must_be_of_the_type(project: EmulatedProject) -> None:
     foreign(made, "v5litepod-1")
     with pytest.raises(CloudError, match=r"accelerator_type: v5litepod-1 -> v5litepod-8.*never changed"):
         made.up()
-    assert made.left() == [f"{A}/nodes/{made.node.name}"]
+    assert made.leftovers() == [f"{A}/nodes/{made.node.name}"]
 
 
 @PROVISIONERS
@@ -116,7 +118,7 @@ def test_a_stopped_pod_for_which_there_is_no_room_is_made_anew(project: Emulated
     made = pod(project, "tpu.provisioner=node", "tpu.capacity=on_demand")
     first = made.up()
     first.stop(project.context)
-    project.fault(kind="stockout", times=1)
+    project.inject_fault(kind="stockout", times=1)
     assert made.up().status.uid != first.status.uid
     assert "no capacity to start it in us-central1-a" in made.notes
     made.down()
@@ -136,25 +138,25 @@ def test_a_data_disk_is_made_attached_and_deleted(project: EmulatedProject, kind
     made = pod(project, f"tpu={kind}", f"tpu.zone={zone}", "tpu.data_disk_gb=100")
     made.up()
     name = f"projects/slipway-local/zones/{zone}/disks/{made.node.name}-data"
-    found = project.cloud.ok("GET", "emulator/state")["compute"][name]
+    found = project.cloud.call_ok("GET", "emulator/state")["compute"][name]
     assert (found["sizeGb"], found["type"].rpartition("/")[2]) == ("100", disk)
     made.down()
-    assert made.left() == []
+    assert made.leftovers() == []
 
 
 def test_a_data_disk_outlives_a_preemption_and_no_vain_attempt(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=node", "tpu.data_disk_gb=100", *TWO_ZONES)
-    project.fault(kind="stockout", zone=A, at="request")
+    project.inject_fault(kind="stockout", zone=A, at="request")
     assert made.up().place.zone == B
-    disks = [name for name in made.left() if "/disks/" in name]
+    disks = [name for name in made.leftovers() if "/disks/" in name]
     assert disks == [f"projects/slipway-local/zones/{B}/disks/{made.node.name}-data"]
-    project.fault(kind="preempted", after_seconds=0)
-    wait_for(lambda: made.look().status.state == "PREEMPTED", "the preemption")
-    project.fault(kind="stockout", zone=A, at="request")
+    project.inject_fault(kind="preempted", after_seconds=0)
+    wait_for(lambda: made.observe().status.state == "PREEMPTED", "the preemption")
+    project.inject_fault(kind="stockout", zone=A, at="request")
     made.up()
-    assert [name for name in made.left() if "/disks/" in name] == disks
+    assert [name for name in made.leftovers() if "/disks/" in name] == disks
     made.down()
-    assert made.left() == []
+    assert made.leftovers() == []
 
 
 def test_what_is_worth_saying_of_a_pod_that_is_there(project: EmulatedProject) -> None:

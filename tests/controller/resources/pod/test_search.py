@@ -16,9 +16,9 @@ from tests.controller.resources.fake_pod import PROVISIONERS, TWO_ZONES, A, B, p
 @PROVISIONERS
 def test_a_stock_out_is_asked_again(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
-    project.fault(kind="stockout", times=2, at="request")
+    project.inject_fault(kind="stockout", times=2, at="request")
     assert made.up().status.state == "READY"
-    assert len(made.creations()) == 3
+    assert len(made.creation_requests()) == 3
     assert "no capacity in us-central1-a (spot) (attempt 1)" in made.notes
     assert "retrying in" in made.notes
     made.down()
@@ -26,38 +26,38 @@ def test_a_stock_out_is_asked_again(project: EmulatedProject, way: str) -> None:
 
 def test_pauses_double_and_are_spread(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=node", max_create_attempts=4)
-    project.context.draw = lambda: 1.0
-    project.clock.slept.clear()
-    project.fault(kind="stockout", times=4, at="request")
+    project.context.random_float = lambda: 1.0
+    project.clock.sleeps.clear()
+    project.inject_fault(kind="stockout", times=4, at="request")
     with pytest.raises(RetriesExhaustedError, match=r"after 4 attempts; add zones to tpu\.fallback_zones"):
         made.up()
-    assert project.clock.slept == [pytest.approx(0.01 * factor) for factor in (2, 4, 8)]
-    assert made.left() == []
+    assert project.clock.sleeps == [pytest.approx(0.01 * factor) for factor in (2, 4, 8)]
+    assert made.leftovers() == []
 
 
 @PROVISIONERS
 def test_a_quota_is_not_asked_again(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
-    project.fault(kind="quota")
+    project.inject_fault(kind="quota")
     with pytest.raises(CloudError, match=r"Quota limit .* Limit: 0 in zone us-central1-a.*request quota at") as refused:
         made.up()
     assert not isinstance(refused.value, RetriesExhaustedError)
-    assert len(made.creations()) == 1
-    assert made.left() == []
+    assert len(made.creation_requests()) == 1
+    assert made.leftovers() == []
 
 
 def test_a_quota_that_turns_up_late_is_a_quota(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued")
-    project.fault(kind="quota", at="operation")
+    project.inject_fault(kind="quota", at="operation")
     with pytest.raises(CloudError, match="no quota for v5litepod-8"):
         made.up()
-    assert made.left() == []
+    assert made.leftovers() == []
 
 
 @PROVISIONERS
 def test_permission_is_not_asked_again(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}", *TWO_ZONES)
-    project.fault(kind="permission")
+    project.inject_fault(kind="permission")
     with pytest.raises(CloudError, match=r"denied on .*: you do not have roles/tpu\.admin, cloud\.project"):
         made.up()
     assert made.asked() == [f"{A} spot"]
@@ -68,22 +68,22 @@ def test_an_unsupported_runtime_names_the_key(project: EmulatedProject, way: str
     made = pod(project, f"tpu.provisioner={way}", "tpu.runtime_version=v2-alpha")
     with pytest.raises(CloudError, match=r'Runtime version "v2-alpha" unknown.*set tpu\.runtime_version to null'):
         made.up()
-    assert len(made.creations()) == 1
+    assert len(made.creation_requests()) == 1
 
 
 @PROVISIONERS
 def test_an_operation_that_fails_late_leaves_nothing(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
-    project.fault(kind="failure", message="Something broke in the data centre")
+    project.inject_fault(kind="failure", message="Something broke in the data centre")
     with pytest.raises(CloudError, match="Something broke in the data centre"):
         made.up()
-    assert made.left() == []
+    assert made.leftovers() == []
 
 
 @PROVISIONERS
 def test_the_next_zone_is_asked_at_once(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}", *TWO_ZONES)
-    project.fault(kind="stockout", times=9, zone=A, at="request")
+    project.inject_fault(kind="stockout", times=9, zone=A, at="request")
     assert made.up().place.zone == B
     assert made.asked() == [f"{A} spot", f"{B} spot"]
     assert f"requesting v5litepod-8 in {B} (spot)" in made.notes
@@ -91,12 +91,12 @@ def test_the_next_zone_is_asked_at_once(project: EmulatedProject, way: str) -> N
     assert made.up().place.zone == B  # found there, and left there
     assert made.node.pod_seen(project.context) == PodStatus("READY", health="HEALTHY")
     made.down()
-    assert made.left() == []
+    assert made.leftovers() == []
 
 
 def test_the_next_tier_is_asked_at_once(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=node", "tpu.capacity=[on_demand,spot]", *TWO_ZONES)
-    project.fault(kind="stockout", times=9, capacity="on_demand", at="request")
+    project.inject_fault(kind="stockout", times=9, capacity="on_demand", at="request")
     assert made.up().place.capacity == "spot"
     assert made.asked() == [f"{A} on_demand", f"{A} spot"]
     assert made.up().place.capacity == "spot"
@@ -105,8 +105,8 @@ def test_the_next_tier_is_asked_at_once(project: EmulatedProject) -> None:
 
 def test_a_quota_rules_its_place_out(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued", *TWO_ZONES)
-    project.fault(kind="quota", zone=A, times=9)
-    project.fault(kind="stockout", zone=B, times=1, at="request")
+    project.inject_fault(kind="quota", zone=A, times=9)
+    project.inject_fault(kind="stockout", zone=B, times=1, at="request")
     assert made.up().place.zone == B
     assert made.asked() == [f"{A} spot", f"{B} spot", f"{B} spot"]
     made.down()
@@ -114,20 +114,20 @@ def test_a_quota_rules_its_place_out(project: EmulatedProject) -> None:
 
 def test_a_request_that_waits_too_long_gives_way_to_the_next_zone(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued", "tpu.create_timeout_minutes=0.005", *TWO_ZONES)
-    project.fault(kind="stockout", times=1000, zone=A)
+    project.inject_fault(kind="stockout", times=1000, zone=A)
     assert made.up().place.zone == B
     assert "still waiting for resources after" in made.notes
-    assert made.left() == [f"{B}/nodes/{made.node.name}", f"{B}/queuedResources/{made.node.name}"]
+    assert made.leftovers() == [f"{B}/nodes/{made.node.name}", f"{B}/queuedResources/{made.node.name}"]
     made.down()
 
 
 def test_another_controller_goes_on_waiting_and_then_elsewhere(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued", "tpu.create_timeout_minutes=0.01", *TWO_ZONES)
-    project.fault(kind="stockout", times=1000, zone=A)
+    project.inject_fault(kind="stockout", times=1000, zone=A)
     place = made.node.places[0]
     search = made.node._search(project.context)  # as one that was killed while it waited
     search.provisioners["queued"].create(project.context, search.name, search.spec, place)
-    assert isinstance(made.look(), Pending)
+    assert isinstance(made.observe(), Pending)
     assert made.up().place.zone == B
     made.down()
 
@@ -135,10 +135,10 @@ def test_another_controller_goes_on_waiting_and_then_elsewhere(project: Emulated
 @pytest.mark.parametrize("state", ["SUSPENDED", "FAILED"])
 def test_a_dead_request_is_deleted_and_made_again(project: EmulatedProject, state: str) -> None:
     made = pod(project, "tpu.provisioner=queued")
-    project.fault(kind="queued", state=state, message="There is no more capacity")
+    project.inject_fault(kind="queued", state=state, message="There is no more capacity")
     search = made.node._search(project.context)
     search.provisioners["queued"].create(project.context, search.name, search.spec, made.node.places[0])
-    wait_for(lambda: getattr(made.look(), "status", NOT_OBSERVED).state == state, f"the request is {state}")
+    wait_for(lambda: getattr(made.observe(), "status", NOT_OBSERVED).state == state, f"the request is {state}")
     assert made.up().status.state == "READY"
     assert f"the node is {state.lower()}: deleting and recreating it" in made.notes
     made.down()
@@ -146,40 +146,40 @@ def test_a_dead_request_is_deleted_and_made_again(project: EmulatedProject, stat
 
 def test_an_expired_request_is_deleted(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued", "tpu.valid_until_hours=0.00005", max_create_attempts=2)
-    project.fault(kind="stockout", times=100000)
+    project.inject_fault(kind="stockout", times=100000)
     with pytest.raises(RetriesExhaustedError, match="no capacity"):
         made.up()
-    assert len(made.creations()) == 2
-    assert made.left() == []
+    assert len(made.creation_requests()) == 2
+    assert made.leftovers() == []
 
 
 def test_what_still_waits_is_deleted_with_the_pod(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued")
-    project.fault(kind="stockout", times=100000)
+    project.inject_fault(kind="stockout", times=100000)
     search = made.node._search(project.context)
     search.provisioners["queued"].create(project.context, search.name, search.spec, made.node.places[0])
-    assert isinstance(made.look(), Pending)
+    assert isinstance(made.observe(), Pending)
     made.down()
-    assert made.left() == []
+    assert made.leftovers() == []
 
 
 def test_whoever_stops_waiting_is_told_that_the_request_stays(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued")
-    project.fault(kind="stockout", times=100000)
+    project.inject_fault(kind="stockout", times=100000)
     project.clock.interrupt_at = 3
     with pytest.raises(InterruptedSleepError):
         made.node.apply(project.context, {}, Diff("create"))
     assert "the request stays in the queue: `slipway up` resumes waiting, `slipway down` cancels it" in made.notes
-    assert isinstance(made.look(), Pending)
+    assert isinstance(made.observe(), Pending)
     made.down()
 
 
 def test_flex_start_is_asked_for_through_the_newer_api(project: EmulatedProject) -> None:
     made = pod(project, "tpu.capacity=flex_start")
     assert made.up().place.capacity == "flex_start"
-    [creation] = made.creations()
+    [creation] = made.creation_requests()
     assert "/v2alpha1/" in creation["path"]
     assert creation["body"]["provisioningModel"] == "FLEX_START"
     assert made.up().status.state == "READY"
     made.down()
-    assert made.left() == []
+    assert made.leftovers() == []

@@ -19,7 +19,7 @@ ADMIN = {"role": "roles/owner", "members": ["user:a@example.com"]}
 
 def roles(project: EmulatedProject, path: str, account: str) -> list[str]:
     method = "GET" if path.startswith("storage") else "POST"
-    policy = project.cloud.ok(method, path, None if method == "GET" else {})
+    policy = project.cloud.call_ok(method, path, None if method == "GET" else {})
     return sorted(b["role"] for b in policy["bindings"] if f"serviceAccount:{account}" in b["members"])
 
 
@@ -32,7 +32,7 @@ def on_bucket(project: EmulatedProject, account: str) -> list[str]:
 
 
 def test_the_account_has_few_roles_and_those_on_objects_are_on_the_bucket_alone(project: EmulatedProject) -> None:
-    project.settle()
+    project.create_shared()
     account = f"{project.tag}-sa@slipway-local.iam.gserviceaccount.com"
     assert on_project(project, account) == ["roles/logging.logWriter", "roles/tpu.admin"]
     assert on_bucket(project, account) == ["roles/storage.legacyBucketReader", "roles/storage.objectAdmin"]
@@ -40,36 +40,36 @@ def test_the_account_has_few_roles_and_those_on_objects_are_on_the_bucket_alone(
 
 @pytest.mark.parametrize("account", ["default", COMPUTE_ACCOUNT])
 def test_to_an_account_that_we_did_not_make_nothing_is_bound(project: EmulatedProject, account: str) -> None:
-    before = project.cloud.ok("POST", f"{POLICY}:getIamPolicy", {})
-    observed = project.settle(f"cloud.service_account={account}")
+    before = project.cloud.call_ok("POST", f"{POLICY}:getIamPolicy", {})
+    observed = project.create_shared(f"cloud.service_account={account}")
     assert observed[f"service account/{account}"].email(project.context) == COMPUTE_ACCOUNT
-    assert project.cloud.ok("POST", f"{POLICY}:getIamPolicy", {}) == before
+    assert project.cloud.call_ok("POST", f"{POLICY}:getIamPolicy", {}) == before
     assert on_bucket(project, COMPUTE_ACCOUNT) == []
-    destroy(project.shared(f"cloud.service_account={account}"), project.context)
+    destroy(project.shared_resources(f"cloud.service_account={account}"), project.context)
     assert project.cloud.call("GET", f"iam/v1/{PROJECT}/serviceAccounts/{COMPUTE_ACCOUNT}")[0] == 200
 
 
 def test_an_account_made_by_hand_is_used_and_kept_and_nothing_is_bound(project: EmulatedProject) -> None:
     made = {"accountId": f"{project.tag}-sa", "serviceAccount": {"displayName": "mine"}}
-    account = project.cloud.ok("POST", f"iam/v1/{PROJECT}/serviceAccounts", made)
-    project.settle()
+    account = project.cloud.call_ok("POST", f"iam/v1/{PROJECT}/serviceAccounts", made)
+    project.create_shared()
     assert on_project(project, account["email"]) == []
-    destroy(project.shared(), project.context)
-    assert project.cloud.ok("GET", f"iam/v1/{PROJECT}/serviceAccounts/{account['email']}") == account
+    destroy(project.shared_resources(), project.context)
+    assert project.cloud.call_ok("GET", f"iam/v1/{PROJECT}/serviceAccounts/{account['email']}") == account
 
 
 def test_an_account_that_does_not_exist_is_said(project: EmulatedProject) -> None:
     absent = "nobody-x@slipway-local.iam.gserviceaccount.com"
     with pytest.raises(ConfigError, match=f"{absent} does not exist; set cloud.service_account"):
-        project.settle(f"cloud.service_account={absent}")
+        project.create_shared(f"cloud.service_account={absent}")
 
 
 @pytest.mark.parametrize("verb", ["getIamPolicy", "setIamPolicy"])
 def test_who_may_not_set_iam_goes_on_with_a_note_of_what_an_admin_would_run(
     project: EmulatedProject, verb: str
 ) -> None:
-    project.fault(kind="http", status=403, match=f"POST /{POLICY}:{verb}", times=2)
-    project.settle()
+    project.inject_fault(kind="http", status=403, match=f"POST /{POLICY}:{verb}", times=2)
+    project.create_shared()
     account = f"{project.tag}-sa@slipway-local.iam.gserviceaccount.com"
     [note] = [note for note in project.notes if "ask a project admin" in note]
     assert (
@@ -77,40 +77,40 @@ def test_who_may_not_set_iam_goes_on_with_a_note_of_what_an_admin_would_run(
         "--role=roles/logging.logWriter --condition=None"
     ) in note
     assert on_bucket(project, account) != []
-    project.cloud.ok("POST", "emulator/settings", {})
+    project.cloud.call_ok("POST", "emulator/settings", {})
     while project.cloud.call("POST", f"{POLICY}:{verb}", {})[0] == 403:
         pass  # what is left of the fault
 
 
 def test_who_may_not_create_accounts_is_told_what_else_to_do(project: EmulatedProject) -> None:
-    project.fault(kind="http", status=403, match=f"POST /iam/v1/{PROJECT}/serviceAccounts$")
+    project.inject_fault(kind="http", status=403, match=f"POST /iam/v1/{PROJECT}/serviceAccounts$")
     with pytest.raises(CloudError, match=r"gcloud iam service-accounts create .*`default`: the Compute Engine account"):
-        project.settle()
+        project.create_shared()
 
 
 def test_another_writer_between_reading_and_writing(project: EmulatedProject) -> None:
-    project.fault(kind="http", status=409, match=f"POST /{POLICY}:setIamPolicy", times=3)
-    project.settle()
+    project.inject_fault(kind="http", status=409, match=f"POST /{POLICY}:setIamPolicy", times=3)
+    project.create_shared()
     assert on_project(project, f"{project.tag}-sa@slipway-local.iam.gserviceaccount.com") != []
 
 
 def test_an_account_made_a_moment_ago_is_waited_for(project: EmulatedProject) -> None:
     words = "Service account x does not exist."
-    project.fault(kind="http", status=400, match=f"POST /{POLICY}:setIamPolicy", times=2, message=words)
-    project.settle()
-    assert project.clock.slept.count(project.context.pace) >= 2
+    project.inject_fault(kind="http", status=400, match=f"POST /{POLICY}:setIamPolicy", times=2, message=words)
+    project.create_shared()
+    assert project.clock.sleeps.count(project.context.poll_seconds) >= 2
 
 
 def test_roles_are_bound_again_and_others_left(project: EmulatedProject) -> None:
-    project.settle()
-    policy = project.cloud.ok("POST", f"{POLICY}:getIamPolicy", {})
+    project.create_shared()
+    policy = project.cloud.call_ok("POST", f"{POLICY}:getIamPolicy", {})
     policy["bindings"] = [ADMIN]
-    project.cloud.ok("POST", f"{POLICY}:setIamPolicy", {"policy": policy})
-    assert project.actions() == {f"roles of/{project.tag}-sa": "create"}
-    project.settle()
-    assert ADMIN in project.cloud.ok("POST", f"{POLICY}:getIamPolicy", {})["bindings"]
-    destroy(project.shared(), project.context)
-    assert project.cloud.ok("POST", f"{POLICY}:getIamPolicy", {})["bindings"] == [ADMIN]
+    project.cloud.call_ok("POST", f"{POLICY}:setIamPolicy", {"policy": policy})
+    assert project.planned_actions() == {f"roles of/{project.tag}-sa": "create"}
+    project.create_shared()
+    assert ADMIN in project.cloud.call_ok("POST", f"{POLICY}:getIamPolicy", {})["bindings"]
+    destroy(project.shared_resources(), project.context)
+    assert project.cloud.call_ok("POST", f"{POLICY}:getIamPolicy", {})["bindings"] == [ADMIN]
 
 
 CONDITIONAL = {"role": "a", "members": ["m"], "condition": {"title": "until May"}}

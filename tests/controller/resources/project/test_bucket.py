@@ -14,15 +14,15 @@ from tests.controller.resources.conftest import EmulatedProject
 
 def by_hand(project: EmulatedProject, **body: Any) -> dict[str, Any]:
     made = {"name": f"{project.tag}-bucket", "location": REGION, **body}
-    return project.cloud.ok("POST", "storage/v1/b?project=slipway-local", made)
+    return project.cloud.call_ok("POST", "storage/v1/b?project=slipway-local", made)
 
 
 def show(project: EmulatedProject) -> dict[str, Any]:
-    return project.cloud.ok("GET", f"storage/v1/b/{project.tag}-bucket")
+    return project.cloud.call_ok("GET", f"storage/v1/b/{project.tag}-bucket")
 
 
 def test_a_bucket_of_ours_costs_no_more_than_it_must_and_is_closed(project: EmulatedProject) -> None:
-    project.settle()
+    project.create_shared()
     made = show(project)
     assert made["location"] == "US-CENTRAL1"
     assert made["iamConfiguration"]["uniformBucketLevelAccess"]["enabled"] is True
@@ -33,17 +33,19 @@ def test_a_bucket_of_ours_costs_no_more_than_it_must_and_is_closed(project: Emul
 
 
 def test_its_settings_are_repaired(project: EmulatedProject) -> None:
-    project.settle()
+    project.create_shared()
     path = f"storage/v1/b/{project.tag}-bucket"
-    project.cloud.ok("PATCH", path, {"softDeletePolicy": {"retentionDurationSeconds": "604800"}, "lifecycle": None})
-    assert project.actions() == {f"bucket/{project.tag}-bucket": "update"}
-    project.settle()
-    assert project.actions() == {}
+    project.cloud.call_ok(
+        "PATCH", path, {"softDeletePolicy": {"retentionDurationSeconds": "604800"}, "lifecycle": None}
+    )
+    assert project.planned_actions() == {f"bucket/{project.tag}-bucket": "update"}
+    project.create_shared()
+    assert project.planned_actions() == {}
     assert show(project)["softDeletePolicy"]["retentionDurationSeconds"] == "0"
 
 
 def test_soft_delete_is_a_choice(project: EmulatedProject) -> None:
-    project.settle("cloud.soft_delete_days=7")
+    project.create_shared("cloud.soft_delete_days=7")
     assert show(project)["softDeletePolicy"]["retentionDurationSeconds"] == "604800"
 
 
@@ -51,70 +53,72 @@ def test_an_existing_bucket_is_used_as_it_is_and_its_soft_delete_is_told_with_th
     project: EmulatedProject,
 ) -> None:
     before = by_hand(project, softDeletePolicy={"retentionDurationSeconds": "604800"})
-    project.settle()
+    project.create_shared()
     assert show(project) == before
     [note] = [note for note in project.notes if "soft delete" in note]
     assert "keeps and bills deleted objects for 7 days" in note
     assert "100 deleted checkpoints of 31 GB are 3.1 TB, about $14" in note
     assert "--clear-soft-delete" in note
-    destroy(project.shared(), project.context)
+    destroy(project.shared_resources(), project.context)
     assert show(project) == before
 
 
 def test_a_bucket_far_away_is_refused(project: EmulatedProject) -> None:
     before = by_hand(project, location="europe-west4")
     with pytest.raises(CloudError, match=r"is in europe-west4, the TPU in us-central1: .* set cloud.bucket"):
-        project.settle()
+        project.create_shared()
     assert show(project) == before
 
 
 def test_a_multi_region_serves_its_regions(project: EmulatedProject) -> None:
     by_hand(project, location="us")
-    project.settle("zones=us-west4-a")
-    assert f"bucket/{project.tag}-bucket" not in project.actions("zones=us-west4-a")
-    assert project.actions("zones=europe-west4-b")[f"bucket/{project.tag}-bucket"] == "replace"
+    project.create_shared("zones=us-west4-a")
+    assert f"bucket/{project.tag}-bucket" not in project.planned_actions("zones=us-west4-a")
+    assert project.planned_actions("zones=europe-west4-b")[f"bucket/{project.tag}-bucket"] == "replace"
 
 
 def test_one_that_is_made_for_several_regions(project: EmulatedProject) -> None:
-    project.settle("cloud.bucket_location=us", "zones=us-west4-a")
+    project.create_shared("cloud.bucket_location=us", "zones=us-west4-a")
     assert show(project)["location"] == "US"
 
 
 def test_a_name_taken_by_someone_else(project: EmulatedProject) -> None:
     path = f"/storage/v1/b/{project.tag}-bucket"
-    project.fault(kind="http", status=403, match=f"GET {path}", times=9, message="no storage.buckets.get access")
+    project.inject_fault(kind="http", status=403, match=f"GET {path}", times=9, message="no storage.buckets.get access")
     with pytest.raises(CloudError, match=r"you cannot use bucket .* set cloud.bucket to another name"):
-        project.settle()
+        project.create_shared()
 
 
 def test_a_name_taken_by_someone_else_while_we_create_it(project: EmulatedProject) -> None:
     path = f"/storage/v1/b/{project.tag}-bucket"
-    project.fault(kind="http", status=404, match=f"GET {path}$")
-    project.fault(kind="http", status=409, match="POST /storage/v1/b$", message="The name is not available.")
-    project.fault(kind="http", status=403, match=f"GET {path}", times=9)
+    project.inject_fault(kind="http", status=404, match=f"GET {path}$")
+    project.inject_fault(kind="http", status=409, match="POST /storage/v1/b$", message="The name is not available.")
+    project.inject_fault(kind="http", status=403, match=f"GET {path}", times=9)
     with pytest.raises(CloudError, match=r"set cloud.bucket to another name"):
-        project.settle()
+        project.create_shared()
 
 
 def test_objects_may_be_used_without_looking_at_the_bucket(project: EmulatedProject) -> None:
     by_hand(project)
-    project.fault(kind="http", status=403, match=f"GET /storage/v1/b/{project.tag}-bucket$", times=9)
-    project.settle("cloud.bucket_roles=[]")
+    project.inject_fault(kind="http", status=403, match=f"GET /storage/v1/b/{project.tag}-bucket$", times=9)
+    project.create_shared("cloud.bucket_roles=[]")
     assert project.cloud.call("GET", f"storage/v1/b/{project.tag}-bucket")[0] == 403  # still
     project.context.google.upload(f"{project.tag}-bucket", "runs/x", b"x")
     assert project.context.google.download(f"{project.tag}-bucket", "runs/x") == b"x"
 
 
 def test_all_generations_go_with_it(project: EmulatedProject) -> None:
-    project.settle()
+    project.create_shared()
     for number in range(40):
         project.context.google.upload(f"{project.tag}-bucket", f"runs/x/{number}", b"x")
-    destroy(project.shared(), project.context)
+    destroy(project.shared_resources(), project.context)
     assert project.cloud.call("GET", f"storage/v1/b/{project.tag}-bucket")[0] == 404
 
 
 def test_its_name_is_nobody_elses(project: EmulatedProject) -> None:
-    names = {r.name for r in project.shared("cloud.bucket=null") if r.kind == "bucket"}
+    names = {r.name for r in project.shared_resources("cloud.bucket=null") if r.kind == "bucket"}
     assert names == {"slipway-local-slipway-us-central1"}
-    names = {r.name for r in project.shared("cloud.bucket=null", "cloud.bucket_location=us") if r.kind == "bucket"}
+    names = {
+        r.name for r in project.shared_resources("cloud.bucket=null", "cloud.bucket_location=us") if r.kind == "bucket"
+    }
     assert names == {"slipway-local-slipway-us"}

@@ -18,7 +18,7 @@ def budget(usd: int = 100, account: str = "012345-6789AB-CDEF01") -> BillingBudg
 
 
 def state(project: EmulatedProject) -> dict[str, Any]:
-    return project.cloud.ok("GET", "emulator/state").get("budget", {})
+    return project.cloud.call_ok("GET", "emulator/state").get("budget", {})
 
 
 def test_its_life(project: EmulatedProject) -> None:
@@ -46,8 +46,8 @@ def test_an_account_that_is_not_yours_is_explained(project: EmulatedProject) -> 
 
 def test_it_is_part_of_the_plan_where_it_is_asked_for(project: EmulatedProject) -> None:
     wanted = "cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 50, thresholds: [1.0]}"
-    kinds = [resource.kind for resource in project.shared(wanted)]
+    kinds = [resource.kind for resource in project.shared_resources(wanted)]
     assert "billing budget" in kinds
-    services = next(resource for resource in project.shared(wanted) if resource.kind == "services")
-    assert "billingbudgets.googleapis.com" in services.wanted()["apis"]
-    assert "billing budget" not in [resource.kind for resource in project.shared()]
+    services = next(resource for resource in project.shared_resources(wanted) if resource.kind == "services")
+    assert "billingbudgets.googleapis.com" in services.spec_fields()["apis"]
+    assert "billing budget" not in [resource.kind for resource in project.shared_resources()]

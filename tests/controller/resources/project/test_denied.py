@@ -31,15 +31,15 @@ def by_admin(project: EmulatedProject, *, without: str = "") -> None:
         "ssh": (f"{COMPUTE}/global/firewalls", rule("ssh", link, "tcp", "0.0.0.0/0", ["22"])),
         "inside": (f"{COMPUTE}/global/firewalls", rule("inside", link, "all", "10.0.0.0/8")),
     }
-    project.cloud.ok(
+    project.cloud.call_ok(
         "POST", "storage/v1/b?project=slipway-local", {"name": f"{project.tag}-bucket", "location": REGION}
     )
     apis = {"serviceIds": list(project.config().cloud.apis)}
-    project.cloud.ok("POST", f"serviceusage/v1/{PROJECT}/services:batchEnable", apis)
+    project.cloud.call_ok("POST", f"serviceusage/v1/{PROJECT}/services:batchEnable", apis)
     for part, (path, body) in everything.items():
         if part == without:
             return  # what comes later needs it
-        project.cloud.act("POST", path, {**body, "name": body["name"].replace("TAG", project.tag)})
+        project.cloud.call_and_wait("POST", path, {**body, "name": body["name"].replace("TAG", project.tag)})
 
 
 def rule(name: str, link: str, protocol: str, source: str, ports: list[str] | None = None) -> dict[str, Any]:
@@ -48,16 +48,16 @@ def rule(name: str, link: str, protocol: str, source: str, ports: list[str] | No
 
 
 def may_not(project: EmulatedProject, match: str) -> None:
-    project.fault(kind="http", status=403, match=f"^POST /{match}$", message="Required permission")
+    project.inject_fault(kind="http", status=403, match=f"^POST /{match}$", message="Required permission")
 
 
 def test_what_an_admin_made_is_enough(project: EmulatedProject) -> None:
     by_admin(project)
-    before, told = project.state(), len(project.cloud.log())
+    before, told = project.state(), len(project.cloud.request_log())
     may_not(project, f"{COMPUTE}/global/firewalls")  # the rule for the inside; there is one that does as well
-    project.settle(*given(project))
-    assert project.actions(*given(project)) == {}
-    assert [r["status"] for r in project.cloud.log()[told:] if r["mutating"]] == [403]
+    project.create_shared(*given(project))
+    assert project.planned_actions(*given(project)) == {}
+    assert [r["status"] for r in project.cloud.request_log()[told:] if r["mutating"]] == [403]
     assert project.state() == before
 
 
@@ -92,15 +92,15 @@ def test_what_is_missing_is_told_as_the_command_for_an_admin(
     may_not(project, path)
     words = re.escape(command.replace("TAG", project.tag))
     with pytest.raises(CloudError, match=rf"you may not create it \(Required permission\); ask .* `{words}"):
-        project.settle(*given(project))
+        project.create_shared(*given(project))
 
 
 def test_private_access_that_may_not_be_switched_on_is_a_note(project: EmulatedProject) -> None:
     by_admin(project)
     where = f"{REGIONAL}/subnetworks/{project.tag}-tpus"
-    project.cloud.act("POST", f"{where}/setPrivateIpGoogleAccess", {"privateIpGoogleAccess": False})
+    project.cloud.call_and_wait("POST", f"{where}/setPrivateIpGoogleAccess", {"privateIpGoogleAccess": False})
     may_not(project, f"{where}/setPrivateIpGoogleAccess")
-    project.settle(*given(project))
+    project.create_shared(*given(project))
     [note] = [note for note in project.notes if "private Google access is off" in note]
     assert f"gcloud compute networks subnets update {project.tag}-tpus --region={REGION} --enable-private-ip" in note
 
@@ -116,4 +116,4 @@ def test_an_operation_that_fails_late_is_told_with_its_reason(project: EmulatedP
 
     project.context.google.call = quota  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(OperationFailedError, match=r"compute insert: 0 QUOTA_EXCEEDED: Quota 'NETWORKS' exceeded"):
-        project.settle()
+        project.create_shared()

@@ -45,18 +45,18 @@ def leaves(names: list[str]) -> list[str]:
 
 def someone_else(cloud: EmulatedCloud) -> None:
     """What others have in the project: a network with all its parts, an account, a binding, a bucket, a TPU."""
-    cloud.network("theirs")
+    cloud.create_network("theirs")
     router = {"name": "theirs", "network": f"{PROJECT}/global/networks/theirs"}
     nat = {"name": "theirs", "natIpAllocateOption": "AUTO_ONLY"}
     nat["sourceSubnetworkIpRangesToNat"] = "ALL_SUBNETWORKS_ALL_IP_RANGES"
-    cloud.act("POST", f"{REGIONAL}/routers", {**router, "nats": [nat]})
-    cloud.ok("POST", f"iam/v1/{PROJECT}/serviceAccounts", {"accountId": "theirs-too"})
+    cloud.call_and_wait("POST", f"{REGIONAL}/routers", {**router, "nats": [nat]})
+    cloud.call_ok("POST", f"iam/v1/{PROJECT}/serviceAccounts", {"accountId": "theirs-too"})
     binding = {"role": "roles/logging.logWriter", "members": ["user:someone@example.com"]}
     crm = f"cloudresourcemanager/v1/{PROJECT}:setIamPolicy"
-    cloud.ok("POST", crm, {"policy": {"bindings": [binding]}})
-    cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": "theirs-bucket", "location": "US"})
+    cloud.call_ok("POST", crm, {"policy": {"bindings": [binding]}})
+    cloud.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": "theirs-bucket", "location": "US"})
     cloud.send("POST", "upload/storage/v1/b/theirs-bucket/o?uploadType=media&name=precious", b"x")
-    cloud.node("theirs", "theirs")
+    cloud.create_node("theirs", "theirs")
 
 
 def test_down_leaves_what_is_shared_and_down_all_nothing(slipway: SlipwayCli, cloud: EmulatedCloud) -> None:
@@ -152,12 +152,12 @@ def test_what_something_else_uses_is_refused_by_name(
     zone, network = f"{REGION}-a", f"{PROJECT}/global/networks/slipway"
     subnet = f"{PROJECT}/regions/{REGION}/subnetworks/slipway-{REGION}"
     instance = {"name": "their-vm", "networkInterfaces": [{"network": network, "subnetwork": subnet}]}
-    cloud.act("POST", f"{COMPUTE}/zones/{zone}/instances", instance)
+    cloud.call_and_wait("POST", f"{COMPUTE}/zones/{zone}/instances", instance)
     rule = {"name": "their-rule", "network": network, "allowed": [{"IPProtocol": "tcp", "ports": ["8888"]}]}
-    cloud.act("POST", f"{GLOBAL}/firewalls", rule)
-    cloud.act("POST", f"{REGIONAL}/routers", {"name": "their-vpn", "network": network})
+    cloud.call_and_wait("POST", f"{GLOBAL}/firewalls", rule)
+    cloud.call_and_wait("POST", f"{REGIONAL}/routers", {"name": "their-vpn", "network": network})
     node = {**cloud.node_body("slipway"), "networkConfig": {"network": network, "subnetwork": subnet}}
-    cloud.act("POST", f"tpu/v2/{PROJECT}/locations/{zone}/nodes?nodeId=their-pod", node)
+    cloud.call_and_wait("POST", f"tpu/v2/{PROJECT}/locations/{zone}/nodes?nodeId=their-pod", node)
     refused(
         slipway,
         f"instance their-vm in {zone} is in network slipway",
@@ -166,11 +166,11 @@ def test_what_something_else_uses_is_refused_by_name(
         f"TPU their-pod in {zone} is in network slipway",
     )
     assert slipway("down", *POD)[0] == 0  # the pod alone is nobody else's
-    cloud.act("DELETE", f"{COMPUTE}/zones/{zone}/instances/their-vm")
-    cloud.act("DELETE", f"{GLOBAL}/firewalls/their-rule")
-    cloud.act("DELETE", f"{REGIONAL}/routers/their-vpn")
+    cloud.call_and_wait("DELETE", f"{COMPUTE}/zones/{zone}/instances/their-vm")
+    cloud.call_and_wait("DELETE", f"{GLOBAL}/firewalls/their-rule")
+    cloud.call_and_wait("DELETE", f"{REGIONAL}/routers/their-vpn")
     refused(slipway, "their-pod")
-    cloud.act("DELETE", f"tpu/v2/{PROJECT}/locations/{zone}/nodes/their-pod")
+    cloud.call_and_wait("DELETE", f"tpu/v2/{PROJECT}/locations/{zone}/nodes/their-pod")
     assert slipway("down", "--all", "--yes", *POD)[0] == 0
     assert not state(slipway)["compute"]
 
@@ -180,10 +180,10 @@ def test_a_pod_elsewhere_that_runs_as_our_account_is_refused(
     slipway: SlipwayCli, cloud: EmulatedCloud, made: Any
 ) -> None:
     assert made
-    cloud.network("theirs")
+    cloud.create_network("theirs")
     account = "slipway-runner@slipway-local.iam.gserviceaccount.com"
     body = {**cloud.node_body("theirs"), "serviceAccount": {"email": account}}
-    cloud.act("POST", f"tpu/v2/{PROJECT}/locations/{REGION}-a/nodes?nodeId=their-pod", body)
+    cloud.call_and_wait("POST", f"tpu/v2/{PROJECT}/locations/{REGION}-a/nodes?nodeId=their-pod", body)
     refused(slipway, f"TPU their-pod in {REGION}-a runs as {account}")
 
 
@@ -191,12 +191,14 @@ def test_a_pod_elsewhere_that_runs_as_our_account_is_refused(
 def test_a_network_half_made_by_hand_is_used_and_left(slipway: SlipwayCli, cloud: EmulatedCloud) -> None:
     """The network, one subnet and a router with its NAT were there: only what was missing is made, and goes again."""
     link = f"{PROJECT}/global/networks/slipway"
-    cloud.act("POST", f"{GLOBAL}/networks", {"name": "slipway", "autoCreateSubnetworks": False, "description": "lab"})
+    cloud.call_and_wait(
+        "POST", f"{GLOBAL}/networks", {"name": "slipway", "autoCreateSubnetworks": False, "description": "lab"}
+    )
     subnet = {"name": f"slipway-{REGION}", "network": link, "ipCidrRange": "10.9.0.0/20", "privateIpGoogleAccess": True}
-    cloud.act("POST", f"{REGIONAL}/subnetworks", subnet)
+    cloud.call_and_wait("POST", f"{REGIONAL}/subnetworks", subnet)
     nat = {"name": "lab", "natIpAllocateOption": "AUTO_ONLY"}
     nat["sourceSubnetworkIpRangesToNat"] = "ALL_SUBNETWORKS_ALL_IP_RANGES"
-    cloud.act("POST", f"{REGIONAL}/routers", {"name": "lab", "network": link, "nats": [nat]})
+    cloud.call_and_wait("POST", f"{REGIONAL}/routers", {"name": "lab", "network": link, "nats": [nat]})
     before, told = state(slipway), len(slipway.mutations())
     assert slipway("up", *POD)[0] == 0
     kinds = added(before, state(slipway))
@@ -210,7 +212,7 @@ def test_a_network_half_made_by_hand_is_used_and_left(slipway: SlipwayCli, cloud
 
 def test_a_bucket_of_ones_own_keeps_what_runs_wrote(slipway: SlipwayCli, cloud: EmulatedCloud) -> None:
     bucket = f"slipway-local-slipway-{REGION}"
-    cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": bucket, "location": REGION})
+    cloud.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": bucket, "location": REGION})
     before = state(slipway)
     assert slipway("up", *POD)[0] == 0
     code, out, _ = slipway("down", "--all", "--yes", *POD)
@@ -226,7 +228,7 @@ def test_a_bucket_of_ones_own_keeps_what_runs_wrote(slipway: SlipwayCli, cloud: 
 @pytest.mark.deep
 def test_a_bucket_of_runs_elsewhere_is_named(slipway: SlipwayCli, cloud: EmulatedCloud) -> None:
     other = {"name": "slipway-local-slipway-us-west4", "location": "US-WEST4", "labels": {"managed-by": "slipway"}}
-    cloud.ok("POST", "storage/v1/b?project=slipway-local", other)
+    cloud.call_ok("POST", "storage/v1/b?project=slipway-local", other)
     assert slipway("up", *POD)[0] == 0
     code, out, _ = slipway("down", "--all", "--yes", *POD)
     assert code == 0
@@ -240,7 +242,7 @@ def test_a_missing_internal_rule_is_found_by_verify_and_made_by_up(slipway: Slip
     two = ["tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b", "mesh.data=8", KEEP, ECHO_COMMAND]
     assert slipway("up", *two)[0] == 0
     rule = f"{GLOBAL}/firewalls/slipway-allow-internal-us-central2"
-    cloud.act("DELETE", rule)
+    cloud.call_and_wait("DELETE", rule)
     code, out, _ = slipway("verify", "--json", *two)
     assert code == 4
     workers = json.loads(out)["workers"]

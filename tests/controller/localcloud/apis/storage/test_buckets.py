@@ -39,7 +39,7 @@ class Bucket:
         return status, data
 
     def names(self, **query: object) -> Any:
-        listing = self.cloud.ok("GET", f"{self.objects}?{urlencode(query)}")
+        listing = self.cloud.call_ok("GET", f"{self.objects}?{urlencode(query)}")
         names = [item["name"] for item in listing.get("items", ())]
         return names, listing.get("prefixes", []), listing.get("nextPageToken")
 
@@ -60,22 +60,22 @@ class Bucket:
 def bucket(cloud: EmulatedCloud, request: pytest.FixtureRequest) -> Bucket:
     """A bucket named after the test."""
     name = "b-" + hashlib.sha256(request.node.name.encode()).hexdigest()[:20]
-    cloud.ok("POST", f"{BUCKETS}?project=slipway-local", {"name": name})
+    cloud.call_ok("POST", f"{BUCKETS}?project=slipway-local", {"name": name})
     return Bucket(cloud, name)
 
 
 def test_buckets(cloud: EmulatedCloud) -> None:
     body = {"name": "mine", "location": "us-central1", "labels": {"a": "1", "b": "2"}}
-    made = cloud.ok("POST", f"{BUCKETS}?project=slipway-local", body)
+    made = cloud.call_ok("POST", f"{BUCKETS}?project=slipway-local", body)
     assert (made["location"], made["locationType"], made["metageneration"]) == ("US-CENTRAL1", "region", "1")
     assert cloud.call("POST", f"{BUCKETS}?project=slipway-local", {"name": "mine"})[0] == 409
     assert cloud.call("POST", f"{BUCKETS}?project=slipway-local", {"name": "No"})[0] == 400
     assert cloud.call("POST", BUCKETS, {"name": "yours"})[0] == 400
     change = {"labels": {"a": None, "c": "3"}}
-    assert cloud.ok("PATCH", f"{BUCKETS}/mine?ifMetagenerationMatch=1", change)["labels"] == {"b": "2", "c": "3"}
+    assert cloud.call_ok("PATCH", f"{BUCKETS}/mine?ifMetagenerationMatch=1", change)["labels"] == {"b": "2", "c": "3"}
     assert cloud.call("PATCH", f"{BUCKETS}/mine?ifMetagenerationMatch=1", change)[0] == 412
-    assert "mine" in {item["name"] for item in cloud.ok("GET", f"{BUCKETS}?project=slipway-local")["items"]}
-    assert cloud.ok("GET", f"{BUCKETS}/mine/storageLayout")["hierarchicalNamespace"] == {"enabled": False}
+    assert "mine" in {item["name"] for item in cloud.call_ok("GET", f"{BUCKETS}?project=slipway-local")["items"]}
+    assert cloud.call_ok("GET", f"{BUCKETS}/mine/storageLayout")["hierarchicalNamespace"] == {"enabled": False}
     Bucket(cloud, "mine").put("object")
     assert cloud.call("DELETE", f"{BUCKETS}/mine")[0] == 409
     assert cloud.call("DELETE", Bucket(cloud, "mine").path("object"))[0] == 204
@@ -86,9 +86,9 @@ def test_buckets(cloud: EmulatedCloud) -> None:
 
 def test_bucket_policies_are_guarded_by_an_etag(cloud: EmulatedCloud, bucket: Bucket) -> None:
     path = bucket.objects.removesuffix("/o") + "/iam"
-    policy = cloud.ok("GET", path)
+    policy = cloud.call_ok("GET", path)
     policy["bindings"] = [{"role": "roles/storage.objectViewer", "members": ["user:a@example.com"]}]
-    assert cloud.ok("PUT", path, policy)["bindings"] == policy["bindings"]
+    assert cloud.call_ok("PUT", path, policy)["bindings"] == policy["bindings"]
     assert cloud.call("PUT", path, policy)[0] == 412
 
 
@@ -111,7 +111,7 @@ def test_generations_and_preconditions(bucket: Bucket) -> None:
     assert bucket.put("a", b"1", ifGenerationMatch=0)[0] == 200
     status, answer = bucket.put("a", b"2", ifGenerationMatch=0)
     assert (status, answer["error"]["errors"][0]["reason"]) == (412, "conditionNotMet")
-    first = int(bucket.cloud.ok("GET", bucket.path("a"))["generation"])
+    first = int(bucket.cloud.call_ok("GET", bucket.path("a"))["generation"])
     status, second = bucket.put("a", b"2", ifGenerationMatch=first)
     assert status == 200
     assert int(second["generation"]) > first
@@ -175,9 +175,9 @@ def test_listing_in_pages_is_complete(bucket: Bucket) -> None:
 def test_partial_responses_and_metadata(bucket: Bucket) -> None:
     bucket.put("a")
     fields = quote("items(name,size),nextPageToken")
-    assert bucket.cloud.ok("GET", f"{bucket.objects}?fields={fields}") == {"items": [{"name": "a", "size": "1"}]}
-    bucket.cloud.ok("PATCH", bucket.path("a"), {"metadata": {"k": "v", "l": "w"}, "contentType": "text/x"})
-    patched = bucket.cloud.ok("PATCH", bucket.path("a"), {"metadata": {"l": None}})
+    assert bucket.cloud.call_ok("GET", f"{bucket.objects}?fields={fields}") == {"items": [{"name": "a", "size": "1"}]}
+    bucket.cloud.call_ok("PATCH", bucket.path("a"), {"metadata": {"k": "v", "l": "w"}, "contentType": "text/x"})
+    patched = bucket.cloud.call_ok("PATCH", bucket.path("a"), {"metadata": {"l": None}})
     assert (patched["metadata"], patched["contentType"], patched["metageneration"]) == ({"k": "v"}, "text/x", "3")
 
 
@@ -223,7 +223,7 @@ def test_a_resumable_upload_may_be_cancelled(bucket: Bucket) -> None:
 
 
 def test_a_resumable_upload_survives_kill_9(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.ok("POST", f"{BUCKETS}?project=slipway-local", {"name": "bucket"})
+    fresh_cloud.call_ok("POST", f"{BUCKETS}?project=slipway-local", {"name": "bucket"})
     bucket = Bucket(fresh_cloud, "bucket")
     url = bucket.begin("r")
     data = b"x" * QUANTUM
@@ -238,7 +238,7 @@ def test_the_log_names_objects_not_their_bytes(bucket: Bucket) -> None:
     bucket.put("plain", b"secret bytes")
     url = bucket.begin("chunked")
     bucket.chunk(url, b"more bytes", "bytes 0-9/10")
-    bodies = [entry["body"] for entry in bucket.cloud.log()[-3:]]
+    bodies = [entry["body"] for entry in bucket.cloud.request_log()[-3:]]
     assert [body.get("name") for body in bodies] == ["plain", None, "chunked"]
     assert bodies[0]["size"] == "12"
     assert "bytes" not in str(bodies)
@@ -267,14 +267,14 @@ def test_copy_rewrite_move_and_compose(bucket: Bucket) -> None:
     bucket.put("dir/a", b"first ")
     bucket.put("b", b"second")
     source = f"{bucket.objects}/dir%2Fa"
-    assert cloud.ok("POST", f"{source}/copyTo/b/{name}/o/copied", None)["name"] == "copied"
-    rewritten = cloud.ok("POST", f"{source}/rewriteTo/b/{name}/o/re%2Fwritten", {"contentType": "text/y"})
+    assert cloud.call_ok("POST", f"{source}/copyTo/b/{name}/o/copied", None)["name"] == "copied"
+    rewritten = cloud.call_ok("POST", f"{source}/rewriteTo/b/{name}/o/re%2Fwritten", {"contentType": "text/y"})
     assert (rewritten["done"], rewritten["resource"]["contentType"]) == (True, "text/y")
-    assert cloud.ok("POST", f"{source}/moveTo/o/moved", None)["name"] == "moved"
+    assert cloud.call_ok("POST", f"{source}/moveTo/o/moved", None)["name"] == "moved"
     assert bucket.read("dir/a")[0] == 404
     assert {bucket.read(each) for each in ("copied", "re/written", "moved")} == {(200, b"first ")}
     body = {"sourceObjects": [{"name": "moved"}, {"name": "b"}], "destination": {"contentType": "text/z"}}
-    composed = cloud.ok("POST", f"{bucket.objects}/both/compose", body)
+    composed = cloud.call_ok("POST", f"{bucket.objects}/both/compose", body)
     assert composed["componentCount"] == 2
     assert "md5Hash" not in composed
     assert bucket.read("both") == (200, b"first second")

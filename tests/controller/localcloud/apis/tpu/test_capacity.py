@@ -16,19 +16,19 @@ DISKS = f"compute/v1/{PROJECT}/zones/{ZONE}/disks"
 
 @pytest.fixture(scope="module")
 def net(cloud: EmulatedCloud) -> str:
-    cloud.network("capacity")
+    cloud.create_network("capacity")
     return "capacity"
 
 
 @pytest.fixture(autouse=True)
 def no_faults(cloud: EmulatedCloud) -> Iterator[None]:
     yield
-    assert cloud.ok("DELETE", "emulator/faults") == {}
-    assert cloud.ok("GET", "emulator/state")["fault"] == {}
+    assert cloud.call_ok("DELETE", "emulator/faults") == {}
+    assert cloud.call_ok("GET", "emulator/state")["fault"] == {}
 
 
 def fault(cloud: EmulatedCloud, **spec: Any) -> None:
-    cloud.ok("POST", "emulator/faults", {"key": str(spec), "faults": [spec]})
+    cloud.call_ok("POST", "emulator/faults", {"key": str(spec), "faults": [spec]})
 
 
 def error(cloud: EmulatedCloud, method: str, path: str, body: Any = None) -> tuple[int, str, str]:
@@ -43,27 +43,27 @@ def request(cloud: EmulatedCloud, net: str, name: str, **fields: Any) -> dict[st
 
 
 def ask(cloud: EmulatedCloud, net: str, name: str, **fields: Any) -> None:
-    cloud.ok("POST", f"{QUEUED}?queuedResourceId={name}", request(cloud, net, name, **fields))
+    cloud.call_ok("POST", f"{QUEUED}?queuedResourceId={name}", request(cloud, net, name, **fields))
 
 
 def state_of(cloud: EmulatedCloud, name: str) -> dict[str, Any]:
-    return cloud.ok("GET", f"{QUEUED}/{name}")["state"]
+    return cloud.call_ok("GET", f"{QUEUED}/{name}")["state"]
 
 
 def test_a_refusal_strikes_one_zone_and_tier(cloud: EmulatedCloud, net: str) -> None:
     fault(cloud, kind="stockout", at="request", zone="us-east1-b")
     fault(cloud, kind="quota", capacity="spot")
     body = cloud.node_body(net)
-    cloud.act("POST", f"{NODES}?nodeId=plain", body)
+    cloud.call_and_wait("POST", f"{NODES}?nodeId=plain", body)
     spot = body | {"schedulingConfig": {"spot": True}}
     status, code, words = error(cloud, "POST", f"{NODES}?nodeId=cheap", spot)
     assert (status, code) == (429, "RESOURCE_EXHAUSTED")
     assert (
         words == f"Quota limit 'TPUPreemptiblePerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0 in zone {ZONE}."
     )
-    cloud.act("POST", f"{NODES}?nodeId=cheap", spot)  # once is once
+    cloud.call_and_wait("POST", f"{NODES}?nodeId=cheap", spot)  # once is once
     for name in ("plain", "cheap"):
-        cloud.act("DELETE", f"{NODES}/{name}")
+        cloud.call_and_wait("DELETE", f"{NODES}/{name}")
 
 
 def test_who_may_not_is_told_at_once(cloud: EmulatedCloud, net: str) -> None:
@@ -75,15 +75,15 @@ def test_who_may_not_is_told_at_once(cloud: EmulatedCloud, net: str) -> None:
 
 def test_an_operation_may_fail_late(cloud: EmulatedCloud, net: str) -> None:
     fault(cloud, kind="failure", code=500, message="It broke")
-    done = cloud.act("POST", f"{NODES}?nodeId=late", cloud.node_body(net))
+    done = cloud.call_and_wait("POST", f"{NODES}?nodeId=late", cloud.node_body(net))
     assert done["error"] == {"code": 13, "message": "It broke"}
     assert cloud.call("GET", f"{NODES}/late")[0] == 404
 
 
 def test_a_node_may_come_with_another_number_of_vms(cloud: EmulatedCloud, net: str) -> None:
     fault(cloud, kind="endpoints", endpoints=2)
-    assert len(cloud.node("odd", net)["networkEndpoints"]) == 2
-    cloud.act("DELETE", f"{NODES}/odd")
+    assert len(cloud.create_node("odd", net)["networkEndpoints"]) == 2
+    cloud.call_and_wait("DELETE", f"{NODES}/odd")
 
 
 @pytest.mark.parametrize("state", ["SUSPENDED", "FAILED"])
@@ -94,7 +94,7 @@ def test_a_dead_request_stays_until_it_is_deleted(cloud: EmulatedCloud, net: str
     assert told.get("failedData") == (
         {"error": {"code": 13, "message": "It was not to be"}} if state == "FAILED" else None
     )
-    cloud.act("DELETE", f"{QUEUED}/dead")
+    cloud.call_and_wait("DELETE", f"{QUEUED}/dead")
     assert cloud.call("GET", f"{QUEUED}/dead")[0] == 404
 
 
@@ -103,7 +103,7 @@ def test_a_request_that_expires_fails_and_says_why(cloud: EmulatedCloud, net: st
     ask(cloud, net, "brief", spot={}, queueingPolicy={"validUntilDuration": "0.2s"})
     told = wait_for(lambda: (found := state_of(cloud, "brief"))["state"] == "FAILED" and found, "the end of the wait")
     assert told["failedData"]["error"]["message"] == "The queued resource has expired"
-    cloud.act("DELETE", f"{QUEUED}/brief")
+    cloud.call_and_wait("DELETE", f"{QUEUED}/brief")
 
 
 def test_a_quota_ends_a_request(cloud: EmulatedCloud, net: str) -> None:
@@ -111,7 +111,7 @@ def test_a_quota_ends_a_request(cloud: EmulatedCloud, net: str) -> None:
     ask(cloud, net, "poor", spot={})
     told = wait_for(lambda: (found := state_of(cloud, "poor"))["state"] == "FAILED" and found, "the refusal")
     assert told["failedData"]["error"]["code"] == 8
-    cloud.act("DELETE", f"{QUEUED}/poor")
+    cloud.call_and_wait("DELETE", f"{QUEUED}/poor")
 
 
 def test_flex_start_is_of_the_newer_api_alone(cloud: EmulatedCloud, net: str) -> None:
@@ -122,9 +122,9 @@ def test_flex_start_is_of_the_newer_api_alone(cloud: EmulatedCloud, net: str) ->
     fault(cloud, kind="stockout", capacity="flex_start", at="request")
     body["runDuration"] = {"maxRunDuration": "3600s"}
     assert error(cloud, "POST", f"{newer}?queuedResourceId=flex", body)[0] == 429
-    cloud.ok("POST", f"{newer}?queuedResourceId=flex", body)
+    cloud.call_ok("POST", f"{newer}?queuedResourceId=flex", body)
     wait_for(lambda: state_of(cloud, "flex")["state"] == "ACTIVE", "the node")
-    cloud.act("DELETE", f"{newer}/flex?force=true")
+    cloud.call_and_wait("DELETE", f"{newer}/flex?force=true")
 
 
 def test_a_request_has_one_tier(cloud: EmulatedCloud, net: str) -> None:
@@ -133,37 +133,37 @@ def test_a_request_has_one_tier(cloud: EmulatedCloud, net: str) -> None:
 
 
 def test_a_spot_node_cannot_be_stopped(cloud: EmulatedCloud, net: str) -> None:
-    cloud.act("POST", f"{NODES}?nodeId=spot", cloud.node_body(net) | {"schedulingConfig": {"spot": True}})
+    cloud.call_and_wait("POST", f"{NODES}?nodeId=spot", cloud.node_body(net) | {"schedulingConfig": {"spot": True}})
     status, code, words = error(cloud, "POST", f"{NODES}/spot:stop", {})
     assert (status, code) == (400, "FAILED_PRECONDITION")
     assert "it is spot" in words
-    cloud.act("DELETE", f"{NODES}/spot")
+    cloud.call_and_wait("DELETE", f"{NODES}/spot")
 
 
 def test_a_stopped_node_without_room_stays_stopped(cloud: EmulatedCloud, net: str) -> None:
-    cloud.node("nap", net)
-    cloud.act("POST", f"{NODES}/nap:stop", {})
+    cloud.create_node("nap", net)
+    cloud.call_and_wait("POST", f"{NODES}/nap:stop", {})
     fault(cloud, kind="stockout")
-    assert cloud.act("POST", f"{NODES}/nap:start", {})["error"]["code"] == 8
-    assert cloud.ok("GET", f"{NODES}/nap")["state"] == "STOPPED"
-    cloud.act("POST", f"{NODES}/nap:start", {})
-    cloud.act("DELETE", f"{NODES}/nap")
+    assert cloud.call_and_wait("POST", f"{NODES}/nap:start", {})["error"]["code"] == 8
+    assert cloud.call_ok("GET", f"{NODES}/nap")["state"] == "STOPPED"
+    cloud.call_and_wait("POST", f"{NODES}/nap:start", {})
+    cloud.call_and_wait("DELETE", f"{NODES}/nap")
 
 
 def disk(cloud: EmulatedCloud, name: str, kind: str = "pd-balanced") -> dict[str, str]:
     path = f"{PROJECT}/zones/{ZONE}"
-    cloud.act("POST", DISKS, {"name": name, "sizeGb": "10", "type": f"{path}/diskTypes/{kind}"})
+    cloud.call_and_wait("POST", DISKS, {"name": name, "sizeGb": "10", "type": f"{path}/diskTypes/{kind}"})
     return {"sourceDisk": f"{path}/disks/{name}", "mode": "READ_WRITE"}
 
 
 def test_a_disk_is_attached_once_and_kept_while_it_is(cloud: EmulatedCloud, net: str) -> None:
     attached = disk(cloud, "data")
     body = cloud.node_body(net) | {"dataDisks": [attached]}
-    cloud.act("POST", f"{NODES}?nodeId=first", body)
+    cloud.call_and_wait("POST", f"{NODES}?nodeId=first", body)
     assert "in use by another node" in error(cloud, "POST", f"{NODES}?nodeId=second", body)[2]
     assert "already being used by" in error(cloud, "DELETE", f"{DISKS}/data")[2]
-    cloud.act("DELETE", f"{NODES}/first")
-    cloud.act("DELETE", f"{DISKS}/data")
+    cloud.call_and_wait("DELETE", f"{NODES}/first")
+    cloud.call_and_wait("DELETE", f"{DISKS}/data")
     assert error(cloud, "POST", f"{NODES}?nodeId=third", body)[0] == 404
 
 
@@ -176,4 +176,4 @@ def test_what_a_disk_must_be(cloud: EmulatedCloud, net: str) -> None:
     assert "Disk size" in error(cloud, "POST", DISKS, {"name": "small", "sizeGb": "1"})[2]
     assert "resource.type" in error(cloud, "POST", DISKS, {"name": "odd", "type": "diskTypes/floppy"})[2]
     for name in ("hyper", "plain"):
-        cloud.act("DELETE", f"{DISKS}/{name}")
+        cloud.call_and_wait("DELETE", f"{DISKS}/{name}")
