@@ -5,6 +5,7 @@ The controller never imports it.
 
 import fcntl
 import json
+import os
 import subprocess
 import sys
 import urllib.error
@@ -96,7 +97,7 @@ def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
 def mark_in_use(folder: Path) -> Iterator[None]:
     """Keep other controllers from stopping the emulated cloud of that folder during the block."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (folder / "users").open("a") as users:
+    with open(folder / "users", "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as users:
         fcntl.flock(users, fcntl.LOCK_SH)
         yield
 

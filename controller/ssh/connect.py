@@ -36,8 +36,8 @@ class ConnectionParams:
         ssh_config: OpenSSH config to read instead of ~/.ssh/config and /etc/ssh/ssh_config.
         tunnel: opens a socket-like tunnel to port 22 of a worker, given a timeout in seconds; None: connect to the
             worker's address.
-        way: name of this route, for messages.
-        kept: file that stores the host keys of this incarnation; None: they are not stored.
+        route: name of this route, for messages.
+        known_hosts_file: file that stores the host keys of this incarnation; None: they are not stored.
         incarnation: uid of the pod; stored host keys of another incarnation are dropped.
         trust_on_first_use: accept the first host key that a worker shows; by default only one that Google publishes.
         auth_hint: permissions that the user may lack if a worker rejects the key.

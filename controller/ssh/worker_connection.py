@@ -202,7 +202,8 @@ class WorkerConnection(_HonoursConfig):
         if self.dialer.closed:
             raise self._error("dropped", "the connection was closed on this side")
         trust_on_first_use = self.dialer.access.trust_on_first_use
-        self.known = (self.dialer.host_keys.kept if trust_on_first_use else self.dialer.host_keys.of)(self.worker)
+        host_keys = self.dialer.host_keys
+        self.known = (host_keys.cached if trust_on_first_use else host_keys.keys_of)(self.worker)
         if not self.known and not trust_on_first_use:
             raise self._error("refused", "it has not published its SSH host keys yet")
         self.recognised = False
@@ -226,7 +227,9 @@ class WorkerConnection(_HonoursConfig):
         elif known.get(kind) != text:
             shows = f"its SSH host key is {kind} {shown.fingerprint}"
             expected = ", ".join(f"{k} {PKey.from_type_string(k, b64decode(t)).fingerprint}" for k, t in known.items())
-            again = f"If you expected this, delete {access.kept} and try again; `slipway down` deletes it too"
+            again = (
+                f"If you expected this, delete {access.known_hosts_file} and try again; `slipway down` deletes it too"
+            )
             if access.trust_on_first_use:
                 message = f"{shows}, but was {expected} on first use. {again}"
             elif host_keys.published(self.worker).get(kind) == text:
@@ -258,7 +261,7 @@ class WorkerConnection(_HonoursConfig):
                 message = f"it does not accept user {access.user} with Slipway's SSH key: {error}"
                 raise self._error("auth", "; ".join(filter(None, (message, access.auth_hint)))) from error
             if isinstance(error, TimeoutError) or alive:
-                message = f"no connection through {access.way} within {access.connect_seconds:g} s; does a firewall "
+                message = f"no connection through {access.route} within {access.connect_seconds:g} s; does a firewall "
                 message += "rule allow tcp:22 from there? You can also set another ssh.method"
                 raise self._error("timeout", message) from error
             raise self._error("refused", f"no SSH connection: {_reason(error)}") from error

@@ -80,6 +80,7 @@ def slipway(
 ) -> Iterator[SlipwayCli]:
     """The command line; its emulated cloud stays awake between verbs, unless the test is marked `sleeps`."""
     home, repository = tmp_path / "home", tmp_path / "repository"
+    home.mkdir(mode=0o700)
     repository.mkdir()
     (repository / "hello.txt").write_text("hello\n")
     monkeypatch.chdir(repository)

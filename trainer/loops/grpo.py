@@ -22,8 +22,10 @@ from trainer.evaluation.accuracy import Evaluator
 from trainer.models.weights import Params
 from trainer.rewards.functions import resolve
 from trainer.rewards.pool import RewardPool
-from trainer.rl import batching, programs
+from trainer.rl import batching
+from trainer.rl import programs as grpo_programs
 from trainer.rl.evaluations import Evaluations
+from trainer.rl.programs import programs
 from trainer.rl.progress import Progress
 from trainer.rl.rollouts import RolloutGenerator
 from trainer.rl.state import StateSaver, TrainState
@@ -69,10 +71,10 @@ class GrpoTrainer:
         self.telemetry = Telemetry(experiment, loop, log)
         self.saver = StateSaver(checkpoints, notice, self.telemetry)
         self.evaluations = Evaluations(loop, evaluation, log, checkpoints, self.telemetry, self.saver)
-        listed = list(programs.all_programs(experiment, loop, mesh, self.sampler.programs))
+        listed = list(grpo_programs.all_programs(experiment, loop, mesh, self.sampler.programs))
         startup_report.probe_bucket(experiment.dir, mesh)
         startup_report.log_memory(listed, experiment.pod)
-        self.programs = programs.GrpoPrograms(loop, startup_report.compile_all(listed, self.telemetry.costs))
+        self.programs = grpo_programs.GrpoPrograms(loop, startup_report.compile_all(listed, self.telemetry.costs))
         self.rollouts = RolloutGenerator(
             loop, mesh, experiment.seed, self.questions, self.sampler, self.programs, checks, self.telemetry.stopwatch
         )
@@ -86,13 +88,13 @@ class GrpoTrainer:
             self.evaluations.log_baseline(train_state)
         if train_state.progress.phase == "warm_start":
             self._warm_start(train_state)
-            reference = programs.copy_reference(train_state.state.params, self.experiment, self.mesh)
+            reference = grpo_programs.copy_reference(train_state.state.params, self.experiment, self.mesh)
             if reference:
                 self.checkpoints.save_reference(reference)
             train_state.state = self._reset_optimizer(train_state.state)
             self.telemetry.restart_clock()
         else:
-            wanted = programs.abstract_reference(self.experiment, self.mesh)
+            wanted = grpo_programs.abstract_reference(self.experiment, self.mesh)
             reference = self.checkpoints.restore_reference(wanted) if wanted else wanted
         self._train(train_state, reference)
         self.saver.save(train_state)
@@ -146,7 +148,7 @@ class GrpoTrainer:
         cfg, opt = self.experiment.model, self.experiment.optimizer
         if restored := self.saver.restore(train_step.abstract_state(cfg, opt, self.mesh), self.mesh):
             return restored
-        warm, key = programs.warm_start_optimizer(opt, self.loop), jax.random.key(self.experiment.seed)
+        warm, key = grpo_programs.warm_start_optimizer(opt, self.loop), jax.random.key(self.experiment.seed)
         return TrainState(train_step.init_state(cfg, warm, self.mesh, key), Progress(), deque())
 
     def _reset_optimizer(self, state: train_step.State) -> train_step.State:

@@ -47,7 +47,7 @@ class FakeGoogle:
     def __init__(self, **lists: list[str]) -> None:
         self.lists = lists
 
-    def pages(self, api: str, method: str, items: str, *, parent: str) -> Iterator[dict[str, Any]]:
+    def list_all(self, api: str, method: str, items: str, *, parent: str) -> Iterator[dict[str, Any]]:
         assert (api, method) == ("tpu", f"projects.locations.{items}.list")
         for name in self.lists.get(items, []):
             yield {"name": f"{parent}/{items}/{name}"}

@@ -23,7 +23,7 @@ class Answers:
     """Google, by hand: what each method answers, or raises."""
 
     answers: dict[str, Any] = field(default_factory=dict)
-    signed_in: bool = True
+    has_credentials: bool = True
 
     def call(self, api: str, method: str, **parameters: Any) -> dict[str, Any]:
         answer = self.answers.get(method, {})
@@ -31,7 +31,7 @@ class Answers:
             raise answer
         return answer
 
-    def pages(self, api: str, method: str, items: str, **parameters: Any) -> Iterator[dict[str, Any]]:
+    def list_all(self, api: str, method: str, items: str, **parameters: Any) -> Iterator[dict[str, Any]]:
         yield from self.call(api, method, **parameters).get(items, [])
 
 
@@ -47,11 +47,11 @@ GOOD: dict[str, Any] = {
 REFUSED = ForbiddenError("x", 403, "PERMISSION_DENIED", "no permission")
 
 
-def words(answers: dict[str, Any], *overrides: str, signed_in: bool = True) -> list[str]:
+def words(answers: dict[str, Any], *overrides: str, has_credentials: bool = True) -> list[str]:
     base = ["cloud.project=acme", "program=command", "program.command=[a]", "tpu.capacity=on_demand"]
     config, problems = compose([*base, *overrides])
     assert config is not None, problems
-    google = Answers({**GOOD, **answers}, signed_in)
+    google = Answers({**GOOD, **answers}, has_credentials)
     clock = Day()
     none = cast(Any, None)
     context = Context("acme", cast(Any, google), clock, Events(clock), none, none, 1.0, none)
@@ -127,7 +127,7 @@ def test_what_is_wrong_names_its_key(answers: dict[str, Any], overrides: list[st
 
 
 def test_without_credentials_only_that_is_said() -> None:
-    [found] = words({}, signed_in=False)
+    [found] = words({}, has_credentials=False)
     assert found.startswith("credentials: warning cloud: no Google credentials")
 
 

@@ -88,7 +88,7 @@ class Bucket:
     def upload(self, bucket: str, name: str, content: bytes) -> None:
         self.objects[name] = content
 
-    def pages(self, api: str, method: str, items: str, prefix: str, **_: Any) -> list[dict[str, Any]]:
+    def list_all(self, api: str, method: str, items: str, prefix: str, **_: Any) -> list[dict[str, Any]]:
         return [
             {"name": name, "updated": "2026-01-01T01:00:00.000Z"} for name in self.objects if name.startswith(prefix)
         ]

@@ -145,5 +145,5 @@ def test_secret_manager(slipway: SlipwayCli) -> None:
     for name in ("other", "key/versions/9"):
         code, _, err = slipway(*words, "run.name=other", f"env.secrets.KEY=secretmanager:{parent}/secrets/{name}")
         assert code == 2
-        assert f"env.secrets.KEY: there is no {parent}/secrets/{name}" in err
+        assert f"env.secrets.KEY: {parent}/secrets/{name}/versions/latest does not exist" in err
     assert not [m for m in slipway.mutations()[before:] if "/nodes" in m or "/queuedResources" in m]

@@ -28,7 +28,7 @@ class Bucket:
         self.objects[name] = content
         self.generations[name] = self.generations.get(name, 0) + 1
 
-    def pages(self, api: str, method: str, items: str, **where: Any) -> list[dict[str, Any]]:
+    def list_all(self, api: str, method: str, items: str, **where: Any) -> list[dict[str, Any]]:
         found = [name for name in self.objects if name.startswith(where["prefix"])]
         return [{"name": name, "generation": str(self.generations[name])} for name in found]
 

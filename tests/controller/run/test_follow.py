@@ -178,7 +178,7 @@ def test_a_preemption_that_was_announced_counts_once_all_have_saved() -> None:
     assert (outcome.verdict.kind, outcome.verdict.from_notice) == (VerdictKind.PREEMPTED, True)
     assert fleet.told_to_stop == []
     assert [worker for worker, _ in outcome.ends] == [0, 1]
-    assert len([e for e in events if e.kind == "note" and "received a preemption notice" in e.message]) == 1
+    assert len([e for e in events if e.kind == "note" and e.message == "worker 0 received a preemption notice"]) == 1
 
 
 def test_what_was_ended_on_purpose_is_cancelled() -> None:

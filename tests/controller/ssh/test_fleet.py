@@ -144,7 +144,7 @@ def test_all_are_asked_at_the_same_time_and_answer_in_order(make_pod) -> None:
 
 def test_a_worker_that_fails_is_a_value_among_the_answers(make_pod) -> None:
     pod, fleet = make_pod(3, sleep=lambda _: None)
-    pod.do(pod.workers[1].drop_connections())
+    pod.run_coroutine(pod.workers[1].drop_connections())
     answers = fleet.call_all("observe", {})
     assert [isinstance(answer, dict) for answer in answers] == [True, False, True]
     error = only(answers)
@@ -156,7 +156,7 @@ def test_an_interrupted_wait_interrupts(make_pod) -> None:
         raise InterruptedSleepError
 
     pod, fleet = make_pod(2, sleep=interrupted)
-    pod.do(pod.workers[1].drop_connections())
+    pod.run_coroutine(pod.workers[1].drop_connections())
     with pytest.raises(InterruptedSleepError):
         fleet.call_all("observe", {})
 
@@ -189,8 +189,8 @@ def test_another_host_key_than_the_published_one_is_refused(make_pod) -> None:
     pod, fleet = make_pod(2)
     stranger = asyncssh.generate_private_key("ssh-ed25519")
     pod.workers[1].key, trusted = stranger, [w.host_key_line for w in pod.workers]
-    pod.do(pod.workers[1].drop_connections())
-    pod.do(pod.workers[1].listen())
+    pod.run_coroutine(pod.workers[1].drop_connections())
+    pod.run_coroutine(pod.workers[1].listen())
     fleet = Fleet(pod.access(host_keys=lambda: trusted))
     error = only(fleet.call_all("observe", {}))
     fleet.close()
@@ -216,10 +216,10 @@ def change_host_key(pod: SshPod, worker: int = 0) -> asyncssh.SSHKey:
 
 def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(make_pod, tmp_path: Path) -> None:
     kept = tmp_path / "known_hosts" / "pod-a"
-    pod, fleet = make_pod(2, kept=kept, incarnation="one")
+    pod, fleet = make_pod(2, known_hosts_file=kept, incarnation="one")
     assert not failures(fleet.call_all("observe", {}))
     fresh = change_host_key(pod)
-    for asked in (fleet, Fleet(pod.access(kept=kept, incarnation="one"))):
+    for asked in (fleet, Fleet(pod.access(known_hosts_file=kept, incarnation="one"))):
         with pytest.raises(WorkerError, match=r"this VM had .* before: it was rebuilt, or someone") as caught:
             asked.call(0, "observe", {})
         assert caught.value.kind == "host_key"
@@ -229,17 +229,17 @@ def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(make_pod, tmp
         asked.close()
     assert str(kept) in caught.value.message
     kept.unlink()
-    after = Fleet(pod.access(kept=kept, incarnation="one"))
+    after = Fleet(pod.access(known_hosts_file=kept, incarnation="one"))
     assert after.call(0, "observe", {})["active"] is None
     after.close()
 
 
 def test_host_keys_are_dropped_with_the_life_of_the_pod(make_pod, tmp_path: Path) -> None:
     kept = tmp_path / "known_hosts"
-    pod, fleet = make_pod(1, kept=kept, incarnation="one")
+    pod, fleet = make_pod(1, known_hosts_file=kept, incarnation="one")
     fleet.call(0, "observe", {})
     fresh = change_host_key(pod)
-    later = Fleet(pod.access(kept=kept, incarnation="two"))
+    later = Fleet(pod.access(known_hosts_file=kept, incarnation="two"))
     assert later.call(0, "observe", {})["active"] is None
     later.close()
     assert kept.read_text() == f"# incarnation two\nworker-0 {' '.join(pod.workers[0].host_key_line.split()[:2])}\n"
@@ -308,8 +308,8 @@ def test_fresh_workers_are_waited_for(make_pod, tmp_path: Path) -> None:
     known = pod.workers[1].authorized
     pod.workers[1].authorized = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
     for worker in pod.workers[:2]:
-        pod.do(worker.drop_connections())
-    pod.do(pod.workers[1].listen())
+        pod.run_coroutine(worker.drop_connections())
+    pod.run_coroutine(pod.workers[1].listen())
     pauses: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -318,9 +318,9 @@ def test_fresh_workers_are_waited_for(make_pod, tmp_path: Path) -> None:
             published[:] = [w.host_key_line for w in pod.workers]
         if len(pauses) == 12:
             pod.workers[1].authorized = known
-            pod.do(pod.workers[1].drop_connections())
+            pod.run_coroutine(pod.workers[1].drop_connections())
             for worker in pod.workers[:2]:
-                pod.do(worker.listen())
+                pod.run_coroutine(worker.listen())
 
     fleet = Fleet(pod.access(host_keys=lambda: published, warm_up_seconds=1e6), sleep)
     answers = fleet.warm_up()
@@ -332,7 +332,7 @@ def test_fresh_workers_are_waited_for(make_pod, tmp_path: Path) -> None:
 def test_a_worker_that_never_comes_is_given_up(make_pod) -> None:
     pauses: list[float] = []
     pod, fleet = make_pod(2, sleep=pauses.append, warm_up_seconds=60.0)
-    pod.do(pod.workers[0].drop_connections())
+    pod.run_coroutine(pod.workers[0].drop_connections())
     error = only(fleet.warm_up())
     assert (error.worker, error.kind) == (0, "refused")
     assert 60 <= sum(pauses) <= 66
@@ -342,7 +342,7 @@ def test_a_worker_that_never_comes_is_given_up(make_pod) -> None:
 def test_a_worker_of_a_pod_that_has_gone_is_not_waited_for(make_pod) -> None:
     pauses: list[float] = []
     pod, fleet = make_pod(2, sleep=pauses.append, warm_up_seconds=1e6)
-    pod.do(pod.workers[0].drop_connections())
+    pod.run_coroutine(pod.workers[0].drop_connections())
     assert only(fleet.warm_up(lambda: len(pauses) >= 3)).kind == "refused"
     assert len(pauses) == 3
 
@@ -350,8 +350,8 @@ def test_a_worker_of_a_pod_that_has_gone_is_not_waited_for(make_pod) -> None:
 def test_a_dropped_connection_is_made_anew(make_pod) -> None:
     pod, fleet = make_pod()
     fleet.call(0, "observe", {})
-    pod.do(pod.workers[0].drop_connections())
-    pod.do(pod.workers[0].listen())
+    pod.run_coroutine(pod.workers[0].drop_connections())
+    pod.run_coroutine(pod.workers[0].listen())
     assert fleet.call(0, "observe", {})["active"] is None
 
 

@@ -114,7 +114,7 @@ def test_a_gateway_that_shows_another_key_or_is_down_is_told(make_pod, home: Pat
     with pytest.raises(WorkerError, match=r"gateway first \(me\): Host key for server") as caught:
         by_home(pod, home, fleets, *blocks).call(1, "observe", {})
     assert caught.value.kind == "denied"
-    pod.do(pod.workers[0].drop_connections())
+    pod.run_coroutine(pod.workers[0].drop_connections())
     with pytest.raises(WorkerError, match="no SSH connection: gateway first: ") as caught:
         by_home(pod, home, fleets, *blocks).call(1, "observe", {})
     assert caught.value.kind == "refused"
@@ -145,8 +145,8 @@ def test_files_go_up_and_come_down(make_pod, tmp_path: Path) -> None:
     connection = fleet.connection(0).connection()
     connection.put(io.BytesIO(b"x" * 300_000), "data.bin")
     assert (pod.workers[0].home / "data.bin").read_bytes() == b"x" * 300_000
-    pod.do(pod.workers[0].drop_connections())
-    pod.do(pod.workers[0].listen())
+    pod.run_coroutine(pod.workers[0].drop_connections())
+    pod.run_coroutine(pod.workers[0].listen())
     connection.get("data.bin", str(tmp_path / "back"))  # over a new connection
     assert (tmp_path / "back").read_bytes() == b"x" * 300_000
 
@@ -207,8 +207,8 @@ def test_a_forward_outlives_what_refuses_and_what_breaks(make_pod) -> None:
     assert [f"cannot connect to port {remote} of the worker" in note for note in notes] == [True]
     with serving(remote):
         assert page(forward.port) == b"x" * 3_000_000
-        pod.do(pod.workers[0].drop_connections())
-        pod.do(pod.workers[0].listen())
+        pod.run_coroutine(pod.workers[0].drop_connections())
+        pod.run_coroutine(pod.workers[0].listen())
         assert retried(lambda: page(forward.port)) == b"x" * 3_000_000  # it may not know yet that the old one is gone
         before = len(pod.workers[0].forwarded)
         with socket.create_connection(("127.0.0.1", forward.port), timeout=60) as idle:

@@ -42,7 +42,6 @@ def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(sli
         argv = [sys.executable, "-m", "controller", *words]
         return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    slipway.home.mkdir()
     first = start()
     try:
         until(lambda: sum(state == "running" for state in states(slipway).values()) == 2)

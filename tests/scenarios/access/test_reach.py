@@ -137,7 +137,7 @@ def test_exec_in_json(here) -> None:
         (["exec", "--worker", "4", "--", "true"], "--worker 4: the pod has workers 0 to 3"),
         (["ssh", "--worker", "x"], "--worker x: the pod has workers 0 to 3"),
         (["status", "--", "true"], "status: takes no command after --"),
-        (["forward", "http"], "'http' is no port"),
+        (["forward", "http"], "invalid port 'http'"),
     ],
 )
 def test_what_makes_no_sense_is_said(here, words: list[str], said: str) -> None:

@@ -63,5 +63,5 @@ class FarDevice:
 
 
 def test_rows_that_cannot_be_split_are_refused():
-    with pytest.raises(RunFileError, match=r"loop\.total_batch_tokens: 12 rows of 3 tokens .* take 24 or 48"):
+    with pytest.raises(RunFileError, match=r"loop\.total_batch_tokens: 12 rows of 3 tokens .* use 24 or 48"):
         batch_sharding.shard_rows(loop(12, None), make_mesh(8, 1, 1))

@@ -22,10 +22,10 @@ class Parrot:
         self.answers = {tuple(q.prompt_tokens): q.answer for q in asked.held_out(None)}
         self.right, self.most = right, 0
 
-    def load(self, params):
+    def load_params(self, params):
         return params
 
-    def draw(self, copy, prompts, samples, key, temperature, between):
+    def generate(self, copy, prompts, samples, key, temperature, between):
         count = len(prompts) * samples
         for row in np.random.default_rng(0).permutation(count).tolist():
             between()

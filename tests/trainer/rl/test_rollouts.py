@@ -51,10 +51,10 @@ class Scripted:
     def __init__(self, *draws: list[str]) -> None:
         self.draws, self.keys = list(draws), list[list[int]]()
 
-    def load(self, params: None) -> None:
+    def load_params(self, params: None) -> None:
         """No weights are needed."""
 
-    def draw(
+    def generate(
         self, copy: None, prompts: Sequence[Sequence[int]], samples: int, key: jax.Array, heat: float, between: Callable
     ) -> Iterator[Completion]:
         self.keys.append(jax.random.key_data(key).tolist())

@@ -109,7 +109,7 @@ def test_run_folder(tmp_path, monkeypatch):
 
 def test_transcripts_are_lines_and_a_table_and_go_on_after_a_cut(folders):
     def say(log, step, phase):
-        log.transcripts(step, phase, [Transcript("2+2?", "4", "\u2028four\n#### 4", "4", 1.0)])
+        log.log_transcripts(step, phase, [Transcript("2+2?", "4", "\u2028four\n#### 4", "4", 1.0)])
 
     log = write(folders, 0, 4)
     for step in (0, 2, 4):

@@ -105,7 +105,7 @@ def _refuse_if_used(session: Session, present: list[Resource]) -> None:
 
 def _summary_lines(present: list[Resource], kept: list[ResourcePreview], undo: str, everything: bool) -> list[str]:
     """Describe what was deleted, what stays and why, and how to remove the rest."""
-    lines = [] if present else ["nothing to delete: found no resources made by slipway"]
+    lines = [] if present else ["nothing to delete: found no resources created by Slipway"]
     ours = [row.resource.title for row in kept if row.observed.ours]
     if ours and not everything:
         lines.append(f"kept for the next run: {', '.join(ours)}; `slipway down --all` deletes them too")
@@ -116,7 +116,7 @@ def _summary_lines(present: list[Resource], kept: list[ResourcePreview], undo: s
             row.resource for row in kept if not gone & set(row.resource.depends_on)
         ]  # else it was deleted with them
         if foreign:
-            lines.append(f"not made by slipway, left unchanged: {', '.join(r.title for r in foreign)}")
+            lines.append(f"not created by Slipway, left unchanged: {', '.join(r.title for r in foreign)}")
         lines += [
             f"data of runs stays in gs://{r.name}, under assets/, code/, pods/ and runs/"
             for r in foreign

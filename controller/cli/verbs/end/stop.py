@@ -19,7 +19,7 @@ def run(command: Command) -> int:
         if not isinstance(node, Node) or node.status.state not in ("READY", "STOPPED"):
             raise ConfigError(f"pod {name} is absent or not ready, so it cannot be stopped; see `slipway status`")
         if session.plan.node.adopt or not node.is_managed:
-            raise ConfigError(f"pod {name} was not made by slipway, so slipway does not stop it")
+            raise ConfigError(f"pod {name} was not created by Slipway, so Slipway does not stop it")
         if node.cannot_stop:
             raise ConfigError(f"tpu.capacity: {node.cannot_stop}")
         stopped = node.is_ready

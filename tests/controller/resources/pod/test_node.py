@@ -96,7 +96,7 @@ def test_there_must_be_something_to_adopt(project: EmulatedProject) -> None:
 def test_an_adopted_pod_must_be_of_the_type(project: EmulatedProject) -> None:
     made = pod(project, "tpu.adopt=true")
     foreign(made, "v5litepod-1")
-    with pytest.raises(CloudError, match=r"accelerator_type: v5litepod-1 -> v5litepod-8.*never changed"):
+    with pytest.raises(CloudError, match=r"accelerator_type: v5litepod-1 -> v5litepod-8.*never changes"):
         made.up()
     assert made.leftovers() == [f"{A}/nodes/{made.node.name}"]
 

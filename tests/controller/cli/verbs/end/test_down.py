@@ -100,7 +100,7 @@ def test_down_leaves_what_is_shared_and_down_all_nothing(slipway: SlipwayCli, cl
 
     told = len(slipway.mutations())
     assert slipway("down", "--all", "--yes", *POD)[1].endswith(
-        "\nnothing to delete: found no resources made by slipway\n"
+        "\nnothing to delete: found no resources created by Slipway\n"
     )
     assert slipway.json("down", "--all", "--yes", *POD)["deleted"] == []
     assert slipway.mutations()[told:] == []
@@ -205,7 +205,7 @@ def test_a_network_half_made_by_hand_is_used_and_left(slipway: SlipwayCli, cloud
     assert leaves(kinds["compute"]) == [f"slipway-allow-internal-{REGION}", "slipway-allow-ssh"]
     code, out, _ = slipway("down", "--all", "--yes", *POD)
     assert code == 0
-    assert f"not made by slipway, left unchanged: network slipway, subnet slipway-{REGION} in {REGION}" in out
+    assert f"not created by Slipway, left unchanged: network slipway, subnet slipway-{REGION} in {REGION}" in out
     assert state(slipway) == before
     assert [m for m in slipway.mutations()[told:] if "/routers" in m or "/subnetworks" in m] == []
 
@@ -233,7 +233,7 @@ def test_a_bucket_of_runs_elsewhere_is_named(slipway: SlipwayCli, cloud: Emulate
     code, out, _ = slipway("down", "--all", "--yes", *POD)
     assert code == 0
     assert "gs://slipway-local-slipway-us-west4 stays, with results of runs elsewhere" in out
-    assert "not made by slipway" not in out
+    assert "not created by Slipway" not in out
     assert slipway.json("down", "--all", "--yes", *POD)["other_buckets"] == ["slipway-local-slipway-us-west4"]
 
 
