@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 
@@ -26,6 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # gcsfs reads it when it is imported; its probe over gRPC waits for minutes where no network answers.
+    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
     # A shell starts background jobs with Ctrl-C ignored, and programs that the tests interrupt would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # From Hypothesis's own "ci": no deadlines, which a busy machine misses, and the same examples every time.

@@ -174,5 +174,7 @@ def _may_delete(projects_api: str, project: str) -> bool | None:
 
 def _request(url: str, method: str, body: bytes | None = None) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {access_token()}", "Content-Type": "application/json"}
+    if body:  # otherwise urllib sends it in chunks
+        headers["Content-Length"] = str(len(body))
     with open_url(url, headers, [body] if body else None, method) as answer:
         return json.loads(answer.read() or b"{}")

@@ -54,7 +54,7 @@ class Vault:
                     self._values[name] = self._read(name, source, google)
 
     def values(self) -> dict[str, str]:
-        """Return the secrets that `open` has read, by name."""
+        """Return the secrets that `load` has read, by name."""
         return dict(self._values)
 
     def _is_available(self, name: str, source: str) -> bool:

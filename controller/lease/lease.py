@@ -24,6 +24,9 @@ SAFETY_MARGIN = 1 / 6
 """Fraction of the term: a holder stops trusting its lease this long before the end, so that a started write arrives."""
 RUN_ENDING_REASONS = ("cancelled", "deleted", "stopped")
 """Prefixes of release requests that end the run; after any other request, the new holder continues the run."""
+RENEW_SECONDS = 10.0
+"""Interval of renewal: a holder notices a release request within this time."""
+LOCAL_RENEW_SECONDS = 1.0
 RENEWALS_PER_TERM = 4
 """Minimum number of renewals per term."""
 
@@ -39,7 +42,7 @@ class LeaseHeldError(SlipwayError):
 
 
 class ReleaseRequestedError(LeaseLostError):
-    """The controller was asked to release the lease and did. `ends` is true if the request also ends the run."""
+    """The controller was asked to release the lease and did. `ends_run` is true if the request also ends the run."""
 
     def __init__(self, term: LeaseRecord) -> None:
         self.ends_run = term.asked.startswith(RUN_ENDING_REASONS)
@@ -79,7 +82,7 @@ class Lease:
         return snapshot if self.is_held_by_other(snapshot) else None
 
     def is_held_by_other(self, snapshot: LeaseSnapshot | None) -> bool:
-        """Return whether `seen` shows that another controller holds the lease."""
+        """Return whether `snapshot` shows that another controller holds the lease."""
         return snapshot is not None and snapshot.record.id != self.identity.id and not self._is_free(snapshot)
 
     def read(self) -> LeaseSnapshot | None:
@@ -225,11 +228,6 @@ class Lease:
                     return
                 except SlipwayError:
                     continue  # the next write raises it, unless it is transient
-
-
-RENEW_SECONDS = 10.0
-"""Interval of renewal: a holder notices a release request within this time."""
-LOCAL_RENEW_SECONDS = 1.0
 
 
 def pod_lease(plan: Plan, context: Context, driver: str = "laptop") -> Lease:

@@ -28,7 +28,7 @@ class Pending:
 
     why: str
     seconds: float = float("inf")
-    """Maximum duration of this state; the resource's own `patience` applies too."""
+    """Maximum duration of this state; the resource's own `timeout` applies too."""
     advice: str = ""
     """What the user can do when the state has lasted that long."""
 

@@ -112,7 +112,7 @@ class Recorder:
         self._upload()
 
     def finish_after_crash(self, result: Result, spending: Spending) -> None:
-        """Call `end` if an earlier controller was killed before it could."""
+        """Call `finish` if an earlier controller was killed before it could."""
         if not (self.folder / "result.json").is_file() and self._load_record() is not None:
             self.finish(result, spending)
 

@@ -58,7 +58,7 @@ def describe(response: str, verdict: Verdict) -> str:
 
 @dataclass(frozen=True)
 class PodCapabilities:
-    """Possible responses on the pod. `places`: number of places to create it; `restarts`: its VMs can be restarted."""
+    """Possible responses on the pod. `places`: number of places for it; `restartable`: its VMs can be restarted."""
 
     replaceable: bool = True
     restartable: bool = False
@@ -67,7 +67,7 @@ class PodCapabilities:
 
 @dataclass(frozen=True)
 class Decision:
-    """Response to a verdict. `why` explains a give-up and names the key to change; empty if the policy asks for it."""
+    """Response to a verdict. `reason` explains a give-up and names the key to change; empty if it is the policy."""
 
     response: str
     reason: str = ""

@@ -15,7 +15,7 @@ from controller.report.gather import RecordedRun
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ only in the seed: `runs` has one per seed, `left_out` those replaced by a later run."""
+    """Runs that differ only in the seed: `runs` has one per seed, `superseded_runs` those replaced by a later run."""
 
     label: str
     runs: tuple[RecordedRun, ...]

@@ -108,7 +108,7 @@ class StepTracker:
 
 @dataclass
 class Follower:
-    """Follows one attempt of a run on one incarnation of the pod; with `begun`, starts near the end of the logs."""
+    """Follows one attempt of a run on one incarnation of the pod; if `already_running`, near the end of its logs."""
 
     context: Context
     node: Node

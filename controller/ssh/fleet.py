@@ -109,7 +109,7 @@ class Fleet:
         return self._run_parallel([partial(self.call, w, command, p) for w, p in zip(who, payloads, strict=True)])
 
     def prefetch(self, payload: ObserveQuestion) -> list[Observation | WorkerError]:
-        """Observe all workers once on behalf of several callers of `look`."""
+        """Observe all workers once on behalf of several callers of `observe`."""
         answers = self.call_all(OBSERVE, payload)
         self._cache = None if failures(answers) else _ObservationCache(payload, answers, time.monotonic())
         return answers

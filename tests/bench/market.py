@@ -134,7 +134,7 @@ class Google:
                 return self._list(given["prefix"], given.get("delimiter", ""))
         raise AssertionError(f"this cloud knows no {api} {method}")
 
-    def pages(self, api: str, method: str, items: str, **given: Any) -> Iterator[dict[str, Any]]:
+    def list_all(self, api: str, method: str, items: str, **given: Any) -> Iterator[dict[str, Any]]:
         yield from self.call(api, method, **given)[items]
 
     def download(self, bucket: str, name: str) -> bytes:

@@ -44,7 +44,7 @@ class RestoredCheckpoint(NamedTuple):
 class CheckpointManager:
     """The checkpoints of a run: DIR/checkpoints/<step>/, and DIR/reference/, the frozen policy, saved once.
 
-    All processes call every method, in the same order. metrics: names of the values that `score` accepts.
+    All processes call every method, in the same order. metrics: names of the values that `record_score` accepts.
     """
 
     def __init__(self, folder: str, settings: CheckpointSettings, metrics: Sequence[str] = ()) -> None:
@@ -128,7 +128,7 @@ class CheckpointManager:
         return None
 
     def restore(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
-        """Return state and position saved at `step`. Raises BrokenCheckpointError, or RunFileError like `resume`."""
+        """Return state and position saved at `step`. Raises BrokenCheckpointError or RunFileError."""
         self._manager.wait_until_finished()
         found = self._load_verified(step, abstract)
         if isinstance(found, str):

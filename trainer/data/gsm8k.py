@@ -18,7 +18,7 @@ CALCULATOR_ANNOTATION = re.compile(r"<<.*?>>")
 
 
 class Gsm8kProblems:
-    """Questions that fit into a prompt; see `data.problem.ProblemSource`. `too_long` counts the others."""
+    """Questions that fit into a prompt; see `data.problem.ProblemSource`. `num_too_long` counts the others."""
 
     def __init__(self, cfg: Gsm8kData, seed: int, fitting: Callable[[list[Problem]], list[Problem]]) -> None:
         """Read both files; `fitting` filters problems by the length of their prompts.

@@ -75,7 +75,7 @@ class AnswerEvaluator:
             [[score == 1.0 for score, _ in row] for row in rows],
             [[said for _, said in row] for row in rows],
             [
-                Transcript(questions[q].text, questions[q].answer, text, extract_answer(text), rows[q][0][0])
+                Transcript(questions[q].prompt, questions[q].answer, text, extract_answer(text), rows[q][0][0])
                 for q, text in sorted(texts.items())
             ],
         )

@@ -1,4 +1,4 @@
-"""Rewards: plain functions from (response, correct answer) to a number, by name in one dict.
+"""Rewards: plain functions from (response, correct answer) to a number. `REWARDS` names them, as the schema does.
 
 They must be deterministic. `pool.RewardPool` runs them in worker processes under a time limit, so a function that is
 slow, hangs or crashes on some responses does not harm the run.

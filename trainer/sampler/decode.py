@@ -101,7 +101,7 @@ def decode(
         later = now._replace(
             hidden=hidden,
             position=now.position + moved,
-            drawn=now.num_generated + moved,
+            num_generated=now.num_generated + moved,
             active=now.active & ~lasts,
             step=now.step + 1,
             cache=cache,

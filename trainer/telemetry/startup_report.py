@@ -85,7 +85,7 @@ def format_transcripts(examples: Iterable[tuple[Any, float]]) -> list[str]:
     for sample, reward in examples:
         found, right = extract_answer(sample.text), sample.question.answer
         lines += [
-            f"--- prompt\n{sample.question.text}",
+            f"--- prompt\n{sample.question.prompt}",
             f"--- response\n{sample.text}",
             f"--- its answer: {found!r}; right: {right!r}; reward {reward:g}",
         ]

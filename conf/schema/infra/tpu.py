@@ -58,7 +58,7 @@ class Tpu(Strict):
 
     @field_validator("capacity")
     @classmethod
-    def _unique_zones(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _unique_tiers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
             raise ValueError("must list at least one tier")
         if len(set(value)) != len(value):

@@ -1,4 +1,4 @@
-"""Compute v1: networks, subnetworks, routers with their NATs, firewalls, instances, operations, projects, zones."""
+"""Compute v1: the handlers of all its collections (`COLLECTIONS`), of operations, projects, regions and zones."""
 
 import base64
 import hashlib

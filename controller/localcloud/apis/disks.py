@@ -1,4 +1,4 @@
-"""Compute v1 disks of a zone. They hold no data; what matters is who may attach them."""
+"""Rules for Compute v1 disks: sizes, types and who may attach them; they hold no data. `compute` has the handlers."""
 
 import re
 from collections.abc import Mapping, Sequence

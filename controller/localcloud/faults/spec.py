@@ -15,7 +15,7 @@ TRIGGERS = ("after_object", "after_seconds", "after_requests", "within_seconds")
 
 
 class FaultSpec(BaseModel):
-    """Base of all faults. `must_wait`: a trigger is required, because before it there is nothing to affect."""
+    """Base of all faults. `needs_trigger`: a trigger is required, because before it there is nothing to affect."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     needs_trigger: ClassVar[bool] = False

@@ -51,7 +51,7 @@ class Roles(Resource):
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         account = observed.get(self.account.id) or self.account.observe(context, {})
         if isinstance(account, ServiceAccount) and not account.is_managed:
-            return replace(self, given=True)
+            return replace(self, unmanaged_account=True)
         try:
             policy = self.read(context)
         except NotFoundError:

@@ -142,8 +142,8 @@ def test_secret_manager(slipway: SlipwayCli) -> None:
     assert slipway.cloud().get("state")["service"]["secretmanager.googleapis.com"]["state"] == "ENABLED"
     assert base64.b64encode(PLANTED.encode()).decode() not in json.dumps([cloud.requests(), cloud.get("state")])
     before = len(slipway.mutations())
-    for name in ("other", "key/versions/9"):
+    for name, version in (("other", "other/versions/latest"), ("key/versions/9", "key/versions/9")):
         code, _, err = slipway(*words, "run.name=other", f"env.secrets.KEY=secretmanager:{parent}/secrets/{name}")
         assert code == 2
-        assert f"env.secrets.KEY: {parent}/secrets/{name}/versions/latest does not exist" in err
+        assert f"env.secrets.KEY: {parent}/secrets/{version} does not exist" in err
     assert not [m for m in slipway.mutations()[before:] if "/nodes" in m or "/queuedResources" in m]

@@ -20,14 +20,14 @@ class Bucket:
     def __init__(self, metadata: dict[str, str] | None) -> None:
         self.metadata_of_it = metadata
 
-    def metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
+    def object_metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
         assert (bucket, name) in (("b", "pods/pod/lease.json"), ("b", "sweeps/pod/lease.json"))
         kept = {} if self.metadata_of_it is None else {"metadata": self.metadata_of_it}
         return {"generation": "12", "updated": "1970-01-01T00:01:40Z", **kept}, 105.0
 
 
 class Empty:
-    def metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
+    def object_metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
         raise NotFoundError("objects.get", 404, "notFound", "no such object")
 
 

@@ -121,7 +121,7 @@ async def _copy_stream(source: asyncio.StreamReader | asyncssh.SSHReader[bytes],
 
 
 class SshPod:
-    """Some workers, their own event loop in a thread, and the `Access` that leads to them."""
+    """Some workers, their own event loop in a thread, and the `ConnectionParams` that leads to them."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self.folder, self.keys = folder, folder / "keys"

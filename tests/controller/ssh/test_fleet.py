@@ -249,7 +249,7 @@ def test_host_keys_are_dropped_with_the_life_of_the_pod(make_pod, tmp_path: Path
 def test_the_first_host_key_can_be_pinned(make_pod, tmp_path: Path) -> None:
     """For pods that publish none: whoever answers first is believed, and nobody else from then on."""
     options = {
-        "kept": tmp_path / "known_hosts",
+        "known_hosts_file": tmp_path / "known_hosts",
         "incarnation": "one",
         "trust_on_first_use": True,
         "host_keys": lambda: [],

@@ -8,13 +8,12 @@ from trainer.checkpoint.gcs_retry import RetryingFileSystem
 
 
 def test_gcsfs_outlasts_a_storm(cloud, monkeypatch):
-    cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": "storm"})
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it would ask over gRPC, for minutes
+    cloud.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": "storm"})
     monkeypatch.setattr(gcsfs.retry, "min", lambda *_: 0.0, raising=False)  # of the pauses
     endpoint = cloud.endpoint
     files = RetryingFileSystem(endpoint_url=f"{endpoint['url']}t/{endpoint['token']}", token="anon", project="p")
     storm = {"kind": "http", "status": 503, "match": "POST /upload", "times": 100}
-    cloud.ok("POST", "emulator/faults", {"key": "storm", "faults": [storm]})
+    cloud.call_ok("POST", "emulator/faults", {"key": "storm", "faults": [storm]})
     files.pipe("storm/object", b"bytes")
     assert files.cat("storm/object") == b"bytes"
     with pytest.raises(FileNotFoundError):

@@ -77,7 +77,7 @@ def test_few_row_groups_are_held(tmp_path, monkeypatch, rows_per_group):
 
     class Watched:
         def __init__(self, group) -> None:
-            self.take, self.name, self._size = group.take, group.name, len(group)
+            self.take, self.location, self._size = group.take, group.location, len(group)
 
         def __len__(self) -> int:
             return self._size

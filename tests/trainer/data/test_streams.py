@@ -166,7 +166,7 @@ def test_real_processes_make_the_same_rows(tmp_path):
     program = (
         "import sys, hashlib; from conf.schema.training.data import JsonlData; from trainer.data import batches;"
         "from tests.trainer.data.corpora import lm_loop; first = int(sys.argv[2]);"
-        f"b = batches.Dataset(JsonlData.model_validate_json(sys.argv[1])).training(lm_loop({ROWS}, {SEQUENCE}), 5,"
+        f"b = batches.Dataset(JsonlData.model_validate_json(sys.argv[1])).train_batches(lm_loop({ROWS}, {SEQUENCE}), 5,"
         "range(first, first + 4));"
         "print([hashlib.sha256(next(b)['tokens'].tobytes()).hexdigest() for _ in range(5)][-1])"
     )

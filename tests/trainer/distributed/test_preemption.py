@@ -20,7 +20,7 @@ class Scripted(PreemptionNotice):
 
     at: int
 
-    def agreed(self, step: int) -> bool:
+    def should_stop(self, step: int) -> bool:
         if self._num_polls + 1 == self.at:
             os.kill(os.getpid(), signal.SIGTERM)
         return super().should_stop(step)

@@ -207,7 +207,7 @@ def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch, c
         return asked == [*range(4), 3, 3]  # before updates, and before the chunk of the first and second draw
 
     with monkeypatch.context() as patch:
-        patch.setattr(PreemptionNotice, "agreed", told)
+        patch.setattr(PreemptionNotice, "should_stop", told)
         with pytest.raises(PreemptedError):
             train(cut, tmp_path / "life")
     [(_, position)] = saved(cut, 3)

@@ -37,7 +37,7 @@ class Asked:
     """Always the same two questions; keeps what was asked for."""
 
     def __init__(self) -> None:
-        self.prompting = PROMPTING
+        self.prompt_encoder = PROMPTING
         self.steps: list[int] = []
 
     def train(self, step: int, count: int) -> list[Question]:

@@ -85,7 +85,9 @@ def _observe(session: Session, everything: bool) -> list[ResourcePreview]:
 
 
 def _will_be_deleted(row: ResourcePreview, everything: bool) -> bool:
-    return (everything or row.resource.scope == "pod") and (isinstance(row.observed, Pending) or row.observed.ours)
+    return (everything or row.resource.scope == "pod") and (
+        isinstance(row.observed, Pending) or row.observed.is_managed
+    )
 
 
 def _with_dependencies(present: list[Resource]) -> list[Resource]:
@@ -106,7 +108,7 @@ def _refuse_if_used(session: Session, present: list[Resource]) -> None:
 def _summary_lines(present: list[Resource], kept: list[ResourcePreview], undo: str, everything: bool) -> list[str]:
     """Describe what was deleted, what stays and why, and how to remove the rest."""
     lines = [] if present else ["nothing to delete: found no resources created by Slipway"]
-    ours = [row.resource.title for row in kept if row.observed.ours]
+    ours = [row.resource.title for row in kept if row.observed.is_managed]
     if ours and not everything:
         lines.append(f"kept for the next run: {', '.join(ours)}; `slipway down --all` deletes them too")
     if everything and present:
