@@ -20,7 +20,7 @@ RefusalKind = Literal[
 ]
 
 _TABLE: tuple[tuple[RefusalKind, str, str], ...] = (
-    # kind, pattern of codes (empty: any), pattern of messages
+    # kind, pattern of codes (empty: any), pattern of messages; the first row that matches decides
     ("stock_out", "", r"per minute|rate ?limit"),  # a limit on requests, not on chips: it passes
     ("quota", "", r"quota limit .* exceeded|quota '[^']*' (has been )?(exceeded|exhausted)|quota exceeded"),
     ("stock_out", "", r"no more capacity|insufficient (reserved )?capacity|out of capacity|stock-?out"),
