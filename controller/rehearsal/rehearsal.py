@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,10 @@ class Rehearsal:
             _check_leftovers(plan, left),
         ]
 
-    def inspect_hint(self) -> str:
-        """Return how to inspect what a failed rehearsal left behind."""
+    def keep_for_inspection(self) -> str:
+        """Drop the faults that have yet to strike what a failed rehearsal left behind; return how to inspect it."""
+        with suppress(OSError):
+            self.emulator.delete("faults")
         own = {*OVERRIDDEN_KEYS, "scale"}
         overrides = [override for override in self.options.overrides if _key(override) not in own]
         again = shlex.join([*overrides, "cloud=local", *REHEARSAL_OVERRIDES, f"run.state_dir={self.folder}"])

@@ -1,11 +1,15 @@
 """Metrics: lines, event files that TensorBoard reads, upload, and continuation after a cut."""
 
+import itertools
 import json
 import math
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from trainer.telemetry.metrics import MetricsLogger, run_folder
 from trainer.telemetry.transcripts import Transcript
@@ -22,7 +26,10 @@ def curve(folder, tag):
 
 
 @pytest.fixture
-def folders(tmp_path):
+def folders(tmp_path, monkeypatch):
+    # TensorBoard reads the files of a folder by name, which begins with the second in which each was made.
+    seconds = itertools.count(int(time.time()))
+    monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: next(seconds)))
     return tmp_path / "local", tmp_path / "bucket"
 
 

@@ -16,7 +16,7 @@ def run(command: Command) -> int:
             with View(rehearsal.plan, json_lines=command.flags.json) as view:
                 result = rehearsal.run(view)
         except BaseException:
-            print(rehearsal.inspect_hint(), file=sys.stderr)
+            print(rehearsal.keep_for_inspection(), file=sys.stderr)
             raise
         checks = rehearsal.checks(result)
     if command.flags.json:
