@@ -93,10 +93,8 @@ def _machines(context: Context, node: Node) -> Iterator[tuple[str, str, tuple[st
         for item in context.google.list_all("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
             if item["name"] not in mine:
                 yield f"TPU {leaf(item['name'])} in {_zone(item['name'])}", *_node_title(item, _zone(item["name"]))
-        queued = context.google.list_all(
-            "tpu", "projects.locations.queuedResources.list", "queuedResources", parent=parent
-        )
-        for item in queued:
+        method = "projects.locations.queuedResources.list"
+        for item in context.google.list_all("tpu", method, "queuedResources", parent=parent):
             for spec in item.get("tpu", {}).get("nodeSpec", []):
                 zone = _zone(item["name"])
                 if f"{spec.get('parent', '')}/nodes/{spec.get('nodeId')}" not in mine:

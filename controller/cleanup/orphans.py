@@ -98,10 +98,8 @@ def _pods(context: Context, buckets: list[str]) -> Iterator[BilledItem]:
             known.add((zone, name))
             if is_labelled(answer):
                 yield _pod(context, buckets, name, answer)
-        queued = context.google.list_all(
-            "tpu", "projects.locations.queuedResources.list", "queuedResources", parent=parent
-        )
-        for request in queued:
+        method = "projects.locations.queuedResources.list"
+        for request in context.google.list_all("tpu", method, "queuedResources", parent=parent):
             name, zone = leaf(request["name"]), request["name"].split("/")[3]
             specs = [spec.get("node", {}) for spec in request.get("tpu", {}).get("nodeSpec", [])]
             ours = any(is_labelled(spec) for spec in specs)

@@ -9,21 +9,6 @@ from typing import Any, Protocol
 from controller.core.clock import Clock
 from controller.gcp.client import GoogleClient, GoogleError
 
-RPC_CODES = {
-    1: "CANCELLED",
-    3: "INVALID_ARGUMENT",
-    4: "DEADLINE_EXCEEDED",
-    5: "NOT_FOUND",
-    6: "ALREADY_EXISTS",
-    7: "PERMISSION_DENIED",
-    8: "RESOURCE_EXHAUSTED",
-    9: "FAILED_PRECONDITION",
-    10: "ABORTED",
-    13: "INTERNAL",
-    14: "UNAVAILABLE",
-}
-"""Names of the gRPC status codes: https://grpc.io/docs/guides/status-codes/"""
-
 
 class Caller(Protocol):
     """Context of a caller that waits; `poll_seconds` is in seconds between polls."""
@@ -74,6 +59,12 @@ def wait_rpc(
         operation = caller.google.call(api, method, name=operation["name"])
     error = operation.get("error")
     if error:
-        reason = RPC_CODES.get(error.get("code", 2), "UNKNOWN")
-        raise OperationFailedError(f"{api} operation", 0, reason, error.get("message", ""))
+        raise OperationFailedError(f"{api} operation", 0, code_name(error), error.get("message", ""))
     return operation.get("response", {})
+
+
+def code_name(status: dict[str, Any]) -> str:
+    """Return the name of a google.rpc.Status's code, e.g. RESOURCE_EXHAUSTED. A status without a code is UNKNOWN."""
+    from google.rpc import code_pb2  # protobuf takes 60 ms
+
+    return code_pb2.Code.Name(status.get("code", code_pb2.UNKNOWN))

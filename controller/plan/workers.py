@@ -83,6 +83,13 @@ def fetched_on_pod(config: Config, asset: ResolvedAsset) -> bool:
     return config.assets.fetch_on == "pod" and any(source.url for source in asset.files)
 
 
+def _pod_fetched_assets(run: WorkerInputs, tidied: str) -> Iterator[PodFetchedAsset]:
+    where: dict[str, Any] = {"node": run.node.id, "bucket": run.code.bucket, "vault": run.vault}
+    for asset in run.assets.values():
+        if fetched_on_pod(run.config, asset):
+            yield PodFetchedAsset(name=asset.name, content=asset, **where, depends_on=(tidied,))
+
+
 def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
     """Yield the resources of the workers in the order of creation."""
     config, node, code = run.config, run.node, run.code
@@ -115,18 +122,9 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
     variables = run.placeholders.environment(config.env.vars)
     yield (placed := RunConfig.for_workers(run.run_id, run.run_yaml, variables, **on_all, depends_on=(ssh.id,)))
     ready = [venv.id, shipped.id, placed.id]
-    for asset in run.assets.values():
-        if fetched_on_pod(config, asset):
-            fetched = PodFetchedAsset(
-                name=asset.name,
-                node=node.id,
-                bucket=code.bucket,
-                content=asset,
-                vault=run.vault,
-                depends_on=(tidied.id,),
-            )
-            yield fetched
-            ready.append(fetched.id)
+    for asset in _pod_fetched_assets(run, tidied.id):
+        yield asset
+        ready.append(asset.id)
     if setup:
         commands = tuple(run.placeholders.fill_all(argv, "program.setup") for argv in setup)
         prepared = Setup.for_workers(

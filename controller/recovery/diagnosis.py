@@ -86,6 +86,10 @@ class Observation:
     devices: tuple[str, ...] = ()
     """Devices that JAX found on each worker, if they differ from the plan."""
 
+    @property
+    def silent_workers(self) -> tuple[int, ...]:
+        return tuple(i for i, w in enumerate(self.workers) if not w.ended and w.silent_seconds >= self.lost_seconds)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -250,10 +254,7 @@ def _program_failed(observation: Observation) -> Verdict | None:
     first = min(w.ended_at for _, w in failed)
     together = [(i, w) for i, w in failed if w.ended_at <= first + 3.0]
     worker, end = min(together, key=lambda item: (_is_secondary(item[1]), item[1].ended_at))
-    away = tuple(
-        i for i, w in enumerate(observation.workers) if not w.ended and w.silent_seconds >= observation.lost_seconds
-    )
-    if away:
+    if away := observation.silent_workers:
         return _workers_lost(observation, away)
     if _is_secondary(end):
         others = any(not w.ended for w in observation.workers)
@@ -293,9 +294,7 @@ def _explain_exit(worker: int, end: WorkerStatus) -> Verdict:
 
 
 def _workers_silent(observation: Observation) -> Verdict | None:
-    away = tuple(
-        i for i, w in enumerate(observation.workers) if not w.ended and w.silent_seconds >= observation.lost_seconds
-    )
+    away = observation.silent_workers
     if not away or observation.pod is None:
         return None
     if len(away) == len([w for w in observation.workers if not w.ended]) > 1:

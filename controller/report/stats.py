@@ -58,8 +58,9 @@ def compare(values: Mapping[Any, float], baseline: Mapping[Any, float]) -> Compa
         a, b = list(values.values()), list(baseline.values())
         mean, how, bounds = statistics.fmean(a) - statistics.fmean(b), "too few seeds", ()
         if min(len(a), len(b)) > 1:
-            how = "Welch"
-            if len(set(a)) > 1 or len(set(b)) > 1:
-                bounds = stats.ttest_ind(a, b, equal_var=False).confidence_interval(CONFIDENCE)
+            how, parts = "Welch", [statistics.variance(sample) / len(sample) for sample in (a, b)]
+            if any(parts):
+                freedom = sum(parts) ** 2 / sum(v**2 / (len(x) - 1) for v, x in zip(parts, (a, b), strict=True))
+                bounds = stats.t.interval(CONFIDENCE, freedom, mean, sum(parts) ** 0.5)
     low, high = (float(bound) for bound in bounds) if bounds else (None, None)
     return Comparison(one.n, one.mean, one.deviation, mean, low, high, how, len(seeds))

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -200,13 +200,11 @@ class Connection:
         """
         from paramiko import SSHException
 
-        channel = self.open_channel()
         try:
-            yield channel
+            with closing(self.open_channel()) as channel:
+                yield channel
         except (SSHException, OSError, EOFError) as error:
             raise self._error("dropped", f"the connection was lost: {error or type(error).__name__}") from error
-        finally:
-            channel.close()
 
     @contextmanager
     def _start_command(self, shell: str, stdin: bytes) -> Iterator[Channel]:
@@ -267,5 +265,6 @@ class Connection:
 
 
 def _drain_stderr(channel: Channel, write: Callable[[bytes], object]) -> None:
-    while data := channel.recv_stderr(CHUNK):
-        write(data)
+    with suppress(OSError, EOFError):  # a lost connection: whoever reads stdout reports it
+        while data := channel.recv_stderr(CHUNK):
+            write(data)

@@ -49,15 +49,16 @@ def open_shell(link: Connection, command: str | None) -> int:
 
 
 def _forward_stdin(channel: Channel) -> None:
-    with contextlib.suppress(OSError):  # the channel is closed
+    with contextlib.suppress(OSError, EOFError):  # the channel is closed, or the connection lost
         while data := os.read(0, CHUNK):
             channel.sendall(data)
         channel.shutdown_write()
 
 
 def _forward_stderr(channel: Channel) -> None:
-    while data := channel.recv_stderr(CHUNK):
-        _write(2, data)
+    with contextlib.suppress(OSError, EOFError):  # a lost connection: whoever reads stdout reports it
+        while data := channel.recv_stderr(CHUNK):
+            _write(2, data)
 
 
 def _write(descriptor: int, data: bytes) -> None:

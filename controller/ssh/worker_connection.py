@@ -128,6 +128,7 @@ class _HonoursConfig(Connection):
         super().open()
 
     def close(self) -> None:
+        self._sftp = None  # ends with the connection; closing it first would send a message, which may fail
         super().close()
         self._hang_up()
 

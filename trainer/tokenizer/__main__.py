@@ -3,8 +3,8 @@
     python -m trainer.tokenizer train 'shards/*.parquet' --output FOLDER [--vocab 65536] [--column text]
 
 Writes FOLDER/tokenizer.json, for `data.tokenizer`, and FOLDER/token_bytes.npy, how many bytes of text each token stands
-for. The kind of a file is told by its end: .parquet, .jsonl; any other is text, and one document. Exit codes: 0 done,
-2 not.
+for. Files ending in .parquet and .jsonl hold a document per row; any other file is one document of text.
+Exit codes: 0 done, 2 bad arguments or data.
 """
 
 import argparse

@@ -91,9 +91,7 @@ class LocalCloud(GcpCloud):
     kind: Literal["local"]  # pyright: ignore[reportIncompatibleVariableOverride]
     port: int = Field(ge=0, le=65535, description="TCP port of the emulated cloud. 0: any free port.")
     operation_seconds: float = Field(ge=0, description="Duration of an emulated operation, in seconds.")
-    faults: tuple[dict[str, Any], ...] = Field(
-        description="Faults to inject, e.g. {kind: preempted, after_seconds: 20}."
-    )
+    faults: tuple[dict[str, Any], ...] = Field(description="Faults, e.g. {kind: preempted, after_seconds: 20}.")
 
 
 Cloud = Annotated[GcpCloud | LocalCloud, Field(discriminator="kind")]

@@ -16,9 +16,7 @@ class Search(Strict):
     trials: int = Field(ge=1, le=100_000, description="Number of runs.")
     metric: str = Field(min_length=1, description="Metric to optimize, from summary.json or metrics.jsonl.")
     mode: Literal["min", "max"] = Field(description="Whether to minimize or maximize the metric.")
-    prune: bool = Field(
-        description="With optuna, stop runs that are worse than the median of the others at the same step."
-    )
+    prune: bool = Field(description="With optuna, stop runs worse than the median of the others at the same step.")
     seed: int = Field(ge=0, lt=2**31, description="Random seed of the draws.")
 
 

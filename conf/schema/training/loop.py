@@ -214,9 +214,7 @@ class GrpoLoop(Strict):
     )
     reward_workers: int = Field(ge=1, le=256, description="Reward processes per worker.")
     warm_start_steps: int = Field(ge=0, description="Supervised updates on worked answers before GRPO. 0: none.")
-    warm_start_target_accuracy: float = Field(
-        gt=0, le=1, description="Held-out accuracy that ends the warm start early."
-    )
+    warm_start_target_accuracy: float = Field(gt=0, le=1, description="Held-out accuracy that ends warm start early.")
     warm_start_lr: float = Field(gt=0, le=10, description="Constant learning rate of the warm start.")
     warm_start_eval_interval: int = Field(ge=1, description="Updates between evaluations in the warm start.")
     alerts: Alerts

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from google.rpc import code_pb2
+
 _STATUS = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -31,23 +33,6 @@ _REASON = {
     500: "internalError",
     501: "notImplemented",
     503: "backendError",
-}
-
-# google.rpc.Code, used in long-running operations: https://cloud.google.com/apis/design/errors
-_RPC_CODE = {
-    "CANCELLED": 1,
-    "INVALID_ARGUMENT": 3,
-    "DEADLINE_EXCEEDED": 4,
-    "NOT_FOUND": 5,
-    "ALREADY_EXISTS": 6,
-    "PERMISSION_DENIED": 7,
-    "RESOURCE_EXHAUSTED": 8,
-    "FAILED_PRECONDITION": 9,
-    "ABORTED": 10,
-    "UNIMPLEMENTED": 12,
-    "INTERNAL": 13,
-    "UNAVAILABLE": 14,
-    "UNAUTHENTICATED": 16,
 }
 
 
@@ -90,7 +75,7 @@ class ApiError(Exception):
     def rpc_status(self) -> dict[str, Any]:
         """Return the google.rpc.Status of a failed operation; `http` and `reason` serve the older APIs."""
         return {
-            "code": _RPC_CODE.get(self.status, 2),
+            "code": getattr(code_pb2, self.status, code_pb2.UNKNOWN),
             "message": self.message,
             "http": self.code,
             "reason": self.reason,

@@ -75,7 +75,7 @@ def train(checkpoints: str, config: dict[str, Any], steps: int = STEPS) -> None:
 
 
 class Peers:
-    """All workers of the run, met at worker 0; whoever does not come is named."""
+    """The run's workers, connected through worker 0. A worker that does not connect is named in the error."""
 
     def __init__(self, worker: int, hosts: list[str]) -> None:
         self.worker, self.hosts = worker, hosts

@@ -22,7 +22,7 @@ STARTING_STATES = frozenset({"PROVISIONING", "STAGING", "STOPPING", "SUSPENDING"
 class Bastion(Resource):
     """The bastion that is RUNNING for this run (https://cloud.google.com/compute/docs/reference/rest/v1/instances).
 
-    Any other bastion of ours with its name is replaced: its run has ended, or could not begin.
+    Another bastion of ours by that name is replaced: its run has ended, or could not start.
     """
 
     kind: ClassVar[str] = "bastion"
@@ -158,11 +158,8 @@ class BastionRoles(Roles):
         where = {"project": context.project, "zone": self.bastion.zone, "resource": self.bastion.name}
         return context.google.call("compute", f"instances.{verb}", **where, **more)
 
-    def command(self, context: Context, role: str) -> str:
-        return (
-            f"gcloud compute instances add-iam-policy-binding {self.bastion.name} --zone={self.bastion.zone} "
-            f"--member={self._member(context)} --role={role}"
-        )
+    def gcloud_binding(self, context: Context) -> str:
+        return f"compute instances add-iam-policy-binding {self.bastion.name} --zone={self.bastion.zone}"
 
     def destroy(self, context: Context) -> None:
         """Do nothing: the policy is deleted with the bastion."""
@@ -190,11 +187,8 @@ class AccountRoles(Roles):
         body = {"policy": policy}
         context.google.call("iam", "projects.serviceAccounts.setIamPolicy", resource=self._resource(context), body=body)
 
-    def command(self, context: Context, role: str) -> str:
-        return (
-            f"gcloud iam service-accounts add-iam-policy-binding {self.on.email(context)} "
-            f"--member={self._member(context)} --role={role}"
-        )
+    def gcloud_binding(self, context: Context) -> str:
+        return f"iam service-accounts add-iam-policy-binding {self.on.email(context)}"
 
     def _resource(self, context: Context) -> str:
         return f"projects/{context.project}/serviceAccounts/{self.on.email(context)}"

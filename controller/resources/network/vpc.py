@@ -15,7 +15,7 @@ SWITCH_RECORD = "switched on private Google access of subnet"
 
 @dataclass(frozen=True, kw_only=True)
 class Network(ComputeResource):
-    """A VPC in custom or auto mode. An existing network of that name is used as it is, whoever made it."""
+    """A VPC in custom or auto mode. An existing network of that name is used as it is, whoever created it."""
 
     kind: ClassVar[str] = "network"
     collection: ClassVar[str] = "networks"
@@ -132,7 +132,7 @@ class PrivateAccess(Resource):
         wait_compute(context, self._subnet(context, "setPrivateIpGoogleAccess", body=body))
 
     def _record_switch(self, context: Context) -> bool:
-        """Record that we switched it on; False if no rule of ours can hold the record."""
+        """Record that we switched it on; False if we have no firewall rule to record it in."""
         rule = self._rule(context)
         if not is_marked(rule):
             return False

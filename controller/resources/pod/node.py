@@ -216,7 +216,7 @@ class Node(Resource):
         return PodStatus("ABSENT") if status is None else status.pod_seen(self.status.uid, since)
 
     def delete_all(self, context: Context, *, elsewhere: bool = False) -> None:
-        """Delete every slice of ours, whatever its state.
+        """Delete all slices of the pod, whatever their state.
 
         With `elsewhere`, create the pod again, starting with the next place.
         """

@@ -28,9 +28,7 @@ class NodeProvisioner:
 
     def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
         try:
-            return parse_node(
-                context.google.call(API, "projects.locations.nodes.get", name=node_path(context, name, zone))
-            )
+            return parse_node(_call(context, "get", name, zone))
         except NotFoundError:
             return None
 
@@ -48,9 +46,7 @@ class NodeProvisioner:
         late = context.clock.deadline(DELETE_SECONDS)
         while True:
             try:
-                operation = context.google.call(
-                    API, "projects.locations.nodes.delete", name=node_path(context, name, zone)
-                )
+                operation = _call(context, "delete", name, zone)
                 wait_rpc(context, API, operation, "projects.locations.operations.get", DELETE_SECONDS)
             except NotFoundError:
                 return
@@ -63,17 +59,19 @@ class NodeProvisioner:
 
     def start(self, context: Context, name: str, zone: str) -> None:
         """Start a stopped node with one VM; GoogleError if there is no capacity."""
-        operation = context.google.call(
-            API, "projects.locations.nodes.start", name=node_path(context, name, zone), body={}
-        )
+        operation = _call(context, "start", name, zone, body={})
         wait_rpc(context, API, operation, "projects.locations.operations.get", self.create_seconds)
 
     def stop(self, context: Context, name: str, zone: str) -> None:
         """Stop a node with one VM. After that, only its disks are billed."""
-        operation = context.google.call(
-            API, "projects.locations.nodes.stop", name=node_path(context, name, zone), body={}
-        )
+        operation = _call(context, "stop", name, zone, body={})
         wait_rpc(context, API, operation, "projects.locations.operations.get", self.create_seconds)
+
+
+def _call(context: Context, method: str, name: str, zone: str, **options: Any) -> dict[str, Any]:
+    return context.google.call(
+        API, f"projects.locations.nodes.{method}", name=node_path(context, name, zone), **options
+    )
 
 
 def zone_path(context: Context, zone: str) -> str:

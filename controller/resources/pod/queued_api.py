@@ -10,7 +10,7 @@ from typing import Any
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.gcp.client import ConflictError, GoogleError, NotFoundError
-from controller.gcp.operations import RPC_CODES, wait_rpc
+from controller.gcp.operations import code_name, wait_rpc
 from controller.resources.pod import node_api
 from controller.resources.pod.provisioner import WAITING_STATES, Place, SliceSpec, SliceStatus
 
@@ -128,7 +128,7 @@ def parse_request(queued: dict[str, Any], answer: dict[str, Any] | None, now: fl
         pending=state in TRANSITIONAL_STATES or (answer is not None and state == current.state and current.pending),
         uid=current.uid if answer else "",
         created=node_api.parse_timestamp(queued.get("createTime")),
-        code=RPC_CODES.get(failure.get("code", 0), ""),
+        code=code_name(failure) if failure else "",
         message=failure.get("message", ""),
     )
 

@@ -14,12 +14,7 @@ from controller.gcp.names import LABEL, is_labelled
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 
 DAY_SECONDS = 24 * 3600
-REQUIRED_PERMISSIONS = (
-    "storage.objects.create",
-    "storage.objects.delete",
-    "storage.objects.get",
-    "storage.objects.list",
-)
+REQUIRED_PERMISSIONS = tuple(f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list"))
 USD_PER_GB_MONTH = 0.02
 """List price of standard storage in most regions, 2026: https://cloud.google.com/storage/pricing"""
 

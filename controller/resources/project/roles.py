@@ -45,8 +45,8 @@ class Roles(Resource):
         """Replace the policy; ConflictError if its etag is outdated."""
 
     @abstractmethod
-    def command(self, context: Context, role: str) -> str:
-        """Return the gcloud command that binds one role."""
+    def gcloud_binding(self, context: Context) -> str:
+        """Return the gcloud command that adds a binding, without the member and the role."""
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         account = observed.get(self.account.id) or self.account.observe(context, {})
@@ -78,7 +78,7 @@ class Roles(Resource):
             self._rewrite(context, add=set())
 
     def _rewrite(self, context: Context, add: set[str]) -> None:
-        """Bind the roles in `add` and unbind the rest of ours, starting over if someone else changed the policy."""
+        """Bind the roles in `add` and unbind our other roles, starting over if someone else changed the policy."""
         member = self._member(context)
         for attempt in range(ATTEMPTS):
             policy = self.read(context)
@@ -97,7 +97,8 @@ class Roles(Resource):
                     context.clock.sleep(context.poll_seconds)
 
     def _admin_hint(self, context: Context, verb: str) -> None:
-        commands = "\n".join(f"  {self.command(context, role)}" for role in self.roles)
+        command = f"  gcloud {self.gcloud_binding(context)} --member={self._member(context)} --role="
+        commands = "\n".join(f"{command}{role}" for role in self.roles)
         message = f"you may not {verb} the policy; if roles are missing, ask a project admin to run:\n{commands}"
         context.events.note(self.id, f"{self.title}: {message}")
 
@@ -119,11 +120,8 @@ class ProjectRoles(Roles):
         body = {"policy": policy}
         context.google.call("cloudresourcemanager", "projects.setIamPolicy", resource=context.project, body=body)
 
-    def command(self, context: Context, role: str) -> str:
-        return (
-            f"gcloud projects add-iam-policy-binding {context.project} --member={self._member(context)} --role={role} "
-            "--condition=None"
-        )
+    def gcloud_binding(self, context: Context) -> str:
+        return f"projects add-iam-policy-binding {context.project} --condition=None"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +143,8 @@ class BucketRoles(Roles):
     def write(self, context: Context, policy: Policy) -> None:
         context.google.call("storage", "buckets.setIamPolicy", bucket=self.bucket, body=policy)
 
-    def command(self, context: Context, role: str) -> str:
-        member = f"--member={self._member(context)}"
-        return f"gcloud storage buckets add-iam-policy-binding gs://{self.bucket} {member} --role={role}"
+    def gcloud_binding(self, context: Context) -> str:
+        return f"storage buckets add-iam-policy-binding gs://{self.bucket}"
 
 
 def roles_of(policy: Mapping[str, Any], member: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.controller.agent.conftest import AgentWorker
 
 
@@ -18,3 +20,8 @@ def test_leases_of_different_places_are_not_compared(worker: AgentWorker) -> Non
     worker.call("guard_state", lease={"place": "gs://b/pods/pod", "token": 5})
     worker.call("guard_state", lease={"place": "gs://other/pods/pod", "token": 1})
     worker.call("guard_state")  # a look without a lease
+    assert json.loads((worker.home / ".slipway/lease.json").read_text()) == {
+        "format": 1,
+        "place": "gs://other/pods/pod",
+        "token": 1,
+    }

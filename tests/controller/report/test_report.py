@@ -9,7 +9,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from scipy import stats as reference
 
 from controller.cli import main
 from controller.records import index
@@ -19,7 +18,6 @@ from controller.report.gather import RecordedRun, gather_runs, local_reader
 from controller.report.model import build_report
 from controller.report.page import render
 from controller.report.settings import group_settings
-from controller.report.stats import compare, summarize
 from tests.controller.report.recorded import CASES, SWEEP, metric_lines, write_run, write_sweep
 
 ACCURACY = ("eval", "eval_accuracy")
@@ -62,28 +60,6 @@ def test_the_table_equals_a_few_lines_from_metrics_jsonl(state: Path, capsys: py
         assert (row["difference"], row["low"], row["high"]) == pytest.approx((mean, mean - half, mean + half))
         assert (row["n"], row["pairs"], row["how"]) == (3, 3, "paired")
     assert (state.parent / document["file"]).stat().st_size < 3_000_000
-
-
-def test_paired_where_seeds_are_shared_else_two_samples() -> None:
-    a, b = {0: 1.0, 1: 2.0, 2: 4.0}, {0: 0.5, 1: 1.9, 2: 3.0}
-    one = compare(a, b)
-    expected = reference.ttest_rel([*a.values()], [*b.values()]).confidence_interval(0.95)
-    assert (one.low, one.high) == pytest.approx((expected.low, expected.high))
-    other = compare(a, {7: 0.5, 8: 1.9, 0: 3.0})
-    expected = reference.ttest_ind([1.0, 2.0, 4.0], [0.5, 1.9, 3.0], equal_var=False).confidence_interval(0.95)
-    assert (other.how, other.low, other.high) == ("Welch", *(pytest.approx(bound) for bound in expected))
-    some = compare(a, {1: 1.0, 2: 1.0})
-    assert (some.how, some.pairs, some.difference, some.n) == ("paired", 2, 2.0, 3)
-
-
-def test_what_cannot_be_told_is_not() -> None:
-    assert compare({0: 1.0}, {0: 0.5}).how == "too few seeds"
-    assert compare({0: 1.0}, {0: 0.5}).low is None
-    same = compare({0: 1.0, 1: 2.0}, {0: 0.5, 1: 1.5})
-    assert (same.difference, same.low, same.is_significant) == (0.5, None, False)
-    assert compare({}, {0: 1.0}).difference is None
-    assert compare({0: 1.0, 1: 1.0}, {2: 1.0, 3: 1.0}).low is None
-    assert (summarize({}).mean, summarize({0: 3.0}).deviation) == (None, None)
 
 
 def test_runs_that_differ_only_in_the_seed_are_one_setting(state: Path) -> None:

@@ -69,7 +69,7 @@ def test_the_reference_is_saved_once(tmp_path, tiny, adamw, state):
     checkpoints.close()
 
 
-def test_a_half_written_reference_is_written_anew(tmp_path, tiny, adamw, state, monkeypatch):
+def test_a_half_written_reference_is_rewritten(tmp_path, tiny, adamw, state, monkeypatch):
     checkpoints = CheckpointManager(str(tmp_path), kept(1))
     checkpoints.save_reference(jax.tree.map(lambda x: x + 1, state.params))
     # as in a bucket, where what is written lies under its last name from the start
@@ -178,8 +178,8 @@ def test_a_broken_checkpoint_is_skipped_with_one_warning_and_then_replaced(tmp_p
     again.close()
 
 
-@pytest.mark.parametrize(("steps", "begins_anew"), [((2,), True), ((2, 4), False)])
-def test_where_all_are_broken_at_most_the_first_interval_is_lost(tmp_path, tiny, adamw, state, steps, begins_anew):
+@pytest.mark.parametrize(("steps", "starts_over"), [((2,), True), ((2, 4), False)])
+def test_where_all_are_broken_at_most_the_first_interval_is_lost(tmp_path, tiny, adamw, state, steps, starts_over):
     checkpoints = CheckpointManager(str(tmp_path), kept(2, save_interval=2))
     for step in steps:
         checkpoints.save(step, state, {})
@@ -188,7 +188,7 @@ def test_where_all_are_broken_at_most_the_first_interval_is_lost(tmp_path, tiny,
         alter(tmp_path, step)
     abstract = train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1))
     checkpoints = CheckpointManager(str(tmp_path), kept(2, save_interval=2))
-    if begins_anew:
+    if starts_over:
         assert checkpoints.restore_latest(abstract) is None
         checkpoints.save(2, state, {})
         assert checkpoints.restore_latest(abstract).step == 2

@@ -151,21 +151,8 @@ def adversarial(draw: random.Random) -> list[str]:
     pieces = [
         *("\\boxed{", "{", "}", "\\frac{", "\\sqrt{", "\\left(", "^{", "_{", "$", "\\(", "\\[", "####", "18", "9", ","),
         *("/", "-", "\\text{", "\n", " ", "=", "\\begin{matrix}", "&", "\\\\", "!", "\\int_0^", "\\sum_{n=1}^", "\0"),
-        *(
-            "\u202e",
-            "\ud7ff",
-            "\U0001f600",
-            "x",
-            "(",
-            ")",
-            "[",
-            "]",
-            "|",
-            "\\infty",
-            "\\lim_{x\\to0}",
-            "answer is ",
-            "'",
-        ),
+        *("\u202e", "\ud7ff", "\U0001f600", "x", "(", ")", "["),
+        *("]", "|", "\\infty", "\\lim_{x\\to0}", "answer is ", "'"),
     ]
     soups = ["\\boxed{" + "".join(draw.choices(pieces, k=draw.randrange(1, 60))) + "}" for _ in range(150)]
     bombs = [
@@ -184,50 +171,16 @@ def adversarial(draw: random.Random) -> list[str]:
     ]
     injected = [
         *("__import__('os').system('exit 1')", "exit()", "import os; os.abort()", "open('/etc/passwd').read()"),
-        *(
-            "().__class__.__bases__[0].__subclasses__()",
-            "lambda: 18",
-            "18 if True else 0",
-            "%s%n",
-            "'; DROP TABLE x",
-            "\0",
-        ),
+        *("().__class__.__bases__[0].__subclasses__()", "lambda: 18", "18 if True else 0"),
+        *("%s%n", "'; DROP TABLE x", "\0"),
         *("${18}", "{{18}}", "\\input{/etc/passwd}", "\\def\\x{\\x}\\x", "\\write18{ls}", "nan", "inf", "1e999999999"),
-        *(
-            "٣",
-            "Ⅻ",
-            "½",
-            "１８",
-            "18\u0301",
-            "18\ufeff",
-            "NULL",
-            "true",
-            "0x12",
-            "0b10010",
-            "1_8",
-            "--18",
-            "+-18",
-            "18-",
-        ),
+        *("٣", "Ⅻ", "½", "１８", "18\u0301", "18\ufeff", "NULL"),
+        *("true", "0x12", "0b10010", "1_8", "--18", "+-18", "18-"),
     ]
     wrapped = [form % text for text in injected for form in ("#### %s", "\\boxed{%s}", "The answer is %s", "%s")]
     units = [
-        "9",
-        "\\boxed{",
-        "{",
-        "}",
-        " ",
-        "\n",
-        "####",
-        "$",
-        "answer is ",
-        "1,",
-        "1/",
-        "\\frac{",
-        "-",
-        "Question:",
-        "\\",
-        "(",
+        *("9", "\\boxed{", "{", "}", " ", "\n", "####", "$"),
+        *("answer is ", "1,", "1/", "\\frac{", "-", "Question:", "\\", "("),
     ]
     long = [unit * (1_000_000 // len(unit)) for unit in units]
     texts = soups + bombs + wrapped + long

@@ -163,6 +163,6 @@ def test_maintenance_is_announced(fresh_cloud: EmulatedCloud) -> None:
     node = fresh_cloud.create_node("pod", "net")
     key = f"w/{fresh_cloud.endpoint['token']}/{node['id']}/0/computeMetadata/v1/instance/maintenance-event"
     ask = {"Authorization": "", "Metadata-Flavor": "Google"}
-    script(fresh_cloud, {"kind": "maintenance", "seconds": 0.1, "after_seconds": 0, "notice_seconds": 0.5})
+    script(fresh_cloud, {"kind": "maintenance", "seconds": 0.1, "after_seconds": 0, "notice_seconds": 3})
     wait_for(lambda: b"TERMINATE" in fresh_cloud.send("GET", key, headers=ask)[1], "it is announced")
     wait_for(lambda: fresh_cloud.send("GET", key, headers=ask)[1] == b"NONE", "it is over")

@@ -73,8 +73,8 @@ def test_who_may_not_set_iam_goes_on_with_a_note_of_what_an_admin_would_run(
     account = f"{project.tag}-sa@slipway-local.iam.gserviceaccount.com"
     [note] = [note for note in project.notes if "ask a project admin" in note]
     assert (
-        f"gcloud projects add-iam-policy-binding slipway-local --member=serviceAccount:{account} "
-        "--role=roles/logging.logWriter --condition=None"
+        "gcloud projects add-iam-policy-binding slipway-local --condition=None "
+        f"--member=serviceAccount:{account} --role=roles/logging.logWriter"
     ) in note
     assert on_bucket(project, account) != []
     project.cloud.call_ok("POST", "emulator/settings", {})

@@ -231,7 +231,7 @@ def test_preemption_kills_everything_and_leaves_the_node(fresh_cloud: EmulatedCl
 
 def test_preemption_after_seconds_outlives_a_restart(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.create_network("net")
-    fault(fresh_cloud, "run", kind="preempted", after_seconds=1.5)
+    fault(fresh_cloud, "run", kind="preempted", after_seconds=4)
     node = fresh_cloud.create_node("pod", "net")
     pid = fresh_cloud.start_background(node)
     fresh_cloud.kill()

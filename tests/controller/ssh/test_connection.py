@@ -1,0 +1,198 @@
+"""One worker's connection and the agent behind it, against real SSH servers that behave badly on demand."""
+
+import io
+import itertools
+import threading
+import time
+
+import pytest
+
+from controller.ssh import connection
+from controller.ssh.agent_bundle import build_bundle
+from controller.ssh.fleet import WorkerError, failures
+
+
+def test_the_agent_is_placed_when_it_is_first_missed(make_pod) -> None:
+    pod, fleet = make_pod()
+    assert fleet.call(0, "observe", {})["home"] == str(pod.workers[0].home)
+    placed = pod.workers[0].home / ".slipway" / build_bundle().name
+    assert placed.read_bytes() == build_bundle().content
+    before = len(pod.workers[0].commands)
+    fleet.call(0, "observe", {})
+    assert pod.workers[0].commands[before:] == [f"python3 ~/.slipway/{build_bundle().name} observe"]
+    placed.unlink()
+    assert fleet.call(0, "observe", {})["active"] is None, "and again, when someone has removed it"
+
+
+def test_an_agent_that_arrives_incomplete_is_not_placed(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paramiko import SFTPClient
+
+    pod, fleet = make_pod()
+    whole = SFTPClient.putfo
+
+    def half(sftp: SFTPClient, fl: io.BytesIO, *arguments: object, **options: object) -> None:
+        whole(sftp, io.BytesIO(fl.read(1000)), *arguments, **options)
+        raise EOFError("the upload was interrupted")
+
+    monkeypatch.setattr(SFTPClient, "putfo", half)
+    with pytest.raises(WorkerError, match="cannot install the agent: the upload was interrupted"):
+        fleet.call(0, "observe", {})
+    [draft] = (pod.workers[0].home / ".slipway").iterdir()
+    assert draft.name.startswith(f".{build_bundle().name}.")
+
+
+def test_an_agent_that_cannot_be_placed_says_why(make_pod) -> None:
+    pod, fleet = make_pod()
+    (pod.workers[0].home / ".slipway").write_text("in the way")
+    with pytest.raises(WorkerError, match=r"cannot install the agent: mkdir: .*File exists") as caught:
+        fleet.call(0, "observe", {})
+    assert caught.value.kind == "agent"
+
+
+def test_what_is_asked_never_passes_through_a_shell(make_pod) -> None:
+    pod, fleet = make_pod()
+    text = "; touch ~/evil # $(touch ~/evil)\n'\"`touch ~/evil`"
+    fleet.call(0, "write_config", {"run_id": "r", "text": text, "env": {"A": text}})
+    assert (pod.workers[0].home / ".slipway/runs/r/run.yaml").read_text() == text
+    assert not (pod.workers[0].home / "evil").exists()
+    assert not any("evil" in command for command in pod.workers[0].commands)
+
+
+def test_a_large_payload_arrives_whole(make_pod) -> None:
+    _, fleet = make_pod()
+    text = "x" * 8_000_000
+    assert len(fleet.call(0, "write_config", {"run_id": "r", "text": text})["sha256"]) == 64
+
+
+def test_what_the_agent_cannot_do_is_told_in_its_words(make_pod) -> None:
+    _, fleet = make_pod()
+    with pytest.raises(WorkerError, match=r"worker 0 \(10\.0\.0\.0\): '\.\./x' is not a valid name") as caught:
+        fleet.call(0, "observe", {"code": "../x"})
+    assert caught.value.kind == "agent"
+    with pytest.raises(WorkerError, match="TypeError") as caught:
+        fleet.call(0, "observe", {"nonsense": 1})
+    assert "Traceback" in caught.value.detail
+
+
+@pytest.mark.parametrize("answer", ["[1]", "1", "null", "[" * 100_000, "nonsense"])
+def test_an_answer_that_is_none_is_an_error_of_that_worker(make_pod, answer: str) -> None:
+    """Whoever can replace the agent there, as the experiment's code can, may answer anything."""
+    pod, fleet = make_pod()
+    fleet.call(0, "observe", {})
+    (pod.workers[0].home / ".slipway" / build_bundle().name).write_text(f"print({answer!r})")
+    with pytest.raises(WorkerError, match="did not return JSON"):
+        fleet.call(0, "observe", {})
+    with pytest.raises(WorkerError, match="did not return JSON"):
+        list(fleet.stream(0, "watch", {}))
+
+
+def test_an_answer_without_end_is_cut_off(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, fleet = make_pod()
+    monkeypatch.setattr(connection, "MAX_ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr(connection.Connection, "_agent_output", lambda *_: itertools.repeat(b"x" * connection.CHUNK))
+    with pytest.raises(WorkerError, match="answered more than 1 MiB"):
+        fleet.call(0, "observe", {})
+    with pytest.raises(WorkerError, match="answered more than 1 MiB"):
+        list(fleet.stream(0, "watch", {}))
+
+
+def test_a_shell_command_runs_by_fabric(make_pod) -> None:
+    pod, fleet = make_pod()
+    connection = fleet.connection(0).connection()
+    result = connection.run("cat; echo err >&2; exit 3", in_stream=io.StringIO("in\n"), hide=True, warn=True)
+    assert (result.exited, result.stdout, result.stderr) == (3, "in\n", "err\n")
+    fleet.call(0, "observe", {})
+    assert len(pod.workers[0].connections) == 1, "the agent speaks over the same connection"
+
+
+def test_a_command_that_takes_too_long_is_a_timeout(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod, fleet = make_pod()
+    monkeypatch.setitem(connection.COMMAND_TIMEOUTS, "observe", 0.3)
+    (pod.workers[0].home / "bin").mkdir()
+    (fake := pod.workers[0].home / "bin/python3").write_text("#!/bin/sh\nsleep 5\n")
+    fake.chmod(0o700)
+    pod.workers[0].path = f"{fake.parent}:{pod.workers[0].path}"
+    with pytest.raises(WorkerError, match=r"not finished after 0\.3 s") as caught:
+        fleet.call(0, "observe", {})
+    assert caught.value.kind == "timeout"
+
+
+def test_a_dropped_connection_is_made_anew(make_pod) -> None:
+    pod, fleet = make_pod()
+    fleet.call(0, "observe", {})
+    pod.run_coroutine(pod.workers[0].drop_connections())
+    pod.run_coroutine(pod.workers[0].listen())
+    assert fleet.call(0, "observe", {})["active"] is None
+
+
+def test_a_connection_is_kept(make_pod) -> None:
+    pod, fleet = make_pod(2)
+    for _ in range(3):
+        assert not failures(fleet.call_all("observe", {}))
+    assert [len(w.connections) for w in pod.workers] == [1, 1]
+
+
+def test_a_frozen_connection_is_noticed(make_pod) -> None:
+    pod, fleet = make_pod(1, silence_seconds=0.3, connect_seconds=1.0, sleep=lambda _: None)
+    fleet.call(0, "observe", {})
+    errors: list[WorkerError] = []
+
+    def ask() -> None:
+        try:
+            fleet.connection(0).follow("sleep 600", print, print)
+        except WorkerError as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while "sleep 600" not in pod.workers[0].commands:
+        time.sleep(0.02)
+    with pod.frozen():
+        asking.join(60)
+        assert [error.kind for error in errors] == ["dropped"]
+        [error] = failures(fleet.call_all("observe", {}))
+        assert error.kind in ("timeout", "refused", "dropped")
+    assert fleet.call(0, "observe", {})["active"] is None
+
+
+def test_a_silent_command_is_not_taken_for_a_frozen_one(make_pod) -> None:
+    _, fleet = make_pod(1, silence_seconds=0.1)
+    printed: list[bytes] = []
+    assert fleet.connection(0).follow("sleep 1; echo done", printed.append, print) == 0
+    assert printed == [b"done\n"]
+
+
+def test_a_closed_fleet_answers_no_more(make_pod) -> None:
+    _, fleet = make_pod()
+    fleet.call(0, "observe", {})
+    waiting = threading.Thread(target=fleet.call_all, args=("observe", {}))
+    waiting.start()
+    fleet.close()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    with pytest.raises(WorkerError, match="closed on this side"):
+        fleet.call(0, "observe", {})
+
+
+def test_a_lost_connection_can_be_closed(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        raise EOFError
+
+    _, fleet = make_pod()
+    fleet.call(0, "observe", {})
+    assert fleet.connection(0).connection()._sftp is not None, "the agent was placed over SFTP"
+    monkeypatch.setattr(fleet.connection(0).connection().transport.packetizer, "send_message", lost)
+    fleet.close()
+
+
+def test_a_connection_lost_during_a_command_is_a_drop(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        raise EOFError
+
+    _, fleet = make_pod()
+    with (
+        pytest.raises(WorkerError, match="the connection was lost") as caught,
+        fleet.connection(0).channel() as channel,
+    ):
+        monkeypatch.setattr(channel.get_transport().packetizer, "send_message", lost)
+    assert caught.value.kind == "dropped"
