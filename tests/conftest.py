@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
@@ -29,6 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # gcsfs reads it when it is imported; its probe over gRPC waits for minutes where no network answers.
     os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+    # Programs that the tests start keep their bytecode, as they do for users.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     # A shell starts background jobs with Ctrl-C ignored, and programs that the tests interrupt would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # From Hypothesis's own "ci": no deadlines, which a busy machine misses, and the same examples every time.

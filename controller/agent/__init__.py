@@ -9,6 +9,7 @@ counts once its marker is written, which happens last. Exclusive sections hold a
 however the process dies.
 
     ~/.slipway/                 folders 0700, files 0600
+      agent-<sha>/              the agent's modules and their bytecode, unpacked from the zip file beside it
       code/<tree hash>/         unpacked code, never run in place
       venv/<fingerprint>/       complete if it holds slipway.json, which lists the installed packages
       devices.json, peers.json  results of probes, valid for the boot they name
@@ -20,7 +21,3 @@ however the process dies.
         work/                   the program's working directory: a copy of the code, kept between attempts
         attempt-<n>/            pid.json, log, notice.json, exit.json, supervisor.log
 """
-
-from .tree_hash import tree_hash
-
-__all__ = ["tree_hash"]

@@ -12,6 +12,9 @@ from typing import IO, Any
 
 from .formats import dump, format_problem
 
+CHUNK_BYTES = 1 << 20
+"""Bytes read at a time."""
+
 
 class AgentError(Exception):
     """Failure of a command, reported to the caller as {"error", "detail"}."""

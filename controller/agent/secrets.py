@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .fs import AgentError, agent_root, file_size, read_json, write_atomic, write_json
-from .tree_hash import CHUNK_BYTES
+from .fs import CHUNK_BYTES, AgentError, agent_root, file_size, read_json, write_atomic, write_json
 
 MIN_SECRET_LENGTH = 6
 """Shorter values are not masked: that would hide half of the log and protect nothing."""

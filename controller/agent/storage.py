@@ -13,8 +13,7 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
-from .fs import AgentError, file_size
-from .tree_hash import CHUNK_BYTES
+from .fs import CHUNK_BYTES, AgentError, file_size
 
 RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
 

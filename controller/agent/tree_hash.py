@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-CHUNK_BYTES = 1 << 20
+from .fs import CHUNK_BYTES
 
 
 def file_hash(path: Path) -> str:

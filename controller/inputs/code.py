@@ -16,7 +16,7 @@ from pathlib import Path
 
 import conf
 from conf.schema.config import Config
-from controller.agent import tree_hash
+from controller.agent.tree_hash import tree_hash
 from controller.core.errors import ConfigError
 from controller.inputs.git import checkout
 

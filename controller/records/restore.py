@@ -20,8 +20,8 @@ import yaml
 from conf.schema.base import without_volatile
 from conf.schema.config import Config
 from conf.schema.validation import validate
-from controller.agent import tree_hash
 from controller.agent.commands.code import unpack
+from controller.agent.tree_hash import tree_hash
 from controller.cloud.connect import open_context, project_of
 from controller.cloud.emulator import Emulator
 from controller.config.compose import compose, compose_raw, with_overrides

@@ -8,11 +8,6 @@ from pathlib import Path
 
 import controller.agent
 
-ENTRY_POINT = """import sys
-from slipway_agent.main import main
-sys.exit(main())
-"""
-
 
 @dataclass(frozen=True)
 class AgentBundle:
@@ -32,7 +27,7 @@ def build_bundle() -> AgentBundle:
     files = {f"slipway_agent/{p.relative_to(package).as_posix()}": p.read_bytes() for p in package.rglob("*.py")}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name, content in sorted({**files, "__main__.py": ENTRY_POINT.encode()}.items()):
+        for name, content in sorted({**files, "__main__.py": files["slipway_agent/__main__.py"]}.items()):
             archive.writestr(zipfile.ZipInfo(name), content)
     content = buffer.getvalue()
     return AgentBundle(f"agent-{hashlib.sha256(content).hexdigest()[:12]}.pyz", content)

@@ -12,9 +12,9 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from ..formats import say
-from ..fs import AgentError, agent_root, file_size, locked, safe_join
+from ..fs import CHUNK_BYTES, AgentError, agent_root, file_size, locked, safe_join
 from ..storage import TransferError, object_exists, upload_file, upload_stream, with_retries
-from ..tree_hash import CHUNK_BYTES, file_hash
+from ..tree_hash import file_hash
 
 THREADS = 4
 

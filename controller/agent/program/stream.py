@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 
 from ..formats import say
-from ..fs import AgentError, attempt_folder, attempt_number, file_size, free_gb, read_json, read_range
+from ..fs import CHUNK_BYTES, AgentError, attempt_folder, attempt_number, file_size, free_gb, read_json, read_range
 from ..process import group_members, is_alive, wall_time
 from ..secrets import SecretMask
-from ..tree_hash import CHUNK_BYTES
 from .notice import recorded_notice
 from .state import attempt_status, state
 from .stop import finalize_lost_attempt

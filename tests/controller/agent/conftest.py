@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from controller.agent import tree_hash
 from controller.agent.formats import dump
 from controller.agent.fs import checked
 from controller.agent.process import is_alive
+from controller.agent.tree_hash import tree_hash
 from controller.ssh.agent_bundle import build_bundle
 from tests.controller.agent.bucket import FakeBucket
 from tests.controller.agent.programs import end_programs

@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent import tree_hash
-from controller.agent.tree_hash import current_tree_hash, tree_files
+from controller.agent.tree_hash import current_tree_hash, tree_files, tree_hash
 
 
 @pytest.fixture

@@ -1,13 +1,17 @@
 import ast
+import errno
 import io
+import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
 import controller.agent
+from controller.agent.__main__ import unpack
 from controller.ssh.agent_bundle import build_bundle
 
 PACKAGE = Path(controller.agent.__file__).parent
@@ -29,6 +33,33 @@ def test_it_holds_the_whole_package_and_runs(tmp_path: Path) -> None:
     command = [sys.executable, tmp_path / "agent.pyz", "observe"]
     done = subprocess.run(command, input=b'{"format": 1}', capture_output=True, env={"HOME": str(tmp_path)}, check=True)
     assert b'"boot_id"' in done.stdout
+
+
+def observe(archive: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, archive, "observe"]
+    environment = {"HOME": str(archive.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment)
+
+
+def test_it_is_unpacked_once_by_whoever_is_first_and_keeps_its_bytecode(tmp_path: Path) -> None:
+    (archive := tmp_path / build_bundle().name).write_bytes(build_bundle().content)
+    for process in [observe(archive) for _ in range(6)]:
+        assert b'"boot_id"' in process.communicate()[0]
+    assert {path.name for path in tmp_path.iterdir()} == {archive.name, archive.stem}
+    assert list(archive.with_suffix("").glob("slipway_agent/__pycache__/main.*.pyc"))
+    assert not [path for path in archive.with_suffix("").rglob("*") if path.stat().st_mode & 0o077]
+
+
+def test_it_runs_where_it_cannot_be_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (archive := tmp_path / build_bundle().name).write_bytes(build_bundle().content)
+    monkeypatch.setattr(zipfile.ZipFile, "extractall", full)
+    assert unpack(archive) == archive
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    assert unpack(archive) == archive
+    assert [path.name for path in tmp_path.iterdir()] == [archive.name]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)

@@ -11,8 +11,8 @@ import time
 import psutil
 import pytest
 
-from controller.agent import tree_hash
 from controller.agent.process import is_alive, start_time
+from controller.agent.tree_hash import tree_hash
 from tests.controller.agent.conftest import ProgramRun, wait_for
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
