@@ -83,6 +83,11 @@ def emulators() -> Iterator[Emulators]:
         yield made
 
 
+def deep(*values: object) -> list[object]:
+    """Return values of a parameter that only `--deep` tries."""
+    return [pytest.param(value, marks=pytest.mark.deep) for value in values]
+
+
 def seeds(requested: range | None, fast: Iterable[int], deep: int) -> list[object]:
     """Return the parameters of a test that runs once per seed.
 

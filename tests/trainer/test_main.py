@@ -39,6 +39,7 @@ def test_two_workers_train_and_leave_results(pair, tmp_path, compile_cache):
     assert sorted(path.name for path in (tmp_path / "bucket/checkpoints").iterdir()) == ["4", "6"]
 
 
+@pytest.mark.deep
 def test_grpo_on_two_workers_has_the_numbers_of_one(grpo_run, tmp_path, compile_cache):
     """Each worker checks its share of the responses; both train on all, in two updates of a rollout."""
     loop = {"prompts_per_step": 8, "group_size": 4, "updates_per_rollout": 2, "warm_start_steps": 0, "steps": 2}
@@ -68,6 +69,7 @@ def test_workers_that_disagree_all_exit_4_and_name_the_one(pair, tmp_path, compi
         assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.deep
 def test_a_worker_whose_weights_are_others_is_named_and_all_exit_4(lm_run, tmp_path, compile_cache):
     four = lm_run | {"pod": lm_run["pod"] | {"workers": 4}}
     run_file = tmp_path / "run.yaml"

@@ -34,6 +34,7 @@ def gcloud(cloud: EmulatedCloud, tmp_path: Path) -> Gcloud:
     return run
 
 
+@pytest.mark.deep
 def test_networks_and_nodes(gcloud: Gcloud) -> None:
     gcloud("services enable tpu.googleapis.com compute.googleapis.com")
     gcloud("compute networks create net --subnet-mode=custom --mtu=8896")

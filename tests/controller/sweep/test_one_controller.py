@@ -54,6 +54,7 @@ def test_a_second_controller_is_told_takes_over_and_ctrl_c_lets_go(slipway: Slip
     assert slipway.cloud().get("state")["node"] == {}
 
 
+@pytest.mark.deep
 def test_down_asks_before_it_ends_runs_and_the_controller_ends_well(slipway: SlipwayCli) -> None:
     words = waiting(slipway, "0,1")
     with controllers(slipway, words) as (sweep,):
@@ -70,6 +71,7 @@ def test_down_asks_before_it_ends_runs_and_the_controller_ends_well(slipway: Sli
     assert slipway.cloud().get("state")["node"] == {}
 
 
+@pytest.mark.deep
 def test_a_single_run_on_a_pod_of_a_sweep_is_told_and_may_replace_what_runs_there(slipway: SlipwayCli) -> None:
     words = [*waiting(slipway, "0,1"), "sweep.pods=1"]
     with controllers(slipway, words) as (sweep,):

@@ -32,6 +32,7 @@ def launches(slipway: SlipwayCli) -> list[str]:
     return sorted(name for names in objects.values() for name in names if "/launches/" in name)
 
 
+@pytest.mark.deep
 @pytest.mark.e2e
 def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(slipway: SlipwayCli) -> None:
     go = slipway.home / "go"

@@ -26,7 +26,7 @@ JUMPING = 5
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
-        metafunc.parametrize("seed", seeds(metafunc.config.getoption("--chaos"), fast=(0, 1), deep=60))
+        metafunc.parametrize("seed", seeds(metafunc.config.getoption("--chaos"), fast=(0,), deep=60))
 
 
 def of_counter(seed: int) -> tuple[int, tuple[Spec, ...]]:
@@ -84,7 +84,7 @@ FOUND: dict[str, tuple[int, tuple[Spec, ...]]] = {
     ),
 }
 """Schedules under which something went wrong once."""
-FAST = ("the network goes while a pod is asked for", "its deletion is asked for twice")
+FAST = ("the network goes while a pod is asked for",)
 
 
 @pytest.mark.parametrize(

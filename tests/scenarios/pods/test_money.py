@@ -59,6 +59,7 @@ def test_a_run_over_its_budget_is_ended_and_its_pod_deleted(slipway: SlipwayCli)
     assert [m for m in slipway.mutations()[len(before) :] if "/tpu/" in m] == []
 
 
+@pytest.mark.deep
 def test_a_failed_pod_that_nobody_uses_deletes_itself_though_the_controller_is_gone(slipway: SlipwayCli) -> None:
     idle = "cleanup.idle_minutes=0.25"
     assert slipway("up", FAILS, *ONE, idle)[0] == 5

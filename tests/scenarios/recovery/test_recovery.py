@@ -144,6 +144,7 @@ def test_a_worker_that_does_not_answer_is_lost_and_its_node_replaced(slipway: Sl
     print("\nsilent worker:", found.after("worker lost: worker 1 has not responded"), found.after("launched attempt 2"))
 
 
+@pytest.mark.deep
 def test_a_preempted_node_is_noticed(slipway: SlipwayCli) -> None:
     found = up(slipway, "kind: preempted")
     assert (found.code, found.err) == (0, "")

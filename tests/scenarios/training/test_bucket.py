@@ -104,6 +104,7 @@ def cut_while_writing(bucket: Bucket, processes: list[subprocess.Popen[str]], st
     assert [ended.exit_code for ended in wait_processes(processes)] == [-9] * 4
 
 
+@pytest.mark.deep
 @pytest.mark.e2e
 def test_two_processes_write_and_read_a_bucket_through_a_storm(cloud, run, tmp_path):
     bucket = Bucket(cloud, "bucket")

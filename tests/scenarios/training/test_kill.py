@@ -110,6 +110,7 @@ def assert_ends_the_same(run: dict[str, Any], cut: Path, whole: Path) -> None:
     assert lines(cut) == lines(whole)
 
 
+@pytest.mark.deep
 @pytest.mark.e2e
 def test_a_run_that_is_killed_during_a_write_ends_as_if_nothing_had_happened(lm, tmp_path, compile_cache):
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -54,6 +54,7 @@ def test_the_bastion_sees_a_run_through_a_preemption_while_nobody_looks(slipway:
     assert slipway.json("status", WAITS, *POD)["run"]["state"] == "finished"
 
 
+@pytest.mark.deep
 def test_cancel_and_down_from_this_machine(slipway: SlipwayCli) -> None:
     assert slipway("up", "--detach", WAITS, *POD)[0] == 0
     until(lambda: "/launches/0001" in json.dumps(slipway.cloud().get("state")["objects"]), 300)

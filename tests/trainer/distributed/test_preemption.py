@@ -26,7 +26,10 @@ class Scripted(PreemptionNotice):
         return super().should_stop(step)
 
 
-@pytest.mark.parametrize(("at", "saved"), [(1, []), (4, [2, 3]), (6, [2, 4])])
+@pytest.mark.parametrize(
+    ("at", "saved"),
+    [pytest.param(1, [], marks=pytest.mark.deep), (4, [2, 3]), pytest.param(6, [2, 4], marks=pytest.mark.deep)],
+)
 def test_a_noticed_run_saves_and_goes_on_to_the_same_numbers(lm_run, tmp_path, monkeypatch, capsys, at, saved):
     """Before the first update; after the third, where no checkpoint is due; amid the evaluation after the fourth."""
     whole, cut = changed(lm_run, dir=str(tmp_path / "whole")), changed(lm_run, dir=str(tmp_path / "cut"))

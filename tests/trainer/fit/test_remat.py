@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.conftest import deep
 from tests.trainer.conftest import make_mesh
 from trainer.fit.remat import REMAT_POLICIES
 from trainer.losses import token_logprobs
@@ -28,7 +29,7 @@ def tokens():
     return jax.random.randint(jax.random.key(1), (BATCH, LENGTH), 0, 512)
 
 
-@pytest.mark.parametrize("post_norms", [False, True])
+@pytest.mark.parametrize("post_norms", [True, *deep(False)])
 def test_loss_and_gradients_are_those_of_no_policy(tiny, tokens, post_norms, monkeypatch):
     """In chunks of 10 positions, where the policy computes the feed-forward block again; the last one is shorter."""
     monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", dict.fromkeys(decoder.FFN_CHUNK_TOKENS, 10 * BATCH))

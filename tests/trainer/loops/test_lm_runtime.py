@@ -94,6 +94,7 @@ def nanochat(lm_run, **loop):
     return raw | {"optimizer": load_group("optimizer/nanochat") | {"orthogonalization_dtype": "float32"}}
 
 
+@pytest.mark.deep
 def test_nanochats_curve_is_the_same_on_8_and_on_4_devices(lm_run, tmp_path):
     """Two rows per device at a time: 2 accumulation steps on 8, 4 on 4."""
     raw = nanochat(lm_run, steps=12, total_batch_tokens=640, micro_batch_size=2)
@@ -102,6 +103,7 @@ def test_nanochats_curve_is_the_same_on_8_and_on_4_devices(lm_run, tmp_path):
     assert eight[-1] < eight[0] - 0.3
 
 
+@pytest.mark.deep
 def test_nanochats_bits_per_byte_fall_below_the_unigrams(lm_run, tmp_path):
     """With a tokenizer trained here; the unigram knows how frequent each token is in the held-out text itself."""
     text = Path(lm_run["data"]["path"]).read_text()

@@ -74,7 +74,7 @@ def alone() -> dict[str, tuple[np.ndarray, weights.Params]]:
     return {}
 
 
-@pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
+@pytest.mark.parametrize("scan", [pytest.param(False, marks=pytest.mark.deep), True], ids=["unrolled", "scanned"])
 def test_documents_of_a_row_are_each_alone(tiny, packed, kernel, scan, alone):
     cfg = tiny.model_copy(update={"num_layers": 3, "scan_layers": scan, "attention": kernel})
     params = jax.jit(weights.init_params, static_argnums=0)(cfg, jax.random.key(0))

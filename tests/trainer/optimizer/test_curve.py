@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.model import Model
@@ -24,6 +25,7 @@ SIZES = {
 UPDATES = 5
 
 
+@pytest.mark.deep
 def test_the_curve_is_the_same_on_eight_and_on_four_devices():
     """Accumulation is derived: 16 rows are one part of 2 per device on eight, two such parts on four."""
     small = {"activation_dtype": "float32", "scan_layers": True, "remat": "none"}

@@ -52,7 +52,7 @@ def trained(cfg: Model, opt, devices: Mesh, batch, updates: int = 2) -> train_st
 
 @pytest.mark.parametrize(
     ("opt", "meshes"),
-    [(MUON, [(8, 1, 1), (2, 2, 2)]), (ADAFACTOR, [(1, 4, 2)])],
+    [(MUON, [(8, 1, 1), (2, 2, 2)]), pytest.param(ADAFACTOR, [(1, 4, 2)], marks=pytest.mark.deep)],
     ids=["muon", "adafactor"],
 )
 def test_many_devices_equal_one(cfg, batch, opt, meshes):

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from conf.schema.training.run_yaml import RunFile
+from tests.conftest import deep
 from tests.trainer.conftest import make_mesh
 from trainer.fit import remat
 
@@ -32,7 +33,7 @@ def experiment(request: pytest.FixtureRequest) -> RunFile:
     return RunFile.model_validate(raw | {"model": model, "loop": raw["loop"] | sizes[request.param]})
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (8, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), *deep((8, 1, 1), (2, 2, 2))])
 def test_logits_exist_for_a_chunk_of_positions(experiment, sizes):
     devices = math.prod(sizes)
     mesh = make_mesh(*sizes)

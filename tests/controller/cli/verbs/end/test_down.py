@@ -237,6 +237,7 @@ def test_a_bucket_of_runs_elsewhere_is_named(slipway: SlipwayCli, cloud: Emulate
     assert slipway.json("down", "--all", "--yes", *POD)["other_buckets"] == ["slipway-local-slipway-us-west4"]
 
 
+@pytest.mark.deep
 def test_a_missing_internal_rule_is_found_by_verify_and_made_by_up(slipway: SlipwayCli, cloud: EmulatedCloud) -> None:
     """Without it `jax.distributed` would hang; the probe of worker 0's port says so at once."""
     two = ["tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b", "mesh.data=8", KEEP, ECHO_COMMAND]

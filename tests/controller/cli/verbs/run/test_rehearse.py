@@ -51,6 +51,7 @@ def test_the_trainer_is_preempted_and_goes_on(home: Path, capsys: pytest.Capture
     assert nothing_is_left(home)
 
 
+@pytest.mark.deep
 def test_the_quick_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = rehearse(capsys, "+experiment=quickstart", "tpu=v5litepod_8")
     assert (code, err) == (0, "")
@@ -83,6 +84,7 @@ def test_the_guides_programs(experiment: str, home: Path, capsys: pytest.Capture
     assert nothing_is_left(home)
 
 
+@pytest.mark.deep
 def test_an_adopted_pod_is_made_beforehand_and_stays(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("hello.txt").write_text("hello\n")
     adopted = ["tpu=v5litepod_8", "tpu.adopt=true", "tpu.name=stable-1"]
