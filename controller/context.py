@@ -40,6 +40,8 @@ class Context:
     """`BUCKET/POD` of that lease."""
     permission_denied: set[str] = field(default_factory=set)
     """Ids of optional resources that the caller may not create; they are not retried."""
+    known_accounts: dict[str, bool] = field(default_factory=dict)
+    """Addresses of service accounts that exist although IAM may not show them yet; whether this session made them."""
     fleets: Fleets = field(init=False)
 
     def __post_init__(self) -> None:

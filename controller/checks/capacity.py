@@ -126,13 +126,18 @@ def offered_types(config: Config, context: Context) -> Iterator[Issue]:
             yield Issue(message, _zone_key(config, zone))
 
 
-@check("runtime_offered", "error", "tpu.runtime_version", live=True)
+@check("runtime_offered", "error", "tpu.runtime_version", also="note", live=True)
 def offered_runtimes(config: Config, context: Context) -> Iterator[Issue]:
-    """Google rejects images that `runtimeVersions.list` does not name, but only after minutes."""
-    wanted = config.tpu.runtime_version or config.topology.runtime_version
+    """Google rejects a mistyped image, but only after minutes. Its list may lack the documented image, a note."""
+    documented = config.topology.runtime_version
+    wanted = config.tpu.runtime_version or documented
     for zone in () if config.tpu.adopt else config.tpu.all_zones:
         listed = _listed(context, zone, "runtimeVersions")
-        if is_certainly_missing(wanted, listed):
+        if not is_certainly_missing(wanted, listed):
+            continue
+        if wanted == documented:
+            yield Issue(f"Google's list for {zone} lacks {wanted}, the documented image", severity="note")
+        else:
             yield Issue(f"Google offers no image {wanted} in {zone}; closest there: {nearest_names(wanted, listed)}")
 
 

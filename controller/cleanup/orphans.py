@@ -23,6 +23,8 @@ from controller.run.queue import PodQueue
 
 MIN_AGE_SECONDS = 1800.0
 """A younger pod without a run may be one that a controller is still setting up."""
+SETUP_SECONDS = 7200.0
+"""A run that has not started on its pod after this long never will: its controller failed or was killed."""
 STOPPED = frozenset({"STOPPED", "TERMINATED", "PREEMPTED", "SUSPENDED", "FAILED", "GONE"})
 
 
@@ -121,31 +123,35 @@ def _pod(context: Context, buckets: list[str], name: str, answer: dict[str, Any]
     if slice_.state in STOPPED:
         why = f"{slice_.state.lower()}: its disks may be billed, and it counts against the quota"
         return BilledItem("TPU", name, zone, usd, "", why)
+    age = context.clock.now() - parse_timestamp(answer.get("createTime"))
     for bucket in buckets:
         try:
             if waiting := PodQueue(context.google, context.clock, bucket, name).waiting_runs():
                 use = f"{waiting[0]} waits for it"
             elif claim := read_claim(context.google, bucket, name, slice_.uid):
-                use, why = _use_by_run(context, bucket, claim["latest"], slice_.uid)
+                use, why = _use_by_run(context, bucket, claim["latest"], slice_.uid, age)
             else:
                 continue
             break
         except ForbiddenError:
             continue
     else:
-        age = context.clock.now() - parse_timestamp(answer.get("createTime"))
         use = "just created, no run has started on it yet" if age < MIN_AGE_SECONDS else ""
     return BilledItem("TPU", name, zone, usd, use, why)
 
 
-def _use_by_run(context: Context, bucket: str, run_id: str, uid: str) -> tuple[str, str]:
-    """Return (use, reason for no use) from the run's record: whether the run is alive on the pod."""
+def _use_by_run(context: Context, bucket: str, run_id: str, uid: str, age: float) -> tuple[str, str]:
+    """Return (use, reason for no use) from the run's record: whether the run is alive on the pod.
+
+    Args:
+        age: seconds since the pod was created.
+    """
     ledger = Ledger(context.google, bucket, run_id)
     if ledger.result() is not None:
         return "", f"{run_id} has finished"
     launches = [launch for launch in ledger.launches() if launch.node_uid == uid]
     if not launches:
-        return f"{run_id} is being set up", ""
+        return (f"{run_id} is being set up", "") if age < SETUP_SECONDS else ("", f"{run_id} never started on it")
     attempt = launches[-1].attempt
     if ledger.is_cancelled(attempt):
         return "", f"{run_id} was cancelled"

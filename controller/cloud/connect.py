@@ -97,7 +97,8 @@ def _state_folder(config: Config) -> Path:
 def _build_context(config: Config, state: Path, emulator: Emulator | None) -> Context:
     clock, project = Clock(), project_of(config)
     if emulator is None:
-        google = GoogleClient(application_default_credentials(), clock)
+        quota_project = None if project == NO_PROJECT else project
+        google = GoogleClient(application_default_credentials(quota_project), clock)
         return make_context(config, project, google, clock, state, find_public_ip=cache(find_public_ip))
     from google.oauth2.credentials import Credentials
 

@@ -45,9 +45,18 @@ RECORDED_PARAMETERS = frozenset(
 """Request parameters that name the resource. No other parameter is logged."""
 UNGUARDED_METHODS = frozenset({"getGuestAttributes", "patch"})
 """TPU API methods that the write guard skips: they change nothing that matters to another controller."""
+PROPAGATION_SECONDS = 420.0
+"""How long IAM may take to show a change everywhere: https://cloud.google.com/iam/docs/access-change-propagation."""
 CHUNK = 16 << 20
 """Chunk size of an upload in bytes: the most that an interruption can lose."""
 NO_CREDENTIALS = "no Google credentials: run `gcloud auth application-default login`, or set cloud=local"
+
+GCLOUD_PROJECT = "764086051850"
+"""Number of gcloud's own project, which pays for the requests of a user whose credentials name no quota project."""
+NO_QUOTA_PROJECT = (
+    "{}: your credentials have no quota project; run `gcloud auth application-default set-quota-project PROJECT`. "
+    "See https://cloud.google.com/docs/authentication/adc-troubleshooting/user-creds"
+)
 
 
 class GoogleError(CloudError):
@@ -314,21 +323,19 @@ class GoogleClient:
         """Return an access token valid for some minutes, for calls that do not go through this client.
 
         Raises:
-            NoCredentialsError: there are no credentials.
+            NoCredentialsError: there are no credentials, or Google rejects them.
+            GoogleError: no token could be fetched, after all useful retries.
         """
+        return self._with_retries(self._valid_token)
+
+    def _valid_token(self) -> str:
         import google_auth_httplib2
-        from google.auth.exceptions import GoogleAuthError
         from googleapiclient.http import build_http
 
         credentials: Any = self._credentials
-        if credentials is None:
-            raise NoCredentialsError(NO_CREDENTIALS)
-        with self._lock:
-            try:
-                if not credentials.valid:
-                    credentials.refresh(google_auth_httplib2.Request(build_http()))
-            except GoogleAuthError as error:
-                raise NoCredentialsError(f"Google rejected the credentials ({error}); log in again") from None
+        with self._lock, _translate_errors("access token"):
+            if not credentials.valid:
+                credentials.refresh(google_auth_httplib2.Request(build_http()))
             return credentials.token
 
     @property
@@ -347,8 +354,10 @@ class GoogleClient:
 @contextmanager
 def _translate_errors(what: str) -> Iterator[None]:
     """Turn every failure of a request into one of our exceptions."""
+    from http.client import HTTPException
+
     import httplib2
-    from google.auth.exceptions import GoogleAuthError
+    from google.auth.exceptions import GoogleAuthError, TransportError
     from googleapiclient.errors import HttpError
 
     try:
@@ -356,8 +365,10 @@ def _translate_errors(what: str) -> Iterator[None]:
     except HttpError as error:
         raise _http_error(what, error) from None
     except GoogleAuthError as error:
+        if isinstance(error, TransportError) or error.retryable:  # the token server was not reached, or is overloaded
+            raise GoogleError(what, 503, "UNREACHABLE", str(error)) from None
         raise NoCredentialsError(f"Google rejected the credentials ({error}); log in again") from None
-    except (OSError, httplib2.HttpLib2Error) as error:
+    except (OSError, httplib2.HttpLib2Error, HTTPException) as error:
         raise GoogleError(what, 503, "UNREACHABLE", str(error)) from None
 
 
@@ -378,6 +389,8 @@ def _http_error(what: str, error: Any) -> GoogleError:
     kind = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError, 412: ConflictError}.get(status, GoogleError)
     reasons = {detail.get("reason") for detail in [*details, *body.get("details", [])]}
     if status == 403 and reasons & {"SERVICE_DISABLED", "accessNotConfigured"}:
+        if GCLOUD_PROJECT in error.content.decode(errors="replace"):
+            raise NoCredentialsError(NO_QUOTA_PROJECT.format(what))
         kind = ServiceDisabledError
     return kind(what, status, reason, body.get("message", str(error)), _seconds(error.resp.get("retry-after", "")))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import configparser
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -13,18 +13,32 @@ if TYPE_CHECKING:
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
-def application_default_credentials() -> Credentials | None:
+def application_default_credentials(quota_project: str | None = None) -> Credentials | None:
     """Return application-default credentials from $GOOGLE_APPLICATION_CREDENTIALS or gcloud's folder, or None.
 
-    `google.auth.default()` would also ask a metadata server, which takes seconds where there is none.
+    `google.auth.default()` would also ask a metadata server, which takes seconds where there is none. A service account
+    gets scopes; a user's token must keep its own, which OS Login needs.
+
+    Args:
+        quota_project: the project that a user's requests count against if the file names none, as it does after
+            `gcloud auth application-default login` without a project. Some APIs refuse such requests.
     """
     named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     file = Path(named) if named else _gcloud_folder() / "application_default_credentials.json"
     if not file.is_file():
         return None
-    import google.auth
+    import warnings
 
-    credentials, _ = google.auth.load_credentials_from_file(str(file), scopes=SCOPES)
+    import google.auth
+    from google.auth.credentials import with_scopes_if_required
+    from google.oauth2.credentials import Credentials as UserCredentials
+
+    with warnings.catch_warnings():  # of a missing quota project, and of files from strangers
+        warnings.simplefilter("ignore")
+        loaded, _ = google.auth.load_credentials_from_file(str(file))
+    credentials: Any = with_scopes_if_required(loaded, SCOPES)
+    if quota_project and isinstance(credentials, UserCredentials) and not credentials.quota_project_id:
+        return credentials.with_quota_project(quota_project)
     return credentials
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from conf.schema.config import Config
 from conf.schema.infra.network import IAP_RANGE
 from controller.core.clock import Clock
-from controller.gcp.client import ForbiddenError, GoogleClient
+from controller.gcp.client import ForbiddenError, GoogleClient, GoogleError
 from controller.gcp.firewall_rules import admits
 from controller.gcp.names import TAG, leaf
 from controller.ssh.fleet import Fleet
@@ -22,6 +22,14 @@ Rule = dict[str, Any]
 OS_LOGIN_HINT = (
     "OS Login is on: you need roles/compute.osAdminLogin, and roles/iam.serviceAccountUser on the pod's account"
 )
+
+NO_ATTRIBUTES_HINT = (
+    "Guest attributes hold the SSH host keys, and the VM names for IAP. If the policy "
+    "constraints/compute.disableGuestAttributesAccess forbids them, set ssh.host_keys=trust_on_first_use and "
+    "ssh.method=external or internal"
+)
+NOTHING_PUBLISHED = (400, 404, 412)
+"""Answers about a VM that has not published any guest attribute yet."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +138,7 @@ class GuestAttributes:
         self._names: list[str] = []
 
     def host_keys(self) -> list[str]:
-        """Return the host keys that each worker publishes now, as lines of `TYPE KEY`."""
+        """Return the host keys that each worker publishes now, as lines of `TYPE KEY`. Raises OSError as `_read`."""
         return [
             "\n".join(f"{item['key']} {item['value']}" for item in items if item.get("namespace") == "hostkeys")
             for items in self._read()
@@ -155,8 +163,21 @@ class GuestAttributes:
         return self._names[worker] if worker < len(self._names) else ""
 
     def _read(self) -> list[list[dict[str, str]]]:
+        """Return each worker's attributes; none before the first worker has published any.
+
+        Raises:
+            PermissionError: Google refuses them, for instance by an organization policy.
+            ConnectionRefusedError: Google could not be asked.
+        """
         method = "projects.locations.nodes.getGuestAttributes"
-        answer = self._google.call("tpu", method, name=self._pod.node, body={"workerIds": [""]})
+        try:
+            answer = self._google.call("tpu", method, name=self._pod.node, body={"workerIds": [""]})
+        except ForbiddenError as error:
+            raise PermissionError(f"{error}. {NO_ATTRIBUTES_HINT}") from error
+        except GoogleError as error:
+            if error.status not in NOTHING_PUBLISHED:
+                raise ConnectionRefusedError(f"cannot read its guest attributes: {error}") from error
+            answer = {}
         found = [w.get("queryValue", {}).get("items", []) for w in answer.get("guestAttributes", [])]
         self._names = [next((i["value"] for i in items if i["key"] == "hostname"), "") for items in found]
         return found

@@ -204,7 +204,8 @@ class WorkerConnection(_HonoursConfig):
             raise self._error("dropped", "the connection was closed on this side")
         trust_on_first_use = self.dialer.access.trust_on_first_use
         host_keys = self.dialer.host_keys
-        self.known = (host_keys.cached if trust_on_first_use else host_keys.keys_of)(self.worker)
+        with self._told_apart():
+            self.known = (host_keys.cached if trust_on_first_use else host_keys.keys_of)(self.worker)
         if not self.known and not trust_on_first_use:
             raise self._error("refused", "it has not published its SSH host keys yet")
         self.recognised = False

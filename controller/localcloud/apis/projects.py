@@ -2,6 +2,7 @@
 
 import base64
 import re
+import time
 from typing import Any
 
 from controller.localcloud.apis.operations import Operations, as_longrunning
@@ -55,8 +56,13 @@ class Policies:
     def _check_account(self, member: str) -> None:
         kind, _, email = member.partition(":")
         own = email.endswith(f"@{PROJECT}.iam.gserviceaccount.com")
-        if kind == "serviceAccount" and own and self._store.get("serviceAccount", email) is None:
+        if kind == "serviceAccount" and own and not is_visible(self._store.get("serviceAccount", email)):
             raise ApiError(400, f"Service account {email} does not exist.")
+
+
+def is_visible(account: Document | None) -> bool:
+    """Return whether IAM shows an account; reads are eventually consistent after its creation."""
+    return account is not None and time.time() >= account.get("visibleAt", 0)
 
 
 class Projects:
@@ -182,7 +188,7 @@ class Projects:
             "uniqueId": str(self._store.next_number("account", 10**20)),
             "etag": _format_etag(1),
         }
-        self._store.put("serviceAccount", email, account)
+        self._store.put("serviceAccount", email, {**account, "visibleAt": time.time() + self._operations.seconds})
         return account
 
     def _accounts(self) -> dict[str, Document]:
@@ -196,15 +202,23 @@ class Projects:
             "displayName": "Compute Engine default service account",
             "etag": _format_etag(1),
         }
-        return {email: default, **dict(self._store.items("serviceAccount"))}
+        shown = {email: account for email, account in self._store.items("serviceAccount") if is_visible(account)}
+        return {email: default} | {
+            email: {key: value for key, value in account.items() if key != "visibleAt"}
+            for email, account in shown.items()
+        }
 
     def _account(self, call: ApiCall) -> Document:
-        if _project(call) != "-":
+        wildcard = _project(call) == "-"
+        if not wildcard:
             check_project(_project(call))
         wanted = call.path["serviceAccountsId"]
         for email, account in self._accounts().items():
             if wanted in (email, account["uniqueId"]):
                 return account
+        if wildcard:  # as documented at projects.serviceAccounts.get
+            message = f"Permission '{call.method.name}' denied on resource (or it may not exist)."
+            raise ApiError(403, message)
         raise ApiError(404, f"Unknown service account: {wanted}")
 
     def _list_accounts(self, call: ApiCall) -> Document:

@@ -63,7 +63,6 @@ def worker_environment(
         "MEGASCALE_SLICE_ID": "",
         "STORAGE_EMULATOR_HOST": root.rstrip("/"),
         "TENSORSTORE_GCS_HTTP_URL": root.rstrip("/"),
-        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
         "SLIPWAY_BOOT_ID": worker.boot_id,
         "SLIPWAY_VMSTAT": str(home.parent / "vmstat"),
         "SLIPWAY_CLOCK": str(home.parent / CLOCK_FILE),

@@ -9,29 +9,37 @@ from typing import Literal
 
 RefusalKind = Literal[
     "stock_out",  # no capacity now: ask elsewhere, or later
-    "quota",  # the project has no quota for this tier or zone: ask elsewhere, never again
-    "permission",
+    "internal",  # an error at Google: ask elsewhere, or later, but not for hours
+    "propagating",  # a new account or role is not visible everywhere yet: ask again here
+    "quota",  # the project has no quota for this tier or zone: ask elsewhere, never here again
+    "compute_quota",  # the region has too few addresses or VMs left: the same
+    "permission",  # of this type, zone and tier, or of the whole project: the same
+    "type",  # the zone does not have it: the same
+    "reservation",  # the same
     "runtime",
-    "type",
-    "reservation",
     "name_taken",
     "bad_request",
     "unknown",
 ]
+RULES_OUT_PLACE: frozenset[RefusalKind] = frozenset({"quota", "compute_quota", "permission", "type", "reservation"})
+"""Refusals that hold for one zone and tier only."""
 
 _TABLE: tuple[tuple[RefusalKind, str, str], ...] = (
     # kind, pattern of codes (empty: any), pattern of messages; the first row that matches decides
     ("stock_out", "", r"per minute|rate ?limit"),  # a limit on requests, not on chips: it passes
+    ("compute_quota", "", r"IN_USE_ADDRESSES|(INSTANCES|CPUS|SSD_TOTAL_GB|DISKS_TOTAL_GB)\b.* (limit|exceeded)"),
     ("quota", "", r"quota limit .* exceeded|quota '[^']*' (has been )?(exceeded|exhausted)|quota exceeded"),
     ("stock_out", "", r"no more capacity|insufficient (reserved )?capacity|out of capacity|stock-?out"),
     ("stock_out", "", r"does not have enough resources|resource_pool_exhausted|currently unavailable in the"),
     ("stock_out", "", r"while in state PREEMPTED|was preempted|has expired|expired"),
+    ("propagating", "", r"service account \S+ (does not exist|was not found|not found)|TPU Service Agent"),
     ("name_taken", "ALREADY_EXISTS|CONFLICT|409", r""),
     ("permission", "PERMISSION_DENIED|FORBIDDEN|UNAUTHENTICATED|403|401", r""),
     ("runtime", "", r"runtime ?version|unsupported version|version .* (is )?not supported"),
-    ("type", "", r"accelerator ?type"),
+    ("type", "", r"accelerator ?type|could not be found in the zonal|requested zone is not supported"),
     ("reservation", "", r"reservation"),
     ("stock_out", "RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED", r""),
+    ("internal", "INTERNAL|UNKNOWN|ABORTED", r""),
     ("bad_request", "INVALID_ARGUMENT|FAILED_PRECONDITION|NOT_FOUND|OUT_OF_RANGE|400|404", r""),
 )  # fmt: skip
 
@@ -39,8 +47,13 @@ HINTS: dict[RefusalKind, str] = {
     "stock_out": "add zones to tpu.fallback_zones or tiers to tpu.capacity, or raise recovery.max_create_attempts",
     "quota": "request quota at https://console.cloud.google.com/iam-admin/quotas, or change tpu.capacity, tpu.zone or "
     "tpu.accelerator_type; dead queued resources count too",
-    "permission": "possible causes: you do not have roles/tpu.admin, cloud.project is the wrong project, or the "
-    "project has no access to this tpu.zone (for TRC, use the zone named in its email)",
+    "internal": "try another tpu.zone, or later; https://status.cloud.google.com shows Google's outages",
+    "propagating": "check cloud.service_account; for the TPU Service Agent, run `gcloud beta services identity create "
+    "--service=tpu.googleapis.com`",
+    "compute_quota": "each worker takes a VM and, with tpu.external_ip, an address of the region: set tpu.external_ip="
+    "false, free some, or request quota at https://console.cloud.google.com/iam-admin/quotas",
+    "permission": "possible causes: you do not have roles/tpu.admin, cloud.project is the wrong project or has no "
+    "billing account, or it has no access to this tpu.zone or tier (for TRC, use those named in its email)",
     "runtime": "set tpu.runtime_version to null (the documented version for the type), or to one listed by `gcloud "
     "compute tpus tpu-vm versions list --zone=ZONE`",
     "type": "set tpu.accelerator_type or tpu.zone; see `gcloud compute tpus accelerator-types list --zone=ZONE`",
@@ -63,17 +76,19 @@ class Refusal:
         return HINTS[self.kind]
 
 
-def classify(code: str, message: str) -> RefusalKind:
+def classify(code: str, message: str, *, reserved: bool = True) -> RefusalKind:
     """Return the kind of refusal.
 
     Args:
         code: the canonical code (RESOURCE_EXHAUSTED) of an error response or a failed operation.
         message: Google's text.
+        reserved: whether the request named a reservation. Google also answers others "Reservation not found" when it
+            has no capacity.
     """
     for kind, codes, words in _TABLE:
         if codes and not re.fullmatch(codes, code, re.IGNORECASE):
             continue
         if words and not re.search(words, message, re.IGNORECASE):
             continue
-        return kind
+        return "stock_out" if kind == "reservation" and not reserved else kind
     return "unknown"

@@ -1,7 +1,7 @@
 """Search for capacity: where to ask for a pod, and when to ask again.
 
 Zones and tiers are tried in order. After a stock-out, the next place is tried at once; after the last one, the search
-pauses and starts over. A missing quota rules its place out. Any other refusal ends the search.
+pauses and starts over. A missing quota or permission rules its place out. Any other refusal ends the search.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, RetriesExhaustedError
-from controller.gcp.client import ConflictError, GoogleError
+from controller.gcp.client import PROPAGATION_SECONDS, ConflictError, GoogleError
 from controller.resources.pod import data_disk
 from controller.resources.pod.provisioner import (
     WAITING_STATES,
@@ -20,10 +20,13 @@ from controller.resources.pod.provisioner import (
     SliceSpec,
     SliceStatus,
 )
-from controller.resources.pod.refusals import HINTS, Refusal, classify
+from controller.resources.pod.refusals import HINTS, RULES_OUT_PLACE, Refusal, RefusalKind, classify
 
 MAX_PAUSE_SECONDS = 60
 """Longest pause in units of the context's pace: five minutes on Google Cloud."""
+
+MAX_INTERNAL_ERRORS = 5
+"""Internal errors at Google in a row that end a search."""
 
 
 def backoff_seconds(round_: int, poll_seconds: float, draw: float) -> float:
@@ -55,7 +58,7 @@ class CapacitySearch:
             RetriesExhaustedError: no capacity after `max_attempts`.
             CloudError: a refusal that no retry would change.
         """
-        attempt, rounds = 0, 0
+        attempt, rounds, internal = 0, 0, 0
         ruled_out: dict[Place, Refusal] = {}
         places = _rotate_after(self.places, after)
         while True:
@@ -67,13 +70,13 @@ class CapacitySearch:
                     self._give_up()
                 if len(self.places) > 1:
                     self.context.events.note(self.subject, f"requesting {self.spec.accelerator_type} in {place}")
-                refusal = self._try(place)
+                refusal = self._try_until_visible(place)
                 if refusal is None:
                     return
-                self._handle_refusal(place, refusal, ruled_out, attempt)
+                internal = internal + 1 if refusal.kind == "internal" else 0
+                self._handle_refusal(place, refusal, ruled_out, attempt, internal)
             if len(ruled_out) == len(self.places):
-                words = "; ".join(f"{place}: {refusal.message}" for place, refusal in ruled_out.items())
-                raise CloudError(f"no quota for {self.spec.accelerator_type}: {words}; {HINTS['quota']}")
+                raise CloudError(self._all_ruled_out(ruled_out))
             places = self.places
             rounds += 1
             if attempt >= self.max_attempts:
@@ -83,17 +86,39 @@ class CapacitySearch:
             self.context.events.note(self.subject, message)
             self.context.clock.sleep(seconds)
 
-    def _handle_refusal(self, place: Place, refusal: Refusal, ruled_out: dict[Place, Refusal], attempt: int) -> None:
-        if refusal.kind == "stock_out":
+    def _handle_refusal(
+        self, place: Place, refusal: Refusal, ruled_out: dict[Place, Refusal], attempt: int, internal: int
+    ) -> None:
+        """Note a refusal that leaves other places or times. Raises CloudError for any other one."""
+        if refusal.kind == "stock_out" or (refusal.kind == "internal" and internal < MAX_INTERNAL_ERRORS):
+            what = "no capacity" if refusal.kind == "stock_out" else "an error at Google"
             self.context.events.note(
-                self.subject, f"no capacity in {place} (attempt {attempt}): {_first_sentence(refusal.message)}"
+                self.subject, f"{what} in {place} (attempt {attempt}): {_first_sentence(refusal.message)}"
             )
-        elif refusal.kind == "quota":
+        elif refusal.kind in RULES_OUT_PLACE:
             ruled_out[place] = refusal
             if len(ruled_out) < len(self.places):
-                self.context.events.note(self.subject, f"no quota in {place}: {refusal.message}")
+                what = "no quota" if refusal.kind == "quota" else "ruled out:"
+                self.context.events.note(self.subject, f"{what} in {place}: {refusal.message}")
         else:
             raise CloudError(f"{self.name} in {place}: {refusal.message}; {refusal.hint}")
+
+    def _all_ruled_out(self, ruled_out: Mapping[Place, Refusal]) -> str:
+        words = "; ".join(f"{place}: {refusal.message}" for place, refusal in ruled_out.items())
+        hints = "; ".join(dict.fromkeys(refusal.hint for refusal in ruled_out.values()))
+        if {refusal.kind for refusal in ruled_out.values()} == {"quota"}:
+            return f"no quota for {self.spec.accelerator_type}: {words}; {hints}"
+        return f"{self.name} in {words}; {hints}"
+
+    def _try_until_visible(self, place: Place) -> Refusal | None:
+        """Ask in one place, again and again while Google does not see a new account or role everywhere."""
+        late, told = self.context.clock.deadline(PROPAGATION_SECONDS), False
+        while (refusal := self._try(place)) is not None and refusal.kind == "propagating" and not late():
+            if not told:
+                self.context.events.note(self.subject, f"waiting until Google sees new rights: {refusal.message}")
+            told = True
+            self.context.clock.sleep(self.context.poll_seconds)
+        return refusal
 
     def _try(self, place: Place) -> Refusal | None:
         """Ask in one place and wait; returns None on success. A refused request leaves nothing behind."""
@@ -111,14 +136,15 @@ class CapacitySearch:
                 self.context.events.note(self.subject, message)
             raise
         except ConflictError as error:
-            kind = classify(error.reason, error.message)
+            kind = self._classify(place, error)
             if kind == "name_taken":
                 return None  # created by someone else meanwhile; the next observation shows by whom
             refusal = Refusal(kind, error.message)
         except GoogleError as error:
-            if error.is_transient and classify(error.reason, error.message) == "unknown":
+            kind = self._classify(place, error)
+            if error.is_transient and kind in ("unknown", "internal"):
                 raise  # not a refusal: Google or the network has an outage
-            refusal = Refusal(classify(error.reason, error.message), error.message)
+            refusal = Refusal(kind, error.message)
             if error.status == 0:  # the operation began and may have left something
                 maker.delete(context, name, place.zone)
         if refusal is not None and fresh:
@@ -147,7 +173,10 @@ class CapacitySearch:
         if current.is_ready:
             return None
         maker.delete(context, self.name, place.zone)
-        return refusal_of_state(current)
+        return refusal_of_state(current, reserved=place.capacity == "reserved")
+
+    def _classify(self, place: Place, error: GoogleError) -> RefusalKind:
+        return classify(error.reason, error.message, reserved=place.capacity == "reserved")
 
     @property
     def queue_timeout(self) -> float:
@@ -164,10 +193,10 @@ class CapacitySearch:
         )
 
 
-def refusal_of_state(current: SliceStatus) -> Refusal:
+def refusal_of_state(current: SliceStatus, *, reserved: bool) -> Refusal:
     """Return the refusal that corresponds to a failed request."""
     if current.state == "FAILED" and current.message:
-        return Refusal(classify(current.code, current.message), current.message)
+        return Refusal(classify(current.code, current.message, reserved=reserved), current.message)
     return Refusal("stock_out", f"the request is {current.state.lower()}")
 
 

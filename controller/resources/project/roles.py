@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from controller.context import Context
-from controller.gcp.client import ConflictError, ForbiddenError, GoogleError, NotFoundError
+from controller.gcp.client import PROPAGATION_SECONDS, ConflictError, ForbiddenError, GoogleError, NotFoundError
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 from controller.resources.project.accounts import ServiceAccount
 
 POLICY_VERSION = 3
-ATTEMPTS = 8
+MAX_CONFLICTS = 8
 Policy = dict[str, Any]
 
 
@@ -51,6 +51,8 @@ class Roles(Resource):
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
         account = observed.get(self.account.id) or self.account.observe(context, {})
         if isinstance(account, ServiceAccount) and not account.is_managed:
+            if account.unreadable:
+                self._admin_hint(context, "check")
             return replace(self, unmanaged_account=True)
         try:
             policy = self.read(context)
@@ -79,8 +81,9 @@ class Roles(Resource):
 
     def _rewrite(self, context: Context, add: set[str]) -> None:
         """Bind the roles in `add` and unbind our other roles, starting over if someone else changed the policy."""
-        member = self._member(context)
-        for attempt in range(ATTEMPTS):
+        member, conflicts = self._member(context), 0
+        late = context.clock.deadline(PROPAGATION_SECONDS)
+        while True:
             policy = self.read(context)
             bindings = rebind(policy.get("bindings", []), member, of=set(self.roles), to=add)
             if bindings == policy.get("bindings", []):
@@ -91,7 +94,8 @@ class Roles(Resource):
             except GoogleError as error:
                 # A new account is not visible everywhere at once.
                 unknown = error.status == 400 and "does not exist" in error.message
-                if attempt == ATTEMPTS - 1 or not (isinstance(error, ConflictError) or unknown):
+                conflicts += isinstance(error, ConflictError)
+                if late() or conflicts == MAX_CONFLICTS or not (isinstance(error, ConflictError) or unknown):
                     raise
                 if unknown:
                     context.clock.sleep(context.poll_seconds)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from http.client import IncompleteRead
+
 import pytest
+from google.auth.credentials import Credentials
+from google.auth.exceptions import RefreshError, TransportError
 
 from controller.core.errors import CloudError
-from controller.gcp.client import ATTEMPTS, GoogleError
+from controller.gcp.client import ATTEMPTS, GoogleClient, GoogleError, NoCredentialsError
 from tests.controller.localcloud.harness import COMPUTE
 from tests.controller.resources.conftest import EmulatedProject
 
@@ -52,3 +56,45 @@ def test_a_final_refusal_is_not_asked_again(project: EmulatedProject, status: in
         r for r in project.cloud.request_log() if r["path"] == f"/{COMPUTE}/global/networks" and r["status"] == status
     ]
     assert len(posts) == 1
+
+
+class Offline(Credentials):
+    """Credentials whose token server answers with these errors first."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__()
+        self.errors = [*errors]
+
+    def refresh(self, request: object) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.token = "fresh"
+
+
+@pytest.mark.parametrize(
+    "error", [TransportError("no route"), RefreshError("overloaded", retryable=True), IncompleteRead(b"")]
+)
+def test_a_token_server_that_cannot_be_reached_is_asked_again(project: EmulatedProject, error: Exception) -> None:
+    """A laptop that has just woken up has an old token and no network."""
+    assert GoogleClient(Offline(error, error), project.clock).token() == "fresh"
+    assert project.clock.sleeps[-2:] == [1.0, 2.0]
+    with pytest.raises(GoogleError, match="access token: 503 UNREACHABLE") as caught:
+        GoogleClient(Offline(*[error] * ATTEMPTS), project.clock).token()
+    assert caught.value.is_transient
+
+
+def test_credentials_that_google_rejects_end_at_once(project: EmulatedProject) -> None:
+    rejected = RefreshError("invalid_grant: Token has been expired or revoked.")
+    with pytest.raises(NoCredentialsError, match=r"rejected the credentials \(invalid_grant.*log in again"):
+        GoogleClient(Offline(rejected), project.clock).token()
+    assert project.clock.sleeps == []
+
+
+def test_credentials_without_a_quota_project_are_no_disabled_api(project: EmulatedProject) -> None:
+    """The answer of real APIs to a user whose requests count against gcloud's own project."""
+    message = "OS Login API has not been used in project 764086051850 before or it is disabled."
+    project.inject_fault(
+        kind="http", status=403, match=f"GET /{COMPUTE}/global/networks", message=message, reason="accessNotConfigured"
+    )
+    with pytest.raises(NoCredentialsError, match="auth application-default set-quota-project"):
+        project.create_shared()

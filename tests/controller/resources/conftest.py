@@ -112,3 +112,4 @@ def project(emulated: EmulatedCloud, request: pytest.FixtureRequest, tmp_path: P
     made = EmulatedProject(emulated, f"t{number}", tmp_path)
     yield made
     made.context.close()
+    emulated.call_ok("DELETE", "emulator/faults")  # other tests of the module share this cloud

@@ -55,6 +55,30 @@ def test_a_worker_that_freezes_is_noticed(slipway: SlipwayCli) -> None:
         assert fleet.connection(0).follow("true", print, print) == 0
 
 
+NO_ATTRIBUTES = {"kind": "http", "match": "POST .*:getGuestAttributes", "times": 1000}
+
+
+def test_guest_attributes_that_come_late_are_waited_for(slipway: SlipwayCli) -> None:
+    fault(slipway, **NO_ATTRIBUTES | {"status": 404, "times": 3})
+    assert slipway("up", *KEEP)[0] == 0
+
+
+def test_a_pod_whose_guest_attributes_are_refused_can_be_deleted(slipway: SlipwayCli) -> None:
+    fault(slipway, **NO_ATTRIBUTES, status=403, message="constraints/compute.disableGuestAttributesAccess")
+    code, _, err = slipway("up", *KEEP)
+    assert code != 0
+    assert "Traceback" not in err
+    assert "ssh.host_keys=trust_on_first_use" in err
+    assert slipway("status", *KEEP)[0] == 0
+    assert slipway("down", *KEEP, "--yes")[0] == 0
+    assert not slipway.cloud().get("state").get("node")
+
+
+def test_guest_attributes_that_are_refused_are_not_needed(slipway: SlipwayCli) -> None:
+    fault(slipway, **NO_ATTRIBUTES, status=403, message="constraints/compute.disableGuestAttributesAccess")
+    assert slipway("up", *KEEP, "ssh.host_keys=trust_on_first_use", "ssh.method=external")[0] == 0
+
+
 def test_os_login_where_the_project_wants_it(slipway: SlipwayCli) -> None:
     cloud = slipway.cloud()
     with open_context(main.parse(slipway.line("plan", *KEEP)).options.config()[0], keep_awake=True) as (context, _):

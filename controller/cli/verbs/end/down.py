@@ -7,7 +7,7 @@ from controller.agent.protocol import OBSERVE
 from controller.cleanup.dependents import dependents, resources_in_other_regions
 from controller.cli.main import Command
 from controller.cli.view import View
-from controller.core.errors import ConfigError
+from controller.core.errors import ConfigError, SlipwayError
 from controller.core.ui import confirm
 from controller.gcp.names import is_labelled
 from controller.lease.lease import pod_lease
@@ -138,10 +138,12 @@ def _affected_runs(session: Session) -> set[str]:
     """Return the runs that this would end: those on the pod, and the one with a controller, even without a pod yet."""
     driver = pod_lease(session.plan, session.context).current_other()
     found = set() if driver is None else {driver.record.run_id}
-    fleet = session.fleet()
-    if fleet is None:
+    try:
+        fleet = session.fleet()
+        return found if fleet is None else found | active_runs(fleet.call_all(OBSERVE, {}))
+    except SlipwayError as error:  # a pod must be deletable without a word from its workers
+        session.context.events.note(session.plan.node.id, f"cannot ask the workers what they run: {error}")
         return found
-    return found | active_runs(fleet.call_all(OBSERVE, {}))
 
 
 def _confirm(command: Command, present: list[Resource], running: set[str]) -> bool:

@@ -9,6 +9,7 @@ from controller.localcloud.apis.catalog import AcceleratorType, Catalog
 from controller.localcloud.apis.disks import check_attached
 from controller.localcloud.apis.networks import Networks
 from controller.localcloud.apis.operations import Effect, Operations, PreviousDocument, as_longrunning
+from controller.localcloud.apis.projects import is_visible
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import (
     PROJECT,
@@ -93,7 +94,7 @@ class Nodes:
             node["acceleratorConfig"] = kind.config
         account = (body.get("serviceAccount") or {}).get("email") or _default_account()
         node["serviceAccount"] = {**(body.get("serviceAccount") or {}), "email": account}
-        if account != _default_account() and self.store.get("serviceAccount", account) is None:
+        if account != _default_account() and not is_visible(self.store.get("serviceAccount", account)):
             raise ApiError(400, f"Cloud TPU received a bad request. Service account {account} does not exist.")
         if queued:
             node["queuedResource"] = queued

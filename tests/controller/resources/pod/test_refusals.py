@@ -27,20 +27,41 @@ from controller.resources.pod.refusals import HINTS, classify
             "Quota limit 'TPUV6EPreemptiblePerProjectPerRegionForTPUAPI' has been exceeded. Limit: 0 in region x.",
         ),
         ("quota", "RESOURCE_EXHAUSTED", "Quota 'TPUV4sPodPerProjectPerRegionForTPUAPI' exhausted. Limit 20800"),
-        ("quota", "403", "Quota 'SSD_TOTAL_GB' exceeded. Limit: 500.0 in region us-central1."),
+        ("compute_quota", "403", "Quota 'SSD_TOTAL_GB' exceeded. Limit: 500.0 in region us-central1."),
         ("permission", "PERMISSION_DENIED", "Permission denied on 'locations/us-central2-b' (or it may not exist)."),
         ("permission", "PERMISSION_DENIED", "Permission 'tpu.nodes.create' denied on 'projects/p'"),
         ("runtime", "INVALID_ARGUMENT", "Cloud TPU received a bad request. Runtime version \"v2-alpha\" unknown"),
         ("type", "INVALID_ARGUMENT", 'Accelerator type "v4-8" was not found in us-central1-a'),
         ("reservation", "NOT_FOUND", "Reservation projects/p/locations/z/reservations/r does not exist"),
         ("name_taken", "ALREADY_EXISTS", "Resource 'projects/p/locations/z/nodes/n' already exists"),
-        ("bad_request", "INVALID_ARGUMENT", "Service account x@y.iam.gserviceaccount.com does not exist."),
+        ("propagating", "INVALID_ARGUMENT", "Service account x@y.iam.gserviceaccount.com does not exist."),
         ("bad_request", "NOT_FOUND", "The resource 'projects/p/global/networks/n' was not found"),
-        ("unknown", "INTERNAL", "An internal error has occurred"),
+        ("internal", "INTERNAL", "An internal error has occurred"),
+        ("internal", "UNKNOWN", "an internal error has occurred"),
+        ("compute_quota", "RESOURCE_EXHAUSTED", "You have reached IN_USE_ADDRESSES limit. [EID: 0x3]"),
+        ("compute_quota", "FORBIDDEN", "Quota 'INSTANCES' exceeded. Limit: 8.0 in region us-central1."),
+        (
+            "propagating",
+            "PERMISSION_DENIED",
+            "Cloud TPU got permission denied when trying to access the customer project. Make sure that the IAM "
+            "account 'service-1@cloud-tpu.iam.gserviceaccount.com' has the 'TPU Service Agent' role",
+        ),
+        (
+            "permission",
+            "PERMISSION_DENIED",
+            'User does not have permission to submit requests for accelerator type "v6e-4" in location us-east5-a',
+        ),
+        ("type", "NOT_FOUND", "v5litepod-16 could not be found in the zonal resources of us-east1-c"),
     ],
 )  # fmt: skip
 def test_what_an_answer_means(kind: str, code: str, message: str) -> None:
     assert classify(code, message) == kind
+
+
+def test_a_reservation_that_was_not_asked_for_is_no_capacity() -> None:
+    """The answer to spot requests in us-east5-a and -c when there is none left."""
+    assert classify("NOT_FOUND", "Reservation not found", reserved=False) == "stock_out"
+    assert classify("NOT_FOUND", "Reservation not found") == "reservation"
 
 
 def test_each_refusal_names_a_key_or_a_place_to_look() -> None:

@@ -57,10 +57,10 @@ def test_a_quota_that_turns_up_late_is_a_quota(project: EmulatedProject) -> None
 @PROVISIONERS
 def test_permission_is_not_asked_again(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}", *TWO_ZONES)
-    project.inject_fault(kind="permission")
+    project.inject_fault(kind="permission", times=9)
     with pytest.raises(CloudError, match=r"denied on .*: you do not have roles/tpu\.admin, cloud\.project"):
         made.up()
-    assert made.asked() == [f"{A} spot"]
+    assert made.asked() == [f"{A} spot", f"{B} spot"]
 
 
 @PROVISIONERS
@@ -74,7 +74,7 @@ def test_an_unsupported_runtime_names_the_key(project: EmulatedProject, way: str
 @PROVISIONERS
 def test_an_operation_that_fails_late_leaves_nothing(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
-    project.inject_fault(kind="failure", message="Something broke in the data centre")
+    project.inject_fault(kind="failure", code=400, message="Something broke in the data centre")
     with pytest.raises(CloudError, match="Something broke in the data centre"):
         made.up()
     assert made.leftovers() == []
@@ -109,6 +109,39 @@ def test_a_quota_rules_its_place_out(project: EmulatedProject) -> None:
     project.inject_fault(kind="stockout", zone=B, times=1, at="request")
     assert made.up().place.zone == B
     assert made.asked() == [f"{A} spot", f"{B} spot", f"{B} spot"]
+    made.down()
+
+
+def test_a_missing_permission_rules_its_place_out(project: EmulatedProject) -> None:
+    made = pod(project, "tpu.provisioner=node", *TWO_ZONES)
+    project.inject_fault(kind="permission", zone=A, times=9)
+    assert made.up().place.zone == B
+    assert made.asked() == [f"{A} spot", f"{B} spot"]
+    made.down()
+
+
+INTERNAL = {"kind": "failure", "at": "operation", "code": 500, "message": "an internal error has occurred"}
+
+
+@PROVISIONERS
+def test_an_internal_error_is_asked_again_a_few_times(project: EmulatedProject, way: str) -> None:
+    made = pod(project, f"tpu.provisioner={way}")
+    project.inject_fault(**INTERNAL, times=2)
+    assert made.up().status.state == "READY"
+    assert "an error at Google in us-central1-a (spot) (attempt 1)" in made.notes
+    made.down()
+    project.inject_fault(**INTERNAL, times=99)
+    with pytest.raises(CloudError, match=r"an internal error has occurred; try another tpu\.zone"):
+        made.up()
+    assert made.leftovers() == []
+
+
+def test_new_rights_that_google_does_not_see_yet_are_waited_for(project: EmulatedProject) -> None:
+    made = pod(project, "tpu.provisioner=node")
+    message = "Service account x@y.iam.gserviceaccount.com does not exist."
+    project.inject_fault(kind="failure", at="request", code=400, message=message, times=3)
+    assert made.up().status.state == "READY"
+    assert "waiting until Google sees new rights" in made.notes
     made.down()
 
 

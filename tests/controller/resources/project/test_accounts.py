@@ -77,9 +77,6 @@ def test_who_may_not_set_iam_goes_on_with_a_note_of_what_an_admin_would_run(
         f"--member=serviceAccount:{account} --role=roles/logging.logWriter"
     ) in note
     assert on_bucket(project, account) != []
-    project.cloud.call_ok("POST", "emulator/settings", {})
-    while project.cloud.call("POST", f"{POLICY}:{verb}", {})[0] == 403:
-        pass  # what is left of the fault
 
 
 def test_who_may_not_create_accounts_is_told_what_else_to_do(project: EmulatedProject) -> None:
@@ -130,3 +127,48 @@ CONDITIONAL = {"role": "a", "members": ["m"], "condition": {"title": "until May"
 )
 def test_bindings_of_others_and_conditions_stay(before: list[Any], to: set[str], after: list[Any]) -> None:
     assert rebind(before, "m", of={"a", "b"}, to=to) == after
+
+
+def lookup(project: EmulatedProject, method: str) -> str:
+    return f"{method} /iam/v1/{PROJECT}/serviceAccounts"
+
+
+def test_an_account_that_iam_answers_403_for_is_looked_up_in_the_list(project: EmulatedProject) -> None:
+    """IAM hides whether an account exists behind a 403, even from an owner."""
+    project.inject_fault(kind="http", status=403, match=lookup(project, "GET") + "/.+", times=99)
+    project.create_shared()
+    account = f"{project.tag}-sa@slipway-local.iam.gserviceaccount.com"
+    assert on_project(project, account) == ["roles/logging.logWriter", "roles/tpu.admin"]
+    assert project.planned_actions() == {}
+
+
+def test_an_account_that_cannot_be_looked_up_is_created_and_gets_its_roles(project: EmulatedProject) -> None:
+    project.inject_fault(kind="http", status=403, match=lookup(project, "GET"), times=99)
+    project.create_shared()
+    account = f"{project.tag}-sa@slipway-local.iam.gserviceaccount.com"
+    assert on_project(project, account) == ["roles/logging.logWriter", "roles/tpu.admin"]
+    assert on_bucket(project, account) == ["roles/storage.legacyBucketReader", "roles/storage.objectAdmin"]
+
+
+def test_an_account_that_may_neither_be_read_nor_created_is_left_to_an_admin(project: EmulatedProject) -> None:
+    for method in ("GET", "POST"):
+        project.inject_fault(kind="http", status=403, match=lookup(project, method), times=99)
+    project.create_shared()
+    notes = "\n".join(project.notes)
+    assert f"run `gcloud iam service-accounts create {project.tag}-sa --project=slipway-local`" in notes
+    assert "gcloud projects add-iam-policy-binding slipway-local" in notes
+
+
+def test_a_new_account_that_is_not_visible_yet_is_waited_for(project: EmulatedProject) -> None:
+    project.inject_fault(kind="http", status=404, match=lookup(project, "GET") + "/.+", times=5)
+    project.create_shared()
+    log = project.cloud.request_log()
+    created = [r["status"] for r in log if r["method"] == "POST" and r["path"].endswith("/serviceAccounts")]
+    assert created[-1:] == [200]
+    assert project.planned_actions() == {}
+
+
+def test_the_wildcard_project_hides_whether_an_account_exists(project: EmulatedProject) -> None:
+    nobody = "nobody@slipway-local.iam.gserviceaccount.com"
+    assert project.cloud.call("GET", f"iam/v1/projects/-/serviceAccounts/{nobody}")[0] == 403
+    assert project.cloud.call("GET", f"iam/v1/{PROJECT}/serviceAccounts/{nobody}")[0] == 404
