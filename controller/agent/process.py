@@ -1,5 +1,6 @@
 """Processes: liveness, ownership, signals, and running tools."""
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -15,6 +16,16 @@ def boot_id() -> str:
         return emulated
     linux = Path("/proc/sys/kernel/random/boot_id")
     return linux.read_text().strip() if linux.exists() else run_tool(["sysctl", "-n", "kern.boottime"]).strip()
+
+
+def uptime_seconds() -> float:
+    """Return how long this VM has been up; infinity where it is unknown."""
+    try:
+        if emulated := os.environ.get("SLIPWAY_BOOT_TIME"):
+            return time.time() - float(emulated)
+        return float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError):
+        return math.inf
 
 
 def wall_time() -> float:

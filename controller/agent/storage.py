@@ -14,28 +14,42 @@ from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
 from .fs import CHUNK_BYTES, AgentError, file_size
+from .process import uptime_seconds
 
 RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
+FRESH_VM_SECONDS = 480.0
+"""A VM may be up before IAM shows the roles of its account everywhere, which takes up to seven minutes."""
+FRESH_VM_PAUSE_SECONDS = 5.0
 
 
 class TransferError(AgentError):
-    """Failed transfer. `lasting` means that a retry would not help."""
+    """Failed transfer. `lasting` means that a retry would not help; `denied`, that the VM's account lacks a role."""
 
-    def __init__(self, error: str, lasting: bool = False) -> None:
+    def __init__(self, error: str, lasting: bool = False, denied: bool = False) -> None:
         super().__init__(error)
-        self.permanent = lasting
+        self.permanent, self.denied = lasting, denied
 
 
-def with_retries(act: Callable[[], None], sleep: Callable[[float], None] = time.sleep) -> None:
-    """Call `act` until it succeeds, fails permanently, or RETRY_SECONDS is exhausted."""
-    for pause in RETRY_SECONDS:
+def with_retries(
+    act: Callable[[], None],
+    sleep: Callable[[float], None] = time.sleep,
+    uptime: Callable[[], float] = uptime_seconds,
+) -> None:
+    """Call `act` until it succeeds, fails permanently, or RETRY_SECONDS is exhausted.
+
+    On a fresh VM, a missing role is not permanent.
+    """
+    pauses = iter(RETRY_SECONDS)
+    while True:
         try:
             return act()
         except TransferError as error:
-            if error.permanent:
+            pause = None if error.permanent else next(pauses, None)
+            if error.denied and uptime() < FRESH_VM_SECONDS:
+                pause = FRESH_VM_PAUSE_SECONDS
+            if pause is None:
                 raise
         sleep(pause)
-    return act()
 
 
 def download_object(bucket: str, name: str, sha256: str, target: Path) -> None:
@@ -101,7 +115,7 @@ def _transfer_errors(what: str) -> Iterator[None]:
     except HTTPError as error:
         lasting = error.code < 500 and error.code not in (408, 429)
         message = error.read(2000).decode(errors="replace").strip() or error.reason
-        raise TransferError(f"{what} failed with HTTP {error.code}: {message}", lasting) from error
+        raise TransferError(f"{what} failed with HTTP {error.code}: {message}", lasting, error.code == 403) from error
     except (HTTPException, OSError, ValueError, KeyError) as error:
         raise TransferError(f"{what} was interrupted: {error!r}") from error
 

@@ -10,7 +10,7 @@ from typing import Any
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, ConfigError
-from controller.gcp.client import ServiceDisabledError
+from controller.gcp.client import PROPAGATION_SECONDS, ServiceDisabledError
 from controller.reconcile.resource import Absent, Diff, Pending, Resource, Unknown
 
 LEASED_SCOPES = frozenset({"run", "pod"})
@@ -73,7 +73,7 @@ def reconcile(resources: Sequence[Resource], context: Context) -> dict[str, Any]
 
 def settle(resource: Resource, context: Context, observed: dict[str, Any]) -> Any:
     began = context.clock.monotonic()
-    late = context.clock.deadline(resource.timeout)
+    late, service_late = context.clock.deadline(resource.timeout), context.clock.deadline(PROPAGATION_SECONDS)
     pending, stuck = None, late
     acts: list[Diff] = []
     announced = False
@@ -109,7 +109,13 @@ def settle(resource: Resource, context: Context, observed: dict[str, Any]) -> An
             acts.append(diff)
             if resource.scope in LEASED_SCOPES:
                 context.before_pod_write()
-            resource.apply(context, observed, diff)
+            try:
+                resource.apply(context, observed, diff)
+            except ServiceDisabledError:  # Google takes some minutes to propagate an enabled API
+                if service_late():
+                    raise
+                acts.pop()
+                context.clock.sleep(context.poll_seconds)
     except InterruptedSleepError:
         raise
     except Exception as error:

@@ -27,6 +27,7 @@ class EmulatedWorker:
     port: int
     boot_id: str
     devices: int  # JAX devices of the VM
+    boot_time: float = 0.0  # seconds since the epoch
 
     @property
     def name(self) -> str:
@@ -64,6 +65,7 @@ def worker_environment(
         "STORAGE_EMULATOR_HOST": root.rstrip("/"),
         "TENSORSTORE_GCS_HTTP_URL": root.rstrip("/"),
         "SLIPWAY_BOOT_ID": worker.boot_id,
+        "SLIPWAY_BOOT_TIME": str(worker.boot_time),
         "SLIPWAY_VMSTAT": str(home.parent / "vmstat"),
         "SLIPWAY_CLOCK": str(home.parent / CLOCK_FILE),
         "SLIPWAY_FREE_GB": str(home.parent / DISK_FILE),

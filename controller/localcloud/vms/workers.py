@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import shutil
 import socket
+import time
 import uuid
 from collections.abc import Coroutine
 from functools import partial
@@ -91,7 +92,7 @@ class EmulatedWorkers:
             for index in range(len(workers), count):
                 workers.append(self._create(uid, index, devices))
             for worker in workers:
-                fresh = dataclasses.replace(worker, boot_id=str(uuid.uuid4()))
+                fresh = dataclasses.replace(worker, boot_id=str(uuid.uuid4()), boot_time=time.time())
                 self._store.put("worker", worker.name, dataclasses.asdict(fresh))
         for worker in workers:
             self.home(worker).mkdir(parents=True, exist_ok=True)

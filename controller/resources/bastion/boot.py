@@ -71,8 +71,9 @@ def install_slipway(orders: dict[str, Any], home: Path) -> tuple[str, dict[str, 
         venv = home / "venv"
         python = str(venv / "bin" / "python")
         if not (venv / "complete").exists():
-            main_loop("apt-get", "update", "--quiet")
-            main_loop("apt-get", "install", "--quiet", "--yes", "python3-venv")
+            wait = ("-o", "DPkg::Lock::Timeout=300")  # unattended upgrades run at the first boot
+            main_loop("apt-get", *wait, "update", "--quiet")
+            main_loop("apt-get", *wait, "install", "--quiet", "--yes", "python3-venv")
             main_loop(sys.executable, "-m", "venv", "--clear", str(venv))
             main_loop(
                 python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(source / "conf/driver.txt")

@@ -3,6 +3,7 @@
 Networks, subnets, routers and firewall rules carry no labels; the mark in their description says who made them.
 """
 
+import re
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -13,6 +14,10 @@ from controller.gcp.client import ConflictError, ForbiddenError, GoogleError, No
 from controller.gcp.names import MARK
 from controller.gcp.operations import wait_compute
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
+
+IN_USE_SECONDS = 300.0
+"""How long Google may count a resource as in use after its last user was deleted."""
+IN_USE = re.compile("resource_?in_?use|is already being used by", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +103,17 @@ class ComputeResource(Resource):
         current = self.observe(context, {})
         if isinstance(current, Absent) or not current.is_managed:
             return
-        try:
-            wait_compute(context, self.request(context, "delete", **{self.argument: self.name}))
-        except NotFoundError:
-            return  # already deleted
+        late = context.clock.deadline(IN_USE_SECONDS)
+        while True:
+            try:
+                wait_compute(context, self.request(context, "delete", **{self.argument: self.name}))
+                return
+            except NotFoundError:
+                return  # already deleted
+            except GoogleError as error:
+                if late() or not IN_USE.search(str(error)):
+                    raise
+            context.clock.sleep(context.poll_seconds)
 
     def request(self, context: Context, verb: str, **parameters: Any) -> dict[str, Any]:
         where = {"project": context.project} | ({"region": self.region} if self.region else {})

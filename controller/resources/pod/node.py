@@ -63,6 +63,8 @@ class Slices:
                 yield provisioner, status
 
 
+ECHOED_FIELDS = frozenset({"network", "runtime_version", "subnetwork"})
+"""Fields that an answer of the API may leave out; they are as requested then."""
 ADOPTED_FIELDS = frozenset({"accelerator_type", "state", "workers"})
 """Fields in which an adopted pod must agree with the config."""
 ADOPTED_EXISTS = Rule("adopted_exists", ("error",), ("tpu.adopt",), "tpu.adopt=true requires an existing pod.")
@@ -134,9 +136,11 @@ class Node(Resource):
             return super().diff(Absent())
         status = current.status
         observed = {**status.spec.at(status.place), "state": status.state}
+        wanted = self.spec_fields(self._place_like(status))
+        observed |= {name: wanted[name] for name in ECHOED_FIELDS & wanted.keys() if not observed[name]}
         if not status.is_ready:
             observed["workers"] = self.spec.workers  # its endpoints are not complete
-        return difference(self.spec_fields(self._place_like(status)), observed, fixed=frozenset(observed))
+        return difference(wanted, observed, fixed=frozenset(observed))
 
     def findings(self, current: Any) -> Iterator[Finding]:
         if isinstance(current, Absent) and self.adopt:
@@ -182,21 +186,36 @@ class Node(Resource):
         if self.adopt:
             raise CloudError(_nothing_to_adopt(self) if status is None else _adopted_differs(self, diff))
         if status is None:
-            self._search(context).run()
+            self._create(context)
             return
         if not self._is_managed(status):
             raise CloudError(
                 f"node {self.name} in {status.place.zone} was not created by Slipway and differs ({diff}). Slipway "
                 "does not change it: set tpu.name to another name"
             )
-        if status.is_ready and {c.field for c in diff.changes} == {"workers"}:
+        if status.is_ready and _only_workers(diff):
             raise CloudError(f"{self.title}: {_wrong_worker_count(self, status)}")
         if status.state == "STOPPED" and self._start(context, status):
             return
         if not status.is_ready:
             context.events.note(self.id, f"the node is {status.state.lower()}: deleting and recreating it")
         self._slices.delete(context, self._is_managed)
-        self._search(context).run(after=self._place_like(status) if status.state in WAITING_STATES else None)
+        self._create(context, after=self._place_like(status) if status.state in WAITING_STATES else None)
+
+    def _create(self, context: Context, after: Place | None = None) -> None:
+        """Search for capacity. Raises CloudError if Google reports other settings than those requested.
+
+        Deleting such a pod and asking again, as for one with the settings of an earlier run, would never end.
+        """
+        self._search(context).run(after)
+        made = self.find(context)
+        if made is None or not made.is_ready or not self._is_managed(made.status):
+            return
+        if (diff := self.diff(made)) and not _only_workers(diff):
+            raise CloudError(
+                f"{self.title}: Google created it with other settings than requested ({diff}); it is billed until you "
+                "run `slipway down`. Please report this"
+            )
 
     def destroy(self, context: Context) -> None:
         if self.adopt:
@@ -330,6 +349,10 @@ def describe(observed: Absent | Pending | Node) -> str:
             return observed.why
         case Node():
             return observed.status.state.lower()
+
+
+def _only_workers(diff: Diff) -> bool:
+    return {change.field for change in diff.changes} == {"workers"}
 
 
 def _wrong_worker_count(node: Node, status: SliceStatus) -> str:

@@ -60,7 +60,7 @@ class QueuedProvisioner:
                 raise CloudError(f"queued resource {name} in {zone} was not deleted; it is still {found.state.lower()}")
             try:
                 if found.state != "DELETING":
-                    self._delete(context, name, zone, with_node=bool(found.uid))
+                    self._delete(context, name, zone)
                     continue
             except NotFoundError:
                 break
@@ -72,10 +72,10 @@ class QueuedProvisioner:
         if nodes.observe(context, name, zone) is not None:  # a node that outlived its request
             nodes.delete(context, name, zone)
 
-    def _delete(self, context: Context, name: str, zone: str, *, with_node: bool) -> None:
-        force: dict[str, Any] = {"force": True} if with_node else {}
+    def _delete(self, context: Context, name: str, zone: str) -> None:
+        """Delete the request and its node, which may appear at any moment."""
         operation = context.google.call(
-            "tpu", "projects.locations.queuedResources.delete", name=request_path(context, name, zone), **force
+            "tpu", "projects.locations.queuedResources.delete", name=request_path(context, name, zone), force=True
         )
         wait_rpc(context, "tpu", operation, "projects.locations.operations.get", node_api.DELETE_SECONDS)
 

@@ -63,6 +63,7 @@ class AgentWorker:
             "PATH": path,
             "SLIPWAY_STORAGE_ROOT": self.bucket.url,
             "SLIPWAY_BOOT_ID": self.boot_id,
+            "SLIPWAY_BOOT_TIME": "1",  # long ago
             "GCE_METADATA_HOST": "127.0.0.1:1",  # where nobody answers
         }
         return own | self.extra_environment

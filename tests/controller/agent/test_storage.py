@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from controller.agent import storage
-from controller.agent.storage import RETRY_SECONDS, TransferError, with_retries
+from controller.agent.storage import FRESH_VM_SECONDS, RETRY_SECONDS, TransferError, with_retries
 from tests.controller.agent.bucket import FakeBucket
 
 
@@ -26,6 +26,20 @@ def test_what_lasts_is_told_at_once() -> None:
 
     with pytest.raises(TransferError, match="403"):
         with_retries(never, lambda _: pytest.fail("there is no point in waiting"))
+
+
+def test_a_missing_role_is_waited_for_on_a_fresh_vm() -> None:
+    """IAM shows a new binding to Cloud Storage minutes after it was made, when a v5e VM is up already."""
+    pauses: list[float] = []
+
+    def denied() -> None:
+        raise TransferError("403", lasting=True, denied=True)
+
+    with pytest.raises(TransferError, match="403"):
+        with_retries(denied, pauses.append, lambda: 60 + sum(pauses))
+    assert FRESH_VM_SECONDS - 60 <= sum(pauses) < FRESH_VM_SECONDS - 50
+    with pytest.raises(TransferError, match="403"):
+        with_retries(denied, lambda _: pytest.fail("the roles are as they are"), lambda: FRESH_VM_SECONDS)
 
 
 def test_google_is_asked_with_the_token_of_the_vm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

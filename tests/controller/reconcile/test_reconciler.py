@@ -14,6 +14,7 @@ from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.errors import CloudError, ConfigError
 from controller.core.events import Event, Events
+from controller.gcp.client import PROPAGATION_SECONDS, ServiceDisabledError
 from controller.reconcile.reconciler import destroy, reconcile, topological_order
 from controller.reconcile.resource import Absent, Change, Diff, ObservedResources, Pending, Resource, Scope, Unknown
 
@@ -151,6 +152,29 @@ def test_unknown_stops(context: Context) -> None:
     with pytest.raises(ConfigError, match="thing a: no credentials"):
         reconcile([replace(thing, script=[Unknown("no credentials")])], context)
     assert log == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disabled(Thing):
+    """Its API is enabled but refuses the first `refusals` creations."""
+
+    refusals: int
+
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        if len(self.log) < self.refusals:
+            self.log.append("refused")
+            raise ServiceDisabledError("tpu", 403, "PERMISSION_DENIED", "tpu.googleapis.com has not been used before")
+        super().apply(context, observed, diff)
+
+
+def test_an_api_that_is_not_enabled_everywhere_is_waited_for(context: Context) -> None:
+    _, log, [thing] = things(a=())
+    patient = Disabled(name="a", store=thing.store, log=log, refusals=20)
+    reconcile([patient], context)
+    assert log == ["refused"] * 20 + ["create a"]
+    with pytest.raises(ServiceDisabledError):
+        reconcile([replace(patient, refusals=10**6, store={})], context)
+    assert context.clock.now() > PROPAGATION_SECONDS
 
 
 def test_what_does_not_converge_is_said_so(context: Context) -> None:

@@ -33,6 +33,17 @@ def test_from_nothing_and_back(project: EmulatedProject) -> None:
     assert project.state() == before
 
 
+def test_what_google_still_counts_as_in_use_is_deleted_later(project: EmulatedProject) -> None:
+    """Compute lists a deleted TPU's address as a user of its subnet for some minutes."""
+    before = project.state()
+    project.create_shared()
+    message = "The resource 'x' is already being used by 'projects/p/zones/z/instances/t1v-n-1'"
+    for kind in ("regions/[^/]+/subnetworks", "global/networks"):
+        project.inject_fault(kind="http", status=400, match=f"DELETE .*/{kind}/{project.tag}", times=4, message=message)
+    destroy(project.shared_resources(), project.context)
+    assert project.state() == before
+
+
 def test_settling_again_changes_nothing(project: EmulatedProject) -> None:
     project.create_shared()
     before = len(project.cloud.request_log())

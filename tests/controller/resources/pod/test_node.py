@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from controller.core.errors import CloudError
 from controller.reconcile.resource import Absent
+from controller.resources.pod import node_api
+from controller.resources.pod.node_api import parse_node
 from controller.resources.pod.provisioner import SliceStatus
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
@@ -73,6 +76,43 @@ def test_a_name_that_is_taken_is_refused_and_left_alone(project: EmulatedProject
     assert len(made.creation_requests()) == 1  # the other one's
     made.down()
     assert made.leftovers() == [f"{A}/nodes/{made.node.name}"]
+
+
+def answer(made: Pod, **changes: object) -> dict[str, Any]:
+    """Return the node as the API would, with changes; None leaves a field out."""
+    path = f"tpu/v2/projects/slipway-local/locations/{A}/nodes/{made.node.name}"
+    node = made.project.cloud.call_ok("GET", path) | changes
+    return {key: value for key, value in node.items() if value is not None}
+
+
+def test_a_field_that_google_leaves_out_is_as_requested(project: EmulatedProject) -> None:
+    made = pod(project, "tpu.provisioner=node")
+    node = made.up()
+    full = answer(made)["networkConfig"]
+    for changes in (
+        {"runtimeVersion": None},
+        {"networkConfig": {"enableExternalIps": full["enableExternalIps"]}},
+        {"networkConfig": None, "networkConfigs": [full]},
+        {"networkConfig": full | {"network": full["network"].replace("slipway-local", "314159265358")}},
+    ):
+        assert not made.node.diff(replace(node, status=parse_node(answer(made, **changes)))), changes
+    other = parse_node(answer(made, runtimeVersion="tpu-ubuntu2204-base"))
+    assert made.node.diff(replace(node, status=other))
+    made.down()
+
+
+def test_a_pod_that_is_not_what_was_requested_is_not_made_again(
+    project: EmulatedProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = pod(project, "tpu.provisioner=node")
+    monkeypatch.setattr(
+        node_api, "parse_node", lambda found, *way: parse_node(found | {"runtimeVersion": "other"}, *way)
+    )
+    with pytest.raises(CloudError, match=r"other settings than requested \(runtime_version: other -> .*slipway down"):
+        made.up()
+    assert len(made.creation_requests()) == 1
+    monkeypatch.undo()
+    made.down()
 
 
 def test_an_adopted_pod_is_used_and_left(project: EmulatedProject) -> None:
