@@ -58,6 +58,11 @@ class Config(Strict):
         return tuple(dict.fromkeys(zone_region(zone) for zone in self.tpu.all_zones))
 
     @property
+    def bastion_machine(self) -> str:
+        """Machine type of the bastion; us-central2 has no E2 machines."""
+        return self.cloud.driver_machine or ("g1-small" if self.region == "us-central2" else "e2-small")
+
+    @property
     def pod_name(self) -> str:
         """Name derived from cloud, tpu and network only, so that runs with equal ones share a warm pod."""
         if self.tpu.name:

@@ -4,7 +4,9 @@ import os
 from collections.abc import Iterator
 
 from conf.schema.config import Config
+from controller.context import Context
 from controller.core.finding import Issue, check
+from controller.gcp.client import ForbiddenError, NotFoundError, ServiceDisabledError
 from controller.inputs.secrets import MANAGER
 
 
@@ -34,6 +36,23 @@ def bastion_has_a_network(config: Config) -> Iterator[Issue]:
     """The bastion needs the network that slipway creates. For an adopted pod, slipway creates no network."""
     if config.recovery.driver == "bastion" and config.tpu.adopt:
         yield Issue("bastion needs the planned network, which tpu.adopt=true leaves out; use laptop")
+
+
+@check("bastion_machine", "error", "cloud.driver_machine", live=True)
+def bastion_machine_is_offered(config: Config, context: Context) -> Iterator[Issue]:
+    """Not every zone has every machine type; us-central2 has no E2 machines."""
+    where = {"project": context.project, "zone": config.tpu.zone}
+    if config.recovery.driver != "bastion":
+        return
+    try:
+        context.google.call("compute", "machineTypes.get", **where, machineType=config.bastion_machine)
+    except (ForbiddenError, ServiceDisabledError):
+        return
+    except NotFoundError:
+        yield Issue(
+            f"{config.tpu.zone} has no {config.bastion_machine}; use null, or one of `gcloud compute "
+            f"machine-types list --zones={config.tpu.zone}`"
+        )
 
 
 @check("bastion_way", "warning", "ssh.method")

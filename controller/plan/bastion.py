@@ -61,7 +61,7 @@ def bastion_resources(config: Config, bucket: str, run_id: str, depends_on: Sequ
     machine = Bastion(
         name=f"{config.pod_name[: 63 - len(ACCOUNT_SUFFIX)]}{ACCOUNT_SUFFIX}",
         zone=config.tpu.zone,
-        machine_type=cloud.driver_machine,
+        machine_type=config.bastion_machine,
         pod=config.pod_name,
         network=config.network.name,
         subnetwork=config.network.subnet_name(config.region),

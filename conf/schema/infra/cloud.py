@@ -80,7 +80,9 @@ class GcpCloud(Strict):
         description="Roles granted to driver_service_account in the project. It also gets bucket_roles on the bucket, "
         "iam.serviceAccountUser on the workers' account and compute.instanceAdmin.v1 on the bastion."
     )
-    driver_machine: str = Field(min_length=1, description="Machine type of the bastion.")
+    driver_machine: str | None = Field(
+        min_length=1, description="Machine type of the bastion. null: a small one that tpu.zone has."
+    )
     trc: Trc | None = Field(description="Grant of free TPUs. null: none.")
     billing_budget: BillingBudget | None = Field(description="Budget on the billing account. null: none.")
 

@@ -59,7 +59,7 @@ class Billing:
             return {}
         metrics = [
             self._quota_metric(f"tpu.googleapis.com/{name}{kind}", sorted(self._catalog.zones_of[generation]))
-            for generation, name in _QUOTA_METRICS.items()
+            for generation, name in [*_QUOTA_METRICS.items(), ("v5e", "tpu-v5s-litepod-serving")]
             for kind in ("", "-preemptible")
         ]
         return paginate(call, metrics, "metrics")

@@ -67,6 +67,10 @@ COLLECTIONS = (
     Collection("addresses", "address", "region"),
 )
 
+MACHINES = r"(e2|f1|g1|n1|n2|n2d|n4|t2d|c3)-[a-z]+(-\d+)?"
+MACHINES_OF_US_CENTRAL2 = r"(f1|g1|n1|n2|n2d|n4|t2d)-[a-z]+(-\d+)?"
+"""Machine types of the zone of v4: https://github.com/keras-team/kinetic/issues/305."""
+
 
 @dataclass(eq=False)
 class Compute:
@@ -90,6 +94,7 @@ class Compute:
             "regions.get": partial(self._get_location, "region"),
             "regions.list": partial(self._list_locations, "region"),
             "subnetworks.setPrivateIpGoogleAccess": partial(self._update, SUBNETWORKS),
+            "machineTypes.get": self._machine_type,
             "instances.getSerialPortOutput": self._serial_port,
             "instances.getIamPolicy": self._get_policy,
             "instances.setIamPolicy": self._set_policy,
@@ -111,6 +116,13 @@ class Compute:
                 f"{scope}Operations.list": self._operation_list,
             }
         return {f"compute.v1:{name}": handler for name, handler in table.items()}
+
+    def _machine_type(self, call: ApiCall) -> Document:
+        self._check_location(call)
+        zone, name = call.path["zone"], call.path["machineType"]
+        if not re.fullmatch(MACHINES_OF_US_CENTRAL2 if zone.startswith("us-central2") else MACHINES, name):
+            raise not_found(f"projects/{PROJECT}/zones/{zone}/machineTypes/{name}")
+        return {"kind": "compute#machineType", "name": name, "zone": zone}
 
     def effects(self) -> dict[str, Effect]:
         return {"compute.delete": self._on_deleted, "compute.boot": self.machines.boot}

@@ -65,6 +65,31 @@ def quota(limit: int, zone: str | None = "us-central1-a", metric: str = "tpu-v5s
     return {"services.consumerQuotaMetrics.list": {"metrics": listed}}
 
 
+def both_quotas(training: int, serving: int) -> dict[str, Any]:
+    found = [quota(training), quota(serving, metric="tpu-v5s-litepod-serving")]
+    return {"services.consumerQuotaMetrics.list": {"metrics": [f.popitem()[1]["metrics"][0] for f in found]}}
+
+
+def test_small_v5e_slices_draw_on_the_serving_quota() -> None:
+    small = ("tpu=v5litepod_8", "tpu.zone=us-central1-a")
+    assert words(both_quotas(16, 8), *small) == []
+    [warning] = words(both_quotas(16, 4), *small)
+    assert warning.startswith("quota: warning tpu.zone: v5litepod-8 on_demand draws on the serving quota in us-central")
+    assert words(both_quotas(4, 4), *small)[0].startswith("quota: error tpu.zone: no v5litepod-8 on_demand")
+    assert words(both_quotas(0, 8), *small) == []
+    assert words(both_quotas(0, 64))[0].startswith("quota: error tpu.zone: no v5litepod-16 on_demand")
+
+
+def test_a_bastion_needs_a_machine_that_its_zone_has() -> None:
+    absent = {"machineTypes.get": NotFoundError("x", 404, "notFound", "no such machine")}
+    bastion = ("recovery.driver=bastion", "assets.fetch_on=laptop")
+    assert words(absent) == []
+    [error] = words(absent, *bastion, "cloud.driver_machine=e9-small")
+    assert error.startswith("bastion_machine: error cloud.driver_machine: us-central1-a has no e9-small; use null, or")
+    assert words({}, *bastion) == []
+    assert words({"machineTypes.get": REFUSED}, *bastion) == []
+
+
 def test_what_is_right_is_not_commented_on() -> None:
     assert words({}) == []
     assert words(quota(16)) == []
