@@ -84,6 +84,28 @@ def quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
                 yield Issue(f"{message}{serving:.0f}; request more, or choose a larger slice", severity="warning")
 
 
+@check("compute_quota", "error", "tpu.external_ip", also="warning", live=True)
+def compute_quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
+    """Each worker takes a VM and, with an external address, an address of the region. New projects have 4 to 8."""
+    if config.tpu.adopt:
+        return
+    workers = config.topology.workers
+    wanted = {"INSTANCES": workers + (config.recovery.driver == "bastion")}
+    if config.tpu.external_ip:
+        wanted["IN_USE_ADDRESSES"] = workers
+    remedy = {"INSTANCES": "request more", "IN_USE_ADDRESSES": "set tpu.external_ip=false, or request more"}
+    for region in config.regions:
+        quotas = context.google.call("compute", "regions.get", project=context.project, region=region).get("quotas", [])
+        for quota in quotas:
+            metric, limit = quota.get("metric"), quota.get("limit", 0)
+            if metric in wanted and wanted[metric] > limit:
+                yield Issue(
+                    f"{config.tpu.accelerator_type} needs {wanted[metric]} of Compute quota {metric} in {region}, "
+                    f"which is {limit:.0f}; {remedy[metric]} (IAM & Admin > Quotas)",
+                    severity="error" if len(config.regions) == 1 else "warning",
+                )
+
+
 def quota_limits(context: Context) -> dict[tuple[str, str], float]:
     """Return the quota by (metric, zone). An empty zone covers all other zones; -1 means no limit.
 

@@ -71,6 +71,9 @@ MACHINES = r"(e2|f1|g1|n1|n2|n2d|n4|t2d|c3)-[a-z]+(-\d+)?"
 MACHINES_OF_US_CENTRAL2 = r"(f1|g1|n1|n2|n2d|n4|t2d)-[a-z]+(-\d+)?"
 """Machine types of the zone of v4: https://github.com/keras-team/kinetic/issues/305."""
 
+_QUOTAS = {"INSTANCES": 6000.0, "IN_USE_ADDRESSES": 575.0}
+"""Limits of a project that has been in use for years, in each region."""
+
 
 @dataclass(eq=False)
 class Compute:
@@ -270,10 +273,10 @@ class Compute:
         self._check_location(call)
         name = call.path[kind]
         link = f"{self.root}projects/{PROJECT}/{kind}s/{name}"
-        shown = {"kind": f"compute#{kind}", "name": name, "status": "UP", "selfLink": link}
+        shown: Document = {"kind": f"compute#{kind}", "name": name, "status": "UP", "selfLink": link}
         if kind == "zone":
-            shown["region"] = f"{self.root}projects/{PROJECT}/regions/{name.rpartition('-')[0]}"
-        return shown
+            return {**shown, "region": f"{self.root}projects/{PROJECT}/regions/{name.rpartition('-')[0]}"}
+        return {**shown, "quotas": [{"metric": metric, "limit": limit} for metric, limit in _QUOTAS.items()]}
 
     def _list_locations(self, kind: str, call: ApiCall) -> Document:
         names = self.catalog.zones if kind == "zone" else self.catalog.regions

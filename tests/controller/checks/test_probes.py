@@ -80,6 +80,28 @@ def test_small_v5e_slices_draw_on_the_serving_quota() -> None:
     assert words(both_quotas(0, 64))[0].startswith("quota: error tpu.zone: no v5litepod-16 on_demand")
 
 
+def compute_quotas(**limits: int) -> dict[str, Any]:
+    return {
+        "regions.get": {"quotas": [{"metric": metric, "limit": float(n), "usage": 0.0} for metric, n in limits.items()]}
+    }
+
+
+def test_each_worker_takes_a_vm_and_an_address_of_the_region() -> None:
+    external = "tpu.external_ip=true"
+    assert words(compute_quotas(IN_USE_ADDRESSES=4, INSTANCES=4), external) == []
+    [error] = words(compute_quotas(IN_USE_ADDRESSES=3), external)
+    assert error.startswith(
+        "compute_quota: error tpu.external_ip: v5litepod-16 needs 4 of Compute quota IN_USE_ADDRESSES"
+    )
+    assert words(compute_quotas(IN_USE_ADDRESSES=0), "tpu.external_ip=false") == []
+    [error] = words(compute_quotas(INSTANCES=4), "recovery.driver=bastion", "assets.fetch_on=laptop")
+    assert "needs 5 of Compute quota INSTANCES in us-central1, which is 4" in error
+    elsewhere = words(compute_quotas(INSTANCES=3), "tpu.fallback_zones=[us-west4-a]")
+    assert [line.split()[1] for line in elsewhere if line.startswith("compute_quota")] == ["warning", "warning"]
+    [unknown] = words({"regions.get": REFUSED})
+    assert unknown.startswith("compute_quota: warning cloud.project: compute quota was not checked: permission denied")
+
+
 def test_a_bastion_needs_a_machine_that_its_zone_has() -> None:
     absent = {"machineTypes.get": NotFoundError("x", 404, "notFound", "no such machine")}
     bastion = ("recovery.driver=bastion", "assets.fetch_on=laptop")
