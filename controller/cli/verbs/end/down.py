@@ -1,16 +1,18 @@
 """`slipway down`: delete the pod; with --all also what pods share. Only resources made by Slipway are deleted."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 from controller.agent.protocol import OBSERVE
 from controller.cleanup.dependents import dependents, resources_in_other_regions
 from controller.cli.main import Command
 from controller.cli.view import View
-from controller.core.errors import ConfigError, SlipwayError
+from controller.core.errors import CloudError, ConfigError, SlipwayError
 from controller.core.ui import confirm
+from controller.gcp.client import ForbiddenError, NotFoundError
 from controller.gcp.names import is_labelled
-from controller.lease.lease import pod_lease
+from controller.lease.lease import Lease, pod_lease
 from controller.plan.preview import ResourcePreview, preview_resources
 from controller.reconcile.reconciler import destroy
 from controller.reconcile.resource import Absent, Pending, Resource, Unknown
@@ -30,29 +32,25 @@ BUCKET_STAYS = (
 
 def run(command: Command) -> int:
     with open_session(command.options) as session:
-        everything = command.flags.all
-        rows = [row for row in _observe(session, everything) if not isinstance(row.observed, Absent | Unknown)]
+        everything, notes = command.flags.all, list[str]()
+        rows = [row for row in _observe(session, everything, notes) if not isinstance(row.observed, Absent | Unknown)]
         present = [row.resource for row in rows if _will_be_deleted(row, everything)]
-        running = _affected_runs(session)
+        running = _affected_runs(session, notes)
         if everything:
             _refuse_if_used(session, present)
         if (present or running) and (everything or running) and not _confirm(command, present, running):
             names = f"{', '.join(sorted(running))} is running on the pod; " if running else ""
             raise ConfigError(f"nothing was deleted; {names}pass --yes to skip the prompt")
-        for run_id in running:  # so that no controller takes this for a preemption
-            Ledger(session.context.google, session.plan.bucket, run_id).record_cancellation()
         lease = pod_lease(session.plan, session.context)
         with View(session.plan, json_lines=command.flags.json) as view, lease.released_on_exit():
             session.context.events.add_listener(view)
-            driver = lease.current_other()
-            if driver is not None or any(row.resource in present for row in rows if isinstance(row.observed, Node)):
-                lease.take_over("deleted", lambda message: session.context.events.note(session.plan.run_id, message))
-            for row in rows:
-                if isinstance(row.observed, Node) and row.resource in present:
-                    google, clock = session.context.google, session.context.clock
-                    close_billing(
-                        google, clock, session.plan.bucket, session.plan.config, row.observed, "deleted by down"
-                    )
+            try:
+                nodes = [row.observed for row in rows if isinstance(row.observed, Node) and row.resource in present]
+                _record_end(session, lease, nodes, running)
+            except (ForbiddenError, NotFoundError) as error:  # a pod must be deletable without its bucket
+                notes.append(f"the bucket cannot be used, so this is not on record: {error}")
+            for message in notes:
+                session.context.events.note(session.plan.node.id, message)
             destroy(_with_dependencies(present), session.context)
             lease.release("deleted by down", 0)
         kept = [row for row in rows if row.resource not in present and row.resource.scope == "shared"]
@@ -67,21 +65,36 @@ def run(command: Command) -> int:
     return 0
 
 
-def _observe(session: Session, everything: bool) -> list[ResourcePreview]:
+def _record_end(session: Session, lease: Lease, nodes: list[Node], running: set[str]) -> None:
+    """Record in the bucket that the runs and the pod end, so that no controller takes this for a preemption."""
+    google, clock, plan = session.context.google, session.context.clock, session.plan
+    for run_id in running:
+        Ledger(google, plan.bucket, run_id).record_cancellation()
+    if nodes or lease.current_other() is not None:
+        lease.take_over("deleted", lambda message: session.context.events.note(plan.run_id, message))
+    for node in nodes:
+        close_billing(google, clock, plan.bucket, plan.config, node, "deleted by down")
+
+
+def _observe(session: Session, everything: bool, notes: list[str]) -> list[ResourcePreview]:
     """Return the pod and shared resources as they are now, each observed by itself."""
-    wanted = [
-        r
-        for r in session.plan.resources
-        if r.id == session.plan.node.id or r.scope == "shared" or isinstance(r, Bastion)
-    ]
-    rows = preview_resources(tuple(replace(r, depends_on=()) for r in wanted), session.context)
-    rows = [replace(row, resource=resource) for row, resource in zip(rows, wanted, strict=True)]
+    pod = [r for r in session.plan.resources if r.id == session.plan.node.id or isinstance(r, Bastion)]
+    shared = [r for r in session.plan.resources if r.scope == "shared" and r not in pod]
     if not everything:
-        return rows
+        rows = _observe_each(session, pod)
+        try:
+            return rows + _observe_each(session, shared)
+        except CloudError as error:
+            notes.append(f"cannot see what stays: {error}")
+            return rows
     network = session.plan.config.network.name
-    others = resources_in_other_regions(session.context, network, {r.id for r in wanted})
-    others_observed = preview_resources(tuple(replace(r, depends_on=()) for r in others), session.context)
-    return rows + [replace(row, resource=resource) for row, resource in zip(others_observed, others, strict=True)]
+    others = resources_in_other_regions(session.context, network, {r.id for r in pod + shared})
+    return _observe_each(session, [*pod, *shared, *others])
+
+
+def _observe_each(session: Session, wanted: Sequence[Resource]) -> list[ResourcePreview]:
+    rows = preview_resources(tuple(replace(r, depends_on=()) for r in wanted), session.context)
+    return [replace(row, resource=resource) for row, resource in zip(rows, wanted, strict=True)]
 
 
 def _will_be_deleted(row: ResourcePreview, everything: bool) -> bool:
@@ -134,15 +147,19 @@ def _other_buckets(session: Session) -> list[str]:
     return sorted(name for name in ours if name != session.plan.bucket)
 
 
-def _affected_runs(session: Session) -> set[str]:
+def _affected_runs(session: Session, notes: list[str]) -> set[str]:
     """Return the runs that this would end: those on the pod, and the one with a controller, even without a pod yet."""
-    driver = pod_lease(session.plan, session.context).current_other()
-    found = set() if driver is None else {driver.record.run_id}
+    found = set[str]()
+    try:
+        driver = pod_lease(session.plan, session.context).current_other()
+        found |= set() if driver is None else {driver.record.run_id}
+    except ForbiddenError as error:
+        notes.append(f"cannot see whether another controller is at work: {error}")
     try:
         fleet = session.fleet()
         return found if fleet is None else found | active_runs(fleet.call_all(OBSERVE, {}))
     except SlipwayError as error:  # a pod must be deletable without a word from its workers
-        session.context.events.note(session.plan.node.id, f"cannot ask the workers what they run: {error}")
+        notes.append(f"cannot ask the workers what they run: {error}")
         return found
 
 
