@@ -17,7 +17,7 @@ from controller.cloud.connect import require_project
 from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
-from controller.core.errors import ConfigError, LeaseLostError, OverBudgetError, SlipwayError
+from controller.core.errors import CloudError, ConfigError, LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.ui import BoardScreen
 from controller.gcp.client import ServiceDisabledError
 from controller.gcp.prices import hourly_price, max_cost
@@ -31,6 +31,7 @@ from controller.records.recorder import Recorder
 from controller.records.spending import Spending
 from controller.recovery.diagnosis import VerdictKind
 from controller.recovery.recover import RecoveryExecutor
+from controller.resources.pod.node import Node
 from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.run.handover import Handover
 from controller.run.launch import stop
@@ -83,6 +84,7 @@ def drive(
             raise  # another controller keeps the record
         except SlipwayError as error:
             recorder.record_stop("failed", str(error), driver.spending)
+            driver.note_kept_pod()
             raise
         if result is not None:
             recorder.finish(result, driver.spending)
@@ -229,10 +231,8 @@ class RunDriver:
     def _stop_over_budget(self, why: str) -> NoReturn:
         """Stop the program and delete the pod, if the run has one; saved files and an adopted pod stay."""
         self.lease.ensure()
-        node = self.plan.node.find(self.context)
-        if node is not None and node.status.uid in {
-            life.uid for life in self.spending.lifetimes() if life.ended is None
-        }:
+        node = self._own_pod()
+        if node is not None:
             self._emit_note(f"over budget: {why}; ending the run and deleting its pod")
             self.ledger.record_cancellation()
             if node.is_ready:
@@ -243,6 +243,22 @@ class RunDriver:
             f"{self.plan.run_id} was ended: {why}. Spent: {self.spending.usage()}. Raise the limit and run the "
             f"same command to resume from the last checkpoint; results: gs://{self.plan.bucket}/{self.ledger.prefix}"
         )
+
+    def _own_pod(self) -> Node | None:
+        """Return the pod if it exists and this run is billed for it."""
+        node = self.plan.node.find(self.context)
+        billed = {life.uid for life in self.spending.lifetimes() if life.ended is None}
+        return node if node is not None and node.status.uid in billed else None
+
+    def note_kept_pod(self) -> None:
+        """Note what the pod costs that a failed run leaves behind."""
+        try:
+            node = self._own_pod()
+        except CloudError as error:
+            self._emit_note(f"cannot see whether the pod is left ({error}); `slipway orphans` lists what is billed")
+            return
+        if node is not None and not node.adopt:
+            self._emit_note(f"{node.title} is kept (price: {self.spending.rate(node)}); `slipway down` deletes it")
 
     def _finalize(self, attempt: AttemptResult) -> Result:
         """Record the result, then delete the pod if the policy says so."""

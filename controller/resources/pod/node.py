@@ -11,7 +11,7 @@ from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.finding import Finding, Rule
 from controller.core.text import plural
-from controller.gcp.client import GoogleError
+from controller.gcp.client import ForbiddenError, GoogleError
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope, difference
 from controller.resources.pod import data_disk, node_api
 from controller.resources.pod.provisioner import (
@@ -59,7 +59,13 @@ class Slices:
 
     def _spec_at(self, context: Context, zone: str) -> Iterator[tuple[Provisioner, SliceStatus]]:
         for provisioner in self.provisioners.values():
-            if (status := provisioner.observe(context, self.name, zone)) is not None:
+            try:
+                status = provisioner.observe(context, self.name, zone)
+            except ForbiddenError:
+                if len(self.zones) == 1:
+                    raise
+                continue  # a zone that is closed to the project holds no slice of it
+            if status is not None:
                 yield provisioner, status
 
 

@@ -57,7 +57,10 @@ class QueuedProvisioner:
         late = context.clock.deadline(node_api.DELETE_SECONDS)
         while (found := self.observe(context, name, zone)) is not None:
             if late():
-                raise CloudError(f"queued resource {name} in {zone} was not deleted; it is still {found.state.lower()}")
+                raise CloudError(
+                    f"queued resource {name} in {zone} was not deleted: it is still {found.state.lower()}, and Google "
+                    "may yet create its node. Run `slipway down` again later; until then `slipway orphans` lists it"
+                )
             try:
                 if found.state != "DELETING":
                     self._delete(context, name, zone)

@@ -11,7 +11,7 @@ from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, RetriesExhaustedError
 from controller.gcp.client import PROPAGATION_SECONDS, ConflictError, GoogleError
-from controller.resources.pod import data_disk
+from controller.resources.pod import data_disk, node_api
 from controller.resources.pod.provisioner import (
     WAITING_STATES,
     Place,
@@ -116,9 +116,19 @@ class CapacitySearch:
         while (refusal := self._try(place)) is not None and refusal.kind == "propagating" and not late():
             if not told:
                 self.context.events.note(self.subject, f"waiting until Google sees new rights: {refusal.message}")
+                if "Service Agent" in refusal.message:
+                    self._request_service_agent(place)
             told = True
             self.context.clock.sleep(self.context.poll_seconds)
         return refusal
+
+    def _request_service_agent(self, place: Place) -> None:
+        """Request the account with which Google creates TPU VMs in the project; usually it makes it by itself."""
+        method, parent = "projects.locations.generateServiceIdentity", node_api.zone_path(self.context, place.zone)
+        try:
+            self.context.google.call("tpu", method, parent=parent, body={})
+        except GoogleError as error:
+            self.context.events.note(self.subject, f"cannot request the TPU Service Agent: {error}")
 
     def _try(self, place: Place) -> Refusal | None:
         """Ask in one place and wait; returns None on success. A refused request leaves nothing behind."""

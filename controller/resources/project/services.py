@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.gcp.client import ForbiddenError
+from controller.gcp.client import ForbiddenError, ServiceDisabledError
 from controller.gcp.operations import wait_rpc
 from controller.reconcile.resource import Diff, ObservedResources, Resource, Scope
 
@@ -38,6 +38,11 @@ class Services(Resource):
                 answer = context.google.call("serviceusage", "services.batchGet", parent=parent, names=names)
             except ForbiddenError:
                 return self  # we may not list them; the first request to a disabled API will show it
+            except ServiceDisabledError as error:
+                command = f"gcloud services enable {error.service} --project={context.project}"
+                raise CloudError(
+                    f"{error.service} is off, and it is what enables the others; run `{command}`"
+                ) from None
             on |= {s["name"].rsplit("/", 1)[-1] for s in answer.get("services", []) if s.get("state") == "ENABLED"}
         return replace(self, apis=tuple(api for api in self.apis if api in on))
 

@@ -65,10 +65,11 @@ def test_guest_attributes_that_come_late_are_waited_for(slipway: SlipwayCli) -> 
 
 def test_a_pod_whose_guest_attributes_are_refused_can_be_deleted(slipway: SlipwayCli) -> None:
     fault(slipway, **NO_ATTRIBUTES, status=403, message="constraints/compute.disableGuestAttributesAccess")
-    code, _, err = slipway("up", *KEEP)
+    code, out, err = slipway("up", *KEEP)
     assert code != 0
     assert "Traceback" not in err
     assert "ssh.host_keys=trust_on_first_use" in err
+    assert "is kept (price: " in out
     assert slipway("status", *KEEP)[0] == 0
     assert slipway("down", *KEEP, "--yes")[0] == 0
     assert not slipway.cloud().get("state").get("node")

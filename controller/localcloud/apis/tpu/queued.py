@@ -10,7 +10,15 @@ from controller.localcloud.apis.operations import Effect, Operations, as_longrun
 from controller.localcloud.apis.tpu.nodes import Nodes
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http import internal_errors
-from controller.localcloud.http.call import PROJECT, ApiCall, Handler, check_project, paginate, timestamp
+from controller.localcloud.http.call import (
+    PROJECT,
+    PROJECT_NUMBER,
+    ApiCall,
+    Handler,
+    check_project,
+    paginate,
+    timestamp,
+)
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
@@ -35,6 +43,7 @@ class QueuedResources:
             "queuedResources.delete": self._delete,
             "operations.get": self._operation,
             "operations.list": self._operation_list,
+            "generateServiceIdentity": self._service_identity,
             "get": self._location,
             "list": self._locations,
             "acceleratorTypes.list": lambda call: paginate(call, self._accelerator_types(call), "acceleratorTypes"),
@@ -171,6 +180,10 @@ class QueuedResources:
     def _location(self, call: ApiCall) -> Document:
         name = self.nodes.location(call)
         return {"name": name, "locationId": name.rpartition("/")[2]}
+
+    def _service_identity(self, call: ApiCall) -> Document:
+        self.nodes.location(call)
+        return {"identity": {"email": f"service-{PROJECT_NUMBER}@cloud-tpu.iam.gserviceaccount.com"}}
 
     def _locations(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.controller.localcloud.harness import COMPUTE, NODES, PROJECT, REGION, EmulatedCloud
+from tests.controller.localcloud.harness import COMPUTE, NODES, PROJECT, REGION, EmulatedCloud, wait_for
 
 GLOBAL, REGIONAL = f"{COMPUTE}/global", f"{COMPUTE}/regions/{REGION}"
 
@@ -162,6 +162,7 @@ def test_service_accounts(cloud: EmulatedCloud) -> None:
     assert account["email"] == "runner@slipway-local.iam.gserviceaccount.com"
     assert cloud.call("POST", accounts, {"accountId": "runner"})[0] == 409
     assert cloud.call("POST", accounts, {"accountId": "no"})[0] == 400
+    wait_for(lambda: cloud.call("GET", f"{accounts}/{account['email']}")[0] == 200, "IAM shows it, after a while")
     assert cloud.call_ok("GET", f"{accounts}/{account['email']}") == account
     assert cloud.call_ok("GET", accounts)["accounts"][1:] == [account]  # Compute's own comes first
     binding = {"role": "roles/tpu.admin", "members": [f"serviceAccount:{account['email']}"]}

@@ -120,6 +120,14 @@ def test_a_missing_permission_rules_its_place_out(project: EmulatedProject) -> N
     made.down()
 
 
+def test_a_zone_that_is_closed_to_the_project_holds_no_pod(project: EmulatedProject) -> None:
+    made = pod(project, "tpu.provisioner=node", *TWO_ZONES)
+    project.inject_fault(kind="http", status=403, match=f"GET .*/locations/{A}/(nodes|queuedResources)/.*", times=999)
+    project.inject_fault(kind="permission", zone=A, times=9)
+    assert made.up().place.zone == B
+    made.down()
+
+
 INTERNAL = {"kind": "failure", "at": "operation", "code": 500, "message": "an internal error has occurred"}
 
 
@@ -134,6 +142,16 @@ def test_an_internal_error_is_asked_again_a_few_times(project: EmulatedProject, 
     with pytest.raises(CloudError, match=r"an internal error has occurred; try another tpu\.zone"):
         made.up()
     assert made.leftovers() == []
+
+
+def test_a_missing_service_agent_is_requested_once_and_waited_for(project: EmulatedProject) -> None:
+    made = pod(project, "tpu.provisioner=node")
+    message = "Make sure that 'service-1@cloud-tpu.iam.gserviceaccount.com' has the 'TPU Service Agent' role"
+    project.inject_fault(kind="failure", at="request", code=403, message=message, times=3)
+    assert made.up().status.state == "READY"
+    asked = [r["path"] for r in project.cloud.request_log() if r["path"].endswith(":generateServiceIdentity")]
+    assert asked == [f"/tpu/v2/projects/slipway-local/locations/{A}:generateServiceIdentity"]
+    made.down()
 
 
 def test_new_rights_that_google_does_not_see_yet_are_waited_for(project: EmulatedProject) -> None:
