@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.resources.pod.refusals import HINTS, classify
+from controller.resources.pod.refusals import HINTS, Refusal, classify
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,12 @@ def test_a_reservation_that_was_not_asked_for_is_no_capacity() -> None:
     """The answer to spot requests in us-east5-a and -c when there is none left."""
     assert classify("NOT_FOUND", "Reservation not found", reserved=False) == "stock_out"
     assert classify("NOT_FOUND", "Reservation not found") == "reservation"
+
+
+def test_what_is_unknown_is_said_to_be() -> None:
+    assert classify("WEIRD", "nobody has seen this") == "unknown"
+    assert Refusal("unknown", "nobody has seen this").hint == HINTS["unknown"]
+    assert Refusal("quota", "Limit: 0").hint == HINTS["quota"]
 
 
 def test_each_refusal_names_a_key_or_a_place_to_look() -> None:
