@@ -82,10 +82,10 @@ def fan_out(context: Any, node: Any, words: Sequence[str], options: argparse.Nam
     """`true` on all workers: a connection each, then again on the connections that are open."""
     from paramiko import SSHConfig
 
-    ssh_config = SSHConfig.from_path(str(context.state / "localcloud" / "ssh_config"))
+    ssh_config = SSHConfig.from_path(str(context.state_dir / "localcloud" / "ssh_config"))
     places = [ssh_config.lookup(endpoint.external or endpoint.internal) for endpoint in node.status.endpoints]
     hosts = [(place["hostname"], int(place["port"])) for place in places]
-    key = str(context.login.key_dir / "id_ed25519")
+    key = str(context.ssh_login.key_dir / "id_ed25519")
     seen: dict[str, list[float]] = {}
     for _ in range(options.repeat):
         for kind, run in (("raw paramiko", raw_paramiko), ("slipway", ours), ("fabric's run", by_fabric)):
@@ -112,7 +112,7 @@ def raw_paramiko(context: Any, node: Any, hosts: list[tuple[str, int]], key: str
     def connect(i: int) -> None:
         clients[i].set_missing_host_key_policy(paramiko.MissingHostKeyPolicy())
         host, port = hosts[i]
-        clients[i].connect(host, port, context.login.user, pkey=pkey, look_for_keys=False, allow_agent=False)
+        clients[i].connect(host, port, context.ssh_login.user_name(), pkey=pkey, look_for_keys=False, allow_agent=False)
         run(i)
 
     def run(i: int) -> None:
