@@ -128,7 +128,7 @@ def offered_types(config: Config, context: Context) -> Iterator[Issue]:
 
 @check("runtime_offered", "error", "tpu.runtime_version", also="note", live=True)
 def offered_runtimes(config: Config, context: Context) -> Iterator[Issue]:
-    """Google rejects a mistyped image, but only after minutes. Its list may lack the documented image, a note."""
+    """Google rejects a mistyped image, but only after minutes. A documented image that its list lacks is only noted."""
     documented = config.topology.runtime_version
     wanted = config.tpu.runtime_version or documented
     for zone in () if config.tpu.adopt else config.tpu.all_zones:

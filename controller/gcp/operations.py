@@ -64,7 +64,8 @@ def wait_rpc(
 
 
 def code_name(status: dict[str, Any]) -> str:
-    """Return the name of a google.rpc.Status's code, e.g. RESOURCE_EXHAUSTED. A status without a code is UNKNOWN."""
+    """Return the name of a google.rpc.Status's code, e.g. RESOURCE_EXHAUSTED; UNKNOWN without a code that has one."""
     from google.rpc import code_pb2  # protobuf takes 60 ms
 
-    return code_pb2.Code.Name(status.get("code", code_pb2.UNKNOWN))
+    code = status.get("code")
+    return code_pb2.Code.Name(code) if code in code_pb2.Code.values() else "UNKNOWN"

@@ -61,10 +61,13 @@ class Slices:
         for provisioner in self.provisioners.values():
             try:
                 status = provisioner.observe(context, self.name, zone)
-            except ForbiddenError:
+            except ForbiddenError as error:
                 if len(self.zones) == 1:
                     raise
-                continue  # a zone that is closed to the project holds no slice of it
+                if (place := f"TPUs in {zone}") not in context.permission_denied:  # a zone closed to the project
+                    context.permission_denied.add(place)
+                    context.events.note(f"node/{self.name}", f"cannot look for the pod in {zone}: {error.message}")
+                continue
             if status is not None:
                 yield provisioner, status
 

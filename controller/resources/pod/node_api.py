@@ -121,8 +121,8 @@ def capacity_of(answer: dict[str, Any]) -> str:
 
 
 def parse_node(answer: dict[str, Any], provisioner: ProvisionerName = "node") -> SliceStatus:
-    zone, networks = answer["name"].split("/")[3], answer.get("networkConfigs", [{}])
-    network = answer.get("networkConfig", networks[0])
+    zone = answer["name"].split("/")[3]
+    network = answer.get("networkConfig") or (answer.get("networkConfigs") or [{}])[0]
     state = answer.get("state", "UNKNOWN")
     maintenance = answer.get("upcomingMaintenance", {}).get("maintenanceStatus", "")
     endpoints = tuple(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time as real_time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +14,7 @@ from controller.gcp.client import GoogleError
 from controller.lease.lease import RENEWALS_PER_TERM, Lease, LeaseHeldError, ReleaseRequestedError, lease_guard
 from controller.lease.store import Identity, LeaseRecord
 from tests.controller.lease.test_lease import TERM, FakeFile, Time
+from tests.controller.localcloud.harness import wait_for
 
 
 class Counted(FakeFile):
@@ -32,16 +32,9 @@ def renewing(file: FakeFile, clock: Time, name: str = "me", fenced: Callable[[],
     return Lease(file, clock, me, TERM, 0.002, fenced)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    late = real_time.monotonic() + 120
-    while not condition():
-        assert real_time.monotonic() < late
-        real_time.sleep(0.001)
-
-
 def is_renewed(file: Counted) -> bool:
     before = file.writes
-    until(lambda: file.writes >= before + 3)
+    wait_for(lambda: file.writes >= before + 3, "renewals")
     return True
 
 
@@ -72,7 +65,7 @@ def test_an_outage_does_not_end_the_renewals() -> None:
     mine.ensure()
     file.down = True
     before = file.attempts
-    until(lambda: file.attempts >= before + 3)
+    wait_for(lambda: file.attempts >= before + 3, "renewals in vain")
     file.down = False
     assert is_renewed(file)
     mine.release()

@@ -96,6 +96,7 @@ def test_a_field_that_google_leaves_out_is_as_requested(project: EmulatedProject
         {"networkConfig": full | {"network": full["network"].replace("slipway-local", "314159265358")}},
     ):
         assert not made.node.diff(replace(node, status=parse_node(answer(made, **changes)))), changes
+    assert parse_node(answer(made, networkConfig=None, networkConfigs=[])).spec.network == ""
     other = parse_node(answer(made, runtimeVersion="tpu-ubuntu2204-base"))
     assert made.node.diff(replace(node, status=other))
     made.down()
