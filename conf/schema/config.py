@@ -67,7 +67,8 @@ class Config(Strict):
         """Name derived from cloud, tpu and network only, so that runs with equal ones share a warm pod."""
         if self.tpu.name:
             return self.tpu.name
-        lasting = {"faults", "operation_seconds", "port", "trc", "billing_budget"}  # these do not identify the pod
+        # These do not identify the pod.
+        lasting = {"faults", "operation_seconds", "realism", "port", "trc", "billing_budget"}
         lasting |= {"driver_service_account", "driver_roles", "driver_machine"}
         identity = {
             "cloud": self.cloud.model_dump(mode="json", exclude=lasting),

@@ -83,10 +83,17 @@ def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
     """Start the emulated cloud unless it is already running. Raises ConfigError with its message if it cannot."""
     folder = state_folder(state_dir)
     seconds = f"--operation-seconds={cloud.operation_seconds}"
-    idle = f"--idle-exit={IDLE_EXIT_SECONDS}"
-    status, message = run_emulator_verb(["start", f"--port={cloud.port}", seconds, idle], folder)
+    flags = [f"--port={cloud.port}", seconds, f"--realism={cloud.realism}", f"--idle-exit={IDLE_EXIT_SECONDS}"]
+    status, message = run_emulator_verb(["start", *flags], folder)
     if status != 0:
         raise ConfigError(message.strip() or f"the emulated cloud exited with code {status}; see {folder}/server.log")
+    emulator = find_running(folder)
+    emulator.post("settings", {"realism": cloud.realism})  # it may have been running
+    return emulator
+
+
+def find_running(folder: Path) -> Emulator:
+    """Return the emulated cloud that runs on a state folder."""
     found = json.loads((folder / "endpoint.json").read_text())
     return Emulator(
         folder, found["url"].rstrip("/"), found["token"], found["roots"], found["project"], Path(found["ssh_config"])

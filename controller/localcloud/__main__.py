@@ -43,7 +43,11 @@ def _serve(options: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("asyncssh").setLevel(logging.ERROR)
     try:
-        asyncio.run(serve(ServeOptions(options.state, options.port, options.operation_seconds, options.idle_exit)))
+        asyncio.run(
+            serve(
+                ServeOptions(options.state, options.port, options.operation_seconds, options.realism, options.idle_exit)
+            )
+        )
     except StartError as error:
         print(error, file=sys.stderr)
         return 2
@@ -52,7 +56,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _flags(options: argparse.Namespace) -> list[str]:
     flags = {"--port": options.port or None, "--operation-seconds": options.operation_seconds}
-    flags["--idle-exit"] = options.idle_exit
+    flags |= {"--realism": options.realism, "--idle-exit": options.idle_exit}
     return [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
 
 
@@ -73,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         if name in ("serve", "start"):
             command.add_argument("--port", type=int, default=0, help="0: the previous port, or any free one")
             command.add_argument("--operation-seconds", type=float, help="duration of operations (default 0.5)")
+            command.add_argument("--realism", choices=["strict", "relaxed"], help="see docs/emulated-cloud.md")
             command.add_argument("--idle-exit", type=float, metavar="SECONDS", help="exit when idle and without nodes")
     return parser
 

@@ -38,13 +38,13 @@ from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.discovery import MOUNTS, Discovery
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.server import Server
+from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
 from controller.localcloud.vms.machines import Instances
 from controller.localcloud.vms.workers import EmulatedWorkers
 
 # rootUrl of each API's discovery document, relative to the server's URL.
 _API_ROOTS = {document.partition(".")[0]: mount for document, mount in MOUNTS.items()}
-_OPERATION_SECONDS = 0.5
 _CLAIM_SECONDS = 2.0
 
 
@@ -59,6 +59,7 @@ class ServeOptions:
     state: Path
     port: int = 0
     operation_seconds: float | None = None
+    realism: str | None = None
     idle_exit_seconds: float | None = None
 
 
@@ -89,15 +90,15 @@ class Cloud:
         self.store.close()
 
 
-def assemble(store: Store, state: Path, url: str, token: str, seconds: float, stopped: asyncio.Event) -> Cloud:
+def assemble(store: Store, state: Path, url: str, token: str, settings: Settings, stopped: asyncio.Event) -> Cloud:
     """Build all components of a cloud; a stop request sets `stopped`."""
-    operations = Operations(store, seconds)
+    operations = Operations(store, settings)
     catalog = load_catalog()
     faults = Faults(store)
     networks = Networks(store, catalog)
     workers = EmulatedWorkers(store, networks, faults, state, url, token)
     nodes = Nodes(store, operations, networks, catalog, workers, faults)
-    queued = QueuedResources(store, operations, nodes, catalog, faults)
+    queued = QueuedResources(store, operations, nodes, catalog, faults, settings)
     policies = Policies(store)
     machines = Instances(store, state, url, token)
     compute = Compute(
@@ -105,7 +106,7 @@ def assemble(store: Store, state: Path, url: str, token: str, seconds: float, st
     )
     blobs = Blobs(state / "blobs")
     objects = Objects(store, blobs, faults.on_object_finalized)
-    projects = Projects(store, operations, policies)
+    projects = Projects(store, operations, policies, settings)
     billing = Billing(store, catalog)
     apis = (
         nodes,
@@ -124,9 +125,9 @@ def assemble(store: Store, state: Path, url: str, token: str, seconds: float, st
         media=MediaTransfers(store, objects, blobs),
         metadata=MetadataServer(store, workers, machines, token),
         iap=IapRelay(store, workers, faults),
-        admin=Admin(store=store, operations=operations, objects=objects, nodes=nodes, faults=faults, stopped=stopped),
+        admin=Admin(store=store, settings=settings, objects=objects, nodes=nodes, faults=faults, stopped=stopped),
         faults=faults,
-        permissions=Permissions(store, policies, machines),
+        permissions=Permissions(store, policies, machines, settings),
         url=url,
         token=token,
     )
@@ -142,13 +143,13 @@ async def serve(options: ServeOptions) -> None:
     listener = _listen(store, options.port)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
     token = _resolve_setting(store, "token", None, secrets.token_urlsafe(24))
-    seconds = _resolve_setting(store, "operation_seconds", options.operation_seconds, _OPERATION_SECONDS)
+    settings = Settings(store, operation_seconds=options.operation_seconds, realism=options.realism)
     stopped = asyncio.Event()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # programs would inherit SIG_IGN from nohup
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    cloud = assemble(store, state, url, token, seconds, stopped)
+    cloud = assemble(store, state, url, token, settings, stopped)
     await cloud.resume()
     runner = web.AppRunner(cloud.server.application(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()

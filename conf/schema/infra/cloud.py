@@ -93,6 +93,10 @@ class LocalCloud(GcpCloud):
     kind: Literal["local"]  # pyright: ignore[reportIncompatibleVariableOverride]
     port: int = Field(ge=0, le=65535, description="TCP port of the emulated cloud. 0: any free port.")
     operation_seconds: float = Field(ge=0, description="Duration of an emulated operation, in seconds.")
+    realism: Literal["strict", "relaxed"] = Field(
+        description="strict: permissions are judged, and changes of IAM take effect late, as on Google Cloud. relaxed: "
+        "neither, for use with other tools."
+    )
     faults: tuple[dict[str, Any], ...] = Field(description="Faults, e.g. {kind: preempted, after_seconds: 20}.")
 
 

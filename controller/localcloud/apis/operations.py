@@ -8,6 +8,7 @@ from typing import Any
 from controller.localcloud.http import internal_errors
 from controller.localcloud.http.call import timestamp
 from controller.localcloud.http.errors import ApiError
+from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 
 # What an operation does when it is due. It gets the target's name and must be idempotent: a killed emulator runs it
@@ -23,9 +24,9 @@ _RETENTION_SECONDS = 24 * 3600.0
 class Operations:
     """Operations of all APIs, by name, e.g. `projects/p/locations/z/operations/operation-7`."""
 
-    def __init__(self, store: Store, seconds: float) -> None:
+    def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
-        self.seconds = seconds
+        self._settings = settings
         self._effects: Mapping[str, Effect] = {}
         self._on_undone: Callable[[], None] = lambda: None
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -60,7 +61,7 @@ class Operations:
             "effect": effect,
             "before": before,
             "created": now,
-            "due": now + self.seconds,
+            "due": now + self._settings.operation_seconds,
             "done": False,
         }
         self._store.put("operation", operation["name"], operation)

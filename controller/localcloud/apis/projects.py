@@ -8,6 +8,7 @@ from typing import Any
 from controller.localcloud.apis.operations import Operations, as_longrunning
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Handler, check_project, paginate
 from controller.localcloud.http.errors import ApiError
+from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 
 _APIS = (
@@ -66,8 +67,9 @@ def is_visible(account: Document | None) -> bool:
 
 
 class Projects:
-    def __init__(self, store: Store, operations: Operations, policies: Policies) -> None:
+    def __init__(self, store: Store, operations: Operations, policies: Policies, settings: Settings) -> None:
         self._store = store
+        self._settings = settings
         self._operations = operations
         self._policies = policies
 
@@ -188,7 +190,7 @@ class Projects:
             "uniqueId": str(self._store.next_number("account", 10**20)),
             "etag": _format_etag(1),
         }
-        self._store.put("serviceAccount", email, {**account, "visibleAt": time.time() + self._operations.seconds})
+        self._store.put("serviceAccount", email, {**account, "visibleAt": time.time() + self._settings.delay(1)})
         return account
 
     def _accounts(self) -> dict[str, Document]:

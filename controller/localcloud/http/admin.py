@@ -8,12 +8,12 @@ from typing import Any
 
 from aiohttp import web
 
-from controller.localcloud.apis.operations import Operations
 from controller.localcloud.apis.storage.objects import Objects
 from controller.localcloud.apis.tpu.nodes import Nodes
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.faults.spec import parse_fault
 from controller.localcloud.http.errors import ApiError
+from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
 
 _VISIBLE_KINDS = ("node", "queued", "worker", "compute", "service", "serviceAccount", "policy", "bucket", "operation",
@@ -29,7 +29,7 @@ class Admin:
     """Handlers of GET state, GET requests?after=SEQ, GET and POST settings, POST and DELETE faults, POST stop."""
 
     store: Store
-    operations: Operations
+    settings: Settings
     objects: Objects
     nodes: Nodes
     faults: Faults
@@ -50,7 +50,7 @@ class Admin:
                 self.faults.clear()
                 return web.json_response({})
             case ("POST", "settings"):
-                return self._update_settings(await _json_body(request, "operation_seconds"))
+                return self._update_settings(await _json_body(request, *self.settings.as_json()))
             case ("POST", "stop"):
                 self.stopped.set()
                 return web.json_response({})
@@ -61,7 +61,7 @@ class Admin:
         kinds = [*_VISIBLE_KINDS, *sorted(set(self.store.list_kinds()) - _HIDDEN_KINDS - set(_VISIBLE_KINDS))]
         state: dict[str, Any] = {kind: dict(self.store.items(kind)) for kind in kinds}
         state["objects"] = {name: self.objects.list_names(name) for name in state["bucket"]}
-        state["settings"] = {"operation_seconds": self.operations.seconds}
+        state["settings"] = self.settings.as_json()
         return state
 
     def _requests(self, after: str) -> web.Response:
@@ -80,12 +80,8 @@ class Admin:
         return web.json_response({"registered": registered})
 
     def _update_settings(self, body: dict[str, Any]) -> web.Response:
-        seconds = body.get("operation_seconds", self.operations.seconds)
-        if not isinstance(seconds, int | float) or seconds < 0:
-            raise ApiError(400, f"operation_seconds must be a number of seconds, not {seconds!r}")
-        self.operations.seconds = float(seconds)
-        self.store.put("setting", "operation_seconds", {"value": float(seconds)})
-        return web.json_response({"operation_seconds": self.operations.seconds, "pid": os.getpid()})
+        self.settings.update(body)
+        return web.json_response({**self.settings.as_json(), "pid": os.getpid()})
 
 
 async def _json_body(request: web.Request, *known: str) -> dict[str, Any]:

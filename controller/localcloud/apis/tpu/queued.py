@@ -20,6 +20,7 @@ from controller.localcloud.http.call import (
     timestamp,
 )
 from controller.localcloud.http.errors import ApiError
+from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 
 _PREFIX = "tpu.v2:projects.locations."
@@ -34,6 +35,7 @@ class QueuedResources:
     nodes: Nodes
     catalog: Catalog
     faults: Faults
+    settings: Settings
 
     def handlers(self) -> dict[str, Handler]:
         table: dict[str, Handler] = {
@@ -117,7 +119,7 @@ class QueuedResources:
                 self._fail(queued, refusal)
                 return None
             self.store.put("queued", name, {**queued, "state": _state_document("WAITING_FOR_RESOURCES")})
-            return max(self.operations.seconds, 0.05)
+            return max(self.settings.operation_seconds, 0.05)
         self.store.put("queued", name, {**queued, "state": _state_document("ACTIVE")})
         return None
 

@@ -78,7 +78,8 @@ def test_the_emulators_own_api(cloud: EmulatedCloud) -> None:
     state = cloud.call_ok("GET", "emulator/state")
     assert {"node", "queued", "worker", "compute", "bucket", "operation", "fault"} <= set(state)
     assert cloud.call_ok("POST", "emulator/settings", {"operation_seconds": 0.03})["operation_seconds"] == 0.03
-    assert cloud.call_ok("GET", "emulator/settings") == {"operation_seconds": 0.03, "pid": cloud.endpoint["pid"]}
+    now = {"operation_seconds": 0.03, "realism": "strict", "pid": cloud.endpoint["pid"]}
+    assert cloud.call_ok("GET", "emulator/settings") == now
     assert cloud.call("POST", "emulator/settings", {"operation_seconds": -1})[0] == 400
     assert cloud.call("POST", "emulator/settings", {"speed": 1})[0] == 400
     status, answer = cloud.call("GET", "emulator/nothing")

@@ -12,6 +12,7 @@ import pytest
 
 from controller.localcloud import cloud as parts
 from controller.localcloud.http.call import ApiCall
+from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
 from tests.controller.localcloud.harness import RUNTIME, ZONE
 
@@ -26,7 +27,8 @@ class InProcess:
 
     def __init__(self, folder: Path) -> None:
         self.store = Store(folder / "state.db")
-        self.cloud = parts.assemble(self.store, folder, "http://127.0.0.1:65535/", "token", 0, asyncio.Event())
+        settings = Settings(self.store, operation_seconds=0)
+        self.cloud = parts.assemble(self.store, folder, "http://127.0.0.1:65535/", "token", settings, asyncio.Event())
 
     async def call(self, method: str, body: dict[str, Any] | None = None, **query: str) -> dict[str, Any]:
         """A method of the TPU API; the operation that it began, when that has ended."""

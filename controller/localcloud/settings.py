@@ -1,0 +1,59 @@
+"""Settings of the emulated cloud: they may change while it runs, and outlive a restart."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from controller.localcloud.http.errors import ApiError
+from controller.localcloud.store import Store
+
+STRICT, RELAXED = "strict", "relaxed"
+_KIND, _NAME = "setting", "settings"
+
+
+@dataclass(frozen=True)
+class _Values:
+    operation_seconds: float = 0.5
+    realism: str = STRICT
+
+
+class Settings:
+    """Current values, kept in the store. Components hold this object and read a value when they need it."""
+
+    def __init__(self, store: Store, **given: Any) -> None:
+        """Take the given values, else those of an earlier process, else the defaults; None is not given."""
+        self._store = store
+        known = {field.name for field in fields(_Values)}
+        former = {key: value for key, value in (store.get(_KIND, _NAME) or {}).items() if key in known}
+        self._values = _Values(**former)
+        self.update({key: value for key, value in given.items() if value is not None})
+
+    @property
+    def operation_seconds(self) -> float:
+        return self._values.operation_seconds
+
+    @property
+    def is_strict(self) -> bool:
+        """Return whether Google's refusals and delays are emulated that a tool only finds in the way."""
+        return self._values.realism == STRICT
+
+    def delay(self, operations: float) -> float:
+        """Return the seconds that a change takes to show everywhere, given as a number of operations."""
+        return operations * self.operation_seconds if self.is_strict else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self._values)
+
+    def update(self, change: Mapping[str, Any]) -> None:
+        """Change some of the values. Raises ApiError 400 for an unknown name or an invalid value."""
+        unknown = set(change) - set(self.as_json())
+        if unknown:
+            raise ApiError(400, f"Unknown setting {sorted(unknown)[0]}; known: {', '.join(self.as_json())}")
+        values = replace(self._values, **change)
+        seconds = values.operation_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
+            raise ApiError(400, f"operation_seconds must be a number of seconds, not {seconds!r}")
+        if values.realism not in (STRICT, RELAXED):
+            raise ApiError(400, f"realism must be {STRICT} or {RELAXED}, not {values.realism!r}")
+        self._values = replace(values, operation_seconds=float(seconds))
+        self._store.put(_KIND, _NAME, self.as_json())

@@ -1,0 +1,52 @@
+"""Settings of the emulated cloud: given, kept, changed while it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controller.cloud import emulator
+from controller.localcloud.http.errors import ApiError
+from controller.localcloud.settings import Settings
+from controller.localcloud.store import Store
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+
+
+def test_given_values_are_kept_for_the_next_process(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state.db")
+    assert Settings(store).is_strict
+    Settings(store, operation_seconds=0.25, realism="relaxed")
+    again = Settings(store, operation_seconds=None, realism=None)
+    assert (again.operation_seconds, again.is_strict) == (0.25, False)
+
+
+def test_delays_scale_with_operations_and_are_off_when_relaxed(tmp_path: Path) -> None:
+    settings = Settings(Store(tmp_path / "state.db"), operation_seconds=0.5)
+    assert settings.delay(4) == 2.0
+    settings.update({"realism": "relaxed"})
+    assert settings.delay(4) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"speed": 1}, "Unknown setting speed; known: operation_seconds, realism"),
+        ({"realism": "kind"}, "realism must be strict or relaxed, not 'kind'"),
+        ({"operation_seconds": "fast"}, "operation_seconds must be a number of seconds, not 'fast'"),
+    ],
+)
+def test_an_invalid_change_is_refused_and_changes_nothing(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    settings = Settings(Store(tmp_path / "state.db"))
+    with pytest.raises(ApiError, match=message):
+        settings.update(change)
+    assert settings.as_json() == {"operation_seconds": 0.5, "realism": "strict"}
+
+
+def test_a_verb_sets_the_running_cloud_to_its_config(slipway: SlipwayCli) -> None:
+    assert slipway.cloud().get("settings")["realism"] == "strict"
+    assert slipway("plan", ECHO_COMMAND, "cloud.realism=relaxed")[0] == 0
+    found = emulator.find_running(emulator.state_folder(str(slipway.home)))
+    assert found.get("settings")["realism"] == "relaxed"
