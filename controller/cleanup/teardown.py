@@ -1,0 +1,147 @@
+"""Delete the pod and, if asked, everything that pods share: what `slipway down` does, without its prompts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from controller.agent.protocol import OBSERVE
+from controller.cleanup.dependents import dependents, resources_in_other_regions
+from controller.core.errors import CloudError, ConfigError, SlipwayError
+from controller.core.events import Event
+from controller.gcp.client import ForbiddenError, NotFoundError
+from controller.gcp.names import is_labelled
+from controller.lease.lease import Lease, pod_lease
+from controller.plan.preview import ResourcePreview, preview_resources
+from controller.reconcile.reconciler import destroy
+from controller.reconcile.resource import Absent, Pending, Resource, Unknown
+from controller.records.ledger import Ledger
+from controller.records.spending import close_billing
+from controller.resources.bastion.vm import Bastion
+from controller.resources.pod.node import Node
+from controller.resources.workers.base import active_runs
+from controller.run.session import Session
+
+
+@dataclass(frozen=True)
+class Teardown:
+    """What is there, and which part of it will be deleted."""
+
+    session: Session
+    everything: bool
+    rows: list[ResourcePreview]
+    """Resources that exist, the pod's first."""
+    present: list[Resource]
+    """Resources to delete."""
+    running: set[str]
+    """Runs that the deletion ends."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def kept(self) -> list[ResourcePreview]:
+        return [row for row in self.rows if row.resource not in self.present and row.resource.scope == "shared"]
+
+    def execute(self, listener: Callable[[Event], object]) -> None:
+        """Delete what is to be deleted, dependents first; `listener` receives the progress."""
+        context, node = self.session.context, self.session.plan.node
+        lease = pod_lease(self.session.plan, context)
+        with lease.released_on_exit():
+            context.events.add_listener(listener)
+            try:
+                seen = [row.observed for row in self.rows if row.resource in self.present]
+                _record_end(self.session, lease, [s for s in seen if isinstance(s, Node)], self.running)
+            except (ForbiddenError, NotFoundError) as error:  # a pod must be deletable without its bucket
+                self.notes.append(f"the bucket cannot be used, so this is not on record: {error}")
+            for message in self.notes:
+                context.events.note(node.id, message)
+            destroy(_with_dependencies(self.present), context)
+            lease.release("deleted by down", 0)
+
+
+def plan_teardown(session: Session, everything: bool) -> Teardown:
+    """Look at what is there, and decide what to delete.
+
+    Raises:
+        ConfigError: something else still uses a shared resource.
+    """
+    notes = list[str]()
+    rows = [row for row in _observe(session, everything, notes) if not isinstance(row.observed, Absent | Unknown)]
+    present = [row.resource for row in rows if _will_be_deleted(row, everything)]
+    running = _affected_runs(session, notes)
+    if everything:
+        _refuse_if_used(session, present)
+    return Teardown(session, everything, rows, present, running, notes)
+
+
+def other_buckets(session: Session) -> list[str]:
+    """Return our buckets that stay: runs in other regions have their own, and their results may be needed."""
+    listed = session.context.google.list_all("storage", "buckets.list", "items", project=session.context.project)
+    ours = [b["name"] for b in listed if is_labelled(b)]
+    return sorted(name for name in ours if name != session.plan.bucket)
+
+
+def _record_end(session: Session, lease: Lease, nodes: list[Node], running: set[str]) -> None:
+    """Record in the bucket that the runs and the pod end, so that no controller takes this for a preemption."""
+    google, clock, plan = session.context.google, session.context.clock, session.plan
+    for run_id in running:
+        Ledger(google, plan.bucket, run_id).record_cancellation()
+    if nodes or lease.current_other() is not None:
+        lease.take_over("deleted", lambda message: session.context.events.note(plan.run_id, message))
+    for node in nodes:
+        close_billing(google, clock, plan.bucket, plan.config, node, "deleted by down")
+
+
+def _observe(session: Session, everything: bool, notes: list[str]) -> list[ResourcePreview]:
+    """Return the pod and shared resources as they are now, each observed by itself."""
+    pod = [r for r in session.plan.resources if r.id == session.plan.node.id or isinstance(r, Bastion)]
+    shared = [r for r in session.plan.resources if r.scope == "shared" and r not in pod]
+    if not everything:
+        rows = _observe_each(session, pod)
+        try:
+            return rows + _observe_each(session, shared)
+        except CloudError as error:
+            notes.append(f"cannot see what stays: {error}")
+            return rows
+    network = session.plan.config.network.name
+    others = resources_in_other_regions(session.context, network, {r.id for r in pod + shared})
+    return _observe_each(session, [*pod, *shared, *others])
+
+
+def _observe_each(session: Session, wanted: Sequence[Resource]) -> list[ResourcePreview]:
+    rows = preview_resources(tuple(replace(r, depends_on=()) for r in wanted), session.context)
+    return [replace(row, resource=resource) for row, resource in zip(rows, wanted, strict=True)]
+
+
+def _will_be_deleted(row: ResourcePreview, everything: bool) -> bool:
+    return (everything or row.resource.scope == "pod") and (
+        isinstance(row.observed, Pending) or row.observed.is_managed
+    )
+
+
+def _with_dependencies(present: list[Resource]) -> list[Resource]:
+    """Add the needs that are deleted too, so that dependents go first."""
+    ids = {r.id for r in present}
+    return [replace(r, depends_on=tuple(n for n in r.depends_on if n in ids)) for r in present]
+
+
+def _refuse_if_used(session: Session, present: list[Resource]) -> None:
+    used = dependents(session.context, session.plan.node, present)
+    if used:
+        raise ConfigError(
+            f"nothing was deleted; still in use: {'; '.join(used)}. Delete that first, or run "
+            "`slipway down` to delete only the pod"
+        )
+
+
+def _affected_runs(session: Session, notes: list[str]) -> set[str]:
+    """Return the runs that this would end: those on the pod, and the one with a controller, even without a pod yet."""
+    found = set[str]()
+    try:
+        driver = pod_lease(session.plan, session.context).current_other()
+        found |= set() if driver is None else {driver.record.run_id}
+    except ForbiddenError as error:
+        notes.append(f"cannot see whether another controller is at work: {error}")
+    try:
+        fleet = session.fleet()
+        return found if fleet is None else found | active_runs(fleet.call_all(OBSERVE, {}))
+    except SlipwayError as error:  # a pod must be deletable without a word from its workers
+        notes.append(f"cannot ask the workers what they run: {error}")
+        return found
