@@ -58,6 +58,14 @@ class Config(Strict):
         return tuple(dict.fromkeys(zone_region(zone) for zone in self.tpu.all_zones))
 
     @property
+    def external_ip(self) -> bool:
+        """Whether workers have external addresses: they count against a quota of 4 to 8 per region in new projects."""
+        if self.tpu.external_ip is not None:
+            return self.tpu.external_ip
+        direct = self.ssh.method == "external" or self.network.laptop is not None
+        return self.tpu.adopt or direct or not self.network.nat
+
+    @property
     def bastion_machine(self) -> str:
         """Machine type of the bastion; us-central2 has no E2 machines."""
         return self.cloud.driver_machine or ("g1-small" if self.region == "us-central2" else "e2-small")
@@ -72,7 +80,8 @@ class Config(Strict):
         lasting |= {"driver_service_account", "driver_roles", "driver_machine"}
         identity = {
             "cloud": self.cloud.model_dump(mode="json", exclude=lasting),
-            "tpu": self.tpu.model_dump(mode="json", exclude={"create_timeout_minutes", "valid_until_hours"}),
+            "tpu": self.tpu.model_dump(mode="json", exclude={"create_timeout_minutes", "valid_until_hours"})
+            | {"external_ip": self.external_ip},
             "network": self.network.model_dump(mode="json", exclude={"laptop", "open_to_world"}),
         }
         return f"slipway-{self.tpu.accelerator_type}-{digest(identity)[:6]}"

@@ -11,7 +11,7 @@ from controller.core.finding import Issue, check
 @check("way_out", "error", "network.nat")
 def workers_reach_internet(config: Config) -> Iterator[Issue]:
     """Without an external address, workers need a NAT to reach the internet; otherwise package installs hang."""
-    if not config.tpu.external_ip and not config.network.nat:
+    if not config.external_ip and not config.network.nat:
         yield Issue("workers without an external address need it to install packages; set it to true")
 
 
@@ -24,15 +24,18 @@ def ssh_is_not_open(config: Config) -> Iterator[Issue]:
         yield Issue("SSH is open to the whole internet", "network.open_to_world", "warning")
 
 
-@check("ssh_way", "error", "network.ssh_source_ranges", "tpu.external_ip", "network.laptop")
+@check("ssh_way", "error", "network.ssh_source_ranges", "tpu.external_ip", "network.laptop", also="warning")
 def ssh_has_a_route(config: Config) -> Iterator[Issue]:
     """If no rule admits the chosen method, every connection fails, and only after its timeout."""
     method, network = config.ssh.method, config.network
     through_iap = any(_covers(block, IAP_RANGE) for block in network.all_ssh_source_ranges)
     if method == "iap" and not through_iap:
         yield Issue(f"ssh.method=iap needs {IAP_RANGE} in this list")
-    if method == "external" and not config.tpu.external_ip:
-        yield Issue("ssh.method=external needs true", "tpu.external_ip")
+    if method == "external" and not config.external_ip:
+        yield Issue("ssh.method=external needs true or null", "tpu.external_ip")
+    elif network.laptop is not None and not config.external_ip:
+        message = "no worker has an external address for this machine to reach; set tpu.external_ip=null, or this to null"
+        yield Issue(message, "network.laptop", "warning")
     others = set(network.all_ssh_source_ranges) - {IAP_RANGE}
     if method == "external" and not others and network.laptop is None:
         message = "ssh.method=external, but only IAP is admitted; use auto or this machine's range"

@@ -105,7 +105,7 @@ def compute_quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
         return
     workers = config.topology.workers
     wanted = {"INSTANCES": workers + (config.recovery.driver == "bastion")}
-    if config.tpu.external_ip:
+    if config.external_ip:
         wanted["IN_USE_ADDRESSES"] = workers
     remedy = {"INSTANCES": "request more", "IN_USE_ADDRESSES": "set tpu.external_ip=false, or request more"}
     for region in config.regions:

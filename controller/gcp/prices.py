@@ -73,7 +73,7 @@ def _network(config: Config) -> float:
     if config.recovery.driver == "bastion":
         disk = BASTION_DISK_GB * table["disk"]["usd_per_gb_month"]["pd-standard"] / HOURS_PER_MONTH
         bastion = table["vm"]["usd_per_hour"].get(config.bastion_machine, 0.0) + disk
-    if config.tpu.external_ip:
+    if config.external_ip:
         return bastion + workers * table["external_ip"]["usd_per_hour"]
     if not config.network.nat:
         return bastion

@@ -39,7 +39,10 @@ class Tpu(Strict):
     adopt: Annotated[bool, VOLATILE] = Field(
         description="Use the existing pod named tpu.name. Slipway never creates, changes or deletes it."
     )
-    external_ip: Annotated[bool, VOLATILE] = Field(description="Give each worker an external IP address.")
+    external_ip: Annotated[bool | None, VOLATILE] = Field(
+        description="Give each worker an external IP address. null: only if network.nat=false, ssh.method=external or "
+        "network.laptop is set."
+    )
     data_disk_gb: Annotated[int | None, VOLATILE] = Field(
         ge=10, le=65536, description="Size in GB of a disk at /mnt/data that survives preemption. null: no disk."
     )

@@ -74,7 +74,7 @@ class SliceSpec:
             accelerator_type=tpu.accelerator_type,
             runtime_version=tpu.runtime_version or topology.runtime_version,
             network=config.network.name,
-            external_ip=tpu.external_ip,
+            external_ip=config.external_ip,
             service_account=config.cloud.service_account,
             valid_until_seconds=None if tpu.valid_until_hours is None else 3600 * tpu.valid_until_hours,
             reservation=tpu.reservation,

@@ -48,6 +48,23 @@ def test_the_pod_is_named_by_cloud_tpu_and_network_alone() -> None:
     assert config("tpu.name=mine").pod_name == "mine"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "external"),
+    [
+        ([], False),
+        (["network=default"], False),
+        (["network.nat=false"], True),
+        (["ssh.method=external"], True),
+        (["network.laptop=auto"], True),
+        (["tpu.adopt=true", "tpu.name=theirs"], True),
+        (["tpu.external_ip=true"], True),
+        (["ssh.method=external", "tpu.external_ip=false"], False),
+    ],
+)
+def test_workers_have_external_addresses_only_where_something_needs_them(overrides: list[str], external: bool) -> None:
+    assert config(*overrides).external_ip is external
+
+
 def test_every_type_of_the_table_reads() -> None:
     for name in tpu_type_table()["types"]:
         found = find_topology(name)

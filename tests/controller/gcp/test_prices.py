@@ -29,21 +29,21 @@ def config(*overrides: str) -> Config:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["tpu.capacity=on_demand"], "$19.20 per hour (2026 list price), and $0.02 for NAT and addresses"),
-        (["tpu.capacity=spot"], "$3.92 per hour (2026 list price), and $0.02 for NAT and addresses"),
+        (["tpu.capacity=on_demand"], "$19.20 per hour (2026 list price), and $0.01 for NAT and addresses"),
+        (["tpu.capacity=spot"], "$3.92 per hour (2026 list price), and $0.01 for NAT and addresses"),
         (
-            ["tpu.external_ip=false", "tpu.capacity=on_demand"],
-            "$19.20 per hour (2026 list price), and $0.01 for NAT and addresses",
+            ["tpu.external_ip=true", "tpu.capacity=on_demand"],
+            "$19.20 per hour (2026 list price), and $0.02 for NAT and addresses",
         ),
         (["budget.usd_per_hour=7"], "$7.00 per hour (budget.usd_per_hour)"),
         (["tpu.zone=us-central1-f"], "unknown for this zone"),
         (
             ["cloud.trc={zones: [us-central1-a], free_until: 2026-01-01}"],
-            "$0.00 per hour (free under the TRC grant until 2026-01-01), and $0.02 for NAT and addresses",
+            "$0.00 per hour (free under the TRC grant until 2026-01-01), and $0.01 for NAT and addresses",
         ),
         (
             ["cloud.trc={zones: [us-central1-a], free_until: 2025-12-31}", "tpu.capacity=spot"],
-            "$3.92 per hour (2026 list price), and $0.02 for NAT and addresses",
+            "$3.92 per hour (2026 list price), and $0.01 for NAT and addresses",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from tests.controller.conftest import ECHO_COMMAND, FOUR_WORKERS, SlipwayCli
 
 pytestmark = pytest.mark.e2e
 KEEP = [ECHO_COMMAND, FOUR_WORKERS, "cleanup.on_success=keep"]
-HIDDEN = ["tpu.external_ip=false", f"network.ssh_source_ranges=[{IAP_RANGE}]"]
+HIDDEN = [f"network.ssh_source_ranges=[{IAP_RANGE}]"]
 
 
 def tunnels(cloud: Emulator) -> int:

@@ -26,7 +26,8 @@ from controller.core.errors import ConfigError
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 pytestmark = pytest.mark.e2e
-WORDS = [ECHO_COMMAND, "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0"]
+WORDS = [ECHO_COMMAND, "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0",
+         "tpu.external_ip=true"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
