@@ -15,7 +15,10 @@ from controller.inputs.assets import path_exists
 def local_files_are_here(config: Config) -> Iterator[Issue]:
     """A file that is missing on this machine would be missing on a billed TPU."""
     for kind, name, asset in config.assets.iter_assets():
-        if asset.path is not None and not path_exists(Path(asset.path).expanduser()):
+        if asset.path is not None and asset.path.startswith("gs://"):
+            message = f"{asset.path} is in a bucket already, and assets are copied from this machine; name it where it "
+            yield Issue(f"{message}is read, e.g. data.path or model.weights", f"assets.{kind}s.{name}.path")
+        elif asset.path is not None and not path_exists(Path(asset.path).expanduser()):
             message = f"no file at {asset.path}; set it to an existing file or folder"
             yield Issue(message, f"assets.{kind}s.{name}.path")
 

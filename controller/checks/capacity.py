@@ -1,6 +1,5 @@
 """Capacity: the slice can be created in its zones with its image, network and bucket."""
 
-import difflib
 from collections.abc import Iterator, Set
 
 from conf.schema.config import Config
@@ -8,6 +7,7 @@ from conf.schema.infra.regions import is_near, subnet_range
 from conf.schema.infra.topology import tpu_type_table, zone_region
 from controller.context import Context
 from controller.core.finding import Issue, check
+from controller.core.text import nearest_names
 
 
 @check("zone", "error", "tpu.zone", "tpu.fallback_zones", also="warning")
@@ -149,10 +149,6 @@ def is_known_zone(zone: str) -> bool:
 def is_certainly_missing(wanted: str, listed: Set[str]) -> bool:
     """Return whether a nonempty list lacks the name. An empty list proves nothing."""
     return bool(listed) and wanted not in listed
-
-
-def nearest_names(wanted: str, listed: Set[str]) -> str:
-    return ", ".join(difflib.get_close_matches(wanted, sorted(listed), n=4, cutoff=0.3) or sorted(listed)[:4])
 
 
 def _listed(context: Context, zone: str, collection: str) -> Set[str]:

@@ -17,7 +17,7 @@ from controller.gcp.client import ForbiddenError, GoogleError, NoCredentialsErro
 
 
 def check_modules() -> Iterator[ModuleType]:
-    for found in pkgutil.iter_modules(checks.__path__, f"{checks.__name__}."):
+    for found in pkgutil.walk_packages(checks.__path__, f"{checks.__name__}."):
         yield importlib.import_module(found.name)
 
 

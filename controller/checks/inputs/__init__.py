@@ -1,0 +1,1 @@
+"""Checks of what a run reads: data, weights, tokenizers and downloads."""
