@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from controller.core.clock import Clock
 from controller.core.errors import CloudError, ConfigError
+from controller.gcp.credentials import GCLOUD_PROJECT, NO_CREDENTIALS, NO_QUOTA_PROJECT
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -49,14 +50,6 @@ PROPAGATION_SECONDS = 420.0
 """How long IAM may take to show a change everywhere: https://cloud.google.com/iam/docs/access-change-propagation."""
 CHUNK = 16 << 20
 """Chunk size of an upload in bytes: the most that an interruption can lose."""
-NO_CREDENTIALS = "no Google credentials: run `gcloud auth application-default login`, or set cloud=local"
-
-GCLOUD_PROJECT = "764086051850"
-"""Number of gcloud's own project, which pays for the requests of a user whose credentials name no quota project."""
-NO_QUOTA_PROJECT = (
-    "{}: your credentials have no quota project; run `gcloud auth application-default set-quota-project PROJECT`. "
-    "See https://cloud.google.com/docs/authentication/adc-troubleshooting/user-creds"
-)
 
 
 class GoogleError(CloudError):
@@ -111,6 +104,8 @@ class GoogleClient:
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
         self.before_pod_write: Callable[[], object] = lambda: None
         """Called right before each request that changes a TPU; raises if another controller owns the pod."""
+        self.wrap_connection: Callable[[Any, str], Any] = lambda http, method_id: http
+        """Called with the connection of each request and its method id; returns the object to send the request with."""
 
     def add_listener(self, listener: Callable[[dict[str, Any]], None]) -> None:
         """Call a listener after each request, retries included. It never receives the body of a request or response.
@@ -214,7 +209,11 @@ class GoogleClient:
         media = MediaFileUpload(str(path), mimetype="application/octet-stream", resumable=True, chunksize=CHUNK)
         sent, answer = 0, None
         told = self._recorded("storage", "objects.insert", {"bucket": bucket, "name": name})
-        with told, _translate_errors(f"upload of gs://{bucket}/{name}"), self._connection() as http:
+        with (
+            told,
+            _translate_errors(f"upload of gs://{bucket}/{name}"),
+            self._connection("storage.objects.insert") as http,
+        ):
             request = self._service("storage").objects().insert(bucket=bucket, name=name, media_body=media)
             if session.is_file():
                 request.resumable_uri = session.read_text()
@@ -268,7 +267,7 @@ class GoogleClient:
                 request.add_response_callback(lambda answer: dates.append(answer["date"]))
             if api == "tpu" and request.method != "GET" and leaf not in UNGUARDED_METHODS:
                 self.before_pod_write()
-            with self._connection() as http:
+            with self._connection(request.methodId) as http:
                 return request.execute(http=http)
 
     @contextmanager
@@ -303,7 +302,7 @@ class GoogleClient:
             return self._services[api]
 
     @contextmanager
-    def _connection(self) -> Iterator[Any]:
+    def _connection(self, method_id: str) -> Iterator[Any]:
         """Yield a connection for one request, since httplib2 is not thread-safe. A failed connection is not reused."""
         import google_auth_httplib2
         from googleapiclient.http import build_http  # a plain Http takes the 308 of a resumable upload for a redirect
@@ -312,7 +311,7 @@ class GoogleClient:
             http = self._idle_connections.pop() if self._idle_connections else None
         http = http or google_auth_httplib2.AuthorizedHttp(self._credentials, build_http())
         try:
-            yield http
+            yield self.wrap_connection(http, method_id)
         except BaseException:
             http.close()
             raise

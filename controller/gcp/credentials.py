@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
+NO_CREDENTIALS = "no Google credentials: run `gcloud auth application-default login`, or set cloud=local"
+
+GCLOUD_PROJECT = "764086051850"
+"""Number of gcloud's own project, which pays for the requests of a user whose credentials name no quota project."""
+NO_QUOTA_PROJECT = (
+    "{}: your credentials have no quota project; run `gcloud auth application-default set-quota-project PROJECT`. "
+    "See https://cloud.google.com/docs/authentication/adc-troubleshooting/user-creds"
+)
+
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 

@@ -6,14 +6,20 @@ microsecond on the host and never affects results.
 https://docs.jax.dev/en/latest/_autosummary/jax.experimental.multihost_utils.reached_preemption_sync_point.html
 """
 
+import os
 import signal
 import threading
+import time
 from typing import Any, Self
 
 import jax
 
 PREEMPTED_EXIT_CODE = 75
 """Exit code after a preemption with saved state: EX_TEMPFAIL of sysexits.h."""
+HOLD_VARIABLE = "SLIPWAY_HOLD_AT_STEP"
+"""Environment variable for drills: the first attempt of a run waits before its next update after that step."""
+HOLD_SECONDS = 0.1
+"""Interval at which a waiting process asks again whether a notice has come."""
 
 
 class PreemptedError(Exception):
@@ -34,8 +40,11 @@ class PreemptionNotice:
         after a notice does a caller wait for processes that are behind.
         """
         self._num_polls += 1
-        if not self._sync_point_reached():
-            return False
+        while not self._sync_point_reached():
+            if not _is_held(step):
+                return False
+            time.sleep(HOLD_SECONDS)
+            self._num_polls += 1
         if jax.process_index() == 0:
             print(f"received a preemption notice: saving a checkpoint after update {step}, then exiting", flush=True)
         return True
@@ -58,3 +67,8 @@ class PreemptionNotice:
 
     def _on_signal(self, *_: object) -> None:
         self._received = True
+
+
+def _is_held(step: int) -> bool:
+    """Return whether this attempt waits here for a preemption, as `slipway witness` asks its first one to."""
+    return os.environ.get("SLIPWAY_ATTEMPT") == "1" and os.environ.get(HOLD_VARIABLE) == str(step)

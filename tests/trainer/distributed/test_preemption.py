@@ -58,3 +58,25 @@ def test_it_listens_only_while_it_is_entered():
         assert notice.should_stop(3)
         assert notice.should_stop(4)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_first_attempt_waits_at_the_step_of_a_drill_until_it_is_told_to_stop(monkeypatch):
+    monkeypatch.setenv("SLIPWAY_HOLD_AT_STEP", "3")
+    monkeypatch.setenv("SLIPWAY_ATTEMPT", "1")
+    asked, real = [], PreemptionNotice._sync_point_reached
+
+    def noticed_at_the_fourth_time(notice: PreemptionNotice) -> bool:
+        asked.append(notice._num_polls)
+        if len(asked) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(notice)
+
+    monkeypatch.setattr(PreemptionNotice, "_sync_point_reached", noticed_at_the_fourth_time)
+    monkeypatch.setattr("trainer.distributed.preemption.HOLD_SECONDS", 0.0)
+    with PreemptionNotice() as notice:
+        assert not notice.should_stop(2)
+        assert notice.should_stop(3)
+    assert asked == [1, 2, 3, 4]
+    monkeypatch.setenv("SLIPWAY_ATTEMPT", "2")
+    with PreemptionNotice() as notice:
+        assert not notice.should_stop(3)
