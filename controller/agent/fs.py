@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,16 @@ class AgentError(Exception):
 
 def agent_root() -> Path:
     return Path.home() / ".slipway"
+
+
+def write_heartbeat() -> None:
+    """Tell the dead man's switch of the pod (`controller/resources/pod/dead_mans_switch.py`) that it is in use."""
+    path = agent_root() / "heartbeat"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    except OSError as error:  # a full disk; what the command itself needs is reported by the command
+        print(f"cannot write {path}: {error}", file=sys.stderr, flush=True)
 
 
 def safe_join(folder: str, name: str) -> Path:

@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 
 from .formats import say
-from .fs import AgentError, agent_root, checked, locked, read_json, write_json
+from .fs import AgentError, agent_root, checked, locked, read_json, write_heartbeat, write_json
 
 COMMANDS = {
     "observe": "commands.observe",
@@ -44,6 +44,7 @@ def _check_fencing_token(place: str, token: int) -> None:
 def main() -> int:
     os.umask(0o077)
     code, answer = 0, None
+    write_heartbeat()
     try:
         name = sys.argv[1]
         command = getattr(import_module(f".{COMMANDS[name]}", __package__), name)

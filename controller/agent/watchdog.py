@@ -1,5 +1,7 @@
 """Watchdog: deletes the pod from inside when it is idle or its time is up, even if every controller is gone.
 
+Its heartbeat keeps the dead man's switch (`controller/resources/pod/dead_mans_switch.py`) from doing so.
+
 It runs on worker 0 and calls the TPU API as the VM's service account, with a token from the metadata server.
 """
 
@@ -16,7 +18,7 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 
 from .formats import dump
-from .fs import AgentError, agent_root, locked, read_json, write_json
+from .fs import AgentError, agent_root, locked, read_json, write_heartbeat, write_json
 from .process import boot_id, is_alive, start_time, wall_time
 from .program.state import active_attempt
 from .storage import TransferError, access_token, open_url, upload_stream
@@ -85,6 +87,7 @@ def stand_guard() -> None:
     mine, used = Path(sys.argv[0]).name, wall_time()
     while (order := read_json(_limits_file())) and order["agent"] == mine:
         now = wall_time()
+        write_heartbeat()
         if in_use():
             used = now
         pause = min(MAX_POLL_SECONDS, (order["idle_seconds"] or MAX_POLL_SECONDS) / 4)

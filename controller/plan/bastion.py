@@ -68,6 +68,7 @@ def bastion_resources(config: Config, bucket: str, run_id: str, depends_on: Sequ
         external_ip=not config.network.nat,
         account=account,
         script=Path(controller.resources.bastion.__file__).with_name("boot.py").read_text(),
+        max_days=config.cleanup.bastion_max_days,
         run_id=run_id,
         depends_on=(*depends_on, *works, shipped.id),
     )

@@ -59,8 +59,9 @@ def _lock(config: Config) -> str:
 
 
 def needs_watchdog(config: Config) -> bool:
-    """Return whether the pod may have to delete itself: an idle limit or a budget is set, and it is not adopted."""
-    limits = (config.cleanup.idle_minutes, config.budget.max_hours, config.budget.max_usd)
+    """Return whether the pod may have to delete itself, or must not: a limit is set, and it is not adopted."""
+    cleanup, budget = config.cleanup, config.budget
+    limits = (cleanup.idle_minutes, cleanup.heartbeat_timeout_hours, budget.max_hours, budget.max_usd)
     return any(limit is not None for limit in limits) and not config.tpu.adopt
 
 

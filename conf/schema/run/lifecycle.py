@@ -98,3 +98,13 @@ class Cleanup(Strict):
     idle_minutes: float | None = Field(
         gt=0, description="Minutes without a program or login before the pod deletes itself. null: never."
     )
+    heartbeat_timeout_hours: float | None = Field(
+        gt=0,
+        description="Hours without a heartbeat of Slipway or a login before the pod deletes itself, even if SSH never "
+        "worked. null: never.",
+    )
+    bastion_max_days: float | None = Field(
+        gt=0,
+        le=120,
+        description="Days after which Compute Engine deletes the bastion, whatever it does. null: never.",
+    )

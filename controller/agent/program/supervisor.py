@@ -17,7 +17,7 @@ from ..commands.config import run_environment, validate_env
 from ..commands.tidy import tidy_locked
 from ..commands.venv import venv_state
 from ..formats import dump
-from ..fs import AgentError, attempt_folder, file_size, free_gb, locked, wait_until, write_json
+from ..fs import AgentError, attempt_folder, file_size, free_gb, locked, wait_until, write_heartbeat, write_json
 from ..process import boot_id, oom_kills, process_identity, send_signal, wall_time
 from ..secrets import SecretMask, secret_environment, store_secrets
 from ..storage import TransferError, upload_file
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..protocol import State
 
 LOG_UPLOAD_SECONDS = 30.0
+HEARTBEAT_SECONDS = 60.0
 
 
 def start(
@@ -128,6 +129,7 @@ def supervise(
     ended = threading.Event()
     uploads = threading.Thread(target=_upload_log_periodically, args=(folder, begun, ended), daemon=True)
     uploads.start()
+    threading.Thread(target=keep_heartbeat, args=(ended,), daemon=True).start()
     status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
     finish, starved = wall_time(), oom_kills() - begun["oom_kills"]
     send_signal(os.killpg, program, signal.SIGKILL)
@@ -164,6 +166,12 @@ def _spawn_program(folder: Path, argv: list[str], environment: dict[str, str], b
         os.write(2, f"slipway: cannot start {argv[0]!r}: {error}\n".encode())
     finally:
         os._exit(127)
+
+
+def keep_heartbeat(ended: threading.Event) -> None:
+    """Show that the pod is in use while the program runs; the watchdog may have died, or the VM rebooted."""
+    while not ended.wait(HEARTBEAT_SECONDS):
+        write_heartbeat()
 
 
 def _upload_log_periodically(folder: Path, begun: dict[str, Any], ended: threading.Event) -> None:

@@ -26,6 +26,12 @@ from controller.localcloud.store import Document, Store
 from controller.localcloud.vms.image import EmulatedWorker, process_marker, vm_name, worker_environment
 from controller.localcloud.vms.processes import kill_marked
 from controller.localcloud.vms.sessions import HomeFiles, LoginServer, authorized_keys, freeze, serve_process
+from controller.localcloud.vms.startup import (
+    STARTUP_SCRIPT_KEY,
+    run_startup_script,
+    startup_variables,
+    wait_for_script,
+)
 
 _SSH_PORT = 2222
 _LAST_HOST = 254
@@ -98,6 +104,16 @@ class EmulatedWorkers:
             self.home(worker).mkdir(parents=True, exist_ok=True)
             (self.home(worker).parent / "tmp").mkdir(exist_ok=True)
         return self.workers_of_node(uid)
+
+    async def run_startup_scripts(self, uid: str) -> None:
+        """Run the startup script of a node that has just booted on each of its workers, as Google does at each boot."""
+        script = self.node(uid).get("metadata", {}).get(STARTUP_SCRIPT_KEY)
+        for worker in self.workers_of_node(uid) if script else ():
+            home = self.home(worker)
+            variables = dict(self._environment(worker, "root"))
+            variables |= startup_variables(home, variables["PATH"])
+            process = await run_startup_script(home.parent, script, variables)
+            self._start_task(wait_for_script(process))
 
     async def halt(self, uid: str) -> None:
         """Take down the VMs of a node that is no longer READY: close SSH and kill every process."""

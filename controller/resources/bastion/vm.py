@@ -14,6 +14,8 @@ from controller.resources.uploads.code import CodeArchive
 
 RUN_LABEL, POD_LABEL = "slipway-run", "slipway-pod"
 IMAGE = "projects/debian-cloud/global/images/family/debian-12"
+MIN_RUN_SECONDS = 30
+"""Shortest maxRunDuration that Compute Engine accepts; the longest is 120 days."""
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 STARTING_STATES = frozenset({"PROVISIONING", "STAGING", "STOPPING", "SUSPENDING", "REPAIRING"})
 
@@ -37,6 +39,7 @@ class Bastion(Resource):
     script: str = field(default="", compare=False, repr=False)
     orders: str = field(default="", compare=False, repr=False)
     """JSON that the script reads from the metadata attribute `slipway`."""
+    max_days: float | None = field(default=None, compare=False)
     run_id: str
     status: str = "RUNNING"
     marked: bool = field(default=True, compare=False)
@@ -118,9 +121,17 @@ class Bastion(Resource):
             ],
             "metadata": {"items": [{"key": key, "value": value} for key, value in items.items()]},
             "networkInterfaces": [card],
-            "scheduling": {"automaticRestart": True},
+            "scheduling": self._scheduling(),
             "serviceAccounts": [{"email": self.account.email(context), "scopes": [SCOPE]}],
         }
+
+    def _scheduling(self) -> dict[str, Any]:
+        """Return the options for restarts and the end: https://cloud.google.com/compute/docs/instances/limit-vm-runtime."""
+        if self.max_days is None:
+            return {"automaticRestart": True}
+        seconds = max(MIN_RUN_SECONDS, round(self.max_days * 86_400))
+        limit = {"maxRunDuration": {"seconds": str(seconds)}, "instanceTerminationAction": "DELETE"}
+        return {"automaticRestart": True, **limit}
 
     def serial_output(self, context: Context) -> str:
         """Return the output on its serial port; empty if unavailable."""

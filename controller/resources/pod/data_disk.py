@@ -10,7 +10,6 @@ from controller.gcp.operations import wait_compute
 
 MOUNT_POINT = "/mnt/data"
 _SCRIPT = """\
-#!/bin/bash
 # Mounts the data disk: the one disk of its size that has no partitions. It is formatted only while it is empty.
 for disk in $(lsblk --nodeps --noheadings --paths --bytes --output NAME,SIZE,TYPE \\
     | awk '$2 == {bytes} && $3 == "disk" {{print $1}}'); do
@@ -27,8 +26,8 @@ def disk_type(generation: str) -> str:
     return "hyperdisk-balanced" if generation == "v6e" else "pd-balanced"
 
 
-def mount_script(gigabytes: int) -> str:
-    """Return the node's startup script, which runs as root at every boot."""
+def mount_part(gigabytes: int) -> str:
+    """Return the part of the node's startup script that mounts the disk."""
     return _SCRIPT.format(bytes=gigabytes * 2**30, folder=MOUNT_POINT)
 
 

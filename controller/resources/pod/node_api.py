@@ -11,6 +11,7 @@ from controller.gcp.names import LABEL, TAG, leaf
 from controller.gcp.operations import wait_rpc
 from controller.resources.pod import data_disk
 from controller.resources.pod.provisioner import Endpoint, Place, ProvisionerName, SliceSpec, SliceStatus, Symptom
+from controller.resources.pod.startup_script import STARTUP_SCRIPT, startup_script, switch_part
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TIER_LABEL = "slipway-capacity"
@@ -85,6 +86,7 @@ def node_path(context: Context, name: str, zone: str) -> str:
 def node_body(context: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
     """Return the body of a create request, without the tier: what `gcloud compute tpus tpu-vm create` sends."""
     metadata = {"ssh-keys": "\n".join([context.ssh_login.key_line(), *context.extra_ssh_keys])}
+    parts: list[str] = []
     node: dict[str, Any] = {
         "acceleratorType": spec.accelerator_type,
         "runtimeVersion": spec.runtime_version,
@@ -102,8 +104,19 @@ def node_body(context: Context, name: str, spec: SliceSpec, place: Place) -> dic
     if spec.data_disk_gb is not None:
         disk = f"projects/{context.project}/zones/{place.zone}/disks/{data_disk.name_for(name)}"
         node["dataDisks"] = [{"sourceDisk": disk, "mode": "READ_WRITE"}]
-        metadata["startup-script"] = data_disk.mount_script(spec.data_disk_gb)
+        parts.append(data_disk.mount_part(spec.data_disk_gb))
+    if spec.heartbeat_timeout_seconds is not None:
+        doomed = delete_requests(context.project, name, place.zone)
+        parts.append(switch_part(spec.heartbeat_timeout_seconds, context.google.root(API), doomed))
+    if parts:
+        metadata[STARTUP_SCRIPT] = startup_script(*parts)
     return node
+
+
+def delete_requests(project: str, name: str, zone: str) -> list[str]:
+    """Return what to delete, as paths with queries; the queued request is first: it holds the node and outlives it."""
+    where = f"projects/{project}/locations/{zone}"
+    return [f"{where}/queuedResources/{name}?force=true", f"{where}/nodes/{name}"]
 
 
 def scheduling(capacity: str) -> dict[str, bool]:

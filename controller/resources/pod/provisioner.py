@@ -65,10 +65,11 @@ class SliceSpec:
     reservation: str | None = field(default=None, compare=False)
     data_disk_gb: int | None = field(default=None, compare=False)
     data_disk_kind: str = field(default="pd-balanced", compare=False)
+    heartbeat_timeout_seconds: float | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, config: Config) -> "SliceSpec":
-        tpu, topology = config.tpu, config.topology
+        tpu, topology, timeout = config.tpu, config.topology, config.cleanup.heartbeat_timeout_hours
         return cls(
             workers=topology.workers,
             accelerator_type=tpu.accelerator_type,
@@ -80,6 +81,7 @@ class SliceSpec:
             reservation=tpu.reservation,
             data_disk_gb=tpu.data_disk_gb,
             data_disk_kind=disk_type(topology.generation),
+            heartbeat_timeout_seconds=None if timeout is None else 3600 * timeout,
         )
 
     def at(self, place: Place) -> dict[str, Any]:

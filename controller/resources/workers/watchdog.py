@@ -7,6 +7,7 @@ from controller.agent.protocol import GUARD, GUARD_STATE, GuardQuestion
 from controller.context import Context
 from controller.reconcile.resource import Absent, Diff, ObservedResources
 from controller.resources.pod.node import Node
+from controller.resources.pod.node_api import delete_requests
 from controller.resources.pod.provisioner import end_name
 from controller.resources.workers.base import WorkerResource, raise_failures
 
@@ -26,7 +27,7 @@ class Watchdog(WorkerResource):
     @property
     def title(self) -> str:
         if self.idle_seconds is None:
-            return "watchdog: the pod deletes itself when the budget is spent"
+            return "watchdog: heartbeat, and the end of the budget"
         return f"watchdog: the pod deletes itself after {self.idle_seconds / 60:g} idle minutes"
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
@@ -49,7 +50,7 @@ class Watchdog(WorkerResource):
         """
         payload: GuardQuestion = {
             "project": context.project,
-            "deletes": delete_requests(context.project, node),
+            "deletes": delete_requests(context.project, node.name, node.place.zone),
             "tpu_api": context.google.root("tpu"),
             "projects_api": context.google.root("cloudresourcemanager"),
             "idle_seconds": self.idle_seconds,
@@ -63,15 +64,10 @@ class Watchdog(WorkerResource):
         if isinstance(answer, dict) and answer["allowed"] is False:
             message = (
                 "the workers' service account may not delete TPUs, so the pod cannot delete itself; grant "
-                "roles/tpu.admin (docs/costs.md lists a smaller role), or set cleanup.idle_minutes=null"
+                "roles/tpu.admin (docs/costs.md lists a smaller role), or set "
+                "cleanup.idle_minutes=null and cleanup.heartbeat_timeout_hours=null"
             )
             context.events.note(self.id, message)
-
-
-def delete_requests(project: str, node: Node) -> list[str]:
-    """Return the paths to delete. The queued request comes first, since it holds the node and outlives it."""
-    where = f"projects/{project}/locations/{node.place.zone}"
-    return [f"{where}/queuedResources/{node.name}?force=true", f"{where}/nodes/{node.name}"]
 
 
 def _with_grace(hours: float) -> float:

@@ -106,6 +106,21 @@ def test_a_pod_with_a_program_is_not_idle(run: ProgramRun, apis: Apis) -> None:
     wait_for(lambda: NODE in apis.deleted())
 
 
+def test_every_command_and_the_watchdog_write_the_heartbeat(worker: AgentWorker, apis: Apis) -> None:
+    """The dead man's switch of the pod looks at it."""
+    heartbeat = worker.root / "heartbeat"
+    assert not heartbeat.exists()
+    worker.call("guard_state")
+    assert heartbeat.exists()
+    worker.call("guard", **order(apis, idle_seconds=3600.0))
+    heartbeat.unlink()
+    worker.call("guard_state")
+    assert heartbeat.exists()
+    worker.call("guard", **order(apis, idle_seconds=0.4))
+    heartbeat.unlink(missing_ok=True)
+    wait_for(heartbeat.exists)
+
+
 def test_there_is_one_and_it_takes_new_orders(worker: AgentWorker, apis: Apis) -> None:
     assert worker.call("guard_state")["standing"] is False
     worker.call("guard", **order(apis, idle_seconds=3600.0))

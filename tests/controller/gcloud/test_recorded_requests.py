@@ -79,6 +79,7 @@ MARK = "says who made it, so that `down --all` deletes only what is ours"
 WHOLE = "gcloud sends the router back as it read it; PATCH takes the fields that change"
 ETAG = "whatever was read"
 TIER = "the tier that was asked for: of a flex-start node the API does not tell it"
+SWITCH = "our own dead man's switch, which deletes a pod that nobody uses"
 LEAST = "icmp is not needed for SSH"
 FAMILY = "gcloud asks for the view of a family of images; the API takes the family's own name too"
 
@@ -154,6 +155,7 @@ CASES = (
         "body.labels.slipway-capacity": TIER,
         "body.metadata.k": "the recorded command's own",
         "body.metadata.ssh-keys": "our key, which gcloud adds later, at the first ssh",
+        "body.metadata.startup-script": SWITCH,
         "body.tags[0]": "our own tag, which the firewall rules aim at", "body.tags[1]": "the recorded command has two",
     }),
     Case("gcloud compute tpus tpu-vm describe n1", "GET", "nodes/n1"),
@@ -162,6 +164,7 @@ CASES = (
         f"body.tpu.nodeSpec[0].node.{key}": reason for key, reason in {
             "labels.managed-by": MARK, "labels.slipway-capacity": TIER,
             "metadata.ssh-keys": "our key, which gcloud adds later, at the first ssh",
+            "metadata.startup-script": SWITCH,
             "tags[0]": "our own tag, which the firewall rules aim at",
             "networkConfig.subnetwork": "by name, since there may be several",
             "serviceAccount.email": "in full; gcloud leaves it to the API to take the same one",
@@ -188,6 +191,7 @@ ON_DEMAND = Case(
         "body.labels.managed-by": MARK,
         "body.labels.slipway-capacity": TIER,
         "body.metadata.ssh-keys": "our key, which gcloud adds later, at the first ssh",
+        "body.metadata.startup-script": SWITCH,
         "body.tags[0]": "our own tag, which the firewall rules aim at",
         "body.networkConfig.subnetwork": "by name, since there may be several",
         "body.serviceAccount.email": "in full; gcloud leaves it to the API to take the same one",
@@ -224,6 +228,7 @@ def bastion() -> Bastion:
     return Bastion(
         name="i1", zone=ZONE, machine_type="e2-small", pod="n1", network="default", subnetwork="default",
         external_ip=False, account=ServiceAccount(name="sa-runner"), script="#!/bin/true", orders="{}", run_id="run-1",
+        max_days=30,
     )  # fmt: skip
 
 

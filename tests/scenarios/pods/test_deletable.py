@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.controller.cli.verbs.run.test_up import until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 pytestmark = pytest.mark.e2e
+ONE_WORKER = ("tpu.accelerator_type=v6e-1", "tpu.zone=us-east5-b", "cloud.bucket=deletable")
 
 
 def refused(match: str, status: int = 403) -> dict[str, Any]:
@@ -69,3 +71,13 @@ def test_down_needs_no_bucket(slipway: SlipwayCli) -> None:
     assert (code, err) == (0, "")
     assert "the bucket cannot be used, so this is not on record" in out
     assert nothing_is_billed(slipway)
+
+
+def test_a_pod_whose_ssh_never_works_deletes_itself_without_a_controller(slipway: SlipwayCli) -> None:
+    """Nobody runs `down`: the node's startup script deletes the pod, without SSH, agent or watchdog."""
+    spec = {"kind": "ssh_refused", "seconds": 36_000}
+    slipway.cloud().post("faults", {"key": "ssh", "faults": [spec]})
+    words = [ECHO_COMMAND, *ONE_WORKER, "cleanup.on_failure=keep", "cleanup.heartbeat_timeout_hours=0.001"]
+    assert slipway("up", *words, "ssh.ready_timeout_seconds=0.5", "recovery.policy.setup_failure=give_up")[0] != 0
+    until(lambda: nothing_is_billed(slipway))
+    assert [r["client"] for r in slipway.cloud().requests() if r["method"] == "DELETE"][-1].endswith("/0")

@@ -140,6 +140,7 @@ class Nodes:
             self.store.put("boot", name, {"time": now})
             self.faults.on_node_ready(now)
         await self.workers.settle()
+        await self.workers.run_startup_scripts(node["id"])
 
     def capacity_tier(self, node: Mapping[str, Any]) -> str:
         """Return the capacity tier that was requested for a node."""

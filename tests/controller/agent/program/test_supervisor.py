@@ -6,12 +6,17 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
+from controller.agent.fs import agent_root
 from controller.agent.process import is_alive, start_time
+from controller.agent.program.supervisor import keep_heartbeat
 from controller.agent.tree_hash import tree_hash
 from tests.controller.agent.conftest import ProgramRun, wait_for
 
@@ -324,3 +329,13 @@ def test_a_summary_comes_with_the_state(run: ProgramRun) -> None:
     for text, words in (("[1]", "JSON object"), ("[" * 5000, "not JSON"), (" " * (1 << 20) + "{}", "larger than")):
         (run.folder / "summary.json").write_text(text)
         assert words in run.state()["summary"]["error"]
+
+
+def test_a_running_program_keeps_the_heartbeat_though_the_watchdog_has_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ended = Mock(spec=threading.Event, wait=Mock(side_effect=[False, True]))
+    keep_heartbeat(ended)
+    assert (agent_root() / "heartbeat").exists()
+    assert [call.args for call in ended.wait.call_args_list] == [(60.0,), (60.0,)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -106,6 +107,25 @@ def test_a_data_disk_is_attached_and_mounted_by_the_node_itself(context: Context
     script = sent["metadata"]["startup-script"]
     assert str(100 * 2**30) in script
     assert script.index("blkid") < script.index("mkfs") < script.index("mount")
+
+
+def test_a_pod_starts_its_dead_mans_switch_unless_that_is_off(context: Context) -> None:
+    google = SimpleNamespace(root=lambda api: f"https://{api}.googleapis.com/")
+    known = replace(context, google=cast(Any, google))
+    limited = replace(SPEC, heartbeat_timeout_seconds=7200.0)
+    sent = [
+        node_api.node_body(known, "n1", limited, PLACE),
+        queued_api.request_body(known, "n1", limited, QUEUED)["tpu"]["nodeSpec"][0]["node"],
+    ]
+    where = "projects/p1/locations/us-central2-b"
+    switch = f"7200 https://tpu.googleapis.com/ '{where}/queuedResources/n1?force=true' {where}/nodes/n1 <"
+    for body in sent:
+        assert switch in body["metadata"]["startup-script"]
+        assert "lsblk" not in body["metadata"]["startup-script"]
+    both = node_api.node_body(known, "n1", replace(limited, data_disk_gb=100), PLACE)["metadata"]["startup-script"]
+    assert switch in both
+    assert "lsblk" in both
+    assert "startup-script" not in node_api.node_body(context, "n1", SPEC, PLACE)["metadata"]
 
 
 def test_times_are_read_to_the_microsecond() -> None:
