@@ -34,7 +34,9 @@ def ssh_has_a_route(config: Config) -> Iterator[Issue]:
     if method == "external" and not config.external_ip:
         yield Issue("ssh.method=external needs true or null", "tpu.external_ip")
     elif network.laptop is not None and not config.external_ip:
-        message = "no worker has an external address for this machine to reach; set tpu.external_ip=null, or this to null"
+        message = (
+            "no worker has an external address for this machine to reach; set tpu.external_ip=null, or this to null"
+        )
         yield Issue(message, "network.laptop", "warning")
     others = set(network.all_ssh_source_ranges) - {IAP_RANGE}
     if method == "external" and not others and network.laptop is None:

@@ -14,6 +14,7 @@ from controller import checks
 from controller.context import Context
 from controller.core.finding import Check, Finding
 from controller.gcp.client import ForbiddenError, GoogleError, NoCredentialsError, ServiceDisabledError
+from controller.plan.build import Plan
 
 
 def check_modules() -> Iterator[ModuleType]:
@@ -33,14 +34,17 @@ def preflight(config: Config) -> list[Finding]:
 
 
 def probe_cloud(config: Config, context: Context) -> list[Finding]:
-    """Run all live checks in parallel and return their findings, errors first.
+    """Run all live checks of a config in parallel and return their findings, errors first.
 
     A check whose query fails becomes a warning.
     """
     live = [check for module in check_modules() for check in checks_of(module) if check.rule.live]
-    with ThreadPoolExecutor(max_workers=8, thread_name_prefix="probe") as pool:
-        answers = pool.map(lambda check: _ask(check, config, context), live)
-        return sort_by_severity(list(dict.fromkeys(finding for found in answers for finding in found)))
+    return _ask_all([check for check in live if not check.rule.of_plan], config, context)
+
+
+def probe_plan(plan: Plan, context: Context) -> list[Finding]:
+    """As `probe_cloud`, for the checks that need the plan: what has yet to be downloaded, built and uploaded."""
+    return _ask_all([c for module in check_modules() for c in checks_of(module) if c.rule.of_plan], plan, context)
 
 
 def sort_by_severity(findings: list[Finding]) -> list[Finding]:
@@ -48,11 +52,17 @@ def sort_by_severity(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.severity))
 
 
-def _ask(check: Check[...], config: Config, context: Context) -> list[Finding]:
+def _ask_all(checks: list[Check[...]], subject: Config | Plan, context: Context) -> list[Finding]:
+    with ThreadPoolExecutor(max_workers=8, thread_name_prefix="probe") as pool:
+        answers = pool.map(lambda check: _ask(check, subject, context), checks)
+        return sort_by_severity(list(dict.fromkeys(finding for found in answers for finding in found)))
+
+
+def _ask(check: Check[...], subject: Config | Plan, context: Context) -> list[Finding]:
     name = check.rule.id
     unchecked = f"{name.replace('_', ' ')} was not checked"
     try:
-        return list(check(config, context))
+        return list(check(subject, context))
     except (NoCredentialsError, ServiceDisabledError):
         return []  # `credentials` reports it once; `up` enables the API and repeats the check
     except ForbiddenError as error:

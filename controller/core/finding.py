@@ -30,7 +30,8 @@ class Rule:
     Attributes:
         severities: the possible severities, the usual one first.
         keys: the config keys it can name, the usual one first; a part in capitals stands for any name.
-        live: whether the check queries Google.
+        live: whether the check queries Google or another service.
+        of_plan: whether the check is given the plan instead of the config; implies `live`.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Rule:
     keys: tuple[str, ...]
     reason: str
     live: bool = True
+    of_plan: bool = False
 
     def finding(self, message: str, key: str = "", severity: Severity | None = None) -> Finding:
         """Return a finding with this message, by default with the rule's usual key and severity."""
@@ -65,13 +67,18 @@ class Check(Generic[P]):
 
 
 def check(
-    name: str, severity: Severity, *keys: str, also: Severity | None = None, live: bool = False
+    name: str,
+    severity: Severity,
+    *keys: str,
+    also: Severity | None = None,
+    live: bool = False,
+    of_plan: bool = False,
 ) -> Callable[[Callable[P, Iterator[Issue]]], Check[P]]:
     """Declare a function as the check called `name`; its docstring is the reason shown in docs/checks.md."""
     severities = (severity,) if also is None else (severity, also)
 
     def declare(function: Callable[P, Iterator[Issue]]) -> Check[P]:
         reason = " ".join((function.__doc__ or "").split())
-        return Check(Rule(name, severities, keys, reason, live), function)
+        return Check(Rule(name, severities, keys, reason, live or of_plan, of_plan), function)
 
     return declare

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from conf.schema.infra.cloud import LocalCloud
-from controller.checks.preflight import probe_cloud
+from controller.checks.preflight import probe_cloud, probe_plan, sort_by_severity
 from controller.cloud.connect import require_project
 from controller.cloud.emulator import Emulator
 from controller.context import Context
@@ -330,7 +330,7 @@ def confirm_cost(plan: Plan, context: Context, screen: BoardScreen, *, yes: bool
         seen = Absent()
     if not isinstance(seen, Absent):
         return
-    findings = probe_cloud(plan.config, context)
+    findings = sort_by_severity([*probe_cloud(plan.config, context), *probe_plan(plan, context)])
     if errors := [finding for finding in findings if finding.severity == "error"]:
         raise ConfigError(errors)
     for finding in findings:

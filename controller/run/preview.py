@@ -6,7 +6,7 @@ from typing import Any
 
 from conf.schema.config import Config
 from conf.schema.infra.cloud import LocalCloud
-from controller.checks.preflight import probe_cloud, sort_by_severity
+from controller.checks.preflight import probe_cloud, probe_plan, sort_by_severity
 from controller.cloud.connect import missing_project, open_context, project_of
 from controller.cloud.emulator import Emulator
 from controller.context import Context
@@ -73,6 +73,7 @@ def preview_run(options: RunOptions) -> RunPreview:
         findings = [*findings, Finding("project", "warning", "cloud.project", no_project)]
     with open_context(config, keep_awake=True) as (context, emulator):
         findings += [] if no_project else probe_cloud(config, context)
+        findings += probe_plan(plan, context)
         findings += _check_faults(config, emulator)
         rows = preview_resources(plan.resources, context)
         price = hourly_price(config, context.clock.now())

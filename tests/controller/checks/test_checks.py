@@ -50,7 +50,10 @@ def test_what_is_right_is_not_commented_on() -> None:
             "ssh_way: error network.ssh_source_ranges: ssh.method",
         ),
         ([*GCP, "ssh.method=external"], "ssh_way: error network.laptop: ssh.method=external, but only IAP"),
-        ([*GCP, "network.laptop=auto", "tpu.external_ip=false"], "ssh_way: warning network.laptop: no worker has an extern"),
+        (
+            [*GCP, "network.laptop=auto", "tpu.external_ip=false"],
+            "ssh_way: warning network.laptop: no worker has an extern",
+        ),
         ([*GCP, "ssh.method=external", "tpu.external_ip=false"], "ssh_way: error tpu.external_ip: ssh.method=external"),
         (
             [*GCP, "tpu.zone=us-central1-f"],

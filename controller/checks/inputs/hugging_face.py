@@ -1,0 +1,163 @@
+"""Hugging Face: what the plan downloads from there can be read with your token."""
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from controller.context import Context
+from controller.core.errors import ConfigError
+from controller.core.finding import Issue, check
+from controller.gcp.client import ServiceDisabledError
+from controller.inputs.download import HUGGING_FACE, token_for
+from controller.plan.build import Plan
+from controller.plan.missing import missing_assets
+
+TIMEOUT_SECONDS = 10.0
+PUBLIC_FILES = (".gitattributes", "README.md")
+COMMANDS = ("hf", "huggingface-cli")
+REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
+TYPES = ("model", "dataset", "space")
+FLAGS = ("--dry-run", "--no-dry-run", "--force-download", "--no-force-download", "--quiet", "-q", "--json")
+"""Options of `hf download` without a value."""
+
+
+class HubSource(NamedTuple):
+    """A repository on the Hub, or one of its files. `token`: None is the one that `hf` uses; empty is none."""
+
+    key: str
+    repo_type: str
+    repository: str
+    revision: str | None
+    file: str | None
+    token: str | None
+
+    def page(self, endpoint: str) -> str:
+        """Return the address of the repository's page."""
+        return f"{endpoint}/{'' if self.repo_type == 'model' else self.repo_type + 's/'}{self.repository}"
+
+
+@check("hugging_face", "error", "assets.KIND.NAME.build", "assets.KIND.NAME.files.FILE.url", also="note", of_plan=True)
+def hub_sources_can_be_read(plan: Plan, context: Context) -> Iterator[Issue]:
+    """Gated weights need a token and an accepted license. Without them, a download fails after `up` has started, with
+    `assets.fetch_on=pod` on a billed pod. A network that does not answer is only noted.
+    """
+    for source in dict.fromkeys(_sources(plan, context)):
+        yield from _ask(source)
+
+
+def _sources(plan: Plan, context: Context) -> Iterator[HubSource]:
+    secrets = None
+    for asset in missing_assets(plan, context):
+        key = f"assets.{asset.path}"
+        if asset.recipe is not None and not asset.recipe.output.is_dir():
+            yield from _downloads_of(f"{key}.build", asset.recipe.argv)
+        for file in asset.files:
+            found = _parse_url(file.url or "")
+            if found is not None and not file.local.is_file():
+                secrets = _secrets(plan, context) if secrets is None else secrets
+                yield HubSource(f"{key}.files.{file.name}.url", *found, token_for(file, secrets) or "")
+
+
+def _secrets(plan: Plan, context: Context) -> dict[str, str]:
+    try:
+        plan.vault.load(context.google)
+    except (ConfigError, ServiceDisabledError):
+        return {}  # another check reports it
+    return plan.vault.values()
+
+
+def _endpoint() -> str:
+    return (os.environ.get("HF_ENDPOINT") or f"https://{HUGGING_FACE}").rstrip("/")
+
+
+def _parse_url(url: str) -> tuple[str, str, str, str] | None:
+    """Return (type, repository, revision, file) of a file on the Hub; None for another URL."""
+    for endpoint in (_endpoint(), f"https://{HUGGING_FACE}"):
+        pattern = rf"{re.escape(endpoint)}/(?:(dataset|space)s/)?({REPOSITORY.pattern})/resolve/([^/?]+)/([^?]+)"
+        if found := re.match(pattern, url):
+            return found[1] or "model", found[2], found[4], found[5]
+    return None
+
+
+def _downloads_of(key: str, argv: Sequence[str]) -> Iterator[HubSource]:
+    """Yield what a command downloads with `hf download`, which may be inside a line for a shell."""
+    for word in argv:
+        if " " in word:
+            try:
+                yield from _downloads_of(key, shlex.split(word.replace(";", " ; ").replace("&&", " ; ")))
+            except ValueError:
+                continue  # the shell will say what is wrong with it
+    for i, word in enumerate(argv[:-1]):
+        if Path(word).name in COMMANDS and argv[i + 1] == "download":
+            yield from _parse_command(key, argv[i + 2 :])
+
+
+def _parse_command(key: str, words: Sequence[str]) -> Iterator[HubSource]:
+    positional, options = list[str](), dict[str, str]()
+    rest = iter(words)
+    for word in rest:
+        if word in (";", "|", "&", "||"):
+            break
+        name, has_value, value = word.partition("=")
+        if not word.startswith("-"):
+            positional.append(word)
+        elif name not in FLAGS:
+            options[name] = value if has_value else next(rest, "")
+    repo_type = options.get("--repo-type", options.get("--type", "model"))
+    if positional and REPOSITORY.fullmatch(positional[0]) and repo_type in TYPES:
+        file = positional[1] if len(positional) > 1 and not positional[1].endswith("/") else None
+        yield HubSource(key, repo_type, positional[0], options.get("--revision"), file, None)
+
+
+def _ask(source: HubSource) -> Iterator[Issue]:
+    """Ask the Hub for metadata, as the download will."""
+    from huggingface_hub import HfApi, get_hf_file_metadata, get_token, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # pyright: ignore[reportPrivateImportUsage] - httpx's
+
+    endpoint = _endpoint()
+    token = (get_token() if source.token is None else source.token) or False
+    api = HfApi(endpoint=endpoint, token=token)
+    where = {"repo_type": source.repo_type, "revision": source.revision}
+    try:
+        file = source.file
+        if file is None:  # the description of a gated repository is public, its files are not
+            described = api.repo_info(source.repository, **where, timeout=TIMEOUT_SECONDS)
+            listed = getattr(described, "siblings", None) or []
+            file = next((item.rfilename for item in listed if item.rfilename not in PUBLIC_FILES), None)
+        if file is not None:
+            url = hf_hub_url(source.repository, file, **where, endpoint=endpoint)
+            get_hf_file_metadata(url, token=token, timeout=TIMEOUT_SECONDS, endpoint=endpoint)
+    except HfHubHTTPError as error:
+        yield _explain(source, error, endpoint, has_token=bool(token))
+    except (HTTPError, OSError, ValueError) as error:
+        message = f"{source.page(endpoint)} was not checked: {type(error).__name__}: {error}"
+        yield Issue(" ".join(message.split()), source.key, "note")
+
+
+def _explain(source: HubSource, error: Exception, endpoint: str, *, has_token: bool) -> Issue:
+    from huggingface_hub import errors
+
+    page, name = source.page(endpoint), f"{source.repo_type} {source.repository}"
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    log_in = "`hf auth login`" if source.token is None else "export HF_TOKEN, which env.secrets.HF_TOKEN passes on"
+    if isinstance(error, errors.GatedRepoError):
+        remedy = "with the account of your token" if has_token else f"then {log_in}"
+        message = f"{name} is gated ({status}): accept its license at {page}, {remedy}"
+    elif isinstance(error, errors.RevisionNotFoundError):
+        message = f"{name} has no revision {source.revision}; {page}/tree/main lists its branches and tags"
+    elif isinstance(error, errors.EntryNotFoundError):
+        revision = source.revision or "main"
+        message = f"{name} has no file {source.file} in revision {revision}; see {page}/tree/{revision}"
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        remedy = "your token has no access to it" if has_token else f"it is private and needs a token: {log_in}"
+        message = f"Hugging Face has no {name} ({status}), or {remedy}; look at {page}"
+    elif status == 401:
+        message = f"Hugging Face rejects your token (401); make a new one at {endpoint}/settings/tokens, and {log_in}"
+    elif status == 403:
+        message = f"your token may not read {name} (403); see {page} and its permissions at {endpoint}/settings/tokens"
+    else:
+        return Issue(f"{page} was not checked: Hugging Face answered {status}", source.key, "note")
+    return Issue(message, source.key)
