@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,13 @@ class HubSource(NamedTuple):
     revision: str | None
     file: str | None
     token: str | None
+    include: str | None = None
+
+    def includes(self, name: str) -> bool:
+        """Return whether the download has this file of the repository."""
+        if self.file is not None:
+            return name == self.file
+        return self.include is None or fnmatch(name, self.include)
 
     def page(self, endpoint: str) -> str:
         """Return the address of the repository's page."""
@@ -44,8 +52,28 @@ def hub_sources_can_be_read(plan: Plan, context: Context) -> Iterator[Issue]:
     """Gated weights need a token and an accepted license. Without them, a download fails after `up` has started, with
     `assets.fetch_on=pod` on a billed pod. A network that does not answer is only noted.
     """
-    for source in dict.fromkeys(_sources(plan, context)):
+    for source in hub_sources(plan, context):
         yield from _ask(source)
+
+
+def hub_sources(plan: Plan, context: Context) -> list[HubSource]:
+    """Return what the plan has yet to download from the Hub."""
+    return list(dict.fromkeys(_sources(plan, context)))
+
+
+def download_bytes(source: HubSource) -> int | None:
+    """Return the size of a download; None if the Hub does not tell."""
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage] - httpx's
+
+    api = HfApi(endpoint=_endpoint(), token=(get_token() if source.token is None else source.token) or False)
+    where = {"repo_type": source.repo_type, "revision": source.revision, "timeout": TIMEOUT_SECONDS}
+    try:
+        described = api.repo_info(source.repository, **where, files_metadata=True)
+    except (HTTPError, OSError, ValueError):
+        return None  # `hugging_face` reports it
+    listed = [item for item in getattr(described, "siblings", None) or [] if source.includes(item.rfilename)]
+    return sum(item.size or 0 for item in listed)
 
 
 def _sources(plan: Plan, context: Context) -> Iterator[HubSource]:
@@ -109,7 +137,7 @@ def _parse_command(key: str, words: Sequence[str]) -> Iterator[HubSource]:
     repo_type = options.get("--repo-type", options.get("--type", "model"))
     if positional and REPOSITORY.fullmatch(positional[0]) and repo_type in TYPES:
         file = positional[1] if len(positional) > 1 and not positional[1].endswith("/") else None
-        yield HubSource(key, repo_type, positional[0], options.get("--revision"), file, None)
+        yield HubSource(key, repo_type, positional[0], options.get("--revision"), file, None, options.get("--include"))
 
 
 def _ask(source: HubSource) -> Iterator[Issue]:

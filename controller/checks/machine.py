@@ -1,0 +1,86 @@
+"""Machines: this one has the programs and disk space that uploads need, and the workers' disks are large enough."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from conf.schema.config import Config
+from controller.checks.inputs.hugging_face import COMMANDS, download_bytes, hub_sources
+from controller.context import Context
+from controller.core.finding import Issue, check
+from controller.inputs.assets import ALWAYS_SKIPPED
+from controller.plan.build import Plan
+from controller.plan.missing import missing_assets
+
+GB = 1e9
+BOOT_DISK_GB = 100
+"""Boot disk of a TPU VM: https://cloud.google.com/tpu/docs/attach-durable-block-storage."""
+INSTALL = dict.fromkeys(COMMANDS, "pip install huggingface_hub") | {
+    "gcloud": "https://cloud.google.com/sdk/docs/install",
+    "git": "https://git-scm.com/downloads",
+    "uv": "pip install uv",
+}
+
+
+@check("tool", "error", "assets.KIND.NAME.build", "env.requirements", of_plan=True)
+def programs_are_installed(plan: Plan, context: Context) -> Iterator[Issue]:
+    """A build that cannot start, or a requirement that needs git, stops `up` halfway."""
+    for asset in missing_assets(plan, context):
+        recipe = asset.recipe
+        if recipe is None or recipe.output.is_dir():
+            continue
+        words = [recipe.argv[0], *(word for word in COMMANDS if word in " ".join(recipe.argv[1:]).split())]
+        for word in dict.fromkeys(words):
+            if shutil.which(word) is None and not (recipe.root / word).is_file():
+                yield Issue(_not_installed(word), f"assets.{asset.path}.build")
+    if _has_git_requirements(plan) and shutil.which("git") is None:
+        yield Issue(_not_installed("git"), "env.requirements")
+
+
+@check("laptop_disk", "error", "assets.KIND.NAME.build", "assets.KIND.NAME.files.FILE.url", also="note", of_plan=True)
+def downloads_fit(plan: Plan, context: Context) -> Iterator[Issue]:
+    """Downloads go through run.state_dir on this machine. A full disk ends them after hours."""
+    if plan.config.assets.fetch_on == "pod" and not any(asset.recipe for asset in plan.assets):
+        return
+    folder = Path(plan.config.run.state_dir).expanduser()
+    sizes = {source.key: size for source in hub_sources(plan, context) if (size := download_bytes(source))}
+    free = shutil.disk_usage(folder if folder.exists() else Path.home()).free
+    if sizes and sum(sizes.values()) > free:
+        largest = max(sizes, key=lambda key: sizes[key])
+        message = f"{sum(sizes.values()) / GB:.1f} GB are downloaded to {folder}, which has {free / GB:.1f} GB free"
+        yield Issue(f"{message}; free some space, or set run.state_dir to a folder on a larger disk", largest)
+
+
+@check("worker_disk", "error", "env.min_free_gb", "assets.KIND.NAME.path", also="warning")
+def workers_disks_suffice(config: Config) -> Iterator[Issue]:
+    """A TPU VM's boot disk has 100 GB. Nothing that is larger can be kept there."""
+    if config.cloud.kind == "local":
+        return
+    if config.env.min_free_gb >= BOOT_DISK_GB:
+        yield Issue(f"a worker's boot disk has {BOOT_DISK_GB} GB in all; set a smaller value")
+    for kind, name, asset in config.assets.iter_assets() if config.program.kind == "command" else ():
+        size = _folder_bytes(Path(asset.path).expanduser()) if asset.path is not None else 0
+        if config.tpu.data_disk_gb is None and size / GB > BOOT_DISK_GB - config.env.min_free_gb:
+            message = f"{size / GB:.0f} GB do not fit on a worker's boot disk of {BOOT_DISK_GB} GB; read them from the"
+            more = f"{message} bucket as they are needed" + (
+                ", or set tpu.data_disk_gb" * (config.topology.workers == 1)
+            )
+            yield Issue(more, f"assets.{kind}s.{name}.path", "warning")
+
+
+def _not_installed(word: str) -> str:
+    how = f" ({INSTALL[word]})" if word in INSTALL else ""
+    return f"{word} is not installed on this machine, or not on PATH; install it{how}"
+
+
+def _has_git_requirements(plan: Plan) -> bool:
+    from controller.resources.uploads.wheels import Wheels
+
+    return any(isinstance(resource, Wheels) for resource in plan.resources)
+
+
+def _folder_bytes(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    files = (file for file in path.rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in files if not ALWAYS_SKIPPED & set(file.relative_to(path).parts))
