@@ -102,7 +102,8 @@ def _build_context(config: Config, state: Path, emulator: Emulator | None) -> Co
         return make_context(config, project, google, clock, state, find_public_ip=cache(find_public_ip))
     from google.oauth2.credentials import Credentials
 
-    google = GoogleClient(Credentials(token=emulator.token), clock, emulator.roots)
+    credentials = Credentials(token=None, quota_project_id=emulator.project, **emulator.credentials)
+    google = GoogleClient(credentials, clock, emulator.roots)
     return make_context(
         config,
         project,

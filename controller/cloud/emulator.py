@@ -38,6 +38,12 @@ class Emulator:
         """Return the endpoint of its Identity-Aware Proxy."""
         return f"{self.url.replace('http', 'ws', 1)}/iap/v4"
 
+    @property
+    def credentials(self) -> dict[str, Any]:
+        """Return a user's credentials as google-auth takes them: they get access tokens, which expire."""
+        client = {"client_id": "slipway", "client_secret": "slipway"}  # any will do
+        return {"refresh_token": self.token, "token_uri": f"{self.url}/token", **client}
+
     def post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send a request to the emulator's own API, which no real cloud has."""
         return json.loads(self._ask(name, json.dumps(body).encode()))
@@ -88,7 +94,8 @@ def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
     if status != 0:
         raise ConfigError(message.strip() or f"the emulated cloud exited with code {status}; see {folder}/server.log")
     emulator = find_running(folder)
-    emulator.post("settings", {"realism": cloud.realism})  # it may have been running
+    # It may have been running.
+    emulator.post("settings", {"realism": cloud.realism, "caller_roles": list(cloud.caller_roles)})
     return emulator
 
 

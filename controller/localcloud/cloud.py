@@ -23,7 +23,8 @@ from controller.localcloud.apis.metadata import MetadataServer
 from controller.localcloud.apis.networks import Networks
 from controller.localcloud.apis.operations import Effect, Operations
 from controller.localcloud.apis.oslogin import OsLogin
-from controller.localcloud.apis.projects import Policies, Projects
+from controller.localcloud.apis.projects import Projects
+from controller.localcloud.apis.roles import CustomRoles
 from controller.localcloud.apis.secretmanager import SecretManager
 from controller.localcloud.apis.storage.blobs import Blobs
 from controller.localcloud.apis.storage.buckets import Storage
@@ -33,11 +34,14 @@ from controller.localcloud.apis.tpu.queued import QueuedResources
 from controller.localcloud.faults.effects import FaultEffects
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.admin import Admin
-from controller.localcloud.http.admission import Permissions
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.discovery import MOUNTS, Discovery
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.server import Server
+from controller.localcloud.iam.callers import Callers
+from controller.localcloud.iam.judge import Judge
+from controller.localcloud.iam.policies import Policies
+from controller.localcloud.iam.tokens import Tokens
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
 from controller.localcloud.vms.machines import Instances
@@ -99,8 +103,10 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
     workers = EmulatedWorkers(store, networks, faults, state, url, token)
     nodes = Nodes(store, operations, networks, catalog, workers, faults)
     queued = QueuedResources(store, operations, nodes, catalog, faults, settings)
-    policies = Policies(store)
+    policies = Policies(store, settings)
+    tokens = Tokens(store, settings, token)
     machines = Instances(store, state, url, token)
+    callers = Callers(store, machines, settings)
     compute = Compute(
         store, operations, networks, catalog, f"{url}compute/v1/", workers.schedule_settle, machines, policies
     )
@@ -113,6 +119,7 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         queued,
         compute,
         projects,
+        CustomRoles(store),
         billing,
         SecretManager(store),
         OsLogin(store),
@@ -123,11 +130,13 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         discovery=Discovery(),
         handlers={key: handler for api in apis for key, handler in api.handlers().items()},
         media=MediaTransfers(store, objects, blobs),
-        metadata=MetadataServer(store, workers, machines, token),
+        metadata=MetadataServer(store, workers, machines, tokens, callers),
         iap=IapRelay(store, workers, faults),
         admin=Admin(store=store, settings=settings, objects=objects, nodes=nodes, faults=faults, stopped=stopped),
         faults=faults,
-        permissions=Permissions(store, policies, machines, settings),
+        callers=callers,
+        judge=Judge(store, policies, settings, faults),
+        tokens=tokens,
         url=url,
         token=token,
     )

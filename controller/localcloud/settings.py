@@ -15,6 +15,8 @@ _KIND, _NAME = "setting", "settings"
 class _Values:
     operation_seconds: float = 0.5
     realism: str = STRICT
+    caller_roles: tuple[str, ...] = ("roles/owner", "roles/billing.costsManager")
+    token_seconds: float = 3600.0
 
 
 class Settings:
@@ -25,7 +27,7 @@ class Settings:
         self._store = store
         known = {field.name for field in fields(_Values)}
         former = {key: value for key, value in (store.get(_KIND, _NAME) or {}).items() if key in known}
-        self._values = _Values(**former)
+        self._values = _Values(**{**former, **_as_tuple(former)})
         self.update({key: value for key, value in given.items() if value is not None})
 
     @property
@@ -36,6 +38,16 @@ class Settings:
     def is_strict(self) -> bool:
         """Return whether Google's refusals and delays are emulated that a tool only finds in the way."""
         return self._values.realism == STRICT
+
+    @property
+    def caller_roles(self) -> tuple[str, ...]:
+        """Roles of the user on the laptop, inherited from a folder: the project's policy does not show them."""
+        return self._values.caller_roles
+
+    @property
+    def token_seconds(self) -> float:
+        """Lifetime of an access token."""
+        return self._values.token_seconds
 
     def delay(self, operations: float) -> float:
         """Return the seconds that a change takes to show everywhere, given as a number of operations."""
@@ -49,11 +61,20 @@ class Settings:
         unknown = set(change) - set(self.as_json())
         if unknown:
             raise ApiError(400, f"Unknown setting {sorted(unknown)[0]}; known: {', '.join(self.as_json())}")
-        values = replace(self._values, **change)
-        seconds = values.operation_seconds
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
-            raise ApiError(400, f"operation_seconds must be a number of seconds, not {seconds!r}")
+        values = replace(self._values, **{**change, **_as_tuple(change)})
+        for name in ("operation_seconds", "token_seconds"):
+            seconds = getattr(values, name)
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
+                raise ApiError(400, f"{name} must be a number of seconds, not {seconds!r}")
+        roles = values.caller_roles
+        if not isinstance(roles, tuple) or not all(isinstance(role, str) for role in roles):
+            raise ApiError(400, f"caller_roles must be a list of roles, not {roles!r}")
         if values.realism not in (STRICT, RELAXED):
             raise ApiError(400, f"realism must be {STRICT} or {RELAXED}, not {values.realism!r}")
-        self._values = replace(values, operation_seconds=float(seconds))
+        self._values = replace(values, operation_seconds=float(values.operation_seconds))
         self._store.put(_KIND, _NAME, self.as_json())
+
+
+def _as_tuple(change: Mapping[str, Any]) -> dict[str, Any]:
+    roles = change.get("caller_roles")
+    return {"caller_roles": tuple(roles)} if isinstance(roles, list) else {}

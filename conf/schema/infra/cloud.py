@@ -93,6 +93,9 @@ class LocalCloud(GcpCloud):
     kind: Literal["local"]  # pyright: ignore[reportIncompatibleVariableOverride]
     port: int = Field(ge=0, le=65535, description="TCP port of the emulated cloud. 0: any free port.")
     operation_seconds: float = Field(ge=0, description="Duration of an emulated operation, in seconds.")
+    caller_roles: tuple[Role, ...] = Field(
+        description="Your own roles in the emulated project, e.g. [roles/editor], to see what they allow."
+    )
     realism: Literal["strict", "relaxed"] = Field(
         description="strict: permissions are judged, and changes of IAM take effect late, as on Google Cloud. relaxed: "
         "neither, for use with other tools."

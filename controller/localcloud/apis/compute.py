@@ -14,7 +14,6 @@ from controller.localcloud.apis.catalog import Catalog
 from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, check_name
 from controller.localcloud.apis.operations import Effect, Operations
 from controller.localcloud.apis.oslogin import PROJECT_METADATA_KIND
-from controller.localcloud.apis.projects import Policies
 from controller.localcloud.http.call import (
     PROJECT,
     PROJECT_NUMBER,
@@ -26,6 +25,7 @@ from controller.localcloud.http.call import (
     timestamp,
 )
 from controller.localcloud.http.errors import ApiError, already_exists, not_found
+from controller.localcloud.iam.policies import Policies
 from controller.localcloud.store import Document, Store
 from controller.localcloud.vms.machines import Instances
 
@@ -132,6 +132,7 @@ class Compute:
 
     def _insert(self, collection: Collection, call: ApiCall) -> Document:
         self._check_location(call)
+        _require_of_body(collection, call)
         path = collection.path(call, check_name(call.body.get("name")))
         if self.store.get(COMPUTE_KIND, path):
             raise already_exists(path)
@@ -347,6 +348,26 @@ class Compute:
             shown["error"] = {"errors": [{"code": error["reason"], "message": error["message"]}]}
             shown |= {"httpErrorStatusCode": error["http"], "httpErrorMessage": error["reason"]}
         return shown
+
+
+_PERMISSIONS_OF_PARTS = {"labels": "setLabels", "metadata": "setMetadata", "tags": "setTags"}
+
+
+def _require_of_body(collection: Collection, call: ApiCall) -> None:
+    """Raise ApiError 403 unless the caller holds the permissions that parts of the request need."""
+    project = f"projects/{PROJECT}"
+    if collection.plural == "disks" and call.body.get("labels"):
+        call.require_permission("compute.disks.setLabels", project)
+    if collection is not INSTANCES:
+        return
+    for part, verb in _PERMISSIONS_OF_PARTS.items():
+        if call.body.get(part):
+            call.require_permission(f"compute.instances.{verb}", project)
+    for account in call.body.get("serviceAccounts", ()):
+        call.require_permission("compute.instances.setServiceAccount", project)
+        call.require_permission("iam.serviceAccounts.actAs", f"{project}/serviceAccounts/{account['email']}")
+    if any(interface.get("accessConfigs") for interface in call.body.get("networkInterfaces", ())):
+        call.require_permission("compute.subnetworks.useExternalIp", project)
 
 
 def _location_of(call: ApiCall) -> str:

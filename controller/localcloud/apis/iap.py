@@ -14,8 +14,12 @@ from dataclasses import dataclass
 
 from aiohttp import WSMsgType, web
 
+from conf.schema.infra.permissions import permissions_of_method
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import PROJECT, without_secrets
+from controller.localcloud.http.errors import ApiError
+from controller.localcloud.iam.judge import Judgement
+from controller.localcloud.iam.policies import PROJECT_RESOURCE
 from controller.localcloud.store import Store
 from controller.localcloud.vms.image import EmulatedWorker
 from controller.localcloud.vms.workers import EmulatedWorkers
@@ -24,7 +28,7 @@ PREFIX = "iap/v4/connect"
 _SUBPROTOCOL = "relay.tunnel.cloudproxy.app"
 _CONNECTED, _DATA, _ACK = 1, 4, 7
 _MAX_FRAME_BYTES = 16384
-_NO_BACKEND, _NOT_FOUND = 4003, 4047
+_NO_BACKEND, _NOT_AUTHORIZED, _NOT_FOUND = 4003, 4033, 4047
 _VM_NAME = re.compile(r"t1v-n-(\d+)-w-(\d+)")
 
 
@@ -40,18 +44,20 @@ class IapRelay:
     def __init__(self, store: Store, workers: EmulatedWorkers, faults: Faults) -> None:
         self._store, self._workers, self._faults = store, workers, faults
 
-    async def handle(self, request: web.Request, client: str) -> web.StreamResponse:
+    async def handle(self, request: web.Request, judgement: Judgement) -> web.StreamResponse:
         """Serve a tunnel until either side closes it. Refusals are WebSocket close codes, as in IAP."""
-        entry = {"time": time.time(), "method": "GET", "path": f"/{PREFIX}", "client": client, "api": "iap"}
+        entry = {"time": time.time(), "method": "GET", "path": f"/{PREFIX}", "api": "iap"}
+        entry |= {"client": judgement.caller.client, "permissions": judgement.used}
         entry |= {"call": "connect", "query": without_secrets(request.query), "mutating": False, "body": None}
-        self._store.append_log({**entry, "status": 101, "seconds": 0.0})
         tunnel = web.WebSocketResponse(protocols=(_SUBPROTOCOL,), autoping=True, compress=False)
         await tunnel.prepare(request)
         try:
-            worker = self._find(request)
+            worker = self._find(request, judgement)
         except _TunnelError as refusal:
             await tunnel.close(code=refusal.code, message=refusal.message.encode())
             return tunnel
+        finally:
+            self._store.append_log({**entry, "status": 101, "seconds": 0.0})
         sid = secrets.token_hex(8).encode()
         await tunnel.send_bytes(struct.pack(">HI", _CONNECTED, len(sid)) + sid)
         ours, theirs = socket.socketpair()
@@ -59,7 +65,12 @@ class IapRelay:
         await _relay(tunnel, ours)
         return tunnel
 
-    def _find(self, request: web.Request) -> EmulatedWorker:
+    def _find(self, request: web.Request, judgement: Judgement) -> EmulatedWorker:
+        try:
+            for permission in permissions_of_method("iap", "connect"):
+                judgement.require(permission, PROJECT_RESOURCE)
+        except ApiError:
+            raise _TunnelError(_NOT_AUTHORIZED, "Not authorized") from None
         query = request.query
         found = _VM_NAME.fullmatch(query.get("instance", ""))
         node = self._workers.node(found[1]) if found else {}

@@ -8,6 +8,8 @@ from typing import Any
 from aiohttp import web
 
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
+from controller.localcloud.iam.callers import Callers
+from controller.localcloud.iam.tokens import Tokens
 from controller.localcloud.store import Document, Store
 from controller.localcloud.vms.image import EmulatedWorker, vm_name
 from controller.localcloud.vms.machines import Instances
@@ -15,18 +17,19 @@ from controller.localcloud.vms.workers import EmulatedWorkers
 
 PREFIX = "computeMetadata/v1/"
 _HEADERS = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
-_TOKEN_SECONDS = 3600
 _POLL_SECONDS = 0.25
 
 
 class MetadataServer:
     """Serves metadata to programs on a VM; each worker has its own URL."""
 
-    def __init__(self, store: Store, workers: EmulatedWorkers, machines: Instances, token: str) -> None:
+    def __init__(
+        self, store: Store, workers: EmulatedWorkers, machines: Instances, tokens: Tokens, callers: Callers
+    ) -> None:
         self._store = store
         self._machines = machines
         self._workers = workers
-        self._token = token
+        self._tokens, self._callers = tokens, callers
 
     async def handle(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
         """Return the value at `path`; 403 without the Metadata-Flavor header, 404 for an unknown key.
@@ -49,6 +52,8 @@ class MetadataServer:
         workers = {worker.index: worker for worker in self._workers.workers_of_node(uid)}
         node = next((node for _, node in self._store.items("node") if node["id"] == uid), None)
         value: Any = self._machines.metadata(uid)
+        if value is not None:
+            value["instance"]["service-accounts"] = self._accounts(f"{uid}/{index}")
         if value is None and node is not None and index in workers:
             value = self._metadata_tree(node, workers[index])
         if value is None:
@@ -66,21 +71,18 @@ class MetadataServer:
         listing = "".join(f"{key}/\n" if isinstance(child, dict) else f"{key}\n" for key, child in value.items())
         return web.Response(text=listing, headers=headers)
 
+    def _accounts(self, client: str) -> dict[str, Any]:
+        """Return the service accounts of a VM, each under its address and as `default`."""
+        caller = self._callers.find(client)
+        if not caller.email:
+            return {}
+        scopes = "\n".join(sorted(caller.scopes))
+        account = {"aliases": "default", "email": caller.email, "scopes": scopes, "token": self._tokens.issue(client)}
+        return {"default": account, caller.email: account}
+
     def _metadata_tree(self, node: Document, worker: EmulatedWorker) -> dict[str, Any]:
         zone = node["name"].split("/")[3]
         notice = (self._store.get("notice", node["id"]) or {}).get("kind")
-        token = {
-            "access_token": f"{self._token}.{worker.uid}.{worker.index}",
-            "expires_in": _TOKEN_SECONDS,
-            "token_type": "Bearer",
-        }
-        email = node["serviceAccount"]["email"]
-        account = {
-            "aliases": "default",
-            "email": email,
-            "scopes": "https://www.googleapis.com/auth/cloud-platform",
-            "token": token,
-        }
         peers = ",".join(f"unknown:unknown:{peer.address}" for peer in self._workers.workers_of_node(worker.uid))
         return {
             "instance": {
@@ -97,7 +99,7 @@ class MetadataServer:
                     "instance-id": node["name"].rpartition("/")[2],
                     "worker-network-endpoints": peers,
                 },
-                "service-accounts": {"default": account, email: account},
+                "service-accounts": self._accounts(f"{worker.uid}/{worker.index}"),
             },
             "project": {"project-id": PROJECT, "numeric-project-id": PROJECT_NUMBER, "attributes": {}},
             "universe": {"universe-domain": "googleapis.com", "universe_domain": "googleapis.com"},

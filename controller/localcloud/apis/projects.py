@@ -1,6 +1,5 @@
 """Projects: serviceusage v1, cloudresourcemanager v1 and v3, and iam v1, with enabled services and IAM policies."""
 
-import base64
 import re
 import time
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from controller.localcloud.apis.operations import Operations, as_longrunning
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Handler, check_project, paginate
 from controller.localcloud.http.errors import ApiError
+from controller.localcloud.iam.policies import PROJECT_RESOURCE, Policies, format_etag, is_visible
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 
@@ -17,53 +17,6 @@ _APIS = (
 )
 SERVICES = tuple(f"{api}.googleapis.com" for api in _APIS.split())
 _ACCOUNT_ID = re.compile(r"[a-z]([-a-z0-9]{4,28}[a-z0-9])")
-_MEMBER = re.compile(r"(allUsers|allAuthenticatedUsers|(user|serviceAccount|group|domain|deleted:\w+):\S+)")
-
-
-class Policies:
-    """IAM policies of the project, buckets and other resources (kind "policy"), guarded by etags."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def get(self, resource: str) -> Document:
-        return self._store.get("policy", resource) or {"version": 1, "etag": _format_etag(0), "bindings": []}
-
-    def set(self, resource: str, policy: Document, *, conflict: int) -> Document:
-        """Replace the policy; raise ApiError `conflict` if its etag is not the current one."""
-        current = self.get(resource)
-        if policy.get("etag") not in (None, "", current["etag"]):
-            raise ApiError(
-                conflict,
-                "There were concurrent policy changes. Please retry the whole read-modify-write with exponential "
-                "backoff.",
-                status="ABORTED",
-                reason="conflict" if conflict == 409 else "conditionNotMet",
-            )
-        bindings = [binding for binding in policy.get("bindings", ()) if binding.get("members")]
-        for binding in bindings:
-            for member in binding["members"]:
-                if not _MEMBER.fullmatch(member):
-                    raise ApiError(400, f"Invalid value for member: {member}")
-                self._check_account(member)
-        changed = {
-            "version": 3 if any(binding.get("condition") for binding in bindings) else 1,
-            "etag": _format_etag(self._store.next_number("policy")),
-            "bindings": bindings,
-        }
-        self._store.put("policy", resource, changed)
-        return changed
-
-    def _check_account(self, member: str) -> None:
-        kind, _, email = member.partition(":")
-        own = email.endswith(f"@{PROJECT}.iam.gserviceaccount.com")
-        if kind == "serviceAccount" and own and not is_visible(self._store.get("serviceAccount", email)):
-            raise ApiError(400, f"Service account {email} does not exist.")
-
-
-def is_visible(account: Document | None) -> bool:
-    """Return whether IAM shows an account; reads are eventually consistent after its creation."""
-    return account is not None and time.time() >= account.get("visibleAt", 0)
 
 
 class Projects:
@@ -93,6 +46,7 @@ class Projects:
                 self._account(call)["name"]
             ),
             "iam.v1:projects.serviceAccounts.setIamPolicy": self._set_account_policy,
+            "iam.v1:projects.serviceAccounts.testIamPermissions": lambda call: _held(call, self._account(call)["name"]),
         }
         for version in ("v1", "v3"):
             table |= {
@@ -171,7 +125,7 @@ class Projects:
 
     def _test_permissions(self, call: ApiCall) -> Document:
         check_project(_project(call))
-        return {"permissions": list(call.body.get("permissions", ()))}  # the only user owns the project
+        return _held(call, PROJECT_RESOURCE)
 
     def _create_account(self, call: ApiCall) -> Document:
         check_project(_project(call))
@@ -188,7 +142,7 @@ class Projects:
             "email": email,
             "projectId": PROJECT,
             "uniqueId": str(self._store.next_number("account", 10**20)),
-            "etag": _format_etag(1),
+            "etag": format_etag(1),
         }
         self._store.put("serviceAccount", email, {**account, "visibleAt": time.time() + self._settings.delay(1)})
         return account
@@ -202,7 +156,7 @@ class Projects:
             "projectId": PROJECT,
             "uniqueId": PROJECT_NUMBER,
             "displayName": "Compute Engine default service account",
-            "etag": _format_etag(1),
+            "etag": format_etag(1),
         }
         shown = {email: account for email, account in self._store.items("serviceAccount") if is_visible(account)}
         return {email: default} | {
@@ -235,13 +189,14 @@ class Projects:
         return {}
 
 
+def _held(call: ApiCall, resource: str) -> Document:
+    held = call.held_permissions(list(call.body.get("permissions", ())), resource)
+    return {"permissions": held} if held else {}
+
+
 def _project(call: ApiCall) -> str:
     """Return the project of a call; the discovery documents name that path parameter differently."""
     for name in ("projectsId", "projectId", "resource", "v1Id1"):
         if name in call.path:
             return call.path[name]
     raise ApiError(404, f"{call.method.name} names no project")
-
-
-def _format_etag(number: int) -> str:
-    return base64.b64encode(number.to_bytes(8, "big")).decode()

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from controller.localcloud.apis.tpu.nodes import Nodes
 from controller.localcloud.http.call import timestamp
+from controller.localcloud.iam.tokens import EXPIRED_KIND, EXPIRED_NAME
 from controller.localcloud.store import Document, Store
 from controller.localcloud.vms.image import CLOCK_FILE, DISK_FILE, EmulatedWorker, process_marker
 from controller.localcloud.vms.processes import kill_client, set_disk_full, signal_programs
@@ -31,6 +32,7 @@ class FaultEffects:
             "controller_killed": lambda _: asyncio.to_thread(kill_client, self._client_ports()),
             "worker_clock": self._set_clock,
             "disk_full": self._fill_disk,
+            "tokens_expired": self._expire_tokens,
         }
 
     async def _preempt(self, spec: Document) -> None:
@@ -75,6 +77,9 @@ class FaultEffects:
                 found = {"createTime": timestamp(time.time()), "symptomType": spec["symptom"], "workerId": worker}
                 sick["symptoms"] = [*node.get("symptoms", []), {**found, "details": spec["words"]}]
             self._store.put("node", name, sick)
+
+    async def _expire_tokens(self, _: Document) -> None:
+        self._store.put(EXPIRED_KIND, EXPIRED_NAME, {"time": time.time()})
 
     async def _kill(self, spec: Document) -> None:
         if spec["out_of_memory"]:

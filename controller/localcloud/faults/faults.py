@@ -159,6 +159,12 @@ class Faults:
                     return draw.choice((_OVERLOADED, _TOO_MANY, BrokenConnection("request", STALL_SECONDS)))
         return None
 
+    def denied_permissions(self, laptop: bool) -> frozenset[str]:
+        """Return the permissions that the laptop, or all workers, have lost."""
+        who = "laptop" if laptop else "workers"
+        specs = (fault["spec"] for _, fault in self._active("denied"))
+        return frozenset(spec["permission"] for spec in specs if spec["client"] == who)
+
     def refuses_ssh(self, worker: int) -> bool:
         return self._affects_worker(worker, "ssh_refused")
 

@@ -162,6 +162,20 @@ class FailureSpec(CreationSpec):
     message: str = "An internal error has occurred"
 
 
+class PermissionSpec(FaultSpec):
+    """Loss of one permission, whatever the roles contain, as by a deny policy of the organization."""
+
+    kind: Literal["denied"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    permission: str = Field(pattern=r"^[a-z]+\.[a-zA-Z.]+$", description="e.g. compute.networks.create")
+    client: Literal["laptop", "workers"] = Field("laptop", description="who loses it")
+
+
+class TokensExpiredSpec(_OneShotSpec):
+    """End of all access tokens issued so far: they are refused with 401."""
+
+    kind: Literal["tokens_expired"]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
 class EndpointsSpec(_CountedSpec):
     """Wrong number of VMs in the next `times` nodes."""
 
@@ -240,16 +254,25 @@ class SshSpec(_LastingSpec):
 
 AnyFaultSpec = Annotated[
     PreemptionSpec | MaintenanceSpec | UnhealthySpec | ProgramKilledSpec | ProgramFrozenSpec | ControllerKilledSpec
-    | WorkerClockSpec
+    | WorkerClockSpec | TokensExpiredSpec | PermissionSpec
     | StockoutSpec | DeniedSpec | FailureSpec | EndpointsSpec | QueuedStateSpec
     | HttpSpec | ConnectionCutSpec | BrownoutSpec | PartitionSpec | DiskFullSpec | SshSpec,
     Field(discriminator="kind"),
 ]  # fmt: skip
 _FAULT_ADAPTER: TypeAdapter[Any] = TypeAdapter(AnyFaultSpec)
-ONE_SHOT_KINDS = ("preempted", "maintenance", "unhealthy", "killed", "frozen", "controller_killed", "worker_clock")
+ONE_SHOT_KINDS = (
+    "preempted",
+    "maintenance",
+    "unhealthy",
+    "killed",
+    "frozen",
+    "controller_killed",
+    "worker_clock",
+    "tokens_expired",
+)
 CREATION_KINDS = ("stockout", "quota", "permission", "failure")
 LASTING_KINDS = ("brownout", "partition", "disk_full", "ssh_refused", "ssh_frozen")
-FAULT_KINDS = (*ONE_SHOT_KINDS, *CREATION_KINDS, "endpoints", "queued", "http", "cut", *LASTING_KINDS)
+FAULT_KINDS = (*ONE_SHOT_KINDS, *CREATION_KINDS, "denied", "endpoints", "queued", "http", "cut", *LASTING_KINDS)
 
 
 def parse_fault(spec: Any) -> FaultSpec:

@@ -4,13 +4,21 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from controller.localcloud.http.discovery import Method
 from controller.localcloud.http.errors import ApiError
 
 PROJECT = "slipway-local"
 PROJECT_NUMBER = "314159265358"
+
+
+class Permits(Protocol):
+    """What a handler may ask about the rights of its caller."""
+
+    def require(self, permission: str, resource: str) -> None: ...
+
+    def test(self, permissions: list[str], resource: str) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,15 @@ class ApiCall:
     query: Mapping[str, str]
     body: Mapping[str, Any]
     root_url: str
+    judgement: "Permits | None" = None
+
+    def require_permission(self, permission: str, resource: str) -> None:
+        """Raise ApiError 403 unless the caller holds a permission that only some calls of the method need."""
+        if self.judgement is not None:
+            self.judgement.require(permission, resource)
+
+    def held_permissions(self, permissions: list[str], resource: str) -> list[str]:
+        return permissions if self.judgement is None else self.judgement.test(permissions, resource)
 
     def flag(self, name: str) -> bool:
         """Return a boolean query parameter; clients send `true` and `True`."""

@@ -38,6 +38,7 @@ class Method:
     body: str | None  # name of the request's schema
     answers: bool  # without a response schema, the answer is 204 No Content
     parameters: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    scopes: tuple[str, ...] = ()  # a token needs one of them
 
     @property
     def api(self) -> str:
@@ -76,6 +77,7 @@ class Discovery:
             body=raw.get("request", {}).get("$ref"),
             answers="response" in raw,
             parameters={**shared, **raw.get("parameters", {})},
+            scopes=tuple(raw.get("scopes", ())),
         )
         segment = self._root
         # storage has no flatPath.

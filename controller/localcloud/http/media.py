@@ -85,6 +85,11 @@ class MediaTransfers:
         name = call.query.get("name") or metadata.get("name", "")
         if encoding := call.query.get("contentEncoding"):
             metadata["contentEncoding"] = encoding
+        try:
+            self._objects.check_overwrite(call, call.path["bucket"], name)
+        except ApiError:
+            self._blobs.delete(blob)
+            raise
         self._blobs.finish(blob)
         stored = self._objects.put(call.path["bucket"], name, {**metadata, **fields}, blob, call.query)
         return web.json_response(object_resource(stored, call.root_url), headers=_object_headers(stored))
@@ -92,7 +97,8 @@ class MediaTransfers:
     async def _begin(self, request: web.Request, call: ApiCall) -> web.Response:
         metadata = _parse_metadata(await request.read() or b"{}")
         name = call.query.get("name") or metadata.get("name", "")
-        self._objects.find(call.path["bucket"], name)  # report a missing bucket before the bytes are sent
+        # Report a missing bucket or permission before the bytes are sent.
+        self._objects.check_overwrite(call, call.path["bucket"], name)
         metadata.setdefault("contentType", request.headers.get("X-Upload-Content-Type", "application/octet-stream"))
         upload_id = uuid.uuid4().hex
         session = {

@@ -18,16 +18,20 @@ from controller.localcloud.apis.metadata import MetadataServer
 from controller.localcloud.faults.faults import BrokenConnection, Faults
 from controller.localcloud.http import internal_errors
 from controller.localcloud.http.admin import Admin
-from controller.localcloud.http.admission import LAPTOP, AdmittedRequest, Permissions, admit
+from controller.localcloud.http.admission import AdmittedRequest, admit, check_origin
 from controller.localcloud.http.batch import parse_batch, render_batch
 from controller.localcloud.http.call import PROJECT_NUMBER, ApiCall, Handlers, select_fields, without_secrets
 from controller.localcloud.http.discovery import Discovery, Method
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.validation import Validation
+from controller.localcloud.iam.callers import LAPTOP, Callers
+from controller.localcloud.iam.judge import Judge, Judgement
+from controller.localcloud.iam.tokens import Tokens
 from controller.localcloud.store import Store
 
 _MEDIA_PREFIXES = ("resumable/upload/", "upload/", "download/")  # paths of object contents
+_TOKEN_PATH = "/token"  # noqa: S105 - of the OAuth server
 # Methods that use POST but change nothing.
 _READ_VERBS = ("getIamPolicy", "testIamPermissions", "getGuestAttributes", "wait")
 
@@ -44,7 +48,9 @@ class Server:
     iap: IapRelay
     admin: Admin
     faults: Faults
-    permissions: Permissions
+    callers: Callers
+    judge: Judge
+    tokens: Tokens
     url: str
     token: str
     last_request: float = field(default_factory=time.monotonic)
@@ -64,7 +70,9 @@ class Server:
         self.last_request = time.monotonic()
         path = "?"
         try:
-            admitted = admit(request, self.token, self.url)
+            if request.path == _TOKEN_PATH:
+                return await self._issue_token(request)
+            admitted = admit(request, self.token, self.tokens, self.url)
             path = admitted.path
             if path.startswith("emulator/"):
                 return await self.admin.handle(request, path.removeprefix("emulator/"))
@@ -74,7 +82,7 @@ class Server:
                 uid, _, index = admitted.client.partition("/")
                 return await self.metadata.handle(request, path, uid, int(index or -1))
             if path == IAP:
-                return await self.iap.handle(request, admitted.client)
+                return await self.iap.handle(request, self._judgement(admitted.client, "iap"))
             if path.startswith("batch"):
                 return await self._batch(request, admitted)
             return await self._handle_api(request, admitted)
@@ -127,18 +135,19 @@ class Server:
             entry |= {"api": method.api, "call": method.name}
             entry["mutating"] = entry["mutating"] and not method.name.endswith(_READ_VERBS)
             self._check_enabled(method)
-            self.permissions.check(method, admitted.client)
+            judgement = self._judgement(admitted.client, method.api)
+            entry["permissions"] = judgement.used
+            judgement.admit(method, parameters, admitted.quota_project)
             self._validation.check_query(method, query)
-            call = ApiCall(method, parameters, query, body or {}, admitted.root_url)
-            if request is None or not (surface or query.get("alt") == "media"):
-                response = await self._json_call(method, call, body)
-            elif method.key == "storage.v1:objects.insert" and "upload" in surface:
-                response = await self.media.upload(request, call)
+            call = ApiCall(method, parameters, query, body or {}, admitted.root_url, judgement)
+            try:
+                response = await self._answer(request, call, body, surface)
+            except ApiError as refusal:
+                if refusal.code == 404 and method.api == "storage":
+                    judgement.hide_absent(method, parameters)
+                raise
+            if "upload" in surface:
                 entry["body"] = _response_summary(response)
-            elif method.key == "storage.v1:objects.get" and "upload" not in surface:
-                response = await self.media.download(request, call)
-            else:
-                raise ApiError(400, f"{method.name} has no media")
             status = response.status
             if request is not None and met:
                 await self._break_connection(request, met)
@@ -149,6 +158,29 @@ class Server:
         finally:
             seconds = round(time.perf_counter() - started, 6)
             self.store.append_log({**entry, "status": status, "seconds": seconds})
+
+    async def _answer(self, request: web.Request | None, call: ApiCall, body: Any, surface: str) -> web.StreamResponse:
+        if request is None or not (surface or call.query.get("alt") == "media"):
+            return await self._json_call(call.method, call, body)
+        if call.method.key == "storage.v1:objects.insert" and "upload" in surface:
+            return await self.media.upload(request, call)
+        if call.method.key == "storage.v1:objects.get" and "upload" not in surface:
+            return await self.media.download(request, call)
+        raise ApiError(400, f"{call.method.name} has no media")
+
+    def _judgement(self, client: str, api: str) -> Judgement:
+        return Judgement(self.judge, self.callers.find(client), api)
+
+    async def _issue_token(self, request: web.Request) -> web.Response:
+        """Answer https://oauth2.googleapis.com/token, where a user's refresh token gets access tokens."""
+        check_origin(request)
+        met = self.faults.intercept(True, request.method, _TOKEN_PATH)
+        if isinstance(met, ApiError):
+            raise met
+        if met:
+            await self._break_connection(request, met)
+        form = {name: str(value) for name, value in (await request.post()).items()}
+        return web.json_response(self.tokens.refresh(form))
 
     async def _break_connection(self, request: web.Request, how: BrokenConnection) -> NoReturn:
         """Break the connection; the client cannot know whether the request took effect."""
@@ -230,7 +262,8 @@ def _redact(body: Any) -> Any:
     return shown
 
 
-def _response_summary(response: web.Response) -> dict[str, str]:
+def _response_summary(response: web.StreamResponse) -> dict[str, str]:
     """Return the log summary of an uploaded object, once it is complete."""
-    made = json.loads(response.body) if response.status == 200 and isinstance(response.body, bytes) else {}
+    content = response.body if isinstance(response, web.Response) and response.status == 200 else None
+    made = json.loads(content) if isinstance(content, bytes) else {}
     return {key: made[key] for key in ("name", "size", "md5Hash") if key in made}

@@ -87,19 +87,17 @@ class Instances:
         instance = self.find(uid)
         return next((a["email"] for a in instance.get("serviceAccounts", ())), "") if instance else ""
 
+    def scopes(self, uid: str) -> list[str]:
+        """Return the scopes of an instance's service account."""
+        instance = self.find(uid) or {}
+        return [scope for account in instance.get("serviceAccounts", ()) for scope in account.get("scopes", ())]
+
     def metadata(self, uid: str) -> dict[str, Any] | None:
-        """Return the metadata tree of an instance, or None if there is no such instance."""
+        """Return the metadata tree of an instance, without its accounts; None if there is no such instance."""
         instance = self.find(uid)
         if instance is None:
             return None
-        zone, email = instance["path"].split("/")[3], self.service_account(uid)
-        token = {"access_token": f"{self._token}.{uid}.0", "expires_in": 3600, "token_type": "Bearer"}
-        account = {
-            "aliases": "default",
-            "email": email,
-            "scopes": "https://www.googleapis.com/auth/cloud-platform",
-            "token": token,
-        }
+        zone = instance["path"].split("/")[3]
         return {
             "instance": {
                 "id": uid,
@@ -107,7 +105,6 @@ class Instances:
                 "hostname": f"{instance['name']}.{zone}.c.{PROJECT}.internal",
                 "zone": f"projects/{PROJECT_NUMBER}/zones/{zone}",
                 "attributes": _metadata_attributes(instance),
-                "service-accounts": {"default": account, email: account} if email else {},
             },
             "project": {"project-id": PROJECT, "numeric-project-id": PROJECT_NUMBER, "attributes": {}},
             "universe": {"universe-domain": "googleapis.com", "universe_domain": "googleapis.com"},

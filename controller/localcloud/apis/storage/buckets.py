@@ -5,7 +5,6 @@ import re
 import time
 from typing import Any
 
-from controller.localcloud.apis.projects import Policies
 from controller.localcloud.apis.storage.blobs import Blobs
 from controller.localcloud.apis.storage.objects import Objects, StoredObject, check_conditions, object_resource
 from controller.localcloud.http.call import (
@@ -18,6 +17,7 @@ from controller.localcloud.http.call import (
     timestamp,
 )
 from controller.localcloud.http.errors import ApiError
+from controller.localcloud.iam.policies import Policies, bucket_bindings
 from controller.localcloud.store import Document, Store
 
 _BUCKET_NAME = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
@@ -38,7 +38,7 @@ class Storage:
     def handlers(self) -> dict[str, Handler]:
         table: dict[str, Handler] = {
             "buckets.insert": self._insert_bucket,
-            "buckets.get": lambda call: self._show_bucket(self._bucket(call), call),
+            "buckets.get": self._get_bucket,
             "buckets.list": self._list_buckets,
             "buckets.delete": self._delete_bucket,
             "buckets.patch": self._patch_bucket,
@@ -82,6 +82,13 @@ class Storage:
             "etag": "CAE=",
         }
         self._store.put("bucket", name, bucket)
+        self._policies.create(f"buckets/{name}", bucket_bindings())
+        return self._show_bucket(bucket, call)
+
+    def _get_bucket(self, call: ApiCall) -> Document:
+        bucket = self._bucket(call)
+        if call.query.get("projection") == "full":
+            call.require_permission("storage.buckets.getIamPolicy", f"buckets/{bucket['name']}")
         return self._show_bucket(bucket, call)
 
     def _bucket(self, call: ApiCall) -> Document:
@@ -129,8 +136,9 @@ class Storage:
         return {"kind": "storage#policy", "resourceId": f"projects/_/{name}", **policy}
 
     def _test_permissions(self, call: ApiCall) -> Document:
-        self._bucket(call)
-        return {"kind": "storage#testIamPermissionsResponse", "permissions": call.required("permissions").split(",")}
+        resource = f"buckets/{self._bucket(call)['name']}"
+        held = call.held_permissions(call.required("permissions").split(","), resource)
+        return {"kind": "storage#testIamPermissionsResponse", **({"permissions": held} if held else {})}
 
     def _layout(self, call: ApiCall) -> Document:
         bucket = self._bucket(call)
@@ -171,6 +179,8 @@ class Storage:
         return object_resource(self._objects.patch(self._object(call), call.body), call.root_url)
 
     def _duplicate(self, call: ApiCall, bucket: str, name: str) -> StoredObject:
+        call.require_permission("storage.objects.get", f"buckets/{call.path['sourceBucket']}")
+        self._objects.check_overwrite(call, bucket, name)
         source = self._objects.get(call.path["sourceBucket"], call.path["sourceObject"], call.query, "ifSource")
         # A body replaces the source's metadata; without one, the metadata is kept.
         digests = {key: source.body[key] for key in ("size", "md5Hash", "crc32c") if key in source.body}
@@ -217,5 +227,6 @@ class Storage:
         del digest["md5Hash"]  # composite objects have none
         metadata = {**call.body.get("destination", {}), **digest, "componentCount": len(sources)}
         self._blobs.finish(blob)
+        self._objects.check_overwrite(call, bucket, call.path["destinationObject"])
         stored = self._objects.put(bucket, call.path["destinationObject"], metadata, blob, call.query)
         return object_resource(stored, call.root_url)

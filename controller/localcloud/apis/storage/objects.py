@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from controller.localcloud.apis.storage.blobs import Blobs
-from controller.localcloud.http.call import timestamp
+from controller.localcloud.http.call import ApiCall, timestamp
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
@@ -72,6 +72,11 @@ class Objects:
             raise ApiError(404, f"No such object: {bucket}/{name}")
         check_conditions(stored, query, prefix)
         return stored
+
+    def check_overwrite(self, call: ApiCall, bucket: str, name: str) -> None:
+        """Raise ApiError 403 if the object exists and the caller may not delete it, which replacing it does."""
+        if self.find(bucket, name) is not None:
+            call.require_permission("storage.objects.delete", f"buckets/{bucket}")
 
     def put(
         self, bucket: str, name: str, metadata: Mapping[str, Any], blob: str, query: Mapping[str, str]

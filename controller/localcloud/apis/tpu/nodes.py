@@ -9,7 +9,6 @@ from controller.localcloud.apis.catalog import AcceleratorType, Catalog
 from controller.localcloud.apis.disks import check_attached
 from controller.localcloud.apis.networks import Networks
 from controller.localcloud.apis.operations import Effect, Operations, PreviousDocument, as_longrunning
-from controller.localcloud.apis.projects import is_visible
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import (
     PROJECT,
@@ -21,6 +20,7 @@ from controller.localcloud.http.call import (
     timestamp,
 )
 from controller.localcloud.http.errors import ApiError
+from controller.localcloud.iam.policies import is_visible
 from controller.localcloud.store import Document, Store
 from controller.localcloud.vms.workers import EmulatedWorkers
 
@@ -100,6 +100,11 @@ class Nodes:
             node["queuedResource"] = queued
         self.store.put("node", name, node)
         return node
+
+    def check_account(self, call: ApiCall, body: Mapping[str, Any]) -> None:
+        """Raise ApiError 403 unless the caller may attach the service account of a node."""
+        email = (body.get("serviceAccount") or {}).get("email") or _default_account()
+        call.require_permission("iam.serviceAccounts.actAs", f"projects/{PROJECT}/serviceAccounts/{email}")
 
     def accelerator(self, location: str, body: Mapping[str, Any]) -> AcceleratorType:
         """Return the accelerator type of a node; raise ApiError 400 if it or the runtime version is unknown."""
@@ -195,6 +200,7 @@ class Nodes:
             "request", location.rpartition("/")[2], self.capacity_tier(call.body)
         ):
             return refusal
+        self.check_account(call, call.body)
         node = self.add(location, call.required("nodeId"), call.body)
         return self._begin(call, "create", node["name"], "node.ready")
 

@@ -70,6 +70,7 @@ class QueuedResources:
         if not specs:
             raise ApiError(400, "tpu.nodeSpec must hold at least one node")
         for spec in specs:
+            self.nodes.check_account(call, spec.get("node", {}))
             self.nodes.accelerator(location, spec.get("node", {}))
             if bool(spec.get("nodeId")) == bool(_multi_slice_spec(spec)):
                 raise ApiError(400, "Exactly one of nodeId and multisliceParams must be set in a nodeSpec")

@@ -44,9 +44,8 @@ def test_the_token_may_come_in_the_path(cloud: EmulatedCloud) -> None:
     anonymous = {"Authorization": ""}
     assert cloud.send("GET", f"t/{token}/{NETWORKS}", headers=anonymous)[0] == 200
     assert cloud.send("GET", f"t/{token}x/{NETWORKS}", headers=anonymous)[0] == 401
-    assert cloud.send("GET", f"w/{token}/77/3/{NETWORKS}", headers=anonymous)[0] == 200
-    assert cloud.send("GET", NETWORKS, headers={"Authorization": f"Bearer {token}.77.3"})[0] == 200
-    assert [entry["client"] for entry in cloud.request_log()[-3:]] == ["laptop", "77/3", "77/3"]
+    assert cloud.send("GET", f"w/{token}/77/3/{NETWORKS}", headers=anonymous)[0] == 403  # there is no such VM
+    assert [entry["client"] for entry in cloud.request_log()[-2:]] == ["laptop", "77/3"]
 
 
 def test_the_log_tells_reads_from_changes(cloud: EmulatedCloud) -> None:
@@ -78,8 +77,8 @@ def test_the_emulators_own_api(cloud: EmulatedCloud) -> None:
     state = cloud.call_ok("GET", "emulator/state")
     assert {"node", "queued", "worker", "compute", "bucket", "operation", "fault"} <= set(state)
     assert cloud.call_ok("POST", "emulator/settings", {"operation_seconds": 0.03})["operation_seconds"] == 0.03
-    now = {"operation_seconds": 0.03, "realism": "strict", "pid": cloud.endpoint["pid"]}
-    assert cloud.call_ok("GET", "emulator/settings") == now
+    now = cloud.call_ok("GET", "emulator/settings")
+    assert (now["operation_seconds"], now["realism"], now["pid"]) == (0.03, "strict", cloud.endpoint["pid"])
     assert cloud.call("POST", "emulator/settings", {"operation_seconds": -1})[0] == 400
     assert cloud.call("POST", "emulator/settings", {"speed": 1})[0] == 400
     status, answer = cloud.call("GET", "emulator/nothing")
@@ -91,3 +90,28 @@ def test_what_is_not_emulated_is_said(cloud: EmulatedCloud) -> None:
     status, answer = cloud.call("GET", f"{COMPUTE}/zones/us-central1-a/instanceGroups")
     assert (status, answer["error"]["status"]) == (501, "UNIMPLEMENTED")
     assert cloud.call("GET", "tpu/v2/nothing")[0] == 404
+
+
+def test_a_user_refreshes_and_an_unknown_token_is_401(cloud: EmulatedCloud) -> None:
+    form = f"grant_type=refresh_token&refresh_token={cloud.endpoint['token']}".encode()
+    kind = {"Content-Type": "application/x-www-form-urlencoded", "Authorization": ""}
+    status, text, _ = cloud.send("POST", "token", form, kind)
+    issued = json.loads(text)
+    assert (status, issued["expires_in"]) == (200, 3600)
+    bearer = {"Authorization": f"Bearer {issued['access_token']}"}
+    assert cloud.send("GET", NETWORKS, headers=bearer)[0] == 200
+    status, text, _ = cloud.send("GET", NETWORKS, headers={"Authorization": f"Bearer {issued['access_token']}x"})
+    assert (status, json.loads(text)["error"]["status"]) == (401, "UNAUTHENTICATED")
+    assert cloud.send("POST", "token", b"grant_type=refresh_token&refresh_token=x", kind)[0] == 400
+
+
+def test_the_quota_project_comes_in_a_header(cloud: EmulatedCloud) -> None:
+    status, text, _ = cloud.send("GET", NETWORKS, headers={"X-Goog-User-Project": "of-someone-else"})
+    assert status == 403
+    assert json.loads(text)["error"]["details"][0]["reason"] == "USER_PROJECT_DENIED"
+    assert cloud.send("GET", NETWORKS, headers={"X-Goog-User-Project": "slipway-local"})[0] == 200
+
+
+def test_the_log_names_the_permissions_that_a_request_needed(cloud: EmulatedCloud) -> None:
+    cloud.call("GET", NETWORKS)
+    assert cloud.request_log()[-1]["permissions"] == ["compute.networks.list"]

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 import google_crc32c
 import pytest
 
-from tests.controller.localcloud.harness import EmulatedCloud
+from tests.controller.localcloud.harness import EmulatedCloud, wait_for
 
 BUCKETS = "storage/v1/b"
 QUANTUM = 256 * 1024
@@ -262,6 +262,14 @@ def test_a_wrong_checksum_is_refused(bucket: Bucket) -> None:
     assert bucket.read("bad")[0] == 404
 
 
+def _grant(cloud: EmulatedCloud, bucket: str, role: str) -> None:
+    policy = cloud.call_ok("GET", f"storage/v1/b/{bucket}/iam")
+    policy["bindings"].append({"role": role, "members": ["user:you@example.com"]})
+    cloud.call_ok("PUT", f"storage/v1/b/{bucket}/iam", policy)
+    wanted = f"storage/v1/b/{bucket}/iam/testPermissions?permissions=storage.objects.move"
+    wait_for(lambda: cloud.call_ok("GET", wanted).get("permissions"), "the role is in effect")
+
+
 def test_copy_rewrite_move_and_compose(bucket: Bucket) -> None:
     cloud, name = bucket.cloud, bucket.objects.split("/")[3]
     bucket.put("dir/a", b"first ")
@@ -270,6 +278,8 @@ def test_copy_rewrite_move_and_compose(bucket: Bucket) -> None:
     assert cloud.call_ok("POST", f"{source}/copyTo/b/{name}/o/copied", None)["name"] == "copied"
     rewritten = cloud.call_ok("POST", f"{source}/rewriteTo/b/{name}/o/re%2Fwritten", {"contentType": "text/y"})
     assert (rewritten["done"], rewritten["resource"]["contentType"]) == (True, "text/y")
+    assert cloud.call("POST", f"{source}/moveTo/o/moved", None)[0] == 403, "an Owner lacks storage.objects.move"
+    _grant(cloud, name, "roles/storage.objectUser")
     assert cloud.call_ok("POST", f"{source}/moveTo/o/moved", None)["name"] == "moved"
     assert bucket.read("dir/a")[0] == 404
     assert {bucket.read(each) for each in ("copied", "re/written", "moved")} == {(200, b"first ")}
