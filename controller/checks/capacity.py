@@ -1,5 +1,6 @@
 """Capacity: the slice can be created in its zones with its image, network and bucket."""
 
+import re
 from collections.abc import Iterator, Set
 
 from conf.schema.config import Config
@@ -8,6 +9,16 @@ from conf.schema.infra.topology import tpu_type_table, zone_region
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.core.text import nearest_names
+
+IMAGES = {
+    "v2, v3, v4": r"^v2-alpha$|^tpu-vm-",
+    "v4": r"tpu-?v4",
+    "v5e": r"tpuv5-?lite|v5e",
+    "v5p": r"tpuv5$|tpuv5p|v5p",
+    "v6e": r"v6e",
+    "tpu7x": r"tpu7",
+}
+"""The generations that an image is made for, by a pattern of its name: https://cloud.google.com/tpu/docs/runtimes."""
 
 
 @check("zone", "error", "tpu.zone", "tpu.fallback_zones", also="warning")
@@ -30,15 +41,25 @@ def type_is_obtainable(config: Config) -> Iterator[Issue]:
         yield Issue("tpu7x needs Compute Engine, which slipway does not support yet; choose v6e, v5p, v5e or v4")
 
 
-@check("runtime", "warning", "tpu.runtime_version")
+@check("runtime", "warning", "tpu.runtime_version", also="error")
 def runtime_matches_type(config: Config) -> Iterator[Issue]:
-    """A slice boots with another generation's image, but JAX finds no TPU on it."""
-    documented = config.topology.runtime_version
-    if config.tpu.runtime_version not in (None, documented):
-        generation = config.topology.generation
+    """A slice boots with another generation's image, but JAX finds no TPU on it. An image that is certainly wrong is an
+    error: one named after another generation, or `v2-alpha`, which is older than v5e.
+    """
+    documented, wanted, generation = (
+        config.topology.runtime_version,
+        config.tpu.runtime_version,
+        config.topology.generation,
+    )
+    if wanted in (None, documented):
+        return
+    made_for = next((name for name, pattern in IMAGES.items() if re.search(pattern, wanted)), None)
+    if made_for not in (None, generation) and generation not in (made_for or "").split(", "):
         yield Issue(
-            f"{config.tpu.runtime_version} is not the documented image for {generation}; use {documented}, or null"
+            f"{wanted} is an image for {made_for}, not for {generation}; use {documented}, or null", "", "error"
         )
+    else:
+        yield Issue(f"{wanted} is not the documented image for {generation}; use {documented}, or null")
 
 
 @check("tier", "error", "tpu.provisioner", "tpu.capacity")

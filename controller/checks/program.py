@@ -1,10 +1,12 @@
 """Program: it is complete, can be shipped, and fits the slice."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from conf.schema.config import Config
+from conf.schema.infra.topology import Topology, find_topology, tpu_type_table
 from controller.agent.commands.code import MAX_BYTES
 from controller.core.finding import Issue, check
+from controller.core.text import plural
 from controller.inputs.git import strip_password
 
 
@@ -48,7 +50,32 @@ def mesh_covers_devices(config: Config) -> Iterator[Issue]:
     free = -1 in axes.values()
     if (free and devices % product) or (not free and product != devices):
         fitting = f"choose sizes whose product {'divides' if free else 'is'} {devices}, or mesh.data=-1"
-        yield Issue(f"{shape} does not match the {devices} devices of {config.tpu.accelerator_type}; {fitting}")
+        slices = fitting_types(config.topology, lambda t: t.devices % product == 0 if free else t.devices == product)
+        message = (
+            f"{shape} does not match the {devices} devices of {config.tpu.accelerator_type}; {fitting}; or a slice"
+        )
+        yield Issue(f"{message} that fits: {slices}")
+
+
+@check("devices", "error", "tpu.accelerator_type")
+def slice_has_devices(config: Config) -> Iterator[Issue]:
+    """A program that is written for a number of devices fails on another, but only on a billed pod."""
+    devices, slice_ = config.program.devices, config.topology
+    if devices is not None and (needs := devices.misfit(slice_)):
+        has = f"{slice_.accelerator_type} is {slice_.generation}, {plural(slice_.devices, 'device')} on "
+        fitting = fitting_types(slice_, lambda other: not devices.misfit(other))
+        yield Issue(
+            f"the program needs {needs} (program.devices), and {has}{plural(slice_.workers, 'VM')}; types that fit: "
+            f"{fitting}"
+        )
+
+
+def fitting_types(wanted: Topology, fits: Callable[[Topology], bool]) -> str:
+    """Return the nearest types that Slipway can create, those of the same generation first."""
+    types = [find_topology(name) for name in tpu_type_table()["types"]]
+    found = [other for other in types if other.zones and fits(other)]
+    found.sort(key=lambda other: (other.generation != wanted.generation, abs(other.devices - wanted.devices)))
+    return ", ".join(other.accelerator_type for other in found[:4]) or "none"
 
 
 @check("repository_unused", "error", "code.repository")

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, field_validator
 
 from conf.schema.base import VOLATILE, Strict
+from conf.schema.infra.topology import Topology, tpu_type_table
 
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 SecretSource = Annotated[
@@ -17,11 +18,47 @@ SecretSource = Annotated[
 """Source of a secret; never the secret itself, because the config is recorded."""
 
 
+class Devices(Strict):
+    """Devices that a program is written for. A slice that does not have them is an error before anything is created."""
+
+    exactly: int | None = Field(default=None, ge=1, description="JAX devices in the slice. null: any number.")
+    at_least: int | None = Field(default=None, ge=1, description="Fewest JAX devices in the slice. null: any number.")
+    multiple_of: int | None = Field(default=None, ge=1, description="Their number must be a multiple. null: of 1.")
+    workers: int | None = Field(default=None, ge=1, description="VMs in the slice. null: any number.")
+    generations: tuple[str, ...] = Field(default=(), description="TPU generations, e.g. [v5e, v6e]. []: any.")
+
+    @field_validator("generations")
+    @classmethod
+    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        known = tpu_type_table()["generations"]
+        if unknown := [name for name in value if name not in known]:
+            raise ValueError(f"unknown generation {unknown[0]!r}; choices: {', '.join(known)}")
+        return value
+
+    def misfit(self, slice_: Topology) -> str:
+        """Return what the program needs and the slice lacks; empty if it fits."""
+        count, needs = slice_.devices, list[str]()
+        if self.exactly is not None and count != self.exactly:
+            needs.append(f"exactly {self.exactly} devices")
+        if self.at_least is not None and count < self.at_least:
+            needs.append(f"at least {self.at_least} devices")
+        if self.multiple_of is not None and count % self.multiple_of:
+            needs.append(f"a multiple of {self.multiple_of} devices")
+        if self.workers is not None and slice_.workers != self.workers:
+            needs.append(f"{self.workers} {'VM' if self.workers == 1 else 'VMs'}")
+        if self.generations and slice_.generation not in self.generations:
+            needs.append(" or ".join(self.generations))
+        return " and ".join(needs)
+
+
 class Program(Strict):
     kind: Literal["trainer", "command"]
     command: tuple[str, ...] = Field(description="Command of program=command (list of words), for every worker.")
     setup: tuple[tuple[str, ...], ...] = Field(
         description="Commands to run once per worker before it, in the venv and the run's copy of the code."
+    )
+    devices: Annotated[Devices | None, VOLATILE] = Field(
+        default=None, description="Devices that the program is written for. null: any."
     )
 
     @field_validator("setup")

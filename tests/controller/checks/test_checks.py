@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conf.schema.config import Config
+from conf.schema.infra.topology import find_topology
 from conf.schema.training.schedule import PiecewiseSchedule
 from controller.checks.preflight import preflight
 from controller.checks.training import schedule_ends_late
@@ -59,7 +60,10 @@ def test_what_is_right_is_not_commented_on() -> None:
             [*GCP, "tpu.zone=us-central1-f"],
             "zone: warning tpu.zone: us-central1-f has no v5e; zones that have it: asia-",
         ),
-        ([*GCP, "tpu.runtime_version=v6e-ubuntu-2404"], "runtime: warning tpu.runtime_version: v6e-ubuntu-2404 is not"),
+        (
+            [*GCP, "tpu.runtime_version=v6e-ubuntu-2404"],
+            "runtime: error tpu.runtime_version: v6e-ubuntu-2404 is an image for v6e",
+        ),
         (["program=command", "cloud.project=acme"], "command: error program.command: is empty"),
         ([*GCP, "code.stand_in=true"], "stand_in: error code.stand_in: stand-ins need the emulated cloud"),
         ([*GRPO, "mesh.data=3"], "mesh: error mesh: 3 x 1 x 1 does not match the 16 devices of v5litepod-16"),
@@ -139,4 +143,81 @@ def test_an_incomplete_trainer_is_told_of_each_missing_group() -> None:
         " error data",
         " error loop",
         " error optimizer",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["+experiment=nash_mhc_3b", "tpu=v6e_1"],
+            "devices: error tpu.accelerator_type: the program needs exactly 8 devices (program.devices), and "
+            "v6e-1 is v6e, "
+            "1 device on 1 VM; types that fit: v6e-8, ",
+        ),
+        (
+            ["+experiment=nash_mhc_3b", "tpu=v5litepod_16"],
+            "devices: error tpu.accelerator_type: the program needs exactly 8 devices and 1 VM "
+            "(program.devices), and v5l",
+        ),
+        (
+            ["+experiment=trm_e1_1_baseline_xla", "tpu=v4_8"],
+            "devices: error tpu.accelerator_type: the program needs exactly 16 devices (program.devices), and "
+            "v4-8 is v4, "
+            "4 devices on 1 VM; types that fit: v4-32, ",
+        ),
+        (["+experiment=trm_stable1", "tpu=v4_8"], "devices: error tpu.accelerator_type: the program needs exactly 32"),
+        (
+            ["+experiment=nanochat_d16_v5e8", "tpu=v5litepod_16"],
+            "devices: error tpu.accelerator_type: the program needs 1 VM (program.devices), and v5litepod-16 is "
+            "v5e, 16 "
+            "devices on 4 VMs; types that fit: v5litepod-8, v5litepod-4, v5litepod-1, ",
+        ),
+        (
+            [*GCP, "program.devices={at_least: 32, multiple_of: 3, generations: [v6e]}"],
+            "devices: error tpu.accelerator_type: the program needs at least 32 devices and a multiple of 3 "
+            "devices and v6e",
+        ),
+        (
+            ["+experiment=lm_3b_v6e8", "tpu=v6e_1"],
+            "mesh: error mesh: 2 x 2 x 2 does not match the 1 devices of v6e-1; choose sizes whose product is 1, or "
+            "mesh.data=-1; or a slice that fits: v6e-8, ",
+        ),
+        (
+            ["+experiment=nash_mhc_3b", "tpu.zone=us-central2-b"],
+            "zone: warning tpu.zone: us-central2-b has no v6e; zones that have it: asia-",
+        ),
+        (
+            ["+experiment=nash_mhc_3b", "tpu.runtime_version=v2-alpha"],
+            "runtime: error tpu.runtime_version: v2-alpha is an image for v2, v3, v4, not for v6e; use "
+            "v2-alpha-tpuv6e, or",
+        ),
+        (
+            [*GCP, "tpu.runtime_version=v2-alpha-tpuv6e"],
+            "runtime: error tpu.runtime_version: v2-alpha-tpuv6e is an image for v6e, not for v5e; use "
+            "v2-alpha-tpuv5-lite",
+        ),
+        (
+            [*GCP, "tpu.runtime_version=tpu-ubuntu2204-base"],
+            "runtime: warning tpu.runtime_version: tpu-ubuntu2204-base is not the documented image for v5e; use "
+            "v2-alpha-",
+        ),
+    ],
+)
+def test_the_mistakes_of_the_guides_are_found(overrides: list[str], said: str) -> None:
+    found = words(*overrides, "cloud.project=acme")
+    assert any(line.startswith(said) for line in found), found
+
+
+def test_the_image_of_each_generation_is_its_own() -> None:
+    for name in ("v2-8", "v3-8", "v4-8", "v5litepod-8", "v5p-8", "v6e-8"):
+        documented = find_topology(name).runtime_version
+        slice_ = [f"tpu.accelerator_type={name}", f"tpu.runtime_version={documented}"]
+        assert not [line for line in words(*GCP, *slice_) if line.startswith("runtime")]
+
+
+def test_a_generation_of_a_program_must_exist() -> None:
+    _, problems = compose([*GCP, "program.devices={generations: [v7]}"])
+    assert [str(problem) for problem in problems] == [
+        "program.devices.generations: unknown generation 'v7'; choices: v2, v3, v4, v5e, v5p, v6e, tpu7x (got ['v7'])"
     ]

@@ -39,7 +39,8 @@ def test_a_download_must_fit_on_this_disk(
         found == []
         if fits
         else [
-            f"assets.models.weights.build: 3.0 GB are downloaded to {tmp_path}, which has 3.0 GB free; free some space, "
+            f"assets.models.weights.build: 3.0 GB are downloaded to {tmp_path}, which has 3.0 GB free; free some "
+            f"space, "
             "or set run.state_dir to a folder on a larger disk"
         ]
     )
