@@ -30,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # gcsfs reads it when it is imported; its probe over gRPC waits for minutes where no network answers.
     os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+    # No test asks the real Hugging Face Hub; those of its check start their own.
+    os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
     # Programs that the tests start keep their bytecode, as they do for users.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False

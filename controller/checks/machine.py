@@ -9,6 +9,7 @@ from controller.checks.inputs.hugging_face import COMMANDS, download_bytes, hub_
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.inputs.assets import ALWAYS_SKIPPED
+from controller.inputs.download import search_path
 from controller.plan.build import Plan
 from controller.plan.missing import missing_assets
 
@@ -31,7 +32,7 @@ def programs_are_installed(plan: Plan, context: Context) -> Iterator[Issue]:
             continue
         words = [recipe.argv[0], *(word for word in COMMANDS if word in " ".join(recipe.argv[1:]).split())]
         for word in dict.fromkeys(words):
-            if shutil.which(word) is None and not (recipe.root / word).is_file():
+            if shutil.which(word, path=search_path()) is None and not (recipe.root / word).is_file():
                 yield Issue(_not_installed(word), f"assets.{asset.path}.build")
     if _has_git_requirements(plan) and shutil.which("git") is None:
         yield Issue(_not_installed("git"), "env.requirements")

@@ -12,8 +12,9 @@ from controller.gcp.client import ForbiddenError, NotFoundError
 from controller.plan.project import bucket_name
 
 PLACEHOLDER = re.compile(
-    r"\?\?\?|\b(your|my)[-_](actual[-_])?(project|bucket|zone|key|token|account|name)|<[A-Z_-]+>", re.I
+    r"\?\?\?|\b(your|my)[-_](actual[-_])?(project|bucket|zone|key|token|account|name)(?!-\d)|<[A-Z_-]+>", re.I
 )
+"""`my-project-412345` is none: Google proposes such IDs for new projects."""
 EXAMPLE_NAMES = ("alpine-aspect-459819-m4", "nanochat-training-data-2026", "trm-scaling-study-kellen")
 """Other people's projects and buckets, from published instructions."""
 BUCKET = re.compile(r"[a-z0-9]([-_.a-z0-9]{1,61})[a-z0-9]")

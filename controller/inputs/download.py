@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import urllib.error
 import urllib.request
@@ -87,6 +88,11 @@ def _download(url: str, part: Path, token: str | None, moved: Callable[[int], No
         raise OSError(f"the connection dropped after {got} of {expected} bytes")
 
 
+def search_path() -> str:
+    """Return PATH, then the folder of this Python: `hf` is installed there, even if the venv is not activated."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+
+
 def run_recipe(recipe: BuildRecipe, key: str) -> Path:
     """Run a recipe once; return the folder that it fills. Raises CloudError with the end of its output."""
     if recipe.output.is_dir():
@@ -94,7 +100,7 @@ def run_recipe(recipe: BuildRecipe, key: str) -> Path:
     recipe.output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{recipe.output.name}-", dir=recipe.output.parent))
     argv = [word.replace("{output}", str(draft)) for word in recipe.argv]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PATH": search_path()}
     try:
         done = subprocess.run(
             argv, cwd=recipe.root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

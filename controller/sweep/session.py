@@ -10,6 +10,7 @@ from controller.cloud.connect import open_context, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.text import plural
+from controller.gcp.client import NoCredentialsError, ServiceDisabledError
 from controller.gcp.prices import hourly_price
 from controller.lease.lease import Lease, sweep_lease
 from controller.plan.build import Plan
@@ -55,12 +56,15 @@ class SweepSession:
         return sweep_lease(self.context, self.bucket, self.definition.id, seconds)
 
     def refreshed(self) -> "SweepSession":
-        """Return the sweep with its current state in the bucket."""
-        return replace(
-            self,
-            finished_runs=finished_runs(self.definition.jobs, self.context, self.bucket),
-            last_run_by_pod=load_assignments(self.context.google, self.bucket, self.definition.id),
-        )
+        """Return the sweep with its current state in the bucket; unchanged if nobody can read the bucket yet."""
+        try:
+            return replace(
+                self,
+                finished_runs=finished_runs(self.definition.jobs, self.context, self.bucket),
+                last_run_by_pod=load_assignments(self.context.google, self.bucket, self.definition.id),
+            )
+        except (NoCredentialsError, ServiceDisabledError):
+            return self
 
     def pod_plans(self) -> list[Plan]:
         """Return one plan for each pod, those of an earlier controller included."""

@@ -29,6 +29,7 @@ def words(*overrides: str) -> list[str]:
 
 
 def test_what_is_right_is_not_commented_on() -> None:
+    assert words(*GCP, "cloud.project=my-project-412345", "cloud.bucket=my-project-412345-data") == []
     assert words(*GCP) == []
     assert words(*GRPO) == []
     assert words("+experiment=quickstart") == []
@@ -94,6 +95,7 @@ def test_what_is_right_is_not_commented_on() -> None:
             ["+experiment=gemma2b_gsm8k", "model.weights=null"],
             "random_weights: warning model.weights: the policy starts from random",
         ),
+        ([*GCP, "cloud.project=my-project-id"], "placeholder: error cloud.project: 'my-project' in"),
         ([*GCP, "cloud.bucket=your-bucket-name"], "placeholder: error cloud.bucket: 'your-bucket' in"),
         ([*GCP, 'env.vars={DATA: "gs://my-bucket/data"}'], "placeholder: error env.vars.DATA: 'my-bucket' in"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ __all__ = ["hub", "server"]
 
 def test_the_program_of_a_build_must_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     plan = plan_of(tmp_path, build("acme/open"))
     assert [str(f) for f in programs_are_installed(plan, context())] == [
         "assets.models.weights.build: hf is not installed on this machine, or not on PATH; install it (pip install "

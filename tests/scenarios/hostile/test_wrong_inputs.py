@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -135,6 +136,18 @@ def test_an_incomplete_trainer(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str], typed: list[str], words: str) -> None:
     [line] = refused(capsys, *typed)
     assert line.startswith(words)
+
+
+def test_plan_of_a_sweep_needs_no_credentials(capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ["-m", "+experiment=quickstart", "cloud=gcp", "env.packages=lock", "run.seed=0,1"]
+    assert main.run(["plan", *sweep, "cloud.project=my-project-412345"]) == 0
+    out = capsys.readouterr().out
+    assert "2 runs, 0 finished, 2 remaining" in out
+    assert "warning: cloud: no Google credentials, so nothing was checked" in out
+    assert main.run(["plan", *sweep]) == 0
+    assert "warning: cloud.project: is not set; set it, or run" in capsys.readouterr().out
+    assert main.run(["plan", "--json", *sweep]) == 0
+    assert [run["state"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["waiting", "waiting"]
 
 
 def test_plan_needs_no_credentials(capsys: pytest.CaptureFixture[str]) -> None:

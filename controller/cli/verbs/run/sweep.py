@@ -6,7 +6,9 @@ from dataclasses import asdict
 from controller.checks.preflight import probe_cloud
 from controller.cli.main import Command
 from controller.cli.verbs.look.sweep_status import show_status
+from controller.cloud.connect import missing_project
 from controller.core.errors import ConfigError
+from controller.core.finding import Finding
 from controller.sweep.board import format_counts, format_table
 from controller.sweep.drive import delete_pods, drive_sweep
 from controller.sweep.session import open_sweep
@@ -29,9 +31,11 @@ def plan(command: Command) -> int:
             return 0
         lines = [f"  {'=' if row.state == 'finished' else '+'} {row.run}  {row.title}" for row in rows]
         print("\n".join([*session.summary_lines(), "", *lines]))
-        findings = [
-            finding for finding in probe_cloud(definition.base_config, session.context) if finding.severity != "note"
-        ]
+        if no_project := missing_project(session.context.project):
+            findings = [Finding("project", "warning", "cloud.project", no_project)]
+        else:
+            findings = probe_cloud(definition.base_config, session.context)
+        findings = [finding for finding in findings if finding.severity != "note"]
         print("\n".join(f"{finding.severity}: {finding}" for finding in findings))
         return 2 if any(finding.severity == "error" for finding in findings) else 0
 
