@@ -77,7 +77,7 @@ class Config(Strict):
             return self.tpu.name
         # These do not identify the pod.
         lasting = {"faults", "operation_seconds", "caller_roles", "realism", "port", "trc", "billing_budget"}
-        lasting |= {"driver_service_account", "driver_roles", "driver_machine"}
+        lasting |= {"driver_service_account", "driver_roles", "driver_machine", "health_check"}
         identity = {
             "cloud": self.cloud.model_dump(mode="json", exclude=lasting),
             "tpu": self.tpu.model_dump(mode="json", exclude={"create_timeout_minutes", "valid_until_hours"})

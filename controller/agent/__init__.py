@@ -13,6 +13,7 @@ however the process dies.
       code/<tree hash>/         unpacked code, never run in place
       venv/<fingerprint>/       complete if it holds slipway.json, which lists the installed packages
       devices.json, peers.json  results of probes, valid for the boot they name
+      health.json               the chips have passed the health check, valid for the boot it names
       tidy.json                 what could not be tidied, valid for the boot it names
       maintenance.json          a program has been notified of maintenance, valid for the boot it names
       runs/<run id>/            $SLIPWAY_RUN_DIR: run.yaml, env, and the program's metrics.jsonl and summary.json

@@ -18,6 +18,7 @@ COMMANDS = {
     "fetch_asset": "commands.asset",
     "probe_devices": "commands.probe",
     "probe_peers": "commands.probe",
+    "check_health": "commands.health",
     "start": "program.supervisor",
     "supervise": "program.supervisor",
     "stop": "program.stop",

@@ -109,6 +109,60 @@ def processes_by_attempt(attempts: list[Path]) -> dict[Path, list[int]]:
     return found
 
 
+def processes_with_open_file(paths: set[str]) -> dict[int, set[str]]:
+    """Return the processes that have any of these real paths open, and which (Linux only).
+
+    Files of another user's process take root to see: passwordless sudo, where this user has it. The other users of an
+    emulated worker's machine are not on that worker.
+    """
+    found: dict[int, set[str]] = {}
+    hidden: list[str] = []
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        try:
+            links = list(folder.iterdir())
+        except PermissionError:
+            hidden += [str(folder)] if command_line(int(folder.parent.name)) else []  # kernel threads have none
+            continue
+        except OSError:
+            continue  # it has ended
+        for link in links:
+            try:
+                target = os.readlink(link)  # noqa: PTH115 - a Path would drop the suffix that the kernel appends
+            except OSError:
+                continue
+            if target in paths:
+                found.setdefault(int(folder.parent.name), set()).add(target)
+    if hidden and paths and "SLIPWAY_DEV" not in os.environ:
+        for pid, target in _open_files_as_root(hidden):
+            if target in paths:
+                found.setdefault(pid, set()).add(target)
+    return found
+
+
+def _open_files_as_root(folders: list[str]) -> list[tuple[int, str]]:
+    """Return (pid, target) of the links in these fd folders; empty without passwordless sudo."""
+    argv = ["sudo", "-n", "find", *folders, "-maxdepth", "1", "-type", "l", "-printf", "%h %l\\n"]
+    try:
+        lines = run_tool(argv, check=False, timeout=30.0).splitlines()  # processes that end make find fail
+    except AgentError:
+        return []
+    pairs = [line.partition(" ")[::2] for line in lines if line.startswith("/proc/")]
+    return [(int(folder.split("/")[2]), target) for folder, target in pairs]
+
+
+def command_line(pid: int) -> str:
+    """Return the first words of a process's command; "" if it has ended or is a kernel thread.
+
+    Later words may be secrets.
+    """
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    text = " ".join(word.decode(errors="replace") for word in words[:2] if word)
+    return "".join(c if c.isprintable() else "?" for c in text)[:120]
+
+
 def send_signal(kill: Callable[[int, int], None], pid: int, signum: int) -> None:
     """Call `os.kill` or `os.killpg`, ignoring processes that are already gone."""
     try:

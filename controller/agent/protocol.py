@@ -66,6 +66,46 @@ class Peers(TypedDict):
     detail: str
 
 
+class ChipHolder(TypedDict):
+    """Process that has device nodes of chips, or libtpu's lock file, open."""
+
+    pid: int
+    user: str
+    command: str
+    paths: list[str]
+
+
+class Chips(TypedDict):
+    """TPU chips of one worker: device nodes, chips on the PCI bus, and who holds them."""
+
+    paths: list[str]
+    on_pci: int
+    holders: list[ChipHolder]
+
+
+class ChipFault(TypedDict):
+    """Fault found by the health check: of the device with this index on the process with that index."""
+
+    process: int
+    device: int
+    message: str
+
+
+class Health(Devices):
+    """Result of the health check on one worker. `stage` is where it ended ("done": it did not), for that `problem`.
+
+    `process` is JAX's index, which may differ from the worker's; `tflops` and `hbm_gb` (tested memory) are per device.
+    """
+
+    stage: str
+    problem: str
+    process: int
+    faults: list[ChipFault]
+    tflops: float
+    hbm_gb: float
+    seconds: float
+
+
 class Active(TypedDict):
     run_id: str
     attempt: int
@@ -75,10 +115,14 @@ class ObserveQuestion(TypedDict):
     code: NotRequired[str | None]
     venv: NotRequired[str | None]
     run_id: NotRequired[str | None]
+    chips: NotRequired[bool]
 
 
 class Observation(TypedDict):
-    """State of a worker: `code` and `config` hash the code and run.yaml, `setup` is a key; null means absent."""
+    """State of a worker: `code` and `config` hash the code and run.yaml, `setup` is a key; null means absent.
+
+    `chips` is null unless it was asked for; `health` is null unless the chips passed the health check in this boot.
+    """
 
     boot_id: str
     home: str
@@ -89,6 +133,8 @@ class Observation(TypedDict):
     setup: str | None
     devices: Devices | None
     peers: Peers | None
+    health: Health | None
+    chips: Chips | None
     active: Active | None
     free_gb: float
     untidy: list[str]
@@ -104,6 +150,14 @@ class ProbePeersQuestion(TypedDict):
     index: int
     addresses: list[str]
     port: int
+    timeout_seconds: NotRequired[float]
+
+
+class CheckHealthQuestion(TypedDict):
+    """Question of `check_health`, sent to all workers at the same time; `processes` is their number."""
+
+    venv: str
+    processes: int
     timeout_seconds: NotRequired[float]
 
 
@@ -329,6 +383,7 @@ class Command(str, Generic[Q, A]):
 
 OBSERVE = Command[ObserveQuestion, Observation]("observe")
 PROBE_DEVICES = Command[ProbeDevicesQuestion, Devices]("probe_devices")
+CHECK_HEALTH = Command[CheckHealthQuestion, Health]("check_health")
 PROBE_PEERS = Command[ProbePeersQuestion, Peers]("probe_peers")
 INSTALL_CODE = Command[InstallCodeQuestion, InstalledCode]("install_code")
 INSTALL_VENV = Command[InstallVenvQuestion, InstalledVenv]("install_venv")

@@ -133,7 +133,7 @@ VERBS: dict[str, Verb] = {
         (RUN, WORKER, _flag("port", "local port, and the worker's port if different", metavar="PORT[:REMOTE]")),
     ),
     "verify": Verb(
-        "compare code, packages, config, devices and network across workers", "look", "access.md", ("verify",), (RUN,),
+        "compare code, packages, config, chips and network across workers", "look", "access.md", ("verify",), (RUN,),
     ),
     "cancel": Verb("end the run; keep the pod", "end", "recovery.md", ("cancel",), (RUN, YES)),
     "stop": Verb("stop a single-VM pod; the next up starts it", "end", "capacity.md", ("stop",), (RUN, YES)),

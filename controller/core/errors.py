@@ -20,13 +20,17 @@ class ConfigError(SlipwayError):
 
 
 class WrongDevicesError(SlipwayError):
-    """The workers' devices differ from the plan; `found` is what each worker has, where known."""
+    """The workers' devices differ from the plan, are held by another process, or are faulty.
+
+    `found` is what each worker has, where known; `faulty` are the workers whose hardware is to blame.
+    """
 
     exit_code = 3
 
-    def __init__(self, message: str, found: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, found: Sequence[str] = (), faulty: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.devices = tuple(found)
+        self.faulty = tuple(faulty)
 
 
 class WorkersDisagreeError(SlipwayError):

@@ -1,7 +1,7 @@
 """Resources on each worker of the pod that must be ready before the program starts."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from controller.resources.pod.node import Node
 from controller.resources.uploads.assets import PodFetchedAsset
 from controller.resources.uploads.code import CodeArchive
 from controller.resources.uploads.wheels import Wheels
+from controller.resources.workers.chips import FreeChips
 from controller.resources.workers.code import WorkerCode
 from controller.resources.workers.run_config import RunConfig
 from controller.resources.workers.setup import Setup
@@ -109,6 +110,8 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
         depends_on=(tidied.id, *((run.wheels.id,) if run.wheels else ())),
     )
     asks: ObserveQuestion = {"venv": venv.name, "code": code.name, "run_id": run.run_id}
+    if config.program.needs_chips:
+        asks["chips"] = True
     ssh = SshAccess(
         name=node.name, node=node.id, probe_payload=asks, reachable=("yes",) * node.spec.workers, depends_on=(node.id,)
     )
@@ -118,11 +121,16 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
         idle = None if minutes is None else 60 * minutes
         yield Watchdog(name=node.name, node=node.id, bucket=code.bucket, idle_seconds=idle, depends_on=(ssh.id,))
     yield tidied
+    ready: list[str] = []
+    if config.program.needs_chips:
+        per_worker = config.topology.chips // node.spec.workers
+        yield (chips := FreeChips.for_workers(per_worker, **on_all, name=node.name, depends_on=(tidied.id,)))
+        ready.append(chips.id)
     yield venv
     yield (shipped := WorkerCode.for_workers(code, **on_all, depends_on=(tidied.id, code.id)))
     variables = run.placeholders.environment(config.env.vars)
     yield (placed := RunConfig.for_workers(run.run_id, run.run_yaml, variables, **on_all, depends_on=(ssh.id,)))
-    ready = [venv.id, shipped.id, placed.id]
+    ready += [venv.id, shipped.id, placed.id]
     for asset in _pod_fetched_assets(run, tidied.id):
         yield asset
         ready.append(asset.id)
@@ -133,13 +141,24 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
         )
         yield prepared
         ready = [prepared.id]
-    yield DeviceProbe(
+    yield _device_probe(config, node, venv, ready)
+
+
+def _device_probe(config: Config, node: Node, venv: Venv, depends_on: Sequence[str]) -> DeviceProbe:
+    workers, needs_chips = node.spec.workers, config.program.needs_chips
+    backend = "cpu" if config.cloud.kind == "local" else "tpu"
+    return DeviceProbe(
         name=node.name,
         node=node.id,
         venv=venv.name,
-        backend="cpu" if config.cloud.kind == "local" else "tpu",
-        devices=(config.topology.devices_per_worker,) * node.spec.workers,
-        reach_worker_0=(True,) * node.spec.workers,
+        backend=backend,
+        devices=(config.topology.devices_per_worker,) * workers,
+        reach_worker_0=(True,) * workers,
+        healthy=(True,) * workers,
+        libtpu=(True,) * workers,
         probe_devices=config.program.kind == "trainer",
-        depends_on=tuple(ready),
+        health_check=config.cloud.health_check and needs_chips,
+        needs_libtpu=backend == "tpu" and needs_chips and "TPU_LIBRARY_PATH" not in config.env.vars,
+        devices_per_chip=config.topology.devices // config.topology.chips,
+        depends_on=tuple(depends_on),
     )

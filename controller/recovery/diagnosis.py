@@ -83,8 +83,12 @@ class Observation:
     """Why the workers could not be set up."""
     setup_details: str = ""
     """Full output of the failed setup."""
+    wrong_devices: bool = False
+    """Whether `setup_error` is about the devices: their number, who holds them, or their health."""
     devices: tuple[str, ...] = ()
-    """Devices that JAX found on each worker, if they differ from the plan."""
+    """Devices of each worker, if their number differs from the plan."""
+    faulty: tuple[int, ...] = ()
+    """Workers whose chips are missing or failed the health check, while others are as planned."""
 
     @property
     def silent_workers(self) -> tuple[int, ...]:
@@ -219,6 +223,8 @@ def _network_lost(observation: Observation) -> Verdict | None:
 
 def _setup_failed(observation: Observation) -> Verdict | None:
     """Report which part of the setup failed on the workers, before the program started."""
+    if observation.faulty:
+        return Verdict(VerdictKind.UNHEALTHY_HOST, (observation.setup_error,), observation.faulty[0])
     if observation.devices:
         usual = max(set(observation.devices), key=observation.devices.count)
         odd = [i for i, found in enumerate(observation.devices) if found != usual]
@@ -228,21 +234,18 @@ def _setup_failed(observation: Observation) -> Verdict | None:
                 VerdictKind.UNHEALTHY_HOST, (f"{_worker_list(odd)} has different devices than the rest", table), odd[0]
             )
         return Verdict(VerdictKind.DEVICE_MISMATCH, (observation.setup_error or table,))
+    if observation.wrong_devices:
+        return Verdict(VerdictKind.DEVICE_MISMATCH, (observation.setup_error,))
     if not observation.setup_error:
         return None
     if away := [i for i, w in enumerate(observation.workers) if w.unreachable]:
-        return Verdict(
-            VerdictKind.WORKER_LOST,
-            (observation.setup_error,),
-            away[0],
-            tuple(away),
-            len(away) == len(observation.workers),
-        )
+        everyone = len(away) == len(observation.workers)
+        return Verdict(VerdictKind.WORKER_LOST, (observation.setup_error,), away[0], tuple(away), everyone)
     found = match_failure(f"{observation.setup_error}\n{observation.setup_details}")
-    kind = VerdictKind.DISK_FULL if found == FailureCause.DISK else VerdictKind.SETUP_FAILURE
-    return Verdict(
-        kind, (observation.setup_error,), next((i for i, w in enumerate(observation.workers) if w.error), None)
-    )
+    causes = {FailureCause.DISK: VerdictKind.DISK_FULL, FailureCause.HOST: VerdictKind.UNHEALTHY_HOST}
+    kind = causes.get(found, VerdictKind.SETUP_FAILURE) if found else VerdictKind.SETUP_FAILURE
+    worker = next((i for i, w in enumerate(observation.workers) if w.error), None)
+    return Verdict(kind, (observation.setup_error,), worker)
 
 
 def _program_failed(observation: Observation) -> Verdict | None:

@@ -129,9 +129,11 @@ class RecoveryExecutor:
             WorkerStatus(unreachable=i in of and i not in agent_spoke, error=of[i].message if i in agent_spoke else "")
             for i in range(self.plan.node.spec.workers)
         )
-        found = error.devices if isinstance(error, WrongDevicesError) else ()
+        found: dict[str, Any] = {}
+        if isinstance(error, WrongDevicesError):
+            found = {"wrong_devices": True, "devices": error.devices, "faulty": error.faulty}
         details = "".join(f"\n{e.detail}" for e in failed)
-        return diagnose(Observation(self._pod(), workers, setup_error=f"{error}", devices=found, setup_details=details))
+        return diagnose(Observation(self._pod(), workers, setup_error=f"{error}", setup_details=details, **found))
 
     def _wait_timed_out(self) -> bool:
         """Return whether waiting has lasted as long as creating a pod may take."""

@@ -26,6 +26,7 @@ COMMAND_TIMEOUTS = {
     "run_setup": 3600.0,
     "install_code": 600.0,
     "probe_devices": 300.0,
+    "check_health": 300.0,
     "start": 120.0,
     "stop": 600.0,
 }

@@ -30,9 +30,9 @@ TRANSIENT_WHILE_BOOTING: frozenset[ConnectionFailure] = frozenset({"refused", "d
 """Failures of a VM that has just been created and does not know its users yet."""
 READ_ONLY_COMMANDS = frozenset({"observe", "state", "guard_state"})
 """Agent commands that change nothing."""
-FENCED_COMMANDS = frozenset(
-    {"install_code", "install_venv", "write_config", "tidy", "run_setup", "fetch_asset", "start", "stop"}
-)
+FENCED_COMMANDS = frozenset({
+    "install_code", "install_venv", "write_config", "tidy", "run_setup", "fetch_asset", "check_health", "start", "stop",
+})  # fmt: skip
 """Agent commands reserved for the holder of the lease; they carry its token."""
 OBSERVATION_CACHE_SECONDS = 10.0
 

@@ -83,6 +83,10 @@ class GcpCloud(Strict):
     driver_machine: str | None = Field(
         min_length=1, description="Machine type of the bastion. null: a small one that tpu.zone has."
     )
+    health_check: bool = Field(
+        description="Check the chips once per boot of the pod, before the launch: a matrix product, the memory and an "
+        "all-reduce. Skipped where the program's Python has no JAX."
+    )
     trc: Trc | None = Field(description="Grant of free TPUs. null: none.")
     billing_budget: BillingBudget | None = Field(description="Budget on the billing account. null: none.")
 

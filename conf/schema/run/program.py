@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from conf.schema.base import VOLATILE, Strict
 from conf.schema.infra.topology import Topology, tpu_type_table
@@ -61,12 +61,22 @@ class Program(Strict):
         default=None, description="Devices that the program is written for. null: any."
     )
 
+    needs_chips: Annotated[bool, VOLATILE] = Field(
+        description="false: the program of program=command leaves the TPU chips alone, so `up` does not look at them."
+    )
+
     @field_validator("setup")
     @classmethod
     def commands(cls, value: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
         if not all(argv and argv[0] for argv in value):
             raise ValueError("each command must be a nonempty list of words, such as [pip, install, -e, .]")
         return value
+
+    @model_validator(mode="after")
+    def trainer_needs_chips(self) -> "Program":
+        if self.kind == "trainer" and not self.needs_chips:
+            raise ValueError("program.needs_chips: must be true, because the bundled trainer needs the chips")
+        return self
 
 
 class Repository(Strict):

@@ -9,6 +9,7 @@ from ..fs import agent_root, free_gb, read_json, safe_join
 from ..process import boot_id
 from ..program.state import active_attempt
 from ..tree_hash import current_tree_hash, file_hash
+from .chips import chips as chips_here
 from .tidy import pending_cleanup
 from .venv import applied_setup_key, image_python, venv_state
 
@@ -16,18 +17,21 @@ if TYPE_CHECKING:
     from ..protocol import Observation
 
 
-def observe(code: str | None = None, venv: str | None = None, run_id: str | None = None) -> Observation:
+def observe(
+    code: str | None = None, venv: str | None = None, run_id: str | None = None, chips: bool = False
+) -> Observation:
     """Return the current state of this worker, with fresh hashes. Read-only.
 
     Args:
         code: tree hash of the desired code.
         venv: fingerprint of the desired venv, or "image".
         run_id: run whose run.yaml is hashed.
+        chips: whether to look at the TPU chips and for the processes that hold them.
     """
     home, boot, here = Path.home(), boot_id(), image_python()
     config = safe_join("runs", run_id) / "run.yaml" if run_id else None
-    probed = [read_json(agent_root() / f"{name}.json") for name in ("devices", "peers")]
-    devices, peers = (found if found and found["boot_id"] == boot else None for found in probed)
+    probed = [read_json(agent_root() / f"{name}.json") for name in ("devices", "peers", "health")]
+    devices, peers, health = (found if found and found["boot_id"] == boot else None for found in probed)
     return {
         "boot_id": boot,
         "home": str(home),
@@ -38,6 +42,8 @@ def observe(code: str | None = None, venv: str | None = None, run_id: str | None
         "setup": applied_setup_key(run_id, venv) if run_id and venv else None,
         "devices": devices,
         "peers": peers,
+        "health": health,
+        "chips": chips_here() if chips else None,
         "active": active_attempt(),
         "free_gb": free_gb(),
         "untidy": pending_cleanup(),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..fs import AgentError, agent_root, locked, read_json, wait_until, write_json
-from ..process import boot_id, is_alive, processes_by_attempt, run_tool, send_signal
+from ..process import boot_id, is_alive, processes_by_attempt, processes_with_open_file, run_tool, send_signal
 from ..program.state import active_attempt, attempt_status
 
 if TYPE_CHECKING:
@@ -22,11 +22,7 @@ def pending_cleanup() -> list[str]:
     """Return messages about what needs tidying; empty while a program runs. Reads a few small files only."""
     if active_attempt():
         return []
-    found = (
-        [f"stale {_libtpu_lockfile()}"]
-        if _libtpu_lockfile().exists() and not _processes_holding(_libtpu_lockfile())
-        else []
-    )
+    found = [f"stale {libtpu_lockfile()}"] if _is_stale(libtpu_lockfile()) else []
     found += [
         f"process {pid} of {folder.parent.name}, {folder.name}" for folder, pids in _check_leftovers() for pid in pids
     ]
@@ -45,14 +41,14 @@ def tidy_locked() -> WorkerHygiene:
     """Tidy while holding the "start" lock and with no program running."""
     done: list[str] = []
     refused: list[str] = []
-    if _libtpu_lockfile().exists() and not _processes_holding(_libtpu_lockfile()):
-        _run_as_root(["rm", "-f", str(_libtpu_lockfile())], lambda: _libtpu_lockfile().unlink())
-        done.append(f"removed the stale {_libtpu_lockfile()}")
+    if _is_stale(libtpu_lockfile()):
+        _run_as_root(["rm", "-f", str(libtpu_lockfile())], lambda: libtpu_lockfile().unlink())
+        done.append(f"removed the stale {libtpu_lockfile()}")
     for folder, pids in _check_leftovers():
         _kill_leftovers(folder, pids)
         done.append(f"killed leftover processes of {folder.parent.name}, {folder.name}")
     if _huge_pages_mode() == "off" and _last_result_this_boot() is None:
-        path = _sysfs_root() / THP
+        path = sysfs_root() / THP
         try:
             _run_as_root(["sh", "-c", 'echo always > "$0"', str(path)], lambda: path.write_text("always"))
             done.append("transparent huge pages: always")
@@ -62,21 +58,14 @@ def tidy_locked() -> WorkerHygiene:
     return {"done": done, "not_done": refused}
 
 
-def _libtpu_lockfile() -> Path:
+def libtpu_lockfile() -> Path:
     """Return libtpu's lock file, held while a process uses the TPU; a killed process leaves it behind."""
     return Path(os.environ.get("TMPDIR", "/tmp")) / "libtpu_lockfile"  # noqa: S108 - libtpu's own path
 
 
-def _processes_holding(path: Path) -> list[int]:
-    """Return the processes that have the file open, as far as this user can see (Linux only)."""
-    found = []
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if os.readlink(link) == str(path):  # noqa: PTH115 - a Path would drop the suffix that the kernel appends
-                found.append(int(link.parts[2]))
-        except OSError:
-            continue  # it has ended in the meantime, or belongs to another user
-    return found
+def _is_stale(lock: Path) -> bool:
+    """Return whether a lock file is left over from a killed process."""
+    return lock.exists() and not processes_with_open_file({os.path.realpath(lock)})
 
 
 def _check_leftovers() -> list[tuple[Path, list[int]]]:
@@ -100,14 +89,14 @@ def _kill_leftovers(folder: Path, pids: list[int]) -> None:
     wait_until(lambda: folder not in dict(_check_leftovers()), 10.0)
 
 
-def _sysfs_root() -> Path:
+def sysfs_root() -> Path:
     return Path(os.environ.get("SLIPWAY_SYSFS", "/sys"))
 
 
 def _huge_pages_mode() -> str:
     """Return "on", "off", or "none" if the kernel lacks the feature."""
     try:
-        text = (_sysfs_root() / THP).read_text()
+        text = (sysfs_root() / THP).read_text()
     except OSError:
         return "none"
     return "on" if "[always]" in text or text.strip() == "always" else "off"

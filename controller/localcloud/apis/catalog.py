@@ -14,13 +14,14 @@ _CONFIG_TYPE = {"v2": "V2", "v3": "V3", "v4": "V4", "v5e": "V5LITE_POD", "v5p": 
 
 @dataclass(frozen=True)
 class AcceleratorType:
-    """Accelerator type: `vms` workers, each with `devices` JAX devices."""
+    """Accelerator type: `vms` workers, each with `chips` chips that are `devices` JAX devices."""
 
     name: str
     generation: str
     vms: int
     devices: int
     topology: str | None
+    chips: int
 
     @property
     def config(self) -> dict[str, str]:
@@ -59,7 +60,9 @@ def load_catalog() -> Catalog:
     table = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe loaders)
     generations = table["generations"]
     types = {
-        name: AcceleratorType(name, generation, vms, chips_per_vm * generations[generation]["devices_per_chip"], shape)
+        name: AcceleratorType(
+            name, generation, vms, chips_per_vm * generations[generation]["devices_per_chip"], shape, chips_per_vm
+        )
         for name, (generation, _chips, vms, chips_per_vm, shape) in table["types"].items()
     }
     return Catalog(

@@ -1,6 +1,7 @@
 """Effects of faults on nodes and VMs: preemption, maintenance, bad health, killed and frozen programs."""
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -9,8 +10,9 @@ from controller.localcloud.apis.tpu.nodes import Nodes
 from controller.localcloud.http.call import timestamp
 from controller.localcloud.iam.tokens import EXPIRED_KIND, EXPIRED_NAME
 from controller.localcloud.store import Document, Store
+from controller.localcloud.vms.chips import first_chip
 from controller.localcloud.vms.image import CLOCK_FILE, DISK_FILE, EmulatedWorker, process_marker
-from controller.localcloud.vms.processes import kill_client, set_disk_full, signal_programs
+from controller.localcloud.vms.processes import MARKER, kill_client, set_disk_full, signal_programs
 from controller.localcloud.vms.workers import EmulatedWorkers
 
 FaultAction = Callable[[Document], Awaitable[None]]
@@ -33,6 +35,7 @@ class FaultEffects:
             "worker_clock": self._set_clock,
             "disk_full": self._fill_disk,
             "tokens_expired": self._expire_tokens,
+            "chip_held": self._hold_chip,
         }
 
     async def _preempt(self, spec: Document) -> None:
@@ -101,6 +104,16 @@ class FaultEffects:
                 free.unlink(missing_ok=True)
             owner = process_marker(self._workers.state, worker)
             await asyncio.to_thread(set_disk_full, owner, self._workers.disk_is_full(worker))
+
+    async def _hold_chip(self, spec: Document) -> None:
+        """Start a process that opens the first chip and ends by itself; called at the beginning and at the end."""
+        for worker in self._affected_workers(spec["worker"]):
+            if self._workers.chip_is_held(worker):
+                marker = {MARKER: process_marker(self._workers.state, worker)}
+                with first_chip(self._workers.home(worker).parent).open() as chip:
+                    await asyncio.create_subprocess_exec(
+                        "sleep", str(spec["seconds"]), stdin=chip, start_new_session=True, env={**os.environ, **marker}
+                    )
 
     async def _signal(self, index: int | None, number: signal.Signals) -> None:
         for worker in self._affected_workers(index):

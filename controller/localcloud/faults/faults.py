@@ -134,6 +134,13 @@ class Faults:
             return fault["spec"]["endpoints"]
         return wanted
 
+    def worker_without_chip(self) -> int | None:
+        """Return the worker of the next node that boots without one of its chips, or None."""
+        for name, fault in self._active("chip_missing"):
+            self._consume(name, fault)
+            return fault["spec"]["worker"]
+        return None
+
     def queued_failure(self) -> tuple[str, str] | None:
         """Return the state and message with which the next queued resource fails to become ACTIVE, or None."""
         for name, fault in self._active("queued"):
@@ -174,6 +181,9 @@ class Faults:
 
     def fills_disk(self, worker: int) -> bool:
         return self._affects_worker(worker, "disk_full")
+
+    def holds_chip(self, worker: int) -> bool:
+        return self._affects_worker(worker, "chip_held")
 
     def _affects_worker(self, worker: int, kind: str) -> bool:
         return any(fault["spec"]["worker"] in (None, worker) for _, fault in self._active(kind))

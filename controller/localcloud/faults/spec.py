@@ -183,6 +183,13 @@ class EndpointsSpec(_CountedSpec):
     endpoints: int = Field(ge=1)
 
 
+class ChipMissingSpec(_CountedSpec):
+    """One chip less on a worker of the next `times` nodes that boot."""
+
+    kind: Literal["chip_missing"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    worker: int = Field(0, ge=0)
+
+
 class QueuedStateSpec(_CountedSpec):
     """Failure of the next `times` queued resources that would become ACTIVE."""
 
@@ -244,6 +251,14 @@ class DiskFullSpec(_LastingSpec):
     worker: int | None = Field(None, ge=0)
 
 
+class ChipHeldSpec(_LastingSpec):
+    """A process that holds the first chip of one worker or of all, by default from when a node is READY."""
+
+    kind: Literal["chip_held"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    default_trigger: ClassVar[dict[str, float]] = {"after_seconds": 0.0}
+    worker: int | None = Field(None, ge=0)
+
+
 class SshSpec(_LastingSpec):
     """Refused or unresponsive SSH connections of one worker or of all, by default from when a node is READY."""
 
@@ -255,8 +270,8 @@ class SshSpec(_LastingSpec):
 AnyFaultSpec = Annotated[
     PreemptionSpec | MaintenanceSpec | UnhealthySpec | ProgramKilledSpec | ProgramFrozenSpec | ControllerKilledSpec
     | WorkerClockSpec | TokensExpiredSpec | PermissionSpec
-    | StockoutSpec | DeniedSpec | FailureSpec | EndpointsSpec | QueuedStateSpec
-    | HttpSpec | ConnectionCutSpec | BrownoutSpec | PartitionSpec | DiskFullSpec | SshSpec,
+    | StockoutSpec | DeniedSpec | FailureSpec | EndpointsSpec | ChipMissingSpec | QueuedStateSpec
+    | ChipHeldSpec | HttpSpec | ConnectionCutSpec | BrownoutSpec | PartitionSpec | DiskFullSpec | SshSpec,
     Field(discriminator="kind"),
 ]  # fmt: skip
 _FAULT_ADAPTER: TypeAdapter[Any] = TypeAdapter(AnyFaultSpec)
@@ -271,8 +286,10 @@ ONE_SHOT_KINDS = (
     "tokens_expired",
 )
 CREATION_KINDS = ("stockout", "quota", "permission", "failure")
-LASTING_KINDS = ("brownout", "partition", "disk_full", "ssh_refused", "ssh_frozen")
-FAULT_KINDS = (*ONE_SHOT_KINDS, *CREATION_KINDS, "denied", "endpoints", "queued", "http", "cut", *LASTING_KINDS)
+LASTING_KINDS = ("brownout", "partition", "disk_full", "chip_held", "ssh_refused", "ssh_frozen")
+FAULT_KINDS = (
+    *ONE_SHOT_KINDS, *CREATION_KINDS, "denied", "endpoints", "chip_missing", "queued", "http", "cut", *LASTING_KINDS
+)  # fmt: skip
 
 
 def parse_fault(spec: Any) -> FaultSpec:

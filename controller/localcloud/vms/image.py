@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from controller.localcloud.vms.chips import DEVICE_FOLDER, SYSFS_FOLDER
 from controller.localcloud.vms.processes import MARKER
 
 COORDINATOR_PORT = 8482  # port of jax.distributed on Cloud TPU
@@ -69,7 +70,8 @@ def worker_environment(
         "SLIPWAY_VMSTAT": str(home.parent / "vmstat"),
         "SLIPWAY_CLOCK": str(home.parent / CLOCK_FILE),
         "SLIPWAY_FREE_GB": str(home.parent / DISK_FILE),
-        "SLIPWAY_SYSFS": str(home.parent / "sys"),  # keeps workers off this machine's kernel settings
+        "SLIPWAY_DEV": str(home.parent / DEVICE_FOLDER),
+        "SLIPWAY_SYSFS": str(home.parent / SYSFS_FOLDER),  # keeps workers off this machine's kernel settings
         MARKER: process_marker(state, worker),
     }
 

@@ -17,12 +17,14 @@ from urllib.parse import urlsplit
 import asyncssh
 
 from controller.localcloud.apis import oslogin
+from controller.localcloud.apis.catalog import AcceleratorType
 from controller.localcloud.apis.firewall import ANY_PORT, IAP_RANGE, LAPTOP_RANGE, allows_tcp
 from controller.localcloud.apis.networks import COMPUTE_KIND, Networks
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http import internal_errors
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
+from controller.localcloud.vms.chips import install_chips
 from controller.localcloud.vms.image import EmulatedWorker, process_marker, vm_name, worker_environment
 from controller.localcloud.vms.processes import kill_marked
 from controller.localcloud.vms.sessions import HomeFiles, LoginServer, authorized_keys, freeze, serve_process
@@ -91,18 +93,24 @@ class EmulatedWorkers:
         algorithm, key = text["public"].split()[:2]
         return algorithm, key
 
-    async def boot(self, uid: str, count: int, devices: int) -> list[EmulatedWorker]:
-        """Create (once) and boot the VMs of a node; the next `settle` with the node READY opens SSH."""
+    async def boot(
+        self, uid: str, count: int, kind: AcceleratorType, without_chip: int | None = None
+    ) -> list[EmulatedWorker]:
+        """Create (once) and boot the VMs of a node; the next `settle` with the node READY opens SSH.
+
+        `without_chip` is the index of a worker that lacks one of its chips.
+        """
         workers = self.workers_of_node(uid)
         with self._store.transaction():
             for index in range(len(workers), count):
-                workers.append(self._create(uid, index, devices))
+                workers.append(self._create(uid, index, kind.devices))
             for worker in workers:
                 fresh = dataclasses.replace(worker, boot_id=str(uuid.uuid4()), boot_time=time.time())
                 self._store.put("worker", worker.name, dataclasses.asdict(fresh))
         for worker in workers:
             self.home(worker).mkdir(parents=True, exist_ok=True)
             (self.home(worker).parent / "tmp").mkdir(exist_ok=True)
+            install_chips(self.home(worker).parent, kind, missing=worker.index == without_chip)
         return self.workers_of_node(uid)
 
     async def run_startup_scripts(self, uid: str) -> None:
@@ -243,6 +251,10 @@ class EmulatedWorkers:
     def disk_is_full(self, worker: EmulatedWorker) -> bool:
         """Return whether a fault currently keeps the worker from writing."""
         return self._faults.fills_disk(worker.index)
+
+    def chip_is_held(self, worker: EmulatedWorker) -> bool:
+        """Return whether a fault currently makes a process hold a chip of the worker."""
+        return self._faults.holds_chip(worker.index)
 
     def admits_iap(self, node: Document) -> bool:
         """Return whether Google's Identity-Aware Proxy reaches port 22 of a node's workers."""

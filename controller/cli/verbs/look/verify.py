@@ -10,12 +10,13 @@ from controller.cli.main import Command
 from controller.core.errors import ConfigError
 from controller.core.printable import printable, unsanitized_stream
 from controller.plan.build import Plan
+from controller.resources.workers.chips import chips_problem
 from controller.resources.workers.venv import Venv
 from controller.resources.workers.verified import peer_payloads
 from controller.run.session import open_session
 from controller.ssh.fleet import WorkerError
 
-COLUMNS = ("code", "packages", "config", "devices", "reaches worker 0", "disk")
+COLUMNS = ("code", "packages", "config", "chips", "devices", "reaches worker 0", "disk")
 
 
 def run(command: Command) -> int:
@@ -26,13 +27,14 @@ def run(command: Command) -> int:
         venv = session.plan.get(Venv).name
         fleet.call_all(PROBE_PEERS, peer_payloads(session.node()))  # `observe` returns the answers
         payload: ObserveQuestion = {"code": session.plan.snapshot.sha256, "venv": venv, "run_id": session.plan.run_id}
+        payload["chips"] = True
         rows = build_matrix(session.plan, fleet.call_all(OBSERVE, payload))
     if command.flags.json:
         print(json.dumps({"run": session.plan.run_id, "workers": rows}, indent=1))
     else:
         _print_matrix(rows)
     wrong = [row for row in rows if row["wrong"]]
-    if any("devices" in row["wrong"] for row in wrong):
+    if any({"chips", "devices"} & {*row["wrong"]} for row in wrong):
         return 3
     return 4 if wrong else 0
 
@@ -66,6 +68,11 @@ def _worker_cells(plan: Plan, answer: Observation, config: str, usual: str) -> d
         cells["packages"] = "altered" if venv else "missing"
     else:
         cells["packages"] = "ok" if json.dumps(venv["versions"], sort_keys=True) == usual else "different versions"
+    if not plan.config.program.needs_chips or answer["chips"] is None:
+        cells["chips"] = "ok"
+    else:
+        wanted = plan.config.topology.chips // plan.node.spec.workers
+        cells["chips"] = chips_problem(answer["chips"], wanted) or "ok"
     if plan.config.program.kind != "trainer":
         cells["devices"] = "ok"
     elif devices is None:

@@ -133,7 +133,8 @@ class Nodes:
         if refusal := self.faults.creation_refusal("operation", zone, self.capacity_tier(node)):
             await refusal
         kind = self.catalog.types[node["acceleratorType"]]
-        workers = await self.workers.boot(node["id"], self.faults.endpoint_count(kind.vms), kind.devices)
+        count, without_chip = self.faults.endpoint_count(kind.vms), self.faults.worker_without_chip()
+        workers = await self.workers.boot(node["id"], count, kind, without_chip)
         endpoints: list[Document] = [{"ipAddress": worker.address, "port": _TPU_PORT} for worker in workers]
         if node["networkConfig"].get("enableExternalIps"):
             for endpoint in endpoints:

@@ -1,0 +1,58 @@
+"""The health check on one worker that cannot finish it; tests/scenarios/pods/test_chips.py has two that can."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import controller.agent.commands.health
+from controller.agent.commands.health import STAGES
+from tests.controller.agent.commands.test_probe import with_jax
+from tests.controller.agent.conftest import ProgramRun
+
+PASSES = """
+import json, sys
+print(json.dumps({"backend": "tpu", "local_devices": 4, "devices": 4, "kind": "TPU v4", "process": 0,
+                  "faults": %s, "tflops": 200.0, "hbm_gb": 26.0, "seconds": 9.0}))
+sys.exit()
+"""
+FAULT = {"process": 0, "device": 1, "message": "broken"}
+
+
+def test_stages_are_those_of_the_program() -> None:
+    source = Path(controller.agent.commands.health.__file__).with_name("chip_check.py").read_text()
+    assert tuple(re.findall(r'(?:begin\("|"health check: )([\w -]+)"', source)) == STAGES
+
+
+def test_a_jax_that_fails_says_at_which_stage(run: ProgramRun) -> None:
+    worker = with_jax(run, "raise RuntimeError('no libtpu here')").worker
+    answer = worker.call("check_health", venv="image", processes=1)
+    assert (answer["stage"], answer["problem"]) == ("importing JAX", "RuntimeError: no libtpu here")
+    assert worker.call("observe")["health"] is None
+
+
+def test_a_jax_that_hangs_is_ended(run: ProgramRun) -> None:
+    worker = with_jax(run, "import time\ntime.sleep(600)").worker
+    answer = worker.call("check_health", venv="image", processes=1, timeout_seconds=0.5)
+    assert answer["stage"] == "importing JAX"
+    assert "did not finish within 0.5 s" in answer["problem"]
+
+
+def test_success_counts_for_one_boot_and_a_fault_for_none(run: ProgramRun) -> None:
+    worker = with_jax(run, PASSES % [FAULT]).worker
+    assert worker.call("check_health", venv="image", processes=1)["faults"] == [FAULT]
+    assert worker.call("observe")["health"] is None
+    with_jax(run, PASSES % [])
+    answer = worker.call("check_health", venv="image", processes=1)
+    assert (answer["stage"], answer["boot_id"]) == ("done", "boot-1")
+    seen = worker.call("observe")
+    assert (seen["health"], seen["devices"]["local_devices"]) == (answer, 4)
+    worker.boot_id = "boot-2"
+    assert worker.call("observe")["health"] is None
+
+
+def test_chips_that_a_run_holds_are_left_alone(run: ProgramRun) -> None:
+    run.start("import time; time.sleep(600)")
+    refusal = run.worker.call_error("check_health", venv="image", processes=1)
+    assert "run-1 is using the devices" in refusal["error"]
+    run.worker.call("stop", run_id="run-1", grace_seconds=30)
