@@ -76,6 +76,14 @@ def test_a_crash_loop_stops_early() -> None:
     assert done(VerdictKind.HUNG, past, 100, max_without_progress=4).response == "restart_program"
 
 
+def test_faulty_chips_on_one_pod_after_the_other_are_given_up() -> None:
+    past = ends("unhealthy_host", "unhealthy_host", response="replace_node")
+    assert done(VerdictKind.UNHEALTHY_HOST, past[:1]) == Decision("replace_node")
+    ended = done(VerdictKind.UNHEALTHY_HOST, past)
+    assert (ended.response, ended.retries_exhausted) == ("give_up", False)
+    assert "recovery.max_without_progress" in ended.reason
+
+
 def test_preemptions_are_no_crash_loop_and_no_failure() -> None:
     past = ends("preempted", "preempted", "preempted", "preempted", response="replace_node")
     assert done(VerdictKind.PREEMPTED, past) == Decision("replace_node")

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from controller.recovery.recover import innermost_frame, log_excerpt
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from controller.core.errors import WrongDevicesError
+from controller.recovery.diagnosis import AttemptOutcome, Verdict, VerdictKind
+from controller.recovery.policy import GIVE_UP, Decision
+from controller.recovery.recover import RecoveryExecutor, innermost_frame, log_excerpt
+from controller.resources.pod.provisioner import PodStatus
 
 DUMP = """step 3
 Thread 0x1 (most recent call first):
@@ -37,3 +46,30 @@ def test_last_words_are_those_before_the_stacks_of_an_abort() -> None:
     log = "one\nGloo: Connection reset by peer\nFatal Python error: Aborted\n\n" + "  File x\n" * 100
     assert log_excerpt(log) == "one\nGloo: Connection reset by peer\nFatal Python error: Aborted"
     assert log_excerpt("".join(f"{i}\n" for i in range(100))).splitlines()[0] == "75"
+
+
+def executor() -> RecoveryExecutor:
+    """What recovers a pod of two workers that Google calls healthy."""
+    node = SimpleNamespace(spec=SimpleNamespace(workers=2), pod_seen=lambda _: PodStatus("READY"))
+    plan = SimpleNamespace(node=node, config=SimpleNamespace(cleanup=SimpleNamespace(on_failure="keep")))
+    none = cast(Any, None)
+    return RecoveryExecutor(cast(Any, plan), none, none, none, 0.0, none)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "worker"),
+    [
+        (WrongDevicesError("worker 1, chip 2: HBM", faulty=[1]), VerdictKind.UNHEALTHY_HOST, 1),
+        (WrongDevicesError("worker 1 has 3 chips", ["4 chips", "3 chips"], [1]), VerdictKind.UNHEALTHY_HOST, 1),
+        (WrongDevicesError("expected 4", ["8 tpu", "8 tpu"]), VerdictKind.DEVICE_MISMATCH, None),
+        (WrongDevicesError("process 7 holds a chip"), VerdictKind.DEVICE_MISMATCH, None),
+    ],
+)
+def test_bad_chips_are_told_from_a_wrong_plan_and_end_with_3(
+    error: WrongDevicesError, kind: VerdictKind, worker: int | None
+) -> None:
+    verdict = executor().diagnose_setup(error)
+    assert (verdict.kind, verdict.worker) == (kind, worker)
+    with pytest.raises(WrongDevicesError) as ended:
+        executor()._give_up(AttemptOutcome(Verdict(kind)), Decision(GIVE_UP), error)
+    assert (ended.value, ended.value.exit_code) == (error, 3)
