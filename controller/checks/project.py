@@ -60,20 +60,6 @@ def tpus_may_be_listed(config: Config, context: Context) -> Iterator[Issue]:
         )
 
 
-@check("permissions", "warning", "cloud.project", live=True)
-def caller_has_permissions(config: Config, context: Context) -> Iterator[Issue]:
-    """A missing permission shows when the pod is billed already. A grant on a single resource is not seen here."""
-    roles = {"tpu.nodes.create": "roles/tpu.admin", "iam.serviceAccounts.actAs": "roles/iam.serviceAccountUser"}
-    if config.ssh.method == "iap" or (config.ssh.method == "auto" and config.network.laptop is None):
-        roles["iap.tunnelInstances.accessViaIAP"] = "roles/iap.tunnelResourceAccessor"
-    body = {"permissions": list(roles)}
-    answer = context.google.call(
-        "cloudresourcemanager", "projects.testIamPermissions", resource=context.project, body=body
-    )
-    for permission in roles.keys() - answer.get("permissions", []):
-        yield Issue(f"you lack {permission} in {context.project}, as in {roles[permission]}")
-
-
 @check("quota", "error", "tpu.zone", also="warning", live=True)
 def quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
     """TPU quota is set per generation, zone and capacity tier, and starts at 0 almost everywhere."""

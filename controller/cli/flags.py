@@ -79,8 +79,10 @@ VERBS: dict[str, Verb] = {
     ),
     "plan": Verb(
         "preview changes, cost and config errors; changes nothing", "run", "checks.md",
-        (f"plan {FLAGSHIP}", f"plan -m {QUICKSTART} run.seed=0,1,2", f"plan --save {QUICKSTART}"),
-        (SWEEP_FLAG, PLAN, _flag("--save", "write the config to plans/<run id>.yaml", action="store_true")),
+        (f"plan {FLAGSHIP}", f"plan -m {QUICKSTART} run.seed=0,1,2", f"plan --save {QUICKSTART}",
+         f"plan --permissions {QUICKSTART}"),
+        (SWEEP_FLAG, PLAN, _flag("--save", "write the config to plans/<run id>.yaml", action="store_true"),
+         _flag("--permissions", "print the permissions that up, follow and down use of you", action="store_true")),
     ),
     "fit": Verb(
         "compile each program for TPU on this machine; report memory and FLOPs", "run", "models.md",

@@ -35,6 +35,7 @@ class Billing:
             "cloudbilling.v1:billingAccounts.list": lambda call: paginate(
                 call, [_billing_account()], "billingAccounts"
             ),
+            "cloudbilling.v1:billingAccounts.testIamPermissions": self._test_permissions,
             "serviceusage.v1beta1:services.consumerQuotaMetrics.list": self._quotas,
             f"{_BUDGETS}create": self._create,
             f"{_BUDGETS}get": self._get,
@@ -73,6 +74,10 @@ class Billing:
         )
         limit = {"name": f"{name}/limits/%2Fproject%2Fzone", "metric": metric, "unit": unit, "quotaBuckets": buckets}
         return {"name": name, "metric": metric, "unit": unit, "consumerQuotaLimits": [limit]}
+
+    def _test_permissions(self, call: ApiCall) -> Document:
+        held = call.held_permissions(list(call.body.get("permissions", ())), self._parent(call))
+        return {"permissions": held} if held else {}
 
     def _create(self, call: ApiCall) -> Document:
         parent = self._parent(call)

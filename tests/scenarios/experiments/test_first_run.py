@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from controller.cli import main
 from controller.cloud import emulator
+from controller.localcloud.store import Store
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.e2e
@@ -48,14 +51,41 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert status == 0, words
 
 
+def requests(folder: Path) -> list[dict[str, Any]]:
+    """The laptop's requests so far that were judged, whether the emulated cloud runs or not."""
+    file = folder.parent / "home" / "localcloud" / "state.db"
+    if not file.exists():
+        return []
+    store = Store(file)
+    found = [entry for entry in store.log_entries() if entry["client"] == "laptop" and entry.get("permissions")]
+    store.close()
+    return found
+
+
+def permissions_printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """What `plan --permissions` prints for the words of an `up`."""
+    said = capsys.readouterr()
+    assert main.run(["plan", "--permissions", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    sys.stdout.write(said.out)
+    return {line.partition("\t")[0] for line in lines}
+
+
 def test_the_first_run_is_what_the_page_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said: dict[str, str] = {}
+    used: set[str] = set()
+    printed: set[str] = set()
     for line in LINES:
+        before = len(requests(folder))
         code = main.run(as_played(line))
+        if line.startswith(("+experiment", "down")):
+            used |= {name for entry in requests(folder)[before:] for name in entry["permissions"]}
+        if line.startswith("+experiment"):
+            printed = permissions_printed(as_played(line), capsys)
         out, err = capsys.readouterr()
         assert code == 0, f"slipway {line}\n{out}{err}"
         said[line.split()[0] + (" --all" if "--all" in line else "")] = out
-    assert len(LINES) == 10
+    assert len(LINES) == 11
     assert (folder / "slipway" / "cloud" / "mine.yaml").exists()
     assert "+ create" in said["plan"]
     assert "error:" not in said["plan"]
@@ -64,3 +94,4 @@ def test_the_first_run_is_what_the_page_says(folder: Path, capsys: pytest.Captur
     assert "accuracy after GRPO" in said["logs"]
     assert "deleted" in said["down"]
     assert "bucket" in said["down --all"]
+    assert used == printed

@@ -2,11 +2,15 @@
 
 import json
 import sys
+from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 from controller.cli.main import Command
+from controller.cloud.connect import project_of
 from controller.core.text import plural
 from controller.gcp.prices import max_cost
+from controller.plan.permissions import Need, permissions_of_plan
 from controller.reconcile.resource import Unknown
 from controller.records.plan_file import save_plan
 from controller.run.preview import RunPreview, preview_run
@@ -15,11 +19,38 @@ ACTION_SIGNS = {"none": "=", "create": "+", "update": "~", "replace": "±", "wai
 
 
 def run(command: Command) -> int:
+    if command.flags.permissions:
+        return print_permissions(command)
     preview = preview_run(command.options)
     if command.flags.save:
         print(f"saved {save_plan(preview.plan, command.overrides, Path.cwd())}", file=sys.stderr)
     print(json.dumps(preview.as_document(), indent=1) if command.flags.json else "\n".join(format_plan(preview)))
     return 2 if any(f.severity == "error" for f in preview.findings) else 0
+
+
+def print_permissions(command: Command) -> int:
+    """Print one permission per line: by resource on a terminal, else as tab-separated values."""
+    config, _ = command.options.config()
+    needs = permissions_of_plan(config, project_of(config))
+    if command.flags.json:
+        print(json.dumps([asdict(need) | {"role": need.role} for need in needs], indent=1))
+    elif sys.stdout.isatty():
+        print("\n".join(format_permissions(needs)))
+    else:
+        for need in needs:
+            print(need.permission, need.kind, need.name, need.when, need.role, sep="\t")
+    return 0
+
+
+def format_permissions(needs: list[Need]) -> list[str]:
+    lines: list[str] = []
+    width = max(len(need.permission) for need in needs)
+    wide = max(len(need.when) for need in needs)
+    for (kind, name), group in groupby(needs, key=lambda need: (need.kind, need.name)):
+        lines.append(f"{kind} {name}")
+        lines += [f"  {need.permission:<{width}}  {need.when:<{wide}}  {need.role}" for need in group]
+    roles = dict.fromkeys(need.role for need in needs)
+    return [*lines, "", f"These roles contain them: {' '.join(roles)}"]
 
 
 def format_plan(preview: RunPreview) -> list[str]:
