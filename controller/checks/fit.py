@@ -84,7 +84,11 @@ def fits_the_chips(config: Config) -> Iterator[Issue]:
 
 def estimate_num_params(model: Model) -> int:
     """Return the approximate number of parameters: the matrices and the embedding tables."""
+    return matrix_weights(model) + model.vocab_size * model.dim * (1 if model.tie_word_embeddings else 2)
+
+
+def matrix_weights(model: Model) -> int:
+    """Return the number of weights in the matrices of all layers."""
     attention = 2 * model.dim * model.head_dim * (model.num_heads + model.num_kv_heads)
     feed_forward = (3 if model.mlp in ("geglu", "swiglu") else 2) * model.dim * model.mlp_dim
-    tables = model.vocab_size * model.dim * (1 if model.tie_word_embeddings else 2)
-    return model.num_layers * (attention + feed_forward) + tables
+    return model.num_layers * (attention + feed_forward)

@@ -86,7 +86,7 @@ def _network(config: Config) -> float:
 
 
 def max_cost(config: Config, hourly: HourlyPrice) -> str:
-    """Describe the most that the run can cost. Its actual cost is unknown until its first steps are timed."""
+    """Describe the most that the run can cost, which only a limit can say."""
     budget = config.budget
     limits = [(f"${budget.max_usd:.2f}", "budget.max_usd")] if budget.max_usd is not None else []
     if budget.max_hours is not None:
@@ -97,7 +97,7 @@ def max_cost(config: Config, hourly: HourlyPrice) -> str:
             f"at most {' and '.join(f'{what} ({key})' for what, key in limits)}; then the run ends and the pod is "
             "deleted"
         )
-    return "no limit: the time per step is unknown until the run starts; set budget.max_hours or budget.max_usd"
+    return "none: billed until the program ends; set budget.max_hours or budget.max_usd"
 
 
 def monthly_storage_price(gigabytes: float) -> float:

@@ -33,6 +33,7 @@ from controller.recovery.diagnosis import VerdictKind
 from controller.recovery.recover import RecoveryExecutor
 from controller.resources.pod.node import Node
 from controller.run.attempt import AttemptResult, AttemptRunner
+from controller.run.estimate import describe_estimate
 from controller.run.handover import Handover
 from controller.run.launch import stop
 from controller.run.options import RunOptions
@@ -339,6 +340,9 @@ def confirm_cost(plan: Plan, context: Context, screen: BoardScreen, *, yes: bool
         return
     price = hourly_price(plan.config, context.clock.now())
     cost = "an unknown price" if price.tpu is None else price
-    question = f"Create {plan.node.title} for {cost}? The run costs {max_cost(plan.config, price)}."
+    question = (
+        f"Create {plan.node.title} for {cost}? Estimate of the run: {describe_estimate(plan.config, price)}. "
+        f"Limit: {max_cost(plan.config, price)}."
+    )
     if not screen.ask(question, yes):
         raise ConfigError("nothing was created; pass --yes to skip the prompt")

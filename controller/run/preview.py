@@ -1,6 +1,6 @@
 """Preview of `up`: the plan next to the current state, all findings and the price. Changes nothing."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from controller.plan.preview import ResourcePreview, preview_resources
 from controller.reconcile.resource import Absent, Unknown
 from controller.records.ledger import Ledger
 from controller.resources.pod.node import Node
+from controller.run.estimate import RunEstimate, estimate_run
 from controller.run.launch import running_runs
 from controller.run.options import RunOptions
 from controller.ssh.fleet import WorkersFailedError
@@ -36,6 +37,10 @@ class RunPreview:
     status: str
     """Current activity of the run and the pod, empty if none."""
 
+    @property
+    def estimate(self) -> RunEstimate | None:
+        return estimate_run(self.plan.config, self.price)
+
     def as_document(self) -> dict[str, Any]:
         return {
             "run": self.plan.run_id,
@@ -44,6 +49,7 @@ class RunPreview:
             "bucket": self.plan.bucket,
             "usd_per_hour": self.price.tpu,
             "usd_per_hour_network": self.price.network,
+            "estimate": None if self.estimate is None else asdict(self.estimate),
             "resources": [
                 {
                     "id": row.resource.id,

@@ -19,6 +19,7 @@ from controller.inputs.code import CodeSnapshot, take_snapshot
 from controller.plan.build import Plan, build_plan
 from controller.records import index
 from controller.records.ledger import Ledger
+from controller.run.estimate import estimate_run
 from controller.sweep.grid import SearchSpace, Variant, expand_grid, split_overrides
 from controller.sweep.hydra_launchers import apply_launcher
 
@@ -145,13 +146,21 @@ class Estimate:
     why: str
 
 
-def estimate(config: Config, left: int, pods: int, state: Path, now: float) -> Estimate:
-    """Estimate total duration and cost before anything starts."""
+def estimate(config: Config, left: int, pods: int, state: Path, now: float, configs: Sequence[Config] = ()) -> Estimate:
+    """Estimate total duration and cost before anything starts.
+
+    Finished runs with this name say most; else the arithmetic of each of the `configs` left does, or a limit.
+    """
     name, kind = config.run.name, config.tpu.accelerator_type
     rows = [row for row in index.load_rows(state) if (row.get("name"), row.get("type")) == (name, kind)]
     known = [row["seconds"] for row in rows if row.get("state") == "finished"]
     if known:
         each, why = statistics.median(known), f"from {len(known)} finished runs with this name"
+    elif guesses := [found for c in configs or (config,) if (found := estimate_run(c, hourly_price(c, now)))]:
+        each = 3600 * statistics.mean(found.hours for found in guesses)
+        usd = None if any(found.usd is None for found in guesses) else statistics.mean(f.usd or 0.0 for f in guesses)
+        hours = math.ceil(left / pods) * each / 3600
+        return Estimate(left, each, hours, None if usd is None else left * usd, f"an estimate: {guesses[0].basis}")
     elif config.budget.max_hours is not None:
         each, why = 3600 * config.budget.max_hours, "at most, from budget.max_hours"
     else:

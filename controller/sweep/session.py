@@ -11,16 +11,18 @@ from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.text import plural
 from controller.gcp.client import NoCredentialsError, ServiceDisabledError
-from controller.gcp.prices import hourly_price
+from controller.gcp.prices import hourly_price, max_cost
 from controller.lease.lease import Lease, sweep_lease
 from controller.plan.build import Plan
 from controller.plan.project import bucket_name
 from controller.records import index
+from controller.run.estimate import RunEstimate, estimate_run
 from controller.sweep.board import BoardRow, load_board
 from controller.sweep.definition import (
     Estimate,
     JobBuilder,
     SweepDefinition,
+    SweepJob,
     define_sweep,
     estimate,
     finished_runs,
@@ -75,9 +77,13 @@ class SweepSession:
     def estimate(self) -> Estimate:
         """Estimate duration and cost of the remaining runs."""
         now = self.context.clock.now()
-        return estimate(
-            self.definition.base_config, self.remaining, self.definition.sweep.pods, self.context.state_dir, now
-        )
+        left = [job.config for job in self.definition.jobs if job.run_id not in self.finished_runs]
+        base, pods = self.definition.base_config, self.definition.sweep.pods
+        return estimate(base, self.remaining, pods, self.context.state_dir, now, left)
+
+    def estimate_of(self, job: SweepJob) -> RunEstimate | None:
+        """Estimate one run; None if only its program knows how long it takes."""
+        return estimate_run(job.config, hourly_price(job.config, self.context.clock.now()))
 
     def board_rows(self) -> list[BoardRow]:
         """Return the row of every run from the last controller's board and the table of runs."""
@@ -102,8 +108,10 @@ class SweepSession:
         tpu = self.definition.base_config.tpu.accelerator_type
         hours = "unknown" if guess.hours is None else f"about {guess.hours:.2f} h"
         if self.context.is_billed:
-            price = hourly_price(self.definition.base_config, self.context.clock.now())
-            cost = f"{'unknown' if guess.usd is None else f'about ${guess.usd:.2f}'}; per pod {price}"
+            base = self.definition.base_config
+            price = hourly_price(base, self.context.clock.now())
+            cost = f"{'unknown' if guess.usd is None else f'about ${guess.usd:.2f}'}; per pod {price}; limit per run: "
+            cost += max_cost(base, price)
         else:
             cost = "none: the cloud is emulated on this machine"
         return [

@@ -53,7 +53,7 @@ def test_an_hour(overrides: list[str], words: str) -> None:
 
 def test_a_whole_run() -> None:
     free = config()
-    assert max_cost(free, hourly_price(free, NEW_YEAR)).startswith("no limit: the time per step is unknown")
+    assert max_cost(free, hourly_price(free, NEW_YEAR)).startswith("none: billed until the program ends; set budget.")
     bound = config("budget.max_hours=10", "budget.usd_per_hour=2", "budget.max_usd=15")
     words = "at most $15.00 (budget.max_usd) and $20.00 in 10 h (budget.max_hours); then the run ends and the pod is "
     assert max_cost(bound, hourly_price(bound, NEW_YEAR)) == words + "deleted"

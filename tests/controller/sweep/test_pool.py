@@ -14,6 +14,7 @@ import pytest
 from controller.cli import main
 from controller.gcp.prices import hourly_price
 from controller.records import index
+from controller.run.estimate import estimate_run
 from controller.sweep.board import BoardRow, format_table, sparkline
 from controller.sweep.definition import define_sweep, estimate
 from controller.sweep.pool import GridSource
@@ -96,7 +97,14 @@ def test_a_pod_goes_on_with_the_run_that_it_had(tmp_path: Path, monkeypatch: pyt
 
 def test_the_estimate_is_by_runs_of_the_same_name(tmp_path: Path) -> None:
     config = main.parse(["plan", "+experiment=quickstart", "tpu=v6e_8", "cloud=gcp"]).options.cloud_config()
-    assert estimate(config, 12, 2, tmp_path, 0.0).hours is None
+    arithmetic = estimate(config, 12, 2, tmp_path, 0.0)
+    run = estimate_run(config, hourly_price(config, 0.0))
+    assert run is not None
+    assert arithmetic.hours == pytest.approx(6 * run.hours)
+    assert arithmetic.usd == pytest.approx(12 * (run.usd or 0.0))
+    assert arithmetic.why.startswith("an estimate: ")
+    command = config.model_copy(update={"program": config.program.model_copy(update={"kind": "command"})})
+    assert estimate(command, 12, 2, tmp_path, 0.0).hours is None
     row = {"name": "quickstart", "type": config.tpu.accelerator_type, "state": "finished", "metrics": {}}
     index.append_rows(
         tmp_path, [{**row, "run": str(i), "seconds": seconds} for i, seconds in enumerate((90.0, 100.0, 500.0))]

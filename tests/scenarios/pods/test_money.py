@@ -134,7 +134,8 @@ def test_nothing_billed_is_made_unasked(slipway: SlipwayCli, monkeypatch: pytest
     monkeypatch.setattr("rich.console.Console.input", lambda _, question, markup: asked.append(question) or "no")
     assert slipway("up", ECHO_COMMAND, *ONE, price)[0] == 2
     assert asked[0].startswith("Create TPU v6e-1 (1 worker)")
-    assert "for $3.00 per hour (budget.usd_per_hour)? The run costs no limit" in asked[0]
+    assert "for $3.00 per hour (budget.usd_per_hour)? Estimate of the run: none: only the program" in asked[0]
+    assert "$72.00 per day. Limit: none: billed until the program ends" in asked[0]
     assert slipway.mutations() == []
     assert slipway("up", "--yes", ECHO_COMMAND, *ONE, price, "recovery.poll_seconds=0.2")[0] == 0
 
@@ -164,5 +165,5 @@ def test_plan_says_what_it_costs(slipway: SlipwayCli) -> None:
     code, out, _ = slipway("plan", ECHO_COMMAND, *ONE, "budget.usd_per_hour=3", "budget.max_hours=2")
     assert code == 0
     assert "price    $3.00 per hour (budget.usd_per_hour)" in out
-    assert "cost     at most $6.00 in 2 h (budget.max_hours); then the run ends and the pod is deleted" in out
+    assert "limit    at most $6.00 in 2 h (budget.max_hours); then the run ends and the pod is deleted" in out
     assert json.loads(slipway("plan", "--json", ECHO_COMMAND, *ONE)[1])["usd_per_hour"] is None

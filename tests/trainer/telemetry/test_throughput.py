@@ -7,6 +7,7 @@ import pytest
 
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import PodFacts
+from controller.run.estimate import token_flops
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from trainer.distributed.mesh import named_sharding
@@ -31,6 +32,12 @@ def test_model_flops_are_those_of_the_traced_update():
 
     traced = Program("update", jax.jit(gradient), (abstract_params(cfg), batch)).flops()
     assert throughput.model_flops(cfg, 256, 64) == pytest.approx(traced, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gemma2_2b", "llama3_3b", "gpt2"])
+def test_the_controller_estimates_with_the_same_formula(name: str):
+    cfg = Model(**load_group(f"model/{name}"))
+    assert 1000 * token_flops(cfg, 512) == pytest.approx(throughput.model_flops(cfg, 1000, 512), rel=1e-3)
 
 
 def test_utilization_counts_chips_not_devices():

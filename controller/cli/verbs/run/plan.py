@@ -13,6 +13,7 @@ from controller.gcp.prices import max_cost
 from controller.plan.permissions import Need, permissions_of_plan
 from controller.reconcile.resource import Unknown
 from controller.records.plan_file import save_plan
+from controller.run.estimate import describe_estimate
 from controller.run.preview import RunPreview, preview_run
 
 ACTION_SIGNS = {"none": "=", "create": "+", "update": "~", "replace": "±", "wait": "…", "unknown": "?"}
@@ -66,7 +67,8 @@ def format_plan(preview: RunPreview) -> list[str]:
     if plan.config.cloud.kind == "local" and price.tpu is None:
         lines.append("price    none: the cloud is emulated on this machine")
     else:
-        lines += [f"price    {price}", f"cost     {max_cost(plan.config, price)}"]
+        lines += [f"price    {price}", f"estimate {describe_estimate(plan.config, price)}"]
+        lines.append(f"limit    {max_cost(plan.config, price)}")
     if preview.status:
         lines.append(f"now      {preview.status}")
     lines.append("")

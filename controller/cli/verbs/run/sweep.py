@@ -29,7 +29,12 @@ def plan(command: Command) -> int:
             document = {"sweep": definition.id, "runs": runs, "pods": definition.sweep.pods}
             print(json.dumps(document | {"estimate": asdict(session.estimate())}, indent=1))
             return 0
-        lines = [f"  {'=' if row.state == 'finished' else '+'} {row.run}  {row.title}" for row in rows]
+        guesses = {job.run_id: guess for job in definition.jobs if (guess := session.estimate_of(job))}
+        lines = [
+            f"  {'=' if row.state == 'finished' else '+'} {row.run}  {row.title}"
+            + (f"  {guesses[row.run].summary}" if row.run in guesses and row.state != "finished" else "")
+            for row in rows
+        ]
         print("\n".join([*session.summary_lines(), "", *lines]))
         if no_project := missing_project(session.context.project):
             findings = [Finding("project", "warning", "cloud.project", no_project)]

@@ -1,0 +1,136 @@
+"""Estimate of a run's hours and price before it starts, from the model's arithmetic and an assumed utilization.
+
+It is an estimate: nothing here has been measured on this user's pod. `max_cost` says what a budget enforces.
+"""
+
+from dataclasses import dataclass
+
+from conf.schema.config import Config
+from conf.schema.infra.topology import tpu_type_table
+from conf.schema.training.loop import GrpoLoop, LmLoop
+from conf.schema.training.model import Model
+from controller.checks.fit import estimate_num_params, matrix_weights
+from controller.checks.fit import load as load_fit
+from controller.core.text import plural
+from controller.gcp.prices import HOURS_PER_MONTH, HourlyPrice, load_prices
+
+SETUP_HOURS = 0.25
+"""From the request for a pod to the first step, compilation included."""
+DECODE_UTILIZATION = 0.05
+"""Of peak FLOP/s while sampling, which waits for memory. vLLM on v6e-8, Llama 3.3 70B: 5% at 64 requests, 7% at 128."""
+CHECKPOINT_BYTES = 12
+"""Per weight: float32, and two moments of Adam."""
+WEIGHT_BYTES = 4
+PACKAGES_GB = 3.0
+"""What a worker downloads through the NAT: Python packages."""
+TEST_PROMPTS = 1319
+"""GSM8K's, where loop.test_prompts is null."""
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class RunEstimate:
+    """Hours of the pod and USD of a run without preemptions; `usd` is None if the pod's price is unknown."""
+
+    hours: float
+    usd: float | None
+    parts: tuple[tuple[str, float], ...]
+    basis: str
+
+    def __str__(self) -> str:
+        return f"about {self.summary} (an estimate: {self.basis})"
+
+    @property
+    def summary(self) -> str:
+        hours = f"{self.hours:.1f} h" if self.hours < 100 else f"{self.hours:.0f} h"
+        if self.usd is None:
+            return f"{hours} at an unknown price"
+        shown = [f"${usd:.2f} {what}" for what, usd in self.parts if usd >= 0.005]
+        return f"{hours} and ${self.usd:.2f}" + (f" ({', '.join(shown)})" if len(shown) > 1 else "")
+
+
+def estimate_run(config: Config, price: HourlyPrice) -> RunEstimate | None:
+    """Estimate the whole run on one pod; None if only its program knows how long it takes, or nothing is billed."""
+    if config.program.kind != "trainer" or config.model is None or config.loop is None:
+        return None
+    if config.cloud.kind == "local" and price.tpu is None:
+        return None
+    slice_ = config.topology
+    utilization = tpu_type_table()["generations"][slice_.generation]["utilization"]
+    peak = slice_.chips * slice_.bf16_flops_per_chip
+    flops, sampled = _loop_flops(config, config.model, config.loop)
+    hours = SETUP_HOURS + (flops / utilization + sampled / DECODE_UTILIZATION) / peak / 3600
+    parts = _parts(config, config.model, price, hours)
+    basis = f"{flops + sampled:.1e} FLOPs at {utilization:.0%} of the chips' peak".replace("e+", "e")
+    if sampled:
+        basis += f", {DECODE_UTILIZATION:.0%} while sampling, with prompts and answers of half their limits"
+    basis += f", and {SETUP_HOURS * 60:.0f} minutes of setup; not measured; preemptions not counted"
+    return RunEstimate(hours, None if price.tpu is None else sum(usd for _, usd in parts), parts, basis)
+
+
+def describe_estimate(config: Config, price: HourlyPrice) -> str:
+    """Return the estimate in words, or why there is none and what an hour and a day cost."""
+    found = estimate_run(config, price)
+    if found is not None:
+        return str(found)
+    why = "none: only the program knows how long it runs"
+    return why if price.total is None else f"{why}; ${price.total:.2f} per hour is ${24 * price.total:.2f} per day"
+
+
+def _parts(config: Config, model: Model, price: HourlyPrice, hours: float) -> tuple[tuple[str, float], ...]:
+    """Return what is billed: the pod, and what goes into and out of the bucket."""
+    table, size = load_prices(), estimate_num_params(model) / GB
+    kept = config.checkpoint.max_to_keep + (config.checkpoint.best is not None)
+    months = 1 + hours / HOURS_PER_MONTH
+    out = size * WEIGHT_BYTES * table["egress"]["usd_per_gb"]
+    if config.network.nat and not config.external_ip:
+        out += config.topology.workers * PACKAGES_GB * table["nat"]["usd_per_gb"]
+    return (
+        ("TPUs", hours * (price.tpu or 0.0)),
+        ("network", hours * price.network),
+        (f"{plural(kept, 'checkpoint')} for a month", size * CHECKPOINT_BYTES * kept * months * _storage_price()),
+        ("egress", out),
+    )
+
+
+def _storage_price() -> float:
+    return load_prices()["storage"]["usd_per_gb_month"]
+
+
+def _loop_flops(config: Config, model: Model, loop: LmLoop | GrpoLoop) -> tuple[float, float]:
+    """Return the FLOPs of a run's updates and evaluations, and of its sampling."""
+    if isinstance(loop, LmLoop):
+        update = _counted_flops(config) or loop.total_batch_tokens * token_flops(model, loop.seq_len)
+        evaluations = -(-loop.steps // loop.eval_interval)
+        evaluation = loop.eval_batches * loop.total_batch_tokens * token_flops(model, loop.seq_len) / 3
+        return loop.steps * update + evaluations * evaluation, 0.0
+    width = max(1, (loop.max_prompt_length + loop.max_new_tokens) // 2)
+    each = token_flops(model, width)  # of forward and backward pass; a forward pass is a third
+    update = loop.rows * width * each
+    scored = (not loop.on_policy and loop.old_logprobs == "trainer") + (loop.kl_coef > 0)
+    answers = loop.rows * (loop.max_new_tokens / 2)
+    tests = 2 * (loop.test_samples_per_prompt or 0) * (loop.test_prompts or TEST_PROMPTS)
+    evaluated = -(-loop.steps // loop.eval_interval) * loop.eval_prompts + tests
+    sampled = (loop.steps * answers + evaluated * loop.max_new_tokens / 2) * each / 3
+    training = loop.steps * (update + scored * loop.rows * width * each / 3)
+    return training + loop.warm_start_steps * update, sampled
+
+
+def _counted_flops(config: Config) -> float | None:
+    """Return an update's FLOPs without recomputation as `slipway fit` counted them, if it did."""
+    programs = (load_fit(config) or {}).get("programs", [])
+    return next(
+        (p["flops"] - p["recomputed_flops"] for p in programs if p["name"] == "update" and p["flops"] > 0), None
+    )
+
+
+def token_flops(model: Model, sequence: int) -> float:
+    """Return the FLOPs of a token in an update: 6 per matrix weight, and attention to the tokens of its row.
+
+    https://arxiv.org/abs/2204.02311, appendix B, as `trainer.telemetry.throughput`, which reports utilization.
+    """
+    pattern = model.attention_pattern
+    local = [pattern[i % len(pattern)] == "L" for i in range(model.num_layers)]
+    seen = sum(min(sequence, model.sliding_window) if is_local else sequence for is_local in local)
+    weights = matrix_weights(model) + model.vocab_size * model.dim
+    return 6.0 * weights + 12.0 * model.num_heads * model.head_dim * seen

@@ -1,0 +1,101 @@
+"""Estimates against figures computed by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conf.schema.config import Config
+from controller.checks.fit import cache_file
+from controller.config.compose import compose
+from controller.gcp.prices import hourly_price, max_cost
+from controller.run.estimate import RunEstimate, describe_estimate, estimate_run, token_flops
+
+LM_3B = ("+experiment=lm_3b_v6e8", "cloud.project=acme", "tpu.zone=us-central1-a", "tpu.capacity=on_demand")
+
+
+def config(*overrides: str) -> Config:
+    found, problems = compose(overrides)
+    assert found is not None, problems
+    return found
+
+
+def estimated(found: Config) -> RunEstimate:
+    estimate = estimate_run(found, hourly_price(found, 0.0))
+    assert estimate is not None
+    return estimate
+
+
+def test_the_arithmetic_of_a_3b_model_by_hand(tmp_path: Path) -> None:
+    """28 layers of width 3072, 24 heads and 8 for keys of 128, feed-forward 8192, vocabulary 49,152, 4,096 tokens.
+
+    Matrices of a layer: 2 x 3072 x 128 x 32 = 25,165,824, and 3 x 3072 x 8192 = 75,497,472. 28 of them and the product
+    with the vocabulary, 150,994,944, are 2,969,567,232 weights. Attention: 12 x 24 x 128 x 28 x 4096 = 4,227,858,432.
+    """
+    found = config(*LM_3B, f"run.state_dir={tmp_path}")
+    assert found.model is not None
+    each = 6 * 2_969_567_232 + 4_227_858_432
+    assert token_flops(found.model, 4096) == each
+    training, evaluation = 100_000 * 131_072 * each, 100 * 8 * 131_072 * each / 3
+    hours = 0.25 + (training + evaluation) / 0.30 / (8 * 920e12) / 3600  # 8 chips of 920 TFLOP/s
+    guess = estimated(found)
+    assert guess.hours == pytest.approx(hours)
+    assert guess.hours == pytest.approx(36.7, abs=0.05)
+    parts = dict(guess.parts)
+    assert parts["TPUs"] == pytest.approx(hours * 8 * 2.7)
+    # 3,120,562,176 weights with both tables: 12 bytes each in 3 checkpoints, at $0.02 per GB and month
+    assert parts["3 checkpoints for a month"] == pytest.approx(3.120562176 * 12 * 3 * 0.02 * (1 + hours / 730))
+    assert parts["egress"] == pytest.approx(3.120562176 * 4 * 0.12 + (0 if found.external_ip else 3 * 0.045))
+    assert guess.usd == pytest.approx(sum(parts.values()))
+
+
+def test_the_guide_that_measured_agrees_at_its_own_utilization() -> None:
+    """Nanochat d16 took 41.6 h on a v5litepod-8, at about 20% of peak; 30% is assumed here."""
+    guess = estimated(config("+experiment=nanochat_d16", "cloud.project=acme"))
+    assert (guess.hours - 0.25) * 30 / 20 == pytest.approx(41.6, rel=0.03)
+
+
+def test_a_local_layer_sees_its_window_only() -> None:
+    found = config(*LM_3B, "model.attention_pattern=LG", "model.sliding_window=1024")
+    assert found.model is not None
+    fewer = 12 * 24 * 128 * 14 * (4096 - 1024)  # half of the layers
+    assert token_flops(found.model, 4096) == 6 * 2_969_567_232 + 4_227_858_432 - fewer
+
+
+def test_grpo_samples_scores_and_updates() -> None:
+    """16 prompts of 8 answers, half of 1024 + 1024 tokens each; per token a forward pass is a third of an update.
+
+    An update has the pass of the update, one of the old policy and one of the reference: 1 + 2/3.
+    """
+    found = config("+experiment=gemma2b_gsm8k", "cloud.project=acme", "loop.test_samples_per_prompt=null")
+    assert found.model is not None
+    each = token_flops(found.model, 1024)
+    training = 2000 * 128 * 1024 * each * (1 + 2 / 3)
+    sampling = (2000 * 128 + 20 * 256) * 512 * each / 3
+    hours = 0.25 + (training / 0.30 + sampling / 0.05) / (16 * 197e12) / 3600
+    assert estimated(found).hours == pytest.approx(hours)
+    assert "5% while sampling" in str(estimated(found))
+
+
+def test_flops_that_fit_counted_replace_the_formula(tmp_path: Path) -> None:
+    found = config(*LM_3B, f"run.state_dir={tmp_path}", "loop.eval_batches=1", "loop.eval_interval=100000")
+    cache_file(found).parent.mkdir()
+    update = {"name": "update", "flops": 5e15, "recomputed_flops": 1e15}
+    cache_file(found).write_text(json.dumps({"format": 1, "programs": [update]}))
+    assert estimated(found).hours == pytest.approx(0.25 + 100_000 * 4e15 / 0.30 / (8 * 920e12) / 3600, rel=1e-3)
+
+
+def test_no_limit_is_never_the_only_word() -> None:
+    command = config("program=command", "program.command=[a]", "cloud.project=acme", "budget.usd_per_hour=3")
+    price = hourly_price(command, 0.0)
+    assert describe_estimate(command, price) == (
+        "none: only the program knows how long it runs; $3.00 per hour is $72.00 per day"
+    )
+    assert max_cost(command, price).startswith("none: billed until the program ends; set budget.max_hours")
+    unknown = config(*LM_3B, "tpu.zone=us-east5-z")
+    assert "36.7 h at an unknown price (an estimate: 2.9e20 FLOPs at 30% of" in describe_estimate(
+        unknown, hourly_price(unknown, 0.0)
+    )
+    assert estimate_run(config("+experiment=quickstart"), hourly_price(config("+experiment=quickstart"), 0.0)) is None
