@@ -31,6 +31,13 @@ NODE = {
     "labels": {"managed-by": "slipway"},
     "tags": ["slipway"],
 }
+OWNERS = ["projectEditor:slipway-local", "projectOwner:slipway-local"]
+OF_A_NEW_BUCKET = [
+    {"role": "roles/storage.legacyBucketOwner", "members": OWNERS},
+    {"role": "roles/storage.legacyObjectOwner", "members": OWNERS},
+    {"role": "roles/storage.legacyObjectReader", "members": ["projectViewer:slipway-local"]},
+]
+"""What Google binds on every new bucket, around the roles of the workers' account."""
 DESCRIBED: dict[str, Any] = {
     "compute networks describe slipway": {
         "autoCreateSubnetworks": False,
@@ -71,7 +78,9 @@ DESCRIBED: dict[str, Any] = {
     },
     f"storage buckets get-iam-policy gs://{BUCKET}": {
         "bindings": [
-            {"role": "roles/storage.legacyBucketReader", "members": MEMBERS},
+            *OF_A_NEW_BUCKET[:1],
+            {"role": "roles/storage.legacyBucketReader", "members": ["projectViewer:slipway-local", *MEMBERS]},
+            *OF_A_NEW_BUCKET[1:],
             {"role": "roles/storage.objectAdmin", "members": MEMBERS},
         ]
     },

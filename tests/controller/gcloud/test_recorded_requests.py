@@ -235,7 +235,7 @@ def bastion() -> Bastion:
 @pytest.mark.parametrize("case", [*CASES, ON_DEMAND], ids=str)
 def test_field_by_field(case: Case, sent: list[dict[str, Any]]) -> None:
     theirs = flat(recorded(case))
-    candidates = [flat(entry) for entry in sent if entry["method"] == theirs["method"]]
+    candidates = [flat(without_legacy_bindings(entry)) for entry in sent if entry["method"] == theirs["method"]]
     same_path = [entry for entry in candidates if entry["path"] == theirs["path"] or "path" in case.differs]
     ours = min(same_path, key=lambda entry: len(unlike(theirs, entry).keys() ^ case.differs.keys()), default=None)
     assert ours is not None, f"we never sent {theirs['method']} {theirs['path']}"
@@ -243,6 +243,15 @@ def test_field_by_field(case: Case, sent: list[dict[str, Any]]) -> None:
     unlisted = {name: pair for name, pair in found.items() if name not in case.differs}
     assert not unlisted, "gcloud's and ours"
     assert set(case.differs) == set(found), "a listed difference is none"
+
+
+def without_legacy_bindings(entry: dict[str, Any]) -> dict[str, Any]:
+    """A request without what a new bucket's policy holds and a client sends back; the recorded bucket had none."""
+    body = entry["body"]
+    if not isinstance(body, dict) or "bindings" not in body:
+        return entry
+    kept = [binding for binding in body["bindings"] if not binding["members"][0].startswith("project")]
+    return {**entry, "body": {**body, "bindings": kept}}
 
 
 def recorded(case: Case) -> dict[str, Any]:
