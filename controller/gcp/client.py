@@ -11,7 +11,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -334,7 +334,8 @@ class GoogleClient:
         credentials: Any = self._credentials
         with self._lock, _translate_errors("access token"):
             if not credentials.valid:
-                credentials.refresh(google_auth_httplib2.Request(build_http()))
+                with closing(build_http()) as http:
+                    credentials.refresh(google_auth_httplib2.Request(http))
             return credentials.token
 
     @property

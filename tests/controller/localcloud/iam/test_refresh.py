@@ -1,0 +1,93 @@
+"""Clients of the emulated cloud whose tokens expire: the laptop, a program on a VM, and a run that is followed."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from google.oauth2.credentials import Credentials
+
+from controller.cloud.emulator import find_running
+from controller.core.clock import Clock
+from controller.gcp.client import GoogleClient, NoCredentialsError
+from tests.controller.conftest import SlipwayCli
+from tests.controller.localcloud.harness import EmulatedCloud, wait_for
+
+PROJECT = {"projectId": "slipway-local"}
+
+
+@pytest.fixture
+def clients(cloud: EmulatedCloud) -> Iterator[tuple[GoogleClient, GoogleClient]]:
+    """A client as Slipway opens it, and one with an access token alone."""
+    running = find_running(cloud.state)
+    user = GoogleClient(Credentials(token=None, **running.credentials), Clock(), running.roots)
+    bare = GoogleClient(Credentials(token=user.token()), Clock(), running.roots)
+    yield user, bare
+    user.close()
+    bare.close()
+    cloud.call_ok("DELETE", "emulator/faults")
+
+
+def expire_tokens(cloud: EmulatedCloud, key: str) -> None:
+    """End all tokens at the laptop's next request."""
+    fault = {"kind": "tokens_expired", "after_requests": 0}
+    cloud.call_ok("POST", "emulator/faults", {"key": key, "faults": [fault]})
+    cloud.call("GET", "tpu/v2/projects/slipway-local/locations")
+
+    def struck() -> bool:
+        return bool(cloud.call_ok("GET", "emulator/state")["fault"][f"{key}/000"]["struck"])
+
+    wait_for(struck, "the tokens have expired")
+
+
+def test_an_expired_token_is_refreshed_and_the_request_repeated(
+    cloud: EmulatedCloud, clients: tuple[GoogleClient, GoogleClient]
+) -> None:
+    user, bare = clients
+    for client in clients:
+        assert client.call("cloudresourcemanager", "projects.get", **PROJECT)["lifecycleState"] == "ACTIVE"
+    expire_tokens(cloud, "refresh")
+    assert user.call("cloudresourcemanager", "projects.get", **PROJECT)["lifecycleState"] == "ACTIVE"
+    with pytest.raises(NoCredentialsError, match="log in again"):
+        bare.call("cloudresourcemanager", "projects.get", **PROJECT)
+
+
+def test_a_vm_gets_a_token_of_its_account_that_expires(cloud: EmulatedCloud) -> None:
+    cloud.create_network("tokens")
+    node = cloud.create_node("tokens", "tokens", "v5litepod-4")
+    endpoint = cloud.endpoint
+    place = (
+        f"{endpoint['url']}w/{endpoint['token']}/{node['id']}/0/computeMetadata/v1/instance/service-accounts/default"
+    )
+
+    def ask(path: str) -> str:
+        request = urllib.request.Request(f"{place}/{path}", headers={"Metadata-Flavor": "Google"})
+        with urllib.request.urlopen(request) as answer:
+            return answer.read().decode()
+
+    assert "cloud-platform" in ask("scopes")
+    token = json.loads(ask("token"))
+    assert token["expires_in"] == 3600
+    bearer = {"Authorization": f"Bearer {token['access_token']}"}
+    nodes = "tpu/v2/projects/slipway-local/locations/us-central1-a/nodes"
+    assert cloud.send("GET", nodes, headers=bearer)[0] == 200
+    expire_tokens(cloud, "vm")
+    assert cloud.send("GET", nodes, headers=bearer)[0] == 401
+    fresh = {"Authorization": f"Bearer {json.loads(ask('token'))['access_token']}"}
+    assert cloud.send("GET", nodes, headers=fresh)[0] == 200
+
+
+@pytest.mark.deep
+@pytest.mark.e2e
+def test_a_run_is_followed_to_its_end_although_tokens_expire(slipway: SlipwayCli, tmp_path: Path) -> None:
+    program = 'program.command=[sh,-c,"for i in 1 2 3 4 5 6; do echo line $i; sleep 1; done"]'
+    faults = "cloud.faults=[{kind: tokens_expired, after_seconds: 4}, {kind: tokens_expired, after_seconds: 6}]"
+    code, out, err = slipway("up", program, faults)
+    assert code == 0, err
+    assert "line 6" in out
+    state = slipway.cloud().get("state")["fault"]
+    assert [len(fault["struck"]) for fault in state.values()] == [1, 1]
