@@ -45,7 +45,11 @@ class Context:
     fleets: Fleets = field(init=False)
 
     def __post_init__(self) -> None:
-        self.fleets = Fleets(self.make_fleet, lambda: (self.lease_path, self.before_pod_write()))
+        self.fleets = Fleets(
+            self.make_fleet,
+            lambda: (self.lease_path, self.before_pod_write()),
+            lambda message: self.events.note("ssh", message),
+        )
 
     def account_email(self, account: str) -> str:
         """Return the address of a service account, given an id in the project, `default` or an address."""

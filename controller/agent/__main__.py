@@ -5,6 +5,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+OLD_SECONDS = 24 * 3600.0
+
 
 def unpack(archive: Path) -> Path:
     """Unpack the archive beside itself, unless that has been done, and return the folder to import from.
@@ -28,7 +30,38 @@ def unpack(archive: Path) -> Path:
         draft.rename(folder)
     except OSError:  # another process was faster, or the disk is full
         shutil.rmtree(draft, ignore_errors=True)
+    remove_old_agents(archive)
     return folder if folder.is_dir() else archive
+
+
+def remove_old_agents(archive: Path, proc: Path = Path("/proc")) -> None:
+    """Remove what other versions left beside the archive over a day ago, unless a process still runs it.
+
+    A supervisor or watchdog imports modules of its own version late. A controller of another version uploads it again.
+    """
+    import shutil
+    import time
+
+    if not proc.is_dir():
+        return  # macOS: it is unknown what runs
+    used = b""
+    for path in proc.glob("[0-9]*/cmdline"):
+        try:
+            used += path.read_bytes()
+        except OSError:
+            continue  # it has ended in the meantime, or belongs to another user
+    for path in [*archive.parent.glob("agent-*"), *archive.parent.glob(".agent-*")]:
+        version = path.name.removesuffix(".pyz")
+        try:
+            is_old = time.time() - path.stat().st_mtime > OLD_SECONDS
+        except OSError:
+            continue  # another process has removed it
+        if version == archive.stem or not is_old or version.encode() in used:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

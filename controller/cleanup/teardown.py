@@ -7,7 +7,7 @@ from controller.agent.protocol import OBSERVE
 from controller.cleanup.dependents import dependents, resources_in_other_regions
 from controller.core.errors import CloudError, ConfigError, SlipwayError
 from controller.core.events import Event
-from controller.gcp.client import ForbiddenError, NotFoundError
+from controller.gcp.client import GoogleError
 from controller.gcp.names import is_labelled
 from controller.lease.lease import Lease, pod_lease
 from controller.plan.preview import ResourcePreview, preview_resources
@@ -16,9 +16,10 @@ from controller.reconcile.resource import Absent, Pending, Resource, Unknown
 from controller.records.ledger import Ledger
 from controller.records.spending import close_billing
 from controller.resources.bastion.vm import Bastion
-from controller.resources.pod.node import Node
+from controller.resources.pod.node import Node, hidden_zone
 from controller.resources.workers.base import active_runs
 from controller.run.session import Session
+from controller.ssh.fleet import failures
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Teardown:
     """Resources to delete."""
     running: set[str]
     """Runs that the deletion ends."""
+    may_run: bool
+    """Whether a run may be on the pod that neither its lease nor its workers could tell of."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -48,7 +51,7 @@ class Teardown:
             try:
                 seen = [row.observed for row in self.rows if row.resource in self.present]
                 _record_end(self.session, lease, [s for s in seen if isinstance(s, Node)], self.running)
-            except (ForbiddenError, NotFoundError) as error:  # a pod must be deletable without its bucket
+            except GoogleError as error:  # a pod must be deletable without its bucket
                 self.notes.append(f"the bucket cannot be used, so this is not on record: {error}")
             for message in self.notes:
                 context.events.note(node.id, message)
@@ -65,10 +68,12 @@ def plan_teardown(session: Session, everything: bool) -> Teardown:
     notes = list[str]()
     rows = [row for row in _observe(session, everything, notes) if not isinstance(row.observed, Absent | Unknown)]
     present = [row.resource for row in rows if _will_be_deleted(row, everything)]
-    running = _affected_runs(session, notes)
+    driven, lease_is_known = _driven_run(session, notes)
+    on_pod, workers_answer = _runs_on_workers(session, notes)
     if everything:
         _refuse_if_used(session, present)
-    return Teardown(session, everything, rows, present, running, notes)
+    may_run = not lease_is_known and not workers_answer
+    return Teardown(session, everything, rows, present, driven | on_pod, may_run, notes)
 
 
 def other_buckets(session: Session) -> list[str]:
@@ -131,17 +136,29 @@ def _refuse_if_used(session: Session, present: list[Resource]) -> None:
         )
 
 
-def _affected_runs(session: Session, notes: list[str]) -> set[str]:
-    """Return the runs that this would end: those on the pod, and the one with a controller, even without a pod yet."""
-    found = set[str]()
+def _driven_run(session: Session, notes: list[str]) -> tuple[set[str], bool]:
+    """Return the run that has another controller, even without a pod yet, and whether the lease could be read."""
     try:
         driver = pod_lease(session.plan, session.context).current_other()
-        found |= set() if driver is None else {driver.record.run_id}
-    except ForbiddenError as error:
+    except GoogleError as error:
         notes.append(f"cannot see whether another controller is at work: {error}")
+        return set(), False
+    return (set() if driver is None else {driver.record.run_id}), True
+
+
+def _runs_on_workers(session: Session, notes: list[str]) -> tuple[set[str], bool]:
+    """Return the runs on the pod, and whether all workers could be asked; without a pod, there are none."""
     try:
         fleet = session.fleet()
-        return found if fleet is None else found | active_runs(fleet.call_all(OBSERVE, {}))
+        answers = [] if fleet is None else fleet.call_all(OBSERVE, {})
     except SlipwayError as error:  # a pod must be deletable without a word from its workers
         notes.append(f"cannot ask the workers what they run: {error}")
-        return found
+        return set(), False
+    return active_runs(answers), not failures(answers)
+
+
+def unreadable_zones(session: Session) -> list[str]:
+    """Return the zones of the config in which this project could not look for the pod."""
+    node = session.plan.node
+    zones = dict.fromkeys(place.zone for place in node.places)
+    return [zone for zone in zones if hidden_zone(zone) in session.context.permission_denied]

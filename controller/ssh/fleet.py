@@ -68,6 +68,9 @@ class Fleet:
         self._cache: _ObservationCache | None = None
         self.before_pod_write: Callable[[], tuple[str, int]] = lambda: ("", 0)
         """Returns place and token of our lease (0: none); raises if another controller holds it."""
+        self.note: Callable[[str], object] = lambda message: None
+        """Shows the user a message."""
+        self._may_change_host_key: set[int] = set()
         self._connector: Connector | None = None
         self._lock = threading.Lock()
         agent = build_bundle()
@@ -154,6 +157,18 @@ class Fleet:
         lines: Iterator[Any] = self._connections[worker].stream(command, payload)
         return lines
 
+    def expect_new_host_keys(self) -> None:
+        """Accept, once per worker, a changed host key that Google publishes at that moment."""
+        self._may_change_host_key |= set(range(len(self)))
+
+    def _accept_new_host_key(self, worker: int, message: str) -> bool:
+        """Return whether a worker may have a new host key, and note that it has one."""
+        if worker not in self._may_change_host_key:
+            return False
+        self._may_change_host_key.discard(worker)
+        self.note(message)
+        return True
+
     def connection(self, worker: int) -> Connection:
         """Return the connection to one worker, for uses other than agent commands."""
         return self._connections[worker]
@@ -170,7 +185,7 @@ class Fleet:
 
         with self._lock:
             if self._connector is None:
-                self._connector = Connector(self._params)
+                self._connector = Connector(self._params, self._accept_new_host_key)
         return self._connector.connection(worker)
 
     def _run_parallel(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -31,9 +31,21 @@ class SshTarget:
 class Fleets:
     """Holds one fleet at a time; a new incarnation closes the connections to the previous one."""
 
-    def __init__(self, connect: Callable[[SshTarget], Fleet], lease: Callable[[], tuple[str, int]]) -> None:
-        """`lease` returns place and token of our lease; it is called before commands that change a worker."""
-        self._connect, self._lease = connect, lease
+    def __init__(
+        self,
+        connect: Callable[[SshTarget], Fleet],
+        lease: Callable[[], tuple[str, int]],
+        note: Callable[[str], object] = lambda message: None,
+    ) -> None:
+        """Store the parameters.
+
+        Args:
+            connect: opens the connections to a pod.
+            lease: returns place and token of our lease; it is called before commands that change a worker.
+            note: shows the user a message.
+        """
+        self._connect, self._lease, self._note = connect, lease, note
+        self._repaired: set[str] = set()
         self._fleets: dict[str, Fleet] = {}
         self._lock = threading.Lock()
 
@@ -43,7 +55,17 @@ class Fleets:
                 self._close()
                 self._fleets[pod.uid] = self._connect(pod)
                 self._fleets[pod.uid].before_pod_write = self._lease
+                self._fleets[pod.uid].note = self._note
+                if pod.uid in self._repaired:
+                    self._fleets[pod.uid].expect_new_host_keys()
             return self._fleets[pod.uid]
+
+    def expect_new_host_keys(self, uid: str) -> None:
+        """Accept a new host key that Google publishes once per worker: Google is repairing this incarnation's VMs."""
+        with self._lock:
+            self._repaired.add(uid)
+            if fleet := self._fleets.get(uid):
+                fleet.expect_new_host_keys()
 
     def close(self) -> None:
         with self._lock:

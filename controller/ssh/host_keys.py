@@ -16,7 +16,7 @@ KEY = re.compile(r"((?:ssh-ed25519|ecdsa-|ssh-rsa)\S*) +([A-Za-z0-9+/]+=*)( .*)?
 
 
 class HostKeys:
-    """Pinned host keys. A known key never changes, but keys of further types may be added. Thread-safe."""
+    """Pinned host keys. A known key changes only by `replace`; keys of further types may be added. Thread-safe."""
 
     def __init__(self, read: Callable[[], Sequence[str]], file: Path | None = None, incarnation: str = "") -> None:
         """Store the parameters; nothing is read before the first use.
@@ -51,6 +51,12 @@ class HostKeys:
         """Pin a key of a worker."""
         with self._lock:
             self._merge({worker: {kind: text}})
+
+    def replace(self, worker: int, kind: str, text: str) -> None:
+        """Forget the pinned keys of a worker, whose VM was rebuilt, and pin this one."""
+        with self._lock:
+            self._known = {**self._all(), worker: {kind: text}}
+            self._save(self._known)
 
     def _all(self) -> dict[int, KnownKeys]:
         if self._known is None:

@@ -41,9 +41,15 @@ KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 class Connector:
     """Creates the connections of one pod. They share the host keys, the client key, ~/.ssh/config and the gateways."""
 
-    def __init__(self, access: ConnectionParams) -> None:
-        """Read the client key and the SSH config. Raises ConfigError if the SSH config cannot be read."""
+    def __init__(
+        self, access: ConnectionParams, accept_new_host_key: Callable[[int, str], bool] = lambda worker, message: False
+    ) -> None:
+        """Read the client key and the SSH config. Raises ConfigError if the SSH config cannot be read.
+
+        `accept_new_host_key` gets a worker and a message, and returns whether its host key may have changed.
+        """
         _silence_paramiko()
+        self.accept_new_host_key = accept_new_host_key
         self.access = access
         self.host_keys = HostKeys(access.host_keys, access.known_hosts_file, access.incarnation)
         self.key = Ed25519Key.from_private_key_file(str(access.key))
@@ -232,9 +238,17 @@ class WorkerConnection(_HonoursConfig):
             again = (
                 f"If you expected this, delete {access.known_hosts_file} and try again; `slipway down` deletes it too"
             )
+            published = not access.trust_on_first_use and host_keys.published(self.worker).get(kind) == text
+            accepted = (
+                f"after a repair by Google, {shows} instead of {expected}; Google publishes it, so it is accepted"
+            )
+            if published and self.dialer.accept_new_host_key(self.worker, f"worker {self.worker}: {accepted}"):
+                host_keys.replace(self.worker, kind, text)
+                self.recognised = True
+                return
             if access.trust_on_first_use:
                 message = f"{shows}, but was {expected} on first use. {again}"
-            elif host_keys.published(self.worker).get(kind) == text:
+            elif published:
                 message = (
                     f"{shows}, which worker {self.worker} of {access.pod} publishes now, but this VM had {expected} "
                     f"before: it was rebuilt, or someone else controls it. {again}"

@@ -54,7 +54,7 @@ class FaultEffects:
         return uids
 
     async def _maintain(self, spec: Document) -> None:
-        """Take the VMs down and bring them back later, rebooted but otherwise unchanged."""
+        """Take the VMs down and bring them back later, rebooted and with new host keys, but otherwise unchanged."""
         uids = await self._give_notice("maintenance", spec["notice_seconds"])
         names = [name for name, node in self._ready_nodes() if node["id"] in uids]
         for name, node in self._ready_nodes():
@@ -67,6 +67,8 @@ class FaultEffects:
         for name in names:
             node = self._store.get("node", name)
             if node is not None and node["state"] == "REPAIRING":
+                if spec["new_host_keys"]:
+                    self._workers.change_host_keys(node["id"])
                 del node["upcomingMaintenance"]
                 self._store.put("node", name, node)
                 await self._nodes.provision(name)

@@ -92,6 +92,7 @@ class MaintenanceSpec(_NoticedSpec):
 
     kind: Literal["maintenance"]  # pyright: ignore[reportIncompatibleVariableOverride]
     seconds: float = Field(gt=0)
+    new_host_keys: bool = Field(True, description="the VMs are rebuilt, as on another host, with new SSH host keys")
 
 
 class UnhealthySpec(_OneShotSpec):

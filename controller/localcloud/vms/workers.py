@@ -123,6 +123,11 @@ class EmulatedWorkers:
             process = await run_startup_script(home.parent, script, variables)
             self._start_task(wait_for_script(process))
 
+    def change_host_keys(self, uid: str) -> None:
+        """Give the halted VMs of a node new SSH host keys, as after a rebuild."""
+        for worker in self.workers_of_node(uid):
+            self._store.put("hostkey", worker.name, _new_host_key())
+
     async def halt(self, uid: str) -> None:
         """Take down the VMs of a node that is no longer READY: close SSH and kill every process."""
         async with self._lock:  # no SSH server may open in the meantime
@@ -188,9 +193,7 @@ class EmulatedWorkers:
             host = address if self._own_addresses else "127.0.0.1"
             port = self._port or _free_port(host)
             worker = EmulatedWorker(uid, index, address, host, port, "", devices)
-            key = asyncssh.generate_private_key("ssh-ed25519")
-            keys = {"private": key.export_private_key().decode(), "public": key.export_public_key().decode()}
-            self._store.put("hostkey", worker.name, keys)
+            self._store.put("hostkey", worker.name, _new_host_key())
             self._store.put("worker", worker.name, dataclasses.asdict(worker))
             return worker
         message = f"There is no more capacity: the emulated cloud holds {_LAST_HOST - 1} workers"
@@ -312,6 +315,11 @@ class EmulatedWorkers:
         fresh = path.with_suffix(".new")
         fresh.write_text("".join(blocks))
         fresh.replace(path)
+
+
+def _new_host_key() -> dict[str, str]:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    return {"private": key.export_private_key().decode(), "public": key.export_public_key().decode()}
 
 
 def _worker_from_json(body: dict[str, Any]) -> EmulatedWorker:

@@ -47,8 +47,11 @@ class Slices:
                 found.append(status)
                 break
             if found and found[-1].is_ready:
-                return found[-1]
-        return min(found, key=lambda status: not status.pending, default=None)
+                break
+        best = min(found, key=lambda status: (not status.is_ready, not status.pending), default=None)
+        if best is not None and best.is_under_repair:
+            context.fleets.expect_new_host_keys(best.uid)
+        return best
 
     def delete(self, context: Context, condition: Callable[[SliceStatus], bool]) -> None:
         """Delete every slice that meets the condition; their data disks stay."""
@@ -64,7 +67,7 @@ class Slices:
             except ForbiddenError as error:
                 if len(self.zones) == 1:
                     raise
-                if (place := f"TPUs in {zone}") not in context.permission_denied:  # a zone closed to the project
+                if (place := hidden_zone(zone)) not in context.permission_denied:  # a zone closed to the project
                     context.permission_denied.add(place)
                     context.events.note(f"node/{self.name}", f"cannot look for the pod in {zone}: {error.message}")
                 continue
@@ -347,6 +350,11 @@ class Node(Resource):
 
     def _is_managed(self, status: SliceStatus) -> bool:
         return not self.adopt and status.is_labelled
+
+
+def hidden_zone(zone: str) -> str:
+    """Return the entry of `Context.permission_denied` for a zone in which the caller may not look for TPUs."""
+    return f"TPUs in {zone}"
 
 
 def describe(observed: Absent | Pending | Node) -> str:

@@ -6,9 +6,9 @@ from typing import Any
 
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.gcp.client import ConflictError, NotFoundError
+from controller.gcp.client import ConflictError, GoogleError, NotFoundError
 from controller.gcp.names import LABEL, TAG, leaf
-from controller.gcp.operations import wait_rpc
+from controller.gcp.operations import OperationFailedError, wait_rpc
 from controller.resources.pod import data_disk
 from controller.resources.pod.provisioner import Endpoint, Place, ProvisionerName, SliceSpec, SliceStatus, Symptom
 from controller.resources.pod.startup_script import STARTUP_SCRIPT, startup_script, switch_part
@@ -48,15 +48,14 @@ class NodeProvisioner:
         while True:
             try:
                 operation = _call(context, "delete", name, zone)
-                wait_rpc(context, API, operation, "projects.locations.operations.get", DELETE_SECONDS)
+                if wait_deleted(context, operation):
+                    return
             except NotFoundError:
                 return
             except ConflictError:  # another operation on the node is under way, maybe another deletion
                 if late():
                     raise
-                context.clock.sleep(context.poll_seconds)
-            else:
-                return
+            context.clock.sleep(context.poll_seconds)
 
     def start(self, context: Context, name: str, zone: str) -> None:
         """Start a stopped node with one VM; GoogleError if there is no capacity."""
@@ -67,6 +66,22 @@ class NodeProvisioner:
         """Stop a node with one VM. After that, only its disks are billed."""
         operation = _call(context, "stop", name, zone, body={})
         wait_rpc(context, API, operation, "projects.locations.operations.get", self.create_seconds)
+
+
+def wait_deleted(context: Context, operation: dict[str, Any]) -> bool:
+    """Wait for a deletion; return False if its operation cannot be read, so that the caller must look by itself.
+
+    Raises:
+        OperationFailedError: Google did not delete it.
+    """
+    try:
+        wait_rpc(context, API, operation, "projects.locations.operations.get", DELETE_SECONDS)
+    except OperationFailedError:
+        raise
+    except GoogleError as error:
+        context.events.note(operation["name"], f"cannot see how the deletion goes: {error}")
+        return False
+    return True
 
 
 def _call(context: Context, method: str, name: str, zone: str, **options: Any) -> dict[str, Any]:

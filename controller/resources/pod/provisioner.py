@@ -15,6 +15,7 @@ from controller.resources.pod.data_disk import disk_type
 
 WAITING_STATES = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"})
 """States of a queued request without capacity yet; Google uses the last two for the same thing."""
+REPAIR_STATES = frozenset({"REPAIRING", "REIMAGING", "RESTARTING"})
 ProvisionerName = Literal["node", "queued"]
 
 
@@ -154,6 +155,11 @@ class SliceStatus:
     @property
     def is_ready(self) -> bool:
         return self.state == "READY"
+
+    @property
+    def is_under_repair(self) -> bool:
+        """Whether Google may be rebuilding its VMs, which changes their SSH host keys."""
+        return self.state in REPAIR_STATES or self.health == "UNHEALTHY_MAINTENANCE" or self.maintenance == "ONGOING"
 
     @property
     def is_labelled(self) -> bool:

@@ -62,8 +62,7 @@ class QueuedProvisioner:
                     "may yet create its node. Run `slipway down` again later; until then `slipway orphans` lists it"
                 )
             try:
-                if found.state != "DELETING":
-                    self._delete(context, name, zone)
+                if found.state != "DELETING" and self._delete(context, name, zone):
                     continue
             except NotFoundError:
                 break
@@ -75,12 +74,12 @@ class QueuedProvisioner:
         if nodes.observe(context, name, zone) is not None:  # a node that outlived its request
             nodes.delete(context, name, zone)
 
-    def _delete(self, context: Context, name: str, zone: str) -> None:
-        """Delete the request and its node, which may appear at any moment."""
+    def _delete(self, context: Context, name: str, zone: str) -> bool:
+        """Delete the request and its node, which may appear at any moment; return whether that is known to be done."""
         operation = context.google.call(
             "tpu", "projects.locations.queuedResources.delete", name=request_path(context, name, zone), force=True
         )
-        wait_rpc(context, "tpu", operation, "projects.locations.operations.get", node_api.DELETE_SECONDS)
+        return node_api.wait_deleted(context, operation)
 
 
 def request_path(context: Context, name: str, zone: str) -> str:

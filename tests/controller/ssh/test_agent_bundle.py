@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import controller.agent
-from controller.agent.__main__ import unpack
+from controller.agent.__main__ import remove_old_agents, unpack
 from controller.ssh.agent_bundle import build_bundle
 
 PACKAGE = Path(controller.agent.__file__).parent
@@ -45,7 +45,7 @@ def test_it_is_unpacked_once_by_whoever_is_first_and_keeps_its_bytecode(tmp_path
     (archive := tmp_path / build_bundle().name).write_bytes(build_bundle().content)
     for process in [observe(archive) for _ in range(6)]:
         assert b'"boot_id"' in process.communicate()[0]
-    assert {path.name for path in tmp_path.iterdir()} == {archive.name, archive.stem}
+    assert {path.name for path in tmp_path.iterdir()} == {archive.name, archive.stem, ".slipway"}  # with the heartbeat
     assert list(archive.with_suffix("").glob("slipway_agent/__pycache__/main.*.pyc"))
     assert not [path for path in archive.with_suffix("").rglob("*") if path.stat().st_mode & 0o077]
 
@@ -71,3 +71,25 @@ def test_it_needs_nothing_but_python_3_10(source: Path) -> None:
             assert {alias.name.partition(".")[0] for alias in node.names} <= sys.stdlib_module_names
         elif isinstance(node, ast.ImportFrom) and not node.level:
             assert (node.module or "").partition(".")[0] in sys.stdlib_module_names
+
+
+def test_agents_of_other_versions_are_removed_once_nothing_uses_them(tmp_path: Path) -> None:
+    ours, proc, long_ago = tmp_path / "agent-new.pyz", tmp_path / "proc", 1.0
+    for version, time in {"new": long_ago, "old": long_ago, "busy": long_ago, "recent": None}.items():
+        (tmp_path / f"agent-{version}.pyz").touch()
+        (tmp_path / f"agent-{version}").mkdir()
+        (tmp_path / f"agent-{version}" / "main.py").touch()
+        for path in (tmp_path / f"agent-{version}.pyz", tmp_path / f"agent-{version}") if time else ():
+            os.utime(path, (time, time))
+    (tmp_path / ".agent-old.pyz.0a1b").touch()
+    os.utime(tmp_path / ".agent-old.pyz.0a1b", (long_ago, long_ago))
+    (tmp_path / "heartbeat").touch()
+    os.utime(tmp_path / "heartbeat", (long_ago, long_ago))
+    (proc / "7").mkdir(parents=True)
+    (proc / "7" / "cmdline").write_bytes(b"python3\0/home/me/.slipway/agent-busy.pyz\0supervise\0")
+    remove_old_agents(ours, tmp_path / "no-proc")
+    assert (tmp_path / "agent-old").exists()
+    remove_old_agents(ours, proc)
+    left = {path.name for path in tmp_path.iterdir()} - {"proc"}
+    kept = {f"agent-{version}{suffix}" for version in ("new", "busy", "recent") for suffix in ("", ".pyz")}
+    assert left == kept | {"heartbeat"}

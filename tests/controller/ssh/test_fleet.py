@@ -103,6 +103,41 @@ def change_host_key(pod: SshPod, worker: int = 0) -> asyncssh.SSHKey:
     return pod.workers[worker].key
 
 
+def test_a_host_key_that_google_publishes_after_a_repair_is_accepted_once_and_noted(make_pod, tmp_path: Path) -> None:
+    kept = tmp_path / "known_hosts" / "pod-a"
+    pod, fleet = make_pod(2, known_hosts_file=kept, incarnation="one")
+    notes: list[str] = []
+    fleet.note = notes.append
+    assert not failures(fleet.call_all("observe", {}))
+    fleet.expect_new_host_keys()
+    assert not failures(fleet.call_all("observe", {}))
+    assert notes == []
+    fresh = change_host_key(pod)
+    assert not failures(fleet.call_all("observe", {}))
+    [note] = notes
+    assert note.startswith("worker 0: after a repair by Google, its SSH host key is")
+    assert fresh.get_fingerprint() in note
+    later = Fleet(pod.access(known_hosts_file=kept, incarnation="one"))
+    assert not failures(later.call_all("observe", {}))  # the new key is pinned
+    later.close()
+    change_host_key(pod)
+    with pytest.raises(WorkerError, match="it was rebuilt, or someone else controls it"):
+        fleet.call(0, "observe", {})
+    assert len(notes) == 1
+
+
+def test_after_a_repair_a_host_key_that_google_does_not_publish_is_refused(make_pod) -> None:
+    pod, fleet = make_pod(1)
+    trusted = [pod.workers[0].host_key_line]
+    fleet = Fleet(pod.access(host_keys=lambda: trusted))
+    assert not failures(fleet.call_all("observe", {}))
+    fleet.expect_new_host_keys()
+    change_host_key(pod)
+    with pytest.raises(WorkerError, match="another machine answers at its address"):
+        fleet.call(0, "observe", {})
+    fleet.close()
+
+
 def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(make_pod, tmp_path: Path) -> None:
     kept = tmp_path / "known_hosts" / "pod-a"
     pod, fleet = make_pod(2, known_hosts_file=kept, incarnation="one")

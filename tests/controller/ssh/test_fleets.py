@@ -26,3 +26,19 @@ def test_a_new_incarnation_closes_the_connections_to_the_old_one() -> None:
     assert (opened, closed) == (["one", "two"], ["one"])
     fleets.close()
     assert closed == ["one", "two"]
+
+
+def test_a_repair_is_remembered_until_the_connections_open() -> None:
+    told = list[str]()
+
+    def connect(pod: SshTarget) -> Any:
+        return SimpleNamespace(expect_new_host_keys=lambda: told.append(pod.uid), close=lambda: None)
+
+    fleets = Fleets(connect, lambda: ("bucket/pod", 7))
+    fleets.expect_new_host_keys("one")
+    assert told == []
+    fleets.of(POD)
+    fleets.of(replace(POD, uid="two"))
+    assert told == ["one"]
+    fleets.expect_new_host_keys("two")
+    assert told == ["one", "two"]

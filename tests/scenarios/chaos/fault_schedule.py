@@ -104,7 +104,8 @@ def _with_optional_notice(draw: random.Random, scenario: ChaosScenario) -> Spec:
 
 FAULT_KINDS: dict[str, tuple[int, Callable[[random.Random, ChaosScenario], Spec]]] = {
     "preempted": (6, _with_optional_notice),
-    "maintenance": (2, lambda d, s: {**_blip(d, s), **_with_optional_notice(d, s)}),
+    # A controller that was away during the repair refuses the new host keys of rebuilt VMs.
+    "maintenance": (2, lambda d, s: {**_blip(d, s), **_with_optional_notice(d, s), "new_host_keys": False}),
     "unhealthy": (1, lambda d, s: {**_during_program(d, s), "symptom": d.choice([None, "MESH_BUILD_FAIL"])}),
     "killed": (4, _program_fault),
     "frozen": (1, _program_fault),

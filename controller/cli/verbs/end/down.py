@@ -2,10 +2,10 @@
 
 import json
 
-from controller.cleanup.teardown import Teardown, other_buckets, plan_teardown
+from controller.cleanup.teardown import Teardown, other_buckets, plan_teardown, unreadable_zones
 from controller.cli.main import Command
 from controller.cli.view import View
-from controller.core.errors import ConfigError
+from controller.core.errors import CloudError, ConfigError
 from controller.core.ui import confirm
 from controller.resources.project.bucket import Bucket
 from controller.resources.project.services import Services
@@ -14,25 +14,35 @@ from controller.run.session import open_session
 BUCKET_STAYS = (
     "gs://{} stays, with results of runs elsewhere; to delete it, run `down --all` with their tpu.zone or cloud.bucket"
 )
+MAY_RUN = "neither the pod's lease nor its workers can be read, so a run may be on it"
+HIDDEN = (
+    "you may not look for TPUs in {zones}: if a pod or queued resource {name} is there, it is still billed. Ask a "
+    "project admin for tpu.nodes.get and tpu.queuedresources.get there, or to look with `slipway orphans`"
+)
 
 
 def run(command: Command) -> int:
     with open_session(command.options) as session:
         teardown = plan_teardown(session, command.flags.all)
         running = teardown.running
-        if (teardown.present or running) and (teardown.everything or running) and not _confirm(command, teardown):
+        ends_work = bool(running) or (teardown.may_run and bool(teardown.present))
+        if (teardown.present or running) and (teardown.everything or ends_work) and not _confirm(command, teardown):
             names = f"{', '.join(sorted(running))} is running on the pod; " if running else ""
+            names = names or (f"{MAY_RUN}; " if teardown.may_run else "")
             raise ConfigError(f"nothing was deleted; {names}pass --yes to skip the prompt")
         with View(session.plan, json_lines=command.flags.json) as view:
             teardown.execute(view)
         others = other_buckets(session) if teardown.everything else []
         undo = session.plan.get(Services).disable_command(session.context)
+        hidden, name = unreadable_zones(session), session.plan.node.name
     if command.flags.json:
         kept_ids = [row.resource.id for row in teardown.kept]
         deleted = [r.id for r in teardown.present]
         print(json.dumps({"deleted": deleted, "kept": kept_ids, "other_buckets": others, "undo": [undo]}))
     else:
         print("\n".join([*_summary_lines(teardown, undo), *map(BUCKET_STAYS.format, others)]))
+    if hidden:
+        raise CloudError(HIDDEN.format(name=name, zones=", ".join(hidden)))
     return 0
 
 
@@ -61,5 +71,6 @@ def _summary_lines(teardown: Teardown, undo: str) -> list[str]:
 
 def _confirm(command: Command, teardown: Teardown) -> bool:
     ends = [f"This ends {', '.join(sorted(teardown.running))}"] if teardown.running else []
+    ends += [f"Note: {MAY_RUN}"] if teardown.may_run else []
     details = [*ends, "This deletes:", *(f"  {r.title}" for r in teardown.present)]
     return confirm("Continue?", yes=command.flags.yes, details=details)

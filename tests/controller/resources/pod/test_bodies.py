@@ -14,6 +14,7 @@ from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
 from controller.resources.pod import node_api, queued_api
+from controller.resources.pod.node import Slices
 from controller.resources.pod.provisioner import Place, SliceSpec
 from controller.ssh.login import Login
 
@@ -178,3 +179,23 @@ def test_what_a_waiting_request_wants_is_known_from_it() -> None:
     assert (found.spec.accelerator_type, found.place.capacity) == ("v4-8", "spot")
     assert found.labels == (("managed-by", "slipway"),)
     assert found.uid == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "repaired"),
+    [
+        ({"state": "READY", "health": "HEALTHY"}, []),
+        ({"state": "REPAIRING"}, ["7"]),
+        ({"state": "READY", "health": "UNHEALTHY_MAINTENANCE"}, ["7"]),
+        ({"state": "READY", "upcomingMaintenance": {"maintenanceStatus": "ONGOING"}}, ["7"]),
+        ({"state": "READY", "upcomingMaintenance": {"maintenanceStatus": "PENDING"}}, []),
+    ],
+)
+def test_a_repair_that_google_reports_lets_host_keys_change(answer: dict[str, Any], repaired: list[str]) -> None:
+    told: list[str] = []
+    status = node_api.parse_node({**NODE, "id": "7", **answer})
+    api = SimpleNamespace(observe=lambda context, name, zone: status)
+    context = SimpleNamespace(fleets=SimpleNamespace(expect_new_host_keys=told.append))
+    slices = Slices("q", ["us-central2-b"], {"node": cast(Any, api)})
+    assert slices.find(cast(Any, context)) is status
+    assert told == repaired
