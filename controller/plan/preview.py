@@ -6,7 +6,7 @@ from typing import Any
 
 from controller.context import Context
 from controller.core.errors import WorkersDisagreeError
-from controller.gcp.client import NoCredentialsError, ServiceDisabledError
+from controller.gcp.client import ForbiddenError, NoCredentialsError, ServiceDisabledError
 from controller.reconcile.reconciler import topological_order
 from controller.reconcile.resource import Absent, Diff, Pending, Resource, Unknown
 from controller.resources.workers.base import WorkerResource
@@ -59,5 +59,7 @@ def _observe(resource: Resource, context: Context, observed: dict[str, Any]) -> 
         return Unknown(str(error))
     except ServiceDisabledError as error:
         return Unknown(f"{error.service} is not enabled yet; `up` enables it")
+    except ForbiddenError as error:
+        return Unknown(error.message)  # the check of permissions says all that is missing
     except (WorkerError, WorkersFailedError, WorkersDisagreeError) as error:
         return Unknown(str(error))

@@ -21,6 +21,7 @@ from controller.gcp.client import GoogleClient
 from controller.localcloud import lifecycle
 from controller.plan.permissions import Need, permissions_of_plan
 from controller.ssh.login import Login
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.localcloud.harness import PROJECT, EmulatedCloud
 from tests.emulators import Emulators
 from tests.paths import ROOT
@@ -136,6 +137,17 @@ def test_the_budget_is_asked_of_its_billing_account(cloud: EmulatedCloud, contex
     cloud.call_ok("POST", "emulator/settings", {"caller_roles": ["roles/owner"]})
     found = " ".join(finding.message for finding in findings(context, budget))
     assert "billing.budgets.create on billing account 012345-6789AB-CDEF01" in found
+
+
+def test_a_plan_goes_on_without_what_the_caller_may_not_see(slipway: SlipwayCli) -> None:
+    roles = "cloud.caller_roles=[roles/tpu.admin,roles/serviceusage.serviceUsageConsumer]"
+    code, out, err = slipway("plan", ECHO_COMMAND, roles)
+    assert (code, err) == (0, "")
+    assert "? unknown  network" in out
+    assert "unknown: Required 'compute.networks.get' permission for 'projects/slipway-local'" in out
+    assert re.search(r"warning: cloud.project: you lack .*compute\.networks\.get.* in slipway-local, for: .*network", out)
+    assert "roles/compute.networkAdmin has it" in out
+    assert slipway.mutations() == []
 
 
 def names(*overrides: str) -> set[str]:
