@@ -38,6 +38,8 @@ class Context:
     """Further lines of a new node's `ssh-keys` metadata, so that the user who handed over a run can still log in."""
     lease_path: str = ""
     """`BUCKET/POD` of that lease."""
+    bucket: str = ""
+    """Holds records that are of no single run."""
     permission_denied: set[str] = field(default_factory=set)
     """Ids of optional resources that the caller may not create; they are not retried."""
     known_accounts: dict[str, bool] = field(default_factory=dict)

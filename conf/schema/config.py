@@ -76,7 +76,7 @@ class Config(Strict):
         if self.tpu.name:
             return self.tpu.name
         # These do not identify the pod.
-        lasting = {"faults", "operation_seconds", "caller_roles", "realism", "port", "trc", "billing_budget"}
+        lasting = {"faults", "operation_seconds", "caller_roles", "realism", "quotas", "port", "trc", "billing_budget"}
         lasting |= {"driver_service_account", "driver_roles", "driver_machine", "health_check"}
         identity = {
             "cloud": self.cloud.model_dump(mode="json", exclude=lasting),

@@ -93,7 +93,8 @@ def compute_quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
     wanted = {"INSTANCES": workers + (config.recovery.driver == "bastion")}
     if config.external_ip:
         wanted["IN_USE_ADDRESSES"] = workers
-    remedy = {"INSTANCES": "request more", "IN_USE_ADDRESSES": "set tpu.external_ip=false, or request more"}
+    more = "raise cloud.quotas" if config.cloud.kind == "local" else "request more (IAM & Admin > Quotas)"
+    remedy = {"INSTANCES": more, "IN_USE_ADDRESSES": f"set tpu.external_ip=false, or {more}"}
     for region in config.regions:
         quotas = context.google.call("compute", "regions.get", project=context.project, region=region).get("quotas", [])
         for quota in quotas:
@@ -101,7 +102,7 @@ def compute_quota_suffices(config: Config, context: Context) -> Iterator[Issue]:
             if metric in wanted and wanted[metric] > limit:
                 yield Issue(
                     f"{config.tpu.accelerator_type} needs {wanted[metric]} of Compute quota {metric} in {region}, "
-                    f"which is {limit:.0f}; {remedy[metric]} (IAM & Admin > Quotas)",
+                    f"which is {limit:.0f}; {remedy[metric]}",
                     severity="error" if len(config.regions) == 1 else "warning",
                 )
 

@@ -49,7 +49,7 @@ def billed_items(context: Context, buckets: list[str]) -> list[BilledItem]:
 
     `buckets` may hold records of runs, besides the buckets that carry our label.
     """
-    places = list(dict.fromkeys([*_buckets(context), *buckets]))
+    places = list(dict.fromkeys([*slipway_buckets(context), *buckets]))
     pods = [*_pods(context, places)]
     in_use = {zone_region(pod.place) for pod in pods if pod.use}
     found = [*pods, *_disks(context, pods), *_machines(context, places, in_use), *_network(context, in_use)]
@@ -81,7 +81,7 @@ def delete(context: Context, thing: BilledItem) -> None:
         return
 
 
-def _buckets(context: Context) -> Iterator[str]:
+def slipway_buckets(context: Context) -> Iterator[str]:
     """Yield the buckets that Slipway made."""
     try:
         for item in context.google.list_all("storage", "buckets.list", "items", project=context.project):

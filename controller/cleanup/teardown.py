@@ -14,6 +14,7 @@ from controller.plan.preview import ResourcePreview, preview_resources
 from controller.reconcile.reconciler import destroy
 from controller.reconcile.resource import Absent, Pending, Resource, Unknown
 from controller.records.ledger import Ledger
+from controller.records.pending_deletions import retry_deletions
 from controller.records.spending import close_billing
 from controller.resources.bastion.vm import Bastion
 from controller.resources.pod.node import Node, hidden_zone
@@ -65,7 +66,7 @@ def plan_teardown(session: Session, everything: bool) -> Teardown:
     Raises:
         ConfigError: something else still uses a shared resource.
     """
-    notes = list[str]()
+    notes = retry_deletions(session.context)
     rows = [row for row in _observe(session, everything, notes) if not isinstance(row.observed, Absent | Unknown)]
     present = [row.resource for row in rows if _will_be_deleted(row, everything)]
     driven, lease_is_known = _driven_run(session, notes)

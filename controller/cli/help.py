@@ -81,7 +81,8 @@ def _more() -> Rows:
         ("slipway VERB --help", "flags and examples of a verb"),
         ("docs", f"{docs}: first-run.md, configuration.md, sweeps.md, recovery.md, …"),
         ("exit codes", "0 success, 2 config or preflight error, 3 wrong or faulty devices, 4 workers disagree, "
-         "5 program failed, 6 retries exhausted, 7 budget exhausted, 8 another controller took over"),
+         "5 program failed, 6 retries exhausted, 7 budget exhausted, 8 another controller took over, "
+         "9 a deletion is on record for the next verb"),
     ]  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Build the `Context` that a config names: Google Cloud, or the emulated one."""
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from controller.core.errors import ConfigError
 from controller.core.events import Events
 from controller.gcp.client import GoogleClient
 from controller.gcp.credentials import application_default_credentials, default_project
+from controller.plan.project import bucket_name
 from controller.ssh.iap import ENDPOINT
 from controller.ssh.login import Login
 from controller.ssh.public_ip import find_public_ip
@@ -140,6 +142,7 @@ def make_context(
         find_public_ip: see `Context`.
         extra_ssh_keys: see `Context`.
     """
+    logging.getLogger("googleapiclient.http").setLevel(logging.ERROR)  # it warns of each 403; our errors say more
     os_login = None if config.ssh.os_login == "auto" else config.ssh.os_login
     login = Login(google, clock, project, config.ssh.user, state, os_login, poll_seconds)
     return Context(
@@ -154,4 +157,5 @@ def make_context(
         is_billed=config.cloud.kind != "local",
         find_public_ip=find_public_ip,
         extra_ssh_keys=extra_ssh_keys,
+        bucket=bucket_name(config, project),
     )

@@ -94,8 +94,8 @@ def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
     if status != 0:
         raise ConfigError(message.strip() or f"the emulated cloud exited with code {status}; see {folder}/server.log")
     emulator = find_running(folder)
-    # It may have been running.
-    emulator.post("settings", {"realism": cloud.realism, "caller_roles": list(cloud.caller_roles)})
+    wanted = {"realism": cloud.realism, "caller_roles": list(cloud.caller_roles), "quotas": cloud.quotas}
+    emulator.post("settings", wanted)  # it may have been running
     return emulator
 
 

@@ -24,6 +24,7 @@ from controller.localcloud.apis.networks import Networks
 from controller.localcloud.apis.operations import Effect, Operations
 from controller.localcloud.apis.oslogin import OsLogin
 from controller.localcloud.apis.projects import Projects
+from controller.localcloud.apis.quotas import Quotas
 from controller.localcloud.apis.roles import CustomRoles
 from controller.localcloud.apis.secretmanager import SecretManager
 from controller.localcloud.apis.storage.blobs import Blobs
@@ -36,6 +37,7 @@ from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.admin import Admin
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.discovery import MOUNTS, Discovery
+from controller.localcloud.http.enabled_apis import EnabledApis
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.server import Server
 from controller.localcloud.iam.callers import Callers
@@ -100,20 +102,22 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
     catalog = load_catalog()
     faults = Faults(store)
     networks = Networks(store, catalog)
-    workers = EmulatedWorkers(store, networks, faults, state, url, token)
-    nodes = Nodes(store, operations, networks, catalog, workers, faults)
+    quotas = Quotas(store, catalog, lambda: settings.quotas)
+    workers = EmulatedWorkers(store, networks, faults, state, url, token, settings)
+    nodes = Nodes(store, operations, networks, catalog, workers, faults, quotas, settings)
     queued = QueuedResources(store, operations, nodes, catalog, faults, settings)
     policies = Policies(store, settings)
     tokens = Tokens(store, settings, token)
+    enabled_apis = EnabledApis(store, settings)
     machines = Instances(store, state, url, token)
     callers = Callers(store, machines, settings)
     compute = Compute(
-        store, operations, networks, catalog, f"{url}compute/v1/", workers.schedule_settle, machines, policies
+        store, operations, networks, catalog, f"{url}compute/v1/", workers.schedule_settle, machines, policies, quotas
     )
     blobs = Blobs(state / "blobs")
-    objects = Objects(store, blobs, faults.on_object_finalized)
-    projects = Projects(store, operations, policies, settings)
-    billing = Billing(store, catalog)
+    objects = Objects(store, blobs, faults.on_object_finalized, settings)
+    projects = Projects(store, operations, policies, settings, enabled_apis)
+    billing = Billing(store, quotas)
     apis = (
         nodes,
         queued,
@@ -137,6 +141,7 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         callers=callers,
         judge=Judge(store, policies, settings, faults),
         tokens=tokens,
+        enabled_apis=enabled_apis,
         url=url,
         token=token,
     )

@@ -1,9 +1,10 @@
 """Settings of the emulated cloud: they may change while it runs, and outlive a restart."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from controller.localcloud.apis.quotas import check_limits
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Store
 
@@ -17,6 +18,7 @@ class _Values:
     realism: str = STRICT
     caller_roles: tuple[str, ...] = ("roles/owner", "roles/billing.costsManager")
     token_seconds: float = 3600.0
+    quotas: Mapping[str, int] = field(default_factory=dict)
 
 
 class Settings:
@@ -25,7 +27,7 @@ class Settings:
     def __init__(self, store: Store, **given: Any) -> None:
         """Take the given values, else those of an earlier process, else the defaults; None is not given."""
         self._store = store
-        known = {field.name for field in fields(_Values)}
+        known = {one.name for one in fields(_Values)}
         former = {key: value for key, value in (store.get(_KIND, _NAME) or {}).items() if key in known}
         self._values = _Values(**{**former, **_as_tuple(former)})
         self.update({key: value for key, value in given.items() if value is not None})
@@ -33,6 +35,11 @@ class Settings:
     @property
     def operation_seconds(self) -> float:
         return self._values.operation_seconds
+
+    @property
+    def quotas(self) -> Mapping[str, int]:
+        """Return the limits that differ from those in quotas.py, by the name of the quota."""
+        return self._values.quotas
 
     @property
     def is_strict(self) -> bool:
@@ -71,6 +78,7 @@ class Settings:
             raise ApiError(400, f"caller_roles must be a list of roles, not {roles!r}")
         if values.realism not in (STRICT, RELAXED):
             raise ApiError(400, f"realism must be {STRICT} or {RELAXED}, not {values.realism!r}")
+        check_limits(values.quotas)
         self._values = replace(values, operation_seconds=float(values.operation_seconds))
         self._store.put(_KIND, _NAME, self.as_json())
 

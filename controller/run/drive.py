@@ -27,6 +27,7 @@ from controller.plan.build import Plan
 from controller.reconcile.reconciler import destroy
 from controller.reconcile.resource import Absent
 from controller.records.ledger import Ledger, Result
+from controller.records.pending_deletions import retry_deletions
 from controller.records.recorder import Recorder
 from controller.records.spending import Spending
 from controller.recovery.diagnosis import VerdictKind
@@ -79,6 +80,8 @@ def drive(
     with recorder.recording():
         if emulator is not None:
             _inject_faults(emulator, plan)
+        for line in retry_deletions(context):
+            context.events.note(plan.node.id, line)
         try:
             result = driver.run()
         except (LeaseLostError, LeaderGaveUpError):

@@ -9,7 +9,7 @@ from controller.cloud.connect import open_context, project_of
 from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.errors import ConfigError
-from controller.gcp.client import ForbiddenError
+from controller.gcp.client import ForbiddenError, ServiceDisabledError
 from controller.plan.build import Plan, build_plan
 from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Ledger
@@ -30,7 +30,10 @@ class Session:
     emulator: Emulator | None
 
     def node(self) -> Absent | Pending | Node:
-        return self.plan.observe_pod(self.context)
+        try:
+            return self.plan.observe_pod(self.context)
+        except ServiceDisabledError:
+            return Absent()  # without the API there is no pod
 
     def fleet(self) -> Fleet | None:
         """Open SSH to the pod's workers; None unless the pod is READY."""

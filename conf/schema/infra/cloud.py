@@ -104,6 +104,10 @@ class LocalCloud(GcpCloud):
         description="strict: permissions are judged, and changes of IAM take effect late, as on Google Cloud. relaxed: "
         "neither, for use with other tools."
     )
+    quotas: dict[str, Annotated[int, Field(ge=0)]] = Field(
+        description="Quotas of the emulated project, e.g. {INSTANCES: 24, tpu-v5s-litepod-serving: 4}; docs/"
+        "emulated-cloud.md lists them."
+    )
     faults: tuple[dict[str, Any], ...] = Field(description="Faults, e.g. {kind: preempted, after_seconds: 20}.")
 
 

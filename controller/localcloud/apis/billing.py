@@ -1,11 +1,8 @@
 """Billing: cloudbilling v1, billingbudgets v1, and the quotas of serviceusage v1beta1."""
 
-from typing import Any
-
-from controller.localcloud.apis.catalog import Catalog
+from controller.localcloud.apis.quotas import Quotas
 from controller.localcloud.http.call import (
     PROJECT,
-    PROJECT_NUMBER,
     ApiCall,
     Handler,
     check_project,
@@ -17,17 +14,15 @@ from controller.localcloud.store import Document, Store
 
 BILLING_ACCOUNT = "012345-6789AB-CDEF01"
 """The only billing account."""
-_QUOTA_METRICS = {"v4": "tpu-v4s", "v5e": "tpu-v5s-litepod", "v5p": "tpu-v5p", "v6e": "tpu-v6e"}
-_CHIP_QUOTA = 4096
 _BUDGETS = "billingbudgets.v1:billingAccounts.budgets."
 
 
 class Billing:
     """Handlers of the three APIs. Budgets are stored by full name, kind "budget"."""
 
-    def __init__(self, store: Store, catalog: Catalog) -> None:
+    def __init__(self, store: Store, quotas: Quotas) -> None:
         self._store = store
-        self._catalog = catalog
+        self._quotas = quotas
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -36,7 +31,7 @@ class Billing:
                 call, [_billing_account()], "billingAccounts"
             ),
             "cloudbilling.v1:billingAccounts.testIamPermissions": self._test_permissions,
-            "serviceusage.v1beta1:services.consumerQuotaMetrics.list": self._quotas,
+            "serviceusage.v1beta1:services.consumerQuotaMetrics.list": self._quota_metrics,
             f"{_BUDGETS}create": self._create,
             f"{_BUDGETS}get": self._get,
             f"{_BUDGETS}list": self._list,
@@ -53,27 +48,11 @@ class Billing:
             "billingEnabled": True,
         }
 
-    def _quotas(self, call: ApiCall) -> Document:
-        """Return ample quota for every generation in each of its zones, on demand and preemptible."""
+    def _quota_metrics(self, call: ApiCall) -> Document:
         check_project(call.path["v1beta1Id1"])
         if call.path["servicesId"] != "tpu.googleapis.com":
             return {}
-        metrics = [
-            self._quota_metric(f"tpu.googleapis.com/{name}{kind}", sorted(self._catalog.zones_of[generation]))
-            for generation, name in [*_QUOTA_METRICS.items(), ("v5e", "tpu-v5s-litepod-serving")]
-            for kind in ("", "-preemptible")
-        ]
-        return paginate(call, metrics, "metrics")
-
-    def _quota_metric(self, metric: str, zones: list[str]) -> Document:
-        unit = "1/{project}/{zone}"
-        buckets: list[dict[str, Any]] = [{"effectiveLimit": "0", "defaultLimit": "0"}]
-        buckets += [{"effectiveLimit": str(_CHIP_QUOTA), "defaultLimit": "0", "dimensions": {"zone": z}} for z in zones]
-        name = (
-            f"projects/{PROJECT_NUMBER}/services/tpu.googleapis.com/consumerQuotaMetrics/{metric.replace('/', '%2F')}"
-        )
-        limit = {"name": f"{name}/limits/%2Fproject%2Fzone", "metric": metric, "unit": unit, "quotaBuckets": buckets}
-        return {"name": name, "metric": metric, "unit": unit, "consumerQuotaLimits": [limit]}
+        return paginate(call, self._quotas.tpu_metrics(), "metrics")
 
     def _test_permissions(self, call: ApiCall) -> Document:
         held = call.held_permissions(list(call.body.get("permissions", ())), self._parent(call))

@@ -24,6 +24,10 @@ class AcceleratorType:
     chips: int
 
     @property
+    def slice_chips(self) -> int:
+        return self.vms * self.chips
+
+    @property
     def config(self) -> dict[str, str]:
         """Equivalent acceleratorConfig; empty if Google has no name for it."""
         kind = _CONFIG_TYPE.get(self.generation)
@@ -37,6 +41,11 @@ class Catalog:
     types: Mapping[str, AcceleratorType]
     zones_of: Mapping[str, frozenset[str]]
     runtime_versions: frozenset[str]
+
+    @property
+    def listed_runtime_versions(self) -> frozenset[str]:
+        """Runtime versions that Google lists. Its list lacks the documented image of v5e, which can be used."""
+        return self.runtime_versions - {"v2-alpha-tpuv5-lite"}
 
     @property
     def zones(self) -> list[str]:

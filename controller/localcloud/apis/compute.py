@@ -11,9 +11,10 @@ from functools import partial
 from typing import Any
 
 from controller.localcloud.apis.catalog import Catalog
-from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, check_name
+from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, check_name, invalid_field
 from controller.localcloud.apis.operations import Effect, Operations
 from controller.localcloud.apis.oslogin import PROJECT_METADATA_KIND
+from controller.localcloud.apis.quotas import Quotas
 from controller.localcloud.http.call import (
     PROJECT,
     PROJECT_NUMBER,
@@ -71,9 +72,6 @@ MACHINES = r"(e2|f1|g1|n1|n2|n2d|n4|t2d|c3)-[a-z]+(-\d+)?"
 MACHINES_OF_US_CENTRAL2 = r"(f1|g1|n1|n2|n2d|n4|t2d)-[a-z]+(-\d+)?"
 """Machine types of the zone of v4: https://github.com/keras-team/kinetic/issues/305."""
 
-_QUOTAS = {"INSTANCES": 6000.0, "IN_USE_ADDRESSES": 575.0}
-"""Limits of a project that has been in use for years, in each region."""
-
 
 @dataclass(eq=False)
 class Compute:
@@ -87,6 +85,7 @@ class Compute:
     changed: Callable[[], None]
     machines: Instances
     policies: Policies
+    quotas: Quotas
 
     def handlers(self) -> dict[str, Handler]:
         table: dict[str, Handler] = {
@@ -123,7 +122,7 @@ class Compute:
     def _machine_type(self, call: ApiCall) -> Document:
         self._check_location(call)
         zone, name = call.path["zone"], call.path["machineType"]
-        if not re.fullmatch(MACHINES_OF_US_CENTRAL2 if zone.startswith("us-central2") else MACHINES, name):
+        if not _has_machine(zone, name):
             raise not_found(f"projects/{PROJECT}/zones/{zone}/machineTypes/{name}")
         return {"kind": "compute#machineType", "name": name, "zone": zone}
 
@@ -137,6 +136,8 @@ class Compute:
         if self.store.get(COMPUTE_KIND, path):
             raise already_exists(path)
         body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
+        if collection is INSTANCES:
+            self._check_instance(_location_of(call), body)
         resource = self.networks.prepare_resource(collection.plural, _location_of(call), body, path)
         self._check_ready(resource.get("network", ""))
         self._finalize(path, resource)
@@ -146,6 +147,15 @@ class Compute:
         return self._begin_operation(
             collection, call, "insert", path, "compute.boot" if collection is INSTANCES else None
         )  # fmt: skip
+
+    def _check_instance(self, zone: str, body: Mapping[str, Any]) -> None:
+        """Reject a machine type that the zone does not have, and an instance too many."""
+        machine = str(body.get("machineType", ""))
+        if not machine:
+            raise invalid_field("machineType", machine, "The machine type must be specified")
+        if not _has_machine(zone, machine.rpartition("/")[2]):  # words: github.com/keras-team/kinetic/issues/305
+            raise ApiError(400, f"Invalid machine type {machine.rpartition('/')[2]} in zone {zone}.")
+        self.quotas.check_instance(zone, body)
 
     def _finalize(self, path: str, resource: Document) -> None:
         now = time.time()
@@ -277,7 +287,7 @@ class Compute:
         shown: Document = {"kind": f"compute#{kind}", "name": name, "status": "UP", "selfLink": link}
         if kind == "zone":
             return {**shown, "region": f"{self.root}projects/{PROJECT}/regions/{name.rpartition('-')[0]}"}
-        return {**shown, "quotas": [{"metric": metric, "limit": limit} for metric, limit in _QUOTAS.items()]}
+        return {**shown, "quotas": self.quotas.compute_quotas(name)}
 
     def _list_locations(self, kind: str, call: ApiCall) -> Document:
         names = self.catalog.zones if kind == "zone" else self.catalog.regions
@@ -348,6 +358,10 @@ class Compute:
             shown["error"] = {"errors": [{"code": error["reason"], "message": error["message"]}]}
             shown |= {"httpErrorStatusCode": error["http"], "httpErrorMessage": error["reason"]}
         return shown
+
+
+def _has_machine(zone: str, name: str) -> bool:
+    return re.fullmatch(MACHINES_OF_US_CENTRAL2 if zone.startswith("us-central2") else MACHINES, name) is not None
 
 
 _PERMISSIONS_OF_PARTS = {"labels": "setLabels", "metadata": "setMetadata", "tags": "setTags"}

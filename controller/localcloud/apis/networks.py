@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,7 +77,16 @@ class Networks:
             for name, node in self._store.items("node")
             if path in (node["networkConfig"]["network"], node["networkConfig"]["subnetwork"])
         ]
-        return resources + nodes + users_of_disk(self._store, path)
+        gone = [
+            name
+            for name, used in self._store.items("inUse")
+            if path in (used["network"], used["subnetwork"]) and time.time() < used["until"]
+        ]
+        return resources + nodes + gone + users_of_disk(self._store, path)
+
+    def keep_in_use(self, name: str, config: Mapping[str, Any], until: float) -> None:
+        """Let the network of a deleted TPU node be in use a while longer, as Google does."""
+        self._store.put("inUse", name, {key: config[key] for key in ("network", "subnetwork")} | {"until": until})
 
     def prepare_resource(self, plural: str, place: str, body: Mapping[str, Any], path: str) -> Document:
         """Return the document to store for a new or changed resource; raise ApiError if it is invalid.

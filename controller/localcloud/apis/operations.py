@@ -155,12 +155,12 @@ def as_longrunning(operation: Document, *, response: Document | None = None, sho
         "createTime": timestamp(operation["created"]),
         "target": operation["target"],
         "verb": operation["verb"],
-        "cancelRequested": False,
         "apiVersion": "v2",
     }
     name = "operations/" + operation["name"].rpartition("/")[2] if short_name else operation["name"]
-    answer: dict[str, Any] = {"name": name, "metadata": metadata, "done": operation["done"]}
-    if operation["done"]:
+    answer: dict[str, Any] = {"name": name, "metadata": metadata}
+    if operation["done"]:  # proto3 JSON leaves out what is false
+        answer["done"] = True
         metadata["endTime"] = timestamp(operation["ended"])
         if "error" in operation:
             answer["error"] = {key: operation["error"][key] for key in ("code", "message")}

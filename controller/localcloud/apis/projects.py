@@ -6,6 +6,7 @@ from typing import Any
 
 from controller.localcloud.apis.operations import Operations, as_longrunning
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Handler, check_project, paginate
+from controller.localcloud.http.enabled_apis import EnabledApis
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.iam.policies import PROJECT_RESOURCE, Policies, format_etag, is_visible
 from controller.localcloud.settings import Settings
@@ -20,9 +21,12 @@ _ACCOUNT_ID = re.compile(r"[a-z]([-a-z0-9]{4,28}[a-z0-9])")
 
 
 class Projects:
-    def __init__(self, store: Store, operations: Operations, policies: Policies, settings: Settings) -> None:
+    def __init__(
+        self, store: Store, operations: Operations, policies: Policies, settings: Settings, apis: EnabledApis
+    ) -> None:
         self._store = store
         self._settings = settings
+        self._apis = apis
         self._operations = operations
         self._policies = policies
 
@@ -60,19 +64,18 @@ class Projects:
         check_project(project)
         if name not in SERVICES:
             raise ApiError(403, f"Not found or permission denied for service(s): {name}.")
-        state = (self._store.get("service", name) or {"state": "DISABLED"})["state"]
         return {
             "name": f"projects/{PROJECT_NUMBER}/services/{name}",
             "parent": f"projects/{PROJECT_NUMBER}",
             "config": {"name": name, "title": name.partition(".")[0]},
-            "state": state,
+            "state": "ENABLED" if self._apis.is_enabled(name) else "DISABLED",
         }
 
     def _enable(self, call: ApiCall, names: list[str], state: str) -> Document:
         for name in names:
             self._service(_project(call), name)
         for name in names:
-            self._store.put("service", name, {"state": state})
+            self._apis.set_enabled(name, state == "ENABLED")
         verb = "enable" if state == "ENABLED" else "disable"
         operation = self._operations.begin(f"projects/{PROJECT}", verb, f"services/{','.join(names)}")
         return as_longrunning(operation, short_name=True)

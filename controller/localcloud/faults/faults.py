@@ -59,7 +59,7 @@ class Faults:
     def clear(self) -> None:
         """Delete every fault, including those about to strike."""
         self.close()
-        for kind in ("fault", "faults"):
+        for kind in ("fault", "faults", "queuedHold"):
             for name, _ in self._store.items(kind):
                 self._store.delete(kind, name)
         self._notify_ssh()
@@ -111,7 +111,7 @@ class Faults:
 
     # Effects on requests, nodes and workers
 
-    def creation_refusal(self, at: str, zone: str, capacity: str) -> Coroutine[Any, Any, Any] | None:
+    def creation_refusal(self, at: str, zone: str, capacity: str, accelerator: str) -> Coroutine[Any, Any, Any] | None:
         """Return a coroutine that raises the error of this attempt to create a node; `at` is request or operation.
 
         Returns None if no fault applies. It is a coroutine because an error raised within a handler would roll back the
@@ -119,8 +119,9 @@ class Faults:
         """
         for name, fault in self._active(*CREATION_KINDS):
             spec = fault["spec"]
-            if spec["at"] == at and spec["zone"] in (None, zone) and spec["capacity"] in (None, capacity):
-                return self._refuse(name, fault, creation_error(spec, zone, capacity))
+            met = {"zone": zone, "capacity": capacity, "accelerator_type": accelerator}
+            if spec["at"] == at and all(spec[key] in (None, value) for key, value in met.items()):
+                return self._refuse(name, fault, creation_error(spec, zone, capacity, accelerator))
         return None
 
     async def _refuse(self, name: str, fault: Document, refusal: ApiError) -> Any:
@@ -141,11 +142,11 @@ class Faults:
             return fault["spec"]["worker"]
         return None
 
-    def queued_failure(self) -> tuple[str, str] | None:
-        """Return the state and message with which the next queued resource fails to become ACTIVE, or None."""
+    def queued_failure(self) -> tuple[str, str, float] | None:
+        """Return the state in which the next queued resource ends or stays, its message, and for how many seconds."""
         for name, fault in self._active("queued"):
             self._consume(name, fault)
-            return fault["spec"]["state"], fault["spec"]["message"]
+            return fault["spec"]["state"], fault["spec"]["message"], fault["spec"]["seconds"]
         return None
 
     def intercept(self, laptop: bool, http: str, path: str) -> ApiError | BrokenConnection | None:
@@ -258,7 +259,7 @@ def scripted_error(spec: Document) -> ApiError:
     return ApiError(spec["status"], text, details=info, retry_after=spec["retry_after"])
 
 
-def creation_error(spec: Document, zone: str, capacity: str) -> ApiError:
+def creation_error(spec: Document, zone: str, capacity: str, accelerator: str) -> ApiError:
     """Return the error for a failed node creation, in Google's wording."""
     match spec["kind"]:
         case "stockout":
@@ -273,4 +274,11 @@ def creation_error(spec: Document, zone: str, capacity: str) -> ApiError:
             return ApiError(429, f"Quota limit '{name}' has been exceeded. Limit: 0 in zone {zone}.")
         case "permission":
             return ApiError(403, f"Permission 'tpu.nodes.create' denied on 'projects/p/locations/{zone}'")
+        case "type_denied":  # of a type, zone and tier; the same project may have another tier there
+            wanted = f'accelerator type "{accelerator}" in location "{zone}"'
+            return ApiError(403, f"User does not have permission to submit requests for {wanted}.")
+        case "no_reservation":  # on spot and on demand it means no capacity
+            return ApiError(404, "Reservation not found.")
+        case "internal":
+            return ApiError(500, "an internal error has occurred")
     return ApiError(spec["code"], spec["message"])

@@ -139,6 +139,7 @@ class CreationSpec(_CountedSpec):
 
     zone: str | None = Field(None, description="null: any")
     capacity: str | None = Field(None, description="on_demand, spot, preemptible, reserved, flex_start; null: any")
+    accelerator_type: str | None = Field(None, description="null: any")
     at: Literal["request", "operation"] = Field("operation", description="fail the request, or the operation")
 
 
@@ -153,6 +154,19 @@ class DeniedSpec(CreationSpec):
 
     kind: Literal["quota", "permission"]  # pyright: ignore[reportIncompatibleVariableOverride]
     at: Literal["request", "operation"] = "request"
+
+
+class NamedRefusalSpec(CreationSpec):
+    """A refusal in the words of field reports: of a type in this zone and tier, or "Reservation not found"."""
+
+    kind: Literal["type_denied", "no_reservation"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    at: Literal["request", "operation"] = "request"
+
+
+class InternalSpec(CreationSpec):
+    """Code 13 without a reason, which TPU creations meet every day."""
+
+    kind: Literal["internal"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class FailureSpec(CreationSpec):
@@ -192,11 +206,12 @@ class ChipMissingSpec(_CountedSpec):
 
 
 class QueuedStateSpec(_CountedSpec):
-    """Failure of the next `times` queued resources that would become ACTIVE."""
+    """Failure of the next `times` queued resources that would become ACTIVE, or `seconds` in PROVISIONING."""
 
     kind: Literal["queued"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    state: Literal["SUSPENDED", "FAILED"]
+    state: Literal["SUSPENDED", "FAILED", "PROVISIONING"]
     message: str = "The request could not be served"
+    seconds: float = Field(0.0, ge=0, description="how long a request stays in PROVISIONING")
 
 
 class _RequestSpec(_CountedSpec):
@@ -271,7 +286,8 @@ class SshSpec(_LastingSpec):
 AnyFaultSpec = Annotated[
     PreemptionSpec | MaintenanceSpec | UnhealthySpec | ProgramKilledSpec | ProgramFrozenSpec | ControllerKilledSpec
     | WorkerClockSpec | TokensExpiredSpec | PermissionSpec
-    | StockoutSpec | DeniedSpec | FailureSpec | EndpointsSpec | ChipMissingSpec | QueuedStateSpec
+    | StockoutSpec | DeniedSpec | NamedRefusalSpec | InternalSpec | FailureSpec
+    | EndpointsSpec | ChipMissingSpec | QueuedStateSpec
     | ChipHeldSpec | HttpSpec | ConnectionCutSpec | BrownoutSpec | PartitionSpec | DiskFullSpec | SshSpec,
     Field(discriminator="kind"),
 ]  # fmt: skip
@@ -286,7 +302,7 @@ ONE_SHOT_KINDS = (
     "worker_clock",
     "tokens_expired",
 )
-CREATION_KINDS = ("stockout", "quota", "permission", "failure")
+CREATION_KINDS = ("stockout", "quota", "permission", "type_denied", "no_reservation", "internal", "failure")
 LASTING_KINDS = ("brownout", "partition", "disk_full", "chip_held", "ssh_refused", "ssh_frozen")
 FAULT_KINDS = (
     *ONE_SHOT_KINDS, *CREATION_KINDS, "denied", "endpoints", "chip_missing", "queued", "http", "cut", *LASTING_KINDS

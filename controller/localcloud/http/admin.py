@@ -20,7 +20,18 @@ _VISIBLE_KINDS = ("node", "queued", "worker", "compute", "service", "serviceAcco
                   "fault",
           "mistake")  # fmt: skip
 _HIDDEN_KINDS = frozenset(
-    {"boot", "counter", "faults", "hostkey", "secretPayload", "setting", "upload"}
+    {
+        "boot",
+        "counter",
+        "faults",
+        "hostkey",
+        "inUse",
+        "queuedHold",
+        "queuedRefusal",
+        "secretPayload",
+        "setting",
+        "upload",
+    }
 )  # internals of the emulator
 
 

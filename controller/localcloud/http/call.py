@@ -73,6 +73,22 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def as_proto(value: Any) -> Any:
+    """Return a document as proto3 JSON shows it: without false, zero, "" and empty lists. Empty messages stay.
+
+    https://protobuf.dev/programming-guides/json
+    """
+    if isinstance(value, Mapping):
+        shown = {name: as_proto(item) for name, item in value.items()}
+        return {name: item for name, item in shown.items() if item not in (None, False, "", [])}
+    return [as_proto(item) for item in value] if isinstance(value, list) else value
+
+
+def with_number(path: str) -> str:
+    """Return the name of a resource with the project's number, as some answers spell it."""
+    return path.replace(f"projects/{PROJECT}/", f"projects/{PROJECT_NUMBER}/")
+
+
 def paginate(call: ApiCall, items: list[Any], field: str, size: str = "pageSize") -> dict[str, Any]:
     """Return one page of a list response; the page token is the index of the page's first item."""
     start = int(call.query.get("pageToken", "0"))

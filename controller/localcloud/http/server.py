@@ -20,8 +20,9 @@ from controller.localcloud.http import internal_errors
 from controller.localcloud.http.admin import Admin
 from controller.localcloud.http.admission import AdmittedRequest, admit, check_origin
 from controller.localcloud.http.batch import parse_batch, render_batch
-from controller.localcloud.http.call import PROJECT_NUMBER, ApiCall, Handlers, select_fields, without_secrets
+from controller.localcloud.http.call import ApiCall, Handlers, select_fields, without_secrets
 from controller.localcloud.http.discovery import Discovery, Method
+from controller.localcloud.http.enabled_apis import EnabledApis
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.validation import Validation
@@ -51,6 +52,7 @@ class Server:
     callers: Callers
     judge: Judge
     tokens: Tokens
+    enabled_apis: EnabledApis
     url: str
     token: str
     last_request: float = field(default_factory=time.monotonic)
@@ -134,7 +136,7 @@ class Server:
             method, parameters = found
             entry |= {"api": method.api, "call": method.name}
             entry["mutating"] = entry["mutating"] and not method.name.endswith(_READ_VERBS)
-            self._check_enabled(method)
+            self.enabled_apis.check(method.api)
             judgement = self._judgement(admitted.client, method.api)
             entry["permissions"] = judgement.used
             judgement.admit(method, parameters, admitted.quota_project)
@@ -190,18 +192,6 @@ class Server:
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError("a scripted fault")
-
-    def _check_enabled(self, method: Method) -> None:
-        """Raise ApiError 403 for an explicitly disabled API; APIs never enabled or disabled do answer."""
-        name = f"{method.api}.googleapis.com"
-        if method.api != "serviceusage" and (self.store.get("service", name) or {}).get("state") == "DISABLED":
-            message = (
-                f"{name} has not been used in project {PROJECT_NUMBER} before or it is disabled. Enable it by visiting "
-                "the console, then retry. If you enabled this API recently, wait a few minutes."
-            )
-            info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "SERVICE_DISABLED"}
-            info |= {"domain": "googleapis.com", "metadata": {"service": name}}
-            raise ApiError(403, message, reason="accessNotConfigured", details=[info])
 
     async def _json_call(self, method: Method, call: ApiCall, body: Any) -> web.Response:
         handler = self.handlers.get(method.key)

@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import random
 import signal
 import struct
 import termios
@@ -13,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import asyncssh
+from asyncssh.constants import OPEN_CONNECT_FAILED
 
 _CHUNK = 1 << 16
+MAX_SESSIONS = 10
+"""`MaxSessions` of one connection, the default of sshd_config(5), which Ubuntu's images leave as it is."""
 _DRAIN_SECONDS = 0.5  # for the last output of a program on a terminal
 
 # user -> environment of a new session (firewall rules may have changed since the last one)
@@ -29,18 +33,30 @@ class LoginServer(asyncssh.SSHServer):
         keys: Callable[[str], list[str]],
         connections: set[asyncssh.SSHServerConnection],
         frozen: Callable[[], bool],
+        startups: set[object],
     ) -> None:
+        """Create the server of one connection; `startups` holds those of the worker that are not authenticated."""
         self._keys = keys
         self._connections = connections
         self._frozen = frozen
+        self._startups = startups
         self._connection: asyncssh.SSHServerConnection | None = None
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection = conn
+        if is_dropped(len(self._startups), random.random()):  # noqa: S311 - no secret
+            conn.abort()
+            return
+        self._startups.add(self)
         self._connections.add(conn)
+        limit_sessions(conn)
         freeze(conn, self._frozen())
 
+    def auth_completed(self) -> None:
+        self._startups.discard(self)
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._startups.discard(self)
         if self._connection is not None:
             self._connections.discard(self._connection)
 
@@ -56,6 +72,29 @@ class LoginServer(asyncssh.SSHServer):
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
         offered = key.export_public_key().decode().split()[:2]
         return any(line.split()[:2] == offered for line in self._keys(username))
+
+
+def is_dropped(startups: int, draw: float) -> bool:
+    """Return whether sshd drops a new connection beside so many unauthenticated ones; `draw` is in [0, 1).
+
+    `MaxStartups 10:30:100`, the default of sshd_config(5): 30% from 10 on, rising to all from 100 on.
+    """
+    start, rate, full = 10, 0.3, 100
+    return startups >= start and draw < rate + (1 - rate) * (startups - start) / (full - start)
+
+
+def limit_sessions(connection: asyncssh.SSHServerConnection) -> None:
+    """Refuse further sessions beside `MAX_SESSIONS`; forwarded ports do not count."""
+    internals: Any = connection  # asyncssh asks its server object only where there is no process factory
+    accept = internals._process_session_open
+
+    def accept_up_to_the_limit(packet: Any) -> Any:
+        sessions = [c for c in internals._channels.values() if isinstance(c, asyncssh.SSHServerChannel)]
+        if len(sessions) >= MAX_SESSIONS:
+            raise asyncssh.ChannelOpenError(OPEN_CONNECT_FAILED, "open failed")
+        return accept(packet)
+
+    internals._process_session_open = accept_up_to_the_limit
 
 
 def freeze(connection: asyncssh.SSHServerConnection, frozen: bool) -> None:

@@ -23,6 +23,7 @@ from controller.localcloud.apis.networks import COMPUTE_KIND, Networks
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http import internal_errors
 from controller.localcloud.http.errors import ApiError
+from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 from controller.localcloud.vms.chips import install_chips
 from controller.localcloud.vms.image import EmulatedWorker, process_marker, vm_name, worker_environment
@@ -37,13 +38,17 @@ from controller.localcloud.vms.startup import (
 
 _SSH_PORT = 2222
 _LAST_HOST = 254
+_PUBLISHING_OPERATIONS = 0.8
 
 
 class EmulatedWorkers:
     """Boots, halts and removes VMs; `state` is the state folder, `url` the server's root."""
 
-    def __init__(self, store: Store, networks: Networks, faults: Faults, state: Path, url: str, token: str) -> None:
+    def __init__(
+        self, store: Store, networks: Networks, faults: Faults, state: Path, url: str, token: str, settings: Settings
+    ) -> None:
         self._store = store
+        self._settings = settings
         self._networks = networks
         self._faults = faults
         self._state = self.state = state
@@ -51,6 +56,7 @@ class EmulatedWorkers:
         self._token = token
         self._acceptors: dict[str, asyncssh.SSHAcceptor] = {}
         self._connections: dict[str, set[asyncssh.SSHServerConnection]] = {}
+        self._startups: dict[str, set[object]] = {}
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         # 127.A.B.x with A.B from the HTTP port: two emulators on one machine never share an address.
@@ -103,7 +109,9 @@ class EmulatedWorkers:
         workers = self.workers_of_node(uid)
         with self._store.transaction():
             for index in range(len(workers), count):
-                workers.append(self._create(uid, index, kind.devices))
+                workers.append(
+                    self._create(uid, index, kind.devices, published=_PUBLISHING_OPERATIONS * (index + 1) / count)
+                )
             for worker in workers:
                 fresh = dataclasses.replace(worker, boot_id=str(uuid.uuid4()), boot_time=time.time())
                 self._store.put("worker", worker.name, dataclasses.asdict(fresh))
@@ -182,7 +190,8 @@ class EmulatedWorkers:
         for connection in self._connections.get(worker.name, ()):
             freeze(connection, frozen)
 
-    def _create(self, uid: str, index: int, devices: int) -> EmulatedWorker:
+    def _create(self, uid: str, index: int, devices: int, published: float) -> EmulatedWorker:
+        """Create a VM; `published`: the operations until it publishes its guest attributes."""
         taken = {worker.address for worker in self._all_workers()}
         # Addresses rotate, so a replaced VM seldom gets its predecessor's (as in the cloud).
         for _ in range(_LAST_HOST):
@@ -193,7 +202,8 @@ class EmulatedWorkers:
             host = address if self._own_addresses else "127.0.0.1"
             port = self._port or _free_port(host)
             worker = EmulatedWorker(uid, index, address, host, port, "", devices)
-            self._store.put("hostkey", worker.name, _new_host_key())
+            later = time.time() + self._settings.delay(published)
+            self._store.put("hostkey", worker.name, {**_new_host_key(), "published": later})
             self._store.put("worker", worker.name, dataclasses.asdict(worker))
             return worker
         message = f"There is no more capacity: the emulated cloud holds {_LAST_HOST - 1} workers"
@@ -235,6 +245,7 @@ class EmulatedWorkers:
                 lambda user: self._authorized_keys(worker, user),
                 connections,
                 lambda: self._faults.freezes_ssh(worker.index),
+                self._startups.setdefault(worker.name, set()),
             ),
             "process_factory": run,
             "sftp_factory": lambda channel: HomeFiles(channel, self.home(worker)),
@@ -265,7 +276,9 @@ class EmulatedWorkers:
         return allows_tcp(rules, source=IAP_RANGE, ports=(22, 22), tags=node.get("tags", ()))
 
     def guest_attributes(self, worker: EmulatedWorker) -> list[Document]:
-        """Return the attributes a worker publishes: its host key, and the VM name that IAP uses."""
+        """Return what a worker has published: its host key, and the VM name that IAP uses. Each takes its own time."""
+        if time.time() < (self._store.get("hostkey", worker.name) or {}).get("published", 0.0):
+            return []
         algorithm, key = self.host_key(worker)
         return [
             {"namespace": "hostkeys", "key": algorithm, "value": key},

@@ -12,12 +12,15 @@ from controller.core.errors import CloudError
 from controller.gcp.client import ConflictError, GoogleError, NotFoundError
 from controller.gcp.operations import code_name, wait_rpc
 from controller.resources.pod import node_api
+from controller.resources.pod.pending_deletion import DeletionPendingError, PendingDeletion, record_deletion
 from controller.resources.pod.provisioner import WAITING_STATES, Place, SliceSpec, SliceStatus
 
 FLEX_API = "tpu:v2alpha1"
 """The only API with flex-start, as of revision 20261001 of the discovery documents."""
 FLEX_SECONDS = 7 * 24 * 3600
 """Longest lifetime of a flex-start slice: https://cloud.google.com/tpu/docs/about-flex-start"""
+PROVISIONING_SECONDS = 120.0
+"""Wait for a request that Google does not delete because it is PROVISIONING; that may last for hours."""
 TRANSITIONAL_STATES = WAITING_STATES | {"PROVISIONING", "DELETING", "SUSPENDING", "STATE_UNSPECIFIED"}
 
 
@@ -53,8 +56,20 @@ class QueuedProvisioner:
         )
         wait_rpc(context, "tpu", operation, "projects.locations.operations.get", self.create_seconds)
 
-    def delete(self, context: Context, name: str, zone: str) -> None:
+    def delete(self, context: Context, name: str, zone: str, *, patience: float | None = None) -> None:
+        """Delete the request with its node.
+
+        Args:
+            context: the run's context.
+            name: of the pod.
+            zone: where it is.
+            patience: seconds to wait while the request is PROVISIONING, by default `PROVISIONING_SECONDS`.
+
+        Raises:
+            DeletionPendingError: it is still PROVISIONING. Its deletion is on record then.
+        """
         late = context.clock.deadline(node_api.DELETE_SECONDS)
+        give_up = context.clock.deadline(PROVISIONING_SECONDS if patience is None else patience)
         while (found := self.observe(context, name, zone)) is not None:
             if late():
                 raise CloudError(
@@ -69,10 +84,22 @@ class QueuedProvisioner:
             except GoogleError as error:  # the node has just appeared, or another operation is under way on it
                 if not isinstance(error, ConflictError) and error.reason not in ("FAILED_PRECONDITION", "ABORTED"):
                     raise
+                if found.state == "PROVISIONING" and give_up():
+                    raise self._record(context, name, zone) from error
             context.clock.sleep(context.poll_seconds)
         nodes = node_api.NodeProvisioner(self.create_seconds)
         if nodes.observe(context, name, zone) is not None:  # a node that outlived its request
             nodes.delete(context, name, zone)
+
+    def _record(self, context: Context, name: str, zone: str) -> DeletionPendingError:
+        """Record that the request is to be deleted; return the error that says so."""
+        method = "projects.locations.queuedResources.get"
+        created = context.google.call("tpu", method, name=request_path(context, name, zone)).get("createTime", "")
+        record_deletion(context, PendingDeletion(context.project, zone, name, created, context.clock.now()))
+        return DeletionPendingError(
+            f"queued resource {name} in {zone} is being provisioned, and Google does not delete it in that state. Its "
+            "deletion is on record: the next `slipway` up, status, down or orphans tries again"
+        )
 
     def _delete(self, context: Context, name: str, zone: str) -> bool:
         """Delete the request and its node, which may appear at any moment; return whether that is known to be done."""

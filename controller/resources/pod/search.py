@@ -12,6 +12,7 @@ from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, RetriesExhaustedError
 from controller.gcp.client import PROPAGATION_SECONDS, ConflictError, GoogleError
 from controller.resources.pod import data_disk, node_api
+from controller.resources.pod.pending_deletion import DeletionPendingError
 from controller.resources.pod.provisioner import (
     WAITING_STATES,
     Place,
@@ -156,7 +157,7 @@ class CapacitySearch:
                 raise  # not a refusal: Google or the network has an outage
             refusal = Refusal(kind, error.message)
             if error.status == 0:  # the operation began and may have left something
-                maker.delete(context, name, place.zone)
+                self._delete(maker, place)
         if refusal is not None and fresh:
             data_disk.delete_disk(context, data_disk.name_for(name), place.zone)
         return refusal
@@ -174,7 +175,7 @@ class CapacitySearch:
             if not current.pending:
                 break
             if too_late() or (late() and current.state in WAITING_STATES):
-                maker.delete(context, self.name, place.zone)
+                self._delete(maker, place)
                 return Refusal("stock_out", f"still {_state_text(current.state)} after {patience:.0f} s")
             if current.state != told:
                 told = current.state
@@ -182,8 +183,15 @@ class CapacitySearch:
             context.clock.sleep(context.poll_seconds)
         if current.is_ready:
             return None
-        maker.delete(context, self.name, place.zone)
+        self._delete(maker, place)
         return refusal_of_state(current, reserved=place.capacity == "reserved")
+
+    def _delete(self, maker: Provisioner, place: Place) -> None:
+        """Delete what a refused request left. One that Google does not delete yet is on record: the search goes on."""
+        try:
+            maker.delete(self.context, self.name, place.zone)
+        except DeletionPendingError as error:
+            self.context.events.note(self.subject, str(error))
 
     def _classify(self, place: Place, error: GoogleError) -> RefusalKind:
         return classify(error.reason, error.message, reserved=place.capacity == "reserved")

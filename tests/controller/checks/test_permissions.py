@@ -145,7 +145,9 @@ def test_a_plan_goes_on_without_what_the_caller_may_not_see(slipway: SlipwayCli)
     assert (code, err) == (0, "")
     assert "? unknown  network" in out
     assert "unknown: Required 'compute.networks.get' permission for 'projects/slipway-local'" in out
-    assert re.search(r"warning: cloud.project: you lack .*compute\.networks\.get.* in slipway-local, for: .*network", out)
+    assert re.search(
+        r"warning: cloud.project: you lack .*compute\.networks\.get.* in slipway-local, for: .*network", out
+    )
     assert "roles/compute.networkAdmin has it" in out
     assert slipway.mutations() == []
 

@@ -22,6 +22,7 @@ from controller.records import index, recorder
 from controller.records.ledger import Launch, Ledger, Result
 from controller.records.spending import PodLifetime
 from controller.recovery.policy import Incident
+from controller.resources.pod.pending_deletion import PendingDeletion
 from controller.ssh.connect import WorkerError
 from controller.ssh.connection import Connection
 from controller.sweep.board import BoardRow, SavedBoard
@@ -45,6 +46,7 @@ DOCUMENTS: dict[str, Any] = {
     ),
     "pod": PodLifetime("5417", "slipway-anna", "v5litepod-16", "us-east5-b", "spot", 19.2, START_TIME, ENDED,
                        "finished"),
+    "deletion": PendingDeletion("acme", "us-east5-b", "slipway-anna", "2026-01-01T00:00:00.000Z", START_TIME),
     "board": SavedBoard(START_TIME + 60, True, {RUN: LINE}),
     "event": Event(START_TIME + 0.5, "note", RUN, "launched attempt 1", {"attempt": 1}),
 }  # fmt: skip

@@ -24,7 +24,7 @@ COMMANDS = (
     "gcloud iam service-accounts delete runner@slipway-local.iam.gserviceaccount.com",
     f"gcloud compute tpus tpu-vm create n3 --zone={ZONE} --accelerator-type=v5litepod-8 --version=v2-alpha-tpuv5-lite "
     "--preemptible",
-    "gcloud compute instances create i1 --zone=us-central2-b --machine-type=e2-small "
+    "gcloud compute instances create i1 --zone=us-central2-b --machine-type=g1-small "
     "--max-run-duration=30d --instance-termination-action=DELETE "
     "--metadata=startup-script=#!/bin/true --network=default --subnet=default --no-address --image-family=debian-12 "
     "--image-project=debian-cloud --scopes=cloud-platform",

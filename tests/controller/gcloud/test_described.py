@@ -26,7 +26,7 @@ POD = ["tpu=v5litepod_8", f"tpu.zone={ZONE}", "tpu.name=pod", "tpu.capacity=spot
 NODE = {
     "acceleratorType": "v5litepod-8",
     "runtimeVersion": "v2-alpha-tpuv5-lite",
-    "networkConfig": {"network": "slipway", "subnetwork": HERE, "enableExternalIps": False},
+    "networkConfig": {"network": "slipway", "subnetwork": HERE},
     "serviceAccount": {"email": ACCOUNT, "scope": ["cloud-platform"]},
     "labels": {"managed-by": "slipway"},
     "tags": ["slipway"],

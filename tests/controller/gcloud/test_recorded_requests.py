@@ -18,7 +18,7 @@ from controller.reconcile.reconciler import destroy, reconcile
 from controller.resources.bastion.vm import Bastion
 from controller.resources.project.accounts import ServiceAccount
 from tests.controller.gcloud.project import desired_resources, make_context
-from tests.controller.localcloud.harness import COMPUTE, EmulatedCloud, run_localcloud
+from tests.controller.localcloud.harness import COMPUTE, PROJECT, EmulatedCloud, run_localcloud
 from tests.paths import ROOT
 
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -206,6 +206,8 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, An
     folder = tmp_path_factory.mktemp("parity")
     cloud = EmulatedCloud(folder / "state")
     cloud.start("--operation-seconds=0")
+    for api in ("tpu", "compute", "storage"):  # which the recorded command enables
+        cloud.call_ok("POST", f"serviceusage/v1/{PROJECT}/services/{api}.googleapis.com:disable", {})
     context = make_context(cloud, folder)
     for overrides in ([*MINE, *SPOT], ON_DEMAND_POD, QUEUED_POD):
         resources = desired_resources(*overrides)
@@ -226,7 +228,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, An
 def bastion() -> Bastion:
     """The machine that the recorded command makes."""
     return Bastion(
-        name="i1", zone=ZONE, machine_type="e2-small", pod="n1", network="default", subnetwork="default",
+        name="i1", zone=ZONE, machine_type="g1-small", pod="n1", network="default", subnetwork="default",
         external_ip=False, account=ServiceAccount(name="sa-runner"), script="#!/bin/true", orders="{}", run_id="run-1",
         max_days=30,
     )  # fmt: skip

@@ -20,6 +20,7 @@ def cloud(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Ite
     """A cloud that all tests of a file share; each uses names of its own in it."""
     made = EmulatedCloud(tmp_path_factory.mktemp("cloud") / "state")
     assert emulators.start(made.state, FAST) == (0, "")
+    made.establish()
     yield made
     mistakes = internal_errors(made.state)
     lifecycle.wipe(made.state)
@@ -31,6 +32,7 @@ def fresh_cloud(tmp_path: Path, emulators: Emulators) -> Iterator[EmulatedCloud]
     """A cloud of its own."""
     made = EmulatedCloud(tmp_path / "state")
     assert emulators.start(made.state, FAST) == (0, "")
+    made.establish()
     yield made
     mistakes = internal_errors(made.state)
     lifecycle.wipe(made.state)

@@ -25,6 +25,8 @@ COMPUTE = f"compute/v1/{PROJECT}"
 NODES = f"tpu/v2/{PROJECT}/locations/{ZONE}/nodes"
 RUNTIME = "v2-alpha-tpuv5-lite"
 SUBNET_RANGE = "10.20.0.0/24"
+APIS = "billingbudgets cloudbilling cloudresourcemanager compute iam iap oslogin secretmanager tpu"
+LARGE_QUOTAS = {"INSTANCES": 200, "IN_USE_ADDRESSES": 200}
 
 ApiAnswer = tuple[int, Any]
 
@@ -63,6 +65,15 @@ class EmulatedCloud:
     def start(self, *flags: str) -> None:
         done = run_localcloud("start", self.state, *flags)
         assert done.returncode == 0, done.stderr
+        self.establish()
+
+    def establish(self) -> None:
+        """Make the project one in long use: its APIs are on, and Compute's quotas are large."""
+        realism = self.call_ok("GET", "emulator/settings")["realism"]
+        self.call_ok("POST", "emulator/settings", {"realism": "relaxed", "quotas": LARGE_QUOTAS})
+        apis = {"serviceIds": [f"{api}.googleapis.com" for api in APIS.split()]}
+        self.call_ok("POST", f"serviceusage/v1/{PROJECT}/services:batchEnable", apis)
+        self.call_ok("POST", "emulator/settings", {"realism": realism})
 
     @property
     def endpoint(self) -> dict[str, Any]:
@@ -110,7 +121,7 @@ class EmulatedCloud:
             path = operation["selfLink"].removeprefix(self.endpoint["url"])
             return self.call_ok("POST", f"{path}/wait")
         return wait_for(
-            lambda: (done := self.call_ok("GET", f"tpu/v2/{operation['name']}"))["done"] and done, operation["name"]
+            lambda: (done := self.call_ok("GET", f"tpu/v2/{operation['name']}")).get("done") and done, operation["name"]
         )
 
     def call_and_wait(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
@@ -156,8 +167,7 @@ class EmulatedCloud:
     async def connect(self, node: Mapping[str, Any], worker: int = 0, **options: Any) -> asyncssh.SSHClientConnection:
         """An SSH connection to a worker, with the port from ssh_config and the host key from the guest attributes."""
         address = node["networkEndpoints"][worker]["ipAddress"]
-        attributes = self.call_ok("POST", f"tpu/v2/{node['name']}:getGuestAttributes", {"workerIds": [str(worker)]})
-        items = attributes["guestAttributes"][0]["queryValue"]["items"]
+        items = wait_for(lambda: self.guest_attributes(node, worker), "guest attributes")
         item = next(item for item in items if item["namespace"] == "hostkeys")
         host_key = asyncssh.import_public_key(f"{item['key']} {item['value']}")
         defaults = {
@@ -167,6 +177,13 @@ class EmulatedCloud:
             "config": [str(self.state / "ssh_config")],
         }
         return await asyncssh.connect(address, **(defaults | options))
+
+    def guest_attributes(self, node: Mapping[str, Any], worker: int) -> list[dict[str, Any]]:
+        """What a worker has published so far."""
+        path = f"tpu/v2/{node['name']}:getGuestAttributes"
+        status, answer = self.call("POST", path, {"workerIds": [str(worker)]})
+        assert status in (200, 404), answer
+        return answer["guestAttributes"][0]["queryValue"]["items"] if status == 200 else []
 
     def run_on_worker(
         self, node: Mapping[str, Any], command: str, worker: int = 0, **options: Any

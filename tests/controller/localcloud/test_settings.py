@@ -31,10 +31,12 @@ def test_delays_scale_with_operations_and_are_off_when_relaxed(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"speed": 1}, "Unknown setting speed; known: operation_seconds, realism, caller_roles, token_seconds"),
+        ({"speed": 1}, "Unknown setting speed; known: operation_seconds, realism, caller_roles, token_seconds, quotas"),
         ({"token_seconds": -1}, "token_seconds must be a number of seconds, not -1"),
         ({"caller_roles": "roles/owner"}, "caller_roles must be a list of roles, not 'roles/owner'"),
         ({"realism": "kind"}, "realism must be strict or relaxed, not 'kind'"),
+        ({"quotas": {"CHIPS": 4}}, "quotas must be limits by name; known: INSTANCES, IN_USE_ADDRESSES, tpu-v2s"),
+        ({"quotas": {"INSTANCES": -1}}, "quotas: INSTANCES must be a whole number of at least 0, not -1"),
         ({"operation_seconds": "fast"}, "operation_seconds must be a number of seconds, not 'fast'"),
     ],
 )

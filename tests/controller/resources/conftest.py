@@ -100,6 +100,7 @@ class EmulatedProject:
 def emulated(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Iterator[EmulatedCloud]:
     made = EmulatedCloud(tmp_path_factory.mktemp("cloud") / "state")
     assert emulators.start(made.state, "--operation-seconds=0") == (0, "")
+    made.establish()
     yield made
     mistakes = internal_errors(made.state)
     lifecycle.wipe(made.state)

@@ -14,6 +14,7 @@ from controller.core.events import Events
 from controller.gcp.client import GoogleClient
 from controller.gcp.operations import wait_compute, wait_rpc
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.controller.localcloud.harness import EmulatedCloud
 from tests.controller.state import comparable_state
 
 ADOPT = ["tpu=v5litepod_8", "tpu.name=stable-1", "tpu.adopt=true", ECHO_COMMAND]
@@ -25,6 +26,7 @@ def context(slipway: SlipwayCli) -> Iterator[Context]:
     from google.oauth2.credentials import Credentials
 
     cloud, clock = slipway.cloud(), Clock()
+    EmulatedCloud(slipway.home / "localcloud").establish()
     google = GoogleClient(Credentials(token=cloud.token), clock, cloud.roots)
     none = cast(Any, None)
     yield Context("slipway-local", google, clock, Events(clock), Path("unused"), none, 0.02, none)

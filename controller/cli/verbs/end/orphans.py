@@ -5,26 +5,37 @@ import shlex
 import sys
 from dataclasses import asdict
 
-from controller.cleanup.orphans import BilledItem, billed_items, delete
+from controller.cleanup.orphans import BilledItem, billed_items, delete, slipway_buckets
 from controller.cli.main import Command
 from controller.cloud.connect import open_context, project_of, require_project
 from controller.core.errors import ConfigError
 from controller.core.ui import confirm
 from controller.plan.project import bucket_name
+from controller.records.pending_deletions import retry_deletions
+from controller.resources.pod.pending_deletion import DeletionPendingError
 
 
 def run(command: Command) -> int:
     config = command.options.cloud_config()
     project = require_project(project_of(config))
     with open_context(config) as (context, _):
+        for line in retry_deletions(context, list(slipway_buckets(context))):
+            print(line, file=sys.stderr)
         found = billed_items(context, [bucket_name(config, project)])
         doomed = [thing for thing in found if not thing.use] if command.flags.delete else []
         details = ["This deletes:", *(f"  {thing.title}: {thing.why}" for thing in doomed)]
         if doomed and not confirm("Continue?", yes=command.flags.yes, details=details):
             raise ConfigError("nothing was deleted; pass --yes to skip the prompt")
+        pending: list[str] = []
         for thing in doomed:
-            delete(context, thing)
-            print(f"deleted {thing.title}", file=sys.stderr)
+            try:
+                delete(context, thing)
+            except DeletionPendingError as error:
+                pending.append(str(error))
+            else:
+                print(f"deleted {thing.title}", file=sys.stderr)
+        if pending:
+            raise DeletionPendingError("\n".join(pending))
     if command.flags.json:
         document = {"things": [asdict(thing) for thing in found], "deleted": [thing.title for thing in doomed]}
         print(json.dumps(document, indent=1))

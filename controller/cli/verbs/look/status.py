@@ -1,6 +1,7 @@
 """`slipway status`: show the pod, the run, and each worker."""
 
 import json
+import sys
 import time
 from typing import Any
 
@@ -11,6 +12,7 @@ from controller.gcp.client import NotFoundError
 from controller.gcp.prices import monthly_storage_price
 from controller.lease.lease import pod_lease
 from controller.reconcile.resource import Absent, Pending
+from controller.records.pending_deletions import retry_deletions
 from controller.records.spending import Spending, format_hours
 from controller.resources.pod.node import Node, describe
 from controller.run.session import Session, open_session
@@ -24,6 +26,8 @@ def run(command: Command) -> int:
     if command.flags.follow:
         raise ConfigError("--follow: needs --sweep ID; to follow a run, use `slipway logs --follow`")
     with open_session(command.options) as session:
+        for line in retry_deletions(session.context):
+            print(line, file=sys.stderr)
         document = gather_status(session)
     if command.flags.json:
         print(json.dumps(document, indent=1))

@@ -11,8 +11,11 @@ from urllib.parse import quote
 from controller.localcloud.apis.storage.blobs import Blobs
 from controller.localcloud.http.call import ApiCall, timestamp
 from controller.localcloud.http.errors import ApiError
+from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 
+_WRITE_OPERATIONS = 2.0
+"""Operations between two writes of one object: a second, where an operation takes half a second."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS objects (
     bucket TEXT, name TEXT, generation INTEGER, blob TEXT, body TEXT, PRIMARY KEY (bucket, name)
@@ -48,8 +51,9 @@ class StoredObject:
 class Objects:
     """Objects of all buckets, with one live generation each. `finalized` gets the name of every new object."""
 
-    def __init__(self, store: Store, blobs: Blobs, finalized: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, blobs: Blobs, finalized: Callable[[str], None], settings: Settings) -> None:
         self._store = store
+        self._settings = settings
         self._blobs = blobs
         self._on_finalized = finalized
         store.database.execute(_SCHEMA)
@@ -88,6 +92,7 @@ class Objects:
             with self._store.transaction():
                 old = self.find(bucket, name)
                 check_conditions(old, query)
+                self._check_rate(old)
                 body = self._describe(bucket, name, metadata)
                 self._store.database.execute(
                     "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?)",
@@ -100,6 +105,17 @@ class Objects:
         if old:
             self._blobs.delete(old.blob)
         return StoredObject(body, blob)
+
+    def _check_rate(self, old: StoredObject | None) -> None:
+        """Raise ApiError 429 if an object was written a moment ago: https://cloud.google.com/storage/quotas#objects."""
+        written = int(old.body["generation"]) / 1e6 if old else 0.0
+        if old and time.time() < written + self._settings.delay(_WRITE_OPERATIONS):
+            raise ApiError(
+                429,
+                f"The object {old.body['bucket']}/{old.body['name']} exceeded the rate limit for object mutation "
+                "operations (create, update, and delete). Please reduce your request rate. See "
+                "https://cloud.google.com/storage/docs/gcs429.",
+            )
 
     def patch(self, stored: StoredObject, change: Mapping[str, Any]) -> StoredObject:
         """Update metadata fields; null removes one."""

@@ -1,7 +1,7 @@
 """Cloud TPU v2: nodes (https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes)."""
 
 import time
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,24 +9,30 @@ from controller.localcloud.apis.catalog import AcceleratorType, Catalog
 from controller.localcloud.apis.disks import check_attached
 from controller.localcloud.apis.networks import Networks
 from controller.localcloud.apis.operations import Effect, Operations, PreviousDocument, as_longrunning
+from controller.localcloud.apis.quotas import Quotas
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import (
     PROJECT,
     PROJECT_NUMBER,
     ApiCall,
     Handler,
+    as_proto,
     check_project,
     paginate,
     timestamp,
+    with_number,
 )
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.iam.policies import is_visible
+from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 from controller.localcloud.vms.workers import EmulatedWorkers
 
 _PATCHABLE = ("description", "labels", "metadata", "tags")
 _PREFIX = "projects.locations."
 _TPU_PORT = 8470
+_IN_USE_OPERATIONS = 2.0
+"""Operations for which the network of a deleted node cannot be deleted."""
 
 
 @dataclass(eq=False)
@@ -39,6 +45,8 @@ class Nodes:
     catalog: Catalog
     workers: EmulatedWorkers
     faults: Faults
+    quotas: Quotas
+    settings: Settings
 
     def handlers(self) -> dict[str, Handler]:
         table: dict[str, Handler] = {
@@ -124,14 +132,23 @@ class Nodes:
             raise ApiError(400, f'Cloud TPU received a bad request. Runtime version "{runtime}" unknown: {choices}')
         return kind
 
+    def check_quota(self, location: str, wanted: Sequence[Mapping[str, Any]], tier: str) -> None:
+        """Raise ApiError 429 if the project has too few chips for these nodes in the zone."""
+        kinds = [self.accelerator(location, body) for body in wanted]
+        self.quotas.check_tpus(location.rpartition("/")[2], kinds, tier)
+
     async def provision(self, name: str) -> None:
         """Boot the VMs of a CREATING node; raise ApiError 429 if there is no capacity, leaving the node as it is."""
         node = self._find(name)
         zone = name.split("/")[3]
         if node["state"] == "READY":
             return  # done before the emulator was killed
-        if refusal := self.faults.creation_refusal("operation", zone, self.capacity_tier(node)):
+        if refusal := self.faults.creation_refusal(
+            "operation", zone, self.capacity_tier(node), node["acceleratorType"]
+        ):
             await refusal
+        if exhausted := self.quotas.exhausted_by(zone, node["id"]):
+            raise exhausted
         kind = self.catalog.types[node["acceleratorType"]]
         count, without_chip = self.faults.endpoint_count(kind.vms), self.faults.worker_without_chip()
         workers = await self.workers.boot(node["id"], count, kind, without_chip)
@@ -168,6 +185,9 @@ class Nodes:
             self.store.delete("node", name)
             self.store.delete("boot", name)
             self.store.delete("notice", node["id"])
+            self.networks.keep_in_use(
+                name, node["networkConfig"], time.time() + self.settings.delay(_IN_USE_OPERATIONS)
+            )
 
     async def preempt(self, uids: Collection[str]) -> None:
         """Preempt those of the nodes that are READY: their VMs go away; the nodes stay, PREEMPTED."""
@@ -178,7 +198,8 @@ class Nodes:
                 self.store.put("node", name, {**node, "state": "PREEMPTED"})
                 self.store.delete("boot", name)
                 if queued := self.store.get("queued", node.get("queuedResource", "")):
-                    self.store.put("queued", queued["name"], {**queued, "state": {"state": "SUSPENDED"}})
+                    self.store.put("queued", queued["name"], {**queued, "state": {"state": "SUSPENDING"}})
+                    self.operations.begin(name.rpartition("/nodes/")[0], "suspend", queued["name"], "queued.provision")
         for _, node in taken:
             await self.workers.halt(node["id"])
 
@@ -197,11 +218,11 @@ class Nodes:
 
     def _create(self, call: ApiCall) -> Document | Awaitable[Document]:
         location = self.location(call)
-        if refusal := self.faults.creation_refusal(
-            "request", location.rpartition("/")[2], self.capacity_tier(call.body)
-        ):
+        zone, tier = location.rpartition("/")[2], self.capacity_tier(call.body)
+        if refusal := self.faults.creation_refusal("request", zone, tier, call.body.get("acceleratorType", "")):
             return refusal
         self.check_account(call, call.body)
+        self.check_quota(location, [call.body], tier)
         node = self.add(location, call.required("nodeId"), call.body)
         return self._begin(call, "create", node["name"], "node.ready")
 
@@ -212,13 +233,13 @@ class Nodes:
         return as_longrunning(self.operations.begin(self.location(call), verb, name, effect, former))
 
     def _get(self, call: ApiCall) -> Document:
-        return self._find(self._name(call))
+        return render_node(self._find(self._name(call)))
 
     def _list(self, call: ApiCall) -> Document:
         location = self.location(call)
         everywhere = location.endswith("/-")
         nodes = self.store.items("node", location[:-1] if everywhere else f"{location}/nodes/")
-        return paginate(call, [node for _, node in nodes], "nodes")
+        return paginate(call, [render_node(node) for _, node in nodes], "nodes")
 
     def _delete(self, call: ApiCall) -> Document:
         name = self._name(call)
@@ -299,7 +320,11 @@ class Nodes:
         for worker in self.workers.workers_of_node(node["id"]):
             if not wanted or str(worker.index) in wanted:
                 items = self.workers.guest_attributes(worker)
-                attributes.append({"queryPath": "", "queryValue": {"items": items}})
+                attributes.append({"queryPath": "", "queryValue": {"items": items} if items else {}})
+        if not any(answer["queryValue"] for answer in attributes):  # as Compute answers before a VM has published any
+            raise ApiError(
+                404, f"The resource '{node['name']}/guestAttributes/' of type 'Guest Attribute' was not found."
+            )
         return {"guestAttributes": attributes}
 
     def _network_config(self, location: str, config: Mapping[str, Any]) -> Document:
@@ -312,6 +337,17 @@ class Nodes:
             "network": network,
             "subnetwork": subnetwork,
         }
+
+
+def render_node(node: Document) -> Document:
+    """Return a node as the API shows it, with project numbers in the names of other resources."""
+    shown = dict(node)
+    if config := node.get("networkConfig"):
+        names = {key: with_number(config[key]) for key in ("network", "subnetwork") if key in config}
+        shown["networkConfig"] = {**config, **names}
+    if "queuedResource" in node:
+        shown["queuedResource"] = with_number(node["queuedResource"])
+    return as_proto(shown)
 
 
 def _busy_error(name: str) -> ApiError:

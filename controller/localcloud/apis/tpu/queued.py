@@ -7,7 +7,7 @@ from typing import Any
 
 from controller.localcloud.apis.catalog import Catalog
 from controller.localcloud.apis.operations import Effect, Operations, as_longrunning
-from controller.localcloud.apis.tpu.nodes import Nodes
+from controller.localcloud.apis.tpu.nodes import Nodes, render_node
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http import internal_errors
 from controller.localcloud.http.call import (
@@ -15,9 +15,11 @@ from controller.localcloud.http.call import (
     PROJECT_NUMBER,
     ApiCall,
     Handler,
+    as_proto,
     check_project,
     paginate,
     timestamp,
+    with_number,
 )
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.settings import Settings
@@ -78,29 +80,42 @@ class QueuedResources:
             raise ApiError(400, "Invalid value: oneof field 'tier' is already set.")
         if call.body.get("provisioningModel") == "FLEX_START" and "runDuration" not in call.body:
             raise ApiError(400, "run_duration must be set with the FLEX_START provisioning model")
-        if refusal := self.faults.creation_refusal("request", location.rpartition("/")[2], _capacity_tier(call.body)):
+        wanted = [body for _, body in _requested_nodes({**call.body, "name": name})]
+        zone, tier = location.rpartition("/")[2], _capacity_tier(call.body)
+        if refusal := self.faults.creation_refusal("request", zone, tier, wanted[0].get("acceleratorType", "")):
             return refusal
+        self.nodes.check_quota(location, wanted, tier)
         queued = {**call.body, "name": name, "createTime": timestamp(time.time()), "state": _state_document("ACCEPTED")}
         self.store.put("queued", name, queued)
         self.operations.begin(location, "provision", name, "queued.provision")
         return as_longrunning(self.operations.begin(location, "create", name))
 
     async def _provision(self, name: str) -> float | None:
-        """Try to create all nodes; return a retry delay while there is no capacity and the request is valid."""
+        """Take a request one state further; return the seconds until its next state, or None after the last."""
         queued = self.store.get("queued", name)
-        if queued is None or queued["state"]["state"] in ("DELETING", "ACTIVE", "SUSPENDED"):
+        state = queued["state"]["state"] if queued else "DELETING"
+        if queued is None or state in ("DELETING", "ACTIVE", "SUSPENDED"):
             return None
+        if state == "SUSPENDING":
+            return self._end_suspension(queued)
+        if state == "PROVISIONING":
+            if time.time() < (self.store.get("queuedHold", name) or {}).get("until", 0.0):
+                return max(self.settings.operation_seconds, 0.05)
+            return await self._create_nodes(queued)
         if _is_expired(queued):
             self._fail(queued, ApiError(504, "The queued resource has expired", status="DEADLINE_EXCEEDED"))
             return None
         if end := self.faults.queued_failure():
-            state, message = end
-            if state == "FAILED":
-                self._fail(queued, ApiError(500, message))
-            else:
-                self.store.put("queued", name, {**queued, "state": _state_document(state)})
-            return None
-        self.store.put("queued", name, {**queued, "state": _state_document("PROVISIONING")})
+            state, message, seconds = end
+            if state != "PROVISIONING":
+                return self._suspend(queued, ApiError(500, message) if state == "FAILED" else None)
+            self.store.put("queuedHold", name, {"until": time.time() + seconds})
+        self._set_state(queued, "PROVISIONING")
+        return self.settings.delay(0.5)
+
+    async def _create_nodes(self, queued: Document) -> float | None:
+        """Create all nodes of a request; return a retry delay if there is no capacity."""
+        name = queued["name"]
         location = name.partition("/queuedResources/")[0]
         names = []
         try:
@@ -115,14 +130,30 @@ class QueuedResources:
             if not isinstance(refusal, ApiError):
                 self._fail(queued, internal_errors.internal_error(refusal))
                 raise
-            waiting = refusal.status == "RESOURCE_EXHAUSTED"
-            if not waiting or "Quota limit" in refusal.message:
-                self._fail(queued, refusal)
-                return None
-            self.store.put("queued", name, {**queued, "state": _state_document("WAITING_FOR_RESOURCES")})
+            waiting = refusal.status == "RESOURCE_EXHAUSTED" and "no more capacity" in refusal.message
+            if not waiting:
+                return self._suspend(queued, refusal)
+            self._set_state(queued, "WAITING_FOR_RESOURCES")
             return max(self.settings.operation_seconds, 0.05)
-        self.store.put("queued", name, {**queued, "state": _state_document("ACTIVE")})
+        self._set_state(queued, "ACTIVE")
         return None
+
+    def _suspend(self, queued: Document, why: ApiError | None) -> float:
+        """Start to take back a request that ends SUSPENDED, or FAILED if there is an error."""
+        self.store.put("queuedRefusal", queued["name"], why.rpc_status() if why else {})
+        self._set_state(queued, "SUSPENDING")
+        return self.settings.delay(0.5)
+
+    def _end_suspension(self, queued: Document) -> None:
+        why = self.store.get("queuedRefusal", queued["name"]) or {}
+        self.store.delete("queuedRefusal", queued["name"])
+        state = _state_document("FAILED" if why else "SUSPENDED")
+        if why:
+            state["failedData"] = {"error": {key: why[key] for key in ("code", "message")}}
+        self.store.put("queued", queued["name"], {**queued, "state": state})
+
+    def _set_state(self, queued: Document, state: str) -> None:
+        self.store.put("queued", queued["name"], {**queued, "state": _state_document(state)})
 
     def _fail(self, queued: Document, why: ApiError) -> None:
         """Mark a request as FAILED; it counts against the quota until it is deleted."""
@@ -138,17 +169,22 @@ class QueuedResources:
         return queued
 
     def _get(self, call: ApiCall) -> Document:
-        return self._find(call)
+        return _render_queued(self._find(call))
 
     def _list(self, call: ApiCall) -> Document:
         location = self.nodes.location(call)
         prefix = location[:-1] if location.endswith("/-") else f"{location}/queuedResources/"
-        return paginate(call, [queued for _, queued in self.store.items("queued", prefix)], "queuedResources")
+        found = [_render_queued(queued) for _, queued in self.store.items("queued", prefix)]
+        return paginate(call, found, "queuedResources")
 
     def _delete(self, call: ApiCall) -> Document:
         queued = self._find(call)
         name = queued["name"]
         live = self._live_nodes(name)
+        if queued["state"]["state"] == "PROVISIONING":  # not even with force; it may last for hours
+            raise ApiError(
+                400, "DeleteQueuedResource is not supported when state is PROVISIONING", status="FAILED_PRECONDITION"
+            )
         if live and not call.flag("force"):
             raise ApiError(
                 400,
@@ -166,7 +202,8 @@ class QueuedResources:
     async def _on_deleted(self, name: str) -> None:
         for node in self._live_nodes(name):
             await self.nodes.remove(node)
-        self.store.delete("queued", name)
+        for kind in ("queued", "queuedHold", "queuedRefusal"):
+            self.store.delete(kind, name)
 
     def _operation(self, call: ApiCall) -> Document:
         name = f"{self.nodes.location(call)}/operations/{call.path['operationsId']}"
@@ -177,8 +214,9 @@ class QueuedResources:
         return paginate(call, [self._render(operation) for operation in found], "operations")
 
     def _render(self, operation: Document) -> Document:
-        kind = "node" if "/nodes/" in operation["target"] else "queued"
-        return as_longrunning(operation, response=self.store.get(kind, operation["target"]))
+        kind, render = ("node", render_node) if "/nodes/" in operation["target"] else ("queued", _render_queued)
+        found = self.store.get(kind, operation["target"])
+        return as_longrunning(operation, response=render(found) if found else None)
 
     def _location(self, call: ApiCall) -> Document:
         name = self.nodes.location(call)
@@ -208,12 +246,22 @@ class QueuedResources:
 
     def _runtimes(self, call: ApiCall) -> list[Document]:
         location = self.nodes.location(call)
-        versions = sorted(self.catalog.runtime_versions)
+        versions = sorted(self.catalog.listed_runtime_versions)
         return [{"name": f"{location}/runtimeVersions/{version}", "version": version} for version in versions]
 
 
 def _state_document(state: str) -> Document:
-    return {"state": state, "stateInitiator": "SERVICE"}
+    data = {} if state == "WAITING_FOR_RESOURCES" else {f"{state.lower()}Data": {}}
+    return {"state": state, "stateInitiator": "SERVICE", **data}
+
+
+def _render_queued(queued: Document) -> Document:
+    """Return a request as the API shows it: https://cloud.google.com/tpu/docs/queued-resources has an example."""
+    specs = []
+    for spec in queued["tpu"]["nodeSpec"]:
+        node = {**render_node(spec.get("node", {})), "queuedResource": with_number(queued["name"])}
+        specs.append({**spec, "parent": with_number(spec.get("parent", "")), "node": node})
+    return as_proto({**queued, "tpu": {**queued["tpu"], "nodeSpec": specs}})
 
 
 def _find_named(items: list[Document], call: ApiCall, parameter: str) -> Document:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from controller.localcloud.apis.catalog import load_catalog
+from controller.localcloud.apis.networks import Networks
+from controller.localcloud.store import Store
 from tests.controller.localcloud.harness import COMPUTE, NODES, PROJECT, REGION, EmulatedCloud, wait_for
 
 GLOBAL, REGIONAL = f"{COMPUTE}/global", f"{COMPUTE}/regions/{REGION}"
@@ -77,9 +81,21 @@ def test_a_network_in_use_stays(cloud: EmulatedCloud) -> None:
     assert status == 400
     assert "nodes/user" in answer["error"]["message"]
     cloud.call_and_wait("DELETE", f"{NODES}/user")
-    cloud.call_and_wait("DELETE", f"{REGIONAL}/subnetworks/used")
+    wait_for(lambda: cloud.call("DELETE", f"{REGIONAL}/subnetworks/used")[0] == 200, "it is in use no more")
+    wait_for(lambda: cloud.call("GET", f"{REGIONAL}/subnetworks/used")[0] == 404, "its end")
     cloud.call_and_wait("DELETE", f"{GLOBAL}/firewalls/used-ssh")
     cloud.call_and_wait("DELETE", f"{GLOBAL}/networks/used")
+
+
+def test_the_network_of_a_deleted_node_is_in_use_a_while_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: now[0])
+    now, networks = [100.0], Networks(Store(tmp_path / "state.db"), load_catalog())
+    networks.keep_in_use("gone", {"network": "n", "subnetwork": "s"}, until=101.0)
+    assert networks.dependents("n") == networks.dependents("s") == ["gone"]
+    now[0] = 101.0
+    assert networks.dependents("n") == []
 
 
 @pytest.mark.parametrize(
@@ -132,14 +148,15 @@ def test_lists_are_filtered_and_paged(cloud: EmulatedCloud) -> None:
 
 def test_services_are_enabled(cloud: EmulatedCloud) -> None:
     usage = f"serviceusage/v1/{PROJECT}/services"
-    assert cloud.call_ok("GET", f"{usage}/tpu.googleapis.com")["state"] == "DISABLED"
-    operation = cloud.call_ok("POST", f"{usage}:batchEnable", {"serviceIds": ["tpu.googleapis.com"]})
+    assert cloud.call_ok("GET", f"{usage}/artifactregistry.googleapis.com")["state"] == "DISABLED"
+    operation = cloud.call_ok("POST", f"{usage}:batchEnable", {"serviceIds": ["artifactregistry.googleapis.com"]})
     assert operation["name"].startswith("operations/")
     assert cloud.call_ok("GET", f"serviceusage/v1/{operation['name']}")["metadata"]["verb"] == "enable"
-    cloud.call_ok("POST", f"{usage}/compute.googleapis.com:enable", {})
+    cloud.call_ok("POST", f"{usage}/oslogin.googleapis.com:disable", {})
     enabled = cloud.call_ok("GET", f"{usage}?filter=state:ENABLED")["services"]
-    assert [service["config"]["name"] for service in enabled] == ["compute.googleapis.com", "tpu.googleapis.com"]
-    names = [f"{PROJECT}/services/{name}.googleapis.com" for name in ("tpu", "iam")]
+    names = {service["config"]["name"] for service in enabled}
+    assert {"artifactregistry.googleapis.com", "storage.googleapis.com", "tpu.googleapis.com"} <= names
+    names = [f"{PROJECT}/services/{name}.googleapis.com" for name in ("tpu", "oslogin")]
     got = cloud.call_ok("GET", f"{usage}:batchGet?names={names[0]}&names={names[1]}")["services"]
     assert [service["state"] for service in got] == ["ENABLED", "DISABLED"]
     assert cloud.call("POST", f"{usage}/tpus.googleapis.com:enable", {})[0] == 403

@@ -10,7 +10,7 @@ from typing import Any
 import asyncssh
 import pytest
 
-from controller.localcloud.vms.sessions import authorized_keys
+from controller.localcloud.vms.sessions import MAX_SESSIONS, authorized_keys, is_dropped
 from tests.controller.localcloud.harness import COMPUTE, NODES, EmulatedCloud, is_alive, wait_for
 
 
@@ -194,6 +194,30 @@ def test_ssh_follows_the_firewall(cloud: EmulatedCloud) -> None:
     wait_for(lambda: not refused(cloud, node), "SSH is admitted")
     cloud.call_and_wait("PATCH", f"{COMPUTE}/global/firewalls/closed-ssh", {"disabled": True})
     wait_for(lambda: refused(cloud, node), "SSH is closed again")
+
+
+def test_a_connection_has_as_many_sessions_as_sshd_allows(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
+    async def attempts() -> list[str]:
+        connection = await cloud.connect(pod)
+        async with connection:
+            found = await asyncio.gather(
+                *(connection.create_process("sleep 100") for _ in range(MAX_SESSIONS + 2)), return_exceptions=True
+            )
+            kinds = [type(one).__name__ for one in found]
+            for one in found:
+                if isinstance(one, asyncssh.SSHClientProcess):
+                    one.close()
+        return kinds
+
+    assert sorted(asyncio.run(attempts())) == ["ChannelOpenError"] * 2 + ["SSHClientProcess"] * MAX_SESSIONS
+
+
+@pytest.mark.parametrize(
+    ("startups", "draw", "dropped"),
+    [(9, 0.0, False), (10, 0.29, True), (10, 0.31, False), (55, 0.64, True), (55, 0.66, False), (100, 0.999, True)],
+)
+def test_sshd_drops_some_of_many_logins_at_once(startups: int, draw: float, dropped: bool) -> None:
+    assert is_dropped(startups, draw) is dropped
 
 
 def test_peers_follow_the_firewall(cloud: EmulatedCloud) -> None:

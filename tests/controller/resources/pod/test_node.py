@@ -37,7 +37,7 @@ def test_a_preempted_pod_is_replaced(project: EmulatedProject, way: str) -> None
     made = pod(project, f"tpu.provisioner={way}")
     first = made.up()
     project.inject_fault(kind="preempted", after_seconds=0)
-    wait_for(lambda: made.observe().status.state == "PREEMPTED", "the preemption")
+    wait_for(lambda: first.pod_seen(project.context).state == "PREEMPTED", "the preemption")  # after SUSPENDING
     assert first.pod_seen(project.context).state == "PREEMPTED"
     second = made.up()
     assert second.status.uid != first.status.uid
@@ -91,9 +91,9 @@ def test_a_field_that_google_leaves_out_is_as_requested(project: EmulatedProject
     full = answer(made)["networkConfig"]
     for changes in (
         {"runtimeVersion": None},
-        {"networkConfig": {"enableExternalIps": full["enableExternalIps"]}},
+        {"networkConfig": {"enableExternalIps": False}},
         {"networkConfig": None, "networkConfigs": [full]},
-        {"networkConfig": full | {"network": full["network"].replace("slipway-local", "314159265358")}},
+        {"networkConfig": full | {"network": full["network"].replace("314159265358", "slipway-local")}},
     ):
         assert not made.node.diff(replace(node, status=parse_node(answer(made, **changes)))), changes
     assert parse_node(answer(made, networkConfig=None, networkConfigs=[])).spec.network == ""

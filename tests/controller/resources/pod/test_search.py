@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from controller.core.clock import InterruptedSleepError
@@ -109,6 +111,25 @@ def test_a_quota_rules_its_place_out(project: EmulatedProject) -> None:
     project.inject_fault(kind="stockout", zone=B, times=1, at="request")
     assert made.up().place.zone == B
     assert made.asked() == [f"{A} spot", f"{B} spot", f"{B} spot"]
+    made.down()
+
+
+@pytest.mark.parametrize(
+    ("spec", "asked"),
+    [
+        ({"kind": "type_denied", "capacity": "on_demand", "accelerator_type": "v5litepod-8"}, ["on_demand", "spot"]),
+        ({"kind": "no_reservation", "capacity": "on_demand"}, ["on_demand", "spot"]),
+        ({"kind": "internal"}, ["on_demand", "spot"]),
+        ({"kind": "type_denied", "accelerator_type": "v6e-8", "times": 9}, ["on_demand"]),
+    ],
+)
+def test_a_refusal_in_the_words_of_field_reports_is_of_its_place(
+    project: EmulatedProject, spec: dict[str, Any], asked: list[str]
+) -> None:
+    made = pod(project, "tpu.provisioner=node", "tpu.capacity=[on_demand,spot]")
+    project.inject_fault(**spec)
+    assert made.up().place.capacity == asked[-1]
+    assert made.asked() == [f"{A} {tier}" for tier in asked]
     made.down()
 
 

@@ -22,7 +22,9 @@ REGIONAL = f"{COMPUTE}/regions/{REGION}"
 def cloud(slipway: SlipwayCli) -> EmulatedCloud:
     """The emulated cloud of these tests by hand."""
     slipway.cloud()
-    return EmulatedCloud(slipway.home / "localcloud")
+    found = EmulatedCloud(slipway.home / "localcloud")
+    found.establish()
+    return found
 
 
 def state(slipway: SlipwayCli) -> dict[str, Any]:
@@ -151,7 +153,11 @@ def test_what_something_else_uses_is_refused_by_name(
     assert made["compute"]
     zone, network = f"{REGION}-a", f"{PROJECT}/global/networks/slipway"
     subnet = f"{PROJECT}/regions/{REGION}/subnetworks/slipway-{REGION}"
-    instance = {"name": "their-vm", "networkInterfaces": [{"network": network, "subnetwork": subnet}]}
+    instance = {
+        "name": "their-vm",
+        "machineType": "e2-small",
+        "networkInterfaces": [{"network": network, "subnetwork": subnet}],
+    }
     cloud.call_and_wait("POST", f"{COMPUTE}/zones/{zone}/instances", instance)
     rule = {"name": "their-rule", "network": network, "allowed": [{"IPProtocol": "tcp", "ports": ["8888"]}]}
     cloud.call_and_wait("POST", f"{GLOBAL}/firewalls", rule)

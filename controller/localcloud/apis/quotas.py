@@ -1,0 +1,148 @@
+"""Quotas of the project: Compute's by region and the TPU API's by zone. What the checks read is what is enforced.
+
+Words of the refusals: field reports, e.g. https://github.com/AI-Hypercomputer/xpk/issues.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from controller.localcloud.apis.catalog import AcceleratorType, Catalog
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
+from controller.localcloud.http.errors import ApiError
+from controller.localcloud.store import Document, Store
+
+COMPUTE_LIMITS = {"INSTANCES": 8, "IN_USE_ADDRESSES": 4}
+"""Limits of a new project in each region."""
+TPU_LIMIT = 4096
+"""Chips in each zone. A real project has none until it asks; an emulated one that has none would be of no use."""
+_SERVING_CHIPS = 8
+"""v5e slices of up to so many chips draw on the serving quota: https://cloud.google.com/tpu/docs/v5e."""
+_METRICS = {
+    "v2": ("tpu-v2s", "TPUV2s{tier}"),
+    "v3": ("tpu-v3s", "TPUV3s{tier}"),
+    "v4": ("tpu-v4s", "TPUV4s{tier}Pod"),
+    "v5e": ("tpu-v5s-litepod", "TPUV5s{tier}Litepod"),
+    "v5e serving": ("tpu-v5s-litepod-serving", "TPUV5s{tier}LitepodServing"),
+    "v5p": ("tpu-v5p", "TPUV5P{tier}"),
+    "v6e": ("tpu-v6e", "TPUV6E{tier}"),
+}
+"""Metric of a generation without its prefix and suffix, and the name by which a refusal calls its limit."""
+
+
+def metric_names() -> list[str]:
+    """Return the names of all TPU metrics, without `tpu.googleapis.com/`."""
+    return [f"{name}{suffix}" for name, _ in _METRICS.values() for suffix in ("", "-preemptible")]
+
+
+def check_limits(limits: object) -> None:
+    """Raise ApiError 400 unless these are limits by the name of a quota."""
+    known = [*COMPUTE_LIMITS, *metric_names()]
+    if not isinstance(limits, Mapping) or not set(limits) <= set(known):
+        raise ApiError(400, f"quotas must be limits by name; known: {', '.join(known)}")
+    for name, limit in limits.items():
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+            raise ApiError(400, f"quotas: {name} must be a whole number of at least 0, not {limit!r}")
+
+
+@dataclass(frozen=True)
+class Quotas:
+    """Limits and use of every quota; `overrides` returns the limits that differ from those above."""
+
+    store: Store
+    catalog: Catalog
+    overrides: Callable[[], Mapping[str, int]]
+
+    def _limit(self, name: str) -> int:
+        return self.overrides().get(name, COMPUTE_LIMITS.get(name, TPU_LIMIT))
+
+    # Compute Engine
+
+    def compute_quotas(self, region: str) -> list[Document]:
+        """Return `quotas` of a region as `regions.get` shows them."""
+        usage = self._compute_usage(region)
+        return [
+            {"metric": name, "limit": float(self._limit(name)), "usage": float(used)} for name, used in usage.items()
+        ]
+
+    def check_instance(self, zone: str, instance: Mapping[str, Any]) -> None:
+        """Raise ApiError 403 if the region has no room for another instance."""
+        region = zone.rpartition("-")[0]
+        wanted = {"INSTANCES": 1, "IN_USE_ADDRESSES": _external_addresses(instance)}
+        for name, used in self._compute_usage(region).items():
+            if wanted[name] and used + wanted[name] > self._limit(name):
+                message = f"Quota '{name}' exceeded.  Limit: {float(self._limit(name))} in region {region}."
+                raise ApiError(403, message, reason="quotaExceeded")
+
+    def exhausted_by(self, zone: str, uid: str) -> ApiError | None:
+        """Return the error of a TPU node whose VMs do not fit the region; the node itself is stored already."""
+        used = self._compute_usage(zone.rpartition("-")[0], last=uid)
+        for name in ("IN_USE_ADDRESSES", "INSTANCES"):
+            if used[name] > self._limit(name):
+                message = f"You have reached {name} limit. Please request an increase of the limit. [EID: 0x{uid}]"
+                return ApiError(429, message)
+        return None
+
+    def _compute_usage(self, region: str, last: str = "") -> dict[str, int]:
+        """Return what instances and TPU VMs use in a region, without nodes made after the node `last`."""
+        used = dict.fromkeys(COMPUTE_LIMITS, 0)
+        for path, item in self.store.items("compute", f"projects/{PROJECT}/zones/{region}-"):
+            if "/instances/" in path:
+                used["INSTANCES"] += 1
+                used["IN_USE_ADDRESSES"] += _external_addresses(item)
+        for _, node in self.store.items("node", f"projects/{PROJECT}/locations/{region}-"):
+            if node["state"] in ("PREEMPTED", "STOPPED") or (last and int(node["id"]) > int(last)):
+                continue  # it has no VMs
+            vms = self.catalog.types[node["acceleratorType"]].vms
+            used["INSTANCES"] += vms
+            used["IN_USE_ADDRESSES"] += vms if node["networkConfig"].get("enableExternalIps") else 0
+        return used
+
+    # TPUs
+
+    def check_tpus(self, zone: str, kinds: Sequence[AcceleratorType], tier: str) -> None:
+        """Raise ApiError 429 if the zone has too little quota for more nodes of these types in that tier."""
+        preemptible = tier in ("spot", "preemptible")
+        for kind in dict.fromkeys(kinds):
+            metric, label = _METRICS.get(_quota_of(kind), ("", ""))
+            name = f"{metric}-preemptible" if preemptible else metric
+            used = sum(one.slice_chips for one in kinds if _quota_of(one) == _quota_of(kind))
+            for _, node in self.store.items("node", f"projects/{PROJECT}/locations/{zone}/"):
+                other = self.catalog.types[node["acceleratorType"]]
+                if _quota_of(other) == _quota_of(kind) and _is_preemptible(node) == preemptible:
+                    used += other.slice_chips
+            if metric and tier in ("on_demand", "spot", "preemptible") and used > self._limit(name):
+                limit = f"{label.format(tier='Preemptible' if preemptible else '')}PerProjectPerZoneForTPUAPI"
+                message = f"Quota limit '{limit}' has been exceeded. Limit: {self._limit(name)} in zone {zone}."
+                raise ApiError(429, message)
+
+    def tpu_metrics(self) -> list[Document]:
+        """Return the metrics of the TPU API as `consumerQuotaMetrics.list` of serviceusage v1beta1 shows them."""
+        return [
+            self._metric(f"{name}{suffix}", sorted(self.catalog.zones_of[quota.partition(" ")[0]]))
+            for quota, (name, _) in _METRICS.items()
+            for suffix in ("", "-preemptible")
+        ]
+
+    def _metric(self, short: str, zones: list[str]) -> Document:
+        metric, unit = f"tpu.googleapis.com/{short}", "1/{project}/{zone}"
+        buckets: list[dict[str, Any]] = [{"effectiveLimit": "0", "defaultLimit": "0"}]
+        limit = str(self._limit(short))
+        buckets += [{"effectiveLimit": limit, "defaultLimit": "0", "dimensions": {"zone": zone}} for zone in zones]
+        parent = f"projects/{PROJECT_NUMBER}/services/tpu.googleapis.com/consumerQuotaMetrics"
+        name = f"{parent}/{metric.replace('/', '%2F')}"
+        one = {"name": f"{name}/limits/%2Fproject%2Fzone", "metric": metric, "unit": unit, "quotaBuckets": buckets}
+        return {"name": name, "metric": metric, "unit": unit, "consumerQuotaLimits": [one]}
+
+
+def _quota_of(kind: AcceleratorType) -> str:
+    return "v5e serving" if kind.generation == "v5e" and kind.slice_chips <= _SERVING_CHIPS else kind.generation
+
+
+def _is_preemptible(node: Mapping[str, Any]) -> bool:
+    scheduling = node.get("schedulingConfig") or {}
+    return bool(scheduling.get("spot") or scheduling.get("preemptible"))
+
+
+def _external_addresses(instance: Mapping[str, Any]) -> int:
+    return sum(len(card.get("accessConfigs") or ()) for card in instance.get("networkInterfaces") or ())

@@ -1,0 +1,102 @@
+"""The quotas that the checks read are those that are enforced, in Google's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.localcloud.apis.catalog import load_catalog
+from controller.localcloud.apis.quotas import Quotas, metric_names
+from controller.localcloud.http.errors import ApiError
+from controller.localcloud.store import Store
+from controller.resources.pod.refusals import classify
+from tests.controller.localcloud.harness import COMPUTE, NODES, PROJECT, REGION, ZONE, EmulatedCloud, wait_for
+
+CATALOG = load_catalog()
+
+
+@pytest.fixture(scope="module")
+def net(cloud: EmulatedCloud) -> str:
+    cloud.create_network("quotas")
+    return "quotas"
+
+
+@pytest.fixture
+def limits(cloud: EmulatedCloud) -> Iterator[Any]:
+    before = cloud.call_ok("GET", "emulator/settings")["quotas"]
+    yield lambda **named: cloud.call_ok("POST", "emulator/settings", {"quotas": {**before, **named}})
+    cloud.call_ok("POST", "emulator/settings", {"quotas": before})
+
+
+def quotas(tmp_path: Path, **limits: int) -> Quotas:
+    return Quotas(Store(tmp_path / "state.db"), CATALOG, lambda: {k.replace("_", "-"): v for k, v in limits.items()})
+
+
+def refusal(quotas: Quotas, kinds: list[str], tier: str) -> str:
+    try:
+        quotas.check_tpus(ZONE, [CATALOG.types[kind] for kind in kinds], tier)
+    except ApiError as error:
+        return (
+            error.message if (error.code, classify(error.status, error.message)) == (429, "quota") else str(error.code)
+        )
+    return ""
+
+
+def test_small_slices_of_v5e_draw_on_the_serving_quota(tmp_path: Path) -> None:
+    mine = quotas(tmp_path, tpu_v5s_litepod=16, tpu_v5s_litepod_serving=4)
+    assert refusal(mine, ["v5litepod-16"], "on_demand") == ""
+    assert refusal(mine, ["v5litepod-4"], "on_demand") == ""
+    words = f"Quota limit 'TPUV5sLitepodServingPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 4 in zone {ZONE}."
+    assert refusal(mine, ["v5litepod-8"], "on_demand") == words
+    assert refusal(mine, ["v5litepod-4"] * 2, "on_demand") == words
+    assert refusal(mine, ["v5litepod-8"], "spot") == ""
+    spot = quotas(tmp_path, tpu_v6e_preemptible=0)
+    assert "TPUV6EPreemptiblePerProject" in refusal(spot, ["v6e-1"], "preemptible")
+
+
+def test_a_project_lists_what_is_enforced(tmp_path: Path) -> None:
+    listed = {one["metric"]: one for one in quotas(tmp_path, tpu_v4s_preemptible=32).tpu_metrics()}
+    assert [name.partition("/")[2] for name in listed] == metric_names()
+    [limit] = listed["tpu.googleapis.com/tpu-v4s-preemptible"]["consumerQuotaLimits"]
+    assert {b["dimensions"]["zone"]: b["effectiveLimit"] for b in limit["quotaBuckets"][1:]} == {"us-central2-b": "32"}
+
+
+def test_a_node_without_addresses_left_fails(cloud: EmulatedCloud, net: str, limits: Any) -> None:
+    limits(IN_USE_ADDRESSES=3)
+    body = cloud.node_body(net, "v5litepod-16")
+    body["networkConfig"]["enableExternalIps"] = True
+    error = cloud.call_and_wait("POST", f"{NODES}?nodeId=outside", body)["error"]
+    assert (error["code"], error["message"][:40]) == (8, "You have reached IN_USE_ADDRESSES limit.")
+    assert classify("RESOURCE_EXHAUSTED", error["message"]) == "compute_quota"
+    region = cloud.call_ok("GET", f"{COMPUTE}/regions/{REGION}")
+    assert {"metric": "IN_USE_ADDRESSES", "limit": 3.0, "usage": 0.0} in region["quotas"]
+
+
+def test_a_request_without_instances_left_is_suspended_and_fails(cloud: EmulatedCloud, net: str, limits: Any) -> None:
+    limits(INSTANCES=3)
+    queued = f"tpu/v2/{PROJECT}/locations/{ZONE}/queuedResources"
+    node = {"nodeId": "large", "node": cloud.node_body(net, "v5litepod-16")}
+    states: list[str] = []
+
+    def failed() -> dict[str, Any]:
+        state = cloud.call_ok("GET", f"{queued}/large")["state"]
+        states.append(state["state"])
+        return state.get("failedData", {})
+
+    cloud.call_ok("POST", f"{queued}?queuedResourceId=large", {"tpu": {"nodeSpec": [node]}})
+    assert wait_for(failed, "the failure")["error"]["message"].startswith("You have reached INSTANCES limit.")
+    assert set(states) <= {"ACCEPTED", "PROVISIONING", "SUSPENDING", "FAILED"}
+    body = {"name": "vm", "machineType": "zones/z/machineTypes/e2-small", "networkInterfaces": [{"network": net}]}
+    limits(INSTANCES=0)
+    status, answer = cloud.call("POST", f"{COMPUTE}/zones/{ZONE}/instances", body)
+    assert (status, answer["error"]["errors"][0]["reason"]) == (403, "quotaExceeded")
+    assert answer["error"]["message"] == f"Quota 'INSTANCES' exceeded.  Limit: 0.0 in region {REGION}."
+
+
+def test_a_zone_has_its_own_machine_types(cloud: EmulatedCloud, net: str) -> None:
+    body = {"name": "vm", "machineType": "zones/us-central2-b/machineTypes/e2-small"}
+    status, answer = cloud.call("POST", f"{COMPUTE}/zones/us-central2-b/instances", body)
+    assert (status, answer["error"]["message"]) == (400, "Invalid machine type e2-small in zone us-central2-b.")
