@@ -14,9 +14,12 @@ from controller.resources.network.base import ComputeResource
 from controller.resources.project.services import Services
 from tests.controller.gcloud.conftest import GcloudShell
 from tests.controller.gcloud.project import desired_resources, make_context, planned_actions
+from tests.controller.localcloud.harness import APIS as OTHERS
 from tests.controller.localcloud.harness import REGION, ZONE, EmulatedCloud
 
 APIS = next(tuple(sorted(r.apis)) for r in desired_resources() if isinstance(r, Services))
+ENABLED = sorted({*APIS, "monitoring.googleapis.com", *(f"{api}.googleapis.com" for api in OTHERS.split())})
+"""What the controller enables, what the tests have enabled before, and one that Google enables."""
 OURS = "made by slipway"
 HERE = f"slipway-{REGION}"
 BUCKET = f"slipway-local-slipway-{REGION}"
@@ -102,7 +105,7 @@ DESCRIBED: dict[str, Any] = {
         "spot": {},
         "tpu": {"nodeSpec": [{"nodeId": "pod", "node": NODE}]},
     },
-    "services list --enabled": [{"config": {"name": api}} for api in APIS],
+    "services list --enabled": [{"config": {"name": api}} for api in ENABLED],
 }  # fmt: skip
 
 

@@ -208,6 +208,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, An
     cloud.start("--operation-seconds=0")
     for api in ("tpu", "compute", "storage"):  # which the recorded command enables
         cloud.call_ok("POST", f"serviceusage/v1/{PROJECT}/services/{api}.googleapis.com:disable", {})
+    told = len(cloud.request_log())
     context = make_context(cloud, folder)
     for overrides in ([*MINE, *SPOT], ON_DEMAND_POD, QUEUED_POD):
         resources = desired_resources(*overrides)
@@ -220,7 +221,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, An
     reconcile([machine], context)
     machine.serial_output(context)
     destroy([machine], context)
-    yield cloud.request_log()
+    yield cloud.request_log()[told:]
     context.close()
     run_localcloud("wipe", cloud.state)
 
