@@ -27,6 +27,7 @@ from controller.cloud.emulator import run_emulator_verb, state_folder
 from controller.plan.build import build_plan
 from controller.reconcile.reconciler import reconcile
 
+QUOTA = "cloud.quotas={INSTANCES: 200}"
 ECHO = 'program.command=[sh,-c,"echo hello"]'
 
 
@@ -42,7 +43,7 @@ def main() -> None:
         (repository / "hello.txt").write_text("hello\n")
         os.chdir(repository)
         os.environ["SLIPWAY_HOME"] = str(home)
-        words = ["cloud=local", "program=command", "env.packages=none", "cleanup.on_success=keep", ECHO]
+        words = ["cloud=local", "program=command", "env.packages=none", "cleanup.on_success=keep", QUOTA, ECHO]
         words.append(f"tpu.accelerator_type={options.type}")
         try:
             measure(words, options)

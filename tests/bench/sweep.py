@@ -45,7 +45,13 @@ def measure(runs: int, pods: int) -> dict[str, Any]:
         home, here = Path(folder) / "home", Path(folder) / "repository"
         here.mkdir()
         (here / "a.txt").write_text("a\n")
-        words = ["cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0"]
+        words = [
+            "cloud=local",
+            "program=command",
+            "env.packages=image",
+            "cloud.operation_seconds=0",
+            "cloud.quotas={INSTANCES: 200}",
+        ]
         words += ["tpu.accelerator_type=v5litepod-1", 'program.command=["true"]', f"sweep.pods={pods}"]
         argv = [sys.executable, "-m", "controller", "-m", "--json", *words, f"run.seed=range(0,{runs})"]
         environment = {**os.environ, "SLIPWAY_HOME": str(home)}
