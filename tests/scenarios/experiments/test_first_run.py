@@ -84,7 +84,8 @@ def test_the_first_run_is_what_the_page_says(folder: Path, capsys: pytest.Captur
             printed = permissions_printed(as_played(line), capsys)
         out, err = capsys.readouterr()
         assert code == 0, f"slipway {line}\n{out}{err}"
-        said[line.split()[0] + (" --all" if "--all" in line else "")] = out
+        flag = next((f" {word}" for word in line.split() if word in ("--all", "--permissions")), "")
+        said[line.split()[0] + flag] = out
     assert len(LINES) == 11
     assert (folder / "slipway" / "cloud" / "mine.yaml").exists()
     assert "+ create" in said["plan"]
