@@ -32,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
     # No test asks the real Hugging Face Hub; those of its check start their own.
     os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    # On a Google VM, its own credentials would be found.
+    os.environ["NO_GCE_CHECK"] = "true"
     # Programs that the tests start keep their bytecode, as they do for users.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False

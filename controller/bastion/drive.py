@@ -15,10 +15,11 @@ from controller.cloud.connect import POLL_SECONDS, make_context
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.formats import load
-from controller.gcp.client import GoogleClient
+from controller.gcp.client import ForbiddenError, GoogleClient, GoogleError
 from controller.gcp.credentials import SCOPES
 from controller.plan.build import Plan
 from controller.records.restore import plan_from_record
+from controller.resources.bastion.boot import TRY_AGAIN
 from controller.resources.bastion.vm import Bastion, BastionRoles, SlipwayPackage
 from controller.resources.project.services import Services
 from controller.run.drive import drive as drive_run
@@ -32,8 +33,18 @@ def main() -> int:
         drive(load(sys.stdin.read(), "the bastion's orders"))
     except SlipwayError as error:
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return TRY_AGAIN if may_pass(error) else error.exit_code
     return 0
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether Google's refusal or silence is the cause: fresh roles, or a metadata server that was away."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    return any(isinstance(e, GoogleError) and (isinstance(e, ForbiddenError) or e.is_transient) for e in chain)
 
 
 def drive(orders: dict[str, Any]) -> None:

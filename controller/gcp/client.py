@@ -38,6 +38,8 @@ VERSIONS = {
 }
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 ATTEMPTS = 6
+WAIT_TIMEOUT_SECONDS = 150.0
+"""Timeout of `operations.wait`, which Compute Engine answers within two minutes; other requests have 60 s."""
 PERMANENT_ERROR = re.compile(r"quota limit|quota '[^']*' exhausted|no more capacity", re.IGNORECASE)
 """Messages of a 429 that no retry will change. The caller decides what to do."""
 RECORDED_PARAMETERS = frozenset(
@@ -307,6 +309,15 @@ class GoogleClient:
         import google_auth_httplib2
         from googleapiclient.http import build_http  # a plain Http takes the 308 of a resumable upload for a redirect
 
+        if method_id.endswith("Operations.wait"):  # the only request that Google answers minutes later
+            patient = build_http()
+            patient.timeout = WAIT_TIMEOUT_SECONDS
+            http = google_auth_httplib2.AuthorizedHttp(self._credentials, patient)
+            try:
+                yield self.wrap_connection(http, method_id)
+            finally:
+                http.close()
+            return
         with self._lock:
             http = self._idle_connections.pop() if self._idle_connections else None
         http = http or google_auth_httplib2.AuthorizedHttp(self._credentials, build_http())

@@ -1,4 +1,4 @@
-"""Default credentials and project, read from files and the environment, without probing a metadata server."""
+"""Default credentials and project, read from files and the environment; only Google's own VMs ask a metadata server."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ NO_QUOTA_PROJECT = (
     "See https://cloud.google.com/docs/authentication/adc-troubleshooting/user-creds"
 )
 
+PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
@@ -35,7 +36,7 @@ def application_default_credentials(quota_project: str | None = None) -> Credent
     named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     file = Path(named) if named else _gcloud_folder() / "application_default_credentials.json"
     if not file.is_file():
-        return None
+        return _metadata_credentials() if named is None else None
     import warnings
 
     import google.auth
@@ -51,6 +52,25 @@ def application_default_credentials(quota_project: str | None = None) -> Credent
     return credentials
 
 
+def _metadata_credentials() -> Credentials | None:
+    """Return the credentials of this VM or Cloud Shell, or None on any other machine.
+
+    A file of the firmware tells the machines apart, so that no metadata server is waited for elsewhere:
+    https://cloud.google.com/compute/docs/instances/detect-compute-engine
+    """
+    if os.environ.get("NO_GCE_CHECK", "").lower() == "true":  # google-auth's own switch
+        return None
+    try:
+        is_google = PRODUCT_NAME.read_text().startswith("Google")
+    except OSError:
+        is_google = False
+    if not (is_google or os.environ.get("CLOUD_SHELL")):
+        return None
+    from google.auth import compute_engine
+
+    return compute_engine.Credentials(scopes=list(SCOPES))
+
+
 def default_project() -> str | None:
     """Return the project from the environment or gcloud's active configuration, or None."""
     for variable in ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"):
@@ -58,7 +78,9 @@ def default_project() -> str | None:
             return os.environ[variable]
     folder = _gcloud_folder()
     active = folder / "active_config"
-    name = active.read_text().strip() if active.is_file() else "default"
+    name = os.environ.get("CLOUDSDK_ACTIVE_CONFIG_NAME") or (
+        active.read_text().strip() if active.is_file() else "default"
+    )
     parser = configparser.ConfigParser(interpolation=None)
     parser.read(folder / "configurations" / f"config_{name}")
     return parser.get("core", "project", fallback=None)

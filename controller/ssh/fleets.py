@@ -17,6 +17,7 @@ class SshTarget:
         uid: identifies this incarnation.
         zone: zone of the node.
         network: name or URL of its network.
+        tags: network tags of its VMs, which firewall rules may aim at.
         addresses: internal and external address of each worker.
     """
 
@@ -25,6 +26,7 @@ class SshTarget:
     uid: str
     zone: str
     network: str
+    tags: tuple[str, ...]
     addresses: tuple[tuple[str, str | None], ...]
 
 

@@ -7,10 +7,13 @@ from typing import Any
 
 from controller.core.clock import Clock
 from controller.core.errors import SlipwayError
-from controller.gcp.client import GoogleClient, NotFoundError
+from controller.gcp.client import ConflictError, GoogleClient, NotFoundError
 from controller.gcp.operations import wait_rpc
 from controller.gcp.os_login import OsLogin
 from controller.ssh.client_key import public_key_line
+
+CONFLICT_SECONDS = 120.0
+"""How long a node may be busy with another change before our key cannot be added."""
 
 
 @dataclass
@@ -76,6 +79,18 @@ class Login:
         if self.uses_os_login:
             self._os_login.add_key(self._public_key)
             return
+        late = self.clock.deadline(CONFLICT_SECONDS)
+        while not self.is_authorized(node):
+            try:
+                self._add_key(node)
+            except ConflictError:  # another client changes the node at this moment, maybe for a key too
+                if late():
+                    raise
+                self.clock.sleep(self.poll_seconds)
+            else:
+                return
+
+    def _add_key(self, node: str) -> None:
         metadata = self._metadata(node)
         lines = [*metadata.get("ssh-keys", "").splitlines(), self.key_line()]
         body = {"metadata": metadata | {"ssh-keys": "\n".join(filter(None, lines))}}

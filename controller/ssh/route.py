@@ -84,7 +84,7 @@ class PodConnector:
         if self.config.ssh.method != "auto":
             return self.config.ssh.method
         external = bool(pod.addresses) and all(external for _, external in pod.addresses)
-        return choose_route(self._rules(pod.network), external=external, laptop=self.find_public_ip)
+        return choose_route(self._rules(pod.network), external=external, laptop=self.find_public_ip, tags=pod.tags)
 
     def _rules(self, network: str) -> list[Rule]:
         """Return the firewall rules of a network, or those of the config if the caller may not list them."""
@@ -92,7 +92,7 @@ class PodConnector:
             rules = list(self.google.list_all("compute", "firewalls.list", "items", project=self.login.project))
         except ForbiddenError:
             ranges = list(self.config.network.all_ssh_source_ranges)
-            return [{"allowed": [{"IPProtocol": "tcp", "ports": ["22"]}], "sourceRanges": ranges, "targetTags": [TAG]}]
+            return [{"allowed": [{"IPProtocol": "tcp", "ports": ["22"]}], "sourceRanges": ranges}]
         return [rule for rule in rules if leaf(rule.get("network", "")) == leaf(network)]
 
 

@@ -15,6 +15,9 @@ from trainer.distributed import mesh as meshes
 SHORT_TEXT_BYTES = 4096
 """Texts are padded to this, or to the next power of two, since each length needs its own program."""
 
+HEARTBEAT_TIMEOUT_SECONDS = 30
+"""Silence after which a peer counts as dead. JAX waits 100 s; a live migration of a VM may take more than 10 s."""
+
 
 class JoinError(RuntimeError):
     """The processes did not connect to each other in time."""
@@ -40,9 +43,10 @@ def join_processes(pod: PodFacts, timeout_seconds: int) -> None:
     if pod.workers == 1:
         return
     try:
-        # notice a dead peer after this heartbeat timeout instead of JAX's 100 s
         jax.distributed.initialize(
-            initialization_timeout=timeout_seconds, heartbeat_timeout_seconds=10, shutdown_timeout_seconds=20
+            initialization_timeout=timeout_seconds,
+            heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
+            shutdown_timeout_seconds=20,
         )
     except (RuntimeError, ValueError) as error:
         worker = os.environ.get("TPU_WORKER_ID", "with unknown index")

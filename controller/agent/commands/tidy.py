@@ -64,8 +64,19 @@ def libtpu_lockfile() -> Path:
 
 
 def _is_stale(lock: Path) -> bool:
-    """Return whether a lock file is left over from a killed process."""
-    return lock.exists() and not processes_with_open_file({os.path.realpath(lock)})
+    """Return whether a lock file is left over from a killed process.
+
+    Another user's is not if this user cannot run sudo, because it is unknown then whether a process has it open: others
+    may use an adopted pod.
+    """
+    if not lock.exists() or processes_with_open_file({os.path.realpath(lock)}):
+        return False
+    try:
+        if os.getuid() not in (0, lock.stat().st_uid):
+            run_tool(["sudo", "-n", "true"])
+    except (AgentError, FileNotFoundError):  # no sudo; or its owner has just removed it
+        return False
+    return True
 
 
 def _check_leftovers() -> list[tuple[Path, list[int]]]:

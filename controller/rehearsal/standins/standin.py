@@ -19,7 +19,7 @@ STEPS = 8
 SAVE_EVERY = 2
 STEP_SECONDS = 0.25
 PORT = 8476
-"""Where worker 0 waits for the others; the one that jax.distributed uses on Cloud TPU."""
+"""Where worker 0 waits for the others."""
 PATIENCE = 60.0
 """Seconds that a worker waits for the others: a program that runs on some workers only must not hang."""
 DISAGREE = 4

@@ -23,23 +23,25 @@ ATTRIBUTES = "instance/attributes/slipway"
 TOKEN = "instance/service-accounts/default/token"  # noqa: S105 - a path
 PAUSES = (5.0, 20.0, 60.0)
 """Seconds before each retry."""
+FRESH_SECONDS = 480.0
+"""For this long after the first boot, a refusal may mean that IAM does not show the roles of this VM everywhere yet."""
+FRESH_PAUSE = 20.0
+TRY_AGAIN = 75
+"""Exit code of a controller that Google refused or did not answer (EX_TEMPFAIL of sysexits.h)."""
+FORBIDDEN = 403
 MAX_CRASHES = 5
 """Restarts of a controller that died from a signal or a bug of Slipway."""
 LOG_BYTES = 4 << 20
 
 
 def main() -> int:
-    orders = json.loads(send_request(read_metadata(ATTRIBUTES)))
+    orders = with_retries(lambda: json.loads(send_request(read_metadata(ATTRIBUTES))))
     log = Path(orders["home"]).expanduser() / "bastion.log"
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     code = 1
     try:
         python, environment = with_retries(lambda: install_slipway(orders, log.parent))
-        for _ in range(MAX_CRASHES):
-            code = run_controller(python, environment, orders, log)
-            if 0 <= code != 1:
-                break
-            time.sleep(PAUSES[0])
+        code = run_to_the_end(lambda: run_controller(python, environment, orders, log), age_seconds(log.parent))
     except Exception as error:
         write_log_line(log, f"the bastion cannot start: {error!r}")
     finally:
@@ -49,6 +51,44 @@ def main() -> int:
             except Exception as error:
                 print(repr(error), flush=True)
     return code
+
+
+def run_to_the_end(
+    run: Callable[[], int],
+    age: Callable[[], float],
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Run the controller until it ends, and return its exit code.
+
+    A crash is not an end, and neither is a refusal by Google; while the roles of this VM are fresh, it does not count.
+
+    Args:
+        run: runs the controller once and returns its exit code, negative for a signal.
+        age: returns the seconds since the first boot of this VM.
+        sleep: waits before the next try.
+    """
+    crashes = 0
+    while True:
+        code = run()
+        if code == TRY_AGAIN and age() < FRESH_SECONDS:
+            print("the roles of this VM are fresh: trying again", flush=True)
+            sleep(FRESH_PAUSE)
+            continue
+        if 0 <= code not in (1, TRY_AGAIN):
+            return code
+        crashes += 1
+        if crashes == MAX_CRASHES:
+            return code
+        sleep(PAUSES[0])
+
+
+def age_seconds(home: Path) -> Callable[[], float]:
+    """Return a clock of the seconds since the first boot; a file in `home` remembers when that was."""
+    mark = home / "first-boot"
+    if not mark.exists():
+        mark.touch()
+    began = mark.stat().st_mtime
+    return lambda: time.time() - began
 
 
 def install_slipway(orders: dict[str, Any], home: Path) -> tuple[str, dict[str, str]]:
@@ -134,14 +174,24 @@ def main_loop(*command: str) -> None:
     subprocess.run(command, check=True, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
 
 
-def with_retries(act: Callable[[], Any]) -> Any:
-    for pause in PAUSES:
+def with_retries(
+    act: Callable[[], Any],
+    sleep: Callable[[float], None] = time.sleep,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Any:
+    """Retry after each pause; while the VM and its roles are fresh, also retry what Google refuses with 403."""
+    pauses, began = iter(PAUSES), monotonic()
+    while True:
         try:
             return act()
         except Exception as error:
+            pause = next(pauses, None)
+            if pause is None and getattr(error, "code", None) == FORBIDDEN and monotonic() - began < FRESH_SECONDS:
+                pause = FRESH_PAUSE
+            if pause is None:
+                raise
             print(repr(error), flush=True)
-        time.sleep(pause)
-    return act()
+        sleep(pause)
 
 
 def read_metadata(path: str) -> str:

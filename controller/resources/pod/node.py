@@ -12,6 +12,7 @@ from controller.core.errors import CloudError
 from controller.core.finding import Finding, Rule
 from controller.core.text import plural
 from controller.gcp.client import ForbiddenError, GoogleError
+from controller.gcp.names import TAG
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope, difference
 from controller.resources.pod import data_disk, node_api
 from controller.resources.pod.provisioner import (
@@ -269,6 +270,7 @@ class Node(Resource):
             uid=status.uid,
             zone=status.place.zone,
             network=status.spec.network,
+            tags=status.tags or ((TAG,) if status.is_labelled else ()),
             addresses=tuple((endpoint.internal, endpoint.external) for endpoint in status.endpoints),
         )
 

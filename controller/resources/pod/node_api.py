@@ -173,6 +173,7 @@ def parse_node(answer: dict[str, Any], provisioner: ProvisionerName = "node") ->
         endpoints=endpoints,
         ssh_keys=answer.get("metadata", {}).get("ssh-keys", ""),
         labels=tuple(sorted(answer.get("labels", {}).items())),
+        tags=tuple(answer.get("tags", ())),
         health=answer.get("health", ""),
         health_description=answer.get("healthDescription", ""),
         symptoms=tuple(

@@ -145,6 +145,7 @@ class SliceStatus:
     endpoints: tuple[Endpoint, ...] = ()
     ssh_keys: str = ""
     labels: tuple[tuple[str, str], ...] = ()
+    tags: tuple[str, ...] = ()
     health: str = ""
     health_description: str = ""
     symptoms: tuple[tuple[float, Symptom], ...] = ()

@@ -36,8 +36,13 @@ class Services(Resource):
             names = [f"{parent}/services/{api}" for api in apis]
             try:
                 answer = context.google.call("serviceusage", "services.batchGet", parent=parent, names=names)
-            except ForbiddenError:
-                return self  # we may not list them; the first request to a disabled API will show it
+            except ForbiddenError as error:
+                if self.id not in context.permission_denied:  # the first request to a disabled API will show it
+                    context.permission_denied.add(self.id)
+                    context.events.note(
+                        self.id, f"cannot see which APIs are enabled, so all are taken to be: {error.message}"
+                    )
+                return self
             except ServiceDisabledError as error:
                 command = f"gcloud services enable {error.service} --project={context.project}"
                 raise CloudError(

@@ -23,7 +23,7 @@ from controller.resources.workers.health import require_health, summarize
 from controller.ssh.fleet import WorkersFailedError
 
 PEER_PORT = 8476
-"""Port on which worker 0 listens during the probe; `jax.distributed` uses it by default on TPU."""
+"""Port on which worker 0 listens during the probe; not 8482, which the coordinator of a running JAX program holds."""
 LIBTPU = frozenset({"libtpu", "libtpu-nightly"})
 """Distributions that contain libtpu.so."""
 

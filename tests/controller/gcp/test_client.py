@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http.client import IncompleteRead
+from typing import Any
 
 import pytest
 from google.auth.credentials import Credentials
@@ -98,3 +99,17 @@ def test_credentials_without_a_quota_project_are_no_disabled_api(project: Emulat
     )
     with pytest.raises(NoCredentialsError, match="auth application-default set-quota-project"):
         project.create_shared()
+
+
+def test_the_wait_for_an_operation_has_longer_than_google_takes_to_answer(project: EmulatedProject) -> None:
+    """Compute Engine answers `wait` after up to two minutes; every other request keeps its short timeout."""
+    timeouts: dict[str, float] = {}
+
+    def seen(http: Any, method_id: str) -> Any:
+        timeouts[method_id] = http.http.timeout
+        return http
+
+    project.context.google.wrap_connection = seen
+    project.create_shared()
+    assert timeouts["compute.networks.insert"] == 60
+    assert timeouts["compute.globalOperations.wait"] == timeouts["compute.regionOperations.wait"] == 150

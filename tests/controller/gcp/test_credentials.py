@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from google.auth.compute_engine import Credentials as ComputeCredentials
 
-from controller.gcp.credentials import SCOPES, application_default_credentials
+from controller.gcp import credentials
+from controller.gcp.credentials import SCOPES, application_default_credentials, default_project
 
 USER = {"type": "authorized_user", "client_id": "id", "client_secret": "secret", "refresh_token": "token"}
 
@@ -46,6 +48,44 @@ def test_a_service_account_gets_scopes_and_no_quota_project(tmp_path: Path, monk
     }
     found = load(tmp_path, monkeypatch, content, "p1")
     assert (tuple(found.scopes), found.quota_project_id) == (SCOPES, None)
+
+
+@pytest.mark.parametrize(
+    ("product", "variables", "found"),
+    [
+        ("Google Compute Engine\n", {}, True),
+        ("Google Compute Engine\n", {"NO_GCE_CHECK": "true"}, False),
+        ("HP Laptop\n", {}, False),
+        ("HP Laptop\n", {"CLOUD_SHELL": "true"}, True),
+        (None, {}, False),
+    ],
+)
+def test_a_google_vm_has_its_own_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, product: str | None, variables: dict[str, str], found: bool
+) -> None:
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "NO_GCE_CHECK", "CLOUD_SHELL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"CLOUDSDK_CONFIG": str(tmp_path), **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(credentials, "PRODUCT_NAME", tmp_path / "product_name")
+    if product is not None:
+        (tmp_path / "product_name").write_text(product)
+    assert (type(application_default_credentials("p1")) is ComputeCredentials) is found
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
+    assert application_default_credentials("p1") is None, "the named file decides"
+
+
+def test_the_project_is_that_of_the_named_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT", "CLOUDSDK_ACTIVE_CONFIG_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    (tmp_path / "configurations").mkdir()
+    for name in ("work", "home"):
+        (tmp_path / "configurations" / f"config_{name}").write_text(f"[core]\nproject = p-{name}\n")
+    (tmp_path / "active_config").write_text("work\n")
+    assert default_project() == "p-work"
+    monkeypatch.setenv("CLOUDSDK_ACTIVE_CONFIG_NAME", "home")
+    assert default_project() == "p-home"
 
 
 def test_without_a_file_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

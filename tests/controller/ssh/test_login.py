@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from controller.core.clock import Clock
-from controller.gcp.client import NotFoundError
+from controller.gcp.client import ConflictError, NotFoundError
 from controller.ssh.login import Login
 
 NODE = "projects/p/locations/z/nodes/pod"
@@ -18,7 +18,7 @@ class FakeTpu:
     def __init__(self) -> None:
         self.metadata: dict[str, str] = {"ssh-keys": "anna:ssh-ed25519 AAAA anna", "startup-script": "true"}
         self.exists = True
-        self.gets = 0
+        self.gets = self.busy = 0
 
     def call(self, api: str, method: str, **parameters: Any) -> dict[str, Any]:
         assert (api, parameters["name"]) == ("tpu", NODE)
@@ -26,6 +26,10 @@ class FakeTpu:
             raise NotFoundError(method, 404, "NOT_FOUND", "gone")
         if method.endswith("patch"):
             assert parameters["updateMask"] == "metadata"
+            if self.busy:
+                self.busy -= 1
+                self.metadata = self.metadata | {"ssh-keys": self.metadata["ssh-keys"] + "\nben:ssh-ed25519 BBBB ben"}
+                raise ConflictError(method, 409, "ABORTED", "another operation is under way")
             self.metadata = parameters["body"]["metadata"]
             return {"done": True}
         self.gets += 1
@@ -52,3 +56,15 @@ def test_google_is_asked_only_if_the_observed_keys_lack_ours(tmp_path: Path) -> 
     assert tpu.gets == 0
     tpu.exists = False
     assert not login.is_authorized(NODE, "anna:ssh-ed25519 AAAA anna")
+
+
+def test_two_clients_that_add_their_keys_at_once_both_get_in(tmp_path: Path) -> None:
+    tpu = FakeTpu()
+    tpu.busy = 1
+    login = Login(cast(Any, tpu), Clock(), "p", "me", tmp_path, poll_seconds=0.0)
+    login.authorize(NODE)
+    assert tpu.metadata["ssh-keys"].splitlines() == [
+        "anna:ssh-ed25519 AAAA anna",
+        "ben:ssh-ed25519 BBBB ben",
+        login.key_line(),
+    ]

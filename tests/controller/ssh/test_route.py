@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from conf.schema.infra.network import IAP_RANGE
-from controller.ssh.route import admits_ssh, choose_route
+from controller.ssh.fleets import SshTarget
+from controller.ssh.route import PodConnector, admits_ssh, choose_route
 
 HERE = "8.8.4.4"
 
@@ -56,3 +58,17 @@ def test_the_way(rules: list[dict[str, Any]], external: bool, laptop: Callable[[
 )
 def test_all_rules_decide_together(rules: list[dict[str, Any]], open_: bool) -> None:
     assert admits_ssh(rules, f"{HERE}/32", ("slipway",)) is open_
+
+
+@pytest.mark.parametrize(("tags", "way"), [(("slipway",), "external"), (("theirs",), "iap"), ((), "iap")])
+def test_the_tags_of_the_pod_itself_decide(tags: tuple[str, ...], way: str) -> None:
+    """An adopted pod need not bear the tag that Slipway's own rules aim at."""
+    google = SimpleNamespace(list_all=lambda *_, **__: [
+        {**rule(f"{HERE}/32", targetTags=["slipway"]), "network": "n"}, {**rule(IAP_RANGE), "network": "n"}
+    ])  # fmt: skip
+    config = SimpleNamespace(ssh=SimpleNamespace(method="auto"))
+    connector = PodConnector(
+        cast(Any, config), cast(Any, google), cast(Any, None), cast(Any, SimpleNamespace(project="p")), lambda: HERE
+    )
+    pod = SshTarget("pod", "projects/p/locations/z/nodes/pod", "one", "z", "n", tags, (("10.0.0.2", "34.0.0.2"),))
+    assert connector.route_to(pod) == way

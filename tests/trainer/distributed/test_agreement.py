@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import jax
 import pytest
 
 from conf.schema.training.run_yaml import PodFacts, RunFile
@@ -82,3 +83,10 @@ def test_other_data_are_a_disagreement(tmp_path, lm_run, monkeypatch):
     monkeypatch.setattr(agreement, "gather_texts", gathered)
     with pytest.raises(DisagreementError, match=r"^worker 1: data\.path .* differs from .* on workers 0$"):
         agreement.check_agreement(run_file, RunFile.model_validate(lm_run))
+
+
+def test_a_peer_may_be_silent_for_as_long_as_a_live_migration(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, int]] = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **options: asked.append(options))
+    runtime.join_processes(pod(workers=2), timeout_seconds=60)
+    assert asked == [{"initialization_timeout": 60, "heartbeat_timeout_seconds": 30, "shutdown_timeout_seconds": 20}]

@@ -33,6 +33,25 @@ def test_a_stale_lock_goes_and_one_that_is_held_stays(worker: AgentWorker, place
     assert worker.call("observe")["untidy"] == []
 
 
+def test_the_lock_of_another_user_stays_where_nobody_can_see_whether_it_is_held(
+    worker: AgentWorker, place: Path
+) -> None:
+    """On an adopted pod others run programs too, and without sudo their open files are hidden."""
+    (lock := place / "tmp/libtpu_lockfile").touch()
+    (place / "sitecustomize.py").write_text("import os\nos.getuid = lambda: 54321\n")
+    (tools := place / "tools").mkdir()
+    sudo = tools / "sudo"
+    sudo.write_text("#!/bin/sh\nexit 1\n")
+    sudo.chmod(0o700)
+    worker.extra_environment |= {"PYTHONPATH": str(place), "PATH": f"{tools}:{worker.environment['PATH']}"}
+    assert worker.call("observe")["untidy"] == []
+    assert worker.call("tidy") == {"done": [], "not_done": []}
+    assert lock.exists()
+    sudo.write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    assert worker.call("tidy")["done"] == [f"removed the stale {lock}"]
+    assert not lock.exists()
+
+
 def test_huge_pages_are_switched_on(worker: AgentWorker, place: Path) -> None:
     (switch := place / "sys/kernel/mm/transparent_hugepage/enabled").parent.mkdir(parents=True)
     switch.write_text("always [madvise] never\n")

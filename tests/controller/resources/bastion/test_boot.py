@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import tarfile
+from email.message import Message
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 
+from controller.bastion import drive as bastion_drive
 from controller.config.compose import compose
+from controller.core.errors import ConfigError, SlipwayError
+from controller.gcp.client import ForbiddenError, GoogleError
 from controller.plan.bastion import bastion_resources
 from controller.resources.bastion import boot
 from controller.resources.bastion.vm import Bastion, BastionRoles
@@ -75,3 +82,100 @@ def test_it_may_delete_itself_and_no_other_machine() -> None:
     assert project.roles
     broad = ("owner", "editor", "compute.admin", "compute.instanceAdmin", "iam.")
     assert [role for role in project.roles if role.removeprefix("roles/").startswith(broad)] == []
+
+
+class Time:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_refusal_is_tried_again_while_the_roles_are_fresh() -> None:
+    clock = Time()
+    codes = [75, 75, -9, 75, 0]
+    assert boot.run_to_the_end(lambda: codes.pop(0), lambda: clock.now, clock.sleep) == 0
+    assert codes == []
+    clock, tried = Time(), list[float]()
+
+    def refused() -> int:
+        tried.append(clock.now)
+        return 75
+
+    assert boot.run_to_the_end(refused, lambda: clock.now, clock.sleep) == 75
+    fresh = [time for time in tried if time < boot.FRESH_SECONDS]
+    assert len(fresh) == boot.FRESH_SECONDS / boot.FRESH_PAUSE
+    assert len(tried) == len(fresh) + boot.MAX_CRASHES
+
+
+def test_a_crash_is_tried_again_a_few_times_and_any_other_end_is_the_end() -> None:
+    clock = Time()
+    codes = [1] * 20
+    assert boot.run_to_the_end(lambda: codes.pop(0), lambda: 1e6, clock.sleep) == 1
+    assert len(codes) == 20 - boot.MAX_CRASHES
+    for code in (0, 2, 5, 8):
+        assert boot.run_to_the_end(lambda code=code: code, lambda: 1e6, clock.sleep) == code
+
+
+def test_the_age_counts_from_the_first_boot(tmp_path: Path) -> None:
+    assert 0 <= boot.age_seconds(tmp_path)() < 3600
+    os.utime(tmp_path / "first-boot", (1.0, 1.0))
+    assert boot.age_seconds(tmp_path)() > 1e9
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"), [(OSError("blip"), 85.0), (HTTPError("u", 403, "no", Message(), None), 485.0)]
+)
+def test_what_fails_is_tried_again_and_a_missing_role_for_longer(error: Exception, seconds: float) -> None:
+    clock = Time()
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        boot.with_retries(fail, clock.sleep, lambda: clock.now)
+    assert clock.now == seconds
+
+
+def test_a_blip_of_the_metadata_server_does_not_end_the_bastion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [OSError("blip"), json.dumps({**ORDERS, "home": str(tmp_path)}).encode()]
+    sent: list[str] = []
+
+    def send(url: str, *_: object, **__: object) -> bytes:
+        if boot.ATTRIBUTES in url:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        sent.append(url)
+        return b'{"access_token": "t"}'
+
+    monkeypatch.setattr(boot, "send_request", send)
+    monkeypatch.setattr(boot, "PAUSES", (0.0,))
+    monkeypatch.setattr(boot, "install_slipway", lambda orders, home: ("python", {}))
+    monkeypatch.setattr(boot, "run_controller", lambda *_: 0)
+    monkeypatch.setattr(boot, "upload_log", lambda *_: None)
+    monkeypatch.setattr(boot, "delete_this_vm", lambda orders: sent.append("deleted"))
+    assert boot.main() == 0
+    assert answers == []
+    assert sent == ["deleted"]
+
+
+def test_a_refusal_by_google_is_told_from_other_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = ForbiddenError("storage objects.get", 403, "forbidden", "no access")
+    wrapped = SlipwayError("the run was given up")
+    wrapped.__cause__ = refused
+    errors = [refused, wrapped, GoogleError("token", 503, "UNREACHABLE", "blip"), ConfigError("tpu.zone: unknown")]
+
+    def drive(orders: object) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(bastion_drive, "drive", drive)
+    monkeypatch.setattr(bastion_drive, "load", lambda *_: {})
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert [bastion_drive.main() for _ in range(4)] == [75, 75, 75, 2]

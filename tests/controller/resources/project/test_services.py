@@ -61,6 +61,7 @@ def test_who_may_not_look_goes_on(project: EmulatedProject) -> None:
     assert f"/{SERVICES}:batchGet" in asked
     assert f"/{SERVICES}:batchEnable" not in asked
     assert f"network/{project.tag}" not in project.planned_actions()  # the rest was made
+    assert len([said for said in project.notes if "cannot see which APIs are enabled" in said]) == 1
 
 
 def test_a_project_that_cannot_enable_apis_is_told_so(project: EmulatedProject) -> None:
