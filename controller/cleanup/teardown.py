@@ -43,7 +43,7 @@ class Teardown:
     def kept(self) -> list[ResourcePreview]:
         return [row for row in self.rows if row.resource not in self.present and row.resource.scope == "shared"]
 
-    def execute(self, listener: Callable[[Event], object]) -> None:
+    def execute(self, listener: Callable[[Event], None]) -> None:
         """Delete what is to be deleted, dependents first; `listener` receives the progress."""
         context, node = self.session.context, self.session.plan.node
         lease = pod_lease(self.session.plan, context)
