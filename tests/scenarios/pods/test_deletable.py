@@ -206,6 +206,7 @@ def test_a_pod_whose_ssh_never_works_deletes_itself_without_a_controller(slipway
 
 
 def test_down_names_a_zone_that_it_may_not_look_into(slipway: SlipwayCli) -> None:
+    EmulatedCloud(slipway.cloud().state).establish()  # where the API is off there is no pod to look for
     words = [ECHO_COMMAND, *ONE_WORKER, "tpu.fallback_zones=[us-east5-a]"]
     slipway.cloud()
     enable = f"serviceusage/v1/{PROJECT}/services/tpu.googleapis.com:enable"
