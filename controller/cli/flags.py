@@ -155,6 +155,15 @@ VERBS: dict[str, Verb] = {
         (YES, _flag("--zone", "choose this zone without a prompt", "word"),
          _flag("--no-bucket", "do not create the bucket now", action="store_true")),
     ),
+    "witness": Verb(
+        "play a first contact: one small run, preempted once; record every request, delete everything", "setup",
+        "witness.md", ("witness cloud=mine tpu=mine", "witness --usd 2 --minutes 30 cloud=mine tpu=mine"),
+        (YES, _flag("--usd", "dollars to spend at most, at the list price (default: 5)", "number", type=float,
+                    default=5.0, metavar="USD"),
+         _flag("--minutes", "minutes before the clean-up begins at the latest (default: 60)", "number", type=float,
+               default=60.0, metavar="N"),
+         _flag("-o --output", "folder of the recording (default: witness-DATE-TIME)", "file", metavar="FOLDER")),
+    ),
     "localcloud": Verb(
         "manage the emulated cloud: start, stop, wipe, env, requests", "setup", "emulated-cloud.md",
         ("localcloud start", "localcloud requests"),

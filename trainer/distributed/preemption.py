@@ -16,7 +16,7 @@ import jax
 
 PREEMPTED_EXIT_CODE = 75
 """Exit code after a preemption with saved state: EX_TEMPFAIL of sysexits.h."""
-HOLD_VARIABLE = "SLIPWAY_HOLD_AT_STEP"
+HOLD_VARIABLE = "TRAINER_HOLD_AT_STEP"
 """Environment variable for drills: the first attempt of a run waits before its next update after that step."""
 HOLD_SECONDS = 0.1
 """Interval at which a waiting process asks again whether a notice has come."""

@@ -61,7 +61,7 @@ def test_it_listens_only_while_it_is_entered():
 
 
 def test_the_first_attempt_waits_at_the_step_of_a_drill_until_it_is_told_to_stop(monkeypatch):
-    monkeypatch.setenv("SLIPWAY_HOLD_AT_STEP", "3")
+    monkeypatch.setenv("TRAINER_HOLD_AT_STEP", "3")
     monkeypatch.setenv("SLIPWAY_ATTEMPT", "1")
     asked, real = [], PreemptionNotice._sync_point_reached
 

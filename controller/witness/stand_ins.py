@@ -1,0 +1,248 @@
+"""Replace what identifies a project or a person by stand-ins: the same value always gets the same one.
+
+A stand-in has the syntax of what it replaces, so that a recording can be replayed: `project-1`, `192.0.2.1`,
+`account-1@project-1.iam.gserviceaccount.com`.
+"""
+
+import base64
+import binascii
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote, unquote
+
+STAND_INS: dict[str, Callable[[int], str]] = {
+    "project": lambda n: f"project-{n}",
+    "project number": lambda n: f"{100000000000 + n}",
+    "account": lambda n: f"account-{n}",
+    "account id": lambda n: f"{10**20 + n}",
+    "mail": lambda n: f"person-{n}@example.com",
+    "domain": lambda n: f"domain-{n}.example.com",
+    "bucket": lambda n: f"bucket-{n}",
+    "billing account": lambda n: f"000000-000000-{n:06X}",
+    "address": lambda n: f"{('192.0.2', '198.51.100', '203.0.113')[(n - 1) // 250 % 3]}.{(n - 1) % 250 + 1}",
+    "IPv6 address": lambda n: f"2001:db8::{n:x}",
+    "key": lambda n: f"AAAAstandin{n:04}" + "A" * 53,
+    "token": lambda n: f"TOKEN-{n}",
+    "user": lambda n: f"user-{n}",
+    "secret": lambda n: f"SECRET-{n}",
+}
+"""What is replaced, and by what; `n` counts from 1."""
+KEPT = frozenset({"169.254.169.254", "0.0.0.0", "127.0.0.1", "255.255.255.255"})  # noqa: S104 - not bound to
+"""Addresses that identify nobody."""
+COMMON_NAMES = frozenset({"root", "slipway", "ubuntu", "user", "admin", "debian", "runner", "default", "localhost"})
+"""User names and host names that identify nobody."""
+PUBLIC_DOMAINS = frozenset({"gmail.com", "googlemail.com", "outlook.com"})
+SHORTEST_SECRET = 4
+ADDRESS = re.compile(r"(?<![\d.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\d.]|/(?!32)\d)")
+"""An IPv4 address; a range such as 10.0.0.0/20 is configuration, and stays."""
+PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("secret", re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----", re.DOTALL)),
+    ("token", re.compile(
+        r"\b(?:ya29\.[\w.-]{8,}|1//[\w-]{20,}|eyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?|hf_\w{16,}|gh[pousr]_\w{16,}|AIza[\w-]{30,}"
+        r"|sk-[\w-]{20,})")),
+    ("token", re.compile(r"(?<=Bearer )[\w.~+/=-]{8,}")),
+    ("key", re.compile(r"\bAAAA[\w+/]{40,}={0,2}")),
+    ("mail", re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")),
+    ("domain", re.compile(r"(?<=\bdomain:)[\w-]+(?:\.[\w-]+)+")),
+    ("billing account", re.compile(r"\b[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}\b")),
+    ("account id", re.compile(r"\b1\d{20}\b")),
+    ("project number", re.compile(
+        r"(?<=projects/)\d{6,}\b|(?<=organizations/)\d{6,}|(?<=folders/)\d{6,}|(?<=service-)\d{6,}\b"
+        r"|\b\d{6,}(?=-compute@)")),
+    ("address", ADDRESS),
+    ("IPv6 address", re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}(?![\w:.])"
+                                r"|(?<![\w:.])(?:[0-9a-fA-F]{1,4}:){1,6}(?::[0-9a-fA-F]{1,4}){1,6}(?![\w:.])")),
+)  # fmt: skip
+"""What is recognized by its form."""
+KINDS_BY_KEY = {
+    "projectNumber": "project number", "uniqueId": "account id", "oauth2ClientId": "account id", "bucket": "bucket",
+    "username": "user", "accountId": "account",
+}  # fmt: skip
+"""JSON keys whose values are replaced whatever their form."""
+SECRET_KEYS = frozenset({"payload", "privateKeyData", "accessToken", "access_token", "refresh_token", "id_token"})
+"""JSON keys whose values are removed."""
+REMOVED = "removed"
+BASE64 = re.compile(r"[\w+/-]{16,}={0,2}")
+MAX_DEPTH = 6
+"""Nested encodings that are looked into."""
+
+
+class StandIns:
+    """The values seen so far and their stand-ins. `learn` everything first, then `scrub` it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+        self._pattern: re.Pattern[str] | None = None
+        self._lock = threading.RLock()
+
+    def add(self, kind: str, value: str | None) -> None:
+        """Replace this value from now on, unless it is too short or too common to identify anything."""
+        with self._lock:
+            if not value or len(value) < SHORTEST_SECRET or value in KEPT or value.lower() in COMMON_NAMES:
+                return
+            if value in self._known or value in self._known.values():
+                return
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            self._known[value] = STAND_INS[kind](self._counts[kind])
+            self._pattern = None
+
+    def learn(self, value: Any, key: str = "") -> None:
+        """Find what has to be replaced in JSON data, at any depth and in nested JSON, base64 and URLs."""
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                self.learn(name)
+                if name not in SECRET_KEYS:
+                    self.learn(inner, name)
+        elif isinstance(value, list | tuple):
+            for inner in value:
+                self.learn(inner, key)
+        elif key in KINDS_BY_KEY and isinstance(value, int):
+            self.add(KINDS_BY_KEY[key], str(value))
+        elif isinstance(value, str):
+            if key in KINDS_BY_KEY:
+                self.add(KINDS_BY_KEY[key], value)
+            for text in _forms(value):
+                for kind, pattern in PATTERNS:
+                    for found in pattern.finditer(text):
+                        self._add_match(kind, found[0])
+
+    def _add_match(self, kind: str, value: str) -> None:
+        if kind != "mail":
+            self.add(kind, value)
+            return
+        name, _, domain = value.partition("@")
+        if domain.endswith("gserviceaccount.com"):
+            if not re.match(r"service-\d+$|\d+-compute$|p\d+-", name):  # Google's own accounts hold only a number
+                self.add("account", name)
+        elif not domain.endswith("example.com"):
+            self.add("mail", value)
+            if domain not in PUBLIC_DOMAINS:
+                self.add("domain", domain)
+
+    def scrub(self, value: Any) -> Any:
+        """Return JSON data with every known value replaced; keys included."""
+        if isinstance(value, dict):
+            return {
+                self.scrub(name): REMOVED if name in SECRET_KEYS else self.scrub(inner) for name, inner in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.scrub(inner) for inner in value]
+        if isinstance(value, str):
+            return self._scrub_text(value, MAX_DEPTH)
+        if isinstance(value, int) and not isinstance(value, bool) and str(value) in self._known:
+            return int(self._known[str(value)]) if self._known[str(value)].isdigit() else self._known[str(value)]
+        return value
+
+    def _scrub_text(self, text: str, depth: int) -> str:
+        if depth == 0:
+            return self._replace(text)
+        if (data := _parsed(text)) is not None:
+            return text if (clean := self.scrub(data)) == data else json.dumps(clean)
+        text = self._replace(text)
+        if "%" in text and (plain := unquote(text)) != text and (clean := self._scrub_text(plain, depth - 1)) != plain:
+            text = quote(clean, safe="/:?=&@,.~-_")
+        text = BASE64.sub(lambda found: self._scrub_base64(found[0], depth), text)
+        for value in list(self._known):
+            for code in _encodings(value):
+                text = text.replace(code, REMOVED)
+        return text
+
+    def _scrub_base64(self, text: str, depth: int) -> str:
+        plain = _decoded(text)
+        if plain is None or (clean := self._scrub_text(plain, depth - 1)) == plain:
+            return text
+        return base64.b64encode(clean.encode()).decode()
+
+    def _replace(self, text: str) -> str:
+        with self._lock:
+            if self._pattern is None:
+                longest = sorted(self._known, key=len, reverse=True)
+                body = "|".join(re.escape(value) for value in longest) or r"(?!)"
+                self._pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{body})(?![A-Za-z0-9])")
+            return self._pattern.sub(lambda found: self._known[found[0]], text)
+
+    def leaks(self, text: str) -> list[str]:
+        """Return the stand-ins of the known values that a finished text still holds, in any of their forms."""
+        with self._lock:
+            forms = list(_forms(text))
+            return sorted(
+                {
+                    stand_in
+                    for value, stand_in in self._known.items()
+                    if any(_holds(form, value) for form in forms) or any(code in text for code in _encodings(value))
+                }
+            )
+
+
+def _holds(text: str, value: str) -> bool:
+    """Return whether a text holds a value; a short one only as a word of its own."""
+    if len(value) >= 8:  # longer ones are no part of a word
+        return value.lower() in text.lower()
+    return re.search(rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])", text) is not None
+
+
+def _encodings(value: str) -> Iterator[str]:
+    """Yield base64 of a value at each of its three alignments, without the characters that its neighbours change."""
+    if len(value) < 9:  # too few characters would remain
+        return
+    for shift in range(3):
+        encoded = base64.b64encode(b"\0" * shift + value.encode()).decode().rstrip("=")
+        yield encoded[(0, 2, 3)[shift] : len(encoded) - 1]
+
+
+def _forms(text: str, depth: int = MAX_DEPTH) -> Iterator[str]:
+    """Yield a text and everything that is encoded in it: URLs, nested JSON strings, base64."""
+    yield text
+    if depth == 0:
+        return
+    if "%" in text and (plain := unquote(text)) != text:
+        yield from _forms(plain, depth - 1)
+    if (data := _parsed(text)) is not None:
+        for inner in _strings(data):
+            yield from _forms(inner, depth - 1)
+        return
+    if "\\" in text and (plain := text.replace("\\n", "\n").replace('\\"', '"').replace("\\\\", "\\")) != text:
+        yield from _forms(plain, depth - 1)
+    for found in BASE64.finditer(text):
+        if (plain := _decoded(found[0])) is not None:
+            yield from _forms(plain, depth - 1)
+
+
+def _strings(data: Any) -> Iterator[str]:
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield key
+            yield from _strings(value)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _strings(value)
+    elif isinstance(data, str):
+        yield data
+    elif data is not None:
+        yield str(data)
+
+
+def _parsed(text: str) -> Any:
+    """Return the JSON object or array that a text is, or None."""
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _decoded(text: str) -> str | None:
+    """Return the readable text that base64, of either alphabet, encodes; None if it is something else."""
+    bare = text.rstrip("=")
+    try:
+        decoded = base64.b64decode(
+            bare + "=" * (-len(bare) % 4), altchars=b"-_" if {"-", "_"} & set(bare) else None, validate=True
+        ).decode()
+    except (binascii.Error, ValueError):
+        return None
+    return decoded if all(c.isprintable() or c in "\n\t\r" for c in decoded) else None

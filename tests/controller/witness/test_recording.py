@@ -1,0 +1,155 @@
+"""What is recorded of a request, what is written, and what the last scan refuses to keep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import httplib2
+import pytest
+
+from controller.core.clock import Clock
+from controller.core.formats import FormatError
+from controller.witness import recording as module
+from controller.witness.recording import RecordedConnection, Recording, RequestLine, Stage, guest_attributes
+from controller.witness.stand_ins import StandIns
+from tests.golden import golden
+
+LINE = RequestLine(
+    3, 1.5, 0.25, "first run", "tpu.projects.locations.nodes.get", "GET", "v2/projects/project-1/locations/z/nodes/n",
+    {"alt": "json"}, {"content-type": "application/json"}, None, 0, 404, {"retry-after": "1"},
+    {"error": {"code": 404}}, 27, "",
+)  # fmt: skip
+STAGE = Stage("preempt", 30.0, 9.5, "ok", "", ["the node is gone"], [{"resource": "node/n", "outcome": "ok"}])
+
+
+class Wire:
+    """A connection that answers what it is told."""
+
+    def __init__(self, status: int = 200, content: bytes = b"{}", **headers: str) -> None:
+        self.status, self.content, self.headers = status, content, headers
+        self.follow_redirects = True
+
+    def request(self, uri: str, **options: Any) -> tuple[httplib2.Response, bytes]:
+        return httplib2.Response({"status": str(self.status), **self.headers}), self.content
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Recording:
+    stand_ins = StandIns()
+    stand_ins.add("project", "lab-anna-412345")
+    return Recording(tmp_path / "recorded", Clock(), stand_ins)
+
+
+def send(made: Recording, wire: Any, uri: str, **options: Any) -> RequestLine:
+    http = RecordedConnection(wire, made, "tpu.x.get", "https://tpu.googleapis.com/")
+    assert http.follow_redirects
+    http.request(uri, **options)
+    return made.requests[-1]
+
+
+def test_documents_are_what_their_golden_files_say() -> None:
+    assert LINE.to_json() == golden("witness_request")
+    assert RequestLine.from_json(golden("witness_request")) == LINE
+    assert STAGE.to_json() == golden("witness_stage")
+    with pytest.raises(FormatError):
+        RequestLine.from_json(golden("witness_request") | {"format": 2})
+
+
+def test_a_request_is_recorded_without_its_token(made: Recording) -> None:
+    headers = {"Authorization": "Bearer ya29.secretsecret", "content-type": "application/json", "X-Other": "x"}
+    wire = Wire(403, b'{"error": {"code": 403}}', **{"retry-after": "7", "set-cookie": "c"})
+    uri = "https://tpu.googleapis.com/v2/projects/lab-anna-412345?a=1&a=2&upload_id=SECRET&alt=json"
+    line = send(made, wire, uri, method="POST", body='{"n": 1}', headers=headers)
+    assert (line.method, line.path) == ("POST", "v2/projects/lab-anna-412345")
+    assert line.query == {"a": "1,2", "alt": "json"}
+    assert line.headers == {"content-type": "application/json"}
+    assert (line.body, line.body_bytes, line.status) == ({"n": 1}, 8, 403)
+    assert line.answer == {"error": {"code": 403}}
+    assert line.answer_headers == {"retry-after": "7"}
+
+
+def test_the_content_of_objects_is_not_recorded(made: Recording) -> None:
+    line = send(made, Wire(200, b'{"secret": 1}'), "https://tpu.googleapis.com/o?alt=media")
+    assert (line.answer, line.answer_bytes) == (None, 13)
+    body = (
+        b'--b\r\nContent-Type: application/json\r\nMIME-Version: 1.0\r\n\r\n{"name": "x"}\r\n'
+        b"--b\r\nContent-Type: application/octet-stream\r\n\r\nprivate\r\n--b--"
+    )
+    uploaded = {"content-type": 'multipart/related; boundary="b"'}
+    line = send(made, Wire(), "https://tpu.googleapis.com/upload", method="POST", body=body, headers=uploaded)
+    assert line.body == {"name": "x"}
+    assert line.body_bytes == len(body)
+
+
+def test_a_broken_connection_is_recorded(made: Recording) -> None:
+    class Broken(Wire):
+        def request(self, uri: str, **options: Any) -> Any:
+            raise ConnectionResetError("gone")
+
+    with pytest.raises(ConnectionResetError):
+        send(made, Broken(), "https://tpu.googleapis.com/v2")
+    assert (made.requests[-1].status, made.requests[-1].error) == (0, "ConnectionResetError: gone")
+
+
+def test_files_are_private_and_scrubbed(made: Recording) -> None:
+    send(made, Wire(200, b'{"mail": "anna@lab.edu", "n": "lab-anna-412345"}'), "https://tpu.googleapis.com/v2")
+    made.stages.append(Stage("look", 0.0, detail="refused for anna@lab.edu"))
+    made.workers.append({"worker": 0, "ip": "34.1.2.3"})
+    assert made.save() == []
+    assert {file.stat().st_mode & 0o777 for file in made.folder.iterdir()} == {0o600}
+    assert sorted(file.name for file in made.folder.iterdir()) == [
+        "README.md",
+        "requests.jsonl",
+        "stages.json",
+        "workers.json",
+    ]
+    everything = "".join(file.read_text() for file in made.folder.iterdir())
+    assert "anna@lab.edu" not in everything
+    assert "lab-anna" not in everything
+    assert "person-1@example.com" in (made.folder / "README.md").read_text()
+    [line] = (made.folder / "requests.jsonl").read_text().splitlines()
+    assert json.loads(line)["answer"] == {"mail": "person-1@example.com", "n": "project-1"}
+    assert json.loads((made.folder / "workers.json").read_text())["workers"] == [{"worker": 0, "ip": "192.0.2.1"}]
+
+
+def test_a_file_that_still_holds_a_secret_is_deleted(made: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.facts["system"] = "of lab-anna-412345"
+    scrub = made.stand_ins.scrub
+
+    def careless(value: Any) -> Any:
+        return value if isinstance(value, dict) and "stages" in value else scrub(value)
+
+    monkeypatch.setattr(made.stand_ins, "scrub", careless)
+    [refused] = made.save()
+    assert refused == "stages.json was deleted: it still held what project-1 stands for"
+    assert sorted(file.name for file in made.folder.iterdir()) == ["README.md", "requests.jsonl", "workers.json"]
+
+
+def test_guest_attributes_have_the_time_when_they_were_first_seen() -> None:
+    def seen(began: float, *names: str) -> RequestLine:
+        items = [{"namespace": "hostkeys", "key": name, "value": "x"} for name in names]
+        answer = {"guestAttributes": [{"queryValue": {"items": items}}]}
+        values: Any = {**LINE.to_json(), "began": began, "status": 200, "answer": answer}
+        values |= {"method_id": "tpu.projects.locations.nodes.getGuestAttributes", "path": "v2/n:getGuestAttributes"}
+        return RequestLine.from_json(values)
+
+    found = guest_attributes([seen(1.0), seen(2.0, "ed25519"), seen(3.0, "rsa", "ed25519")])
+    assert [(fact["name"], fact["seen"]) for fact in found] == [("hostkeys/ed25519", 2.0), ("hostkeys/rsa", 3.0)]
+    assert found[0]["node"] == "v2/n"
+
+
+def test_requests_are_recorded_only_inside_the_block(made: Recording) -> None:
+    class Client:
+        wrap_connection = staticmethod(lambda http, method_id: http)
+
+        def root(self, api: str) -> str:
+            return f"https://{api}.googleapis.com/"
+
+    client, wire = Client(), Wire()
+    with made.recorded(cast(Any, client)):
+        client.wrap_connection(wire, "tpu.x.get").request("https://tpu.googleapis.com/v2/a")
+    client.wrap_connection(wire, "tpu.x.get").request("https://tpu.googleapis.com/v2/b")
+    assert [line.path for line in made.requests] == ["v2/a"]
+    assert module.ANSWER_HEADERS.isdisjoint({"authorization", "set-cookie", "location"})

@@ -1,0 +1,116 @@
+"""No secret survives, in whatever form it comes; and the same value always becomes the same stand-in."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from controller.witness.stand_ins import StandIns
+
+PROJECT, BUCKET = "lab-anna-412345", "lab-anna-412345-slipway-us-central1"
+ACCOUNT = f"slipway-witness@{PROJECT}.iam.gserviceaccount.com"
+NUMBER, MAIL, ADDRESS, UNIQUE_ID = "903412345678", "anna.b@lab.edu", "34.91.20.7", "104718293746501928374"
+TOKEN, BILLING = "ya29.a0AfB_byC1234567890abcdefghij", "01AB23-45CD67-89EF01"
+KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIJ0q" + "kZ3x9T5m" * 5
+SECRETS = (
+    PROJECT,
+    BUCKET,
+    NUMBER,
+    MAIL,
+    ADDRESS,
+    UNIQUE_ID,
+    TOKEN,
+    BILLING,
+    KEY,
+    "annab_user",
+    "lab.example.org",
+    "55512345678",
+)
+
+
+def in_base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+PLANTED: dict[str, Any] = {
+    "in a URL": f"https://tpu.googleapis.com/v2/projects/{PROJECT}/locations/us-central1-a/nodes/pod",
+    "as a number": {"name": f"projects/{NUMBER}", "projectNumber": NUMBER},
+    "quoted in a URL": f"https://x/o?prefix={quote(f'gs://{BUCKET}/{MAIL}', safe='')}",
+    "in a header": {"x-goog-user-project": PROJECT, "www-authenticate": f"Bearer {TOKEN}"},
+    "in a body": {"serviceAccount": {"email": ACCOUNT, "uniqueId": UNIQUE_ID}, "billing": f"billingAccounts/{BILLING}"},
+    "as a key of an object": {MAIL: {ADDRESS: 1}},
+    "in base64": in_base64(f"owner {MAIL} of {PROJECT}"),
+    "in base64 of JSON": in_base64(json.dumps({"token": TOKEN, "who": [MAIL]})),
+    "in nested JSON strings": json.dumps({"inner": json.dumps({"deep": [ADDRESS, {"key": f"ssh-ed25519 {KEY}"}]})}),
+    "in an error message": {
+        "error": {"message": f"Permission denied on {PROJECT} (or {NUMBER}) for {MAIL} at {ADDRESS}."}
+    },
+    "in worker facts": {"metadata": f"annab_user:ssh-ed25519 {KEY} anna", "home": "/home/annab_user", "ip": ADDRESS},
+    "in a policy": {
+        "members": ["domain:lab.example.org", "group:g@lab.example.org"],
+        "org": "organizations/55512345678",
+    },
+    "in a script": f"curl -H 'Authorization: Bearer {TOKEN}' https://x/projects/{PROJECT}\nhost {ADDRESS}/32",
+}
+
+
+@pytest.fixture
+def made() -> StandIns:
+    stand_ins = StandIns()
+    stand_ins.add("project", PROJECT)
+    stand_ins.add("bucket", BUCKET)
+    stand_ins.add("user", "annab_user")
+    stand_ins.learn(PLANTED)
+    return stand_ins
+
+
+@pytest.mark.parametrize("where", PLANTED)
+def test_a_planted_secret_does_not_survive(made: StandIns, where: str) -> None:
+    assert made.leaks(json.dumps(PLANTED[where])), "the scan sees it before"
+    clean = json.dumps(made.scrub(PLANTED[where]))
+    assert made.leaks(clean) == []
+    assert [secret for secret in SECRETS if secret in clean] == []
+
+
+def test_the_same_value_becomes_the_same_stand_in(made: StandIns) -> None:
+    text = made.scrub(f"{MAIL} {MAIL} other@gmail.com projects/{PROJECT} {ACCOUNT}")
+    assert text == "person-1@example.com person-1@example.com other@gmail.com projects/project-1 " + (
+        "account-1@project-1.iam.gserviceaccount.com"
+    )
+    made.learn("other@gmail.com")
+    assert made.scrub("other@gmail.com") == "person-3@example.com"
+    assert made.scrub({"bucket": BUCKET, "n": int(NUMBER)}) == {"bucket": "bucket-1", "n": 100000000001}
+
+
+def test_what_identifies_nobody_stays(made: StandIns) -> None:
+    plain = {
+        "ranges": ["10.0.0.0/20", "35.235.240.0/20", "0.0.0.0/0"],
+        "metadata": "169.254.169.254",
+        "zone": "us-central1-a",
+        "version": "2.0.0",
+        "hash": "d41d8cd98f00b204e9800998ecf8427e",
+        "time": "2026-11-22T16:59:29.236Z",
+        "done": True,
+        "count": 12,
+        "none": None,
+    }
+    made.learn(plain)
+    assert made.scrub(plain) == plain
+
+
+def test_values_of_secret_keys_are_removed(made: StandIns) -> None:
+    assert made.scrub({"payload": {"data": "aGVsbG8="}, "accessToken": "x"}) == {
+        "payload": "removed",
+        "accessToken": "removed",
+    }
+
+
+def test_the_scan_sees_what_scrubbing_missed(made: StandIns) -> None:
+    glued = base64.b64encode(f"??{BUCKET}??".encode()).decode()
+    for text in (f"x{PROJECT.upper()}x", f"log: {glued}trailing", f"a\\nprojects\\n{NUMBER}"):
+        assert made.leaks(text), text
+    assert made.leaks("project-1 person-1@example.com 192.0.2.1") == []

@@ -1,0 +1,207 @@
+"""`slipway witness` on the emulated cloud: what it shows, records and leaves; and its recording, replayed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.cli import main
+from controller.witness import drill, recording
+from controller.witness.recording import RequestLine
+from tests.controller.conftest import SlipwayCli
+from tests.controller.localcloud.harness import EmulatedCloud
+from tests.emulators import Emulators
+from tests.witness.__main__ import OPERATION_SECONDS, load, replay, running_cloud
+
+pytestmark = pytest.mark.e2e
+WORDS = ["witness", "cloud=local", "cloud.operation_seconds=0", "--yes", "-o", "recorded"]
+FIRST_CONTACT = ("look", "first run", "checkpoint", "preempt", "recover", "clean up", "verify")
+Lines = list[RequestLine]
+
+
+def witness(slipway: SlipwayCli, *words: str) -> tuple[int, str, str]:
+    code = main.run([*WORDS, *words])
+    out, err = slipway.capsys.readouterr()
+    return code, out, err
+
+
+def stages(folder: Path = Path("recorded")) -> dict[str, dict[str, Any]]:
+    return {stage["name"]: stage for stage in json.loads((folder / recording.STAGES).read_text())["stages"]}
+
+
+def nothing_is_left(slipway: SlipwayCli) -> bool:
+    state = slipway.cloud().get("state")
+    accounts = [name for name in state["serviceAccount"] if name.startswith(drill.NAME)]
+    return not (state["node"] or state["queued"] or state["bucket"] or accounts or slipway_networks(state))
+
+
+def slipway_networks(state: dict[str, Any]) -> list[str]:
+    return [path for path in state["compute"] if drill.NAME in path]
+
+
+@pytest.fixture
+def fresh_cloud(emulators: Emulators) -> Iterator[EmulatedCloud]:
+    """An emulated cloud that no recording was made with."""
+    flags = f"--operation-seconds={OPERATION_SECONDS}"
+    with running_cloud(lambda cloud: emulators.start(cloud.state, flags)) as cloud:
+        yield cloud
+
+
+def test_a_first_contact_is_recorded_and_leaves_nothing(slipway: SlipwayCli) -> None:
+    code, out, err = witness(slipway)
+    assert (code, err) == (0, ""), out
+    assert "verified: nothing that it made is left" in out
+    found = stages()
+    assert [(name, stage["outcome"]) for name, stage in found.items()] == [(name, "ok") for name in FIRST_CONTACT]
+    made = {step["resource"].partition("/")[0] for step in found["first run"]["steps"] if step["outcome"] == "ok"}
+    kinds = {"services", "service account", "roles of", "bucket", "network", "subnet", "nat", "node", "ssh", "venv"}
+    assert kinds <= made
+    assert nothing_is_left(slipway)
+    [worker] = json.loads(Path("recorded", recording.WORKERS).read_text())["workers"]
+    assert worker["python"]
+    assert "TPU_WORKER_ID" in worker["environment_names"]
+    assert {file.stat().st_mode & 0o777 for file in Path("recorded").iterdir()} == {0o600}
+    everything = "".join(file.read_text() for file in Path("recorded").iterdir())
+    for secret in ("slipway-local", json.loads((slipway.home / "localcloud/endpoint.json").read_text())["token"]):
+        assert secret not in everything
+
+
+@pytest.mark.deep
+def test_ten_planted_differences_are_found(slipway: SlipwayCli, fresh_cloud: EmulatedCloud) -> None:
+    assert witness(slipway)[0] == 0
+    planted = PLANTED(load(Path("recorded")))
+    report = replay(planted, fresh_cloud, wait=10.0)
+    assert sorted((d.kind, d.method_id, d.subject) for d in report.differences.values()) == sorted(EXPECTED), "\n".join(
+        map(str, report.differences.values())
+    )
+
+
+@pytest.mark.deep
+def test_a_recording_replays_without_a_difference(slipway: SlipwayCli, fresh_cloud: EmulatedCloud) -> None:
+    assert witness(slipway)[0] == 0
+    report = replay(load(Path("recorded")), fresh_cloud)
+    assert [str(found) for found in report.differences.values()] == []
+    assert report.sent > 300
+
+
+QUEUED, NODES = "tpu.projects.locations.queuedResources.get", "tpu.projects.locations.nodes.get"
+GUESTS = "tpu.projects.locations.nodes.getGuestAttributes"
+SERVICES, METRICS = "serviceusage.services.batchGet", "serviceusage.services.consumerQuotaMetrics.list"
+EXPECTED = [
+    ("status", METRICS, "GET tpu.googleapis.com/consumerQuotaMetrics PERMISSION_DENIED"),
+    ("reason", "storage.buckets.get", "404"),
+    ("words", "compute.networks.get", "404 NOT_FOUND"),
+    ("field", "compute.networks.get", "selfLinkWithId"),
+    ("field", NODES, "createTime"),
+    ("type", NODES, "networkEndpoints[].port"),
+    ("state", "compute.networks.insert", "WAITING"),
+    ("order", SERVICES, "ENABLED, then DISABLED"),
+    ("attribute", GUESTS, "guestInventory/KernelVersion of worker 0"),
+    ("attribute order", GUESTS, "hostkeys/ssh-ed25519 of worker 0, then hostname/hostname of worker 0"),
+]
+
+
+def PLANTED(lines: Lines) -> Lines:  # noqa: N802 - beside EXPECTED
+    """The recording with ten differences: each is the answer that another Google would have given."""
+    lines = [replace(line, answer=copy.deepcopy(line.answer)) for line in lines]
+
+    def edit(method_id: str, change: Callable[[RequestLine], Any], **wanted: Any) -> None:
+        for at, line in enumerate(lines):
+            if line.method_id == method_id and line.status == wanted.get("status", 200):
+                lines[at] = change(line) or line
+
+    refusal = {"error": {"code": 403, "status": "PERMISSION_DENIED", "message": "no"}}
+    edit(METRICS, lambda line: replace(line, status=403, answer=refusal))
+    edit("storage.buckets.get", lambda line: line.answer["error"].update(status="GONE"), status=404)
+    edit("compute.networks.get", lambda line: line.answer["error"].update(message="There is none"), status=404)
+    edit("compute.networks.get", lambda line: line.answer.update(selfLinkWithId="https://x"))
+    edit("compute.networks.insert", lambda line: line.answer.update(status="WAITING"))
+    edit(NODES, lambda line: line.answer.pop("createTime") and None)
+    edit(NODES, port_as_text)
+    services = [line for line in lines if line.method_id == SERVICES]
+    lines.append(replace(services[0], number=lines[-1].number + 1, began=lines[-1].began + 1))
+    guests = [line.answer["guestAttributes"][0]["queryValue"] for line in lines if line.method_id == GUESTS]
+    kernel = {"namespace": "guestInventory", "key": "KernelVersion", "value": "5.15"}
+    for answer in guests:
+        answer["items"].append(kernel)
+    guests[0]["items"] = [item for item in guests[0]["items"] if item["namespace"] != "hostname"]
+    return lines
+
+
+def port_as_text(line: RequestLine) -> None:
+    for endpoint in line.answer.get("networkEndpoints", []):
+        endpoint["port"] = str(endpoint["port"])
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    """Press Ctrl-C as soon as a stage begins."""
+    from controller.witness.stages import StageLog
+
+    begin = StageLog.begin
+
+    def begin_and_interrupt(log: StageLog, name: str) -> None:
+        begin(log, name)
+        if name == stage:
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+    monkeypatch.setattr(StageLog, "begin", begin_and_interrupt)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("stage", ["first run", "checkpoint", "preempt", "recover"])
+def test_ctrl_c_cleans_up(slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    interrupt_at(monkeypatch, stage)
+    code, out, _ = witness(slipway)
+    assert code == 130, out
+    found = stages()
+    assert found[stage]["outcome"] == "interrupted"
+    assert [found[name]["outcome"] for name in ("clean up", "verify")] == ["ok", "ok"]
+    assert nothing_is_left(slipway)
+
+
+@pytest.mark.deep
+def test_the_limit_of_minutes_ends_it(slipway: SlipwayCli) -> None:
+    code, out, _ = witness(slipway, "--minutes", "0.15")
+    assert code == 2, out
+    assert "limit" in [stage["outcome"] for stage in stages().values()]
+    assert nothing_is_left(slipway)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "match", ["POST .*/networks", "POST .*/nodes|POST .*queuedResources", "POST .*serviceAccounts", "PATCH .*routers"]
+)
+def test_a_stage_that_google_refuses_for_good_is_recorded_and_the_rest_deleted(slipway: SlipwayCli, match: str) -> None:
+    fault = f"{{kind: http, status: 403, times: 1000, match: '{match}', message: refused for good}}"
+    code, out, _ = witness(slipway, f"cloud.faults=[{fault}]")
+    assert code == 2, out
+    found = stages()
+    assert found["first run"]["outcome"] == "failed"
+    assert "refused for good" in found["first run"]["detail"]
+    assert found["recover"]["outcome"] == "skipped"
+    assert nothing_is_left(slipway)
+
+
+def test_nothing_is_made_where_something_would_be_lost(slipway: SlipwayCli) -> None:
+    slipway.cloud()
+    cloud, bucket = EmulatedCloud(slipway.home / "localcloud"), "slipway-local-slipway-us-central1-witness"
+    cloud.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": bucket, "location": "US"})
+    assert cloud.send("POST", f"upload/storage/v1/b/{bucket}/o?uploadType=media&name=precious", b"x")[0] == 200
+    code, _, err = witness(slipway)
+    assert code == 2
+    assert f"gs://{bucket} of an earlier witness holds objects" in err
+    Path("recorded").mkdir()
+    Path("recorded", "file").touch()
+    code, _, err = witness(slipway)
+    assert code == 2
+    assert "--output recorded: is not empty" in err
+    assert slipway.cloud().get("state")["bucket"].keys() == {bucket}
