@@ -8,7 +8,7 @@ from conf.schema.config import Config
 from controller.checks.inputs.hugging_face import COMMANDS, download_bytes, hub_sources
 from controller.context import Context
 from controller.core.finding import Issue, check
-from controller.inputs.assets import ALWAYS_SKIPPED
+from controller.inputs.assets import ALWAYS_SKIPPED, path_exists
 from controller.inputs.download import search_path
 from controller.plan.build import Plan
 from controller.plan.missing import missing_assets
@@ -32,7 +32,7 @@ def programs_are_installed(plan: Plan, context: Context) -> Iterator[Issue]:
             continue
         words = [recipe.argv[0], *(word for word in COMMANDS if word in " ".join(recipe.argv[1:]).split())]
         for word in dict.fromkeys(words):
-            if shutil.which(word, path=search_path()) is None and not (recipe.root / word).is_file():
+            if shutil.which(word, path=search_path()) is None and not path_exists(recipe.root / word):
                 yield Issue(_not_installed(word), f"assets.{asset.path}.build")
     if _has_git_requirements(plan) and shutil.which("git") is None:
         yield Issue(_not_installed("git"), "env.requirements")
@@ -45,7 +45,7 @@ def downloads_fit(plan: Plan, context: Context) -> Iterator[Issue]:
         return
     folder = Path(plan.config.run.state_dir).expanduser()
     sizes = {source.key: size for source in hub_sources(plan, context) if (size := download_bytes(source))}
-    free = shutil.disk_usage(folder if folder.exists() else Path.home()).free
+    free = shutil.disk_usage(folder if path_exists(folder) else Path.home()).free
     if sizes and sum(sizes.values()) > free:
         largest = max(sizes, key=lambda key: sizes[key])
         message = f"{sum(sizes.values()) / GB:.1f} GB are downloaded to {folder}, which has {free / GB:.1f} GB free"
@@ -81,6 +81,8 @@ def _has_git_requirements(plan: Plan) -> bool:
 
 
 def _folder_bytes(path: Path) -> int:
+    if not path_exists(path):
+        return 0  # `asset_here` reports it
     if path.is_file():
         return path.stat().st_size
     files = (file for file in path.rglob("*") if file.is_file())

@@ -15,7 +15,7 @@ from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.core.text import nearest_names
 from controller.gcp.client import ForbiddenError, NotFoundError
-from controller.inputs.assets import ALWAYS_SKIPPED
+from controller.inputs.assets import ALWAYS_SKIPPED, path_exists
 
 BUCKET = "gs://"
 BUILT_IN_TOKENIZERS = ("bytes", "characters")
@@ -63,7 +63,7 @@ def files_exist_here(config: Config) -> Iterator[Issue]:
                 yield Issue(f"{source.value}: {problem}", source.key)
         elif config.cloud.kind == "local" and source.value.startswith("/") and not _exists(source.value):
             parent = Path(source.value).parent
-            names = {file.name for file in parent.iterdir()} if parent.is_dir() else set[str]()
+            names = {file.name for file in parent.iterdir()} if path_exists(parent) else set[str]()
             yield Issue(f"{source.value}: {_absence(Path(source.value).name, names, folder=False)}", source.key)
 
 
@@ -149,7 +149,7 @@ def _files_of_asset(config: Config, value: str) -> list[Found] | None:
     if asset.files:
         return [Found(file, None) for file in asset.files]
     root = Path(asset.path).expanduser() if asset.path is not None else None
-    if root is None or not root.exists():
+    if root is None or not path_exists(root):
         return None  # made by a command later, or reported by `asset_here`
     if root.is_file():
         return [Found(root.name, root.stat().st_size)]
@@ -162,7 +162,10 @@ def _files_of_asset(config: Config, value: str) -> list[Found] | None:
 
 
 def _exists(pattern: str) -> bool:
-    return any(True for _ in Path("/").glob(pattern.lstrip("/")))
+    try:
+        return any(True for _ in Path("/").glob(pattern.lstrip("/")))
+    except OSError:  # a name that is too long for a file
+        return False
 
 
 def _in_asset(value: str) -> str:

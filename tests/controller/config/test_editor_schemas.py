@@ -40,7 +40,7 @@ def test_committed_files_are_right(schema: str) -> None:
 
 
 def test_every_file_of_every_group_has_a_schema() -> None:
-    tables = {"prices.yaml", "regions.yaml", "tpu_types.yaml"}
+    tables = {"permissions.yaml", "prices.yaml", "regions.yaml", "tpu_types.yaml"}
     judged = [file for schema in FILE_PATTERNS for file in files(schema)]
     assert len(judged) == len(set(judged))
     assert {file.name for file in (ROOT / "conf").rglob("*.yaml") if file not in set(judged)} == tables
