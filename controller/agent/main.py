@@ -25,9 +25,9 @@ COMMANDS = {
     "state": "program.state",
     "stacks": "commands.stack_dump",
     "watch": "program.stream",
-    "guard": "watchdog",
-    "guard_state": "watchdog",
-    "stand_guard": "watchdog",
+    "set_watchdog": "watchdog",
+    "watchdog_state": "watchdog",
+    "run_watchdog": "watchdog",
 }
 """Module that defines each command; only the module of the requested command is imported."""
 
@@ -49,8 +49,8 @@ def main() -> int:
     try:
         name = sys.argv[1]
         command = getattr(import_module(f".{COMMANDS[name]}", __package__), name)
-        question = sys.stdin.buffer.read()
-        payload = checked(json.loads(question), f"the `{name}` request") if question else {}
+        request = sys.stdin.buffer.read()
+        payload = checked(json.loads(request), f"the `{name}` request") if request else {}
         if lease := payload.pop("lease", None):
             _check_fencing_token(lease["place"], lease["token"])
         answer = command(**payload)

@@ -1,6 +1,6 @@
-"""Protocol of the agent's commands: the JSON question each reads from stdin, and the JSON answer it prints.
+"""Protocol of the agent's commands: the JSON request each reads from stdin, and the JSON answer it prints.
 
-Both carry `"format": 1`. A question may also carry `lease`: the location and the token of the sender's lease. An answer
+Both carry `"format": 1`. A request may also carry `lease`: the location and the token of the sender's lease. An answer
 is one line of JSON; a streaming command prints several, and a failing one prints `error` and `detail`.
 
 The agent imports this module for the type checker only, because the zip file is recompiled at each start.
@@ -111,7 +111,7 @@ class Active(TypedDict):
     attempt: int
 
 
-class ObserveQuestion(TypedDict):
+class ObserveRequest(TypedDict):
     code: NotRequired[str | None]
     venv: NotRequired[str | None]
     run_id: NotRequired[str | None]
@@ -140,21 +140,21 @@ class Observation(TypedDict):
     untidy: list[str]
 
 
-class ProbeDevicesQuestion(TypedDict):
+class ProbeDevicesRequest(TypedDict):
     venv: str
     timeout_seconds: NotRequired[float]
     env: NotRequired[dict[str, str] | None]
 
 
-class ProbePeersQuestion(TypedDict):
+class ProbePeersRequest(TypedDict):
     index: int
     addresses: list[str]
     port: int
     timeout_seconds: NotRequired[float]
 
 
-class CheckHealthQuestion(TypedDict):
-    """Question of `check_health`, sent to all workers at the same time; `processes` is their number."""
+class CheckHealthRequest(TypedDict):
+    """Request of `check_health`, sent to all workers at the same time; `processes` is their number."""
 
     venv: str
     processes: int
@@ -164,7 +164,7 @@ class CheckHealthQuestion(TypedDict):
 # Installation
 
 
-class InstallCodeQuestion(TypedDict):
+class InstallCodeRequest(TypedDict):
     bucket: str
     object: str
     sha256: str
@@ -187,7 +187,7 @@ class Wheel(TypedDict):
     after: str
 
 
-class InstallVenvQuestion(TypedDict):
+class InstallVenvRequest(TypedDict):
     packages: str
     fingerprint: str
     python: NotRequired[str | None]
@@ -198,7 +198,7 @@ class InstallVenvQuestion(TypedDict):
     secrets: NotRequired[dict[str, str] | None]
 
 
-class WriteConfigQuestion(TypedDict):
+class WriteConfigRequest(TypedDict):
     run_id: str
     text: str
     env: NotRequired[dict[str, str] | None]
@@ -216,7 +216,7 @@ class WorkerHygiene(TypedDict):
     not_done: list[str]
 
 
-class RunSetupQuestion(TypedDict):
+class RunSetupRequest(TypedDict):
     run_id: str
     key: str
     commands: list[list[str]]
@@ -229,8 +229,8 @@ class Changed(TypedDict):
     changed: bool
 
 
-class FetchAssetQuestion(TypedDict):
-    """Question of `fetch_asset`: `files` maps a name below `prefix` to {url, sha256}, `tokens` to a bearer token."""
+class FetchAssetRequest(TypedDict):
+    """Request of `fetch_asset`: `files` maps a name below `prefix` to {url, sha256}, `tokens` to a bearer token."""
 
     bucket: str
     prefix: str
@@ -249,7 +249,7 @@ class FetchLine(TypedDict, total=False):
 # Programs
 
 
-class StartQuestion(TypedDict):
+class StartRequest(TypedDict):
     run_id: str
     attempt: int
     argv: list[str]
@@ -263,18 +263,18 @@ class StartQuestion(TypedDict):
     notice: NotRequired[str | None]
 
 
-class AttemptQuestion(TypedDict):
-    """Question about one attempt, by default the latest."""
+class AttemptRequest(TypedDict):
+    """Request about one attempt, by default the latest."""
 
     run_id: str
     attempt: NotRequired[int | None]
 
 
-class StopQuestion(AttemptQuestion):
+class StopRequest(AttemptRequest):
     grace_seconds: NotRequired[float]
 
 
-class StateQuestion(AttemptQuestion):
+class StateRequest(AttemptRequest):
     tail_bytes: NotRequired[int]
 
 
@@ -304,7 +304,7 @@ class State(TypedDict):
     summary: dict[str, Any] | None
 
 
-class StacksQuestion(AttemptQuestion):
+class StacksRequest(AttemptRequest):
     timeout_seconds: NotRequired[float]
 
 
@@ -323,7 +323,7 @@ class Stacks(TypedDict):
     text: str
 
 
-class WatchQuestion(AttemptQuestion):
+class WatchRequest(AttemptRequest):
     log_offset: NotRequired[int]
     metrics_offset: NotRequired[int]
     follow: NotRequired[bool]
@@ -347,7 +347,7 @@ class WatchLine(TypedDict, total=False):
 # Watchdog
 
 
-class GuardQuestion(TypedDict):
+class SetWatchdogRequest(TypedDict):
     project: str
     deletes: list[str]
     tpu_api: str
@@ -358,16 +358,16 @@ class GuardQuestion(TypedDict):
     note_object: NotRequired[str]
 
 
-class GuardState(TypedDict):
+class WatchdogState(TypedDict):
     """State of the watchdog; `refused` is why a deletion failed."""
 
-    standing: bool
+    running: bool
     idle_seconds: float | None
     seconds_left: float | None
     refused: str | None
 
 
-class Guard(GuardState):
+class InstalledWatchdog(WatchdogState):
     """Watchdog with `allowed`: whether the service account may delete TPUs, or null if unknown."""
 
     allowed: bool | None
@@ -378,23 +378,23 @@ A = TypeVar("A", bound=Mapping[str, Any])
 
 
 class Command(str, Generic[Q, A]):
-    """Name of a command, typed by its question and by its answer (or each line of a stream)."""
+    """Name of a command, typed by its request and by its answer (or each line of a stream)."""
 
 
-OBSERVE = Command[ObserveQuestion, Observation]("observe")
-PROBE_DEVICES = Command[ProbeDevicesQuestion, Devices]("probe_devices")
-CHECK_HEALTH = Command[CheckHealthQuestion, Health]("check_health")
-PROBE_PEERS = Command[ProbePeersQuestion, Peers]("probe_peers")
-INSTALL_CODE = Command[InstallCodeQuestion, InstalledCode]("install_code")
-INSTALL_VENV = Command[InstallVenvQuestion, InstalledVenv]("install_venv")
-WRITE_CONFIG = Command[WriteConfigQuestion, WrittenConfig]("write_config")
+OBSERVE = Command[ObserveRequest, Observation]("observe")
+PROBE_DEVICES = Command[ProbeDevicesRequest, Devices]("probe_devices")
+CHECK_HEALTH = Command[CheckHealthRequest, Health]("check_health")
+PROBE_PEERS = Command[ProbePeersRequest, Peers]("probe_peers")
+INSTALL_CODE = Command[InstallCodeRequest, InstalledCode]("install_code")
+INSTALL_VENV = Command[InstallVenvRequest, InstalledVenv]("install_venv")
+WRITE_CONFIG = Command[WriteConfigRequest, WrittenConfig]("write_config")
 TIDY = Command[Nothing, WorkerHygiene]("tidy")
-RUN_SETUP = Command[RunSetupQuestion, Changed]("run_setup")
-FETCH_ASSET = Command[FetchAssetQuestion, FetchLine]("fetch_asset")
-START = Command[StartQuestion, State]("start")
-STOP = Command[StopQuestion, State]("stop")
-STATE = Command[StateQuestion, State]("state")
-STACKS = Command[StacksQuestion, Stacks]("stacks")
-WATCH = Command[WatchQuestion, WatchLine]("watch")
-GUARD = Command[GuardQuestion, Guard]("guard")
-GUARD_STATE = Command[Nothing, GuardState]("guard_state")
+RUN_SETUP = Command[RunSetupRequest, Changed]("run_setup")
+FETCH_ASSET = Command[FetchAssetRequest, FetchLine]("fetch_asset")
+START = Command[StartRequest, State]("start")
+STOP = Command[StopRequest, State]("stop")
+STATE = Command[StateRequest, State]("state")
+STACKS = Command[StacksRequest, Stacks]("stacks")
+WATCH = Command[WatchRequest, WatchLine]("watch")
+SET_WATCHDOG = Command[SetWatchdogRequest, InstalledWatchdog]("set_watchdog")
+WATCHDOG_STATE = Command[Nothing, WatchdogState]("watchdog_state")

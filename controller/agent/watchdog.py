@@ -24,7 +24,7 @@ from .program.state import active_attempt
 from .storage import TransferError, access_token, open_url, upload_stream
 
 if TYPE_CHECKING:
-    from .protocol import Guard, GuardState
+    from .protocol import InstalledWatchdog, WatchdogState
 
 MAX_POLL_SECONDS = 15.0
 """Maximum seconds between two checks."""
@@ -33,7 +33,7 @@ RETRY_AFTER_REFUSAL_SECONDS = 60.0
 DELETE_PERMISSION = "tpu.nodes.delete"
 
 
-def guard(
+def set_watchdog(
     project: str,
     deletes: list[str],
     tpu_api: str,
@@ -42,7 +42,7 @@ def guard(
     seconds_left: float | None = None,
     bucket: str | None = None,
     note_object: str = "",
-) -> Guard:
+) -> InstalledWatchdog:
     """Start the watchdog, or update the limits of the running one; this resets the idle time.
 
     Args:
@@ -66,24 +66,24 @@ def guard(
         "asked": now,
         "agent": Path(sys.argv[0]).name,
     }
-    with locked("guard"):
+    with locked("watchdog"):
         write_json(_limits_file(), order)
         if not _is_running():
             _spawn_watchdog()
-    return {**guard_state(), "allowed": _may_delete(projects_api, project)}
+    return {**watchdog_state(), "allowed": _may_delete(projects_api, project)}
 
 
-def guard_state() -> GuardState:
+def watchdog_state() -> WatchdogState:
     order = read_json(_limits_file())
     if order is None or not _is_running():
-        return {"standing": False, "idle_seconds": None, "seconds_left": None, "refused": None}
+        return {"running": False, "idle_seconds": None, "seconds_left": None, "refused": None}
     left = None if order["until"] is None else order["until"] - wall_time()
-    refused = (read_json(agent_root() / "guard-refused.json") or {"error": None})["error"]
-    return {"standing": True, "idle_seconds": order["idle_seconds"], "seconds_left": left, "refused": refused}
+    refused = (read_json(agent_root() / "watchdog-refused.json") or {"error": None})["error"]
+    return {"running": True, "idle_seconds": order["idle_seconds"], "seconds_left": left, "refused": refused}
 
 
-def stand_guard() -> None:
-    """Run the watchdog loop, in the process that `guard` spawns: check periodically, delete the pod when due."""
+def run_watchdog() -> None:
+    """Run the watchdog loop, in the process that `set_watchdog` spawns: check periodically, delete the pod when due."""
     mine, used = Path(sys.argv[0]).name, wall_time()
     while (order := read_json(_limits_file())) and order["agent"] == mine:
         now = wall_time()
@@ -93,7 +93,7 @@ def stand_guard() -> None:
         pause = min(MAX_POLL_SECONDS, (order["idle_seconds"] or MAX_POLL_SECONDS) / 4)
         if why := deletion_reason(order, now, max(used, order["asked"])):
             refused = _delete_pod(order, why)
-            write_json(agent_root() / "guard-refused.json", {"error": refused})
+            write_json(agent_root() / "watchdog-refused.json", {"error": refused})
             if refused:
                 print(f"{wall_time():.0f} {refused}", file=sys.stderr, flush=True)
             pause = RETRY_AFTER_REFUSAL_SECONDS if refused else MAX_POLL_SECONDS
@@ -128,21 +128,23 @@ def ssh_sessions(proc: Path) -> list[str]:
 
 
 def _limits_file() -> Path:
-    return agent_root() / "guard.json"
+    return agent_root() / "watchdog.json"
 
 
 def _is_running() -> bool:
     """Return whether a watchdog of this agent version has been running since this boot."""
-    who = read_json(agent_root() / "guard-pid.json")
+    who = read_json(agent_root() / "watchdog-pid.json")
     return bool(who and who["boot_id"] == boot_id() and who["agent"] == Path(sys.argv[0]).name and is_alive(who))
 
 
 def _spawn_watchdog() -> None:
-    command = [sys.executable, str(Path(sys.argv[0]).resolve()), "stand_guard"]
-    with (agent_root() / "guard.log").open("ab") as log:
-        guardian = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    who = {"pid": guardian.pid, "start_time": start_time(guardian.pid)}
-    write_json(agent_root() / "guard-pid.json", {**who, "boot_id": boot_id(), "agent": command[1].rpartition("/")[2]})
+    command = [sys.executable, str(Path(sys.argv[0]).resolve()), "run_watchdog"]
+    with (agent_root() / "watchdog.log").open("ab") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    who = {"pid": process.pid, "start_time": start_time(process.pid)}
+    write_json(
+        agent_root() / "watchdog-pid.json", {**who, "boot_id": boot_id(), "agent": command[1].rpartition("/")[2]}
+    )
 
 
 def _delete_pod(order: dict[str, Any], why: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import conf
 from conf.schema.config import Config
-from controller.agent.protocol import ObserveQuestion
+from controller.agent.protocol import ObserveRequest
 from controller.config.placeholders import Placeholders
 from controller.core.errors import ConfigError
 from controller.inputs.assets import ResolvedAsset
@@ -109,7 +109,7 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
         wheels=run.wheels.id if run.wheels else None,
         depends_on=(tidied.id, *((run.wheels.id,) if run.wheels else ())),
     )
-    asks: ObserveQuestion = {"venv": venv.name, "code": code.name, "run_id": run.run_id}
+    asks: ObserveRequest = {"venv": venv.name, "code": code.name, "run_id": run.run_id}
     if config.program.needs_chips:
         asks["chips"] = True
     ssh = SshAccess(

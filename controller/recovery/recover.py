@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from controller.agent.protocol import STACKS, STOP, Stacks, State, StopQuestion
+from controller.agent.protocol import STACKS, STOP, Stacks, State, StopRequest
 from controller.checks.fit import suggested_overrides
 from controller.context import Context
 from controller.core.errors import (
@@ -156,7 +156,7 @@ class RecoveryExecutor:
         elif response == policy.RESTART_WORKER:
             self._node().stop(self.context)
         elif response == policy.RESTART_PROGRAM and not verdict.whole_pod:
-            payload: StopQuestion = {"run_id": self.plan.run_id, "grace_seconds": 5.0}
+            payload: StopRequest = {"run_id": self.plan.run_id, "grace_seconds": 5.0}
             self._fleet().call_all(STOP, payload)  # the next attempt handles unreachable workers
 
     def _give_up(self, outcome: AttemptOutcome, decision: policy.Decision, error: SlipwayError | None) -> NoReturn:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from conf.schema.run.lifecycle import Recovery
-from controller.agent.protocol import STOP, WATCH, State, StopQuestion, WatchLine, WatchQuestion
+from controller.agent.protocol import STOP, WATCH, State, StopRequest, WatchLine, WatchRequest
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.gcp.client import GoogleError
@@ -229,7 +229,7 @@ class Follower:
         if running and not self._stopping.is_set():
             for worker in running:
                 streams[worker].stop_requested = True
-            payload: StopQuestion = {"run_id": self.run_id, "attempt": self.attempt, "grace_seconds": 5.0}
+            payload: StopRequest = {"run_id": self.run_id, "attempt": self.attempt, "grace_seconds": 5.0}
             self.fleet.call_all(STOP, payload, workers=running)
         wait(STOP_SECONDS, left)
         final = self._diagnose(streams, pod, steps)
@@ -304,7 +304,7 @@ class Follower:
         """Read one worker's stream until it ends, reconnecting after every break."""
         clock = self.context.clock
         while not self._stopping.is_set():
-            payload: WatchQuestion = {
+            payload: WatchRequest = {
                 "run_id": self.run_id,
                 "attempt": self.attempt,
                 "log_offset": stream.log_offset,

@@ -6,7 +6,7 @@ on the workers. If the controller is killed in between, the next `up` reads the 
 
 from collections.abc import Callable
 
-from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartQuestion, State
+from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartRequest, State
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
 from controller.plan.build import Plan
@@ -68,7 +68,7 @@ def _start(plan: Plan, ledger: Ledger, fleet: Fleet, attempt: int) -> None:
     if not plan.argv:
         raise ConfigError("program.command: is empty")
     venv = plan.get(Venv).name
-    payloads: list[StartQuestion] = [
+    payloads: list[StartRequest] = [
         {
             "run_id": plan.run_id,
             "attempt": attempt,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
-from controller.agent.protocol import OBSERVE, A, Command, Observation, ObserveQuestion, Q
+from controller.agent.protocol import OBSERVE, A, Command, Observation, ObserveRequest, Q
 from controller.core.errors import SlipwayError
 from controller.ssh.agent_bundle import build_bundle
 from controller.ssh.connect import ConnectionFailure, ConnectionParams, WorkerError
@@ -28,7 +28,7 @@ TRANSIENT: frozenset[ConnectionFailure] = frozenset({"refused", "dropped"})
 """Failures that may pass within seconds. Every agent command is safe to repeat."""
 TRANSIENT_WHILE_BOOTING: frozenset[ConnectionFailure] = frozenset({"refused", "dropped", "timeout", "auth"})
 """Failures of a VM that has just been created and does not know its users yet."""
-READ_ONLY_COMMANDS = frozenset({"observe", "state", "guard_state"})
+READ_ONLY_COMMANDS = frozenset({"observe", "state", "watchdog_state"})
 """Agent commands that change nothing."""
 FENCED_COMMANDS = frozenset({
     "install_code", "install_venv", "write_config", "tidy", "run_setup", "fetch_asset", "check_health", "start", "stop",
@@ -53,7 +53,7 @@ def failures(answers: Sequence[object]) -> list[WorkerError]:
 class _ObservationCache:
     """Answers of all workers to one survey, and the callers who have received them."""
 
-    payload: ObserveQuestion
+    payload: ObserveRequest
     answers: list[Observation | WorkerError]
     time: float
     readers: set[str] = field(default_factory=set)
@@ -111,13 +111,13 @@ class Fleet:
         payloads: Sequence[Any] = payload if isinstance(payload, Sequence) else [payload] * len(who)
         return self._run_parallel([partial(self.call, w, command, p) for w, p in zip(who, payloads, strict=True)])
 
-    def prefetch(self, payload: ObserveQuestion) -> list[Observation | WorkerError]:
+    def prefetch(self, payload: ObserveRequest) -> list[Observation | WorkerError]:
         """Observe all workers once on behalf of several callers of `observe`."""
         answers = self.call_all(OBSERVE, payload)
         self._cache = None if failures(answers) else _ObservationCache(payload, answers, time.monotonic())
         return answers
 
-    def observe(self, who: str, payload: ObserveQuestion) -> list[Observation | WorkerError]:
+    def observe(self, who: str, payload: ObserveRequest) -> list[Observation | WorkerError]:
         """Return what all workers observe now.
 
         Each caller `who` is answered once from the last survey if it is seconds old and nothing has changed since.

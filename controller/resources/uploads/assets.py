@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Self
 
-from controller.agent.protocol import FETCH_ASSET, FetchAssetQuestion
+from controller.agent.protocol import FETCH_ASSET, FetchAssetRequest
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.gcp.client import NotFoundError
@@ -145,7 +145,7 @@ class PodFetchedAsset(AssetInBucket, WorkerResource):
         files = {f.name: {"url": f.url, "sha256": f.sha256} for f in self.content.files}
         secrets = self.vault.values()
         tokens = {f.name: token for f in self.content.files if (token := token_for(f, secrets))}
-        payload: FetchAssetQuestion = {
+        payload: FetchAssetRequest = {
             "bucket": self.bucket,
             "prefix": self.content.prefix,
             "files": files,

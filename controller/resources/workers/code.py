@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from controller.agent.protocol import INSTALL_CODE, InstallCodeQuestion
+from controller.agent.protocol import INSTALL_CODE, InstallCodeRequest
 from controller.context import Context
 from controller.core.text import plural
 from controller.reconcile.resource import Diff, ObservedResources
@@ -33,7 +33,7 @@ class WorkerCode(WorkerResource):
         return replace(self, tree=self.observe_workers(context, observed, lambda a: a["code"], code=self.name))
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
-        payload: InstallCodeQuestion = {
+        payload: InstallCodeRequest = {
             "bucket": self.bucket,
             "object": self.archive.object,
             "sha256": self.archive.snapshot.archive_sha256,

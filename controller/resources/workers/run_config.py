@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from controller.agent.protocol import WRITE_CONFIG, WriteConfigQuestion
+from controller.agent.protocol import WRITE_CONFIG, WriteConfigRequest
 from controller.context import Context
 from controller.core.text import plural
 from controller.reconcile.resource import Diff, ObservedResources
@@ -34,5 +34,5 @@ class RunConfig(WorkerResource):
         return replace(self, sha256=self.observe_workers(context, observed, lambda a: a["config"], run_id=self.name))
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
-        payload: WriteConfigQuestion = {"run_id": self.name, "text": self.text, "env": dict(self.variables)}
+        payload: WriteConfigRequest = {"run_id": self.name, "text": self.text, "env": dict(self.variables)}
         self.apply_to_workers(context, observed, WRITE_CONFIG, payload, diff, "sha256")

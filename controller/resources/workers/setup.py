@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from conf.schema.config import digest
-from controller.agent.protocol import RUN_SETUP, RunSetupQuestion
+from controller.agent.protocol import RUN_SETUP, RunSetupRequest
 from controller.context import Context
 from controller.core.errors import WorkersDisagreeError
 from controller.core.text import plural
@@ -44,7 +44,7 @@ class Setup(WorkerResource):
         return replace(self, done=done)
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
-        payload: RunSetupQuestion = {
+        payload: RunSetupRequest = {
             "run_id": self.name,
             "key": self.done[0],
             "commands": [list(argv) for argv in self.commands],

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Self
 
-from controller.agent.protocol import ObserveQuestion
+from controller.agent.protocol import ObserveRequest
 from controller.context import Context
 from controller.core.text import plural
 from controller.gcp.client import GoogleError
@@ -21,7 +21,7 @@ class SshAccess(WorkerResource):
     """Every worker answers over SSH with the host key that Google reports, and has this version of the agent."""
 
     kind: ClassVar[str] = "ssh"
-    probe_payload: ObserveQuestion = field(compare=False)
+    probe_payload: ObserveRequest = field(compare=False)
     """Question that later resources ask every worker, sent here once for all of them."""
     reachable: tuple[str, ...]
 

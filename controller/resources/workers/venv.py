@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from conf.schema.config import Config, digest
 from conf.schema.run.program import Program
-from controller.agent.protocol import INSTALL_VENV, InstallVenvQuestion, VenvState
+from controller.agent.protocol import INSTALL_VENV, InstallVenvRequest, VenvState
 from controller.context import Context
 from controller.core.formats import dump, load
 from controller.gcp.client import ConflictError, NotFoundError
@@ -65,7 +65,7 @@ class Venv(WorkerResource):
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         frozen = self._locked_versions(context)
-        payload: InstallVenvQuestion = {
+        payload: InstallVenvRequest = {
             "packages": self.packages,
             "fingerprint": self.name,
             "python": self.python,

@@ -10,8 +10,8 @@ from controller.agent.protocol import (
     PROBE_PEERS,
     Devices,
     Observation,
-    ObserveQuestion,
-    ProbePeersQuestion,
+    ObserveRequest,
+    ProbePeersRequest,
 )
 from controller.context import Context
 from controller.core.errors import WrongDevicesError
@@ -110,7 +110,7 @@ class DeviceProbe(WorkerResource):
             )
 
     def _look(self, context: Context, observed: ObservedResources) -> list[Observation]:
-        question: ObserveQuestion = {"venv": self.venv} if self.needs_libtpu or self.health_check else {}
+        question: ObserveRequest = {"venv": self.venv} if self.needs_libtpu or self.health_check else {}
         answers = self.fleet(context, observed).observe(self.id, question)
         raise_failures(answers, self.title)
         return [a for a in answers if isinstance(a, dict)]
@@ -127,7 +127,7 @@ def lacks_libtpu(versions: Mapping[str, str]) -> bool:
     return "jax" in versions and "torch-xla" not in versions and not LIBTPU & versions.keys()
 
 
-def peer_payloads(node: Absent | Pending | Node) -> list[ProbePeersQuestion]:
+def peer_payloads(node: Absent | Pending | Node) -> list[ProbePeersRequest]:
     """Return the payloads with which all workers try to reach worker 0 at the same time."""
     addresses = [endpoint.internal for endpoint in node.status.endpoints] if isinstance(node, Node) else []
     return [{"index": i, "addresses": addresses, "port": PEER_PORT} for i in range(len(addresses))]

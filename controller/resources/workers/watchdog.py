@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
-from controller.agent.protocol import GUARD, GUARD_STATE, GuardQuestion
+from controller.agent.protocol import SET_WATCHDOG, WATCHDOG_STATE, SetWatchdogRequest
 from controller.context import Context
 from controller.reconcile.resource import Absent, Diff, ObservedResources
 from controller.resources.pod.node import Node
@@ -22,7 +22,7 @@ class Watchdog(WorkerResource):
     kind: ClassVar[str] = "watchdog"
     bucket: str = field(compare=False)
     idle_seconds: float | None = field(compare=False)
-    standing: bool = True
+    running: bool = True
 
     @property
     def title(self) -> str:
@@ -31,8 +31,8 @@ class Watchdog(WorkerResource):
         return f"watchdog: the pod deletes itself after {self.idle_seconds / 60:g} idle minutes"
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
-        [answer] = self.fleet(context, observed).call_all(GUARD_STATE, {}, workers=[0])
-        return self if isinstance(answer, dict) and answer["standing"] else Absent()
+        [answer] = self.fleet(context, observed).call_all(WATCHDOG_STATE, {}, workers=[0])
+        return self if isinstance(answer, dict) and answer["running"] else Absent()
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         self.update_limits(context, observed[self.node], None)
@@ -48,7 +48,7 @@ class Watchdog(WorkerResource):
         Raises:
             WorkersFailedError: the orders did not reach worker 0.
         """
-        payload: GuardQuestion = {
+        payload: SetWatchdogRequest = {
             "project": context.project,
             "deletes": delete_requests(context.project, node.name, node.place.zone),
             "tpu_api": context.google.root("tpu"),
@@ -58,7 +58,7 @@ class Watchdog(WorkerResource):
             "bucket": self.bucket,
             "note_object": end_name(node.name, node.status.uid),
         }
-        answers = node.fleet(context).call_all(GUARD, payload, workers=[0])
+        answers = node.fleet(context).call_all(SET_WATCHDOG, payload, workers=[0])
         raise_failures(answers, self.title)
         [answer] = answers
         if isinstance(answer, dict) and answer["allowed"] is False:

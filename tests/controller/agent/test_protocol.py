@@ -21,7 +21,7 @@ GOLDEN = golden("agent")
 
 
 def types_of(command: protocol.Command[Any, Any]) -> tuple[Any, Any]:
-    """The types of a command's question and answer."""
+    """The types of a command's request and answer."""
     return command.__orig_class__.__args__  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -30,20 +30,20 @@ def keys_for_user(kind: Any) -> dict[str, str]:
     return {key: hint.__forward_arg__ for key, hint in kind.__annotations__.items()}
 
 
-def test_every_command_has_types_and_a_golden_question_and_answer() -> None:
-    assert set(COMMANDS) == set(GOLDEN) == set(main.COMMANDS) - {"supervise", "stand_guard"}
+def test_every_command_has_types_and_a_golden_request_and_answer() -> None:
+    assert set(COMMANDS) == set(GOLDEN) == set(main.COMMANDS) - {"supervise", "run_watchdog"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_question_is_what_its_handler_takes(command: protocol.Command[Any, Any]) -> None:
-    question = keys_for_user(types_of(command)[0])
-    assert set(GOLDEN[command]["question"]) - {"format", "lease"} == set(question)
+def test_a_request_is_what_its_handler_takes(command: protocol.Command[Any, Any]) -> None:
+    request = keys_for_user(types_of(command)[0])
+    assert set(GOLDEN[command]["request"]) - {"format", "lease"} == set(request)
     handler = getattr(import_module(f"controller.agent.{main.COMMANDS[command]}"), command)
     parameters = inspect.signature(handler).parameters
     taken = {
         name: p.annotation if p.default is p.empty else f"NotRequired[{p.annotation}]" for name, p in parameters.items()
     }
-    assert taken == question
+    assert taken == request
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -68,11 +68,11 @@ def check(body: dict[str, Any], kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "said"), [({"format": 2}, "has format 2"), ({}, "has no format")], ids=["another", "none"]
+    ("sent", "said"), [({"format": 2}, "has format 2"), ({}, "has no format")], ids=["another", "none"]
 )
-def test_an_unknown_format_is_one_clear_error(worker: AgentWorker, question: dict[str, Any], said: str) -> None:
+def test_an_unknown_format_is_one_clear_error(worker: AgentWorker, sent: dict[str, Any], said: str) -> None:
     asked = subprocess.run(
-        [sys.executable, str(worker.agent), "observe"], input=json.dumps(question).encode(), capture_output=True,
+        [sys.executable, str(worker.agent), "observe"], input=json.dumps(sent).encode(), capture_output=True,
         env=worker.environment, check=False,
     )  # fmt: skip
     answer = json.loads(asked.stdout)

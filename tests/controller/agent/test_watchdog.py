@@ -68,7 +68,7 @@ def apis(worker: AgentWorker) -> Iterator[Apis]:
     yield made
     made.server.shutdown()
     made.server.server_close()
-    record = worker.root / "guard-pid.json"
+    record = worker.root / "watchdog-pid.json"
     if record.exists() and is_alive(json.loads(record.read_bytes())):
         os.killpg(json.loads(record.read_bytes())["pid"], signal.SIGKILL)
 
@@ -79,9 +79,9 @@ def order(apis: Apis, **changed: Any) -> dict[str, Any]:
 
 
 def test_a_pod_that_nobody_uses_deletes_itself_and_says_why(worker: AgentWorker, apis: Apis) -> None:
-    state = worker.call("guard", **order(apis, idle_seconds=3600.0))
-    assert state == {"standing": True, "idle_seconds": 3600.0, "seconds_left": None, "refused": None, "allowed": True}
-    worker.call("guard", **order(apis, idle_seconds=0.4))
+    state = worker.call("set_watchdog", **order(apis, idle_seconds=3600.0))
+    assert state == {"running": True, "idle_seconds": 3600.0, "seconds_left": None, "refused": None, "allowed": True}
+    worker.call("set_watchdog", **order(apis, idle_seconds=0.4))
     wait_for(lambda: NODE in apis.deleted())
     assert apis.deleted()[:2] == [QUEUED, NODE]
     assert {token for _, _, token in apis.asked} == {"Bearer ya29.pod"}
@@ -91,14 +91,14 @@ def test_a_pod_that_nobody_uses_deletes_itself_and_says_why(worker: AgentWorker,
 
 def test_a_pod_whose_time_is_up_deletes_itself_though_a_program_runs(run: ProgramRun, apis: Apis) -> None:
     run.start("import time; time.sleep(600)")
-    run.worker.call("guard", **order(apis, seconds_left=0.0))
+    run.worker.call("set_watchdog", **order(apis, seconds_left=0.0))
     wait_for(lambda: NODE in apis.deleted())
     assert apis.deleted()[:2] == [QUEUED, NODE]
 
 
 def test_a_pod_with_a_program_is_not_idle(run: ProgramRun, apis: Apis) -> None:
     run.start("import time, pathlib; p = pathlib.Path('../go')\nwhile not p.exists(): time.sleep(0.05)")
-    run.worker.call("guard", **order(apis, idle_seconds=0.2))
+    run.worker.call("set_watchdog", **order(apis, idle_seconds=0.2))
     run.worker.call("stop", run_id="no-such-run")  # some time passes, and several looks
     run.worker.call("observe")
     assert apis.deleted() == []
@@ -110,33 +110,33 @@ def test_every_command_and_the_watchdog_write_the_heartbeat(worker: AgentWorker,
     """The dead man's switch of the pod looks at it."""
     heartbeat = worker.root / "heartbeat"
     assert not heartbeat.exists()
-    worker.call("guard_state")
+    worker.call("watchdog_state")
     assert heartbeat.exists()
-    worker.call("guard", **order(apis, idle_seconds=3600.0))
+    worker.call("set_watchdog", **order(apis, idle_seconds=3600.0))
     heartbeat.unlink()
-    worker.call("guard_state")
+    worker.call("watchdog_state")
     assert heartbeat.exists()
-    worker.call("guard", **order(apis, idle_seconds=0.4))
+    worker.call("set_watchdog", **order(apis, idle_seconds=0.4))
     heartbeat.unlink(missing_ok=True)
     wait_for(heartbeat.exists)
 
 
 def test_there_is_one_and_it_takes_new_orders(worker: AgentWorker, apis: Apis) -> None:
-    assert worker.call("guard_state")["standing"] is False
-    worker.call("guard", **order(apis, idle_seconds=3600.0))
-    first = (worker.root / "guard-pid.json").read_bytes()
-    state = worker.call("guard", **order(apis, seconds_left=7200.0))
-    assert (worker.root / "guard-pid.json").read_bytes() == first
+    assert worker.call("watchdog_state")["running"] is False
+    worker.call("set_watchdog", **order(apis, idle_seconds=3600.0))
+    first = (worker.root / "watchdog-pid.json").read_bytes()
+    state = worker.call("set_watchdog", **order(apis, seconds_left=7200.0))
+    assert (worker.root / "watchdog-pid.json").read_bytes() == first
     assert state["idle_seconds"] is None
     assert 7100 < state["seconds_left"] <= 7200
     worker.boot_id = "boot-2"
-    assert worker.call("guard_state")["standing"] is False
+    assert worker.call("watchdog_state")["running"] is False
 
 
 def test_a_refusal_is_on_record(worker: AgentWorker, apis: Apis) -> None:
     apis.refuse[NODE] = 403
-    worker.call("guard", **order(apis, seconds_left=0.0))
-    refused = wait_for(lambda: worker.call("guard_state")["refused"])
+    worker.call("set_watchdog", **order(apis, seconds_left=0.0))
+    refused = wait_for(lambda: worker.call("watchdog_state")["refused"])
     assert refused.startswith("HTTP 403")
 
 

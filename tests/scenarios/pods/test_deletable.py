@@ -55,7 +55,7 @@ OBJECTS: dict[str, tuple[str, ...]] = {
 COMMANDS: dict[str, tuple[str, ...]] = {
     "ssh": ("observe",),
     "chips": ("observe",),
-    "watchdog": ("guard",),
+    "watchdog": ("set_watchdog",),
     "tidied": ("tidy",),
     "venv": ("install_venv",),
     "worker code": ("install_code",),

@@ -77,7 +77,7 @@ def test_a_watchdog_whose_account_may_not_delete_is_on_record(slipway: SlipwayCl
     words = ["cleanup.idle_minutes=0.05", "cloud.roles=[roles/logging.logWriter]"]
     assert slipway("up", FAILS, *ONE, *words)[0] == 5
     [worker] = workers_home(slipway)
-    refused = worker / ".slipway" / "guard-refused.json"
+    refused = worker / ".slipway" / "watchdog-refused.json"
     until(lambda: refused.exists() and "403" in refused.read_text())
     assert len(nodes(slipway)) == 2  # the request and its node
 
@@ -103,9 +103,9 @@ def test_a_pod_without_a_controller_ends_with_the_budget(slipway: SlipwayCli) ->
     running.send_signal(signal.SIGKILL)
     running.communicate()
     [worker] = workers_home(slipway)
-    order = json.loads((worker / ".slipway" / "guard.json").read_text())
+    order = json.loads((worker / ".slipway" / "watchdog.json").read_text())
     assert 0.9 < (order["until"] - order["asked"]) / 3600 < 1.1
-    (worker / ".slipway" / "guard.json").write_text(json.dumps(order | {"until": order["asked"]}))  # an hour passes
+    (worker / ".slipway" / "watchdog.json").write_text(json.dumps(order | {"until": order["asked"]}))  # an hour passes
     until(lambda: nodes(slipway) == {})
     [pod] = slipway.json("status", FOREVER, *ONE, *limits)["cost"]["pods"]
     assert pod["reason"] == "the run's budget is spent"

@@ -31,7 +31,7 @@ PARTS = 16
 """The number of tests that share all points, so that several processes or shards can run them."""
 READS = re.compile(
     r"\.(get|list|getIamPolicy|batchGet|get_media|wait|getGuestAttributes|getBillingInfo)$|"
-    r"agent (observe|state|watch|guard_state)$"
+    r"agent (observe|state|watch|watchdog_state)$"
 )
 """Requests that change nothing."""
 

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 
-from controller.agent.protocol import WATCH, WatchQuestion
+from controller.agent.protocol import WATCH, WatchRequest
 from controller.cli.main import Command
 from controller.core.errors import ConfigError
 from controller.gcp.client import NotFoundError
@@ -35,7 +35,7 @@ def _print_from_worker(
     fleet = session.fleet()
     if fleet is None:
         return False
-    payload: WatchQuestion = {"run_id": session.plan.run_id, "attempt": attempt, "follow": follow}
+    payload: WatchRequest = {"run_id": session.plan.run_id, "attempt": attempt, "follow": follow}
     told = False
     try:
         for line in fleet.stream(worker, WATCH, payload):

@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from controller.agent.protocol import OBSERVE, PROBE_PEERS, Observation, ObserveQuestion
+from controller.agent.protocol import OBSERVE, PROBE_PEERS, Observation, ObserveRequest
 from controller.cli.main import Command
 from controller.core.errors import ConfigError
 from controller.core.printable import printable, unsanitized_stream
@@ -26,7 +26,7 @@ def run(command: Command) -> int:
             raise ConfigError(f"pod {session.plan.node.name} is absent or not ready; run `slipway up`")
         venv = session.plan.get(Venv).name
         fleet.call_all(PROBE_PEERS, peer_payloads(session.node()))  # `observe` returns the answers
-        payload: ObserveQuestion = {"code": session.plan.snapshot.sha256, "venv": venv, "run_id": session.plan.run_id}
+        payload: ObserveRequest = {"code": session.plan.snapshot.sha256, "venv": venv, "run_id": session.plan.run_id}
         payload["chips"] = True
         rows = build_matrix(session.plan, fleet.call_all(OBSERVE, payload))
     if command.flags.json:
