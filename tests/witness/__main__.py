@@ -18,7 +18,7 @@ from controller.core.formats import FormatError
 from controller.localcloud import lifecycle
 from controller.localcloud.http.call import PROJECT_NUMBER
 from controller.witness.recording import REQUESTS, RequestLine
-from tests.controller.localcloud.harness import EmulatedCloud
+from tests.controller.localcloud.harness import EmulatedCloud, run_localcloud
 from tests.witness.replay import Replayer, Report, Send
 
 OPERATION_SECONDS = 0.3
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     except (OSError, ValueError, KeyError, FormatError) as error:
         print(f"error: {given.folder} holds no recording: {error}", file=sys.stderr)
         return 2
-    with running_cloud(lambda cloud: cloud.start(f"--operation-seconds={OPERATION_SECONDS}")) as cloud:
+    with running_cloud(start_fresh) as cloud:
         report = replay(lines, cloud)
     for found in sorted(map(str, report.differences.values())):
         print(found)
@@ -43,6 +43,12 @@ def main(arguments: list[str]) -> int:
         print("\n".join(f"note: {note}" for note in report.notes))
     print(f"{len(lines)} recorded requests, {report.sent} sent, {len(report.differences)} differences")
     return 1 if report.differences else 0
+
+
+def start_fresh(cloud: EmulatedCloud) -> None:
+    """Start a cloud whose project is new: no API is on, unlike after `cloud.start`."""
+    done = run_localcloud("start", cloud.state, f"--operation-seconds={OPERATION_SECONDS}")
+    assert done.returncode == 0, done.stderr
 
 
 def load(folder: Path) -> list[RequestLine]:

@@ -104,7 +104,7 @@ EXPECTED = [
     ("field", NODES, "createTime"),
     ("type", NODES, "networkEndpoints[].port"),
     ("state", "compute.networks.insert", "WAITING"),
-    ("order", SERVICES, "ENABLED, then DISABLED"),
+    ("order", SERVICES, "ENABLED, then DISABLED+ENABLED"),
     ("attribute", GUESTS, "guestInventory/KernelVersion of worker 0"),
     ("attribute order", GUESTS, "hostkeys/ssh-ed25519 of worker 0, then hostname/hostname of worker 0"),
 ]
