@@ -73,13 +73,17 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+MAP_FIELDS = frozenset({"labels", "metadata"})
+"""Maps of a user's keys: their empty values stay."""
+
+
 def as_proto(value: Any) -> Any:
     """Return a document as proto3 JSON shows it: without false, zero, "" and empty lists. Empty messages stay.
 
     https://protobuf.dev/programming-guides/json
     """
     if isinstance(value, Mapping):
-        shown = {name: as_proto(item) for name, item in value.items()}
+        shown = {name: item if name in MAP_FIELDS else as_proto(item) for name, item in value.items()}
         return {name: item for name, item in shown.items() if item not in (None, False, "", [])}
     return [as_proto(item) for item in value] if isinstance(value, list) else value
 

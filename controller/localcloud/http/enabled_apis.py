@@ -12,7 +12,8 @@ ENABLED_BY_DEFAULT = frozenset({"logging", "monitoring", "serviceusage", "storag
 """Those of our APIs that a new project has: https://cloud.google.com/service-usage/docs/enabled-service#default."""
 _WITHOUT_SERVICE = frozenset({"oauth2", "serviceusage"})
 """oauth2 is no service of a project, and no project can do without serviceusage."""
-_FLAPPING_OPERATIONS = 0.6
+_FLAPPING_OPERATIONS = 2.5
+"""Counted from the request to enable it, whose own operation takes one."""
 
 
 class EnabledApis:
@@ -23,7 +24,8 @@ class EnabledApis:
         self._refused = Counter[str]()
 
     def is_enabled(self, service: str) -> bool:
-        default = "ENABLED" if service.partition(".")[0] in ENABLED_BY_DEFAULT else "DISABLED"
+        from_the_start = not self._settings.is_strict or service.partition(".")[0] in ENABLED_BY_DEFAULT
+        default = "ENABLED" if from_the_start else "DISABLED"
         return (self._store.get("service", service) or {"state": default})["state"] == "ENABLED"
 
     def set_enabled(self, service: str, enabled: bool) -> None:

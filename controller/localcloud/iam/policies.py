@@ -14,7 +14,7 @@ PROJECT_RESOURCE = f"projects/{PROJECT}"
 _MEMBER = re.compile(
     r"(allUsers|allAuthenticatedUsers|(user|serviceAccount|group|domain|project(?:Owner|Editor|Viewer)|deleted:\w+):\S+)"
 )
-_OPERATIONS_UNTIL_EFFECTIVE = 2
+_OPERATIONS_UNTIL_EFFECTIVE = 10
 """Google says typically two minutes, up to seven: https://cloud.google.com/iam/docs/access-change-propagation."""
 
 

@@ -63,9 +63,9 @@ class Watchdog(WorkerResource):
         [answer] = answers
         if isinstance(answer, dict) and answer["allowed"] is False:
             message = (
-                "the workers' service account may not delete TPUs, so the pod cannot delete itself; grant "
-                "roles/tpu.admin (docs/costs.md lists a smaller role), or set "
-                "cleanup.idle_minutes=null and cleanup.heartbeat_timeout_hours=null"
+                "the workers' service account may not delete TPUs yet, so the pod could not delete itself; new roles "
+                "take effect within seven minutes, otherwise grant roles/tpu.admin (docs/costs.md lists a smaller "
+                "role), or set cleanup.idle_minutes=null and cleanup.heartbeat_timeout_hours=null"
             )
             context.events.note(self.id, message)
 

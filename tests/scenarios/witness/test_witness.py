@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -151,7 +150,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     def begin_and_interrupt(log: StageLog, name: str) -> None:
         begin(log, name)
         if name == stage:
-            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(StageLog, "begin", begin_and_interrupt)
 

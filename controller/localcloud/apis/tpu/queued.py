@@ -94,7 +94,7 @@ class QueuedResources:
         """Take a request one state further; return the seconds until its next state, or None after the last."""
         queued = self.store.get("queued", name)
         state = queued["state"]["state"] if queued else "DELETING"
-        if queued is None or state in ("DELETING", "ACTIVE", "SUSPENDED"):
+        if queued is None or state in ("DELETING", "ACTIVE", "SUSPENDED", "FAILED"):
             return None
         if state == "SUSPENDING":
             return self._end_suspension(queued)

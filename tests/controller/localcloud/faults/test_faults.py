@@ -161,12 +161,13 @@ def test_a_preemption_is_announced_to_the_vms_and_takes_those_nodes_alone(fresh_
 def test_maintenance_is_announced(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.create_network("net")
     node = fresh_cloud.create_node("pod", "net")
-    before = fresh_cloud.call_ok("POST", f"tpu/v2/{node['name']}:getGuestAttributes", {})
+    host_keys = f"tpu/v2/{node['name']}:getGuestAttributes"
+    wait_for(lambda: fresh_cloud.call("POST", host_keys, {})[0] == 200, "it has published its host key")
+    before = fresh_cloud.call_ok("POST", host_keys, {})
     key = f"w/{fresh_cloud.endpoint['token']}/{node['id']}/0/computeMetadata/v1/instance/maintenance-event"
     ask = {"Authorization": "", "Metadata-Flavor": "Google"}
     script(fresh_cloud, {"kind": "maintenance", "seconds": 0.1, "after_seconds": 0, "notice_seconds": 3})
     wait_for(lambda: b"TERMINATE" in fresh_cloud.send("GET", key, headers=ask)[1], "it is announced")
     wait_for(lambda: fresh_cloud.send("GET", key, headers=ask)[1] == b"NONE", "it is over")
-    host_keys = f"tpu/v2/{node['name']}:getGuestAttributes"
     wait_for(lambda: fresh_cloud.call("POST", host_keys, {})[0] == 200, "it is READY again")
     assert fresh_cloud.call_ok("POST", host_keys, {}) != before, "a rebuilt VM has another host key"
