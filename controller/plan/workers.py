@@ -59,13 +59,6 @@ def _lock(config: Config) -> str:
     return text + "".join(match[0] for match in PIN.finditer(WANDB_LOCK_FILE.read_text()) if match["name"] not in there)
 
 
-def needs_watchdog(config: Config) -> bool:
-    """Return whether the pod may have to delete itself, or must not: a limit is set, and it is not adopted."""
-    cleanup, budget = config.cleanup, config.budget
-    limits = (cleanup.idle_minutes, cleanup.heartbeat_timeout_hours, budget.max_hours, budget.max_usd)
-    return any(limit is not None for limit in limits) and not config.tpu.adopt
-
-
 @dataclass(frozen=True)
 class WorkerInputs:
     config: Config
@@ -116,7 +109,7 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
         name=node.name, node=node.id, probe_payload=asks, reachable=("yes",) * node.spec.workers, depends_on=(node.id,)
     )
     yield ssh
-    if needs_watchdog(config):
+    if not config.tpu.adopt:  # without any limit, its heartbeat keeps the pod's dead man's switch from acting
         minutes = config.cleanup.idle_minutes
         idle = None if minutes is None else 60 * minutes
         yield Watchdog(name=node.name, node=node.id, bucket=code.bucket, idle_seconds=idle, depends_on=(ssh.id,))

@@ -101,7 +101,7 @@ class Cleanup(Strict):
     heartbeat_timeout_hours: float | None = Field(
         gt=0,
         description="Hours without a heartbeat of Slipway or a login before the pod deletes itself, even if SSH never "
-        "worked. null: never.",
+        "worked. Fixed when the pod is created. null: never.",
     )
     bastion_max_days: float | None = Field(
         gt=0,

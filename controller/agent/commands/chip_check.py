@@ -1,8 +1,9 @@
 """Test every chip of a slice: matrix products, memory, and an all-reduce over all of them.
 
 `check_health` runs this file on every worker with the Python of the run's venv, which has JAX; the agent never imports
-it. It works with any JAX that has `NamedSharding`. The answer is the last line of stdout; stderr shows each stage as it
-begins. Every expected value is an integer that float32 holds exactly, so any difference is a fault of the hardware.
+it. It works with any JAX that has `NamedSharding`. The answer is the last line of stdout; the file that the second
+argument names holds the current stage. Every expected value is an integer that float32 holds exactly, so any difference
+is a fault of the hardware.
 """
 
 import json
@@ -10,14 +11,13 @@ import os
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
-print("health check: importing JAX", file=sys.stderr, flush=True)
-
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 Array = Any
 Fault = tuple[int, str]
@@ -187,7 +187,8 @@ def in_order(devices: list[Any]) -> list[Any]:
 
 
 def begin(stage: str) -> None:
-    print(f"health check: {stage}", file=sys.stderr, flush=True)
+    """Tell the agent which stage begins, in a file: a crash may print more than the agent reads."""
+    Path(sys.argv[2]).write_text(stage)
 
 
 def main(processes: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pkgutil
-import re
 from typing import TYPE_CHECKING, Any
 
 from ..fs import AgentError, agent_root, locked, write_json
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from ..protocol import Health
 
 STAGES = ("importing JAX", "joining the other workers", "finding the devices", "matrix product", "HBM", "all-reduce")
-"""What `chip_check.py` does, in order; it prints each to stderr as it begins."""
+"""What `chip_check.py` does, in order; it writes each to a file as it begins."""
 DONE = "done"
 
 
@@ -38,11 +37,13 @@ def check_health(venv: str, processes: int, timeout_seconds: float = 120.0) -> H
         source = pkgutil.get_data(f"{__package__}", "chip_check.py")
         assert source is not None, "a module of this package"
         python = "python3" if venv == NO_VENV else f"{venv_folder(venv)}/bin/python"
-        argv = [python, "-c", source.decode(), str(processes)]
+        progress = agent_root() / "health-stage"
+        progress.write_text(STAGES[0])
+        argv = [python, "-c", source.decode(), str(processes), str(progress)]
         try:
             printed = run_tool(argv, timeout=timeout_seconds, env=program_env(venv, {}))
         except AgentError as error:
-            return _unfinished(boot, str(error), error.detail)
+            return _unfinished(boot, progress.read_text(), str(error), error.detail)
         facts: dict[str, Any] = json.loads(printed.splitlines()[-1])
         done: Health = {"boot_id": boot, "stage": DONE, "problem": "", **facts}  # type: ignore[typeddict-item]
         if not done["faults"]:
@@ -52,13 +53,12 @@ def check_health(venv: str, processes: int, timeout_seconds: float = 120.0) -> H
     return done
 
 
-def _unfinished(boot: str, problem: str, stderr: str) -> Health:
-    begun = re.findall(r"^health check: (.+)$", stderr, re.MULTILINE)
+def _unfinished(boot: str, stage: str, problem: str, stderr: str) -> Health:
     # The last line of a traceback has no indentation, and says what is wrong.
-    spoken = [line for line in stderr.splitlines() if line.strip() and not line.startswith((" ", "health check: "))]
+    spoken = [line for line in stderr.splitlines() if line.strip() and not line.startswith(" ")]
     return {
         "boot_id": boot,
-        "stage": begun[-1] if begun else STAGES[0],
+        "stage": stage,
         "problem": problem if "did not finish" in problem or not spoken else spoken[-1][:400],
         "backend": "",
         "local_devices": 0,

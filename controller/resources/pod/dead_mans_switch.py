@@ -4,6 +4,7 @@ The node's startup script contains this file unchanged and runs it at every boot
 controller. It uses only the standard library of Python 3.10, and runs without site-packages.
 """
 
+import glob
 import os
 import sys
 import time
@@ -56,11 +57,12 @@ def last_sign(homes: list[str], proc: str = "/proc") -> float | None:
         if title.startswith((b"sshd: ", b"sshd-session: ")) and b"@" in title:
             return None
     times = [0.0]
-    for path in (path for home in homes for path in Path("/").glob(f"{home.lstrip('/')}/.slipway/heartbeat")):
-        try:
-            times.append(path.stat().st_mtime)
-        except OSError:
-            continue
+    for home in homes:
+        for path in glob.glob(f"{home}/.slipway/heartbeat"):  # noqa: PTH207 - pathlib's fails at a dead network mount
+            try:
+                times.append(os.stat(path).st_mtime)  # noqa: PTH116
+            except OSError:
+                continue
     return max(times)
 
 

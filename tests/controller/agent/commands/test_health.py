@@ -21,7 +21,7 @@ FAULT = {"process": 0, "device": 1, "message": "broken"}
 
 def test_stages_are_those_of_the_program() -> None:
     source = Path(controller.agent.commands.health.__file__).with_name("chip_check.py").read_text()
-    assert tuple(re.findall(r'(?:begin\("|"health check: )([\w -]+)"', source)) == STAGES
+    assert tuple(re.findall(r'begin\("([\w -]+)"', source)) == STAGES[1:]
 
 
 def test_a_jax_that_fails_says_at_which_stage(run: ProgramRun) -> None:
@@ -29,6 +29,14 @@ def test_a_jax_that_fails_says_at_which_stage(run: ProgramRun) -> None:
     answer = worker.call("check_health", venv="image", processes=1)
     assert (answer["stage"], answer["problem"]) == ("importing JAX", "RuntimeError: no libtpu here")
     assert worker.call("observe")["health"] is None
+
+
+def test_the_stage_is_known_however_much_a_crash_prints(run: ProgramRun) -> None:
+    crash = (
+        "import sys\nopen(sys.argv[2], 'w').write('HBM')\nsys.exit('E0000 uncorrectable error\\n' + 9000 * ' frame\\n')"
+    )
+    worker = with_jax(run, crash).worker
+    assert worker.call("check_health", venv="image", processes=1)["stage"] == "HBM"
 
 
 def test_a_jax_that_hangs_is_ended(run: ProgramRun) -> None:
