@@ -1,15 +1,16 @@
 """Machines: this one has the programs and disk space that uploads need, and the workers' disks are large enough."""
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from conf.schema.config import Config
-from controller.checks.inputs.hugging_face import COMMANDS, download_bytes, hub_sources
+from controller.checks.inputs.hugging_face import COMMANDS, HubSource, download_bytes, hub_sources
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.inputs.assets import ALWAYS_SKIPPED, path_exists
-from controller.inputs.download import search_path
+from controller.inputs.download import part_path, search_path
 from controller.plan.build import Plan
 from controller.plan.missing import missing_assets
 
@@ -44,11 +45,14 @@ def downloads_fit(plan: Plan, context: Context) -> Iterator[Issue]:
     if plan.config.assets.fetch_on == "pod" and not any(asset.recipe for asset in plan.assets):
         return
     folder = Path(plan.config.run.state_dir).expanduser()
-    sizes = {source.key: size for source in hub_sources(plan, context) if (size := download_bytes(source))}
+    todo = [s for s in hub_sources(plan, context) if plan.config.assets.fetch_on != "pod" or s.key.endswith(".build")]
+    sizes = Counter[str]()
+    for source in todo:
+        sizes[source.key] += _bytes_to_come(source)
     free = shutil.disk_usage(folder if path_exists(folder) else Path.home()).free
-    if sizes and sum(sizes.values()) > free:
+    if sizes.total() > free:
         largest = max(sizes, key=lambda key: sizes[key])
-        message = f"{sum(sizes.values()) / GB:.1f} GB are downloaded to {folder}, which has {free / GB:.1f} GB free"
+        message = f"{sizes.total() / GB:.1f} GB are downloaded to {folder}, which has {free / GB:.1f} GB free"
         yield Issue(f"{message}; free some space, or set run.state_dir to a folder on a larger disk", largest)
 
 
@@ -67,6 +71,12 @@ def workers_disks_suffice(config: Config) -> Iterator[Issue]:
                 ", or set tpu.data_disk_gb" * (config.topology.workers == 1)
             )
             yield Issue(more, f"assets.{kind}s.{name}.path", "warning")
+
+
+def _bytes_to_come(source: HubSource) -> int:
+    part = part_path(source.local) if source.local is not None else None
+    here = part.stat().st_size if part is not None and part.is_file() else 0
+    return max((download_bytes(source) or 0) - here, 0)
 
 
 def _not_installed(word: str) -> str:

@@ -29,6 +29,11 @@ def token_for(source: AssetFile, secrets: Mapping[str, str]) -> str | None:
     return secrets.get(source.token or "")
 
 
+def part_path(local: Path) -> Path:
+    """Return the file that has what is downloaded of `local` so far."""
+    return local.with_suffix(".part")
+
+
 def download_file(source: AssetFile, token: str | None, moved: Callable[[int], None]) -> None:
     """Download a missing file, resuming an interrupted download.
 
@@ -40,7 +45,7 @@ def download_file(source: AssetFile, token: str | None, moved: Callable[[int], N
     if source.url is None or source.local.is_file():
         return
     source.local.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    part = source.local.with_suffix(".part")
+    part = part_path(source.local)
     try:
         _download(source.url, part, token, moved)
     except urllib.error.HTTPError as error:

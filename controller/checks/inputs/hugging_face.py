@@ -21,8 +21,20 @@ PUBLIC_FILES = (".gitattributes", "README.md")
 COMMANDS = ("hf", "huggingface-cli")
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
 TYPES = ("model", "dataset", "space")
-FLAGS = ("--dry-run", "--no-dry-run", "--force-download", "--no-force-download", "--quiet", "-q", "--json")
+FLAGS = (
+    *("--dry-run", "--no-dry-run", "--force-download", "--no-force-download", "--resume-download"),
+    *("--quiet", "-q", "--json"),
+)
 """Options of `hf download` without a value."""
+PATTERNS = ("--include", "--exclude")
+"""Options that take one value with `hf`, and any number with `huggingface-cli`."""
+OPERATORS = "&|;()\n"
+"""Characters that end a command in a shell."""
+REDIRECTION = re.compile(r"\d*[<>]")
+DUPLICATED_DESCRIPTOR = re.compile(r"\d*[<>]&[\d-]+")
+COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
+EXPANDED = re.compile(r"[$`*?\[{}<>]")
+"""Characters of a word that a shell may replace by others."""
 
 
 class HubSource(NamedTuple):
@@ -34,13 +46,14 @@ class HubSource(NamedTuple):
     revision: str | None
     file: str | None
     token: str | None
-    include: str | None = None
+    include: tuple[str, ...] = ()
+    local: Path | None = None
 
     def includes(self, name: str) -> bool:
         """Return whether the download has this file of the repository."""
         if self.file is not None:
             return name == self.file
-        return self.include is None or fnmatch(name, self.include)
+        return not self.include or any(fnmatch(name, pattern) for pattern in self.include)
 
     def page(self, endpoint: str) -> str:
         """Return the address of the repository's page."""
@@ -86,7 +99,8 @@ def _sources(plan: Plan, context: Context) -> Iterator[HubSource]:
             found = _parse_url(file.url or "")
             if found is not None and not file.local.is_file():
                 secrets = _secrets(plan, context) if secrets is None else secrets
-                yield HubSource(f"{key}.files.{file.name}.url", *found, token_for(file, secrets) or "")
+                token = token_for(file, secrets) or ""
+                yield HubSource(f"{key}.files.{file.name}.url", *found, token, local=file.local)
 
 
 def _secrets(plan: Plan, context: Context) -> dict[str, str]:
@@ -113,31 +127,55 @@ def _parse_url(url: str) -> tuple[str, str, str, str] | None:
 def _downloads_of(key: str, argv: Sequence[str]) -> Iterator[HubSource]:
     """Yield what a command downloads with `hf download`, which may be inside a line for a shell."""
     for word in argv:
-        if " " in word:
+        if len(word.split()) > 1:
             try:
-                yield from _downloads_of(key, shlex.split(word.replace(";", " ; ").replace("&&", " ; ")))
+                words = _split_script(word)
             except ValueError:
                 continue  # the shell will say what is wrong with it
+            yield from _downloads_of(key, words)
     for i, word in enumerate(argv[:-1]):
         if Path(word).name in COMMANDS and argv[i + 1] == "download":
-            yield from _parse_command(key, argv[i + 2 :])
+            yield from _parse_command(key, Path(word).name, argv[i + 2 :])
 
 
-def _parse_command(key: str, words: Sequence[str]) -> Iterator[HubSource]:
-    positional, options = list[str](), dict[str, str]()
+def _split_script(script: str) -> list[str]:
+    """Split a script into words and operators such as `&&`. Raises ValueError if a quote is not closed."""
+    text = COMMENT.sub("", script.replace("\\\n", ""))
+    lexer = shlex.shlex(DUPLICATED_DESCRIPTOR.sub("", text), posix=True, punctuation_chars=OPERATORS)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    return list(lexer)
+
+
+def _parse_command(key: str, program: str, words: Sequence[str]) -> Iterator[HubSource]:
+    """Yield the source of one command; nothing if its repository, revision or token is known to the shell only."""
+    positional, options, include = list[str](), dict[str, str](), list[str]()
+    takes_more = ""
     rest = iter(words)
     for word in rest:
-        if word in (";", "|", "&", "||"):
+        if (word and not word.strip(OPERATORS)) or REDIRECTION.match(word):
             break
         name, has_value, value = word.partition("=")
-        if not word.startswith("-"):
-            positional.append(word)
-        elif name not in FLAGS:
+        if word.startswith("-"):
+            takes_more = name if name in PATTERNS and program != "hf" and not has_value else ""
+            if takes_more or name in FLAGS:
+                continue
             options[name] = value if has_value else next(rest, "")
+            include += [options[name]] if name == "--include" else []
+        elif takes_more:
+            include += [word] if takes_more == "--include" else []
+        else:
+            positional.append(word)
     repo_type = options.get("--repo-type", options.get("--type", "model"))
+    revision, token = options.get("--revision"), options.get("--token") or None
+    if any(EXPANDED.search(value) for value in (revision, token) if value):
+        return
     if positional and REPOSITORY.fullmatch(positional[0]) and repo_type in TYPES:
-        file = positional[1] if len(positional) > 1 and not positional[1].endswith("/") else None
-        yield HubSource(key, repo_type, positional[0], options.get("--revision"), file, None, options.get("--include"))
+        file = positional[1] if len(positional) > 1 else None
+        if file is not None and EXPANDED.search(file):  # a pattern; a variable matches no file, its size is not known
+            file, include = None, [file]
+        elif file is not None and file.endswith("/"):
+            file = None
+        yield HubSource(key, repo_type, positional[0], revision, file, token, tuple(include))
 
 
 def _ask(source: HubSource) -> Iterator[Issue]:
@@ -170,7 +208,12 @@ def _explain(source: HubSource, error: Exception, endpoint: str, *, has_token: b
 
     page, name = source.page(endpoint), f"{source.repo_type} {source.repository}"
     status = getattr(getattr(error, "response", None), "status_code", 0)
-    log_in = "`hf auth login`" if source.token is None else "export HF_TOKEN, which env.secrets.HF_TOKEN passes on"
+    if source.token is None:
+        log_in = "`hf auth login`"
+    elif source.local is None:
+        log_in = "pass it with --token"
+    else:
+        log_in = "export HF_TOKEN, which env.secrets.HF_TOKEN passes on"
     if isinstance(error, errors.GatedRepoError):
         remedy = "with the account of your token" if has_token else f"then {log_in}"
         message = f"{name} is gated ({status}): accept its license at {page}, {remedy}"

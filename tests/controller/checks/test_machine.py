@@ -50,6 +50,49 @@ def test_a_download_must_fit_on_this_disk(
     assert list(downloads_fit(part, context())) == []  # a third of it
 
 
+def test_a_resumed_download_needs_only_the_rest(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=400_000_000))
+    plan = plan_of(tmp_path, one_file(hub))
+    assert len(list(downloads_fit(plan, context()))) == 1
+    (tmp_path / "downloads").mkdir()
+    with (tmp_path / "downloads" / ("a" * 64 + ".part")).open("wb") as file:
+        file.truncate(599_999_999)  # a sparse file
+    assert len(list(downloads_fit(plan, context()))) == 1
+    with (tmp_path / "downloads" / ("a" * 64 + ".part")).open("wb") as file:
+        file.truncate(600_000_000)
+    assert list(downloads_fit(plan, context())) == []
+
+
+@pytest.mark.parametrize(("where", "gigabytes"), [("laptop", "4.0"), ("pod", "3.0")])
+def test_a_file_that_the_pod_fetches_needs_no_space_here(
+    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, gigabytes: str
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    both = (f"assets.fetch_on={where}", f"+assets.datasets.rows={one_file(hub)}")
+    [issue] = downloads_fit(plan_of(tmp_path, build("acme/open"), *both), context())
+    assert issue.message.startswith(f"{gigabytes} GB are downloaded to {tmp_path}")
+
+
+def test_the_downloads_of_a_build_add_up(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=4_999_999_999))
+    line = "{build: [sh, -c, 'hf download acme/open && hf download acme/gated && ls {output}']}"
+    [issue] = downloads_fit(plan_of(tmp_path, line), context())
+    assert issue.message.startswith("5.0 GB are downloaded")
+
+
+@pytest.mark.parametrize(("files", "refused"), [("$FILES", 0), ("*.json", 1)])
+def test_files_that_only_the_shell_knows_are_not_counted(
+    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: str, refused: int
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=999_999_999))
+    plan = plan_of(tmp_path, f"{{build: [sh, -c, 'hf download acme/open {files} --local-dir {{output}}']}}")
+    assert ["1.0 GB" in issue.message for issue in downloads_fit(plan, context())] == [True] * refused
+
+
+def one_file(hub: str) -> str:
+    return f"{{files: {{f: {{url: '{hub}/acme/open/resolve/main/model.safetensors', sha256: {'a' * 64}}}}}}}"
+
+
 def test_a_boot_disk_has_100_gb(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "{build: [a, '{output}']}", "env.min_free_gb=100")
     assert [str(f) for f in workers_disks_suffice(plan.config)] == [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.checks.inputs.hugging_face import hub_sources_can_be_read
+from controller.checks.inputs.hugging_face import HubSource, hub_sources, hub_sources_can_be_read
 from controller.checks.preflight import probe_plan
 from tests.controller.checks.hub import ACCEPTED, OTHER, build, context, hub, plan_of, server
 
@@ -16,6 +16,12 @@ __all__ = ["hub", "server"]
 def said(tmp_path: Path, asset: str, *overrides: str, present: tuple[str, ...] = ()) -> list[str]:
     found = hub_sources_can_be_read(plan_of(tmp_path, asset, *overrides), context(*present))
     return [f"{f.severity} {f}" for f in found]
+
+
+def sources(tmp_path: Path, script: str) -> list[HubSource]:
+    quoted = script.replace('"', r"\"")  # as Hydra's overrides quote a string
+    asset = f"{{build: [bash, -c, \"{quoted}\", '{{output}}']}}"
+    return hub_sources(plan_of(tmp_path, asset), context())
 
 
 def url(address: str) -> str:
@@ -84,6 +90,47 @@ def test_a_line_for_a_shell_is_read_too(hub: str, tmp_path: Path) -> None:
     line = "{build: [sh, -c, 'mkdir {output} && hf download acme/gated --local-dir {output} && ls']}"
     [error] = said(tmp_path, line)
     assert "acme/gated is gated" in error
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("hf download org/x 2>/dev/null", [("org/x", None)]),
+        ("hf download org/x config.json 2>&1|tee log", [("org/x", "config.json")]),
+        ("hf download org/x\nhf download org/y", [("org/x", None), ("org/y", None)]),
+        ("hf download org/x \\\n  config.json  # weights aren't needed", [("org/x", "config.json")]),
+        ("(hf download org/x)&&hf download org/y||exit 1", [("org/x", None), ("org/y", None)]),
+        ("for f in a b; do hf download org/x $f.json; done", [("org/x", None)]),
+        ("hf download org/x $FILES", [("org/x", None)]),
+        ("hf download org/x *.json", [("org/x", None)]),
+        ("hf download $REPOSITORY config.json", []),
+        ("hf download org/$NAME", []),
+        ("hf download org/x --revision $REVISION", []),
+        ("hf download org/x --token $TOKEN", []),
+        ("huggingface-cli download --resume-download org/x", [("org/x", None)]),
+        ("huggingface-cli download org/x --include '*.safetensors' '*.json' --revision v1", [("org/x", None)]),
+        ("huggingface-cli download org/x --exclude '*.bin' '*.msgpack'", [("org/x", None)]),
+        ("huggingface-cli download --include=*.json org/x", [("org/x", None)]),
+        ("hf download --include '*.json' org/x config.json", [("org/x", "config.json")]),
+    ],
+)
+def test_a_script_is_split_as_a_shell_does(tmp_path: Path, script: str, expected: list[tuple[str, str | None]]) -> None:
+    assert [(source.repository, source.file) for source in sources(tmp_path, script)] == expected
+
+
+def test_all_patterns_of_huggingface_cli_are_read(tmp_path: Path) -> None:
+    patterns = "--include '*.safetensors' '*.json' --exclude '*.bin'"
+    [source] = sources(tmp_path, f"huggingface-cli download org/x {patterns} --revision v1")
+    assert source.revision == "v1"
+    names = ("a.safetensors", "b.json", "c.bin", "v1")
+    assert [source.includes(name) for name in names] == [True, True, False, False]
+
+
+def test_a_token_on_the_command_line_is_used(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert said(tmp_path, build("acme/gated", "--token", ACCEPTED)) == []
+    monkeypatch.setenv("HF_TOKEN", ACCEPTED)
+    [refused] = said(tmp_path, build("acme/gated", "--token", "hf_expired"))
+    assert refused.endswith(f"make a new one at {hub}/settings/tokens, and pass it with --token")
 
 
 @pytest.mark.parametrize("where", ["laptop", "pod"])
