@@ -1,6 +1,7 @@
 """The recording of a first contact: every request and answer, the stages, and facts about the workers.
 
-Raw values are only in memory. Each file is scrubbed as a whole before it is written, and scanned after that.
+Raw values are only in memory, and those of others not even there. Each file is scrubbed as a whole before it is
+written, and scanned after that.
 """
 
 import json
@@ -18,6 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 from controller.core.clock import Clock
 from controller.core.formats import Document, Record, stamped
 from controller.gcp.client import GoogleClient
+from controller.witness.omissions import omit_others
 from controller.witness.stand_ins import StandIns
 
 REQUESTS, STAGES, WORKERS, README = "requests.jsonl", "stages.json", "workers.json", "README.md"
@@ -191,11 +193,12 @@ class RecordedConnection:
         finally:
             path, query = self._split(uri)
             is_media = query.get("alt") == "media" and status < 400
+            asked = omit_others(self._method_id, _json(body, sent))
+            answered = None if is_media else omit_others(self._method_id, _answer(content))
             recording.add(RequestLine(
                 number, began, round(recording.seconds() - began, 3), stage.name if stage else "", self._method_id,
-                method, path, query, _chosen(sent, REQUEST_HEADERS), _json(body, sent), _size(body), status,
-                _chosen(answer_headers, ANSWER_HEADERS), None if is_media else _answer(content), len(content or b""),
-                error,
+                method, path, query, _chosen(sent, REQUEST_HEADERS), asked, _size(body), status,
+                _chosen(answer_headers, ANSWER_HEADERS), answered, len(content or b""), error,
             ))  # fmt: skip
 
     def _split(self, uri: str) -> tuple[str, dict[str, str]]:
@@ -276,7 +279,9 @@ Attach this folder to an issue. It holds {len(recording.requests)} requests.
 | `workers.json` | facts about each worker after its first boot, SSH times, when guest attributes appeared |
 
 Values that identify a project or a person are replaced by stand-ins, the same value always by the same one: project and
-number, addresses, keys, tokens, mail addresses, accounts, buckets, billing accounts, user names. The files were
+number, organization and folder, addresses, keys, tokens, mail addresses, accounts, buckets, billing accounts, user
+names. VMs, TPUs, disks and buckets without Slipway's label are left out of lists, and so are values of metadata that
+Slipway did not set, except SSH keys and `enable-oslogin`. The files were
 searched for the original values before they were kept. Read them yourself before you publish them.
 
 Not recorded: token requests, the content of objects, the IAP tunnel and SSH, the workers' own requests to Cloud

@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote
 STAND_INS: dict[str, Callable[[int], str]] = {
     "project": lambda n: f"project-{n}",
     "project number": lambda n: f"{100000000000 + n}",
+    "organization": lambda n: f"{200000000000 + n}",
     "account": lambda n: f"account-{n}",
     "account id": lambda n: f"{10**20 + n}",
     "mail": lambda n: f"person-{n}@example.com",
@@ -32,10 +33,13 @@ STAND_INS: dict[str, Callable[[int], str]] = {
 """What is replaced, and by what; `n` counts from 1."""
 KEPT = frozenset({"169.254.169.254", "0.0.0.0", "127.0.0.1", "255.255.255.255"})  # noqa: S104 - not bound to
 """Addresses that identify nobody."""
-COMMON_NAMES = frozenset({"root", "slipway", "ubuntu", "user", "admin", "debian", "runner", "default", "localhost"})
+COMMON_NAMES = frozenset({
+    "root", "slipway", "ubuntu", "user", "admin", "debian", "runner", "default", "localhost", "tpu", "gcp", "dev", "ml",
+    "ai", "us", "eu",
+})  # fmt: skip
 """User names and host names that identify nobody."""
 PUBLIC_DOMAINS = frozenset({"gmail.com", "googlemail.com", "outlook.com"})
-SHORTEST_SECRET = 4
+SHORTEST_SECRET, SHORTEST_USER = 4, 2
 ADDRESS = re.compile(r"(?<![\d.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\d.]|/(?!32)\d)")
 """An IPv4 address; a range such as 10.0.0.0/20 is configuration, and stays."""
 PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -50,8 +54,10 @@ PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("billing account", re.compile(r"\b[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}\b")),
     ("account id", re.compile(r"\b1\d{20}\b")),
     ("project number", re.compile(
-        r"(?<=projects/)\d{6,}\b|(?<=organizations/)\d{6,}|(?<=folders/)\d{6,}|(?<=service-)\d{6,}\b"
-        r"|\b\d{6,}(?=-compute@)")),
+        r"(?<=projects/)\d{6,}\b|(?<=service-)\d{6,}\b|\b\d{6,}(?=-compute@)")),
+    ("organization", re.compile(r"(?<=organizations/)\d{4,}|(?<=folders/)\d{4,}")),
+    ("user", re.compile(
+        r"(?<![\w.\\-])[A-Za-z_][\w.-]*(?=:(?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-[\w-]+|sk-[\w.@-]+) )")),
     ("address", ADDRESS),
     ("IPv6 address", re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}(?![\w:.])"
                                 r"|(?<![\w:.])(?:[0-9a-fA-F]{1,4}:){1,6}(?::[0-9a-fA-F]{1,4}){1,6}(?![\w:.])")),
@@ -62,7 +68,10 @@ KINDS_BY_KEY = {
     "username": "user", "accountId": "account",
 }  # fmt: skip
 """JSON keys whose values are replaced whatever their form."""
-SECRET_KEYS = frozenset({"payload", "privateKeyData", "accessToken", "access_token", "refresh_token", "id_token"})
+SECRET_KEYS = frozenset({
+    "payload", "privateKeyData", "accessToken", "access_token", "refresh_token", "id_token", "gecos", "given_name",
+    "family_name", "picture",
+})  # fmt: skip
 """JSON keys whose values are removed."""
 REMOVED = "removed"
 BASE64 = re.compile(r"[\w+/-]{16,}={0,2}")
@@ -82,7 +91,8 @@ class StandIns:
     def add(self, kind: str, value: str | None) -> None:
         """Replace this value from now on, unless it is too short or too common to identify anything."""
         with self._lock:
-            if not value or len(value) < SHORTEST_SECRET or value in KEPT or value.lower() in COMMON_NAMES:
+            shortest = SHORTEST_USER if kind == "user" else SHORTEST_SECRET
+            if not value or len(value) < shortest or value in KEPT or value.lower() in COMMON_NAMES:
                 return
             if value in self._known or value in self._known.values():
                 return
@@ -93,6 +103,7 @@ class StandIns:
     def learn(self, value: Any, key: str = "") -> None:
         """Find what has to be replaced in JSON data, at any depth and in nested JSON, base64 and URLs."""
         if isinstance(value, dict):
+            self._learn_object(value)
             for name, inner in value.items():
                 self.learn(name)
                 if name not in SECRET_KEYS:
@@ -109,6 +120,16 @@ class StandIns:
                 for kind, pattern in PATTERNS:
                     for found in pattern.finditer(text):
                         self._add_match(kind, found[0])
+
+    def _learn_object(self, value: dict[str, Any]) -> None:
+        """Find what only its neighbours tell: the name of a bucket or a person, the parent of a project."""
+        for kind, key, applies in (
+            ("bucket", "name", value.get("kind") == "storage#bucket"),
+            ("organization", "id", value.get("type") in ("organization", "folder")),
+            ("secret", "name", "given_name" in value),
+        ):
+            if applies and isinstance(found := value.get(key), str | int):
+                self.add(kind, str(found))
 
     def _add_match(self, kind: str, value: str) -> None:
         if kind != "mail":
@@ -161,8 +182,7 @@ class StandIns:
         with self._lock:
             if self._pattern is None:
                 longest = sorted(self._known, key=len, reverse=True)
-                body = "|".join(re.escape(value) for value in longest) or r"(?!)"
-                self._pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{body})(?![A-Za-z0-9])")
+                self._pattern = re.compile("|".join(map(_as_word, longest)) or r"(?!)")
             return self._pattern.sub(lambda found: self._known[found[0]], text)
 
     def leaks(self, text: str) -> list[str]:
@@ -178,11 +198,18 @@ class StandIns:
             )
 
 
+def _as_word(value: str) -> str:
+    """Return a pattern of a value as a word of its own; a hyphen or dot does not end a short one (us-central1)."""
+    if len(value) < SHORTEST_SECRET:
+        return rf"(?<![\w.-]){re.escape(value)}(?![\w-]|\.\w)"
+    return rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])"
+
+
 def _holds(text: str, value: str) -> bool:
     """Return whether a text holds a value; a short one only as a word of its own."""
     if len(value) >= 8:  # longer ones are no part of a word
         return value.lower() in text.lower()
-    return re.search(rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])", text) is not None
+    return re.search(_as_word(value), text) is not None
 
 
 def _encodings(value: str) -> Iterator[str]:

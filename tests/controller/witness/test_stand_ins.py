@@ -114,3 +114,37 @@ def test_the_scan_sees_what_scrubbing_missed(made: StandIns) -> None:
     for text in (f"x{PROJECT.upper()}x", f"log: {glued}trailing", f"a\\nprojects\\n{NUMBER}"):
         assert made.leaks(text), text
     assert made.leaks("project-1 person-1@example.com 192.0.2.1") == []
+
+
+def test_users_of_ssh_keys_are_replaced_even_if_their_names_are_short() -> None:
+    made = StandIns()
+    made.learn({"ssh-keys": f"kai:ssh-ed25519 {KEY}\nroot:ssh-rsa {KEY}\nx:ssh-rsa {KEY}"})
+    assert made.scrub("/home/kai, kai: kai.") == "/home/user-1, user-1: user-1."
+    assert made.leaks("/home/kai") == ["user-1"]
+    other = "kaikai us-kai1 a-kai kai-b kai.py root x"
+    assert made.scrub(other) == other
+    assert made.leaks(other) == []
+
+
+def test_a_short_value_that_is_no_user_stays() -> None:
+    made = StandIns()
+    made.add("bucket", "kai")
+    assert made.scrub("kai") == "kai"
+
+
+def test_what_only_its_neighbours_tell() -> None:
+    made = StandIns()
+    documents = [
+        {"kind": "storage#bucket", "name": "acme-payroll", "id": "acme-payroll"},
+        {"projectNumber": NUMBER, "parent": {"type": "organization", "id": "987654321098"}},
+        {"parent": {"type": "folder", "id": "4321"}, "name": "folders/4321"},
+        {"name": "Jane Doe", "given_name": "Jane"},
+    ]
+    made.learn(documents)
+    assert made.scrub(documents) == [
+        {"kind": "storage#bucket", "name": "bucket-1", "id": "bucket-1"},
+        {"projectNumber": "100000000001", "parent": {"type": "organization", "id": "200000000001"}},
+        {"parent": {"type": "folder", "id": "200000000002"}, "name": "folders/200000000002"},
+        {"name": "SECRET-1", "given_name": "removed"},
+    ]
+    assert made.scrub({"posixAccounts": [{"gecos": "Jane Doe"}]}) == {"posixAccounts": [{"gecos": "removed"}]}
