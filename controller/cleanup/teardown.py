@@ -17,7 +17,8 @@ from controller.records.ledger import Ledger
 from controller.records.pending_deletions import retry_deletions
 from controller.records.spending import close_billing
 from controller.resources.bastion.vm import Bastion
-from controller.resources.pod.node import Node, hidden_zone
+from controller.resources.pod.node import Node
+from controller.resources.pod.slices import hidden_zone
 from controller.resources.workers.base import active_runs
 from controller.run.session import Session
 from controller.ssh.fleet import failures

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 
 from controller.context import Context
-from controller.gcp.client import GoogleError, NotFoundError
+from controller.core.errors import CloudError
+from controller.core.formats import FormatError
+from controller.gcp.client import NotFoundError
+from controller.lease.store import BucketLeaseStore, Identity
 from controller.records.spending import read_claim
 from controller.resources.pod.pending_deletion import (
     DeletionPendingError,
@@ -15,33 +18,46 @@ from controller.resources.pod.queued_api import QueuedProvisioner, request_path
 
 
 def retry_deletions(context: Context, buckets: Sequence[str] = ()) -> list[str]:
-    """Try each recorded deletion once.
+    """Try each recorded deletion once, unless a run may use its pod.
+
+    Verbs call this before they acquire a lease, so every lease that is held is another controller's.
 
     Args:
         context: its bucket, and this machine, hold the records.
         buckets: other buckets that may hold some.
 
     Returns:
-        One line for the user about each request.
+        Lines for the user about each request, and about what could not be read.
     """
-    places = tuple(dict.fromkeys([context.bucket, *buckets]))
+    searched = _names([context.bucket, *buckets])
     lines: list[str] = []
-    for pending in recorded_deletions(context, places):
+    for pending in recorded_deletions(context, searched, lines):
+        places = _names([pending.bucket, *searched])
         try:
             message = _delete(context, pending, places)
         except DeletionPendingError:
             lines.append(f"{pending}: Google still does not delete it; the next verb tries again")
             continue
-        except GoogleError as error:
-            lines.append(f"{pending} could not be deleted: {error}; the next verb tries again")
+        except (CloudError, FormatError, ValueError) as error:
+            lines.append(f"{pending} was not deleted: {error}; the next verb tries again")
             continue
-        forget_deletion(context, pending, places)
         lines.append(f"{pending}: {message}")
+        forget_deletion(context, pending, places, lines)
     return lines
 
 
+def _names(buckets: Sequence[str]) -> list[str]:
+    return [bucket for bucket in dict.fromkeys(buckets) if bucket]
+
+
 def _delete(context: Context, pending: PendingDeletion, buckets: Sequence[str]) -> str:
-    """Delete a request with its node unless it is in use; return what was found. Raises DeletionPendingError."""
+    """Delete a request with its node unless it is in use; return what was found.
+
+    Raises:
+        DeletionPendingError: Google still refuses.
+        CloudError: a controller is at work on the pod, or it is unknown whether a run uses it.
+        FormatError, ValueError: the claim of a run cannot be read.
+    """
     method = "projects.locations.queuedResources.get"
     try:
         queued = context.google.call("tpu", method, name=request_path(context, pending.pod, pending.zone))
@@ -51,18 +67,18 @@ def _delete(context: Context, pending: PendingDeletion, buckets: Sequence[str]) 
         return "it is gone, another request has its name"
     queue = QueuedProvisioner(create_seconds=0.0)
     status = queue.observe(context, pending.pod, pending.zone)
-    if (
-        status is not None
-        and status.uid
-        and any(_is_claimed(context, bucket, status.uid, pending) for bucket in buckets)
-    ):
+    uid = "" if status is None else status.uid
+    if uid and any(read_claim(context.google, bucket, pending.pod, uid) for bucket in buckets):
         return "a run has taken its pod over"
-    queue.delete(context, pending.pod, pending.zone, patience=0.0)
+    for bucket in buckets:  # last, since a run claims its pod only after it has set up the workers
+        _refuse_if_controlled(context, bucket, pending.pod)
+    queue.delete(context, pending.pod, pending.zone, recorded=True)
     return "deleted, as asked for earlier"
 
 
-def _is_claimed(context: Context, bucket: str, uid: str, pending: PendingDeletion) -> bool:
-    try:
-        return bool(read_claim(context.google, bucket, pending.pod, uid))
-    except GoogleError:
-        return False
+def _refuse_if_controlled(context: Context, bucket: str, pod: str) -> None:
+    """Raise CloudError if a controller holds the pod's lease."""
+    snapshot = BucketLeaseStore(context.google, bucket, pod).read()
+    me = Identity("laptop", "")
+    if snapshot is not None and not snapshot.is_free(me.is_known_dead(snapshot.record)):
+        raise CloudError(f"{snapshot.record} controls this pod")

@@ -250,8 +250,8 @@ class RunDriver:
 
     def _own_pod(self) -> Node | None:
         """Return the pod if it exists and this run is billed for it."""
-        node = self.plan.node.find(self.context)
         billed = {life.uid for life in self.spending.lifetimes() if life.ended is None}
+        node = self.plan.node.find(self.context, billed)
         return node if node is not None and node.status.uid in billed else None
 
     def note_kept_pod(self) -> None:
@@ -295,8 +295,9 @@ class RunDriver:
         """Delete the pod if the policy says so and the finished run still owns it; return whether it was deleted."""
         if result.cleanup != "delete":
             return False
-        node = self.plan.node.find(self.context)  # it may be under repair
-        if node is None or node.status.uid not in {life.uid for life in self.spending.lifetimes() if not life.ended}:
+        billed = {life.uid for life in self.spending.lifetimes() if not life.ended}
+        node = self.plan.node.find(self.context, billed)  # it may be under repair
+        if node is None or node.status.uid not in billed:
             return False
         if next_runs := self.queue.waiting_runs():
             self._emit_note(f"the pod stays for the next run: {', '.join(next_runs)}")

@@ -3,7 +3,7 @@
 `search.py` and the two provisioners create a slice; this module decides what must be done.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -11,7 +11,7 @@ from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.finding import Finding, Rule
 from controller.core.text import plural
-from controller.gcp.client import ForbiddenError, GoogleError
+from controller.gcp.client import GoogleError
 from controller.gcp.names import TAG
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope, difference
 from controller.resources.pod import data_disk, node_api
@@ -20,61 +20,15 @@ from controller.resources.pod.provisioner import (
     WAITING_STATES,
     Place,
     PodStatus,
-    Provisioner,
-    ProvisionerName,
     SliceSpec,
     SliceStatus,
 )
 from controller.resources.pod.queued_api import QueuedProvisioner
 from controller.resources.pod.refusals import classify
 from controller.resources.pod.search import CapacitySearch
+from controller.resources.pod.slices import Slices
 from controller.ssh.fleet import Fleet
 from controller.ssh.fleets import SshTarget
-
-
-@dataclass(frozen=True)
-class Slices:
-    """Every slice of one name in some zones."""
-
-    name: str
-    zones: Sequence[str]
-    provisioners: Mapping[ProvisionerName, Provisioner]
-
-    def find(self, context: Context) -> SliceStatus | None:
-        """Return a READY slice if there is one, else one that is coming up, else a dead one."""
-        found: list[SliceStatus] = []
-        for zone in self.zones:
-            for _, status in self._spec_at(context, zone):
-                found.append(status)
-                break
-            if found and found[-1].is_ready:
-                break
-        best = min(found, key=lambda status: (not status.is_ready, not status.pending), default=None)
-        if best is not None and best.is_under_repair:
-            context.fleets.expect_new_host_keys(best.uid)
-        return best
-
-    def delete(self, context: Context, condition: Callable[[SliceStatus], bool]) -> None:
-        """Delete every slice that meets the condition; their data disks stay."""
-        for zone in self.zones:
-            for provisioner, status in self._spec_at(context, zone):
-                if condition(status):
-                    provisioner.delete(context, self.name, zone)
-
-    def _spec_at(self, context: Context, zone: str) -> Iterator[tuple[Provisioner, SliceStatus]]:
-        for provisioner in self.provisioners.values():
-            try:
-                status = provisioner.observe(context, self.name, zone)
-            except ForbiddenError as error:
-                if len(self.zones) == 1:
-                    raise
-                if (place := hidden_zone(zone)) not in context.permission_denied:  # a zone closed to the project
-                    context.permission_denied.add(place)
-                    context.events.note(f"node/{self.name}", f"cannot look for the pod in {zone}: {error.message}")
-                continue
-            if status is not None:
-                yield provisioner, status
-
 
 ECHOED_FIELDS = frozenset({"network", "runtime_version", "subnetwork"})
 """Fields that an answer of the API may leave out; they are as requested then."""
@@ -185,8 +139,9 @@ class Node(Resource):
             return Pending(f"{state} in {status.place.zone}" if status.place.queued else state)
         return replace(self, status=status)
 
-    def find(self, context: Context) -> Self | None:
-        status = self._slices.find(context)
+    def find(self, context: Context, uids: Collection[str] = ()) -> Self | None:
+        """Return the pod in whatever state; if there are several, preferably one with one of the `uids`."""
+        status = self._slices.find(context, uids)
         return None if status is None else replace(self, status=status)
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
@@ -352,11 +307,6 @@ class Node(Resource):
 
     def _is_managed(self, status: SliceStatus) -> bool:
         return not self.adopt and status.is_labelled
-
-
-def hidden_zone(zone: str) -> str:
-    """Return the entry of `Context.permission_denied` for a zone in which the caller may not look for TPUs."""
-    return f"TPUs in {zone}"
 
 
 def describe(observed: Absent | Pending | Node) -> str:

@@ -21,6 +21,10 @@ FLEX_SECONDS = 7 * 24 * 3600
 """Longest lifetime of a flex-start slice: https://cloud.google.com/tpu/docs/about-flex-start"""
 PROVISIONING_SECONDS = 120.0
 """Wait for a request that Google does not delete because it is PROVISIONING; that may last for hours."""
+DELETION_PENDING = (
+    "queued resource {name} in {zone} is being provisioned, and Google does not delete it in that state. Its "
+    "deletion is on record: the next `slipway` up, status, down or orphans tries again"
+)
 TRANSITIONAL_STATES = WAITING_STATES | {"PROVISIONING", "DELETING", "SUSPENDING", "STATE_UNSPECIFIED"}
 
 
@@ -56,20 +60,20 @@ class QueuedProvisioner:
         )
         wait_rpc(context, "tpu", operation, "projects.locations.operations.get", self.create_seconds)
 
-    def delete(self, context: Context, name: str, zone: str, *, patience: float | None = None) -> None:
+    def delete(self, context: Context, name: str, zone: str, *, recorded: bool = False) -> None:
         """Delete the request with its node.
 
         Args:
             context: the run's context.
             name: of the pod.
             zone: where it is.
-            patience: seconds to wait while the request is PROVISIONING, by default `PROVISIONING_SECONDS`.
+            recorded: its deletion is on record already, so one attempt is enough while it is PROVISIONING.
 
         Raises:
             DeletionPendingError: it is still PROVISIONING. Its deletion is on record then.
         """
         late = context.clock.deadline(node_api.DELETE_SECONDS)
-        give_up = context.clock.deadline(PROVISIONING_SECONDS if patience is None else patience)
+        give_up = context.clock.deadline(0.0 if recorded else PROVISIONING_SECONDS)
         while (found := self.observe(context, name, zone)) is not None:
             if late():
                 raise CloudError(
@@ -84,22 +88,23 @@ class QueuedProvisioner:
             except GoogleError as error:  # the node has just appeared, or another operation is under way on it
                 if not isinstance(error, ConflictError) and error.reason not in ("FAILED_PRECONDITION", "ABORTED"):
                     raise
-                if found.state == "PROVISIONING" and give_up():
-                    raise self._record(context, name, zone) from error
+                if found.state == "PROVISIONING" and give_up() and (recorded or self._record(context, name, zone)):
+                    raise DeletionPendingError(DELETION_PENDING.format(name=name, zone=zone)) from error
             context.clock.sleep(context.poll_seconds)
         nodes = node_api.NodeProvisioner(self.create_seconds)
         if nodes.observe(context, name, zone) is not None:  # a node that outlived its request
             nodes.delete(context, name, zone)
 
-    def _record(self, context: Context, name: str, zone: str) -> DeletionPendingError:
-        """Record that the request is to be deleted; return the error that says so."""
+    def _record(self, context: Context, name: str, zone: str) -> bool:
+        """Record that the request is to be deleted; False if it no longer exists."""
         method = "projects.locations.queuedResources.get"
-        created = context.google.call("tpu", method, name=request_path(context, name, zone)).get("createTime", "")
-        record_deletion(context, PendingDeletion(context.project, zone, name, created, context.clock.now()))
-        return DeletionPendingError(
-            f"queued resource {name} in {zone} is being provisioned, and Google does not delete it in that state. Its "
-            "deletion is on record: the next `slipway` up, status, down or orphans tries again"
-        )
+        try:
+            created = context.google.call("tpu", method, name=request_path(context, name, zone)).get("createTime", "")
+        except NotFoundError:
+            return False
+        now = context.clock.now()
+        record_deletion(context, PendingDeletion(context.project, zone, name, created, now, context.bucket))
+        return True
 
     def _delete(self, context: Context, name: str, zone: str) -> bool:
         """Delete the request and its node, which may appear at any moment; return whether that is known to be done."""

@@ -46,7 +46,9 @@ DOCUMENTS: dict[str, Any] = {
     ),
     "pod": PodLifetime("5417", "slipway-anna", "v5litepod-16", "us-east5-b", "spot", 19.2, START_TIME, ENDED,
                        "finished"),
-    "deletion": PendingDeletion("acme", "us-east5-b", "slipway-anna", "2026-01-01T00:00:00.000Z", START_TIME),
+    "deletion": PendingDeletion(
+        "acme", "us-east5-b", "slipway-anna", "2026-01-01T00:00:00.000Z", START_TIME, "acme-slipway"
+    ),
     "board": SavedBoard(START_TIME + 60, True, {RUN: LINE}),
     "event": Event(START_TIME + 0.5, "note", RUN, "launched attempt 1", {"attempt": 1}),
 }  # fmt: skip

@@ -17,7 +17,7 @@ BUCKET_STAYS = (
 MAY_RUN = "neither the pod's lease nor its workers can be read, so a run may be on it"
 HIDDEN = (
     "you may not look for TPUs in {zones}: if a pod or queued resource {name} is there, it is still billed. Ask a "
-    "project admin for tpu.nodes.get and tpu.queuedresources.get there, or to look with `slipway orphans`"
+    "project admin for tpu.nodes.get there, or to look with `slipway orphans`"
 )
 
 

@@ -14,8 +14,8 @@ from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
 from controller.resources.pod import node_api, queued_api
-from controller.resources.pod.node import Slices
 from controller.resources.pod.provisioner import Place, SliceSpec
+from controller.resources.pod.slices import Slices
 from controller.ssh.login import Login
 
 RECORDED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("gcloud.json").read_text())
@@ -191,11 +191,13 @@ def test_what_a_waiting_request_wants_is_known_from_it() -> None:
         ({"state": "READY", "upcomingMaintenance": {"maintenanceStatus": "PENDING"}}, []),
     ],
 )
-def test_a_repair_that_google_reports_lets_host_keys_change(answer: dict[str, Any], repaired: list[str]) -> None:
+def test_a_repair_that_google_reports_lets_host_keys_change(
+    answer: dict[str, Any], repaired: list[str], tmp_path: Path
+) -> None:
     told: list[str] = []
     status = node_api.parse_node({**NODE, "id": "7", **answer})
     api = SimpleNamespace(observe=lambda context, name, zone: status)
-    context = SimpleNamespace(fleets=SimpleNamespace(expect_new_host_keys=told.append))
+    context = SimpleNamespace(fleets=SimpleNamespace(expect_new_host_keys=told.append), state_dir=tmp_path)
     slices = Slices("q", ["us-central2-b"], {"node": cast(Any, api)})
     assert slices.find(cast(Any, context)) is status
     assert told == repaired

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controller.core.errors import CloudError
+from controller.gcp.client import GoogleError
+from controller.lease.store import BucketLeaseStore, Identity
 from controller.records.pending_deletions import retry_deletions
 from controller.resources.pod import queued_api
-from controller.resources.pod.pending_deletion import PREFIX, DeletionPendingError
+from controller.resources.pod.pending_deletion import PREFIX, DeletionPendingError, PendingDeletion, record_deletion
 from controller.resources.pod.provisioner import NOT_OBSERVED, claim_name
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
@@ -52,6 +57,13 @@ def objects(project: EmulatedProject) -> list[str]:
     return [name for name in found if name.startswith(PREFIX)]
 
 
+def claim(project: EmulatedProject, made: Pod) -> None:
+    """A run uses the pod."""
+    body: dict[str, Any] = {"format": 1, "first": "r", "latest": "r", "uid": made.observe().status.uid}
+    name = claim_name(made.node.name, body["uid"])
+    project.context.google.upload(project.context.bucket, name, json.dumps(body).encode())
+
+
 def test_the_search_goes_on_and_the_next_verb_deletes_the_request(project: EmulatedProject) -> None:
     made = stuck(project, *TWO_ZONES)
     assert made.up().place.zone == B
@@ -90,9 +102,7 @@ def test_a_pod_that_a_run_has_taken_over_meanwhile_stays(project: EmulatedProjec
     with pytest.raises(CloudError):
         made.down()
     let_go(project, made)
-    claim: dict[str, Any] = {"format": 1, "first": "r", "latest": "r", "uid": made.observe().status.uid}
-    name = claim_name(made.node.name, claim["uid"])
-    project.context.google.upload(project.context.bucket, name, str(claim).replace("'", '"').encode())
+    claim(project, made)
     assert retry_deletions(project.context)[0].endswith("a run has taken its pod over")
     assert made.observe().is_ready
     made.down()
@@ -107,3 +117,144 @@ def test_a_later_request_of_the_same_name_stays(project: EmulatedProject) -> Non
     made.up()
     assert retry_deletions(project.context)[0].endswith("it is gone, another request has its name")
     made.down()
+
+
+def test_the_claim_is_looked_up_in_the_bucket_of_the_config_that_asked(project: EmulatedProject) -> None:
+    made = requested(project)
+    with pytest.raises(DeletionPendingError):
+        made.down()
+    ours, project.context.bucket = project.context.bucket, f"{project.tag}-elsewhere"
+    assert retry_deletions(project.context)[0].endswith(STILL)  # it stays on record as it was
+    let_go(project, made)
+    project.context.bucket = ours
+    claim(project, made)
+    project.context.bucket = f"{project.tag}-elsewhere"
+    assert retry_deletions(project.context)[0].endswith("a run has taken its pod over")
+    assert made.observe().is_ready
+    made.down()
+
+
+def test_a_claim_that_cannot_be_read_keeps_pod_and_record(project: EmulatedProject) -> None:
+    made = requested(project)
+    with pytest.raises(DeletionPendingError):
+        made.down()
+    let_go(project, made)
+    project.inject_fault(kind="http", status=403, match="GET .*claims", times=9)
+    [line] = retry_deletions(project.context)
+    assert "was not deleted: storage objects.get_media: 403" in line
+    assert made.observe().is_ready
+    project.cloud.call_ok("DELETE", "emulator/faults")
+    assert retry_deletions(project.context)[0].endswith("deleted, as asked for earlier")
+
+
+def test_a_pod_on_which_a_controller_is_at_work_stays(project: EmulatedProject) -> None:
+    made = requested(project)
+    with pytest.raises(DeletionPendingError):
+        made.down()
+    let_go(project, made)
+    store = BucketLeaseStore(project.context.google, project.context.bucket, made.node.name)
+    held = Identity("laptop", "run-1", holder="anna@lab").new_record(1, project.clock.now(), 3600.0)
+    generation = store.write(held, 0)
+    [line] = retry_deletions(project.context)
+    assert "was not deleted: anna@lab (laptop) for run-1 since" in line
+    assert made.observe().is_ready
+    store.write(replace(held, released=True), generation)
+    assert retry_deletions(project.context)[0].endswith("deleted, as asked for earlier")
+
+
+def test_the_pod_in_use_is_found_although_an_abandoned_request_became_one_too(project: EmulatedProject) -> None:
+    made = stuck(project, *TWO_ZONES)
+    used = made.up()
+    assert used.place.zone == B
+    project.cloud.call_ok("DELETE", "emulator/faults")
+    queue = queued_api.QueuedProvisioner(1.0)
+    first = made.node.name
+    wait_for(lambda: getattr(queue.observe(project.context, first, A), "state", "") == "READY", "the pod in zone A")
+    assert made.observe().status.uid == used.status.uid
+    assert used.pod_seen(project.context).is_usable
+    shutil.rmtree(project.context.state_dir / "deletions")  # as on another machine
+    found = made.node.find(project.context, {used.status.uid})
+    assert found is not None
+    assert found.status.uid == used.status.uid
+    assert made.observe().place.zone == A
+    made.down()
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "match", "line"),
+    [
+        (503, None, "GET .*/o$", "gs://{} was not searched for pending deletions: "),
+        (403, "SERVICE_DISABLED", "GET .*/o$", "gs://{} was not searched for pending deletions: "),
+        (503, None, "GET .*/o/deletions", "gs://{}/deletions/{}, the record of a pending deletion, was not read: "),
+        (404, None, "GET .*/o/deletions", ""),
+    ],
+)
+def test_a_record_that_cannot_be_read_ends_no_verb(
+    project: EmulatedProject, status: int, reason: str | None, match: str, line: str
+) -> None:
+    one = PendingDeletion("slipway-local", A, "gone", "2026-01-01T00:00:00Z", 1.0, project.context.bucket)
+    pod(project)
+    record_deletion(project.context, one)
+    shutil.rmtree(project.context.state_dir / "deletions")
+    project.inject_fault(kind="http", status=status, reason=reason, match=match, times=6 if status == 503 else 1)
+    lines = retry_deletions(project.context)
+    assert [each.startswith(line.format(project.context.bucket, one.file)) for each in lines] == [True] * bool(line)
+    project.inject_fault(kind="http", status=503, match="DELETE .*/o/deletions", times=6)
+    gone, kept = retry_deletions(project.context)
+    assert gone == f"queued resource gone in {A}: it is gone"
+    assert kept.startswith(f"the record gs://{project.context.bucket}/deletions/{one.file} was not deleted: ")
+    assert retry_deletions(project.context) == [gone]
+    assert objects(project) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "is not a pending deletion written by slipway"),
+        ('{"format": 1, "project": "slipway-local"}', "is not a pending deletion written by slipway"),
+        ('{"format": 2}', "has format 2; this slipway reads format 1"),
+    ],
+)
+def test_a_broken_file_is_one_line(project: EmulatedProject, text: str, problem: str) -> None:
+    pod(project)
+    file = project.context.state_dir / "deletions" / "broken.json"
+    file.parent.mkdir()
+    file.write_text(text)
+    [line] = retry_deletions(project.context)
+    assert line.startswith(f"{file} {problem}")
+
+
+def test_a_controller_killed_while_it_writes_a_record_leaves_the_old_one(
+    project: EmulatedProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod(project)
+    one = PendingDeletion("slipway-local", A, "gone", "2026-01-01T00:00:00Z", 1.0, "")
+    record_deletion(project.context, one)
+
+    def killed(self: Path, text: str) -> int:
+        self.write_bytes(text.encode()[:9])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", killed)
+        with pytest.raises(KeyboardInterrupt):
+            record_deletion(project.context, one)
+    project.context.bucket = ""
+    assert retry_deletions(project.context) == [f"queued resource gone in {A}: it is gone"]
+
+
+def test_a_request_that_vanishes_after_google_refused_to_delete_it_is_deleted(
+    project: EmulatedProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = pod(project)
+    answers = [None, replace(NOT_OBSERVED, state="PROVISIONING")]
+    queue = queued_api.QueuedProvisioner(1.0)
+
+    def refused(self: object, *_: object) -> bool:
+        raise GoogleError("queuedResources.delete", 400, "FAILED_PRECONDITION", "it is being provisioned")
+
+    monkeypatch.setattr(queued_api.QueuedProvisioner, "observe", lambda *_: answers.pop())
+    monkeypatch.setattr(queued_api.QueuedProvisioner, "_delete", refused)
+    queue.delete(project.context, made.node.name, A)
+    assert answers == []
+    assert objects(project) == []
