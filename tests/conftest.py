@@ -34,6 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
     # On a Google VM, its own credentials would be found.
     os.environ["NO_GCE_CHECK"] = "true"
+    # Eight virtual CPU devices; JAX reads these when it is imported. A thread for each waiting device, as
+    # trainer.distributed.runtime.set_cpu_threads says, and little optimization: these tests spend their time compiling.
+    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
+    os.environ.setdefault("PJRT_NPROC", "16")
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
     # Programs that the tests start keep their bytecode, as they do for users.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False

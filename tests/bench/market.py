@@ -110,6 +110,9 @@ class Google:
         """The one that there is."""
         return self.pods[-1] if self.pods and self.pods[-1].deleted == float("inf") else None
 
+    def root(self, api: str) -> str:
+        return f"https://{api}.googleapis.com/"
+
     def paid(self) -> float:
         return sum(pod.paid(self.clock.elapsed) for pod in self.pods)
 

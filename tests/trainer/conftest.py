@@ -1,17 +1,8 @@
-"""Eight virtual CPU devices for every test of the trainer; set before anything imports JAX."""
+"""Models, meshes and runs for the tests of the trainer, on the eight virtual devices of tests/conftest.py."""
 
 import math
-import os
 from pathlib import Path
 from typing import Any
-
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["JAX_NUM_CPU_DEVICES"] = "8"
-os.environ.setdefault(
-    "PJRT_NPROC", "16"
-)  # a thread per waiting device, as trainer.distributed.runtime.set_cpu_threads says
-# compiling is what these tests spend their time on
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
 import jax
 import pytest

@@ -134,10 +134,16 @@ class MediaTransfers:
             digest = self._blobs.digest(session["blob"])
         else:
             digest = await asyncio.to_thread(self._blobs.digest, session["blob"])
-        query = {**session["query"], "name": session["metadata"]["name"]}
+        name = session["metadata"]["name"]
+        self._objects.check_rate(session["bucket"], name)  # the session outlives this refusal, and is tried again
+        query = {**session["query"], "name": name}
         finalizing = ApiCall(call.method, call.path, query, {}, call.root_url)
-        response = self._finalize(finalizing, session["metadata"], session["blob"], digest)
-        done = self._objects.find(session["bucket"], session["metadata"]["name"])
+        try:
+            response = self._finalize(finalizing, session["metadata"], session["blob"], digest)
+        except ApiError:
+            self._store.delete("upload", upload_id)
+            raise
+        done = self._objects.find(session["bucket"], name)
         if done:
             self._store.put("upload", upload_id, {**session, "finished": done.body})
         return response

@@ -15,6 +15,7 @@ from controller.core.errors import ConfigError
 from controller.gcp.client import GoogleClient
 from controller.inputs.secrets import Vault
 from tests.controller.conftest import SlipwayCli
+from tests.controller.localcloud.harness import EmulatedCloud
 
 PLANTED = "hf_planted0123456789"
 ONE = "tpu.accelerator_type=v5litepod-4"
@@ -125,6 +126,7 @@ def test_a_planted_secret_is_found_nowhere_but_in_its_file(
 @pytest.mark.e2e
 def test_secret_manager(slipway: SlipwayCli) -> None:
     cloud = slipway.cloud()
+    EmulatedCloud(cloud.state).establish()
     from google.oauth2.credentials import Credentials
 
     google = GoogleClient(Credentials(token=cloud.token), Clock(), cloud.roots)

@@ -11,6 +11,7 @@ from controller.cloud.connect import open_context
 from controller.run.session import open_session
 from controller.ssh.fleet import WorkerError, failures
 from tests.controller.conftest import ECHO_COMMAND, FOUR_WORKERS, SlipwayCli
+from tests.controller.localcloud.harness import EmulatedCloud
 
 pytestmark = pytest.mark.e2e
 KEEP = [ECHO_COMMAND, FOUR_WORKERS, "cleanup.on_success=keep"]
@@ -82,6 +83,7 @@ def test_guest_attributes_that_are_refused_are_not_needed(slipway: SlipwayCli) -
 
 def test_os_login_where_the_project_wants_it(slipway: SlipwayCli) -> None:
     cloud = slipway.cloud()
+    EmulatedCloud(cloud.state).establish()
     with open_context(main.parse(slipway.line("plan", *KEEP)).options.config()[0], keep_awake=True) as (context, _):
         body = {"items": [{"key": "enable-oslogin", "value": "TRUE"}]}
         context.google.call("compute", "projects.setCommonInstanceMetadata", project="slipway-local", body=body)

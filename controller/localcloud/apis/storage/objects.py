@@ -92,7 +92,7 @@ class Objects:
             with self._store.transaction():
                 old = self.find(bucket, name)
                 check_conditions(old, query)
-                self._check_rate(old)
+                self.check_rate(bucket, name)
                 body = self._describe(bucket, name, metadata)
                 self._store.database.execute(
                     "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?)",
@@ -106,8 +106,9 @@ class Objects:
             self._blobs.delete(old.blob)
         return StoredObject(body, blob)
 
-    def _check_rate(self, old: StoredObject | None) -> None:
+    def check_rate(self, bucket: str, name: str) -> None:
         """Raise ApiError 429 if an object was written a moment ago: https://cloud.google.com/storage/quotas#objects."""
+        old = self.find(bucket, name)
         written = int(old.body["generation"]) / 1e6 if old else 0.0
         if old and time.time() < written + self._settings.delay(_WRITE_OPERATIONS):
             raise ApiError(
