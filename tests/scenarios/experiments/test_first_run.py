@@ -97,4 +97,5 @@ def test_the_first_run_is_what_the_page_says(folder: Path, capsys: pytest.Captur
     assert "accuracy after GRPO" in said["logs"]
     assert "deleted" in said["down"]
     assert "bucket" in said["down --all"]
-    assert used == printed
+    # Asked for by Cloud Billing, whose API is off in a new project and answers before it looks at rights.
+    assert used == printed - {"resourcemanager.projects.get"}
