@@ -183,7 +183,9 @@ def test_a_binding_takes_effect_late(iam: Iam, monkeypatch: pytest.MonkeyPatch) 
     assert iam.policies.get(PROJECT_RESOURCE)["bindings"], "a read shows it at once"
     worker, get = iam.judgement("7/0"), "tpu.v2:projects.locations.nodes.get"
     assert call(worker, get) is not None
-    now.return_value = 1001.0
+    now.return_value = 1004.9
+    assert call(worker, get) is not None
+    now.return_value = 1005.0
     assert call(worker, get) is None
     iam.grant(PROJECT_RESOURCE, f"serviceAccount:{RUNNER}", "roles/tpu.admin")
     assert call(worker, get) is None, "the former roles hold until the new ones do"
