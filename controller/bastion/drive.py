@@ -15,8 +15,9 @@ from controller.cloud.connect import POLL_SECONDS, make_context
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.formats import load
-from controller.gcp.client import ForbiddenError, GoogleClient, GoogleError
+from controller.gcp.client import GoogleClient
 from controller.gcp.credentials import SCOPES
+from controller.gcp.errors import ForbiddenError, GoogleError
 from controller.plan.build import Plan
 from controller.records.restore import plan_from_record
 from controller.resources.bastion.boot import TRY_AGAIN

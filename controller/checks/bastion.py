@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from conf.schema.config import Config
 from controller.context import Context
 from controller.core.finding import Issue, check
-from controller.gcp.client import ForbiddenError, NotFoundError, ServiceDisabledError
+from controller.gcp.errors import ForbiddenError, NotFoundError, ServiceDisabledError
 from controller.inputs.secrets import MANAGER
 
 

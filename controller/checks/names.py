@@ -8,7 +8,7 @@ from conf.schema.config import Config
 from conf.schema.infra.regions import is_near
 from controller.context import Context
 from controller.core.finding import Issue, check
-from controller.gcp.client import ForbiddenError, NotFoundError
+from controller.gcp.errors import ForbiddenError, NotFoundError
 from controller.plan.project import bucket_name
 
 PLACEHOLDER = re.compile(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from conf.schema.config import Config
 from controller.context import Context
 from controller.core.finding import Issue, Severity, check
-from controller.gcp.client import ForbiddenError, NotFoundError
+from controller.gcp.errors import ForbiddenError, NotFoundError
 from controller.plan.permissions import (
     ACCOUNT_KIND,
     ALWAYS,

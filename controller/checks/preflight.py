@@ -13,7 +13,7 @@ from conf.schema.config import Config
 from controller import checks
 from controller.context import Context
 from controller.core.finding import Check, Finding
-from controller.gcp.client import ForbiddenError, GoogleError, NoCredentialsError, ServiceDisabledError
+from controller.gcp.errors import ForbiddenError, GoogleError, NoCredentialsError, ServiceDisabledError
 from controller.plan.build import Plan
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from conf.schema.config import Config
 from controller.context import Context
 from controller.core.finding import Issue, check
-from controller.gcp.client import ForbiddenError, ServiceDisabledError
+from controller.gcp.errors import ForbiddenError, ServiceDisabledError
 
 SERVING_METRIC, SERVING_CHIPS = "tpu-v5s-litepod-serving", 8
 """v5e slices of up to so many chips draw on a quota of their own: https://cloud.google.com/tpu/docs/v5e."""

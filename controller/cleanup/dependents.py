@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from controller.context import Context
-from controller.gcp.client import ServiceDisabledError
+from controller.gcp.errors import ServiceDisabledError
 from controller.gcp.names import is_marked, leaf
 from controller.reconcile.resource import Resource
 from controller.resources.bastion.vm import Bastion

@@ -7,7 +7,7 @@ from typing import Any
 from conf.schema.infra.topology import UnknownTypeError, find_topology, zone_region
 from controller.cleanup.dependents import aggregated
 from controller.context import Context
-from controller.gcp.client import ForbiddenError, NotFoundError, ServiceDisabledError
+from controller.gcp.errors import ForbiddenError, NotFoundError, ServiceDisabledError
 from controller.gcp.names import is_labelled, is_marked, leaf
 from controller.gcp.operations import wait_compute
 from controller.gcp.prices import HOURS_PER_MONTH, SPOT_TIERS, load_prices

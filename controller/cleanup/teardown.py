@@ -7,7 +7,7 @@ from controller.agent.protocol import OBSERVE
 from controller.cleanup.dependents import dependents, resources_in_other_regions
 from controller.core.errors import CloudError, ConfigError, SlipwayError
 from controller.core.events import Event
-from controller.gcp.client import GoogleError
+from controller.gcp.errors import GoogleError
 from controller.gcp.names import is_labelled
 from controller.lease.lease import Lease, pod_lease
 from controller.plan.preview import ResourcePreview, preview_resources

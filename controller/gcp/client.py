@@ -8,7 +8,6 @@ other failures become `GoogleError`.
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from controller.core.clock import Clock
-from controller.core.errors import CloudError, ConfigError
-from controller.gcp.credentials import GCLOUD_PROJECT, NO_CREDENTIALS, NO_QUOTA_PROJECT
+from controller.gcp.credentials import NO_CREDENTIALS
+from controller.gcp.errors import GoogleError, NoCredentialsError, http_error
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -36,12 +35,9 @@ VERSIONS = {
     "storage": "v1",
     "tpu": "v2",
 }
-RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 ATTEMPTS = 6
 WAIT_TIMEOUT_SECONDS = 150.0
 """Timeout of `operations.wait`, which Compute Engine answers within two minutes; other requests have 60 s."""
-PERMANENT_ERROR = re.compile(r"quota limit|quota '[^']*' exhausted|no more capacity", re.IGNORECASE)
-"""Messages of a 429 that no retry will change. The caller decides what to do."""
 RECORDED_PARAMETERS = frozenset(
     {"bucket", "name", "network", "object", "parent", "prefix", "project", "projectId", "region", "zone"}
 )
@@ -52,44 +48,6 @@ PROPAGATION_SECONDS = 420.0
 """How long IAM may take to show a change everywhere: https://cloud.google.com/iam/docs/access-change-propagation."""
 CHUNK = 16 << 20
 """Chunk size of an upload in bytes: the most that an interruption can lose."""
-
-
-class GoogleError(CloudError):
-    """An HTTP error (400 or above). `reason` is Google's machine-readable code, e.g. RESOURCE_EXHAUSTED."""
-
-    def __init__(self, what: str, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
-        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
-        super().__init__(f"{what}: {status} {reason}: {message}")
-
-    @property
-    def is_transient(self) -> bool:
-        """Return whether the same request may succeed in a moment."""
-        return self.status in RETRIED_STATUSES and not (self.status == 429 and PERMANENT_ERROR.search(self.message))
-
-
-class NotFoundError(GoogleError):
-    """404: the resource does not exist."""
-
-
-class ConflictError(GoogleError):
-    """409 or 412: the resource exists already, or someone else has changed it."""
-
-
-class ForbiddenError(GoogleError):
-    """403: the caller lacks permission."""
-
-
-class ServiceDisabledError(GoogleError):
-    """403: the API `service` is not enabled in the project, or not everywhere yet."""
-
-    @property
-    def service(self) -> str:
-        found = re.search(r"[\w.-]+\.googleapis\.com", self.message)
-        return found[0] if found else "the API"
-
-
-class NoCredentialsError(ConfigError):
-    """No credentials to sign requests with."""
 
 
 class GoogleClient:
@@ -374,7 +332,7 @@ def _translate_errors(what: str) -> Iterator[None]:
     try:
         yield
     except HttpError as error:
-        raise _http_error(what, error) from None
+        raise http_error(what, error) from None
     except GoogleAuthError as error:
         if isinstance(error, TransportError) or error.retryable:  # the token server was not reached, or is overloaded
             raise GoogleError(what, 503, "UNREACHABLE", str(error)) from None
@@ -387,25 +345,3 @@ def _backoff_seconds(state: Any) -> float:
     """Return Retry-After, else 1, 2, 4 ... seconds. https://cloud.google.com/storage/docs/retry-strategy."""
     error = state.outcome.exception()
     return error.retry_after or min(2.0 ** (state.attempt_number - 1), 30.0)
-
-
-def _http_error(what: str, error: Any) -> GoogleError:
-    status = int(error.resp.status)
-    try:
-        body = json.loads(error.content)["error"]
-    except (ValueError, KeyError, TypeError):
-        body = {}
-    details = body.get("errors") or [{}]
-    reason = body.get("status") or details[0].get("reason") or "ERROR"
-    kind = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError, 412: ConflictError}.get(status, GoogleError)
-    reasons = {detail.get("reason") for detail in [*details, *body.get("details", [])]}
-    if status == 403 and reasons & {"SERVICE_DISABLED", "accessNotConfigured"}:
-        if GCLOUD_PROJECT in error.content.decode(errors="replace"):
-            raise NoCredentialsError(NO_QUOTA_PROJECT.format(what))
-        kind = ServiceDisabledError
-    return kind(what, status, reason, body.get("message", str(error)), _seconds(error.resp.get("retry-after", "")))
-
-
-def _seconds(retry_after: str) -> float | None:
-    """Parse https://www.rfc-editor.org/rfc/rfc9110#field.retry-after in seconds, the form that Google sends."""
-    return float(retry_after) if retry_after.isdigit() else None

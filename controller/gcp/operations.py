@@ -7,7 +7,8 @@ https://google.aip.dev/151.
 from typing import Any, Protocol
 
 from controller.core.clock import Clock
-from controller.gcp.client import GoogleClient, GoogleError
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import GoogleError
 
 
 class Caller(Protocol):

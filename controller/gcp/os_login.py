@@ -6,7 +6,8 @@ https://cloud.google.com/compute/docs/oslogin
 from functools import cached_property
 
 from controller.core.errors import SlipwayError
-from controller.gcp.client import ForbiddenError, GoogleClient, NotFoundError
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import ForbiddenError, NotFoundError
 
 
 class OsLogin:

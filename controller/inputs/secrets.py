@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from controller.core.errors import ConfigError
-from controller.gcp.client import ForbiddenError, GoogleClient, NotFoundError
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import ForbiddenError, NotFoundError
 
 MANAGER = "secretmanager:"
 NETRC = "NETRC"

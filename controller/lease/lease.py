@@ -16,7 +16,7 @@ from dataclasses import replace
 from controller.context import Context
 from controller.core.clock import Clock, InterruptedSleepError
 from controller.core.errors import LeaseLostError, SlipwayError
-from controller.gcp.client import ConflictError, GoogleError, NotFoundError
+from controller.gcp.errors import ConflictError, GoogleError, NotFoundError
 from controller.lease.store import BucketLeaseStore, Identity, LeaseRecord, LeaseSnapshot, LeaseStore
 from controller.plan.build import Plan
 

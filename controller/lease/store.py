@@ -19,7 +19,8 @@ from pydantic import Field, TypeAdapter
 from controller.agent.process import boot_id, start_time
 from controller.core.errors import CloudError
 from controller.core.formats import Document, has_format
-from controller.gcp.client import GoogleClient, NotFoundError
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import NotFoundError
 
 KEY = "lease"
 """Key of the object's custom metadata that holds the lease, so that one request returns the lease and its age."""

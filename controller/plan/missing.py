@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from controller.context import Context
-from controller.gcp.client import ForbiddenError, NoCredentialsError, ServiceDisabledError
+from controller.gcp.errors import ForbiddenError, NoCredentialsError, ServiceDisabledError
 from controller.inputs.assets import ResolvedAsset
 from controller.plan.build import Plan
 from controller.reconcile.resource import Absent

@@ -6,7 +6,7 @@ from typing import Any
 
 from controller.context import Context
 from controller.core.errors import WorkersDisagreeError
-from controller.gcp.client import ForbiddenError, NoCredentialsError, ServiceDisabledError
+from controller.gcp.errors import ForbiddenError, NoCredentialsError, ServiceDisabledError
 from controller.reconcile.reconciler import topological_order
 from controller.reconcile.resource import Absent, Diff, Pending, Resource, Unknown
 from controller.resources.workers.base import WorkerResource

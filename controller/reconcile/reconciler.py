@@ -10,7 +10,8 @@ from typing import Any
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, ConfigError
-from controller.gcp.client import PROPAGATION_SECONDS, ServiceDisabledError
+from controller.gcp.client import PROPAGATION_SECONDS
+from controller.gcp.errors import ServiceDisabledError
 from controller.reconcile.resource import Absent, Diff, Pending, Resource, Unknown
 
 LEASED_SCOPES = frozenset({"run", "pod"})

@@ -56,7 +56,7 @@ def publish_row(google: GoogleClient, bucket: str, row: RunRow) -> None:
 
 
 def list_published_rows(google: GoogleClient, bucket: str) -> list[RunRow]:
-    from controller.gcp.client import NotFoundError
+    from controller.gcp.errors import NotFoundError
 
     where: Mapping[str, Any] = {"bucket": bucket, "prefix": "index/", "fields": "items(metadata),nextPageToken"}
     try:

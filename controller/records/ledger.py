@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from controller.core.formats import Document, dump, load
-from controller.gcp.client import ConflictError, GoogleClient, NotFoundError
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import ConflictError, NotFoundError
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.formats import FormatError
-from controller.gcp.client import NotFoundError
+from controller.gcp.errors import NotFoundError
 from controller.lease.store import BucketLeaseStore, Identity
 from controller.records.spending import read_claim
 from controller.resources.pod.pending_deletion import (

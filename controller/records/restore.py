@@ -28,7 +28,8 @@ from controller.config.compose import compose, compose_raw, with_overrides
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.formats import load
-from controller.gcp.client import GoogleClient, NotFoundError
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import NotFoundError
 from controller.inputs.assets import AssetFile, ResolvedAsset
 from controller.inputs.code import CodeSnapshot
 from controller.plan.build import Plan, RecordedInputs, build_plan

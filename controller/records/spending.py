@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from conf.schema.config import Config
 from controller.core.clock import Clock
 from controller.core.formats import Document, dump, load
-from controller.gcp.client import GoogleClient, NotFoundError
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import NotFoundError
 from controller.gcp.prices import HourlyPrice, hourly_price
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import claim_name, end_name, short_uid

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from controller.core.clock import Clock, InterruptedSleepError
 from controller.core.errors import SlipwayError
-from controller.gcp.client import GoogleError
+from controller.gcp.errors import GoogleError
 from controller.resources.pod.provisioner import PodStatus
 
 STALE_SECONDS = 15.0

@@ -16,7 +16,7 @@ from controller.core.errors import (
     WorkersDisagreeError,
     WrongDevicesError,
 )
-from controller.gcp.client import GoogleError, NotFoundError
+from controller.gcp.errors import GoogleError, NotFoundError
 from controller.plan.build import Plan
 from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Ledger

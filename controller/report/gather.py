@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from controller.core.formats import checked, has_format
-from controller.gcp.client import GoogleClient, NotFoundError
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import NotFoundError
 from controller.records.index import RunRow
 from controller.records.recorder import LOCAL_METRICS_FILE, RECORD_FILE, run_folder
 

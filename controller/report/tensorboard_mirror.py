@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from controller.gcp.client import GoogleClient, NotFoundError
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import NotFoundError
 
 PART = re.compile(r"[A-Za-z0-9][\w.=+-]{0,199}", re.ASCII)
 """Valid part of a path: workers name a run's objects and must not reach any other file here."""

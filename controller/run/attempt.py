@@ -8,7 +8,7 @@ from controller.context import Context
 from controller.core.errors import ConfigError, LeaseLostError, SlipwayError, WrongDevicesError
 from controller.core.text import plural
 from controller.core.ui import BoardScreen
-from controller.gcp.client import GoogleError
+from controller.gcp.errors import GoogleError
 from controller.lease.lease import Lease, LeaseHeldError
 from controller.plan.build import Plan
 from controller.reconcile.reconciler import reconcile

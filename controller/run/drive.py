@@ -19,7 +19,7 @@ from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, ConfigError, LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.ui import BoardScreen
-from controller.gcp.client import ServiceDisabledError
+from controller.gcp.errors import ServiceDisabledError
 from controller.gcp.prices import hourly_price, max_cost
 from controller.lease.lease import LeaseHeldError, ReleaseRequestedError, lease_guard, pod_lease
 from controller.lease.store import LeaseSnapshot

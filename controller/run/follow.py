@@ -16,7 +16,7 @@ from conf.schema.run.lifecycle import Recovery
 from controller.agent.protocol import STOP, WATCH, State, StopRequest, WatchLine, WatchRequest
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
-from controller.gcp.client import GoogleError
+from controller.gcp.errors import GoogleError
 from controller.recovery.diagnosis import (
     AttemptOutcome,
     Observation,

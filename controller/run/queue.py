@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.formats import dump, load
-from controller.gcp.client import GoogleClient, NotFoundError
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import NotFoundError
 from controller.lease.lease import Lease
 from controller.plan.build import Plan
 from controller.resources.pod.node import Node

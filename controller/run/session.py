@@ -9,7 +9,7 @@ from controller.cloud.connect import open_context, project_of
 from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.errors import ConfigError
-from controller.gcp.client import ForbiddenError, ServiceDisabledError
+from controller.gcp.errors import ForbiddenError, ServiceDisabledError
 from controller.plan.build import Plan, build_plan
 from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Ledger

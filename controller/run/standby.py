@@ -9,7 +9,7 @@ from enum import Enum, auto
 from controller.context import Context
 from controller.core.errors import SlipwayError
 from controller.core.ui import BoardScreen
-from controller.gcp.client import GoogleError
+from controller.gcp.errors import GoogleError
 from controller.lease.lease import Lease
 from controller.lease.store import LeaseSnapshot
 from controller.plan.build import Plan

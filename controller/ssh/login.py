@@ -7,7 +7,8 @@ from typing import Any
 
 from controller.core.clock import Clock
 from controller.core.errors import SlipwayError
-from controller.gcp.client import ConflictError, GoogleClient, NotFoundError
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import ConflictError, NotFoundError
 from controller.gcp.operations import wait_rpc
 from controller.gcp.os_login import OsLogin
 from controller.ssh.client_key import public_key_line

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from conf.schema.config import Config
 from conf.schema.infra.network import IAP_RANGE
 from controller.core.clock import Clock
-from controller.gcp.client import ForbiddenError, GoogleClient, GoogleError
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import ForbiddenError, GoogleError
 from controller.gcp.firewall_rules import admits
 from controller.gcp.names import TAG, leaf
 from controller.ssh.fleet import Fleet

@@ -6,7 +6,8 @@ from dataclasses import replace
 from controller.agent.protocol import OBSERVE
 from controller.context import Context
 from controller.core.formats import dump, load
-from controller.gcp.client import GoogleClient, NotFoundError
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import NotFoundError
 from controller.lease.lease import Lease, LeaseHeldError, lease_guard, pod_lease
 from controller.plan.build import Plan
 from controller.reconcile.reconciler import destroy

@@ -10,7 +10,7 @@ from controller.cloud.connect import open_context, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.text import plural
-from controller.gcp.client import NoCredentialsError, ServiceDisabledError
+from controller.gcp.errors import NoCredentialsError, ServiceDisabledError
 from controller.gcp.prices import hourly_price, max_cost
 from controller.lease.lease import Lease, sweep_lease
 from controller.plan.build import Plan

@@ -16,7 +16,7 @@ from controller.cleanup.teardown import other_buckets, plan_teardown
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import ConfigError, OverBudgetError, SlipwayError
 from controller.core.ui import BoardScreen
-from controller.gcp.client import NotFoundError, ServiceDisabledError
+from controller.gcp.errors import NotFoundError, ServiceDisabledError
 from controller.gcp.prices import hourly_price
 from controller.plan.build import Plan
 from controller.run.drive import drive, open_run

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.core.clock import Clock, iso_timestamp
-from controller.gcp.client import ConflictError, NotFoundError
+from controller.gcp.errors import ConflictError, NotFoundError
 
 EPOCH = 1_790_000_000.0
 """When simulations begin, seconds since the epoch."""

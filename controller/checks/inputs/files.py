@@ -14,7 +14,7 @@ from controller.config.run_yaml import ASSET
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.core.text import nearest_names
-from controller.gcp.client import ForbiddenError, NotFoundError
+from controller.gcp.errors import ForbiddenError, NotFoundError
 from controller.inputs.assets import ALWAYS_SKIPPED, path_exists
 
 BUCKET = "gs://"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
-from controller.gcp.client import ServiceDisabledError
+from controller.gcp.errors import ServiceDisabledError
 from controller.inputs.download import HUGGING_FACE, token_for
 from controller.plan.build import Plan
 from controller.plan.missing import missing_assets

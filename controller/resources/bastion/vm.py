@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from controller.context import Context
-from controller.gcp.client import ConflictError, GoogleError, NotFoundError
+from controller.gcp.errors import ConflictError, GoogleError, NotFoundError
 from controller.gcp.names import LABEL, MARK
 from controller.gcp.operations import wait_compute
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.gcp.client import ConflictError, ForbiddenError, GoogleError, NotFoundError
+from controller.gcp.errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
 from controller.gcp.names import MARK
 from controller.gcp.operations import wait_compute
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding, Rule
-from controller.gcp.client import GoogleError, NotFoundError
+from controller.gcp.errors import GoogleError, NotFoundError
 from controller.gcp.firewall_rules import ANY_ADDRESS, admits
 from controller.gcp.names import is_marked, leaf
 from controller.reconcile.resource import Absent, ObservedResources

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.gcp.client import NotFoundError
+from controller.gcp.errors import NotFoundError
 from controller.gcp.names import is_marked, leaf
 from controller.gcp.operations import wait_compute
 from controller.reconcile.resource import Absent, Diff, ObservedResources

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from controller.context import Context
-from controller.gcp.client import ForbiddenError, NotFoundError
+from controller.gcp.errors import ForbiddenError, NotFoundError
 from controller.gcp.names import MARK, is_marked, leaf
 from controller.gcp.operations import wait_compute
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope

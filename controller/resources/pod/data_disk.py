@@ -4,7 +4,7 @@ https://cloud.google.com/tpu/docs/setup-persistent-disk: a disk is writable on o
 """
 
 from controller.context import Context
-from controller.gcp.client import ConflictError, NotFoundError
+from controller.gcp.errors import ConflictError, NotFoundError
 from controller.gcp.names import LABEL, is_labelled
 from controller.gcp.operations import wait_compute
 

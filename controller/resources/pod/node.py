@@ -11,7 +11,7 @@ from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.finding import Finding, Rule
 from controller.core.text import plural
-from controller.gcp.client import GoogleError
+from controller.gcp.errors import GoogleError
 from controller.gcp.names import TAG
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope, difference
 from controller.resources.pod import data_disk, node_api

@@ -6,7 +6,7 @@ from typing import Any
 
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.gcp.client import ConflictError, GoogleError, NotFoundError
+from controller.gcp.errors import ConflictError, GoogleError, NotFoundError
 from controller.gcp.names import LABEL, TAG, leaf
 from controller.gcp.operations import OperationFailedError, wait_rpc
 from controller.resources.pod import data_disk

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.formats import Document, FormatError
-from controller.gcp.client import GoogleError, NotFoundError
+from controller.gcp.errors import GoogleError, NotFoundError
 from controller.resources.pod.node_api import parse_timestamp
 
 PREFIX = "deletions/"

@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.gcp.client import ConflictError, GoogleError, NotFoundError
+from controller.gcp.errors import ConflictError, GoogleError, NotFoundError
 from controller.gcp.operations import code_name, wait_rpc
 from controller.resources.pod import node_api
 from controller.resources.pod.pending_deletion import DeletionPendingError, PendingDeletion, record_deletion

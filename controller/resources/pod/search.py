@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, RetriesExhaustedError
-from controller.gcp.client import PROPAGATION_SECONDS, ConflictError, GoogleError
+from controller.gcp.client import PROPAGATION_SECONDS
+from controller.gcp.errors import ConflictError, GoogleError
 from controller.resources.pod import data_disk, node_api
 from controller.resources.pod.pending_deletion import DeletionPendingError
 from controller.resources.pod.provisioner import (

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.context import Context
-from controller.gcp.client import ForbiddenError
+from controller.gcp.errors import ForbiddenError
 from controller.resources.pod.pending_deletion import deletions_here
 from controller.resources.pod.provisioner import Provisioner, ProvisionerName, SliceStatus
 

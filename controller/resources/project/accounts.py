@@ -5,7 +5,8 @@ from typing import Any, ClassVar, Self
 
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.gcp.client import PROPAGATION_SECONDS, ConflictError, ForbiddenError, NotFoundError
+from controller.gcp.client import PROPAGATION_SECONDS
+from controller.gcp.errors import ConflictError, ForbiddenError, NotFoundError
 from controller.gcp.names import MARK, is_marked
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope, Unknown
 

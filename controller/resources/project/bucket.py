@@ -9,7 +9,7 @@ from conf.schema.infra.regions import is_near
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.finding import Finding, Rule
-from controller.gcp.client import ConflictError, ForbiddenError, GoogleError, NotFoundError
+from controller.gcp.errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
 from controller.gcp.names import LABEL, is_labelled
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.gcp.client import ForbiddenError, NotFoundError
+from controller.gcp.errors import ForbiddenError, NotFoundError
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 
 BUDGET_APIS = ("billingbudgets.googleapis.com", "cloudbilling.googleapis.com")

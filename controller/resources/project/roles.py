@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from controller.context import Context
-from controller.gcp.client import PROPAGATION_SECONDS, ConflictError, ForbiddenError, GoogleError, NotFoundError
+from controller.gcp.client import PROPAGATION_SECONDS
+from controller.gcp.errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 from controller.resources.project.accounts import ServiceAccount
 

@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.gcp.client import ForbiddenError, ServiceDisabledError
+from controller.gcp.errors import ForbiddenError, ServiceDisabledError
 from controller.gcp.operations import wait_rpc
 from controller.reconcile.resource import Diff, ObservedResources, Resource, Scope
 

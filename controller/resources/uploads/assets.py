@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 from controller.agent.protocol import FETCH_ASSET, FetchAssetRequest
 from controller.context import Context
 from controller.core.errors import CloudError
-from controller.gcp.client import NotFoundError
+from controller.gcp.errors import NotFoundError
 from controller.inputs.assets import AssetFile, ResolvedAsset, local_files, manifest_text
 from controller.inputs.download import download_file, run_recipe, token_for
 from controller.inputs.hash_cache import Digests, HashCache

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from controller.context import Context
-from controller.gcp.client import ConflictError, NotFoundError
+from controller.gcp.errors import ConflictError, NotFoundError
 from controller.inputs.code import CodeSnapshot
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 

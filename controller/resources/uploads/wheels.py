@@ -14,7 +14,7 @@ from controller.context import Context
 from controller.core.errors import CloudError, ConfigError
 from controller.core.finding import Finding, Rule
 from controller.core.formats import dump, load
-from controller.gcp.client import NotFoundError
+from controller.gcp.errors import NotFoundError
 from controller.inputs.git import clone, strip_password
 from controller.inputs.requirements import GitRequirement
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope

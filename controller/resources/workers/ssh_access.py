@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 from controller.agent.protocol import ObserveRequest
 from controller.context import Context
 from controller.core.text import plural
-from controller.gcp.client import GoogleError
+from controller.gcp.errors import GoogleError
 from controller.reconcile.resource import Absent, Diff, ObservedResources
 from controller.resources.pod.node import Node
 from controller.resources.workers.base import WorkerResource, raise_failures

@@ -9,7 +9,7 @@ from conf.schema.run.program import Program
 from controller.agent.protocol import INSTALL_VENV, InstallVenvRequest, VenvState
 from controller.context import Context
 from controller.core.formats import dump, load
-from controller.gcp.client import ConflictError, NotFoundError
+from controller.gcp.errors import ConflictError, NotFoundError
 from controller.inputs.secrets import Vault
 from controller.reconcile.resource import Diff, ObservedResources
 from controller.resources.workers.base import WorkerResource

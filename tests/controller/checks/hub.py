@@ -13,7 +13,7 @@ import pytest
 
 from controller.config.compose import compose
 from controller.context import Context
-from controller.gcp.client import NotFoundError
+from controller.gcp.errors import NotFoundError
 from controller.inputs.code import UnfetchedSnapshot
 from controller.plan.build import Plan, build_plan
 

@@ -15,7 +15,7 @@ from controller.config.compose import compose
 from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
-from controller.gcp.client import ForbiddenError, NotFoundError, ServiceDisabledError
+from controller.gcp.errors import ForbiddenError, NotFoundError, ServiceDisabledError
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 

@@ -10,7 +10,8 @@ from google.auth.credentials import Credentials
 from google.auth.exceptions import RefreshError, TransportError
 
 from controller.core.errors import CloudError
-from controller.gcp.client import ATTEMPTS, GoogleClient, GoogleError, NoCredentialsError
+from controller.gcp.client import ATTEMPTS, GoogleClient
+from controller.gcp.errors import GoogleError, NoCredentialsError
 from tests.controller.localcloud.harness import COMPUTE
 from tests.controller.resources.conftest import EmulatedProject
 

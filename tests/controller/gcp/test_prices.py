@@ -10,7 +10,7 @@ import pytest
 from conf.schema.config import Config
 from controller.config.compose import compose
 from controller.core.clock import Clock
-from controller.gcp.client import NotFoundError
+from controller.gcp.errors import NotFoundError
 from controller.gcp.prices import hourly_price, max_cost, monthly_storage_price
 from controller.records.spending import Spending, close_billing
 from controller.resources.pod.node import Node

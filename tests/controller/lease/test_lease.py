@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from controller.core.clock import Clock
 from controller.core.errors import LeaseLostError
-from controller.gcp.client import ConflictError, GoogleError
+from controller.gcp.errors import ConflictError, GoogleError
 from controller.lease.lease import SAFETY_MARGIN, Lease, LeaseHeldError, ReleaseRequestedError
 from controller.lease.store import Identity, LeaseRecord, LeaseSnapshot
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from controller.core.errors import LeaseLostError
-from controller.gcp.client import GoogleError
+from controller.gcp.errors import GoogleError
 from controller.lease.lease import RENEWALS_PER_TERM, Lease, LeaseHeldError, ReleaseRequestedError, lease_guard
 from controller.lease.store import Identity, LeaseRecord
 from tests.controller.lease.test_lease import TERM, FakeFile, Time

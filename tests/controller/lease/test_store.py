@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from controller.core.errors import CloudError
-from controller.gcp.client import NotFoundError
+from controller.gcp.errors import NotFoundError
 from controller.lease.store import KEY, BucketLeaseStore, Identity, LeaseSnapshot
 
 TERM = Identity("laptop", "run-1", holder="anna@lab", process="boot:pid[1]:7/9").new_record(3, 1.0, 60.0).to_json()

@@ -14,7 +14,8 @@ from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.errors import CloudError, ConfigError
 from controller.core.events import Event, Events
-from controller.gcp.client import PROPAGATION_SECONDS, ServiceDisabledError
+from controller.gcp.client import PROPAGATION_SECONDS
+from controller.gcp.errors import ServiceDisabledError
 from controller.reconcile.reconciler import destroy, reconcile, topological_order
 from controller.reconcile.resource import Absent, Change, Diff, ObservedResources, Pending, Resource, Scope, Unknown
 

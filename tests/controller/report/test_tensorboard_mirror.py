@@ -11,7 +11,7 @@ from tensorboard.summary import Writer
 
 from controller.cli import main
 from controller.cli.verbs.look import tensorboard
-from controller.gcp.client import NotFoundError
+from controller.gcp.errors import NotFoundError
 from controller.records import index
 from controller.report.tensorboard_mirror import TensorBoardMirror, folder_name
 from tests.controller.report.recorded import write_sweep

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from controller.core.clock import Clock
-from controller.gcp.client import ConflictError, NotFoundError
+from controller.gcp.errors import ConflictError, NotFoundError
 from controller.ssh.login import Login
 
 NODE = "projects/p/locations/z/nodes/pod"

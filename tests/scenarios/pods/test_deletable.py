@@ -16,7 +16,7 @@ import pytest
 
 from controller.agent.protocol import Command
 from controller.cli import main
-from controller.gcp import client
+from controller.gcp import client, errors
 from controller.plan.build import build_plan
 from controller.ssh.connect import WorkerError
 from controller.ssh.fleet import Fleet
@@ -126,7 +126,7 @@ def inject(slipway: SlipwayCli, row: Failure, monkeypatch: pytest.MonkeyPatch) -
             if not re.fullmatch(row.what, name):
                 return really_upload(google, bucket, name, content, **options)
             struck.append(name)
-            error = client.ForbiddenError if row.status == 403 else client.GoogleError
+            error = errors.ForbiddenError if row.status == 403 else errors.GoogleError
             raise error(f"upload of {name}", row.status or 0, "refused", "refused for good")
 
         monkeypatch.setattr(client.GoogleClient, "upload", upload)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from controller.agent.protocol import WATCH, WatchRequest
 from controller.cli.main import Command
 from controller.core.errors import ConfigError
-from controller.gcp.client import NotFoundError
+from controller.gcp.errors import NotFoundError
 from controller.run.session import Session, open_session
 from controller.ssh.fleet import WorkerError
 

@@ -8,7 +8,7 @@ from typing import Any
 from controller.agent.protocol import OBSERVE
 from controller.cli.main import Command
 from controller.core.errors import ConfigError
-from controller.gcp.client import NotFoundError
+from controller.gcp.errors import NotFoundError
 from controller.gcp.prices import monthly_storage_price
 from controller.lease.lease import pod_lease
 from controller.reconcile.resource import Absent, Pending

@@ -14,7 +14,7 @@ from controller.cloud.connect import open_context, project_of, require_project
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.ui import confirm
-from controller.gcp.client import ForbiddenError, GoogleError, ServiceDisabledError
+from controller.gcp.errors import ForbiddenError, GoogleError, ServiceDisabledError
 from controller.plan.project import bucket_name, shared_resources
 from controller.reconcile.reconciler import reconcile
 from controller.resources.project.bucket import Bucket

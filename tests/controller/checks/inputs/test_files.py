@@ -13,7 +13,7 @@ from controller.checks.inputs import files
 from controller.config.compose import compose
 from controller.context import Context
 from controller.core.finding import Check
-from controller.gcp.client import ForbiddenError, NotFoundError
+from controller.gcp.errors import ForbiddenError, NotFoundError
 
 OFFLINE: tuple[Check[...], ...] = (files.files_exist_here, files.validation_has_data)
 LIVE: tuple[Check[...], ...] = (files.objects_exist, files.validation_has_objects)

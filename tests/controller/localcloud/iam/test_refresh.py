@@ -13,7 +13,8 @@ from google.oauth2.credentials import Credentials
 
 from controller.cloud.emulator import find_running
 from controller.core.clock import Clock
-from controller.gcp.client import GoogleClient, NoCredentialsError
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import NoCredentialsError
 from tests.controller.conftest import SlipwayCli
 from tests.controller.localcloud.harness import EmulatedCloud, wait_for
 

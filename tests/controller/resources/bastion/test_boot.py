@@ -15,7 +15,7 @@ import pytest
 from controller.bastion import drive as bastion_drive
 from controller.config.compose import compose
 from controller.core.errors import ConfigError, SlipwayError
-from controller.gcp.client import ForbiddenError, GoogleError
+from controller.gcp.errors import ForbiddenError, GoogleError
 from controller.plan.bastion import bastion_resources
 from controller.resources.bastion import boot
 from controller.resources.bastion.vm import Bastion, BastionRoles

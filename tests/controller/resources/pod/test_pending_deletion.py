@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from controller.core.errors import CloudError
-from controller.gcp.client import GoogleError
+from controller.gcp.errors import GoogleError
 from controller.lease.store import BucketLeaseStore, Identity
 from controller.records.pending_deletions import retry_deletions
 from controller.resources.pod import queued_api
