@@ -11,6 +11,7 @@ from controller.plan.permissions import (
     ALWAYS,
     BILLING_KIND,
     BUCKET_KIND,
+    CHANGE,
     MAKE,
     PROJECT_KIND,
     Need,
@@ -40,7 +41,8 @@ def caller_has_permissions(config: Config, context: Context) -> Iterator[Issue]:
     for (kind, name, when, grade, role), lacking in groups.items():
         names = ", ".join(need.permission for need in lacking)
         parts = ", ".join(dict.fromkeys(part for need in lacking for part in need.parts))
-        whose = {ALWAYS: f"for: {parts}", MAKE: f"for: {parts} (unless that exists)"}.get(when, "for `down --all`")
+        reasons = {ALWAYS: f"for: {parts}", MAKE: f"for: {parts} (unless that exists)", CHANGE: f"to change: {parts}"}
+        whose = reasons.get(when, "for `down --all`")
         yield Issue(f"you lack {names} {WHERE[kind]} {name}, {whose}; {role} has it", severity=grade)
 
 

@@ -70,12 +70,12 @@ def check(
     name: str,
     severity: Severity,
     *keys: str,
-    also: Severity | None = None,
+    also: Severity | tuple[Severity, ...] = (),
     live: bool = False,
     of_plan: bool = False,
 ) -> Callable[[Callable[P, Iterator[Issue]]], Check[P]]:
     """Declare a function as the check called `name`; its docstring is the reason shown in docs/checks.md."""
-    severities = (severity,) if also is None else (severity, also)
+    severities = (severity, also) if isinstance(also, str) else (severity, *also)
 
     def declare(function: Callable[P, Iterator[Issue]]) -> Check[P]:
         reason = " ".join((function.__doc__ or "").split())

@@ -17,7 +17,7 @@ ROLES = (
 )  # fmt: skip
 """Predefined roles to suggest; the first that contains a permission."""
 
-ALWAYS, MAKE, REMOVE = "always", "unless it exists", "down --all"
+ALWAYS, MAKE, CHANGE, REMOVE = "always", "unless it exists", "to change it", "down --all"
 KINDS = PROJECT_KIND, BUCKET_KIND, ACCOUNT_KIND, BILLING_KIND = (
     "project",
     "bucket",
@@ -34,6 +34,7 @@ class Use:
         part: what needs them.
         always: those of every `up`, follow and `down`.
         make: those of an `up` that must create the part.
+        change: those that change the part where it exists but differs.
         remove: those of `down --all`.
     """
 
@@ -41,6 +42,7 @@ class Use:
     always: tuple[str, ...] = ()
     make: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
+    change: tuple[str, ...] = ()
     account: str = "workers"
     """Whose service account it attaches, if it needs iam.serviceAccounts.actAs: workers or driver."""
 
@@ -64,16 +66,23 @@ BUCKET = Use(
     "bucket",
     make=("storage buckets.insert",),
     remove=("storage buckets.delete", "storage buckets.list", "storage objects.list", "storage objects.delete"),
+    change=("storage buckets.patch",),
 )
-OWN_POD = Use("pod", always=(f"{NODES}create", f"{NODES}delete", ACT_AS))
+OWN_POD = Use(
+    "pod",
+    always=(f"{NODES}create", f"{NODES}delete", ACT_AS),
+    change=(f"{NODES}patch", f"{NODES}start", f"{NODES}stop"),  # an SSH key, `slipway stop`, a restart of its VMs
+)
 ADOPTED_POD = Use("SSH key in the adopted pod", make=(f"{NODES}patch",))
 NETWORK = (
     Use("network", ("compute networks.get",), ("compute networks.insert", "compute globalOperations.wait"), (
         "compute networks.delete", "compute globalOperations.wait", "compute firewalls.list",
         "compute subnetworks.aggregatedList", "compute routers.aggregatedList", "compute instances.aggregatedList")),
-    Use("firewall rules", ("compute firewalls.get",), ("compute firewalls.insert",), ("compute firewalls.delete",)),
+    Use("firewall rules", ("compute firewalls.get",), ("compute firewalls.insert",), ("compute firewalls.delete",),
+        change=("compute firewalls.patch",)),
     Use("subnet", ("compute subnetworks.get",), ("compute subnetworks.insert", "compute regionOperations.wait"),
-        ("compute subnetworks.delete", "compute regionOperations.wait")),
+        ("compute subnetworks.delete", "compute regionOperations.wait"),
+        change=("compute subnetworks.patch", "compute subnetworks.setPrivateIpGoogleAccess")),
 )  # fmt: skip
 NAT = Use(
     "NAT", ("compute routers.get", "compute routers.list"),
@@ -133,7 +142,8 @@ class Need:
         permission: its name.
         kind: kind of resource whose policy decides, one of `KINDS`.
         name: name of that resource; a service account as the config names it.
-        when: ALWAYS; MAKE, if it is used only to create something; or REMOVE, if `down --all` alone uses it.
+        when: ALWAYS; MAKE or CHANGE, if it is used only to create or change something; or REMOVE, if `down --all`
+            alone uses it.
         parts: what needs it.
     """
 
@@ -197,9 +207,9 @@ def may_use_iap(config: Config) -> bool:
 def permissions_of_plan(config: Config, project: str) -> list[Need]:
     """Return every permission that a config's plan uses of its caller, by resource and name."""
     found: dict[tuple[str, str, str], tuple[str, dict[str, None]]] = {}
-    order = (ALWAYS, MAKE, REMOVE)
+    order = (ALWAYS, MAKE, CHANGE, REMOVE)
     for use in uses_of_plan(config):
-        for when, calls in zip(order, (use.always, use.make, use.remove), strict=True):
+        for when, calls in zip(order, (use.always, use.make, use.change, use.remove), strict=True):
             for permission in _permissions(calls):
                 key = (permission, *_resource_of(permission, use, config, project))
                 known, parts = found.get(key, (when, {}))

@@ -45,6 +45,7 @@ def main() -> None:
         os.environ["SLIPWAY_HOME"] = str(home)
         words = ["cloud=local", "program=command", "env.packages=none", "cleanup.on_success=keep", QUOTA, ECHO]
         words.append(f"tpu.accelerator_type={options.type}")
+        words.append("tpu.external_ip=true")  # the clients that it is compared with know no IAP
         try:
             measure(words, options)
         finally:

@@ -38,7 +38,11 @@ EXPANDED = re.compile(r"[$`*?\[{}<>]")
 
 
 class HubSource(NamedTuple):
-    """A repository on the Hub, or one of its files. `token`: None is the one that `hf` uses; empty is none."""
+    """A repository on the Hub, or one of its files.
+
+    `token`: None is the one that `hf` uses; empty is none. `certain`: false if a script for a shell names it, which may
+    never run the command, or run it with other variables.
+    """
 
     key: str
     repo_type: str
@@ -48,6 +52,7 @@ class HubSource(NamedTuple):
     token: str | None
     include: tuple[str, ...] = ()
     local: Path | None = None
+    certain: bool = True
 
     def includes(self, name: str) -> bool:
         """Return whether the download has this file of the repository."""
@@ -60,10 +65,18 @@ class HubSource(NamedTuple):
         return f"{endpoint}/{'' if self.repo_type == 'model' else self.repo_type + 's/'}{self.repository}"
 
 
-@check("hugging_face", "error", "assets.KIND.NAME.build", "assets.KIND.NAME.files.FILE.url", also="note", of_plan=True)
+@check(
+    "hugging_face",
+    "error",
+    "assets.KIND.NAME.build",
+    "assets.KIND.NAME.files.FILE.url",
+    also=("warning", "note"),
+    of_plan=True,
+)
 def hub_sources_can_be_read(plan: Plan, context: Context) -> Iterator[Issue]:
     """Gated weights need a token and an accepted license. Without them, a download fails after `up` has started, with
-    `assets.fetch_on=pod` on a billed pod. A network that does not answer is only noted.
+    `assets.fetch_on=pod` on a billed pod. What a script would download is a warning, a network that does not answer a
+    note.
     """
     for source in hub_sources(plan, context):
         yield from _ask(source)
@@ -132,7 +145,7 @@ def _downloads_of(key: str, argv: Sequence[str]) -> Iterator[HubSource]:
                 words = _split_script(word)
             except ValueError:
                 continue  # the shell will say what is wrong with it
-            yield from _downloads_of(key, words)
+            yield from (source._replace(certain=False) for source in _downloads_of(key, words))
     for i, word in enumerate(argv[:-1]):
         if Path(word).name in COMMANDS and argv[i + 1] == "download":
             yield from _parse_command(key, Path(word).name, argv[i + 2 :])
@@ -231,4 +244,4 @@ def _explain(source: HubSource, error: Exception, endpoint: str, *, has_token: b
         message = f"your token may not read {name} (403); see {page} and its permissions at {endpoint}/settings/tokens"
     else:
         return Issue(f"{page} was not checked: Hugging Face answered {status}", source.key, "note")
-    return Issue(message, source.key)
+    return Issue(message, source.key, None if source.certain else "warning")

@@ -19,7 +19,7 @@ from controller.core.events import Events
 from controller.core.finding import Finding
 from controller.gcp.client import GoogleClient
 from controller.localcloud import lifecycle
-from controller.plan.permissions import Need, permissions_of_plan
+from controller.plan.permissions import CHANGE, MAKE, Need, permissions_of_plan
 from controller.ssh.login import Login
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.localcloud.harness import PROJECT, EmulatedCloud
@@ -166,9 +166,27 @@ def test_only_what_the_plan_uses_is_asked_for() -> None:
     less = names("ssh.method=internal", "network.nat=false", "cloud.service_account=default")
     assert {"iap.tunnelInstances.accessViaIAP", "compute.routers.create", "iam.serviceAccounts.create"} <= PLAIN - less
     assert "resourcemanager.projects.setIamPolicy" in PLAIN - less
-    adopted = names("tpu.adopt=true", "tpu.name=theirs")
-    assert not {"compute.networks.create", "tpu.nodes.delete", "iam.serviceAccounts.actAs"} & adopted
-    assert "tpu.nodes.update" in adopted - PLAIN
+    plan = permissions_of_plan(config_of("tpu.adopt=true", "tpu.name=theirs"), "p")
+    adopted = {need.permission: need for need in plan}
+    assert not {"compute.networks.create", "tpu.nodes.delete", "iam.serviceAccounts.actAs"} & set(adopted)
+    assert adopted["tpu.nodes.update"].when == MAKE  # an own pod's key is there from the start
+
+
+@pytest.mark.parametrize(
+    ("permission", "part"),
+    [
+        ("tpu.nodes.update", "pod"),
+        ("tpu.nodes.stop", "pod"),
+        ("tpu.nodes.start", "pod"),
+        ("storage.buckets.update", "bucket"),
+        ("compute.firewalls.update", "firewall rules"),
+        ("compute.subnetworks.update", "subnet"),
+        ("compute.subnetworks.setPrivateIpGoogleAccess", "subnet"),
+    ],
+)
+def test_what_changes_an_existing_resource_is_listed_as_such(permission: str, part: str) -> None:
+    [need] = [need for need in NEEDS if need.permission == permission]
+    assert (need.when, list(need.parts)) == (CHANGE, [part])
 
 
 def test_each_part_of_a_larger_plan_adds_what_it_uses() -> None:

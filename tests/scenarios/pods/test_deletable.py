@@ -22,7 +22,7 @@ from controller.ssh.connect import WorkerError
 from controller.ssh.fleet import Fleet
 from tests.controller.cli.verbs.run.test_up import until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
-from tests.controller.localcloud.harness import PROJECT, EmulatedCloud
+from tests.controller.localcloud.harness import EmulatedCloud
 
 pytestmark = pytest.mark.e2e
 ONE_WORKER = ("tpu.accelerator_type=v6e-1", "tpu.zone=us-east5-b", "cloud.bucket=deletable")
@@ -211,9 +211,6 @@ def test_a_pod_whose_ssh_never_works_deletes_itself_without_a_controller(slipway
 def test_down_names_a_zone_that_it_may_not_look_into(slipway: SlipwayCli) -> None:
     EmulatedCloud(slipway.cloud().state).establish()  # where the API is off there is no pod to look for
     words = [ECHO_COMMAND, *ONE_WORKER, "tpu.fallback_zones=[us-east5-a]"]
-    slipway.cloud()
-    enable = f"serviceusage/v1/{PROJECT}/services/tpu.googleapis.com:enable"
-    EmulatedCloud(slipway.home / "localcloud").call_ok("POST", enable, {})
     slipway.cloud().post("faults", {"key": "zone", "faults": [refused("GET .*/locations/us-east5-a/.*")]})
     code, out, err = slipway("down", *words)
     assert code == 2

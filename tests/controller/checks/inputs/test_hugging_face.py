@@ -86,10 +86,11 @@ def test_each_refusal_names_the_page_to_open(
     assert said(tmp_path, build(*words)) == lines
 
 
-def test_a_line_for_a_shell_is_read_too(hub: str, tmp_path: Path) -> None:
+def test_what_a_script_would_download_is_a_warning(hub: str, tmp_path: Path) -> None:
     line = "{build: [sh, -c, 'mkdir {output} && hf download acme/gated --local-dir {output} && ls']}"
-    [error] = said(tmp_path, line)
-    assert "acme/gated is gated" in error
+    [warning] = said(tmp_path, line)
+    assert warning.startswith("warning ")
+    assert "acme/gated is gated" in warning
 
 
 @pytest.mark.parametrize(
