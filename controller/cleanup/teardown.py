@@ -10,6 +10,7 @@ from controller.core.events import Event
 from controller.gcp.errors import GoogleError
 from controller.gcp.names import is_labelled
 from controller.lease.lease import Lease, pod_lease
+from controller.plan.build import Plan
 from controller.plan.preview import ResourcePreview, preview_resources
 from controller.reconcile.reconciler import destroy
 from controller.reconcile.resource import Absent, Pending, Resource, Unknown
@@ -98,7 +99,7 @@ def _record_end(session: Session, lease: Lease, nodes: list[Node], running: set[
 
 def _observe(session: Session, everything: bool, notes: list[str]) -> list[ResourcePreview]:
     """Return the pod and shared resources as they are now, each observed by itself."""
-    pod = [r for r in session.plan.resources if r.id == session.plan.node.id or isinstance(r, Bastion)]
+    pod = _of_pod(session.plan)
     shared = [r for r in session.plan.resources if r.scope == "shared" and r not in pod]
     if not everything:
         rows = _observe_each(session, pod)
@@ -110,6 +111,14 @@ def _observe(session: Session, everything: bool, notes: list[str]) -> list[Resou
     network = session.plan.config.network.name
     others = resources_in_other_regions(session.context, network, {r.id for r in pod + shared})
     return _observe_each(session, [*pod, *shared, *others])
+
+
+def _of_pod(plan: Plan) -> list[Resource]:
+    """Return the node, its data disk, which is deleted after it, and the bastion."""
+    node, bastions = plan.node, [r for r in plan.resources if isinstance(r, Bastion)]
+    if (disk := node.disk) is None:
+        return [node, *bastions]
+    return [replace(node, depends_on=(*node.depends_on, disk.id)), disk, *bastions]
 
 
 def _observe_each(session: Session, wanted: Sequence[Resource]) -> list[ResourcePreview]:

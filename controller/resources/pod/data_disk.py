@@ -3,10 +3,14 @@
 https://cloud.google.com/tpu/docs/setup-persistent-disk: a disk is writable on one VM only; v6e supports Hyperdisk only.
 """
 
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
 from controller.context import Context
 from controller.gcp.errors import ConflictError, NotFoundError
 from controller.gcp.names import LABEL, is_labelled
 from controller.gcp.operations import wait_compute
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 
 MOUNT_POINT = "/mnt/data"
 _SCRIPT = """\
@@ -35,8 +39,34 @@ def name_for(pod: str) -> str:
     return f"{pod[:58]}-data"
 
 
-def ensure_disk(context: Context, name: str, zone: str, gigabytes: int, kind: str) -> bool:
-    """Create the disk unless it exists; returns whether it was created."""
+@dataclass(frozen=True, kw_only=True)
+class DataDisk(Resource):
+    """The disk of a pod that may be gone: `down` deletes it. The search for capacity creates it, in the node's zone."""
+
+    kind: ClassVar[str] = "data disk"
+    scope: ClassVar[Scope] = "pod"
+    zones: tuple[str, ...] = field(compare=False)
+    """Where it may be."""
+
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
+        for zone in self.zones:
+            try:
+                if is_labelled(context.google.call("compute", "disks.get", **_path(context, self.name, zone))):
+                    return self
+            except NotFoundError:
+                continue
+        return Absent()
+
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        """Do nothing: no plan contains it."""
+
+    def destroy(self, context: Context) -> None:
+        for zone in self.zones:
+            delete_disk(context, self.name, zone)
+
+
+def request_disk(context: Context, name: str, zone: str, gigabytes: int, kind: str) -> dict[str, Any] | None:
+    """Request the disk unless it exists; returns the operation that creates it."""
     body = {
         "name": name,
         "sizeGb": str(gigabytes),
@@ -44,19 +74,21 @@ def ensure_disk(context: Context, name: str, zone: str, gigabytes: int, kind: st
         "labels": dict(LABEL),
     }
     try:
-        operation = context.google.call("compute", "disks.insert", project=context.project, zone=zone, body=body)
+        return context.google.call("compute", "disks.insert", project=context.project, zone=zone, body=body)
     except ConflictError:
-        return False
-    wait_compute(context, operation)
-    return True
+        return None
 
 
 def delete_disk(context: Context, name: str, zone: str) -> None:
     """Delete the disk if it is ours; no error when there is none."""
-    where = {"project": context.project, "zone": zone, "disk": name}
+    where = _path(context, name, zone)
     try:
         found = context.google.call("compute", "disks.get", **where)
         if is_labelled(found):
             wait_compute(context, context.google.call("compute", "disks.delete", **where))
     except NotFoundError:
         return
+
+
+def _path(context: Context, name: str, zone: str) -> dict[str, str]:
+    return {"project": context.project, "zone": zone, "disk": name}

@@ -189,8 +189,15 @@ class Node(Resource):
         if self.adopt:
             return
         self._slices.delete(context, self._is_managed)
-        for zone in self._zones if self.spec.data_disk_gb else ():
-            data_disk.delete_disk(context, data_disk.name_for(self.name), zone)
+        if self.disk is not None:
+            self.disk.destroy(context)
+
+    @property
+    def disk(self) -> data_disk.DataDisk | None:
+        """The data disk, which may exist without the node."""
+        if self.adopt or not self.spec.data_disk_gb:
+            return None
+        return data_disk.DataDisk(name=data_disk.name_for(self.name), zones=self._zones)
 
     def pod_seen(self, context: Context, since: float = 0.0) -> PodStatus:
         """Return what Google reports about this incarnation of the pod.

@@ -12,6 +12,7 @@ from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, RetriesExhaustedError
 from controller.gcp.client import PROPAGATION_SECONDS
 from controller.gcp.errors import ConflictError, GoogleError
+from controller.gcp.operations import wait_compute
 from controller.resources.pod import data_disk, node_api
 from controller.resources.pod.pending_deletion import DeletionPendingError
 from controller.resources.pod.provisioner import (
@@ -139,7 +140,9 @@ class CapacitySearch:
         try:
             if spec.data_disk_gb is not None:
                 disk = data_disk.name_for(name)
-                fresh = data_disk.ensure_disk(context, disk, place.zone, spec.data_disk_gb, spec.data_disk_kind)
+                operation = data_disk.request_disk(context, disk, place.zone, spec.data_disk_gb, spec.data_disk_kind)
+                if fresh := operation is not None:
+                    wait_compute(context, operation)
             maker.create(context, name, spec, place)
             refusal = self._wait(maker, place)
         except InterruptedSleepError:
