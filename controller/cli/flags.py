@@ -48,6 +48,11 @@ YES = _flag("--yes", "skip confirmation prompts", action="store_true")
 SWEEP_FLAG = _flag("-m --multirun", "act on a sweep: all combinations of a=1,2 b=range(0,3) …", action="store_true")
 RUN = _flag("--run", "use the recorded run with this ID, including its code", "run", metavar="ID")
 REPEAT = _flag("--run", "repeat or resume the recorded run with this ID, including its code", "run", metavar="ID")
+DRIVING = (
+    YES, _flag("--detach", "return once the program has started", action="store_true"),
+    _flag("--queue", "wait while another run uses the pod", action="store_true"),
+    _flag("--take-over", "take over from the pod's current controller", action="store_true"),
+)  # fmt: skip
 PLAN = _flag("--plan", "use the config in a file written by plan --save", "file", metavar="FILE")
 WORKER = _flag("--worker", "worker number (default: 0)", default="0", metavar="N")
 JSON = _flag("--json", "print one JSON document (JSON lines while following)", action="store_true")
@@ -64,6 +69,15 @@ RUN_SELECTION = (
 )  # fmt: skip
 """Flags that select runs."""
 
+PROGRAM = (
+    _flag("--tpu", "slice type (default: v5litepod-16)", "word", default="", metavar="TYPE"),
+    _flag("--zone", "zone to try first (default: one that has the type)", "word", default="", metavar="ZONE"),
+    _flag("--name", "name of the run (default: the program's)", "word", default="", metavar="NAME"),
+)
+"""Flags that go with a program after `--`."""
+PROGRAM_VERBS = ("run", "plan", "rehearse")
+"""Verbs that take a program after `--` in place of a config."""
+REMAINDER_VERBS = (*PROGRAM_VERBS, "ssh", "exec")
 COMPLETION_QUERY = "query"
 """Argument that shells pass to `slipway completion`; users never type it."""
 QUICKSTART = "+experiment=quickstart"
@@ -73,15 +87,20 @@ VERBS: dict[str, Verb] = {
         "apply the plan, launch the program and follow it (the default)", "run", "recovery.md",
         (QUICKSTART, f"{FLAGSHIP} tpu.zone=us-west4-a optimizer.lr=1e-6",
          f"-m {QUICKSTART} optimizer.lr=1e-4,7e-4 run.seed=0,1,2 sweep.pods=2", "up --run quickstart-f9ce2387"),
-        (SWEEP_FLAG, REPEAT, YES, _flag("--detach", "return once the program has started", action="store_true"),
-         _flag("--queue", "wait while another run uses the pod", action="store_true"),
-         _flag("--take-over", "take over from the pod's current controller", action="store_true"), PLAN),
+        (SWEEP_FLAG, REPEAT, *DRIVING, PLAN),
+    ),
+    "run": Verb(
+        "run any program, without a config: ships this repository and starts it on every worker", "run",
+        "your-program.md",
+        ("run -- python train.py --steps 100", "run --tpu v5litepod-8 --zone us-west4-a -- python train.py",
+         "run cloud=local -- python train.py", "plan --tpu v6e-8 -- python train.py"),
+        (*PROGRAM, *DRIVING),
     ),
     "plan": Verb(
         "preview changes, cost and config errors; changes nothing", "run", "checks.md",
         (f"plan {FLAGSHIP}", f"plan -m {QUICKSTART} run.seed=0,1,2", f"plan --save {QUICKSTART}",
          f"plan --permissions {QUICKSTART}"),
-        (SWEEP_FLAG, PLAN, _flag("--save", "write the config to plans/<run id>.yaml", action="store_true"),
+        (SWEEP_FLAG, *PROGRAM, PLAN, _flag("--save", "write the config to plans/<run id>.yaml", action="store_true"),
          _flag("--permissions", "print the permissions that up, follow and down use of you", action="store_true")),
     ),
     "fit": Verb(
@@ -90,7 +109,7 @@ VERBS: dict[str, Verb] = {
     ),
     "rehearse": Verb(
         "run the same plan, scaled down, on a separate emulated cloud, with a preemption", "run", "guides.md",
-        (f"rehearse {FLAGSHIP}",),
+        (f"rehearse {FLAGSHIP}", "rehearse -- python train.py"), PROGRAM,
     ),
     "status": Verb(
         "show the pod, the run and its workers, or the runs of a sweep", "look", "recovery.md",

@@ -42,6 +42,11 @@ CONFIG_ARGUMENTS = (
 )
 SCALE_PREFIX = "tiny_"
 """Prefix of the variants that `scale=tiny` chooses itself."""
+BEHIND = {
+    "run": " -- PROGRAM …", "plan": " [-- PROGRAM …]", "rehearse": " [-- PROGRAM …]", "exec": " -- COMMAND",
+    "ssh": " [-- COMMAND]",
+}  # fmt: skip
+"""What a verb takes after its overrides."""
 DOCS = CONFIG_DIR.parent / "docs"
 
 Rows = Iterable[tuple[str, str]]
@@ -89,7 +94,7 @@ def _more() -> Rows:
 def _verb_page(name: str) -> list[tuple[str, str | Rows]]:
     verb = VERBS[name]
     takes = " [+experiment=NAME] [key.path=value …]" if verb.config else ""
-    behind = " -- COMMAND" if name == "exec" else " [-- COMMAND]" if name == "ssh" else ""
+    behind = BEHIND.get(name, "")
     words = "".join(f" {_flag_usage(flag)}" for flag in verb.flags if not flag.names[0].startswith("-"))
     called = "[up]" if name == "up" else name
     page = f"{DOCS / verb.page}" if DOCS.is_dir() else f"docs/{verb.page}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from controller.cli.flags import HELP, VERBS, module_of, parser
+from controller.cli.flags import HELP, PROGRAM_VERBS, REMAINDER_VERBS, VERBS, module_of, parser
 from controller.config.compose import OVERRIDE, config_groups
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.printable import sanitized_output
@@ -31,7 +31,7 @@ class Command:
     flags: Namespace
     overrides: tuple[str, ...]
     remainder: tuple[str, ...] = ()
-    """Everything after `--`: a command for the workers."""
+    """Everything after `--`: a command for the workers, or the program of a run."""
 
     @property
     def options(self) -> RunOptions:
@@ -55,8 +55,9 @@ def parse(argv: Sequence[str]) -> Command:
     if HELP_FLAGS & set(arguments):
         return Command("help", Namespace(topic=_resolve_verb(verb) if verb else None, json="--json" in arguments), ())
     verb = _resolve_verb(verb or "up")
-    if rest and verb not in ("ssh", "exec"):
-        raise ConfigError(f"{verb}: takes no command after --; only ssh and exec do")
+    if rest and verb not in REMAINDER_VERBS:
+        hint = "`slipway run` runs a program" if verb == "up" else f"only {', '.join(REMAINDER_VERBS)} do"
+        raise ConfigError(f"{verb}: takes no command after --; {hint}")
     if overrides and not VERBS[verb].config:
         raise ConfigError(f"{verb}: takes no config overrides; see slipway {verb} --help")
     return Command(verb, parser(verb).parse_args(arguments), overrides, rest)
@@ -85,6 +86,36 @@ def _split(argv: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
     return argv[:at], tuple(argv[at + 1 :])
 
 
+def with_program(command: Command) -> Command:
+    """Turn the program after `--` and its flags into overrides, and print them: they select the same run.
+
+    Raises:
+        ConfigError: there is no program, or it is not in this folder.
+    """
+    if command.verb not in PROGRAM_VERBS:
+        return command
+    flags = command.flags
+    if not command.remainder:
+        needed = [f"--{name}" for name in ("tpu", "zone", "name") if getattr(flags, name)]
+        if command.verb == "run" or needed:
+            raise ConfigError(f"{needed[0] if needed else 'run'}: no program; add it: -- python train.py …")
+        return command
+    from controller.inputs.own_program import PACKAGE_KEYS, OwnProgram
+
+    program = OwnProgram(
+        command.remainder, Path.cwd(), flags.tpu, flags.zone, flags.name, on_this_machine=command.verb == "rehearse"
+    )
+    overrides = program.overrides(command.overrides)
+    print(f"({shlex.join(overrides)})", file=sys.stderr)
+    if not any(word.startswith((*PACKAGE_KEYS, "+experiment=")) for word in overrides):
+        print(
+            "note: no uv.lock, requirements.txt or pyproject.toml here: the workers get Slipway's own packages, with "
+            "JAX; env.requirements names others",
+            file=sys.stderr,
+        )
+    return replace(command, overrides=overrides)
+
+
 def with_recalled(command: Command) -> Command:
     """Reuse the overrides of the last run started from this folder, for a verb on a run that is not named."""
     meant = command.overrides or command.options.run_id or getattr(command.flags, "sweep", None)
@@ -111,7 +142,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     try:
-        command = with_recalled(parse(argv))
+        command = with_recalled(with_program(parse(argv)))
         if getattr(command.flags, "multirun", False):
             return importlib.import_module("controller.cli.verbs.run.sweep").VERBS[command.verb](command)
         verb: Any = importlib.import_module(module_of(command.verb))  # only this verb's imports are paid for

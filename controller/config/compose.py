@@ -103,7 +103,7 @@ def search_path_override(extra_dir: Path | None) -> list[str]:
     """Return the override that adds the user's folder to Hydra's search path, if there is one."""
     if extra_dir is None or not extra_dir.is_dir():
         return []
-    return [f"hydra.searchpath=[{_quoted(f'file://{extra_dir.resolve()}')}]"]
+    return [f"hydra.searchpath=[{quote_text(f'file://{extra_dir.resolve()}')}]"]
 
 
 def register_resolver() -> None:
@@ -155,10 +155,13 @@ def config_groups(extra_dir: Path | None = None) -> dict[str, list[str]]:
     return {group: sorted(names) for group, names in sorted(found.items())}
 
 
-def _quoted(text: str) -> str:
-    """Quote a text for Hydra's grammar, whatever characters a folder name contains."""
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
-    escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
+def quote_text(text: str) -> str:
+    """Quote a text for Hydra's grammar, whatever characters it contains; `${x}` is not interpolated."""
+    escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+    if not set(text) & set('"\\'):
+        return f'"{escaped}"'  # a shell shows it more legibly
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", escaped)
+    escaped = re.sub(r"(\\+)\Z", r"\1\1", escaped)
     return f"'{escaped}'"
 
 

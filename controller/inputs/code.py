@@ -97,7 +97,7 @@ def take_snapshot(config: Config, folder: Path) -> CodeSnapshot:
     else:
         state = Path(config.run.state_dir).expanduser()
         other = config.code.repository
-        root = checkout(other, state) if other else _repository(folder)
+        root = checkout(other, state) if other else repository_root(folder)
         found = _filter_excluded(root, _list_files(root, tracked_only=other is not None), config.code.exclude)
         if other is None:  # clones of other repositories are there
             found = [path for path in found if not path.is_relative_to(state.resolve())]
@@ -112,7 +112,8 @@ def _is_source(path: Path) -> bool:
     return path.is_file() and "__pycache__" not in path.parts
 
 
-def _repository(folder: Path) -> Path:
+def repository_root(folder: Path) -> Path:
+    """Return the top of the git repository around a folder; the folder itself if there is none."""
     git = subprocess.run(
         ["git", "rev-parse", "--show-toplevel"], cwd=folder, capture_output=True, text=True, check=False
     )

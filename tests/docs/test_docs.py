@@ -40,10 +40,11 @@ def as_after_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("words", COMMANDS)
 @pytest.mark.usefixtures("as_after_init")
-def test_commands_are_understood(words: str) -> None:
+def test_commands_are_understood(words: str, tmp_path: Path) -> None:
     if "wandb" in words:
         pytest.importorskip("wandb")
-    command = main.parse(shlex.split(words))
+    (tmp_path / "train.py").touch()
+    command = main.with_program(main.parse(shlex.split(words)))
     if getattr(command.flags, "plan", None):
         return  # a file of the reader's
     if command.verb == "rehearse":

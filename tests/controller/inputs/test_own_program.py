@@ -1,0 +1,156 @@
+"""`slipway run -- PROGRAM`: the overrides that stand for a program, its slice, its name and its packages."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.config.compose import compose, with_overrides
+from controller.core.errors import ConfigError
+from controller.inputs.own_program import OwnProgram, program_name, quote_words, slice_overrides
+
+WORDS = st.lists(st.text(alphabet=st.sampled_from("\\'\"${}[](),=:~#%é\n\t aA1.-"), max_size=8), min_size=1, max_size=4)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "train.py").touch()
+    return tmp_path
+
+
+def packages(repository: Path, *given: str, folder: str = ".", on_this_machine: bool = False) -> list[str]:
+    program = OwnProgram(("python", "-m", "lab"), repository / folder, on_this_machine=on_this_machine)
+    return [word for word in program.overrides(given) if word.startswith(("env.", "program.setup"))]
+
+
+@given(WORDS)
+def test_words_arrive_byte_for_byte(words: list[str]) -> None:
+    assert with_overrides({}, [f"a.b={quote_words(words)}"])["a"]["b"] == words
+
+
+def test_interpolations_in_words_are_not_resolved() -> None:
+    words = ["python", "train.py", "out=${oc.env:HOME}", "\\${x}", "null", "1", "1e-3", "true", "--steps"]
+    config, problems = compose(["program=command", "cloud=local", f"program.command={quote_words(words)}"])
+    assert not problems
+    assert config is not None
+    assert list(config.program.command) == words
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python train.py --lr 1e-3", "train"),
+        ("python3.12 -u -X dev src/Train_GPT.py", "train-gpt"),
+        ("python -m lab.pretrain --config a.py", "pretrain"),
+        ("torchrun --nproc-per-node 4 train.py", "train"),
+        ("bash -x scripts/run.sh", "run"),
+        ("./train", "train"),
+        ("echo hello", "echo"),
+        ("./é", "run"),
+    ],
+)
+def test_a_run_is_named_after_its_program(command: str, name: str) -> None:
+    assert program_name(command.split()) == name
+
+
+@pytest.mark.parametrize(
+    ("typed", "overrides"),
+    [
+        ("v5litepod-8", ["tpu=v5litepod_8"]),
+        ("v5e-8", ["tpu=v5litepod_8"]),
+        ("v6e_8", ["tpu=v6e_8"]),
+        ("mine", ["tpu=mine"]),
+        ("v5litepod-64", ["tpu.accelerator_type=v5litepod-64", "tpu.zone=us-central1-a"]),
+    ],
+)
+def test_a_slice_is_named_by_its_type_or_its_file(typed: str, overrides: list[str], tmp_path: Path) -> None:
+    (tmp_path / "slipway" / "tpu").mkdir(parents=True)
+    (tmp_path / "slipway" / "tpu" / "mine.yaml").touch()
+    assert slice_overrides(typed, tmp_path) == overrides
+
+
+def test_an_unknown_slice_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--tpu: unknown type 'v6e-9'; closest: v6e-8"):
+        slice_overrides("v6e-9", tmp_path)
+
+
+def test_overrides_of_the_user_come_last_and_are_not_contradicted(repository: Path) -> None:
+    program = OwnProgram(("python", "train.py"), repository, tpu="v6e-8", zone="us-east1-d")
+    assert program.overrides(["cloud=local"]) == (
+        "program=command", "program.command=[python,train.py]", "run.name=train", "tpu=v6e_8", "tpu.zone=us-east1-d",
+        "env.packages=image", "cloud=local",
+    )  # fmt: skip
+    assert not any(word.startswith("run.name=train") for word in program.overrides(["run.name=mine"]))
+    with pytest.raises(ConfigError, match=r"--tpu v6e-8: tpu.accelerator_type is given too; remove one of them"):
+        program.overrides(["tpu.accelerator_type=v5litepod-8"])
+    with pytest.raises(ConfigError, match=r"--zone us-east1-d: tpu.zone is given too"):
+        program.overrides(["tpu.zone=us-east5-b"])
+
+
+def test_a_program_starts_in_the_folder_one_stands_in(repository: Path) -> None:
+    (repository / "a lab").mkdir()
+    (repository / "a lab" / "train.py").touch()
+    words = OwnProgram(("python", "train.py"), repository / "a lab").overrides([])
+    enter = """program.command=[sh,-c,'cd "$1" && shift && exec "$@"',sh,"a lab",python,train.py]"""
+    assert words[1] == enter
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("python", "trian.py"), "trian.py: there is no such file in .*; there are train.py"),
+        (("bash", "out/run.sh"), "out/run.sh: is ignored by git"),
+        (("python", "../train.py"), "is outside"),
+        (("python", "{repository}/train.py"), "the workers do not have this path; name it relative to"),
+        (("./nothing",), "there is no such file"),
+    ],
+)
+def test_a_program_that_would_not_be_there_is_found_at_once(
+    argv: tuple[str, ...], message: str, repository: Path
+) -> None:
+    (repository / ".gitignore").write_text("out/\n")
+    (repository / "out").mkdir()
+    (repository / "out" / "run.sh").touch()
+    with pytest.raises(ConfigError, match=message):
+        OwnProgram(tuple(word.format(repository=repository) for word in argv), repository).overrides([])
+
+
+def test_packages_are_those_of_the_nearest_folder(repository: Path) -> None:
+    assert packages(repository) == []
+    (repository / "lab").mkdir()
+    (repository / "requirements.txt").touch()
+    found = ["env.packages=requirements", "env.requirements=requirements.txt"]
+    assert packages(repository) == packages(repository, folder="lab") == found
+    (repository / "lab" / "pyproject.toml").write_text('[project]\nname = "lab"\nrequires-python = ">=3.12"\n')
+    install = ["env.packages=requirements", 'program.setup=[[uv,pip,install,-e,"./lab"]]', 'env.python="3.12"']
+    assert packages(repository, folder="lab") == install
+    (repository / "lab" / "uv.lock").touch()
+    sync = "program.setup=[[uv,sync,--frozen,--active,--inexact,--no-dev,--project,lab]]"
+    assert packages(repository, folder="lab")[1] == sync
+
+
+def test_what_the_user_says_about_packages_stands(repository: Path) -> None:
+    (repository / "requirements.txt").touch()
+    assert packages(repository, "env.packages=lock") == ["env.packages=lock"]
+    assert packages(repository, "cloud=local") == ["env.packages=image"]
+    assert packages(repository, on_this_machine=True) == ["env.packages=image"]
+    assert packages(repository, "+experiment=mine") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[project]\nrequires-python = "<3.10"\n', "none of Python 3.11, .* satisfies '<3.10'"),
+        ('[project]\nrequires-python = "new"\n', "'new' is not a version range"),
+        ("[project", "pyproject.toml: cannot be read"),
+    ],
+)
+def test_a_project_that_no_python_suits_is_found_at_once(text: str, message: str, repository: Path) -> None:
+    (repository / "pyproject.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        packages(repository)
