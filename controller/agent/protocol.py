@@ -2,7 +2,6 @@
 
 Both carry `"format": 1`. A request may also carry `lease`: the location and the token of the sender's lease. An answer
 is one line of JSON; a streaming command prints several, and a failing one prints `error` and `detail`.
-
 The agent imports this module for the type checker only, because the zip file is recompiled at each start.
 """
 
@@ -261,6 +260,7 @@ class StartRequest(TypedDict):
     exit_object: NotRequired[str]
     secrets: NotRequired[dict[str, str] | None]
     notice: NotRequired[str | None]
+    exit_hook: NotRequired[bool]
 
 
 class AttemptRequest(TypedDict):

@@ -19,6 +19,7 @@ EventKind = Literal[
     "metrics",  # data: metrics, one line of the program's metrics.jsonl
     "progress",  # of a long transfer; data: bytes, total, bytes_per_second
     "log",  # program output; data: worker
+    "traceback",  # an exception in the output of any worker; data: worker, exception
 ]
 
 

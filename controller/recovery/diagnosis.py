@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from controller.agent.protocol import State
-from controller.recovery.log_patterns import FailureCause, is_secondary_failure, match_failure
+from controller.recovery.log_patterns import FailureCause, match_failure
+from controller.recovery.tracebacks import cause_of_exit, first_at_barrier, last_words, only_lost_peers
 from controller.resources.pod.provisioner import PodStatus
 
 
@@ -159,17 +160,6 @@ def diagnose(observation: Observation) -> Verdict:
     return Verdict(VerdictKind.RUNNING, _pod_remarks(observation))
 
 
-def hang_limit(setting: float | None, intervals: Sequence[float]) -> float | None:
-    """Return the seconds of silence that mean a hang: the setting, or ten times the longest interval between steps.
-
-    None while fewer than three intervals are known: compilation and the first data may take any time. At least 15
-    minutes, since the first evaluation may be long and silent.
-    """
-    if setting is not None:
-        return setting
-    return max(900.0, 10 * max(intervals)) if len(intervals) >= 3 else None
-
-
 def _finished(observation: Observation) -> Verdict | None:
     if observation.workers and all(w.ended and w.code == 0 for w in observation.workers):
         return Verdict(VerdictKind.FINISHED, ("the program exited with code 0 on every worker",))
@@ -259,18 +249,37 @@ def _program_failed(observation: Observation) -> Verdict | None:
     worker, end = min(together, key=lambda item: (_is_secondary(item[1]), item[1].ended_at))
     if away := observation.silent_workers:
         return _workers_lost(observation, away)
+    if _is_secondary(end) and (cause := _first_to_exit(observation)):
+        return cause
     if _is_secondary(end):
         others = any(not w.ended for w in observation.workers)
-        message = (f"worker {worker}: {_exit_description(end)}: it lost the other workers", _last_line(end))
+        message = (
+            f"worker {worker}: {_exit_description(end)}: it lost the other workers",
+            last_words(end.log_tail, end.code),
+        )
         return Verdict(VerdictKind.WORKER_LOST, tuple(filter(None, message)), worker, certain=not others)
     return _explain_exit(worker, end)
+
+
+def _first_to_exit(observation: Observation) -> Verdict | None:
+    """Find the program that ended while the others ran, if JAX aborted all of them together.
+
+    At exit JAX waits for all processes, for five minutes: the one that failed first does not end first.
+    """
+    for worker, end in enumerate(observation.workers):
+        if end.ended and end.code != 0 and cause_of_exit(end.log_tail):
+            return _explain_exit(worker, replace(end, code=None, signal="SIGABRT"))
+    first = first_at_barrier([end.log_tail for end in observation.workers])
+    if first is None:
+        return None
+    how = f"worker {first}: its program ended while the others were running"
+    return Verdict(VerdictKind.PROGRAM_ERROR, (how, "JAX's shutdown waited for them until it timed out"), first)
 
 
 def _explain_exit(worker: int, end: WorkerStatus) -> Verdict:
     """Diagnose one exit from its exit code, its signal, its kernel and the end of its log."""
     how, found = f"worker {worker}: {_exit_description(end)}", match_failure(end.log_tail)
-    said = _last_line(end)
-    message = (how, said) if said else (how,)
+    message = tuple(filter(None, (how, last_words(end.log_tail, end.code))))
     if end.code in EXIT_CODES:
         return Verdict(EXIT_CODES[end.code], message, worker)
     if end.error:
@@ -374,18 +383,15 @@ def _health_message(pod: PodStatus) -> str:
 
 def _is_secondary(end: WorkerStatus) -> bool:
     """Return whether the program ended only because it lost its peers."""
-    return not end.error and end.signal not in EXTERNAL_SIGNALS and is_secondary_failure(end.log_tail)
+    return not end.error and end.signal not in EXTERNAL_SIGNALS and only_lost_peers(end.log_tail)
 
 
 def _exit_description(end: WorkerStatus) -> str:
+    if end.signal == "SIGABRT" and cause_of_exit(end.log_tail):  # at exit, JAX waits for the others, then aborts
+        return "its program raised an exception"
     if end.signal:
         return f"its program was terminated by {end.signal}"
     return f"its program exited with code {end.code}" if end.code is not None else end.error
-
-
-def _last_line(end: WorkerStatus) -> str:
-    lines = [line.strip() for line in end.log_tail.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else ""
 
 
 def _worker_list(workers: Sequence[int]) -> str:

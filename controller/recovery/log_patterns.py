@@ -36,8 +36,8 @@ LOG_PATTERNS: tuple[tuple[FailureCause, re.Pattern[str]], ...] = (
     ),
 )  # fmt: skip
 PEER_LOSS_PATTERN = re.compile(
-    r"Connection (?:reset|closed) by peer|\bGloo\b|[Hh]eartbeat timeout|coordination service|CoordinationService|"
-    r"Another task died|Shutdown barrier|lost its peers"
+    r"Connection (?:reset|closed) by peer|\bGloo\b(?!\] Rank \d+ is connected)|[Hh]eartbeat timeout|"
+    r"coordination service|CoordinationService|Another task died|Shutdown barrier|lost its peers"
 )
 """Messages of a JAX process whose peer has died."""
 

@@ -23,11 +23,11 @@ from controller.records.ledger import Ledger
 from controller.records.spending import Spending, watchdog_note
 from controller.recovery import policy
 from controller.recovery.diagnosis import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus, diagnose
+from controller.recovery.tracebacks import log_excerpt
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import PodStatus
 from controller.ssh.fleet import Fleet, WorkerError
 
-TAIL_LINES = 25
 MAX_PAUSES = 6
 """Number of polls to pause before another try while nothing is reachable."""
 ERRORS_BY_KIND: dict[VerdictKind, type[SlipwayError]] = {
@@ -44,7 +44,6 @@ HINTS = {
     VerdictKind.WORKERS_DISAGREE: "`slipway verify` shows where code, config and packages differ",
 }
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
-FATAL = re.compile(r"^Fatal Python error: ", re.MULTILINE)
 
 
 @dataclass
@@ -172,7 +171,7 @@ class RecoveryExecutor:
         said = [self._headline(outcome), *([decision.reason] if decision.reason else [])]
         ends = dict(outcome.ends)
         if verdict.worker in ends:
-            said.append(log_excerpt(ends[verdict.worker]["log_tail"]))
+            said.append(log_excerpt(ends[verdict.worker]["log_tail"], ends[verdict.worker]["code"]))
         if fix := self._hint(verdict.kind):
             said.append(f"to fix: {fix}")
         said.append(f"logs: gs://{self.plan.bucket}/{self.ledger.prefix}/logs/; fix the cause, then run `up` again")
@@ -182,13 +181,16 @@ class RecoveryExecutor:
         verdict, ends = outcome.verdict, dict(outcome.ends)
         if verdict.worker not in ends:
             return str(verdict)
-        others = [
-            f"worker {w} {_exit_description(e)}" for w, e in outcome.ends if w != verdict.worker and e["code"] != 0
-        ]
-        first = (
-            f"{verdict.kind.label}: worker {verdict.worker} {_exit_description(ends[verdict.worker])}; it failed first"
-        )
-        return "\n".join([first, *(["; ".join(others)] if others else [])])
+        others: dict[str, list[int]] = defaultdict(list)
+        for worker in sorted(ends):
+            if worker != verdict.worker and ends[worker]["code"] != 0:
+                others[_exit_description(ends[worker])].append(worker)
+        after = [f"worker {', '.join(map(str, who))} {how} after it" for how, who in others.items()]
+        end = ends[verdict.worker]
+        first = f"{verdict.kind.label}: worker {verdict.worker} {_exit_description(end)}; it failed first"
+        if end["signal"] == "SIGABRT":  # JAX aborts all processes together; the evidence says what came before
+            first = str(verdict)
+        return "\n".join([first, *(["; ".join(after)] if after else [])])
 
     def _hint(self, kind: VerdictKind) -> str:
         """Return a hint for the user; out of HBM, with the overrides that `slipway fit` found, if any."""
@@ -289,13 +291,6 @@ def innermost_frame(answer: Stacks) -> str:
         return f"stopped by a signal{f', in {at}' if at else ''}"
     names = ", ".join(sorted({f"{p['name']}: {p['state']}" for p in answer["processes"]}))
     return f"in {at}" if at else names or "no program"
-
-
-def log_excerpt(log_tail: str) -> str:
-    """Return the last lines of a log; if Python ended it with the stacks of all threads, the lines before those."""
-    fatal = FATAL.search(log_tail)
-    lines = log_tail[: fatal.start()].splitlines() + log_tail[fatal.start() :].splitlines()[:1] if fatal else None
-    return "\n".join((lines or log_tail.splitlines())[-TAIL_LINES:])
 
 
 def _as_text(answer: Stacks) -> str:

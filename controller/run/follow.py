@@ -8,7 +8,7 @@ the others are stopped.
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -24,10 +24,10 @@ from controller.recovery.diagnosis import (
     VerdictKind,
     WorkerStatus,
     diagnose,
-    hang_limit,
 )
 from controller.recovery.pod_watch import PodWatch
 from controller.resources.pod.node import Node
+from controller.run.traceback_watch import TracebackWatch
 from controller.ssh.fleet import Fleet, WorkerError
 
 STRAGGLER_SECONDS = 3.0
@@ -106,6 +106,17 @@ class StepTracker:
             self.last_step, self.step_at = int(step), now
 
 
+def hang_limit(setting: float | None, intervals: Sequence[float]) -> float | None:
+    """Return the seconds of silence that mean a hang: the setting, or ten times the longest interval between steps.
+
+    None while fewer than three intervals are known: compilation and the first data may take any time. At least 15
+    minutes, since the first evaluation may be long and silent.
+    """
+    if setting is not None:
+        return setting
+    return max(900.0, 10 * max(intervals)) if len(intervals) >= 3 else None
+
+
 @dataclass
 class Follower:
     """Follows one attempt of a run on one incarnation of the pod; if `already_running`, near the end of its logs."""
@@ -131,6 +142,7 @@ class Follower:
     _ends: list[tuple[int, State]] = field(default_factory=list)
     _last_verdict: Verdict = field(default_factory=lambda: Verdict(VerdictKind.RUNNING))
     _waiting_since: float | None = None
+    _tracebacks: TracebackWatch = field(default_factory=TracebackWatch)
 
     def follow(self) -> AttemptOutcome | None:
         """Block until the attempt has ended in any way; None: Ctrl-C was pressed, and the run continues."""
@@ -154,6 +166,7 @@ class Follower:
         while not self._stopping.is_set():
             self.on_tick()
             self._drain_queue(streams, steps)
+            self._name_silent_workers(streams)
             verdict = self._diagnose(streams, pod, steps)
             if verdict.kind is VerdictKind.RUNNING or self._should_wait(verdict):
                 self._report_change(verdict)
@@ -297,8 +310,18 @@ class Follower:
             self.context.events.emit("metrics", self.run_id, metrics=line["metrics"])
         elif "log" in line:
             self.context.events.emit("log", self.run_id, line["log"], worker=worker)
+            if found := self._tracebacks.record(worker, line["log"], self.context.clock.monotonic()):
+                about = {"worker": worker, "exception": found.message}
+                self.context.events.emit("traceback", self.run_id, found.text.rstrip(), **about)
         elif "warning" in line or "lost" in line:
             self.context.events.note(self.run_id, f"worker {worker}: {line.get('warning') or line.get('lost')}")
+
+    def _name_silent_workers(self, streams: list[_Stream]) -> None:
+        """Report workers that have printed a traceback and nothing since; they may wait for the others at exit."""
+        for worker, found in self._tracebacks.newly_silent(self.context.clock.monotonic()):
+            if streams[worker].exited is None:
+                message = f"worker {worker} has been silent since {found.message}; its program has not ended"
+                self.context.events.note(self.run_id, message)
 
     def _read_stream(self, worker: int, stream: _Stream) -> None:
         """Read one worker's stream until it ends, reconnecting after every break."""

@@ -14,6 +14,7 @@ from controller.records.ledger import Launch, Ledger
 from controller.resources.pod.node import Node
 from controller.resources.workers.base import active_runs, raise_failures
 from controller.resources.workers.venv import Venv
+from controller.resources.workers.verified import PEER_PORT
 from controller.ssh.fleet import Fleet
 
 
@@ -33,7 +34,7 @@ def launch(
             ended_badly = any(s["state"] == "exited" and s["code"] != 0 for s in states)
             if not ended_badly:
                 if any(s["state"] == "absent" for s in states):
-                    _start(plan, ledger, fleet, last.attempt)
+                    _start(plan, ledger, node, fleet, last.attempt)
                     return last, False
                 return last, True
             if any(s["state"] == "running" for s in states):
@@ -41,7 +42,7 @@ def launch(
         number = last.attempt + 1 if last else 1
         fresh = Launch(attempt=number, node_uid=node.status.uid, time=clock.now(), lease=guard())
         if ledger.record_launch(fresh):
-            _start(plan, ledger, fleet, fresh.attempt)
+            _start(plan, ledger, node, fleet, fresh.attempt)
             return fresh, False
 
 
@@ -64,7 +65,17 @@ def _states(fleet: Fleet, run_id: str, attempt: int) -> list[State]:
     return [a for a in answers if isinstance(a, dict)]
 
 
-def _start(plan: Plan, ledger: Ledger, fleet: Fleet, attempt: int) -> None:
+def worker_variables(node: Node, worker: int) -> dict[str, str]:
+    """Return the variables that tell a program which worker it runs on; JAX on TPU does not need them."""
+    endpoints = node.status.endpoints
+    return {
+        "SLIPWAY_WORKER": str(worker),
+        "SLIPWAY_WORKERS": str(len(endpoints)),
+        "SLIPWAY_COORDINATOR": f"{endpoints[0].internal}:{PEER_PORT}",
+    }
+
+
+def _start(plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, attempt: int) -> None:
     if not plan.argv:
         raise ConfigError("program.command: is empty")
     venv = plan.get(Venv).name
@@ -75,11 +86,13 @@ def _start(plan: Plan, ledger: Ledger, fleet: Fleet, attempt: int) -> None:
             "argv": plan.argv,
             "code": plan.snapshot.sha256,
             "venv": venv,
+            "env": worker_variables(node, worker),
             "bucket": ledger.bucket,
             "log_object": ledger.log_object(worker, attempt),
             "exit_object": ledger.exit_object(worker, attempt),
             "secrets": plan.vault.values(),
             "notice": plan.notice,
+            "exit_hook": plan.config.program.kind == "command" and plan.config.recovery.exit_on_exception,
         }
         for worker in range(plan.node.spec.workers)
     ]

@@ -16,6 +16,7 @@ MAX_NUMBER = 1e15
 """Upper limit for step counts and seconds; JSON numbers are unbounded."""
 PLAIN_LINE_SECONDS = 10.0
 """Interval between training lines where they cannot be redrawn."""
+SHOWN_TRACEBACK_LINES = 30
 SHOWN_METRICS = ("loss", "accuracy", "reward_mean", "pass_at_k", "entropy", "kl")
 PAST_TENSE = {"create": "created", "update": "updated", "replace": "replaced", "delete": "deleted", "none": "unchanged"}
 
@@ -57,6 +58,8 @@ class TextScreen:
             self._print("  ", ("›", "yellow"), f" {event.message}")
         elif event.kind == "log" and event.data["worker"] == 0:
             self._log(event.message)
+        elif event.kind == "traceback":
+            self._show_traceback(event)
         elif event.kind == "metrics":
             self._train(event)
 
@@ -76,6 +79,14 @@ class TextScreen:
                 self._print("    ", (line, "dim"))
         elif lines:
             self._last_log_line = lines[-1]
+
+    def _show_traceback(self, event: Event) -> None:
+        """Show an exception of any worker; worker 0's own program has just printed it here."""
+        worker = event.data["worker"]
+        self._print("  ", ("✗", "red"), f" worker {worker}: {event.data['exception']}")
+        if worker or self._plan.config.program.kind != "command":
+            for line in event.message.splitlines()[-SHOWN_TRACEBACK_LINES:]:
+                self._print("    ", (line, "dim"))
 
     def set_price(self, usd_per_hour: float | None) -> None:
         """Use this price to show the cost until the end of training."""

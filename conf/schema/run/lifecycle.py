@@ -89,6 +89,10 @@ class Recovery(Strict):
         description="Signal sent to all processes of your own program when Google announces a preemption. null: none. "
         "The bundled trainer gets SIGTERM."
     )
+    exit_on_exception: bool = Field(
+        description="End a process of your own JAX program at once after an uncaught exception or sys.exit with an "
+        "error, instead of waiting five minutes for the other processes at exit."
+    )
     policy: RecoveryPolicy
 
 

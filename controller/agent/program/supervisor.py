@@ -22,6 +22,7 @@ from ..process import boot_id, oom_kills, process_identity, send_signal, wall_ti
 from ..secrets import SecretMask, secret_environment, store_secrets
 from ..storage import TransferError, upload_file
 from .notice import SHUTDOWN, record_notice, watch_notices
+from .shell import write_shell_file
 from .state import active_attempt, attempt_status, state
 from .stop import finalize_attempt, kill_leftovers
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 LOG_UPLOAD_SECONDS = 30.0
 HEARTBEAT_SECONDS = 60.0
+EXIT_HOOK = str(Path(__file__).resolve().parent.parent / "exit_hook")
+"""Folder of the `sitecustomize` that Python imports at start-up."""
 
 
 def start(
@@ -44,6 +47,7 @@ def start(
     exit_object: str = "",
     secrets: dict[str, str] | None = None,
     notice: str | None = None,
+    exit_hook: bool = False,
 ) -> State:
     """Start the program, at most once, under a supervisor that outlives this session; return its `state`.
 
@@ -62,12 +66,13 @@ def start(
         exit_object: object name of exit.json.
         secrets: more variables of the program, which override the others and are deleted once it has ended.
         notice: signal that tells the program that this VM will go away, such as SIGTERM; None: send none.
+        exit_hook: whether a JAX program ends at once after an uncaught exception; see exit_hook/sitecustomize.py.
     """
     if not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
         raise AgentError(f"not a command: {argv!r}")
     order = {"run_id": run_id, "attempt": attempt, "argv": argv, "code": code, "venv": venv}
     order |= {"env": validate_env(env or {}), "bucket": bucket, "log_object": log_object, "exit_object": exit_object}
-    order["notice"] = signal.Signals[notice].name if notice else None
+    order |= {"notice": signal.Signals[notice].name if notice else None, "exit_hook": exit_hook}
     folder = attempt_folder(run_id, attempt)
     with locked("start") as lock:
         if attempt_status(folder)["state"] == "absent":
@@ -105,6 +110,7 @@ def supervise(
     log_object: str,
     exit_object: str,
     notice: str | None,
+    exit_hook: bool,
     lock: int,
 ) -> dict[str, Any]:
     """Run the supervisor that `start` spawns: start the program, wait for it, upload its log."""
@@ -113,6 +119,9 @@ def supervise(
     if not venv_state(venv):
         raise AgentError(f"the venv {venv} is not on this worker: install it first")
     environment = _program_environment(folder, venv, env, check_out(code, folder.parent / "work"))
+    write_shell_file(folder.parent, environment, set(secret_environment(folder.parent)))
+    if exit_hook:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (EXIT_HOOK, environment.get("PYTHONPATH"))))
     begun = {"boot_id": boot_id(), "started": wall_time(), "supervisor": process_identity()}
     begun |= {"bucket": bucket, "log_object": log_object, "exit_object": exit_object, "oom_kills": oom_kills()}
     program = _spawn_program(folder, argv, environment, begun)
@@ -163,9 +172,24 @@ def _spawn_program(folder: Path, argv: list[str], environment: dict[str, str], b
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.execvpe(argv[0], argv, environment)  # noqa: S606 (no shell on purpose)
     except (OSError, ValueError) as error:
-        os.write(2, f"slipway: cannot start {argv[0]!r}: {error}\n".encode())
+        os.write(2, f"slipway: cannot start {argv[0]!r}: {_why_not_started(argv[0], environment, error)}\n".encode())
     finally:
         os._exit(127)
+
+
+def _why_not_started(program: str, environment: dict[str, str], error: Exception) -> str:
+    """Explain why the first word of the command cannot be executed; runs in the run's copy of the code."""
+    import shutil
+
+    if shutil.which(program, os.F_OK, environment["PATH"]) is None:
+        if "/" in program:
+            return "there is no such file among the shipped files (program.command)"
+        return "no such program in the venv or on the PATH; correct program.command, or install it with program.setup"
+    if isinstance(error, PermissionError):
+        return f"the file is not executable; run `chmod +x {program}`, or name its interpreter in program.command"
+    if isinstance(error, FileNotFoundError):
+        return "the file exists, but the interpreter in its first line (#!) does not"
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
 def keep_heartbeat(ended: threading.Event) -> None:

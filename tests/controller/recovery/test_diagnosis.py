@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from controller.recovery.diagnosis import Observation, VerdictKind, WorkerStatus, diagnose, hang_limit
+from controller.recovery.diagnosis import Observation, VerdictKind, WorkerStatus, diagnose
 from controller.resources.pod.provisioner import PodStatus, Symptom
+from controller.run.follow import hang_limit
 
 K = VerdictKind
 OK = WorkerStatus()

@@ -10,7 +10,7 @@ import pytest
 from controller.core.errors import WrongDevicesError
 from controller.recovery.diagnosis import AttemptOutcome, Verdict, VerdictKind
 from controller.recovery.policy import GIVE_UP, Decision
-from controller.recovery.recover import RecoveryExecutor, innermost_frame, log_excerpt
+from controller.recovery.recover import RecoveryExecutor, innermost_frame
 from controller.resources.pod.provisioner import PodStatus
 
 DUMP = """step 3
@@ -40,12 +40,6 @@ def test_a_stopped_program_is_called_that() -> None:
 def test_of_a_program_without_stacks_its_processes_are_named() -> None:
     assert innermost_frame({"processes": [process(name="train")], "text": ""}) == "train: S (sleeping)"
     assert innermost_frame({"processes": [], "text": ""}) == "no program"
-
-
-def test_last_words_are_those_before_the_stacks_of_an_abort() -> None:
-    log = "one\nGloo: Connection reset by peer\nFatal Python error: Aborted\n\n" + "  File x\n" * 100
-    assert log_excerpt(log) == "one\nGloo: Connection reset by peer\nFatal Python error: Aborted"
-    assert log_excerpt("".join(f"{i}\n" for i in range(100))).splitlines()[0] == "75"
 
 
 def executor() -> RecoveryExecutor:

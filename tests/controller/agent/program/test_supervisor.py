@@ -339,3 +339,18 @@ def test_a_running_program_keeps_the_heartbeat_though_the_watchdog_has_died(
     keep_heartbeat(ended)
     assert (agent_root() / "heartbeat").exists()
     assert [call.args for call in ended.wait.call_args_list] == [(60.0,), (60.0,)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["no-such-program"], "no such program in the venv or on the PATH; correct program.command"),
+        (["./no-such-file"], "there is no such file among the shipped files"),
+        (["./package/module.py"], "the file is not executable; run `chmod +x ./package/module.py`"),
+    ],
+)
+def test_a_program_that_cannot_start_says_why(run: ProgramRun, argv: list[str], said: str) -> None:
+    run.worker.call("start", **(run.start_payload("") | {"argv": argv}))
+    end = run.wait_ended()
+    assert (end["code"], end["log_tail"].count("\n")) == (127, 1)
+    assert f"slipway: cannot start {argv[0]!r}: {said}" in " ".join(end["log_tail"].split())

@@ -1,0 +1,133 @@
+"""What a program said last, in recorded logs of four real JAX processes of which one fails.
+
+They are in `tests/fixtures/jax_exits/`, recorded with jax 0.10, without the exit hook of `controller/agent/exit_hook/`:
+after an exception the processes waited five minutes for each other. `==== worker N: exit CODE after SECONDS` precedes
+each log.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from controller.recovery.diagnosis import Observation, VerdictKind, WorkerStatus, diagnose
+from controller.recovery.tracebacks import cause_of_exit, first_at_barrier, last_traceback, last_words, log_excerpt
+from controller.resources.pod.provisioner import PodStatus
+from tests.paths import ROOT
+
+SIGNALS = {134: "SIGABRT", 137: "SIGKILL", 139: "SIGSEGV"}
+RECORDED = ROOT / "tests" / "fixtures" / "jax_exits"
+CAUGHT = 'Traceback (most recent call last):\n  File "/w/data.py", line 7, in read\n    x\nOSError: try again\n'
+ABORT = "F1122 20:09:37.212622    4908 client.h:80] Terminating process\nFatal Python error: Aborted\n"
+BLAMED = "RuntimeError: broken on purpose (train.py:21)"
+
+
+def recorded(name: str) -> tuple[WorkerStatus, ...]:
+    parts = re.split(r"^==== worker \d: exit (\d+) after (\d+) s\n", (RECORDED / f"{name}.txt").read_text(), flags=re.M)
+    return tuple(
+        WorkerStatus(
+            ended=True, code=None, signal=SIGNALS[int(code)], ended_at=float(seconds), log_tail=log
+        )
+        for code, seconds, log in zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "worker", "evidence"),
+    [
+        ("raise_on_0", VerdictKind.PROGRAM_ERROR, 0, ("worker 0: its program raised an exception", BLAMED)),
+        ("raise_on_2", VerdictKind.PROGRAM_ERROR, 2, ("worker 2: its program raised an exception", BLAMED)),
+        ("exit_on_2", VerdictKind.PROGRAM_ERROR, 2, ("worker 2: its program ended while the others were running",
+                                                     "JAX's shutdown waited for them until it timed out")),
+        ("segfault_on_2", VerdictKind.PROGRAM_ERROR, 2, ("worker 2: its program was terminated by SIGSEGV",
+                                                         "in broken (train.py:25)")),
+        ("killed_1", VerdictKind.WORKER_LOST, 1, ("worker 1: its program was terminated by SIGKILL from outside",)),
+    ],
+)  # fmt: skip
+def test_the_worker_that_failed_is_named_with_its_own_words(
+    name: str, kind: VerdictKind, worker: int, evidence: tuple[str, ...]
+) -> None:
+    verdict = diagnose(Observation(PodStatus(), recorded(name)))
+    assert (verdict.kind, verdict.worker, verdict.evidence) == (kind, worker, evidence)
+
+
+@pytest.mark.parametrize("name", ["raise_on_0", "raise_on_2", "exit_on_2", "segfault_on_2", "killed_1"])
+def test_no_excerpt_and_no_evidence_holds_a_crash_report(name: str) -> None:
+    for end in recorded(name):
+        for text in (log_excerpt(end.log_tail, end.code), last_words(end.log_tail, end.code)):
+            assert not re.search(r"Extension modules|Fatal Python error|\*\*\* Check failure|\.cc:\d+\] \[?\d", text)
+
+
+def test_the_traceback_alone_is_shown() -> None:
+    [first, *_, last] = log_excerpt(recorded("raise_on_2")[2].log_tail).splitlines()
+    assert (first, last) == ("Traceback (most recent call last):", "RuntimeError: broken on purpose")
+
+
+def test_a_crash_shows_the_stack_of_its_thread() -> None:
+    shown = log_excerpt(recorded("segfault_on_2")[2].log_tail).splitlines()
+    assert shown[-2:] == [
+        '  File "/home/me/.slipway/runs/r/work/train.py", line 25 in broken',
+        '  File "/home/me/.slipway/runs/r/work/train.py", line 31 in <module>',
+    ]
+
+
+def test_a_worker_that_was_stopped_may_hold_the_cause() -> None:
+    workers = list(recorded("killed_1"))
+    log = f"step 5\n{CAUGHT}"
+    workers[1] = WorkerStatus(ended=True, stop_requested=True, signal="SIGTERM", ended_at=120, log_tail=log)
+    verdict = diagnose(Observation(PodStatus(), tuple(workers)))
+    assert (verdict.kind, verdict.worker) == (VerdictKind.PROGRAM_ERROR, 1)
+    assert verdict.evidence[1] == "OSError: try again (data.py:7)"
+
+
+def test_an_exception_that_the_program_survived_is_not_the_cause() -> None:
+    assert cause_of_exit(f"{CAUGHT}step 6\n{ABORT}") is None
+    assert cause_of_exit(f"{CAUGHT}{ABORT}") is not None
+    assert cause_of_exit("step 6\n" + CAUGHT) is not None
+
+
+def test_a_lost_peer_is_not_a_cause_though_it_raises() -> None:
+    end = recorded("killed_1")[0]
+    found = last_traceback(end.log_tail)
+    assert found is not None
+    assert found.is_peer_loss
+    assert cause_of_exit(end.log_tail) is None
+
+
+def test_the_line_about_connected_peers_is_not_a_lost_peer() -> None:
+    log = "[Gloo] Rank 2 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3\nno data\n"
+    failed = WorkerStatus(ended=True, code=2, ended_at=1.0, log_tail=log)
+    verdict = diagnose(Observation(PodStatus(), (failed, WorkerStatus())))
+    assert (verdict.kind, verdict.worker) == (VerdictKind.PROGRAM_ERROR, 0)
+
+
+def test_chained_exceptions_are_shown_together_and_the_last_one_is_named() -> None:
+    log = (
+        f"step 1\n{CAUGHT}\nThe above exception was the direct cause of the following exception:\n\n"
+        + CAUGHT.replace("OSError: try again", "ValueError: no data")
+    )
+    found = last_traceback(log)
+    assert found is not None
+    assert found.text.count("Traceback") == 2
+    assert found.message == "ValueError: no data (data.py:7)"
+    assert log_excerpt(log, 1).startswith("Traceback")
+
+
+def test_a_traceback_that_is_cut_off_is_none() -> None:
+    assert last_traceback('Traceback (most recent call last):\n  File "/w/data.py", line 7, in read\n') is None
+    assert last_traceback("he said: Traceback (most recent call last):\nX: y\n") is None
+
+
+def test_output_of_exit_handlers_does_not_hide_the_exception() -> None:
+    assert last_words(f"{CAUGHT}wandb: find logs at ./wandb\n", 1) == "OSError: try again (data.py:7)"
+    assert last_words(f"{CAUGHT}step 7\nbye\n", 2) == "bye"
+
+
+def test_a_process_that_does_not_exist_is_not_named() -> None:
+    assert first_at_barrier(["Shutdown::1::0. The first task at the barrier: 7. Some", ""]) is None
+
+
+@pytest.mark.parametrize("count", [100])
+def test_without_a_traceback_the_last_lines_are_shown(count: int) -> None:
+    assert log_excerpt("".join(f"{i}\n" for i in range(count))).splitlines()[0] == "75"
