@@ -1,13 +1,22 @@
 """`python -m controller`, the same as the console script `slipway`."""
 
 import os
+import re
 import sys
 from pathlib import Path
+
+PROGRAM = re.compile(r"(trainer|controller)\.[\w.]+")
+"""`slipway trainer.convert …` is `python -m trainer.convert …`: an installed Slipway is not found by `python -m`."""
 
 
 def main() -> int:
     os.umask(0o077)  # no other user of this machine may read keys, tokens, logs and records
     _leave_out_the_working_directory()
+    if len(sys.argv) > 1 and PROGRAM.fullmatch(sys.argv[1]):
+        from controller.core.programs import own_program
+
+        command = own_program(*sys.argv[1:])
+        os.execv(command[0], command)  # noqa: S606 - our own program
     from controller.cli.main import run  # imports `conf`, which may exist in the working directory too
 
     return run(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Python API for notebooks and scripts: `from controller import api`. It returns plain Python values.
+"""Python API for notebooks and scripts: `from slipway import api`. It returns plain Python values.
 
 Overrides are those of the command line: `api.up("+experiment=quickstart", "run.seed=1")`. Errors are those of
 `controller.core.errors`. See docs/api.md.
@@ -28,6 +28,10 @@ __all__ = [
 ]  # fmt: skip
 
 Row = dict[str, Any]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def compose(*overrides: str) -> Config:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.emulators import Emulators
+from tests.paths import ROOT
 
 FAST_EXAMPLES, DEEP_EXAMPLES = 40, 400
 
@@ -32,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
     # No test asks the real Hugging Face Hub; those of its check start their own.
     os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    # Programs that the tests start from other folders find the clone; an installation would not put it on sys.path.
+    os.environ["PYTHONPATH"] = str(ROOT)
     # On a Google VM, its own credentials would be found.
     os.environ["NO_GCE_CHECK"] = "true"
     # Eight virtual CPU devices; JAX reads these when it is imported. A thread for each waiting device, as

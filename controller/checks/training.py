@@ -111,7 +111,7 @@ def policy_is_pretrained(config: Config) -> Iterator[Issue]:
     if config.loop.warm_start_steps == 0 and config.model.weights is None:
         yield Issue(
             "the policy starts from random weights, from which GRPO cannot learn; set a folder from Hugging Face or "
-            "`python -m trainer.convert`, or set loop.warm_start_steps"
+            "`slipway trainer.convert`, or set loop.warm_start_steps"
         )
 
 

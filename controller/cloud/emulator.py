@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 from conf.schema.infra.cloud import LocalCloud
 from controller.core.errors import ConfigError
+from controller.core.programs import own_program
 
 IDLE_EXIT_SECONDS = 600
 
@@ -128,7 +128,7 @@ def is_idle(folder: Path) -> bool:
 
 def run_emulator_verb(arguments: Sequence[str], folder: Path, *, show: bool = False) -> tuple[int, str]:
     """Run `python -m controller.localcloud VERB --state FOLDER` and return its exit code and stderr."""
-    argv = [sys.executable, "-P", "-m", "controller.localcloud", arguments[0], f"--state={folder}", *arguments[1:]]
+    argv = own_program("controller.localcloud", arguments[0], f"--state={folder}", *arguments[1:])
     done = subprocess.run(
         argv, stdout=None if show else subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
     )

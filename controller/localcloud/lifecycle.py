@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from controller.core.programs import own_program
 from controller.localcloud.vms.image import process_marker
 from controller.localcloud.vms.processes import kill_marked, wait_ended
 
@@ -67,8 +68,8 @@ def start(state: Path, flags: Sequence[str]) -> int:
     offset = log.tell()
     with log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "controller.localcloud", "serve", "--state", str(state), *flags],
-            cwd=Path(__file__).parent.parent.parent,  # finds the package from any working directory
+            own_program("controller.localcloud", "serve", "--state", str(state), *flags),
+            cwd=state,  # keeps no folder of the user's busy
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

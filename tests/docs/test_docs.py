@@ -17,7 +17,9 @@ from controller.sweep.definition import define_sweep
 from tests.paths import ROOT
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
-COMMAND = re.compile(r"^(?:\$ )?(?:slipway|python -m controller) (?P<words>[^#\n…]+?)\s*(?:#.*)?$", re.MULTILINE)
+COMMAND = re.compile(
+    r"^(?:\$ )?(?:slipway|python -m controller) (?!trainer\.)(?P<words>[^#\n…]+?)\s*(?:#.*)?$", re.MULTILINE
+)
 COMMANDS = sorted({m["words"] for page in PAGES for m in COMMAND.finditer(page.read_text())})
 
 

@@ -5,7 +5,6 @@ The result is kept for `plan` and `up`.
 
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from controller.checks.fit import cache_file
 from controller.cli.main import Command
 from controller.config.run_yaml import render
 from controller.core.errors import ConfigError
+from controller.core.programs import own_program
 
 
 def run(command: Command) -> int:
@@ -25,7 +25,7 @@ def run(command: Command) -> int:
         file, answer = Path(folder) / "run.yaml", Path(folder) / "fit.json"
         file.write_text(render(config, config.run.name, "bucket", anywhere))
         flags = ["--out", str(answer), *(["--json"] if command.flags.json else [])]
-        asked = [sys.executable, "-P", "-m", "trainer.fit", str(file), *flags]
+        asked = own_program("trainer.fit", str(file), *flags)
         code = subprocess.run(asked, check=False).returncode
         if answer.is_file():
             kept = cache_file(config)
