@@ -122,10 +122,14 @@ def _regional(context: Context, collection: str, network: str) -> Iterator[tuple
 
 
 def aggregated(context: Context, collection: str) -> Iterator[tuple[str, Item]]:
-    """Yield every item of a collection with the name of its zone or region."""
+    """Yield every item of a collection with the name of its zone or region; none where Compute Engine is off."""
     parameters: dict[str, Any] = {"project": context.project}
     while True:
-        answer = context.google.call("compute", f"{collection}.aggregatedList", **parameters)
+        try:
+            answer = context.google.call("compute", f"{collection}.aggregatedList", **parameters)
+        except ServiceDisabledError as error:
+            _require_off(context, error)
+            return
         for scope, listed in answer.get("items", {}).items():
             for item in listed.get(collection, []):
                 yield leaf(scope), item
@@ -135,9 +139,19 @@ def aggregated(context: Context, collection: str) -> Iterator[tuple[str, Item]]:
 
 
 def _rules(context: Context, network: str) -> Iterator[Item]:
-    for item in context.google.list_all("compute", "firewalls.list", "items", project=context.project):
-        if leaf(item.get("network", "")) == network:
-            yield item
+    try:
+        for item in context.google.list_all("compute", "firewalls.list", "items", project=context.project):
+            if leaf(item.get("network", "")) == network:
+                yield item
+    except ServiceDisabledError as error:
+        _require_off(context, error)
+
+
+def _require_off(context: Context, error: ServiceDisabledError) -> None:
+    """Raise the error again unless Compute Engine is off: some servers still refuse an API that was just enabled."""
+    name = f"projects/{context.project}/services/compute.googleapis.com"
+    if context.google.call("serviceusage", "services.get", name=name).get("state") == "ENABLED":
+        raise error
 
 
 def _zone(name: str) -> str:

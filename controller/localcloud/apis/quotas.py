@@ -3,11 +3,12 @@
 Words of the refusals: field reports, e.g. https://github.com/AI-Hypercomputer/xpk/issues.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from controller.localcloud.apis.catalog import AcceleratorType, Catalog
+from controller.localcloud.apis.tpu.requested import capacity_tier, holds_quota, requested_nodes
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
@@ -106,15 +107,33 @@ class Quotas:
         for kind in dict.fromkeys(kinds):
             metric, label = _METRICS.get(_quota_of(kind), ("", ""))
             name = f"{metric}-preemptible" if preemptible else metric
-            used = sum(one.slice_chips for one in kinds if _quota_of(one) == _quota_of(kind))
-            for _, node in self.store.items("node", f"projects/{PROJECT}/locations/{zone}/"):
-                other = self.catalog.types[node["acceleratorType"]]
-                if _quota_of(other) == _quota_of(kind) and _is_preemptible(node) == preemptible:
-                    used += other.slice_chips
+            wanted = [(one, preemptible) for one in kinds]
+            held = [*wanted, *self._held_by_requests(zone), *self._held_by_nodes(zone)]
+            used = sum(
+                one.slice_chips for one, spot in held if _quota_of(one) == _quota_of(kind) and spot == preemptible
+            )
             if metric and tier in ("on_demand", "spot", "preemptible") and used > self._limit(name):
                 limit = f"{label.format(tier='Preemptible' if preemptible else '')}PerProjectPerZoneForTPUAPI"
                 message = f"Quota limit '{limit}' has been exceeded. Limit: {self._limit(name)} in zone {zone}."
                 raise ApiError(429, message)
+
+    def _held_by_requests(self, zone: str) -> Iterator[tuple[AcceleratorType, bool]]:
+        """Yield type and preemptibility of what queued resources of a zone hold, whether its nodes exist yet or not."""
+        for _, queued in self.store.items("queued", f"projects/{PROJECT}/locations/{zone}/"):
+            if not holds_quota(queued):
+                continue
+            for _, body in requested_nodes(queued):
+                kind = self.catalog.types.get(body.get("acceleratorType", ""))
+                kind = kind or self.catalog.find_by_config(body.get("acceleratorConfig") or {})
+                if kind is not None and capacity_tier(queued) in ("on_demand", "spot"):
+                    yield kind, capacity_tier(queued) == "spot"
+
+    def _held_by_nodes(self, zone: str) -> Iterator[tuple[AcceleratorType, bool]]:
+        """Yield type and preemptibility of the nodes of a zone, but for those of a request that holds them."""
+        for _, node in self.store.items("node", f"projects/{PROJECT}/locations/{zone}/"):
+            queued = self.store.get("queued", node.get("queuedResource", ""))
+            if queued is None or not holds_quota(queued):
+                yield self.catalog.types[node["acceleratorType"]], _is_preemptible(node)
 
     def tpu_metrics(self) -> list[Document]:
         """Return the metrics of the TPU API as `consumerQuotaMetrics.list` of serviceusage v1beta1 shows them."""

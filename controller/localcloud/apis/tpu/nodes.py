@@ -10,6 +10,7 @@ from controller.localcloud.apis.disks import check_attached
 from controller.localcloud.apis.networks import Networks
 from controller.localcloud.apis.operations import Effect, Operations, PreviousDocument, as_longrunning
 from controller.localcloud.apis.quotas import Quotas
+from controller.localcloud.apis.tpu.requested import state_document
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import (
     PROJECT,
@@ -83,6 +84,8 @@ class Nodes:
         name = f"{location}/nodes/{node_id}"
         if self.store.get("node", name):
             raise ApiError(409, f"Resource '{name}' already exists")
+        if body.get("networkConfig") and body.get("networkConfigs"):  # words: the API's description of both
+            raise ApiError(400, "network_config and network_configs are mutually exclusive")
         kind = self.accelerator(location, body)
         disks: list[Document] = body.get("dataDisks") or []
         check_attached(self.store, location.rpartition("/")[2], disks, kind.generation, kind.vms)
@@ -198,7 +201,7 @@ class Nodes:
                 self.store.put("node", name, {**node, "state": "PREEMPTED"})
                 self.store.delete("boot", name)
                 if queued := self.store.get("queued", node.get("queuedResource", "")):
-                    self.store.put("queued", queued["name"], {**queued, "state": {"state": "SUSPENDING"}})
+                    self.store.put("queued", queued["name"], {**queued, "state": state_document("SUSPENDING")})
                     self.operations.begin(name.rpartition("/nodes/")[0], "suspend", queued["name"], "queued.provision")
         for _, node in taken:
             await self.workers.halt(node["id"])
@@ -248,8 +251,19 @@ class Nodes:
             raise _busy_error(name)
         self.operations.cancel_for(name)
         self.store.put("node", name, {**node, "state": "DELETING"})
+        self.suspend_request(node.get("queuedResource", ""))
         self.workers.schedule_settle()
         return self._begin(call, "delete", name, "node.gone", node)
+
+    def suspend_request(self, queued_name: str) -> None:
+        """Suspend an ACTIVE request whose nodes the user has all deleted: the API describes SUSPENDING so."""
+        queued = self.store.get("queued", queued_name)
+        of_request = [node for _, node in self.store.items("node") if node.get("queuedResource") == queued_name]
+        if queued and queued["state"]["state"] == "ACTIVE" and all(node["state"] == "DELETING" for node in of_request):
+            self.store.put("queued", queued_name, {**queued, "state": state_document("SUSPENDING", "USER")})
+            self.operations.begin(
+                queued_name.partition("/queuedResources/")[0], "suspend", queued_name, "queued.provision"
+            )
 
     def _patch(self, call: ApiCall) -> Document:
         name = self._name(call)

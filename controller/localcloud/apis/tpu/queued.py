@@ -1,13 +1,13 @@
 """Cloud TPU v2: queued resources, operations, locations, accelerator types and runtime versions."""
 
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any
 
 from controller.localcloud.apis.catalog import Catalog
 from controller.localcloud.apis.operations import Effect, Operations, as_longrunning
 from controller.localcloud.apis.tpu.nodes import Nodes, render_node
+from controller.localcloud.apis.tpu.requested import capacity_tier, multi_slice_spec, requested_nodes, state_document
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http import internal_errors
 from controller.localcloud.http.call import (
@@ -74,18 +74,20 @@ class QueuedResources:
         for spec in specs:
             self.nodes.check_account(call, spec.get("node", {}))
             self.nodes.accelerator(location, spec.get("node", {}))
-            if bool(spec.get("nodeId")) == bool(_multi_slice_spec(spec)):
+            if bool(spec.get("nodeId")) == bool(multi_slice_spec(spec)):
                 raise ApiError(400, "Exactly one of nodeId and multisliceParams must be set in a nodeSpec")
         if sum(key in call.body for key in ("spot", "guaranteed", "bestEffort")) > 1:
             raise ApiError(400, "Invalid value: oneof field 'tier' is already set.")
         if call.body.get("provisioningModel") == "FLEX_START" and "runDuration" not in call.body:
             raise ApiError(400, "run_duration must be set with the FLEX_START provisioning model")
-        wanted = [body for _, body in _requested_nodes({**call.body, "name": name})]
-        zone, tier = location.rpartition("/")[2], _capacity_tier(call.body)
+        wanted = [body for _, body in requested_nodes({**call.body, "name": name})]
+        zone, tier = location.rpartition("/")[2], capacity_tier(call.body)
         if refusal := self.faults.creation_refusal("request", zone, tier, wanted[0].get("acceleratorType", "")):
             return refusal
         self.nodes.check_quota(location, wanted, tier)
-        queued = {**call.body, "name": name, "createTime": timestamp(time.time()), "state": _state_document("ACCEPTED")}
+        # ACCEPTED is a former name of this state: https://cloud.google.com/tpu/docs/queued-resources
+        state = state_document("WAITING_FOR_RESOURCES")
+        queued = {**call.body, "name": name, "createTime": timestamp(time.time()), "state": state}
         self.store.put("queued", name, queued)
         self.operations.begin(location, "provision", name, "queued.provision")
         return as_longrunning(self.operations.begin(location, "create", name))
@@ -97,6 +99,8 @@ class QueuedResources:
         if queued is None or state in ("DELETING", "ACTIVE", "SUSPENDED", "FAILED"):
             return None
         if state == "SUSPENDING":
+            if any(self.store.get("node", node)["state"] == "DELETING" for node in self._live_nodes(name)):
+                return max(self.settings.operation_seconds, 0.05)
             return self._end_suspension(queued)
         if state == "PROVISIONING":
             if time.time() < (self.store.get("queuedHold", name) or {}).get("until", 0.0):
@@ -119,7 +123,7 @@ class QueuedResources:
         location = name.partition("/queuedResources/")[0]
         names = []
         try:
-            for node_id, body in _requested_nodes(queued):
+            for node_id, body in requested_nodes(queued):
                 node = self.store.get("node", f"{location}/nodes/{node_id}")
                 names.append((node or self.nodes.add(location, node_id, body, queued=name))["name"])
             for node_name in names:
@@ -147,17 +151,18 @@ class QueuedResources:
     def _end_suspension(self, queued: Document) -> None:
         why = self.store.get("queuedRefusal", queued["name"]) or {}
         self.store.delete("queuedRefusal", queued["name"])
-        state = _state_document("FAILED" if why else "SUSPENDED")
+        initiator = queued["state"].get("stateInitiator", "SERVICE")
+        state = state_document("FAILED" if why else "SUSPENDED", initiator)
         if why:
             state["failedData"] = {"error": {key: why[key] for key in ("code", "message")}}
         self.store.put("queued", queued["name"], {**queued, "state": state})
 
     def _set_state(self, queued: Document, state: str) -> None:
-        self.store.put("queued", queued["name"], {**queued, "state": _state_document(state)})
+        self.store.put("queued", queued["name"], {**queued, "state": state_document(state)})
 
     def _fail(self, queued: Document, why: ApiError) -> None:
         """Mark a request as FAILED; it counts against the quota until it is deleted."""
-        state = _state_document("FAILED")
+        state = state_document("FAILED")
         state["failedData"] = {"error": {key: why.rpc_status()[key] for key in ("code", "message")}}
         self.store.put("queued", queued["name"], {**queued, "state": state})
 
@@ -192,7 +197,7 @@ class QueuedResources:
                 status="FAILED_PRECONDITION",
             )
         self.operations.cancel_for(name)
-        self.store.put("queued", name, {**queued, "state": _state_document("DELETING")})
+        self.store.put("queued", name, {**queued, "state": state_document("DELETING")})
         location = self.nodes.location(call)
         return as_longrunning(self.operations.begin(location, "delete", name, "queued.gone", ("queued", queued)))
 
@@ -250,11 +255,6 @@ class QueuedResources:
         return [{"name": f"{location}/runtimeVersions/{version}", "version": version} for version in versions]
 
 
-def _state_document(state: str) -> Document:
-    data = {} if state == "WAITING_FOR_RESOURCES" else {f"{state.lower()}Data": {}}
-    return {"state": state, "stateInitiator": "SERVICE", **data}
-
-
 def _render_queued(queued: Document) -> Document:
     """Return a request as the API shows it: https://cloud.google.com/tpu/docs/queued-resources has an example."""
     specs = []
@@ -279,29 +279,3 @@ def _is_expired(queued: Document) -> bool:
         return timestamp(time.time() - float(duration[:-1])) > queued["createTime"]
     until = policy.get("validUntilTime")
     return until is not None and timestamp(time.time()) > until
-
-
-def _multi_slice_spec(spec: Document) -> Document | None:
-    """Return the multislice parameters of a nodeSpec, if any; v2alpha1 names them differently."""
-    return spec.get("multisliceParams") or spec.get("multiNodeParams")
-
-
-def _capacity_tier(queued: Mapping[str, Any]) -> str:
-    if queued.get("provisioningModel") == "FLEX_START":
-        return "flex_start"
-    return "spot" if "spot" in queued else "reserved" if "reservationName" in queued else "on_demand"
-
-
-def _requested_nodes(queued: Document) -> list[tuple[str, dict[str, Any]]]:
-    """Return (node ID, node) for every node of a request, with its tier as the node's schedulingConfig."""
-    scheduling = {"spot": "spot" in queued, "preemptible": False, "reserved": "reservationName" in queued}
-    wanted = []
-    for spec in queued["tpu"]["nodeSpec"]:
-        body = {"schedulingConfig": scheduling, **spec["node"]}
-        slices = _multi_slice_spec(spec)
-        if slices:
-            prefix = slices.get("nodeIdPrefix") or queued["name"].rpartition("/")[2]
-            wanted += [(f"{prefix}-{index}", body) for index in range(int(slices["nodeCount"]))]
-        else:
-            wanted.append((spec["nodeId"], body))
-    return wanted

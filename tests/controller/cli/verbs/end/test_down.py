@@ -113,6 +113,18 @@ def test_down_leaves_what_is_shared_and_down_all_nothing(slipway: SlipwayCli, cl
     assert slipway.mutations()[told:] == []
 
 
+def test_a_project_that_was_never_used_has_nothing_to_delete(slipway: SlipwayCli) -> None:
+    """Compute Engine is off there. Where it is on and a server does not know it yet, more may be there."""
+    code, out, err = slipway("down", "--all", "--yes", *POD)
+    assert (code, err) == (0, "")
+    assert "nothing to delete" in out
+    EmulatedCloud(slipway.cloud().state).establish()
+    fault = {"kind": "http", "status": 403, "match": "GET .*/aggregated/subnetworks", "reason": "SERVICE_DISABLED"}
+    slipway.cloud().post("faults", {"key": "flap", "faults": [{**fault, "times": 100}]})
+    code, _, err = slipway("down", "--all", "--yes", *POD)
+    assert (code, "aggregatedList: 403" in err) == (2, True), err
+
+
 @pytest.mark.deep
 def test_all_that_can_be_made_goes_again_also_where_the_config_names_it_no_more(
     slipway: SlipwayCli, cloud: EmulatedCloud
