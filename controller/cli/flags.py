@@ -196,8 +196,9 @@ VERBS: dict[str, Verb] = {
          _flag("shell", "shell (default: yours)", nargs="?", metavar="SHELL")), config=False,
     ),
     "help": Verb(
-        "show this page, or the page of a verb", "setup", "cli.md", ("help", "help plan", "plan --help"),
-        (_flag("topic", "a verb", "verb", nargs="?", metavar="VERB"),), config=False,
+        "show this page, or the page of a verb", "setup", "cli.md", ("help", "help plan", "plan --help", "help --web"),
+        (_flag("topic", "a verb", "verb", nargs="?", metavar="VERB"),
+         _flag("--web", "open the documentation in a browser", action="store_true")), config=False,
     ),
 }  # fmt: skip
 """Verbs in the order of the help, the most important first."""

@@ -53,7 +53,8 @@ def parse(argv: Sequence[str]) -> Command:
     arguments = [word for word, is_override in zip(argv, are, strict=True) if not is_override]
     verb = arguments.pop(0) if arguments and not arguments[0].startswith("-") else ""
     if HELP_FLAGS & set(arguments):
-        return Command("help", Namespace(topic=_resolve_verb(verb) if verb else None, json="--json" in arguments), ())
+        topic = _resolve_verb(verb) if verb else None
+        return Command("help", Namespace(topic=topic, json="--json" in arguments, web=False), ())
     verb = _resolve_verb(verb or "up")
     if rest and verb not in REMAINDER_VERBS:
         hint = "`slipway run` runs a program" if verb == "up" else f"only {', '.join(REMAINDER_VERBS)} do"

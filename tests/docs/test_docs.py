@@ -21,6 +21,8 @@ COMMAND = re.compile(
     r"^(?:\$ )?(?:slipway|python -m controller) (?!trainer\.)(?P<words>[^#\n…]+?)\s*(?:#.*)?$", re.MULTILINE
 )
 COMMANDS = sorted({m["words"] for page in PAGES for m in COMMAND.finditer(page.read_text())})
+USER_FILE = re.compile(r"write `(?P<path>slipway/[\w/]+\.yaml)`:\n\n```yaml\n(?P<yaml>.*?)```", re.DOTALL)
+"""A file that a page tells the reader to write."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -31,11 +33,16 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.fixture
 def as_after_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder in which `slipway init` has written cloud=mine and tpu=mine."""
+    """A folder in which `slipway init` has written cloud=mine and tpu=mine, and the reader the files of the pages."""
     for group, base in (("cloud", "gcp"), ("tpu", "v5litepod_16")):
         file = tmp_path / "slipway" / group / "mine.yaml"
         file.parent.mkdir(parents=True)
         file.write_text(f"defaults: [{base}, _self_]\n")
+    for page in PAGES:
+        for written in USER_FILE.finditer(page.read_text()):
+            file = tmp_path / written["path"]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(written["yaml"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "a-project")
 
