@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 
 from conf.schema.training.run_yaml import LocalRunFileError, RunFile, RunFileError, load
-from trainer.checkpoint import gcs_retry
+from trainer.checkpoint import gcs_retry, quiet_credentials
 from trainer.distributed import agreement, runtime
 from trainer.distributed import mesh as meshes
 from trainer.distributed.checksums import DisagreementError
@@ -47,6 +47,7 @@ def main() -> None:
         runtime.set_cpu_threads(experiment.pod)
         runtime.join_processes(experiment.pod, JOIN_TIMEOUT_SECONDS)
         gcs_retry.install_gcs_retries()
+        quiet_credentials.find_credentials(experiment.dir)
         agreement.check_devices(experiment.pod)
         agreement.check_agreement(path, experiment)
         train(experiment, run_folder(path, experiment.id))

@@ -16,6 +16,7 @@ from typing import Any
 from controller.cli.flags import HELP, PROGRAM_VERBS, REMAINDER_VERBS, VERBS, module_of, parser
 from controller.config.compose import OVERRIDE, config_groups
 from controller.core.errors import ConfigError, SlipwayError
+from controller.core.layout import width_of, wrap
 from controller.core.printable import sanitized_output
 from controller.records import last_command
 from controller.run.options import RunOptions
@@ -149,8 +150,10 @@ def _run(argv: Sequence[str]) -> int:
         verb: Any = importlib.import_module(module_of(command.verb))  # only this verb's imports are paid for
         return verb.run(command)
     except SlipwayError as error:
-        for line in error.problems if isinstance(error, ConfigError) else [str(error)]:
-            print(f"error: {line}", file=sys.stderr)
+        width = width_of(sys.stderr)
+        for problem in error.problems if isinstance(error, ConfigError) else [str(error)]:
+            for line in f"error: {problem}".split("\n"):  # an indented line is of a log or a traceback
+                print(line if line.startswith(" ") else wrap(line, width, 2), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted; run the same command to resume", file=sys.stderr)

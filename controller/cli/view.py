@@ -5,9 +5,15 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from controller.core.layout import shorten, wrap
 from controller.core.printable import printable, unsanitized_stream
 from controller.plan.build import Plan
 from controller.run.text_screen import TextScreen
+
+SPINNER_WIDTH = 12
+"""Columns of a spinner, its spaces and its seconds."""
+QUIET_SECONDS = 3.0
+"""After so long without news, a spinner shows how long."""
 
 
 class View(TextScreen):
@@ -33,33 +39,48 @@ class View(TextScreen):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        super().__exit__(kind, value, trace)
         if self._live is not None:
             self._live.__exit__(kind, value, trace)
             self._live, self._redraws = None, False
 
     def _moving(self) -> Any:
+        """Draw what is under way; a spinner shows the seconds of a wait, so that none looks like a hang."""
         from rich.console import Group
         from rich.spinner import Spinner
         from rich.text import Text
 
         now = time.time()
+        room = self._console.width - SPINNER_WIDTH
         steps = [
-            Spinner("dots", Text(printable(f" {title}  {now - began:.0f} s"), style="cyan"), style="cyan")
+            Spinner("dots", Text(f" {shorten(printable(title), room)}  {now - began:.0f} s"), style="cyan")
             for began, title in self._under_way.values()
         ]
-        last = self._training or self._last_log_line
-        return Group(*steps, *([Text(printable(f"  {last}"), overflow="ellipsis", no_wrap=True)] if last else []))
+        last = printable(self._training or self._last_log_line).expandtabs()
+        quiet = now - self._last_news
+        if quiet < QUIET_SECONDS or (self._under_way and not last):
+            return Group(*steps, *([Text(f"  {shorten(last, room)}")] if last else []))
+        waiting = last or ("waiting for the program's output" if self._launched else "working")
+        return Group(*steps, Spinner("dots", Text(f" {shorten(waiting, room)}  {quiet:.0f} s"), style="cyan"))
 
-    def _print(self, *parts: str | tuple[str, str]) -> None:
+    def _print(self, *parts: str | tuple[str, str], indent: int | None = None) -> None:
         from rich.text import Text
 
         styled = (printable(part) if isinstance(part, str) else (printable(part[0]), part[1]) for part in parts)
-        self._console.print(Text.assemble(*styled))
+        line = Text.assemble(*styled)
+        if indent is None or line.cell_len <= self._console.width:
+            self._console.print(line)
+            return
+        wrapped = Text(wrap(line.plain, self._console.width, indent))
+        for span in line.spans:  # only the first words of a line have a style
+            wrapped.stylize(span.style, span.start, span.end)
+        self._console.print(wrapped)
 
     def _read(self, prompt: str) -> str:
         if self._live is not None:
             self._live.stop()
         answer = self._console.input(printable(prompt), markup=False)  # "[y/N]" is not markup
+        self._last_news = time.time()
         if self._live is not None:
             self._live.start()
         return answer

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from controller.core.events import Event
+from controller.core.layout import width_of, wrap
 
 
 class FinishedRun(Protocol):
@@ -51,6 +52,7 @@ def confirm(
     """
     if yes or not sys.stdin.isatty():
         return yes
+    width = width_of(sys.stdout)
     for line in details:
-        print(line)
-    return read(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+        print(wrap(line, width, 2))
+    return read(f"{wrap(f'{question} [y/N]', width, 2)} ").strip().lower() in ("y", "yes")

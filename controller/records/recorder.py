@@ -118,8 +118,10 @@ class Recorder:
 
     def record_stop(self, state: str, why: str, spending: Spending) -> None:
         """Record that the run has stopped without finishing: failed or cancelled."""
-        if self._load_record() is not None:
-            row = {"state": state, "reason": why.partition("\n")[0][:500], "ended": self._context.clock.now()}
+        if (known := self._load_record()) is not None:
+            now = self._context.clock.now()
+            row = {"state": state, "reason": why.partition("\n")[0][:500], "ended": now}
+            row["seconds"] = round(now - known["created"], 1)
             self._publish_row(row | _cost_fields(spending))
             self._upload()
 
@@ -206,7 +208,17 @@ def row_from_record(document: RunRecord) -> RunRecord:
     pod = {"type": config["tpu"]["accelerator_type"], "zone": config["tpu"]["zone"], "cloud": config["cloud"]["kind"]}
     commit = document.get("git", {}).get("commit")
     name = {"name": config["run"]["name"], "seed": config["run"]["seed"], "overrides": document["overrides"]}
-    return {**row, **name, **pod, "commit": commit, "code": document["code_sha256"]}
+    command = config.get("program", {}).get("command")  # null for the bundled trainer
+    program = {"program": program_name(command)} if command else {}
+    return {**row, **name, **program, **pod, "commit": commit, "code": document["code_sha256"]}
+
+
+def program_name(words: Sequence[str]) -> str:
+    """Return what tells one command from another: its script or module, else its first word."""
+    if "-m" in words[:-1]:
+        return words[words.index("-m") + 1]
+    scripts = [word for word in words if word.endswith((".py", ".sh"))]
+    return Path((scripts or words)[0]).name
 
 
 def run_folder(state: Path, run_id: str) -> Path:

@@ -2,14 +2,18 @@
 
 import csv
 import io
+import itertools
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from typing import Any
 
 from controller.core.errors import ConfigError
+from controller.core.layout import GAP, Concession, fit_table, wrap
+from controller.core.metric_lines import BESIDE_OTHERS
+from controller.core.text import nearest_names, short_ids, short_overrides
 from controller.records.index import RunRow
 
 CONDITION = re.compile(r"^(?P<key>[\w.]+?)\s*(?P<sign>!=|>=|<=|=|>|<|~)\s*(?P<value>.*)$", re.DOTALL)
@@ -22,9 +26,18 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": lambda value, wanted: value <= wanted,
     "~": lambda value, wanted: str(wanted) in str(value),
 }
-PLAIN_COLUMNS = ("run", "state", "created", "seconds", "type", "attempts", "usd")
+PLAIN_COLUMNS = ("run", "program", "state", "created", "seconds", "type", "attempts", "usd")
 """Displayed columns, before metrics and overrides."""
+OPTIONAL_COLUMNS = ("program", "usd", "seconds")
+"""Columns that are not displayed if no run has a value."""
+ROW_KEYS = frozenset(
+    {*PLAIN_COLUMNS, "bucket", "cloud", "code", "commit", "ended", "name", "overrides", "pod_hours", "pods", "project"}
+    | {"reason", "seed", "sweep", "zone"}
+)
+"""Keys that a row may have, besides its metrics."""
 MAX_METRICS = 4
+NUMBERS = ("metrics.", "seconds", "created", "ended", "attempts", "usd", "pod_hours", "seed")
+"""Beginnings of the keys whose values are numbers."""
 FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r", "\n")
 """First characters of a text that a spreadsheet evaluates as a formula."""
 
@@ -50,10 +63,14 @@ def filter_rows(rows: Iterable[RunRow], conditions: Sequence[str], sort: str | N
         last: number of rows to keep, from the end.
 
     Raises:
-        ConfigError: a condition cannot be parsed.
+        ConfigError: a condition cannot be parsed, or no run has its key or the sort key.
     """
-    tests = [_parse_condition(condition) for condition in conditions]
-    found = [row for row in map(flat, rows) if all(test(row) for test in tests)]
+    every = [flat(row) for row in rows]
+    keys = ROW_KEYS | {key for row in every for key in row} if every else None
+    tests = [_parse_condition(condition, keys) for condition in conditions]
+    if sort:
+        _check_key(f"--sort {sort}", sort, keys)
+    found = [row for row in every if all(test(row) for test in tests)]
     if sort:
         found.sort(key=lambda row: _sort_key(row.get(sort)))
     return found[-last:] if last else found
@@ -69,32 +86,70 @@ def as_csv(rows: Sequence[RunRow]) -> str:
     return out.getvalue()
 
 
-def format_table(rows: Sequence[RunRow]) -> list[str]:
-    """Return the table for display, without the overrides that all runs share."""
+def format_table(rows: Sequence[RunRow], width: int | None = None) -> list[str]:
+    """Return the table for display, without the overrides that all runs share.
+
+    What tells runs apart always stays: the hash of the id, the state and the overrides. Where a terminal of this width
+    has no room for the rest, the last line names the columns that are not shown.
+    """
     if not rows:
         return ["no runs"]
     shared = set.intersection(*(set(row.get("overrides") or ()) for row in rows)) if len(rows) > 1 else set()
-    names = list(dict.fromkeys(key for row in rows for key in row if key.startswith("metrics.")))[:MAX_METRICS]
-    head = [*PLAIN_COLUMNS, *(name.removeprefix("metrics.") for name in names), "words"]
-    lines = [head]
+    columns = {key: [_format_cell(key, row.get(key)) for row in rows] for key in PLAIN_COLUMNS}
+    for key in OPTIONAL_COLUMNS:
+        if all(row.get(key) is None for row in rows):
+            del columns[key]
+    metrics = _choose_metrics(rows)
+    columns |= {name.removeprefix("metrics."): [_format_cell(name, row.get(name)) for row in rows] for name in metrics}
+    own = [[word for word in row.get("overrides") or () if word not in shared] for row in rows]
+    columns["words"] = [shlex.join(words) for words in own]
+    titles, lines, left_out = fit_table(columns, width, _concessions(columns, metrics, own), folded="words")
+    table = [GAP.join(cells).rstrip() for cells in [titles, *lines]]
+    if left_out:
+        table.append(wrap(f"not shown: {', '.join(left_out)}; a wider terminal or --csv shows them", width, 2))
+    return table
+
+
+def _concessions(
+    columns: Mapping[str, Sequence[str]], metrics: Sequence[str], own: Sequence[Sequence[str]]
+) -> list[Concession]:
+    """Return what a narrow terminal shows in fewer columns or not at all, the least important first."""
+    found: list[Concession] = [
+        ("created", [when[5:] for when in columns["created"]]),  # without the year
+        ("type", None),
+        ("attempts", None),
+        ("words", short_overrides([shlex.join(words) for words in own])),
+        ("run", short_ids(columns["run"])),
+        ("usd", None),
+    ]
+    found += [(name.removeprefix("metrics."), None) for name in reversed(metrics[1:])]
+    return [*found, ("seconds", None), ("created", None), ("program", None), *((m[8:], None) for m in metrics[:1])]
+
+
+def _choose_metrics(rows: Sequence[RunRow]) -> list[str]:
+    """Return the metrics to display: the first of each program in turn, without bounds and constants of the config."""
+    by_name: dict[str, dict[str, None]] = {}
     for row in rows:
-        overrides = shlex.join(word for word in row.get("overrides") or () if word not in shared)
-        lines.append(
-            [
-                *(_format_cell(key, row.get(key)) for key in PLAIN_COLUMNS),
-                *(_format_cell(n, row.get(n)) for n in names),
-                overrides,
-            ]
-        )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+        names = [key for key in row if key.startswith("metrics.") and not BESIDE_OTHERS.search(key[len("metrics.") :])]
+        by_name.setdefault(str(row.get("name")), {}).update(dict.fromkeys(names))
+    turns = itertools.zip_longest(*by_name.values())
+    return list(dict.fromkeys(name for turn in turns for name in turn if name))[:MAX_METRICS]
 
 
-def _parse_condition(condition: str) -> Callable[[RunRow], bool]:
+def _check_key(what: str, key: str, keys: Set[str] | None) -> None:
+    """Raise ConfigError if no run has the key; `keys` is None if there are no runs."""
+    if keys is not None and key not in keys:
+        raise ConfigError(f"{what}: no run has the key {key}; closest: {nearest_names(key, keys)}")
+
+
+def _parse_condition(condition: str, keys: Set[str] | None) -> Callable[[RunRow], bool]:
     match = CONDITION.match(condition)
     if match is None:
         raise ConfigError(f"--where {condition}: expected KEY OPERATOR VALUE; operators: {' '.join(OPERATORS)}")
     key, judge, wanted = match["key"], OPERATORS[match["sign"]], _parse_number(match["value"])
+    _check_key(f"--where {condition}", key, keys)
+    if match["sign"] in ("<", ">", "<=", ">=") and isinstance(wanted, str) and key.startswith(NUMBERS):
+        raise ConfigError(f"--where {condition}: {key} is a number, and {wanted!r} is none")
 
     def test(row: RunRow) -> bool:
         value = row.get(key)

@@ -107,8 +107,11 @@ class AttemptRunner:
                 raise ConfigError(
                     f"the pod is busy with {other}; --queue waits for it, --yes replaces it, `slipway cancel` ends it"
                 )
-            stop(fleet, other)
-            self._note(f"stopped {other}")
+            if other in running_runs(fleet):  # it may have ended while the question stood
+                stop(fleet, other)
+                self._note(f"stopped {other}")
+            else:
+                self._note(f"{other} has ended meanwhile")
 
     def follow(self, node: Node, fleet: Fleet, number: int, was_running: bool) -> AttemptOutcome | None:
         """Follow the attempt until it ends; None if the user detached."""

@@ -208,6 +208,10 @@ class RunDriver:
                 f"the pod is busy with {run_id}; --queue waits for it, --yes replaces it, `slipway cancel` ends it: "
                 f"{other.record} controls it"
             )
+        now = self.lease.current_other()  # it may have changed while the question stood
+        if now is None or now.record.run_id != run_id:
+            self._emit_note(f"{run_id} no longer controls this pod")
+            return StandbyOutcome.LEASE_FREE
         self.lease.take_over("taken over", self._emit_note)
         return StandbyOutcome.LEASE_FREE
 

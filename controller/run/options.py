@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from controller.config.compose import compose, with_overrides
 from controller.core.errors import ConfigError
+from controller.core.layout import width_of, wrap
 
 if TYPE_CHECKING:  # a command that composes nothing need not load the schema
     from conf.schema.config import Config
@@ -85,7 +86,7 @@ class RunOptions:
         if errors := [f for f in findings if f.severity == "error"]:
             raise ConfigError(errors)
         for finding in findings:
-            print(f"{finding.severity}: {finding}", file=sys.stderr)
+            print(wrap(f"{finding.severity}: {finding}", width_of(sys.stderr), 2), file=sys.stderr)
         return config
 
     def _compose(self) -> tuple[Config | None, list[ConfigProblem]]:

@@ -4,21 +4,26 @@ With JSON lines, each event is one line on stdout, and text for people goes to s
 """
 
 import sys
+import time
 from types import TracebackType
 from typing import Any, Self
 
 from controller.core.events import Event
+from controller.core.layout import DEFAULT_WIDTH, pad, shorten, width_of, wrap
+from controller.core.metric_lines import evaluation_line, format_duration, result_lines, training_line
 from controller.core.printable import printable
+from controller.core.text import plural
 from controller.core.ui import FinishedRun, confirm
 from controller.plan.build import Plan
 
-MAX_NUMBER = 1e15
-"""Upper limit for step counts and seconds; JSON numbers are unbounded."""
 PLAIN_LINE_SECONDS = 10.0
 """Interval between training lines where they cannot be redrawn."""
 SHOWN_TRACEBACK_LINES = 30
-SHOWN_METRICS = ("loss", "accuracy", "reward_mean", "pass_at_k", "entropy", "kl")
-PAST_TENSE = {"create": "created", "update": "updated", "replace": "replaced", "delete": "deleted", "none": "unchanged"}
+MAX_TITLE_WIDTH = 62
+STEP_WIDTH = 23
+"""Columns of a step's line beside its title: the mark, the state and the seconds."""
+PAST_TENSE = {"create": "created", "update": "updated", "replace": "replaced", "delete": "deleted", "none": "ready"}
+"""What has happened to a step. One that only had to be waited for is ready."""
 
 
 class TextScreen:
@@ -27,35 +32,52 @@ class TextScreen:
     def __init__(self, plan: Plan, *, json_lines: bool = False) -> None:
         self._plan, self._json = plan, json_lines
         self._redraws = False
+        self._stream: Any = sys.stderr if json_lines else sys.stdout
         self._under_way: dict[str, tuple[float, str]] = {}
+        self._last_news = time.time()
+        """When something was last shown."""
+        self._unchanged = 0
+        """Steps found as planned at once, for the line that counts them."""
         self._training = ""
         self._last_log_line = ""
+        self._launched = False
         self._last_plain = 0.0
         self._last_moved: dict[str, float] = {}
         self._usd_per_hour: float | None = None
 
+    @property
+    def _width(self) -> int:
+        return width_of(self._stream) or DEFAULT_WIDTH
+
     def __enter__(self) -> Self:
         where = "the emulated cloud" if self._plan.config.cloud.kind == "local" else self._plan.project
-        self._print((self._plan.run_id, "bold"), f" on {self._plan.node.name} ({where})")
+        self._print((self._plan.run_id, "bold"), f" on {self._plan.node.name} ({where})", indent=2)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pass
+        self._count_unchanged()
 
     def __call__(self, event: Event) -> None:
         if self._json:
             print(event.as_json(), flush=True)
+        if event.kind != "log" or event.data["worker"] == 0:
+            self._last_news = event.time
         if event.kind == "step_started":
             self._under_way.setdefault(event.subject, (event.time, event.data.get("title", event.subject)))
         elif event.kind in ("step_done", "step_failed"):
-            self._under_way.pop(event.subject, None)
-            self._step(event)
+            waited = self._under_way.pop(event.subject, None) is not None
+            self._step(event, waited)
         elif event.kind == "progress":
             self._show_transfer(event)
         elif event.kind == "note":
-            self._print("  ", ("›", "yellow"), f" {event.message}")
+            if "attempt" in event.data:  # what follows is said by another attempt than what came before
+                self._training = self._last_log_line = ""
+                self._launched = True
+            if event.subject == self._plan.run_id:  # a finding about one step may come between two others
+                self._count_unchanged()
+            self._print("  ", ("›", "yellow"), f" {event.message}", indent=4)
         elif event.kind == "log" and event.data["worker"] == 0:
             self._log(event.message)
         elif event.kind == "traceback":
@@ -69,7 +91,7 @@ class TextScreen:
         self._under_way[event.subject] = began, f"{title.partition(': ')[0]}: {event.message}"
         if not self._redraws and event.time - self._last_moved.get(event.subject, began) >= PLAIN_LINE_SECONDS:
             self._last_moved[event.subject] = event.time
-            self._print(f"  … {self._under_way[event.subject][1]}")
+            self._print(f"  … {shorten(self._under_way[event.subject][1], self._width - 4)}")
 
     def _log(self, text: str) -> None:
         """Show log output; of the bundled trainer only the last line, until its first metrics arrive."""
@@ -99,42 +121,56 @@ class TextScreen:
     def show_detached(self) -> None:
         self._print(
             "detached: the run continues; the same command re-attaches, `slipway status` shows it, "
-            "`slipway cancel` ends it"
+            "`slipway cancel` ends it",
+            indent=0,
         )
 
     def show_result(self, result: FinishedRun, *, again: bool = False, cost: str = "") -> None:
-        """Print the result: the content of summary.json and where the rest is."""
+        """Print the result: the content of summary.json, where the rest is, and what to do with it."""
         if self._json:
             summary = {"summary": result.summary}
             print(Event(result.ended, "note", result.run_id, result.outcome, summary).as_json(), flush=True)
+        self._training = self._last_log_line = ""
+        self._count_unchanged()
         if again:
-            self._print(f"{result.run_id} has already finished; nothing was changed")
-        for name, value in result.summary.items():
-            self._print(f"  {name:<24} {_number(value)}")
-        where = f"gs://{self._plan.bucket}/runs/{result.run_id}"
+            self._print(f"{result.run_id} has already finished; nothing was changed", indent=0)
+        for line in result_lines(result.summary, self._width - 2):
+            self._print(f"  {line}")
         attempts = f" in {result.attempts} attempts" if result.attempts > 1 else ""
         spent = f"; {cost}" if cost else ""
-        self._print(
-            ("finished", "green"), f" after {_format_duration(result.seconds)}{attempts}{spent}; results: {where}"
-        )
+        self._print(("finished", "green"), f" after {format_duration(result.seconds)}{attempts}{spent}", indent=2)
+        self._print(f"results  gs://{self._plan.bucket}/runs/{result.run_id}")
+        self._print(f"next     slipway report · slipway tensorboard · slipway get {result.run_id}", indent=9)
 
-    def _step(self, event: Event) -> None:
-        title = event.data.get("title", event.subject)
+    def _count_unchanged(self) -> None:
+        """Say how many steps were found as planned since the last line that counted them."""
+        count, self._unchanged = self._unchanged, 0
+        if count:
+            self._print("  ", ("✓", "dim"), (f" {plural(count, 'step')} unchanged", "dim"))
+
+    def _step(self, event: Event, waited: bool) -> None:
+        """Print a step that changed, failed or had to be waited for, and count the others."""
+        title = printable(str(event.data.get("title", event.subject)))
+        room = self._width - STEP_WIDTH
         if event.kind == "step_failed":
-            self._print("  ", ("✗", "red"), f" {title}")
+            self._count_unchanged()
+            self._print("  ", ("✗", "red"), f" {shorten(title, self._width - 4)}")
             return
         action = event.data["action"]
+        if action == "none" and not waited:
+            self._unchanged += 1
+            return
         style = "dim" if action == "none" else "green"
-        done = (f"{PAST_TENSE[action]:<10}", style)
-        self._print("  ", ("✓", style), f" {title:<62} ", done, f" {event.data['seconds']:6.1f} s")
+        done = (f"{PAST_TENSE[action]:<9}", style)
+        name = pad(shorten(title, room), min(room, MAX_TITLE_WIDTH))
+        self._print("  ", ("✓", style), f" {name} ", done, f"{event.data['seconds']:7.1f} s")
 
     def _train(self, event: Event) -> None:
         metrics = event.data["metrics"]
         if metrics.get("phase") == "eval":
-            values = [f"{k} {_number(v)}" for k, v in metrics.items() if k.startswith("eval_") and k != "eval_time"]
-            self._print("  ", ("eval", "bold"), f" step {_numeric(metrics.get('step'))}  {'  '.join(values)}")
+            self._print("  ", ("eval", "bold"), f" {evaluation_line(metrics)}", indent=4)
             return
-        line = training_line(metrics, self._usd_per_hour)
+        line = training_line(metrics, self._usd_per_hour, self._width - 2)
         if line is None or "steps_total" not in metrics:
             return
         self._training = line
@@ -142,46 +178,14 @@ class TextScreen:
             self._last_plain = event.time
             self._print(f"  {line}")
 
-    def _print(self, *parts: str | tuple[str, str]) -> None:
-        """Print one line; its parts are text, or text and its style."""
-        text = "".join(part if isinstance(part, str) else part[0] for part in parts)
-        print(printable(text), file=sys.stderr if self._json else sys.stdout, flush=True)
+    def _print(self, *parts: str | tuple[str, str], indent: int | None = None) -> None:
+        """Print one line; its parts are text, or text and its style.
+
+        With an `indent`, a sentence that is wider than the terminal is wrapped, and its further lines are indented.
+        """
+        text = printable("".join(part if isinstance(part, str) else part[0] for part in parts))
+        stream = sys.stderr if self._json else sys.stdout
+        print(text if indent is None else wrap(text, width_of(stream), indent), file=stream, flush=True)
 
     def _read(self, prompt: str) -> str:
         return input(prompt)
-
-
-def training_line(metrics: dict[str, Any], usd_per_hour: float | None = None) -> str | None:
-    """Format `step 120/700  loss 0.12  accuracy 0.61  1.2k tok/s  ETA 1:32, $0.65`; None for a line without a step.
-
-    The dollars are the remaining cost, shown if the hourly price of the pod is known.
-    """
-    metrics = {name: value for name, value in metrics.items() if isinstance(value, str | int | float)}
-    step, total, seconds = (_numeric(metrics.get(name)) for name in ("step", "steps_total", "step_time"))
-    if step is None:
-        return None
-    parts = [f"{metrics.get('phase', '')} step {step}{f'/{total:.0f}' if total else ''}".strip()]
-    parts += [f"{name} {_number(metrics[name])}" for name in SHOWN_METRICS if metrics.get(name) is not None]
-    if _numeric(metrics.get("tokens_per_second")):
-        parts.append(f"{_number(metrics['tokens_per_second'])} tok/s")
-    if total and seconds:
-        left = max(0.0, total - step) * seconds
-        dollars = f", ${left / 3600 * usd_per_hour:,.2f}" if usd_per_hour else ""
-        parts.append(f"ETA {_format_duration(left)}{dollars}")
-    return "  ".join(parts)
-
-
-def _numeric(value: Any) -> int | float | None:
-    """Return the value if it is a number: a program may write anything as its metrics."""
-    return value if isinstance(value, int | float) and abs(value) < MAX_NUMBER else None
-
-
-def _number(value: Any) -> str:
-    if not isinstance(value, float) or value.is_integer():
-        return f"{value:,.0f}" if isinstance(value, float) else str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _format_duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"

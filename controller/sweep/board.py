@@ -1,6 +1,7 @@
 """Board of a sweep: the status of each run, for the live view (`live.py`) and for `status` in another process."""
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,14 +13,19 @@ from typing import Any, ClassVar
 from controller.core.clock import Clock
 from controller.core.events import Event
 from controller.core.formats import Record, checked, dump, stamped
+from controller.core.layout import GAP, Concession, fit_table, width_of, wrap
+from controller.core.metric_lines import SHOWN_METRICS
+from controller.core.printable import printable
+from controller.core.text import short_ids, short_overrides
 from controller.core.ui import FinishedRun
 from controller.records.spending import PodUsage
-from controller.run.text_screen import SHOWN_METRICS
 
 SPARK_BARS = "▁▂▃▄▅▆▇█"
 SPARK_POINTS = 24
 """Number of points of a metric kept for its sparkline."""
 SAVE_SECONDS = 1.0
+BOARD_METRICS = ("accuracy", "reward_mean", "loss", *SHOWN_METRICS)
+"""Metrics by what they say about a run: the loss of GRPO says little."""
 
 
 @dataclass
@@ -83,7 +89,7 @@ class Board:
             body = {"time": self._clock.now(), "run": line.run, "pod": line.pod, "state": line.state}
             text = dump({**body, "message": message})
         else:
-            text = f"  {pod:<6} {line.run}  {line.title}  {message}"
+            text = wrap(f"  {pod:<6} {line.run}  {line.title}  {message}", width_of(sys.stdout), indent=9)
         with self._output_lock:  # `print` writes a line and its newline separately, and other threads could interleave
             self.out(text)
 
@@ -169,33 +175,48 @@ def run_ids_by_sweep(state: Path) -> dict[str, list[str]]:
     return {file.stem: list(load_board(file).rows) for file in sorted((state / "sweeps").glob("*.json"))}
 
 
-HEADER = ("run", "overrides", "pod", "state", "step", "metric", "", "ETA", "cost")
+HEADER = ("run", "overrides", "pod", "state", "step", "metric", "curve", "ETA", "cost")
 
 
-def format_row(line: BoardRow, now: float) -> list[str]:
+def layout_board(lines: Sequence[BoardRow], now: float, width: int | None) -> tuple[list[str], list[list[str]]]:
+    """Return titles and rows of padded cells that fit `width`.
+
+    What tells runs apart always stays: the hash of the id, the overrides, state, step and remaining time. Where there
+    is no room, the name that all runs share goes first, then the curve, cost, pod and metric.
+    """
+    cells = [_format_row(line, now) for line in lines]
+    columns = {title: [row[i] for row in cells] for i, title in enumerate(HEADER)}
+    if not any(columns["pod"]):
+        del columns["pod"]
+    concessions: list[Concession] = [
+        ("cost", [cost.replace(" pod minutes", " min").replace(", about ", " ") for cost in columns["cost"]]),
+        ("run", short_ids(columns["run"])),
+        ("overrides", short_overrides(columns["overrides"])),
+        ("curve", [curve[-8:] for curve in columns["curve"]]),
+        ("curve", None),
+        ("cost", None),
+        ("metric", [metric.rpartition(" ")[2] for metric in columns["metric"]]),
+        ("pod", None),
+        ("metric", None),
+    ]
+    titles, rows, _ = fit_table(columns, width, concessions, folded="overrides")
+    return titles, rows
+
+
+def _format_row(line: BoardRow, now: float) -> list[str]:
     """Format one run as cells under HEADER."""
     step = "" if line.step is None else f"{line.step}{f'/{line.steps_total}' if line.steps_total else ''}"
     metric = f"{line.metric} {line.values[-1]:.4g}" if line.values else ""
     pod = "" if line.pod is None else str(line.pod)
     state = f"{line.state} {now - line.began:.0f} s" if line.state == "running" and line.began else line.state
-    return [
-        line.run,
-        line.title,
-        pod,
-        state,
-        step,
-        metric,
-        sparkline(line.values),
-        format_eta(line),
-        format_cost(line, now),
-    ]
+    cells = [line.run, line.title, pod, state, step, metric, sparkline(line.values), format_eta(line)]
+    return [printable(cell) for cell in [*cells, format_cost(line, now)]]
 
 
-def format_table(lines: Sequence[BoardRow], now: float) -> list[str]:
+def format_table(lines: Sequence[BoardRow], now: float, width: int | None = None) -> list[str]:
     """Format one line per run: id, overrides, pod, state, step, sparkline, remaining time, cost."""
-    rows = [list(HEADER), *(format_row(line, now) for line in lines)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    titles, rows = layout_board(lines, now, width)
+    return [GAP.join(row).rstrip() for row in [titles, *rows]]
 
 
 def format_counts(lines: Iterable[BoardRow]) -> str:
@@ -235,6 +256,8 @@ def _apply_metrics(line: BoardRow, metrics: dict[str, Any]) -> None:
     if isinstance(total := metrics.get("steps_total"), int | float):
         line.steps_total = int(total)
     line.step_time = metrics.get("step_time") or line.step_time
-    line.metric = line.metric or next((name for name in SHOWN_METRICS if metrics.get(name) is not None), "")
+    best = next((name for name in BOARD_METRICS if isinstance(metrics.get(name), int | float)), "")
+    if best and (not line.metric or BOARD_METRICS.index(best) < BOARD_METRICS.index(line.metric)):
+        line.metric, line.values = best, []  # GRPO reports its first accuracy after a warm start
     if isinstance(value := metrics.get(line.metric), int | float):
         line.values = [*line.values, float(value)][-SPARK_POINTS:]

@@ -32,8 +32,8 @@ class Evaluations:
         message = f"baseline: {_format_accuracy(result)} of {count} held-out questions answered correctly"
         self.telemetry.log_lines([message])
 
-    def evaluate(self, train_state: TrainState, phase: str, message: str) -> float:
-        """Log the accuracy on the held-out questions, and return it.
+    def evaluate(self, train_state: TrainState, phase: str, message: str) -> EvalResult:
+        """Log the accuracy on the held-out questions, and return the result.
 
         phase: eval or warm_start. message: prefix of the printed line in phase eval.
         """
@@ -49,7 +49,7 @@ class Evaluations:
             accuracy = _format_accuracy(result)
             line = f"{message}: {accuracy} on {self.loop.eval_prompts} held-out prompts (step {step})"
             self.telemetry.log_lines([line])
-        return result.accuracy
+        return result
 
     def test(self, train_state: TrainState, when: str) -> dict[str, float]:
         """Log the metrics of the test and return them; empty if `loop.test_samples_per_prompt` is null.
@@ -73,10 +73,13 @@ class Evaluations:
         """Run the final evaluation and write the results of the run."""
         progress = train_state.progress
         after = self.evaluate(train_state, "eval", "accuracy after GRPO")
+        low, high = after.interval
         tests = {"before": progress.test_before, "after": self.test(train_state, "after")}
         self.log.summarize(
             accuracy_before=progress.accuracy_before,
-            accuracy_after=after,
+            accuracy_after=after.accuracy,
+            accuracy_low_after=low,
+            accuracy_high_after=high,
             eval_prompts=self.loop.eval_prompts,
             warm_start_steps=progress.warm_steps,
             steps=progress.steps,

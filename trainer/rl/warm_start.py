@@ -53,7 +53,7 @@ class WarmStart:
         telemetry.log_lines([f"accuracy before GRPO: {accuracy}"])
 
     def _evaluate(self, train_state: TrainState, message: str) -> float:
-        return self.evaluations.evaluate(train_state, "warm_start", message)
+        return self.evaluations.evaluate(train_state, "warm_start", message).accuracy
 
     def _is_done(self, progress: Progress) -> bool:
         loop = self.loop

@@ -21,6 +21,7 @@ from etils import epath
 
 from conf.schema.training.settings import ProfileSettings
 from trainer.telemetry import transcripts
+from trainer.telemetry.tags import curve_tag
 from trainer.telemetry.transcripts import Transcript
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _scalar_event(step: int, now: float, values: dict[str, float]) -> Event:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+    points = [Summary.Value(tag=curve_tag(name), simple_value=value) for name, value in values.items()]
     return Event(wall_time=now, step=step, summary=Summary(value=points))
 
 

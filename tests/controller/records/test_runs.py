@@ -33,11 +33,24 @@ def test_conditions_order_and_number() -> None:
     assert names("state!=finished") == ["a-2"]
     assert names("metrics.acc>=0.5", "run~a-") == ["a-1"]
     assert names("overrides~x=2") == ["a-2"]
-    assert names("nothing=1") == []
+    assert names("reason=1") == []  # a key that some runs have
     assert names(sort="metrics.acc") == ["a-2", "b-3", "a-1"]
     assert names(sort="metrics.acc", last=1) == ["a-1"]
     with pytest.raises(ConfigError, match="--where oops: expected KEY OPERATOR VALUE"):
         names("oops")
+
+
+@pytest.mark.parametrize("conditions", [["metrics.ac>0.1"], ["metrics.acc>=0.5", "metrics.ac~1"]])
+def test_a_key_that_no_run_has_is_an_error_with_the_closest(conditions: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"no run has the key metrics\.ac; closest: metrics\.acc"):
+        names(*conditions)
+    with pytest.raises(
+        ConfigError, match=r"--sort metrics\.bla: no run has the key metrics\.bla; closest: metrics\.acc"
+    ):
+        names(sort="metrics.bla")
+    with pytest.raises(ConfigError, match=r"metrics\.acc is a number, and 'abc' is none"):
+        names("metrics.acc>abc")
+    assert filter_rows([], ["metrics.ac>0.1"], None, None) == []
 
 
 def test_exports_hold_every_key_and_the_table_leaves_out_shared_words() -> None:

@@ -1,30 +1,160 @@
-"""The training line, and that hostile text from a program is shown as it is."""
+"""What `up` prints in 80 columns, on a terminal and in a file: steps, notes, metrics and the end of a run."""
 
 from __future__ import annotations
 
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from controller.run.text_screen import training_line
+from controller.cli import main
+from controller.cli.view import View
+from controller.core.events import Event, EventKind
+from controller.core.printable import COLOUR
+from controller.plan.build import Plan, build_plan
+from controller.records.ledger import Result
+from controller.run.text_screen import TextScreen
+
+LONG_TITLE = "TPU v5litepod-256 (64 workers) slipway-of-a-researcher-with-a-long-name-0ef9e1"
+NOTE = "preempted: us-central1-a has taken the pod back after 14 minutes; replacing it, and resuming from step 120"
+GRPO = {"phase": "grpo", "step": 165, "steps_total": 188, "loss": 6.268e-05, "accuracy": 0.7797,
+        "reward_mean": 0.7797, "pass_at_k": 0.975, "entropy": 0.6857, "kl": 0.06269, "tokens_per_second": 43210.0,
+        "step_time": 2.0}  # fmt: skip
+EVAL = {"phase": "eval", "step": 188, "eval_accuracy": 0.8984, "eval_accuracy_low": 0.8553, "eval_accuracy_high": 0.93}
 
 
-def test_the_training_line() -> None:
-    metrics = {
-        "phase": "grpo",
-        "step": 120,
-        "steps_total": 700.0,
-        "loss": 0.12345,
-        "accuracy": 0.5,
-        "tokens_per_second": 12345.6,
-        "step_time": 0.5,
-    }
-    line = training_line(metrics)
-    assert line == "grpo step 120/700  loss 0.1235  accuracy 0.5  12,346 tok/s  ETA 4:50"
-    assert training_line(metrics, usd_per_hour=19.2) == f"{line}, $1.55"  # 290 seconds of it
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-@pytest.mark.parametrize(
-    ("metrics", "line"),
-    [({"loss": 1.0}, None), ({"step": 3}, "step 3"), ({"step": 3, "loss": None}, "step 3")],
-)
-def test_what_is_missing_is_left_out(metrics: dict[str, float], line: str | None) -> None:
-    assert training_line(metrics) == line
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Plan:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ["plan", "+experiment=quickstart"]
+    return build_plan(main.parse(words).options.config()[0], "slipway-local", tmp_path)
+
+
+@pytest.fixture(params=["terminal", "file"])
+def show(request: pytest.FixtureRequest, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Print events, and the result if there is one; return the lines that stay."""
+
+    def print_all(*events: Event, result: Result | None = None) -> list[str]:
+        screen = Tty() if request.param == "terminal" else io.StringIO()
+        monkeypatch.setattr(sys, "stdout", screen)
+        monkeypatch.setenv("TERM", "dumb")
+        with View(plan, json_lines=False) if request.param == "terminal" else TextScreen(plan) as view:
+            for event in events:
+                view(event)
+            if result is not None:
+                view.show_result(result, cost="4.2 pod minutes")
+        return COLOUR.sub("", screen.getvalue()).splitlines()
+
+    return print_all
+
+
+def event(kind: EventKind, subject: str, message: str = "", **data: Any) -> Event:
+    return Event(1000.0, kind, subject, message, data)
+
+
+def step(name: str, action: str = "none", *, waited: bool = False, seconds: float = 0.0) -> list[Event]:
+    begun = [event("step_started", name, title=name)] if waited or action != "none" else []
+    return [*begun, event("step_done", name, title=name, action=action, seconds=seconds)]
+
+
+def test_no_line_is_wider_than_80_columns_and_nothing_that_matters_is_cut(
+    show: Callable[..., list[str]], plan: Plan
+) -> None:
+    lines = show(
+        *step(LONG_TITLE, "create", seconds=12345.6),
+        *step("SSH to 64 workers", waited=True, seconds=31.2),
+        event("note", plan.run_id, "launched attempt 1 on 64 workers", attempt=1),
+        event("metrics", plan.run_id, metrics=GRPO),
+        event("metrics", plan.run_id, metrics=EVAL),
+        event("step_failed", "x", title=LONG_TITLE * 2),
+        result=Result(plan.run_id, "finished", 2, 0.0, 238.0, {"accuracy_before": 0.25, "accuracy_after": 0.75}),
+    )
+    assert max(map(len, lines)) <= 80
+    [created] = [line for line in lines if "created" in line]
+    assert created.startswith("  ✓ TPU v5litepod-256 (64 workers)")
+    assert "-0ef9e1 created  12345.6 s" in created
+    assert "  ✓ SSH to 64 workers" + " " * 41 + "ready       31.2 s" in lines
+    assert "  eval step 188  accuracy 0.8984 (95 %: 0.8553 to 0.93)" in lines
+    assert lines[-4:] == [
+        "  accuracy           0.25 → 0.75",
+        "finished after 3:58 in 2 attempts; 4.2 pod minutes",
+        f"results  gs://{plan.bucket}/runs/{plan.run_id}",
+        f"next     slipway report · slipway tensorboard · slipway get {plan.run_id}",
+    ]
+
+
+def test_unchanged_steps_are_one_line_and_changed_ones_stay(show: Callable[..., list[str]], plan: Plan) -> None:
+    """As of a second `up`: the code differs, and a step's finding comes in between."""
+    unchanged = [each for i in range(9) for each in step(f"step {i}")]
+    lines = show(
+        *unchanged,
+        event("note", "network/x", "warning: a finding about one step"),
+        *step("code on 4 workers", "update", seconds=2.4),
+        *unchanged[:8],
+        event("note", plan.run_id, "re-attached to attempt 1 on 4 workers", attempt=1),
+        *unchanged[:3],
+    )
+    assert [line.split("  ")[1].strip() for line in lines[1:]] == [
+        "› warning: a finding about one step",
+        "✓ code on 4 workers",
+        "✓ 17 steps unchanged",
+        "› re-attached to attempt 1 on 4 workers",
+        "✓ 3 steps unchanged",
+    ]
+
+
+def test_a_long_note_is_wrapped_between_words(show: Callable[..., list[str]], plan: Plan) -> None:
+    lines = show(event("note", plan.run_id, NOTE))
+    assert len(lines) == 3
+    assert " ".join(line.strip() for line in lines[1:]) == f"› {NOTE}"
+    assert lines[2].startswith("    ")
+
+
+def moving(view: View, now: float, monkeypatch: pytest.MonkeyPatch) -> str:
+    from rich.console import Console
+
+    monkeypatch.setattr("controller.cli.view.time.time", lambda: now)
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(view._moving())
+    return console.export_text()
+
+
+def test_a_wait_shows_its_seconds_and_a_new_attempt_forgets_the_old_one(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    view = View(plan, json_lines=False)
+    view(event("note", plan.run_id, "launched attempt 1 on 4 workers", attempt=1))
+    assert moving(view, 1001.0, monkeypatch).strip() == ""
+    assert "waiting for the program's output  5 s" in moving(view, 1005.0, monkeypatch)
+    view(event("log", plan.run_id, "compiled update in 19.2 s; 2 to go", worker=0))
+    view(event("log", plan.run_id, "worker 1 says something", worker=1))
+    assert moving(view, 1002.0, monkeypatch).strip() == "compiled update in 19.2 s; 2 to go"
+    assert "compiled update in 19.2 s; 2 to go  7 s" in moving(view, 1007.0, monkeypatch)
+    view(event("metrics", plan.run_id, metrics=GRPO))
+    training = moving(view, 1002.0, monkeypatch).rstrip()
+    assert training.startswith("  grpo step 165/188  ")
+    assert training.endswith("ETA 0:46")
+    view(event("note", plan.run_id, "launched attempt 2 on 4 workers", attempt=2))
+    assert "grpo" not in moving(view, 1009.0, monkeypatch)
+
+
+def test_a_file_keeps_a_sentence_whole(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS")
+    monkeypatch.setattr(sys, "stdout", screen := io.StringIO())
+    with TextScreen(plan) as view:
+        view(event("note", plan.run_id, NOTE))
+        view(event("metrics", plan.run_id, metrics=GRPO))
+    assert f"  › {NOTE}\n" in screen.getvalue()
+    training = screen.getvalue().splitlines()[-1]
+    assert (len(training) <= 80, training[:19], training[-8:]) == (True, "  grpo step 165/188", "ETA 0:46")

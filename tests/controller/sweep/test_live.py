@@ -17,7 +17,7 @@ from controller.cli.verbs.look import sweep_status
 from controller.core.clock import Clock
 from controller.core.events import Event
 from controller.records import index
-from controller.sweep.board import Board, BoardRow, BoardScreen, format_cost, load_board, run_ids_by_sweep
+from controller.sweep.board import Board, BoardRow, BoardScreen, format_cost, format_table, load_board, run_ids_by_sweep
 from controller.sweep.live import live_board, render_board
 
 
@@ -48,9 +48,9 @@ def board(file: Path, *lines: BoardRow, clock: Clock | None = None, json_lines: 
     return Board(lines, file, clock or Still(), json_lines=json_lines)
 
 
-def text(lines: list[BoardRow], height: int = 20) -> str:
-    console = Console(width=140, record=True, file=io.StringIO())
-    console.print(render_board(lines, 1060.0, height))
+def text(lines: list[BoardRow], height: int = 20, width: int = 140) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(render_board(lines, 1060.0, height, width))
     return console.export_text()
 
 
@@ -109,6 +109,42 @@ def test_on_a_terminal_it_is_redrawn_and_what_is_said_stands_above(
     assert "4 running" in said
     made.announce(BoardRow("q-9", ""), "afterwards")
     assert glass.getvalue().endswith("q-9    afterwards\n")
+
+
+SWEEP = [
+    BoardRow(f"quickstart-{11 * i:08x}", f"optimizer.lr={lr} run.seed={seed}", "running", 1 + i % 2, 940.0, None, 120,
+             188, 1.9, "accuracy", [0.1, 0.5, 0.7797], usd_per_hour=19.2)
+    for i, (lr, seed) in enumerate((lr, seed) for lr in ("0.0001", "0.0007") for seed in (0, 1))
+]  # fmt: skip
+
+
+def test_in_80_columns_seed_rate_hash_step_and_eta_stay() -> None:
+    lines = [*SWEEP, BoardRow("quickstart-0badcafe", "optimizer.lr=0.001 run.seed=0", "waiting")]
+    for shown in (text(lines, width=80).splitlines(), format_table(lines, 1060.0, 80)):
+        assert max(map(len, shown)) <= 80
+        for row, line in zip(lines, shown[1:], strict=False):
+            assert line.startswith(row.run.rpartition("-")[2])
+            assert f"lr={row.title.split()[0].partition('=')[2]} seed={row.title[-1]}" in line
+            assert row.state in line
+            assert row.step is None or ("120/188" in line and "2:09" in line)
+    wide = text(lines, width=160)
+    assert "quickstart-0badcafe" in wide
+    assert "optimizer.lr=0.001" in wide
+
+
+def test_in_80_columns_many_overrides_are_folded_and_not_cut() -> None:
+    words = [f"loop.a_rather_long_key_{i}={i}" for i in range(6)]
+    shown = format_table([BoardRow("q-0badcafe", " ".join(words), "running", 1, 940.0)], 1060.0, 80)
+    assert max(map(len, shown)) <= 80
+    assert all(word.partition(".")[2] in " ".join(shown) for word in words)
+
+
+def test_the_metric_of_grpo_is_its_accuracy_and_not_its_loss(tmp_path: Path) -> None:
+    made = board(tmp_path / "s.json", BoardRow("q-1", ""))
+    for metrics in ({"step": 1, "loss": 2.0}, {"step": 2, "loss": 1e-9, "accuracy": 0.25}, {"step": 3, "loss": 1e-9}):
+        made.on_event("q-1", Event(0.0, "metrics", "q-1", data={"metrics": metrics}))
+    [row] = made.rows()
+    assert (row.metric, row.values) == ("accuracy", [0.25])
 
 
 @pytest.fixture

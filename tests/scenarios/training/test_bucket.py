@@ -27,7 +27,7 @@ import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 events = EventAccumulator(sys.argv[1], size_guidance={"scalars": 0, "tensors": 0})
 events.Reload()
-curve = {point.step: point.value for point in events.Scalars("loss")}
+curve = {point.step: point.value for point in events.Scalars("train/loss")}
 texts = {point.step: point.tensor_proto.string_val[0].decode() for point in events.Tensors("samples")}
 print(json.dumps([curve, texts]))
 """

@@ -52,7 +52,7 @@ def test_lines_and_event_files_are_uploaded_whole(folders):
             (2, "train", 2.0),
             (3, "train", 3.0),
         ]
-        assert curve(folder, "loss") == {1: 1.0, 2: 2.0, 3: 3.0}
+        assert curve(folder, "train/loss") == {1: 1.0, 2: 2.0, 3: 3.0}
         assert json.loads((folder / "summary.json").read_text()) == {"accuracy_after": 0.5, "name": "x"}
     events = EventAccumulator(str(folders[1] / "tb"))
     events.Reload()
@@ -88,7 +88,7 @@ def test_resumed_at_a_step_the_lines_after_it_are_dropped(folders, tmp_path, sam
     write(second, 3, 4, factor=10.0).close()
     for folder in second:
         assert [(line["step"], line["loss"]) for line in lines(folder)] == [(1, 1), (2, 2), (3, 3), (4, 40)]
-    assert curve(folders[1], "loss") == {1: 1, 2: 2, 3: 3, 4: 40}
+    assert curve(folders[1], "train/loss") == {1: 1, 2: 2, 3: 3, 4: 40}
 
 
 def test_what_is_not_finite_is_null(folders):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from controller.core.errors import ConfigError
+from controller.core.layout import width_of
 from controller.records import index
 from controller.records.table import as_csv, filter_rows, format_table
 
@@ -26,7 +28,7 @@ def run(command: Command) -> int:
     if flags.csv:
         print(as_csv(rows), end="")
     else:
-        print(json.dumps(rows, indent=1) if flags.json else "\n".join(format_table(rows)))
+        print(json.dumps(rows, indent=1) if flags.json else "\n".join(format_table(rows, width_of(sys.stdout))))
     return 0
 
 

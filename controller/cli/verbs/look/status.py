@@ -8,6 +8,8 @@ from typing import Any
 from controller.agent.protocol import OBSERVE
 from controller.cli.main import Command
 from controller.core.errors import ConfigError
+from controller.core.layout import DEFAULT_WIDTH, width_of, wrap
+from controller.core.metric_lines import result_lines
 from controller.gcp.errors import NotFoundError
 from controller.gcp.prices import monthly_storage_price
 from controller.lease.lease import pod_lease
@@ -32,7 +34,8 @@ def run(command: Command) -> int:
     if command.flags.json:
         print(json.dumps(document, indent=1))
     else:
-        print("\n".join(format_status(document)))
+        width = width_of(sys.stdout)
+        print("\n".join(wrap(line, width, 5) for line in format_status(document)))
     return 0
 
 
@@ -147,7 +150,7 @@ def format_status(document: dict[str, Any]) -> list[str]:
     )
     lines.append(f"run  {run['id']}: {run['state']}{tries}")
     lines += [f"     {_format_episode(episode)}" for episode in run["verdicts"]]
-    lines += [f"     {name}: {value}" for name, value in run["summary"].items()]
+    lines += [f"     {line}" for line in result_lines(run["summary"], (width_of(sys.stdout) or DEFAULT_WIDTH) - 5)]
     lines.append(f"     {run['results']}")
     lines.append(f"cost {_format_cost(document['cost'])}")
     for row in document["workers"]:

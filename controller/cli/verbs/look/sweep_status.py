@@ -14,6 +14,7 @@ from typing import Any
 from controller.cli.main import Command
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
+from controller.core.layout import width_of
 from controller.records import index
 from controller.run.text_screen import PLAIN_LINE_SECONDS
 from controller.sweep.board import BoardRow, SavedBoard, format_counts, format_table, load_board
@@ -31,14 +32,19 @@ def run(command: Command, clock: Clock | None = None) -> int:
 def show_status(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
     """Show the status once, or with `flags.follow` until the sweep's end; `flags.json` prints JSON."""
     if flags.follow and sys.stdout.isatty() and not flags.json:
-        with redrawing(lambda height: render_board(list(read_board(state, name).rows.values()), clock.now(), height)):
+
+        def draw(height: int, width: int) -> Any:
+            return render_board(list(read_board(state, name).rows.values()), clock.now(), height, width)
+
+        with redrawing(draw):
             while not read_board(state, name).is_finished:
                 clock.sleep(POLL_SECONDS)
     elif flags.follow:
         for line in watch_changes(state, name, clock):
-            print(json.dumps(line.to_json()) if flags.json else format_table([line], clock.now())[1], flush=True)
+            print(json.dumps(line.to_json()) if flags.json else _format_change(line, clock), flush=True)
     found = read_board(state, name)
     lines = list(found.rows.values())
+    width = width_of(sys.stdout)
     if flags.json and not flags.follow:
         document = {
             "sweep": name,
@@ -48,7 +54,11 @@ def show_status(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
         }
         print(json.dumps(document, indent=1))
     elif not flags.json:
-        print("\n".join([f"sweep {name}: {format_counts(lines)}", *format_table(lines, clock.now())]))
+        print("\n".join([f"sweep {name}: {format_counts(lines)}", *format_table(lines, clock.now(), width)]))
+
+
+def _format_change(line: BoardRow, clock: Clock) -> str:
+    return "\n".join(format_table([line], clock.now(), width_of(sys.stdout))[1:])
 
 
 def resolve_sweep_id(state: Path, name: str) -> str:

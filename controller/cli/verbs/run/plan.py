@@ -1,6 +1,7 @@
 """`slipway plan`: show what `up` would do, its cost, and every mistake in the config. Changes nothing."""
 
 import json
+import re
 import sys
 from dataclasses import asdict
 from itertools import groupby
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from controller.cli.main import Command
 from controller.cloud.connect import project_of
+from controller.core.layout import width_of, wrap
 from controller.core.text import plural
 from controller.gcp.prices import max_cost
 from controller.plan.permissions import Need, permissions_of_plan
@@ -17,6 +19,8 @@ from controller.run.estimate import describe_estimate
 from controller.run.preview import RunPreview, preview_run
 
 ACTION_SIGNS = {"none": "=", "create": "+", "update": "~", "replace": "±", "wait": "…", "unknown": "?"}
+LINE_START = re.compile(r"  \S \w+ +|(?:run|pod|results|price|estimate|limit|now) +| +")
+"""What stands before the text of a line: the sign and action of a resource, or the name of a value."""
 
 
 def run(command: Command) -> int:
@@ -25,8 +29,15 @@ def run(command: Command) -> int:
     preview = preview_run(command.options)
     if command.flags.save:
         print(f"saved {save_plan(preview.plan, command.overrides, Path.cwd())}", file=sys.stderr)
-    print(json.dumps(preview.as_document(), indent=1) if command.flags.json else "\n".join(format_plan(preview)))
+    print(json.dumps(preview.as_document(), indent=1) if command.flags.json else _wrapped(format_plan(preview)))
     return 2 if any(f.severity == "error" for f in preview.findings) else 0
+
+
+def _wrapped(lines: list[str]) -> str:
+    """Wrap lines on a terminal; what follows stands below the value, the title or the change that it continues."""
+    width = width_of(sys.stdout)
+    starts = [LINE_START.match(line) for line in lines]
+    return "\n".join(wrap(line, width, start.end() if start else 2) for line, start in zip(lines, starts, strict=True))
 
 
 def print_permissions(command: Command) -> int:
@@ -36,7 +47,7 @@ def print_permissions(command: Command) -> int:
     if command.flags.json:
         print(json.dumps([asdict(need) | {"role": need.role} for need in needs], indent=1))
     elif sys.stdout.isatty():
-        print("\n".join(format_permissions(needs)))
+        print(_wrapped(format_permissions(needs)))
     else:
         for need in needs:
             print(need.permission, need.kind, need.name, need.when, need.role, sep="\t")

@@ -1,6 +1,7 @@
 """The verbs with `-m`: `up`, `plan`, `status` and `down` for all runs of a sweep."""
 
 import json
+import sys
 from dataclasses import asdict
 
 from controller.checks.preflight import probe_cloud
@@ -9,6 +10,7 @@ from controller.cli.verbs.look.sweep_status import show_status
 from controller.cloud.connect import missing_project
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding
+from controller.core.layout import width_of, wrap
 from controller.sweep.board import format_counts, format_table
 from controller.sweep.drive import delete_pods, drive_sweep
 from controller.sweep.session import open_sweep
@@ -35,13 +37,15 @@ def plan(command: Command) -> int:
             + (f"  {guesses[row.run].summary}" if row.run in guesses and row.state != "finished" else "")
             for row in rows
         ]
-        print("\n".join([*session.summary_lines(), "", *lines]))
+        width = width_of(sys.stdout)
+        head = [wrap(line, width, 9) for line in session.summary_lines()]
+        print("\n".join([*head, "", *(wrap(line, width, 6) for line in lines)]))
         if no_project := missing_project(session.context.project):
             findings = [Finding("project", "warning", "cloud.project", no_project)]
         else:
             findings = probe_cloud(definition.base_config, session.context)
         findings = [finding for finding in findings if finding.severity != "note"]
-        print("\n".join(f"{finding.severity}: {finding}" for finding in findings))
+        print("\n".join(wrap(f"{finding.severity}: {finding}", width, 2) for finding in findings))
         return 2 if any(finding.severity == "error" for finding in findings) else 0
 
 
@@ -58,7 +62,8 @@ def status(command: Command) -> int:
         print(json.dumps(document, indent=1))
     else:
         driven = [] if driver is None else [f"controlled by {driver}"]
-        print("\n".join([f"sweep {sweep_id}: {format_counts(rows)}", *driven, *format_table(rows, clock.now())]))
+        table = format_table(rows, clock.now(), width_of(sys.stdout))
+        print("\n".join([f"sweep {sweep_id}: {format_counts(rows)}", *driven, *table]))
     return 0
 
 
