@@ -37,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = str(ROOT)
     # On a Google VM, its own credentials would be found.
     os.environ["NO_GCE_CHECK"] = "true"
+    # pytest-xdist passes on the width of its terminal; what the tests capture is no terminal, and its lines stay whole.
+    os.environ.pop("COLUMNS", None)
     # Eight virtual CPU devices; JAX reads these when it is imported. A thread for each waiting device, as
     # trainer.distributed.runtime.set_cpu_threads says, and little optimization: these tests spend their time compiling.
     os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
