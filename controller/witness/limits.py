@@ -24,9 +24,7 @@ class TimeLimit:
         """Why the work was interrupted, empty if it was not."""
         self._seconds, self._interrupt = seconds, interrupt
         self._lock, self._closed = threading.Lock(), False
-        minutes = f"{seconds / 60:g} minutes"
-        self._timer = threading.Timer(seconds, lambda: self.stop(f"the limit of {minutes} is reached"))
-        self._timer.daemon = True
+        self._timer: threading.Timer | None = None
 
     def stop(self, reason: str) -> None:
         """Interrupt the block, once."""
@@ -37,7 +35,8 @@ class TimeLimit:
             self._interrupt()
 
     def __enter__(self) -> Self:
-        self._timer.start()
+        minutes = f"{self._seconds / 60:g} minutes"
+        self._start_timer(lambda: self.stop(f"the limit of {minutes} is reached"))
         return self
 
     def __exit__(
@@ -45,7 +44,13 @@ class TimeLimit:
     ) -> None:
         with self._lock:
             self._closed = True
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _start_timer(self, reach: Callable[[], None]) -> None:
+        self._timer = threading.Timer(self._seconds, reach)
+        self._timer.daemon = True
+        self._timer.start()
 
 
 @contextmanager

@@ -39,8 +39,8 @@ def main(arguments: list[str]) -> int:
         report = replay(lines, cloud)
     for found in sorted(map(str, report.differences.values())):
         print(found)
-    if given.notes:
-        print("\n".join(f"note: {note}" for note in report.notes))
+    for note in report.notes if given.notes else ():
+        print(f"note: {note}")
     print(f"{len(lines)} recorded requests, {report.sent} sent, {len(report.differences)} differences")
     return 1 if report.differences else 0
 

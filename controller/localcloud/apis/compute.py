@@ -21,6 +21,7 @@ from controller.localcloud.http.call import (
     ApiCall,
     Handler,
     check_project,
+    matches_filter,
     merge_patch,
     paginate,
     timestamp,
@@ -191,7 +192,7 @@ class Compute:
         self._check_location(call)
         found = self.store.items(COMPUTE_KIND, f"{collection.parent(call)}/{collection.plural}/")
         items = [self._render(collection, path, resource) for path, resource in found]
-        chosen = [item for item in items if _matches_filter(call.query.get("filter", ""), item)]
+        chosen = [item for item in items if matches_filter(call.query.get("filter", ""), item)]
         kind = f"compute#{collection.singular}List"
         return {"kind": kind, "id": collection.parent(call), **paginate(call, chosen, "items", "maxResults")}
 
@@ -386,16 +387,3 @@ def _require_of_body(collection: Collection, call: ApiCall) -> None:
 
 def _location_of(call: ApiCall) -> str:
     return call.path.get("region") or call.path.get("zone") or ""
-
-
-def _matches_filter(condition: str, resource: Mapping[str, Any]) -> bool:
-    """Evaluate a simple list filter, `field = value` or `field eq regex`; raise ApiError 400 for a richer one."""
-    if not condition:
-        return True
-    parts = re.fullmatch(r"\(?(\w+)\s*(=|!=|eq|ne)\s*\"?([^\"()]*)\"?\)?", condition)
-    if parts is None:
-        raise ApiError(400, f"Invalid value for field 'filter': '{condition}'. Known here: FIELD = VALUE.")
-    field, operator, wanted = parts.groups()
-    value = str(resource.get(field, ""))
-    equal = re.fullmatch(wanted, value) is not None if operator in ("eq", "ne") else value == wanted
-    return equal == (operator in ("=", "eq"))

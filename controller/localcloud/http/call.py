@@ -163,3 +163,16 @@ def _select(value: Any, mask: _FieldMask) -> Any:
     if not isinstance(value, dict):
         return value
     return {name: _select(value[name], inner) for name, inner in mask.items() if name in value}
+
+
+def matches_filter(condition: str, resource: Mapping[str, Any]) -> bool:
+    """Evaluate a simple list filter, `field = value` or `field eq regex`; raise ApiError 400 for a richer one."""
+    if not condition:
+        return True
+    parts = re.fullmatch(r"\(?(\w+)\s*(=|!=|eq|ne)\s*\"?([^\"()]*)\"?\)?", condition)
+    if parts is None:
+        raise ApiError(400, f"Invalid value for field 'filter': '{condition}'. Known here: FIELD = VALUE.")
+    field, operator, wanted = parts.groups()
+    value = str(resource.get(field, ""))
+    equal = re.fullmatch(wanted, value) is not None if operator in ("eq", "ne") else value == wanted
+    return equal == (operator in ("=", "eq"))

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from controller.cli import main
-from controller.witness import drill, recording
+from controller.witness import drill, limits, recording
 from controller.witness.recording import RequestLine
+from controller.witness.stages import StageLog
 from tests.controller.conftest import SlipwayCli
 from tests.controller.localcloud.harness import EmulatedCloud
 from tests.emulators import Emulators
@@ -141,24 +142,22 @@ def port_as_text(line: RequestLine) -> None:
         endpoint["port"] = str(endpoint["port"])
 
 
-def interrupt_at(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    """Press Ctrl-C as soon as a stage begins."""
-    from controller.witness.stages import StageLog
-
+def at_stage(monkeypatch: pytest.MonkeyPatch, stage: str, act: Callable[[], object]) -> None:
+    """Do something as soon as a stage begins."""
     begin = StageLog.begin
 
-    def begin_and_interrupt(log: StageLog, name: str) -> None:
+    def begin_and_act(log: StageLog, name: str) -> None:
         begin(log, name)
         if name == stage:
-            os.kill(os.getpid(), signal.SIGINT)
+            act()
 
-    monkeypatch.setattr(StageLog, "begin", begin_and_interrupt)
+    monkeypatch.setattr(StageLog, "begin", begin_and_act)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("stage", ["first run", "checkpoint", "preempt", "recover"])
 def test_ctrl_c_cleans_up(slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    interrupt_at(monkeypatch, stage)
+    at_stage(monkeypatch, stage, lambda: os.kill(os.getpid(), signal.SIGINT))
     code, out, _ = witness(slipway)
     assert code == 130, out
     found = stages()
@@ -168,10 +167,14 @@ def test_ctrl_c_cleans_up(slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.deep
-def test_the_limit_of_minutes_ends_it(slipway: SlipwayCli) -> None:
-    code, out, _ = witness(slipway, "--minutes", "0.15")
+def test_the_limit_of_minutes_ends_it(slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached: list[Callable[[], None]] = []
+    monkeypatch.setattr(limits.TimeLimit, "_start_timer", lambda limit, reach: reached.append(reach))
+    at_stage(monkeypatch, "checkpoint", lambda: reached[0]())
+    code, out, _ = witness(slipway, "--minutes", "7")
     assert code == 2, out
-    assert "limit" in [stage["outcome"] for stage in stages().values()]
+    assert stages()["checkpoint"]["outcome"] == "limit"
+    assert "the limit of 7 minutes is reached" in out
     assert nothing_is_left(slipway)
 
 

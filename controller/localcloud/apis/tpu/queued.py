@@ -99,7 +99,8 @@ class QueuedResources:
         if queued is None or state in ("DELETING", "ACTIVE", "SUSPENDED", "FAILED"):
             return None
         if state == "SUSPENDING":
-            if any(self.store.get("node", node)["state"] == "DELETING" for node in self._live_nodes(name)):
+            nodes = [self.store.get("node", node) for node in self._live_nodes(name)]
+            if any(node and node["state"] == "DELETING" for node in nodes):
                 return max(self.settings.operation_seconds, 0.05)
             return self._end_suspension(queued)
         if state == "PROVISIONING":

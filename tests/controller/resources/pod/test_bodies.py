@@ -160,6 +160,8 @@ CREATED = node_api.parse_timestamp("2026-11-20T00:00:00Z")
         ("SUSPENDING", "PREEMPTED", 10, "SUSPENDING", True),
         ("SUSPENDED", "PREEMPTED", 10, "PREEMPTED", False),
         ("SUSPENDED", "READY", 10, "SUSPENDED", False),
+        ("SUSPENDING", "DELETING", 10, "SUSPENDING", True),
+        ("SUSPENDED", None, 10, "SUSPENDED", False),
         ("FAILED", None, 10, "FAILED", False),
         ("DELETING", None, 10, "DELETING", True),
     ],
