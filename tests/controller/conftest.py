@@ -18,6 +18,7 @@ from controller.cli import main
 from controller.cloud import emulator
 from controller.cloud.emulator import Emulator
 from controller.config import compose
+from controller.core.errors import ConfigError
 from controller.ssh.fleet import Fleet
 from tests.controller.ssh.sshserver import SshPod
 from tests.controller.state import internal_errors
@@ -98,23 +99,37 @@ def slipway(
 
 
 @pytest.fixture(autouse=True, scope="session")
-def composed_once() -> Iterator[None]:
-    """Hydra composes the same overrides once: that takes more than a tenth of a second.
+def composed_once() -> Iterator[Callable[..., Any]]:
+    """Hydra composes a choice of groups once: that takes more than a tenth of a second.
 
-    Where the user has YAML of their own it composes every time, since the files may have changed.
+    Single values are then set on a copy, as in `compose_variants`. Where the user has YAML of their own, and where
+    Hydra refuses something, it composes every time, since the files may have changed.
     """
     really, known = compose._compose_unresolved, {}
 
     def compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any:
         if extra_dir is not None and extra_dir.is_dir():
             return really(overrides, extra_dir)
-        if (key := (compose.CONFIG_DIR, *overrides)) not in known:
-            known[key] = really(overrides, None)
-        return copy.deepcopy(known[key])
+        values = [word for word in overrides if compose._is_value_override(word)]
+        key = (compose.CONFIG_DIR, *(word for word in overrides if word not in values))
+        try:
+            if key not in known:
+                known[key] = really(key[1:], None)
+            made = copy.deepcopy(known[key])
+            compose._apply_overrides(made, values)
+        except ConfigError:
+            return really(overrides, None)
+        return made
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_compose_unresolved", compose_unresolved)
-        yield
+        yield really
+
+
+@pytest.fixture
+def composed_by_hydra(composed_once: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra composes all of it, every time: for tests of what `composed_once` takes for granted."""
+    monkeypatch.setattr(compose, "_compose_unresolved", composed_once)
 
 
 @pytest.fixture

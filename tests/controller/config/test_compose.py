@@ -13,6 +13,8 @@ from controller.config.compose import CONFIG_DIR, compose, compose_raw, config_g
 from controller.core.errors import ConfigError
 from tests.groups import load_group
 
+pytestmark = pytest.mark.usefixtures("composed_by_hydra")
+
 
 @pytest.mark.parametrize(
     ("typed", "meant"),

@@ -67,6 +67,7 @@ def test_an_interval_is_for_a_search() -> None:
         expand_grid(words, sweep(), HERE)
 
 
+@pytest.mark.usefixtures("composed_by_hydra")
 def test_composed_together_is_composed_one_by_one() -> None:
     variants = [
         ("+experiment=quickstart", f"loop.steps={steps}", f"tpu={tpu}", "scale=tiny")
