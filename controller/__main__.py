@@ -11,6 +11,7 @@ PROGRAM = re.compile(r"(trainer|controller)\.[\w.]+")
 
 def main() -> int:
     os.umask(0o077)  # no other user of this machine may read keys, tokens, logs and records
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looks for them in every installed package
     _leave_out_the_working_directory()
     if len(sys.argv) > 1 and PROGRAM.fullmatch(sys.argv[1]):
         from controller.core.programs import own_program

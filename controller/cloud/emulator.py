@@ -88,15 +88,30 @@ def state_folder(state_dir: str) -> Path:
 def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
     """Start the emulated cloud unless it is already running. Raises ConfigError with its message if it cannot."""
     folder = state_folder(state_dir)
+    emulator = find_answering(folder) or _start(folder, cloud)
+    wanted = {"realism": cloud.realism, "caller_roles": list(cloud.caller_roles), "quotas": cloud.quotas}
+    emulator.post("settings", wanted)  # it may have been running
+    return emulator
+
+
+def _start(folder: Path, cloud: LocalCloud) -> Emulator:
     seconds = f"--operation-seconds={cloud.operation_seconds}"
     flags = [f"--port={cloud.port}", seconds, f"--realism={cloud.realism}", f"--idle-exit={IDLE_EXIT_SECONDS}"]
     status, message = run_emulator_verb(["start", *flags], folder)
     if status != 0:
         raise ConfigError(message.strip() or f"the emulated cloud exited with code {status}; see {folder}/server.log")
-    emulator = find_running(folder)
-    wanted = {"realism": cloud.realism, "caller_roles": list(cloud.caller_roles), "quotas": cloud.quotas}
-    emulator.post("settings", wanted)  # it may have been running
-    return emulator
+    return find_running(folder)
+
+
+def find_answering(folder: Path) -> Emulator | None:
+    """Return the emulated cloud of a state folder if it answers. Starting a program that finds out takes longer."""
+    try:
+        process = json.loads((folder / "endpoint.json").read_text())["pid"]
+        emulator = find_running(folder)
+        answered = emulator.get("settings")["pid"]
+    except (OSError, ValueError, KeyError, ConfigError):
+        return None  # left behind by a killed server, or unreadable
+    return emulator if answered == process else None  # its successor may answer before it has written the file
 
 
 def find_running(folder: Path) -> Emulator:

@@ -40,7 +40,15 @@ def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple
 
 def compose_raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> dict[str, Any]:
     """Return the composed data before validation, with interpolations resolved."""
-    return _resolve_interpolations(_compose_unresolved(overrides, extra_dir), overrides, extra_dir)
+    from controller.config import composed_cache
+
+    kept = composed_cache.cache_file(overrides, extra_dir)
+    if kept is not None and (known := composed_cache.load(kept)):
+        return known
+    data = _resolve_interpolations(_compose_unresolved(overrides, extra_dir), overrides, extra_dir)
+    if kept is not None:
+        composed_cache.store(kept, data)
+    return data
 
 
 def compose_variants(

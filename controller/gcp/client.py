@@ -203,10 +203,10 @@ class GoogleClient:
         return self._with_retries(self._execute_once, api, method, parameters)
 
     def _with_retries(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        from tenacity import Retrying, retry_if_exception, stop_after_attempt
-
         if self._credentials is None:
             raise NoCredentialsError(NO_CREDENTIALS)
+        from tenacity import Retrying, retry_if_exception, stop_after_attempt
+
         retrying = Retrying(
             stop=stop_after_attempt(ATTEMPTS),
             wait=_backoff_seconds,

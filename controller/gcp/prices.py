@@ -10,6 +10,7 @@ import yaml
 
 import conf
 from conf.schema.config import Config
+from conf.schema.infra.topology import YamlLoader
 
 HOURS_PER_MONTH = 730.0
 BASTION_DISK_GB = 10
@@ -39,7 +40,8 @@ class HourlyPrice:
 
 @cache
 def load_prices() -> dict[str, Any]:
-    return yaml.safe_load(Path(conf.__file__).with_name("prices.yaml").read_text())
+    text = Path(conf.__file__).with_name("prices.yaml").read_text()
+    return yaml.load(text, Loader=YamlLoader)  # noqa: S506 - CSafeLoader is a safe loader
 
 
 def hourly_price(config: Config, now: float, zone: str | None = None, capacity: str | None = None) -> HourlyPrice:

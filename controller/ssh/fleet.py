@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
-
 from controller.agent.protocol import OBSERVE, A, Command, Observation, ObserveRequest, Q
 from controller.core.errors import SlipwayError
 from controller.ssh.agent_bundle import build_bundle
@@ -19,6 +17,8 @@ from controller.ssh.connect import ConnectionFailure, ConnectionParams, WorkerEr
 from controller.ssh.connection import Connection
 
 if TYPE_CHECKING:
+    from tenacity import RetryCallState, Retrying
+
     from controller.ssh.worker_connection import Connector, WorkerConnection
 
 __all__ = ["ConnectionParams", "Fleet", "WorkerError", "WorkersFailedError", "failures"]
@@ -203,6 +203,8 @@ class Fleet:
     def _retrying(
         self, worker: int, stop: Callable[[RetryCallState], bool], kinds: frozenset[ConnectionFailure]
     ) -> Retrying:
+        from tenacity import Retrying, retry_if_exception, wait_exponential  # slow to import; `plan` needs none of it
+
         def passing(error: BaseException) -> bool:
             return isinstance(error, WorkerError) and error.kind in kinds and not self._connections[worker].closed
 

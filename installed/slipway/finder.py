@@ -6,7 +6,6 @@ process that does not use Slipway. A process that does use it has one package pe
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +16,7 @@ ROOT = _HERE / "packages" if (_HERE / "packages").is_dir() else _HERE.parents[1]
 """Folder of the three packages: `slipway/packages` of a wheel, or the clone of an editable installation."""
 
 
-class OwnPackages(MetaPathFinder):
+class OwnPackages:
     """Finds the three packages below ROOT, whatever `sys.path` holds."""
 
     def find_spec(

@@ -236,9 +236,11 @@ def _iter_objects(context: Context, bucket: str, prefix: str) -> Iterator[Found]
 
 def _matching(pattern: str, files: Iterable[Found]) -> list[Found]:
     """Return the files that the trainer would read, which uses the same function of fsspec."""
+    if not _is_pattern(pattern):
+        return [file for file in files if file.name == pattern]
     from fsspec.utils import glob_translate
 
-    matches = re.compile(glob_translate(pattern)).match if _is_pattern(pattern) else pattern.__eq__
+    matches = re.compile(glob_translate(pattern)).match
     return [file for file in files if matches(file.name)]
 
 

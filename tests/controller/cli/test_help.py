@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -65,6 +66,32 @@ def test_mistakes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_of_a_program_for_workers_is_left_to_it() -> None:
     assert main.parse(["exec", "--", "ls", "--help"]).verb == "exec"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["runs"]])
+def test_what_needs_no_config_starts_fast(words: list[str], tmp_path: Path) -> None:
+    """By what is imported, not by a clock."""
+    run = (
+        f"import sys; sys.argv = ['slipway', *{words!r}]\n"
+        "from controller.__main__ import main\nmain()\nprint(*sys.modules, file=sys.stderr)"
+    )
+    env = {**os.environ, "SLIPWAY_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", run], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    slow = (
+        "hydra",
+        "omegaconf",
+        "pydantic",
+        "yaml",
+        "google",
+        "googleapiclient",
+        "paramiko",
+        "asyncio",
+        "numpy",
+        "jax",
+    )
+    assert set(slow) & set(done.stderr.split()) == set()
 
 
 def test_the_module_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

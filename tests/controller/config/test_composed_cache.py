@@ -1,0 +1,109 @@
+"""Composed configs are kept, and never used when anything that Hydra reads has changed."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from controller.config import compose as composing
+from controller.config import composed_cache
+from controller.config.compose import compose_raw
+
+WORDS = ("+experiment=quickstart", "optimizer.lr=1e-3")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A user's folder with one experiment."""
+    (folder := tmp_path / "slipway" / "experiment").mkdir(parents=True)
+    (folder / "mine.yaml").write_text("# @package _global_\ndefaults: [quickstart]\nrun: {seed: 5}\n")
+    return tmp_path / "slipway"
+
+
+def test_the_second_time_needs_no_hydra(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    composed = compose_raw(WORDS)
+    monkeypatch.setattr(composing, "_compose_unresolved", lambda *_: pytest.fail("composed again"))
+    assert compose_raw(WORDS) == composed
+    [kept] = (home / "cache" / "composed").iterdir()
+    assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+
+
+def test_whatever_hydra_reads_is_in_the_key(own: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = ("+experiment=mine",)
+    keys = [composed_cache.cache_file(words, own)]
+    keys.append(composed_cache.cache_file((*words, "run.seed=1"), own))
+    (own / "experiment" / "mine.yaml").write_text("# @package _global_\ndefaults: [quickstart]\nrun: {seed: 6}\n")
+    keys.append(composed_cache.cache_file(words, own))
+    (own / "experiment" / "other.yaml").write_text("")
+    keys.append(composed_cache.cache_file(words, own))
+    keys.append(composed_cache.cache_file(words, None))
+    monkeypatch.setenv("WANDB_MODE", "online")  # a bundled experiment reads it
+    keys.append(composed_cache.cache_file(words, own))
+    monkeypatch.setattr(composed_cache, "_modified", lambda module: 1)  # another version of Hydra
+    keys.append(composed_cache.cache_file(words, own))
+    assert None not in keys
+    assert len({file.name for file in keys if file}) == len(keys)
+
+
+def test_an_edited_file_takes_effect(own: Path) -> None:
+    assert compose_raw(["+experiment=mine"], extra_dir=own)["run"]["seed"] == 5
+    file = own / "experiment" / "mine.yaml"
+    file.write_text(file.read_text().replace("5", "7"))
+    assert compose_raw(["+experiment=mine"], extra_dir=own)["run"]["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    "text", ["run: {name: '${oc.env:USER}'}", "run: {name: '${now:%H}'}", "hydra: {searchpath: [file:///x]}"]
+)
+def test_what_depends_on_more_is_not_kept(own: Path, text: str) -> None:
+    """A secret of the environment would reach the disk; a time would stand still."""
+    (own / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}\n")
+    assert composed_cache.cache_file(["+experiment=mine"], own) is None
+    assert composed_cache.cache_file([text], None) is None
+
+
+def test_a_damaged_file_is_composed_again() -> None:
+    composed = compose_raw(WORDS)
+    kept = composed_cache.cache_file(WORDS, None)
+    assert kept is not None
+    kept.write_text("{")
+    assert compose_raw(WORDS) == composed
+    assert json.loads(kept.read_text()) == composed
+
+
+def test_the_folder_stays_small(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composed_cache, "MOST_FILES", 2)
+    for i in range(4):
+        composed_cache.store(home / "cache" / f"{i}.json", {"i": i})
+    assert len([*(home / "cache").iterdir()]) == 2
+
+
+def test_what_json_cannot_represent_is_not_kept(home: Path) -> None:
+    composed_cache.store(home / "cache" / "x.json", {"by_number": {1: "one"}})
+    assert not home.exists()
+
+
+def test_plan_imports_no_hydra_when_the_config_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))  # no credentials
+    argv = ["plan", "+experiment=gemma2b_gsm8k", "cloud.project=a-project"]
+    run = (
+        f"import sys; sys.argv = ['slipway', *{argv!r}]\n"
+        "from controller.__main__ import main\nmain()\n"
+        "slow = {'hydra', 'omegaconf', 'googleapiclient', 'paramiko', 'fabric', 'cryptography', 'tenacity', 'jax'}\n"
+        "print(sorted(slow & sys.modules.keys()), file=sys.stderr)\n"
+    )
+    for expected in ("['hydra', 'omegaconf']", "[]"):
+        done = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stderr.splitlines()[-1] == expected
