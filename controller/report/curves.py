@@ -38,14 +38,25 @@ def select_metrics(settings: Sequence[Setting], wanted: str = "") -> tuple[list[
     counts = Counter(metric for setting in settings for run in setting.counted_runs for metric in run.curves)
 
     def rank(metric: Metric) -> int:
-        phase, name = metric
-        is_result = phase == RESULT_FILE
-        like = [i for i, (p, n) in enumerate(PREFERRED_METRICS) if n == name and p in ("", phase) and not is_result]
-        return -1 if name == wanted else min(like, default=len(PREFERRED_METRICS)) + is_result
+        return -1 if metric[1] == wanted else _preference(metric)
 
     limit = min(MAX_METRICS, max(1, MAX_VALUES // (3 * MIN_POINTS * max(1, len(settings)))))
     kept = sorted(counts, key=lambda metric: (rank(metric), -counts[metric], metric))[:limit]
     return sorted(kept, key=lambda metric: (rank(metric), metric)), len(counts) - len(kept)
+
+
+def is_preferred(metric: Metric) -> bool:
+    """Return whether the metric is one of PREFERRED_METRICS."""
+    return _preference(metric) < len(PREFERRED_METRICS)
+
+
+def _preference(metric: Metric) -> int:
+    """Return the place in PREFERRED_METRICS; results of summary.json come after all others."""
+    phase, name = metric
+    if phase == RESULT_FILE:
+        return len(PREFERRED_METRICS) + 1
+    like = (i for i, (p, n) in enumerate(PREFERRED_METRICS) if n == name and p in ("", phase))
+    return min(like, default=len(PREFERRED_METRICS))
 
 
 def points_per_curve(metrics: Sequence[Metric], settings: Sequence[Setting]) -> int:

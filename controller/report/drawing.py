@@ -19,8 +19,10 @@ def colour(number: int) -> str:
     return f"c{number % COLOURS} dash{number // COLOURS % DASHES}"
 
 
-def line_chart(parent: Element, title: str, curves: Mapping[int, tuple[str, Curve]]) -> None:
-    """Add a chart of labeled curves, keyed by line number."""
+def line_chart(
+    parent: Element, title: str, curves: Mapping[int, tuple[str, Curve]], marks: Iterable[tuple[float, str]] = ()
+) -> None:
+    """Add a chart of labeled curves, keyed by line number, with a vertical stroke at each mark: step and label."""
     steps = [step for _, curve in curves.values() for step in curve.steps]
     x_low, x_high = min(steps), max(steps)
     low, high = (min(min(c.low) for _, c in curves.values()), max(max(c.high) for _, c in curves.values()))
@@ -44,6 +46,10 @@ def line_chart(parent: Element, title: str, curves: Mapping[int, tuple[str, Curv
     add_child(svg, "text", "step", x=LEFT - 8, y=BOTTOM + 20, text_anchor="end")
     for step in ticks(x_low, x_high):
         add_child(svg, "text", format_number(step), x=x(step), y=BOTTOM + 20, text_anchor="middle")
+    for step, text in marks:
+        if x_low <= step <= x_high:
+            stroke = add_child(svg, "line", class_="interrupted", x1=x(step), x2=x(step), y1=10, y2=BOTTOM)
+            add_child(stroke, "title", text)
     for number, (name, curve) in curves.items():
         if curve.low != curve.high:
             outline = [

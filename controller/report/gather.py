@@ -114,6 +114,7 @@ def _load_run(row: RunRow, read: FileReader) -> RecordedRun:
         for name, value in document.items():
             if name not in RESERVED_KEYS and (value is None or isinstance(value, int | float)):
                 curves.setdefault((phase, name[:MAX_NAME_LENGTH]), {})[step] = _finite_number(value)
+    _begin_with_warm_start(curves)
     results = row.get("metrics")
     for name, value in results.items() if isinstance(results, dict) else ():
         if (number := _finite_number(value)) is not None:
@@ -125,6 +126,14 @@ def _load_run(row: RunRow, read: FileReader) -> RecordedRun:
     )
     transcripts = list(_parse_metrics(read(row["run"], "transcripts.jsonl")))
     return RecordedRun(row, record, known, sorted(lines, key=lambda line: line.time), events, transcripts)
+
+
+def _begin_with_warm_start(curves: dict[Metric, dict[float, float | None]]) -> None:
+    """Let each curve of evaluations begin with the last one of the warm start: that is the value before GRPO."""
+    for (phase, name), curve in [*curves.items()]:
+        later = curves.get(("eval", name))
+        if phase == "warm_start" and name.startswith("eval_") and later:
+            later.setdefault(max(curve), curve[max(curve)])
 
 
 def _finite_number(value: Any) -> float | None:

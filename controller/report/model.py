@@ -46,6 +46,15 @@ class ReportModel:
         values = [final_values_by_seed(setting, metric) for setting in self.settings]
         return [summarize(values[0]), *(compare(one, values[0]) for one in values[1:])]
 
+    def interrupted_steps(self, metric: Metric) -> list[tuple[float, str]]:
+        """Return the last step before each interruption of the runs that have the metric, with what happened."""
+        return [
+            (max((line.step for line in run.lines if line.time <= mark.time), default=0.0), mark.message)
+            for run in self.runs
+            if metric in run.curves
+            for mark in self.times[run.id].interruptions
+        ]
+
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON document; times in seconds."""
         return {

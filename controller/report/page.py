@@ -17,45 +17,19 @@ from controller.core.text import plural
 from controller.report.curves import build_curve, points_per_curve
 from controller.report.drawing import colour, format_duration, format_number, kind_colour, line_chart, timeline_bar
 from controller.report.gather import RESULT_FILE, Metric, RecordedRun
-from controller.report.markup import add_child, printable_text, serialize_page
+from controller.report.markup import add_child, serialize_page
 from controller.report.model import ReportModel
+from controller.report.summary import summary_section
+from controller.report.tables import Row, add_table, add_text
 from controller.report.timeline import SPAN_KINDS, Timeline
 
 MAX_TRANSCRIPT_RUNS, MAX_TRANSCRIPTS, MAX_TEXT_LENGTH = 24, 4, 700
-Row = Sequence[object]
-"""Cells of a table: text, or a function that fills the cell."""
-
-
-def add_table(parent: Element, label: str, head: Sequence[str], rows: Sequence[Row], foot: Sequence[Row] = ()) -> None:
-    """Add a table in a region that scrolls by itself, by keyboard too. `#…` heads a column of numbers."""
-    region = add_child(parent, "div", class_="scroll", tabindex=0, role="region", aria_label=label)
-    table = add_child(region, "table")
-    titles = add_child(add_child(table, "thead"), "tr")
-    classes = ["number" if title.startswith("#") else None for title in head]
-    for title, name in zip(head, classes, strict=True):
-        add_child(titles, "th", title.removeprefix("#"), scope="col", class_=name)
-    for tag, group in (("tbody", rows), ("tfoot", foot)):
-        body = add_child(table, tag) if group else table
-        for cells in group:
-            row = add_child(body, "tr")
-            for i, (cell, name) in enumerate(zip(cells, classes, strict=True)):
-                element = add_child(row, "td" if i else "th", scope=None if i else "row", class_=name)
-                if callable(cell):
-                    cell(element)
-                else:
-                    element.text = printable_text(cell)
-
-
-def add_text(parent: Element, *parts: str | tuple[str, str], tag: str = "p", **attributes: object) -> None:
-    """Add text in which a pair (tag, text) becomes an element."""
-    whole = add_child(parent, tag, **attributes)
-    for part in parts:
-        if isinstance(part, tuple):
-            add_child(whole, part[0], part[1])
-        elif len(whole):
-            whole[-1].tail = printable_text(part)
-        else:
-            whole.text = printable_text(part)
+COMPARED = (
+    ", the baseline, with 95 % intervals. paired: Student's t of the differences between runs with the same seed; "
+    "Welch: Welch's t, where fewer than two seeds are in both. Both assume normal distributions, hold for a single "
+    "comparison, and are wide with few seeds (arXiv:1904.06979). There is no interval where all differences are equal."
+)
+COMPARISON_COLUMNS = ("#difference", "95 % interval", "how")
 
 
 def metrics_section(section: Element, report: ReportModel) -> None:
@@ -63,15 +37,13 @@ def metrics_section(section: Element, report: ReportModel) -> None:
     if not report.metrics:
         add_text(section, "No run has metrics.jsonl or summary.json.", class_="soft")
         return
+    alone = len(report.settings) == 1
     add_text(
         section,
-        "Each line is the mean over the seeds of a setting; its band spans the lowest to the highest seed. The "
-        "tables show the last value of each finished run and the difference from ",
-        ("b", report.settings[0].label),
-        ", the baseline, with 95 % intervals. paired: Student's t of the differences between runs with the same "
-        "seed; Welch: Welch's t, where fewer than two seeds are in both. Both assume normal distributions, hold for a "
-        "single comparison, and are wide with few seeds (arXiv:1904.06979). There is no interval where all differences "
-        "are equal.",
+        "Each line is the mean over the seeds of a setting; its band spans the lowest to the highest seed. A vertical "
+        "stroke marks an interruption. The tables show the last value of each finished run",
+        *(() if alone else (" and the difference from ", ("b", report.settings[0].label), COMPARED)),
+        "." if alone else "",
     )
     points = points_per_curve(report.metrics, report.settings)
     for i, metric in enumerate(report.metrics):
@@ -80,10 +52,10 @@ def metrics_section(section: Element, report: ReportModel) -> None:
         add_child(fold, "summary", name)
         built = enumerate((setting.label, build_curve(setting, metric, points)) for setting in report.settings)
         if curves := {number: (label, curve) for number, (label, curve) in built if curve}:
-            line_chart(fold, name, curves)
+            line_chart(fold, name, curves, report.interrupted_steps(metric))
         caption = "at the end of each run" if metric[0] == RESULT_FILE else "last value of each run"
-        head = ["setting", "#seeds", "#mean", "#± std", "#difference", "95 % interval", "how"]
-        add_table(fold, f"{name}, {caption}", head, _comparison_rows(report, metric))
+        head = ["setting", "#seeds", "#mean", "#± std", *(() if alone else COMPARISON_COLUMNS)]
+        add_table(fold, f"{name}, {caption}", head, [row[: len(head)] for row in _comparison_rows(report, metric)])
     if report.omitted_metrics:
         add_text(section, f"{plural(report.omitted_metrics, 'further metric')} left out.", class_="soft")
 
@@ -168,9 +140,10 @@ def transcripts_section(section: Element, report: ReportModel) -> None:
         add_text(section, "No run has transcripts.jsonl on this machine.", class_="soft")
     for run in runs[:MAX_TRANSCRIPT_RUNS]:
         fold = add_child(section, "details")
-        add_child(fold, "summary", f"{report.run_label(run)}: {plural(len(run.transcripts), 'transcript')}")
         head = ["step", "prompt", "response", "parsed answer", "expected answer", "#reward"]
         rows = [_transcript_row(document) for document in sample_transcripts(run.transcripts)]
+        count = f"{len(rows)} of {plural(len(run.transcripts), 'transcript')}"
+        add_child(fold, "summary", f"{report.run_label(run)}: {count}")
         add_table(fold, f"Transcripts of {report.run_label(run)}", head, rows)
     if (rest := len(runs) - MAX_TRANSCRIPT_RUNS) > 0:
         add_text(section, f"{rest} further runs have transcripts.jsonl.", class_="soft")
@@ -243,6 +216,7 @@ def _format_time(time: float) -> str:
 
 
 SECTIONS = (
+    ("summary", "Summary", summary_section),
     ("metrics", "Learning curves and comparisons", metrics_section),
     ("time", "Time and cost", time_section),
     ("transcripts", "Sample transcripts", transcripts_section),

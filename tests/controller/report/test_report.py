@@ -15,10 +15,11 @@ from controller.records import index
 from controller.report.curves import build_curve, points_per_curve, select_metrics
 from controller.report.drawing import format_number, ticks
 from controller.report.gather import RecordedRun, gather_runs, local_reader
-from controller.report.model import build_report
+from controller.report.model import ReportModel, build_report
 from controller.report.page import render
 from controller.report.settings import group_settings
-from tests.controller.report.recorded import CASES, SWEEP, metric_lines, write_run, write_sweep
+from controller.report.summary import overview_metrics
+from tests.controller.report.recorded import CASES, START_TIME, SWEEP, metric_lines, write_run, write_sweep
 
 ACCURACY = ("eval", "eval_accuracy")
 
@@ -37,6 +38,10 @@ def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 def runs_of(state: Path) -> list[RecordedRun]:
     return gather_runs(index.load_rows(state), local_reader(state))
+
+
+def report_of(state: Path) -> ReportModel:
+    return build_report("quickstart", runs_of(state))
 
 
 def test_the_table_equals_a_few_lines_from_metrics_jsonl(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,3 +248,40 @@ def test_mistakes(state: Path, capsys: pytest.CaptureFixture[str], words: list[s
 def test_nothing_on_record(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["report"]) == 2
     assert "no runs are recorded on this machine; `--refresh cloud=…`" in capsys.readouterr().err
+
+
+def test_the_summary_has_the_charts_that_matter_and_each_runs_results(state: Path) -> None:
+    write_sweep(state)
+    found = report_of(state)
+    assert [name for _, name in overview_metrics(found)] == ["eval_accuracy", "loss", "reward_mean"]
+    page = render(found, START_TIME)
+    summary = page[page.index('id="summary"') : page.index('id="metrics"')]
+    assert summary.count("<figure>") == 3
+    strokes = summary.count('class="interrupted"')
+    assert strokes == 3 * len([run for run in found.runs if run.seed == 1])
+    assert strokes > 0
+
+
+def test_results_before_and_after_are_one_line(tmp_path: Path) -> None:
+    accuracy = {"accuracy_before": 0.4883, "accuracy_after": 0.8984}
+    interval = {"accuracy_low_after": 0.85, "accuracy_high_after": 0.93}
+    write_run(tmp_path, (), 0, START_TIME, metric_lines(CASES[0], 0, 30, 5), metrics=accuracy | interval)
+    page = render(report_of(tmp_path), START_TIME)
+    assert "accuracy 0.4883 → 0.8984 (95 %: 0.85 to 0.93)" in page
+
+
+def test_one_setting_is_not_compared(tmp_path: Path) -> None:
+    write_run(tmp_path, (), 0, START_TIME, metric_lines(CASES[0], 0, 30, 5))
+    page = render(report_of(tmp_path), START_TIME)
+    assert "baseline" not in page
+    assert "Student" not in page
+
+
+def test_the_curve_of_an_evaluation_begins_before_grpo(tmp_path: Path) -> None:
+    warm = [{"step": step, "phase": "warm_start", "eval_accuracy": value} for step, value in ((0, 0.0), (40, 0.49))]
+    later = [{"step": step, "phase": "eval", "eval_accuracy": value} for step, value in ((70, 0.6), (100, 0.9))]
+    write_run(tmp_path, (), 0, START_TIME, [*warm, *later])
+    [setting] = report_of(tmp_path).settings
+    curve = build_curve(setting, ("eval", "eval_accuracy"))
+    assert curve is not None
+    assert (curve.steps, curve.mean) == ((40, 70, 100), (0.49, 0.6, 0.9))
