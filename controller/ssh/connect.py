@@ -40,6 +40,7 @@ class ConnectionParams:
         known_hosts_file: file that stores the host keys of this incarnation; None: they are not stored.
         incarnation: uid of the pod; stored host keys of another incarnation are dropped.
         trust_on_first_use: accept the first host key that a worker shows; by default only one that Google publishes.
+        follow_host_keys: accept a changed host key that Google publishes, whether a repair was seen or not.
         auth_hint: permissions that the user may lack if a worker rejects the key.
         connect_seconds: timeout of a connection attempt.
         warm_up_seconds: how long a new worker may refuse connections.
@@ -57,6 +58,7 @@ class ConnectionParams:
     known_hosts_file: Path | None = None
     incarnation: str = ""
     trust_on_first_use: bool = False
+    follow_host_keys: bool = False
     auth_hint: str = ""
     connect_seconds: float = 15.0
     warm_up_seconds: float = 300.0

@@ -163,7 +163,7 @@ class Fleet:
 
     def _accept_new_host_key(self, worker: int, message: str) -> bool:
         """Return whether a worker may have a new host key, and note that it has one."""
-        if worker not in self._may_change_host_key:
+        if worker not in self._may_change_host_key and not self._params.follow_host_keys:
             return False
         self._may_change_host_key.discard(worker)
         self.note(message)

@@ -70,6 +70,7 @@ class PodConnector:
             known_hosts_file=login.state / "known_hosts" / login.project.replace(":", "_") / pod.name,
             incarnation=pod.uid,
             trust_on_first_use=ssh.host_keys == "trust_on_first_use",
+            follow_host_keys=ssh.host_keys == "follow_guest_attributes",
             auth_hint=OS_LOGIN_HINT if login.uses_os_login else "",
             connect_seconds=ssh.connect_timeout_seconds,
             warm_up_seconds=ssh.ready_timeout_seconds,

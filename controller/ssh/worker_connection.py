@@ -239,9 +239,7 @@ class WorkerConnection(_HonoursConfig):
                 f"If you expected this, delete {access.known_hosts_file} and try again; `slipway down` deletes it too"
             )
             published = not access.trust_on_first_use and host_keys.published(self.worker).get(kind) == text
-            accepted = (
-                f"after a repair by Google, {shows} instead of {expected}; Google publishes it, so it is accepted"
-            )
+            accepted = f"{shows} instead of {expected}, as after a repair; Google publishes it, so it is accepted"
             if published and self.dialer.accept_new_host_key(self.worker, f"worker {self.worker}: {accepted}"):
                 host_keys.replace(self.worker, kind, text)
                 self.recognised = True
@@ -251,7 +249,8 @@ class WorkerConnection(_HonoursConfig):
             elif published:
                 message = (
                     f"{shows}, which worker {self.worker} of {access.pod} publishes now, but this VM had {expected} "
-                    f"before: it was rebuilt, or someone else controls it. {again}"
+                    f"before: Google repaired it while no controller was looking, or someone else controls it. {again}"
+                    ". ssh.host_keys=follow_guest_attributes accepts every key that Google publishes"
                 )
             else:
                 message = (

@@ -15,8 +15,10 @@ class Ssh(Strict):
         description="How to reach the workers. auto: the external address if a firewall rule admits this machine, "
         "else Google's Identity-Aware Proxy if a rule admits it, else the internal address."
     )
-    host_keys: Literal["guest_attributes", "trust_on_first_use"] = Field(
-        description="Accepted host key. guest_attributes: the one Google publishes. trust_on_first_use: the first."
+    host_keys: Literal["guest_attributes", "follow_guest_attributes", "trust_on_first_use"] = Field(
+        description="Accepted host key. guest_attributes: the one that Google publishes at the first connection, or "
+        "after a repair that the controller saw. follow_guest_attributes: the one it publishes now. "
+        "trust_on_first_use: the first."
     )
     os_login: Literal["auto"] | bool = Field(
         description="Put the key into your OS Login profile, not the metadata. auto: follow the project."

@@ -115,13 +115,14 @@ def test_a_host_key_that_google_publishes_after_a_repair_is_accepted_once_and_no
     fresh = change_host_key(pod)
     assert not failures(fleet.call_all("observe", {}))
     [note] = notes
-    assert note.startswith("worker 0: after a repair by Google, its SSH host key is")
+    assert note.startswith("worker 0: its SSH host key is")
+    assert note.endswith("as after a repair; Google publishes it, so it is accepted")
     assert fresh.get_fingerprint() in note
     later = Fleet(pod.access(known_hosts_file=kept, incarnation="one"))
     assert not failures(later.call_all("observe", {}))  # the new key is pinned
     later.close()
     change_host_key(pod)
-    with pytest.raises(WorkerError, match="it was rebuilt, or someone else controls it"):
+    with pytest.raises(WorkerError, match="while no controller was looking, or someone else controls it"):
         fleet.call(0, "observe", {})
     assert len(notes) == 1
 
@@ -144,7 +145,7 @@ def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(make_pod, tmp
     assert not failures(fleet.call_all("observe", {}))
     fresh = change_host_key(pod)
     for asked in (fleet, Fleet(pod.access(known_hosts_file=kept, incarnation="one"))):
-        with pytest.raises(WorkerError, match=r"this VM had .* before: it was rebuilt, or someone") as caught:
+        with pytest.raises(WorkerError, match=r"this VM had .* before: Google repaired it while") as caught:
             asked.call(0, "observe", {})
         assert caught.value.kind == "host_key"
         assert fresh.get_fingerprint() in caught.value.message
@@ -156,6 +157,27 @@ def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(make_pod, tmp
     after = Fleet(pod.access(known_hosts_file=kept, incarnation="one"))
     assert after.call(0, "observe", {})["active"] is None
     after.close()
+
+
+def test_a_key_that_google_publishes_is_followed_if_the_config_says_so(make_pod, tmp_path: Path) -> None:
+    """After repairs that no controller has seen, as often as they come; never a key that Google does not publish."""
+    kept = tmp_path / "known_hosts" / "pod-a"
+    pod, fleet = make_pod(1, known_hosts_file=kept, incarnation="one", follow_host_keys=True)
+    notes: list[str] = []
+    fleet.note = notes.append
+    for _ in range(3):
+        assert not failures(fleet.call_all("observe", {}))
+        change_host_key(pod)
+    trusted = [line.split()[1:] for line in kept.read_text().splitlines()[1:]]
+    assert len(notes) == 2
+    stale = Fleet(
+        pod.access(
+            known_hosts_file=kept, incarnation="one", follow_host_keys=True, host_keys=lambda: [" ".join(trusted[0])]
+        )
+    )
+    with pytest.raises(WorkerError, match="another machine answers at its address"):
+        stale.call(0, "observe", {})
+    stale.close()
 
 
 def test_host_keys_are_dropped_with_the_life_of_the_pod(make_pod, tmp_path: Path) -> None:
