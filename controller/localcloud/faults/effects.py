@@ -12,16 +12,16 @@ from controller.localcloud.iam.tokens import EXPIRED_KIND, EXPIRED_NAME
 from controller.localcloud.store import Document, Store
 from controller.localcloud.vms.chips import first_chip
 from controller.localcloud.vms.image import CLOCK_FILE, DISK_FILE, EmulatedWorker, process_marker
-from controller.localcloud.vms.processes import MARKER, kill_client, set_disk_full, signal_programs
+from controller.localcloud.vms.processes import MARKER, Client, kill_client, set_disk_full, signal_programs
 from controller.localcloud.vms.workers import EmulatedWorkers
 
 FaultAction = Callable[[Document], Awaitable[None]]
 
 
 class FaultEffects:
-    def __init__(self, store: Store, nodes: Nodes, workers: EmulatedWorkers, peers: Callable[[], list[int]]) -> None:
-        """Create the effects; `peers` returns the source ports of the laptop's latest requests, newest last."""
-        self._store, self._nodes, self._workers, self._client_ports = store, nodes, workers, peers
+    def __init__(self, store: Store, nodes: Nodes, workers: EmulatedWorkers, peers: Callable[[], list[Client]]) -> None:
+        """Create the effects; `peers` returns the clients of the laptop's latest requests, newest last."""
+        self._store, self._nodes, self._workers, self._clients = store, nodes, workers, peers
 
     def actions(self) -> dict[str, FaultAction]:
         """Return the action of each kind of fault; an action gets the fault's spec."""
@@ -31,7 +31,7 @@ class FaultEffects:
             "unhealthy": self._make_unhealthy,
             "killed": self._kill,
             "frozen": lambda spec: self._signal(spec["worker"], signal.SIGSTOP),
-            "controller_killed": lambda _: asyncio.to_thread(kill_client, self._client_ports()),
+            "controller_killed": lambda _: asyncio.to_thread(kill_client, self._clients()),
             "worker_clock": self._set_clock,
             "disk_full": self._fill_disk,
             "tokens_expired": self._expire_tokens,

@@ -121,7 +121,7 @@ class ProgramFrozenSpec(_OneShotSpec):
 
 
 class ControllerKilledSpec(_OneShotSpec):
-    """SIGKILL of the local process that sent the last request: the controller itself."""
+    """SIGKILL of the local Slipway process that sent the last request: the controller itself."""
 
     kind: Literal["controller_killed"]  # pyright: ignore[reportIncompatibleVariableOverride]
 

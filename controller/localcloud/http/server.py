@@ -30,6 +30,7 @@ from controller.localcloud.iam.callers import LAPTOP, Callers
 from controller.localcloud.iam.judge import Judge, Judgement
 from controller.localcloud.iam.tokens import Tokens
 from controller.localcloud.store import Store
+from controller.localcloud.vms.processes import Client
 
 _MEDIA_PREFIXES = ("resumable/upload/", "upload/", "download/")  # paths of object contents
 _TOKEN_PATH = "/token"  # noqa: S105 - of the OAuth server
@@ -56,8 +57,8 @@ class Server:
     url: str
     token: str
     last_request: float = field(default_factory=time.monotonic)
-    peers: deque[int] = field(default_factory=lambda: deque(maxlen=16))
-    """Source ports of the laptop's latest requests, newest last."""
+    peers: deque[Client] = field(default_factory=lambda: deque(maxlen=16))
+    """Where the laptop's latest requests came from, newest last."""
 
     def __post_init__(self) -> None:
         self._validation = Validation(self.discovery)
@@ -79,7 +80,8 @@ class Server:
             if path.startswith("emulator/"):
                 return await self.admin.handle(request, path.removeprefix("emulator/"))
             if admitted.client == LAPTOP and request.transport is not None:
-                self.peers.append(request.transport.get_extra_info("peername")[1])
+                ports = (request.transport.get_extra_info(name)[1] for name in ("peername", "sockname"))
+                self.peers.append(Client(*ports, time.time()))
             if path.startswith(METADATA):
                 uid, _, index = admitted.client.partition("/")
                 return await self.metadata.handle(request, path, uid, int(index or -1))

@@ -1,12 +1,16 @@
 """Finds and kills every process of a worker, by a variable in its environment."""
 
 import contextlib
+import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
+
+PROGRAM_NAMES = frozenset({"slipway", "controller"})
 
 # Set in the environment of every session, hence inherited by everything it starts, detached or not.
 MARKER = "SLIPWAY_LOCALCLOUD_WORKER"
@@ -60,15 +64,40 @@ def set_disk_full(worker: str, full: bool) -> None:
             process.rlimit(psutil.RLIMIT_FSIZE, (0 if full else hard, hard))
 
 
-def kill_client(ports: list[int]) -> None:
-    """SIGKILL the process that holds one of these local ports, trying the last one first. Blocking (tens of ms)."""
-    holders = {c.laddr.port: c.pid for c in psutil.net_connections("tcp") if c.pid and c.laddr and c.raddr}
-    for port in reversed(ports):
-        pid = holders.get(port)
-        if pid is not None and pid != os.getpid():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                psutil.Process(pid).kill()
-                return
+@dataclass(frozen=True)
+class Client:
+    """Local source and destination port of a request, and when it came (seconds since the epoch)."""
+
+    port: int
+    server_port: int
+    time: float
+
+
+def kill_client(clients: Sequence[Client]) -> int | None:
+    """SIGKILL the controller that sent one of these requests, trying the last one first; return its pid, or None.
+
+    A port may belong to another process by now. Therefore the process must have a connection to the emulator from
+    that port, be older than the request, and run Slipway. Blocking (tens of ms).
+    """
+    connections = [c for c in psutil.net_connections("tcp") if c.pid and c.laddr and c.raddr]
+    holders = {(c.laddr.port, c.raddr.port): c.pid for c in connections}
+    for client in reversed(clients):
+        pid = holders.get((client.port, client.server_port))
+        if pid is None or pid == os.getpid():
+            continue
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            process = psutil.Process(pid)
+            if process.create_time() <= client.time and runs_slipway(process.cmdline()):
+                process.kill()
+                return pid
+    return None
+
+
+def runs_slipway(argv: Sequence[str]) -> bool:
+    """Return whether a command line is that of Slipway: `python -m controller`, or the installed command."""
+    words = argv[:4]
+    as_module = any(pair[0] == "-m" and pair[1] in PROGRAM_NAMES for pair in itertools.pairwise(words))
+    return as_module or any(os.path.basename(word) in PROGRAM_NAMES for word in words[:2])  # noqa: PTH119
 
 
 def wait_ended(process: psutil.Process, seconds: float) -> bool:

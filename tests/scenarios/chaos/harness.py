@@ -89,7 +89,9 @@ class ChaosHarness:
         words, said = [verb, *more, *self.overrides, *LOCAL], io.StringIO()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_HOME": str(self.folder / "home")}
         if apart:
-            command = [sys.executable, "-m", "tests.scenarios.chaos.hurried", str(jump), *words]
+            script = self.folder / "slipway"  # the fault kills only a process of that name
+            script.write_text("import runpy\nrunpy.run_module('tests.scenarios.chaos.hurried', run_name='__main__')\n")
+            command = [sys.executable, str(script), str(jump), *words]
             where: Any = {"cwd": self._repository, "env": environment}
             done = subprocess.run(command, **where, capture_output=True, text=True, timeout=300, check=False)
             return done.returncode, done.stdout + done.stderr

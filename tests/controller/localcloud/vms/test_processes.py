@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from controller.localcloud.vms.processes import MARKER, kill_marked, signal_programs
+from controller.localcloud.vms.processes import (
+    MARKER,
+    Client,
+    kill_client,
+    kill_marked,
+    runs_slipway,
+    signal_programs,
+)
 
 ASLEEP = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
 
@@ -55,3 +65,56 @@ def test_only_the_marked_are_killed() -> None:
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
+
+
+CONNECT = """
+import socket, sys, time
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+print(connection.getsockname()[1], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "age", "to_server", "killed"),
+    [
+        ("slipway", 0.0, True, True),
+        ("innocent", 0.0, True, False),  # another program that talks to the emulator
+        ("slipway", -3600.0, True, False),  # it got the port after the request
+        ("slipway", 0.0, False, False),  # it uses the port for something else
+    ],
+)
+def test_only_the_controller_that_sent_the_request_is_killed(
+    tmp_path: Path, name: str, age: float, to_server: bool, killed: bool
+) -> None:
+    (tmp_path / name).write_text(CONNECT)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listens = server.getsockname()[1]
+        client = subprocess.Popen(
+            [sys.executable, str(tmp_path / name), str(listens)], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert client.stdout is not None
+            port = int(client.stdout.readline())
+            sent = Client(port, listens if to_server else listens + 1, time.time() + 1 + age)
+            assert kill_client([sent]) == (client.pid if killed else None)
+            assert (client.poll() if not killed else client.wait()) == (-signal.SIGKILL if killed else None)
+        finally:
+            client.kill()
+            client.communicate()
+
+
+@pytest.mark.parametrize(
+    ("argv", "ours"),
+    [
+        (["/venv/bin/python", "-m", "controller", "up"], True),
+        (["/venv/bin/python3", "-Im", "slipway"], False),
+        (["/venv/bin/python3", "/venv/bin/slipway", "up"], True),
+        (["/usr/local/bin/slipway"], True),
+        (["python", "-m", "pytest", "controller"], False),
+        (["vim", "-R", "x", "controller"], False),
+        ([], False),
+    ],
+)
+def test_the_command_line_tells_a_controller_from_other_programs(argv: list[str], ours: bool) -> None:
+    assert runs_slipway(argv) == ours
