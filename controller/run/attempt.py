@@ -69,7 +69,7 @@ class AttemptRunner:
             return AttemptResult(0, AttemptOutcome(verdict), error)
         verb = "re-attached to" if was_running else "launched"
         message = f"{verb} attempt {launched.attempt} on {plural(self.plan.node.spec.workers, 'worker')}"
-        self._note(message, attempt=launched.attempt)
+        self._note(message, attempt=launched.attempt, launched=True)
         if self.options.detach:
             return AttemptResult(launched.attempt)
         return AttemptResult(launched.attempt, self.follow(node, fleet, launched.attempt, was_running))

@@ -19,6 +19,8 @@ from controller.plan.build import Plan
 PLAIN_LINE_SECONDS = 10.0
 """Interval between training lines where they cannot be redrawn."""
 SHOWN_TRACEBACK_LINES = 30
+REPEATED_SECONDS = 60.0
+"""Seconds after a launch in which metrics of the previous attempt may be sent once more."""
 MAX_TITLE_WIDTH = 62
 STEP_WIDTH = 23
 """Columns of a step's line beside its title: the mark, the state and the seconds."""
@@ -41,6 +43,8 @@ class TextScreen:
         self._training = ""
         self._last_log_line = ""
         self._launched = False
+        self._launched_at = 0.0
+        self._newest_metrics = 0.0
         self._last_plain = 0.0
         self._last_moved: dict[str, float] = {}
         self._usd_per_hour: float | None = None
@@ -74,7 +78,7 @@ class TextScreen:
         elif event.kind == "note":
             if "attempt" in event.data:  # what follows is said by another attempt than what came before
                 self._training = self._last_log_line = ""
-                self._launched = True
+                self._launched, self._launched_at = True, event.time
             if event.subject == self._plan.run_id:  # a finding about one step may come between two others
                 self._count_unchanged()
             self._print("  ", ("›", "yellow"), f" {event.message}", indent=4)
@@ -82,8 +86,16 @@ class TextScreen:
             self._log(event.message)
         elif event.kind == "traceback":
             self._show_traceback(event)
-        elif event.kind == "metrics":
+        elif event.kind == "metrics" and not self._is_repeated(event):
             self._train(event)
+
+    def _is_repeated(self, event: Event) -> bool:
+        """Return whether a line is of an earlier attempt: a new one finds metrics.jsonl as it was, or restores it."""
+        time_told = _numeric(event.data["metrics"].get("time"))
+        if time_told is None:
+            return False
+        newest, self._newest_metrics = self._newest_metrics, max(time_told, self._newest_metrics)
+        return time_told <= newest and event.time - self._launched_at < REPEATED_SECONDS
 
     def _show_transfer(self, event: Event) -> None:
         """Show the progress of a transfer: in the line of its step, or on lines of its own at intervals."""

@@ -75,6 +75,7 @@ def compile_all(programs: Iterable[Program], costs: dict[str, float]) -> dict[st
         seconds = time.perf_counter() - start
         peak = (compiled.memory_analysis().peak_memory_in_bytes + program.resident_bytes) / GIB
         log_on_main(f"compiled {program.name} in {seconds:.1f} s, {peak:.3g} GiB per device; {left} to go")
+    log_on_main("compiled all programs; loading the state and running the first step")
     costs["compile_time"] = time.perf_counter() - began
     return ready
 

@@ -158,3 +158,22 @@ def test_a_file_keeps_a_sentence_whole(plan: Plan, monkeypatch: pytest.MonkeyPat
     assert f"  › {NOTE}\n" in screen.getvalue()
     training = screen.getvalue().splitlines()[-1]
     assert (len(training) <= 80, training[:19], training[-8:]) == (True, "  grpo step 165/188", "ETA 0:46")
+
+
+def test_after_a_recovery_the_line_of_the_previous_attempt_is_not_shown_again(plan: Plan) -> None:
+    screen = TextScreen(plan)
+
+    def at(time: float, step: int | None = None, told: float = 0.0) -> str:
+        if step is None:
+            screen(Event(time, "note", plan.run_id, "launched", {"attempt": 1}))
+        else:
+            screen(Event(time, "metrics", plan.run_id, "", {"metrics": {"step": step, "steps_total": 9, "time": told}}))
+        return screen._training
+
+    assert (at(100), at(111, 1, 110)) == ("", "step 1/9")
+    assert (at(200), at(201, 1, 110), at(215, 2, 205)) == ("", "", "step 2/9")
+
+
+def test_an_exception_of_another_worker_is_shown_at_once(show: Callable[..., list[str]]) -> None:
+    lines = show(event("traceback", "r", "Traceback:\n  x\nValueError: y", worker=2, exception="ValueError: y"))
+    assert lines[1:] == ["  ✗ worker 2: ValueError: y", "    Traceback:", "      x", "    ValueError: y"]

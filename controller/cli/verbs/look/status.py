@@ -71,6 +71,9 @@ def _last_attempt_message(session: Session, workers: list[dict[str, Any]], attem
         return "running"
     if attempt and session.ledger.is_cancelled(attempt):
         return "cancelled"
+    verdict = next((i["kind"] for i in reversed(session.ledger.incidents()) if i["attempt"] == attempt), "")
+    if attempt and verdict:  # the incident below names the worker
+        return f"not finished, {verdict.replace('_', ' ')}"
     ending = session.ledger.exit_status(0, attempt) if attempt else None
     return f"not finished, worker 0 exited with {ending}" if ending and ending != "code 0" else "not finished"
 

@@ -186,7 +186,8 @@ def test_a_failing_program_ends_with_5_and_shows_the_worker_that_failed_first(sl
     assert "worker 1 exited with code 7; it failed first" in err
     status = slipway.json("status", fails, *TWO_WORKERS)
     assert status["pod"]["state"] == "ready"  # kept, for a look
-    assert status["run"]["state"].startswith("not finished, worker 0 exited with ")
+    assert status["run"]["state"] == "not finished, program error"
+    assert "worker 1: its program exited with code 7" in status["run"]["verdicts"][0]["message"]
 
 
 def test_a_failed_run_is_tried_again_as_a_new_attempt(slipway: SlipwayCli) -> None:
