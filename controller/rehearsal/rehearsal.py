@@ -6,9 +6,10 @@ The checks at the end look at the emulated cloud, which is then wiped: a rehears
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from controller.plan.build import Plan, build_plan
 from controller.plan.preview import preview_resources
 from controller.reconcile.reconciler import reconcile
 from controller.records.ledger import Ledger, Result
+from controller.rehearsal.interruption import FAULT_KEY, PREEMPTION, SECONDS_AFTER_OUTPUT, Interruption
 from controller.run.drive import drive
 from controller.run.options import RunOptions
 
@@ -32,15 +34,15 @@ OVERRIDDEN_KEYS = frozenset({"cloud", "cloud.project"})
 """Keys that a rehearsal sets itself."""
 REHEARSAL_OVERRIDES = ("scale=tiny", "env.packages=image", "env.requirements=null")
 """Defaults of a rehearsal, unless the user sets the key: small, with this machine's packages, nothing downloaded."""
-SECONDS_BEFORE_PREEMPTION = 4.0
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that the rehearsal had to prove, and whether it did."""
+    """One thing that the rehearsal had to prove, and whether it did; `doubtful` if it did, but not as one wishes."""
 
     passed: bool
     message: str
+    doubtful: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,10 @@ class Rehearsal:
     emulator: Emulator
     folder: Path
     """Folder of the emulated cloud."""
+    interruption: Interruption
 
     def run(self, screen: BoardScreen) -> Result | None:
+        self.context.events.add_listener(self.interruption)
         options = RunOptions(self.options.overrides, yes=True, json=self.options.json)
         return drive(options, self.plan, self.context, self.emulator, screen)
 
@@ -72,7 +76,7 @@ class Rehearsal:
         return [
             Check(not changed, made),
             Check(bool(ledger.launches()), f"a {pod}, reached and verified"),
-            *_check_recovery(ledger, state),
+            *check_recovery(state["fault"], len(ledger.launches()), self.interruption),
             Check(result is not None, f"the program exited with 0 on {workers} of {plural(workers, 'worker')}"),
             Check(bool(objects), f"{len(objects)} objects of the run in the bucket: logs, checkpoints, result"),
             Check(not refused, f"{len(requests)} requests, {len(refused) or 'none'} of them rejected as malformed"),
@@ -103,7 +107,11 @@ def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
         assert emulator is not None, "a rehearsal is on the emulated cloud"
         if config.tpu.adopt:
             _create_adopted_pod(config, context)
-        yield Rehearsal(options, plan, context, emulator, folder)
+        interruption = Interruption()
+        if not config.cloud.faults:
+            order = {"key": FAULT_KEY, "faults": [PREEMPTION]}
+            interruption = Interruption(partial(_register, emulator, order))
+        yield Rehearsal(options, plan, context, emulator, folder, interruption)
     _wipe_cloud(folder)
 
 
@@ -131,8 +139,12 @@ def _create_adopted_pod(config: Config, context: Context) -> None:
     reconcile(plan.resources[: plan.resources.index(plan.node) + 1], context)
 
 
+def _register(emulator: Emulator, order: dict[str, Any]) -> None:
+    emulator.post("faults", order)
+
+
 def default_faults(config: Config) -> tuple[dict[str, Any], ...]:
-    """Return a preemption in mid-run: after the first checkpoint if its name is known, else after some time.
+    """Return a preemption after the first checkpoint; nothing if its name is unknown: see `Interruption`.
 
     Slipway may not replace an adopted pod, so that run gets workers that refuse SSH and an overloaded API instead.
     """
@@ -142,7 +154,7 @@ def default_faults(config: Config) -> tuple[dict[str, Any], ...]:
         return ({"kind": "preempted", "after_object": f"checkpoints/{config.checkpoint.save_interval}/commit_success"},)
     if config.code.stand_in:
         return ({"kind": "preempted", "after_object": "/commit_success"},)
-    return ({"kind": "preempted", "after_seconds": SECONDS_BEFORE_PREEMPTION},)
+    return ()
 
 
 def _check_leftovers(plan: Plan, left: list[str]) -> Check:
@@ -157,18 +169,42 @@ def _join_names(exceptions: Sequence[str]) -> str:
     return f", except {', '.join(exceptions)}" if exceptions else ""
 
 
-def _check_recovery(ledger: Ledger, state: dict[str, Any]) -> list[Check]:
-    """Check whether each scripted fault occurred and the run recovered from it."""
+def check_recovery(faults: Mapping[str, Any], attempts: int, interruption: Interruption) -> list[Check]:
+    """Check whether each scripted fault occurred and the run recovered from it.
+
+    Args:
+        faults: faults of the emulated cloud by name.
+        attempts: number of times that the program was launched.
+        interruption: what the program reported.
+    """
     checks = []
-    for fault in state.get("fault", {}).values():
+    for name, fault in faults.items():
         spec = {key: value for key, value in fault["spec"].items() if key != "at" and value not in (None, 0.0)}
         kind, struck = spec.pop("kind"), fault["left"] < spec.get("times", 1)
         details = ", ".join(f"{key} {value}" for key, value in spec.items())
-        end = "overcome" if struck else "did not occur; change cloud.faults, or let the program run longer"
+        if name.startswith(f"{FAULT_KEY}/"):
+            details = f"{SECONDS_AFTER_OUTPUT:g} s after its first output"
+        what = f"{kind} ({details})"
         if struck and kind == "preempted":
-            end = f"replaced, and the program resumed: {len(ledger.launches())} attempts"
-        checks.append(Check(struck, f"{kind} ({details}): {end}"))
+            checks.append(_check_resumption(what, attempts, interruption))
+        else:
+            end = "overcome" if struck else "did not occur; change cloud.faults, or let the program run longer"
+            if not struck and name.startswith(f"{FAULT_KEY}/"):
+                end = "nothing proven, because the program ended before; let it run longer"
+            checks.append(Check(struck, f"{what}: {end}"))
+    if interruption.strike is not None and not interruption.has_struck:
+        message = "not interrupted: nothing proven, because the program ended without output in log or metrics"
+        checks.append(Check(False, message))
     return checks
+
+
+def _check_resumption(what: str, attempts: int, interruption: Interruption) -> Check:
+    """Check whether a preemption interrupted the program, and from where it went on."""
+    if attempts < 2:
+        return Check(False, f"{what}: nothing proven, because it struck while the program was not running")
+    resumed, where = interruption.resumption()
+    verb = "resumed" if resumed else "started again"
+    return Check(True, f"{what}: replaced, and the program {verb}: {attempts} attempts; {where}", not resumed)
 
 
 def _wipe_cloud(folder: Path) -> None:

@@ -20,7 +20,7 @@ def run(command: Command) -> int:
             raise
         checks = rehearsal.checks(result)
     if command.flags.json:
-        rows = [{"proven": check.passed, "words": check.message} for check in checks]
+        rows = [{"proven": check.passed, "words": check.message, "warning": check.doubtful} for check in checks]
         print(json.dumps({"rehearsed": rehearsal.plan.run_id, "facts": rows}))
     else:
         print("\n".join(as_lines(rehearsal.plan, checks)))
@@ -30,10 +30,16 @@ def run(command: Command) -> int:
 def as_lines(plan: Plan, checks: Sequence[Check]) -> list[str]:
     """Format the checks for people, with what no rehearsal can prove."""
     unproven = ["Google's capacity and quota", "real weights and data", "chip memory"]
+    if plan.config.tpu.adopt:
+        unproven.insert(0, "an interruption (the pod is adopted)")
     if plan.config.code.stand_in:
         unproven.insert(0, "the program itself (a stand-in ran)")
     return [
         f"rehearsed {plan.config.run.name}:",
-        *(f"  {'✓' if check.passed else '✗'} {check.message}" for check in checks),
+        *(f"  {_mark(check)} {check.message}" for check in checks),
         f"  not rehearsed: {', '.join(unproven)}",
     ]
+
+
+def _mark(check: Check) -> str:
+    return ("!" if check.doubtful else "✓") if check.passed else "✗"
