@@ -140,8 +140,11 @@ VERBS: dict[str, Verb] = {
          _flag("--port", "local port (default: 6006)", "number", type=int, default=6006, metavar="N")),
     ),
     "logs": Verb(
-        "print the program's output", "look", "recovery.md", ("logs", f"logs --worker 3 --follow {FLAGSHIP}"),
-        (RUN, WORKER, _flag("--follow", "keep printing until the program ends", action="store_true")),
+        "print the program's output", "look", "recovery.md",
+        ("logs", "logs --worker all --follow", "logs --worker 0,2 --attempt 1", f"logs --worker 3 --follow {FLAGSHIP}"),
+        (RUN, _flag("--worker", "worker numbers such as 3 or 0,2, or all (default: 0)", default="0", metavar="N|all"),
+         _flag("--attempt", "attempt number (default: the latest)", "number", type=int, metavar="N"),
+         _flag("--follow", "keep printing until the program ends", action="store_true")),
     ),
     "ssh": Verb("open a shell on one worker", "look", "access.md", ("ssh", "ssh --worker 2"), (RUN, WORKER)),
     "exec": Verb(

@@ -108,7 +108,7 @@ def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
         if config.tpu.adopt:
             _create_adopted_pod(config, context)
         interruption = Interruption()
-        if not config.cloud.faults:
+        if isinstance(config.cloud, LocalCloud) and not config.cloud.faults:
             order = {"key": FAULT_KEY, "faults": [PREEMPTION]}
             interruption = Interruption(partial(_register, emulator, order))
         yield Rehearsal(options, plan, context, emulator, folder, interruption)

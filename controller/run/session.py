@@ -63,6 +63,12 @@ class Session:
             raise ConfigError(f"--worker {text}: the pod has workers 0 to {last}")
         return int(text)
 
+    def parse_workers(self, text: str) -> list[int]:
+        """Return the workers that `--worker all`, `--worker 0,2` or `--worker 3` names. Raises ConfigError."""
+        if text == "all":
+            return list(range(self.plan.node.spec.workers))
+        return sorted({self.parse_worker(part.strip()) for part in text.split(",")})
+
 
 @contextmanager
 def open_session(options: RunOptions) -> Iterator[Session]:

@@ -31,7 +31,7 @@ class FaultEffects:
             "unhealthy": self._make_unhealthy,
             "killed": self._kill,
             "frozen": lambda spec: self._signal(spec["worker"], signal.SIGSTOP),
-            "controller_killed": lambda _: asyncio.to_thread(kill_client, self._clients()),
+            "controller_killed": self._kill_controller,
             "worker_clock": self._set_clock,
             "disk_full": self._fill_disk,
             "tokens_expired": self._expire_tokens,
@@ -85,6 +85,9 @@ class FaultEffects:
 
     async def _expire_tokens(self, _: Document) -> None:
         self._store.put(EXPIRED_KIND, EXPIRED_NAME, {"time": time.time()})
+
+    async def _kill_controller(self, _: Document) -> None:
+        await asyncio.to_thread(kill_client, self._clients())
 
     async def _kill(self, spec: Document) -> None:
         if spec["out_of_memory"]:

@@ -80,8 +80,8 @@ class Server:
             if path.startswith("emulator/"):
                 return await self.admin.handle(request, path.removeprefix("emulator/"))
             if admitted.client == LAPTOP and request.transport is not None:
-                ports = (request.transport.get_extra_info(name)[1] for name in ("peername", "sockname"))
-                self.peers.append(Client(*ports, time.time()))
+                client, own = (request.transport.get_extra_info(name)[1] for name in ("peername", "sockname"))
+                self.peers.append(Client(client, own, time.time()))
             if path.startswith(METADATA):
                 uid, _, index = admitted.client.partition("/")
                 return await self.metadata.handle(request, path, uid, int(index or -1))

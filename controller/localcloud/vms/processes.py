@@ -79,8 +79,9 @@ def kill_client(clients: Sequence[Client]) -> int | None:
     A port may belong to another process by now. Therefore the process must have a connection to the emulator from
     that port, be older than the request, and run Slipway. Blocking (tens of ms).
     """
-    connections = [c for c in psutil.net_connections("tcp") if c.pid and c.laddr and c.raddr]
-    holders = {(c.laddr.port, c.raddr.port): c.pid for c in connections}
+    holders = {
+        (c.laddr.port, c.raddr.port): c.pid for c in psutil.net_connections("tcp") if c.pid and c.laddr and c.raddr
+    }
     for client in reversed(clients):
         pid = holders.get((client.port, client.server_port))
         if pid is None or pid == os.getpid():

@@ -50,7 +50,7 @@ def _run_on_workers(fleet: Fleet, workers: range | list[int], shell: str, *, as_
                 )
 
     def one(worker: int) -> int | WorkerError:
-        out, err = (_LineBuffer(lambda text, k=k: say(worker, k, text)) for k in ("stdout", "stderr"))
+        out, err = (LineBuffer(lambda text, k=k: say(worker, k, text)) for k in ("stdout", "stderr"))
         try:
             code = fleet.connection(worker).follow(shell, out.write, err.write)
         except WorkerError as error:
@@ -80,7 +80,7 @@ def _run_on_workers(fleet: Fleet, workers: range | list[int], shell: str, *, as_
     return max(codes.values(), default=0)
 
 
-class _LineBuffer:
+class LineBuffer:
     """Splits a byte stream into lines, so that the output of several workers does not mix."""
 
     def __init__(self, say: Callable[[str], object]) -> None:

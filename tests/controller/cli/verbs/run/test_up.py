@@ -63,6 +63,11 @@ def test_a_run_from_nothing_to_nothing(slipway: SlipwayCli) -> None:
     code, out, _ = slipway("logs", "--worker", "3", *four)
     assert (code, out) == (0, "hello from worker 3\n")
     assert slipway.json("logs", "--worker", "3", *four) == {"log": "hello from worker 3\n"}
+    code, out, err = slipway("logs", "--worker", "0,2", *four)
+    assert (code, out, err) == (0, "worker 0| hello from worker 0\nworker 2| hello from worker 2\n", "")
+    assert len(slipway("logs", "--worker", "all", *four)[1].splitlines()) == 4
+    assert slipway("logs", "--attempt", "2", *four)[0::2] == (2, "error: --attempt 2: the run has attempts 1\n")
+    assert slipway("logs", "--worker", "1,7", *four)[0::2] == (2, "error: --worker 7: the pod has workers 0 to 3\n")
 
 
 def test_verbs_without_config_words_mean_the_last_run_of_this_folder(slipway: SlipwayCli) -> None:
@@ -196,6 +201,7 @@ def test_a_failed_run_is_tried_again_as_a_new_attempt(slipway: SlipwayCli) -> No
     code, out, _ = slipway("up", fails_once)
     assert code == 0
     assert "launched attempt 2" in out
+    assert slipway("logs", fails_once)[2] == "(attempt 2 of 2; --attempt N shows another)\n"
 
 
 def test_a_preempted_pod_is_replaced_and_the_run_goes_on(slipway: SlipwayCli) -> None:
