@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from controller.core.events import Event
 from controller.core.layout import DEFAULT_WIDTH, pad, shorten, width_of, wrap
-from controller.core.metric_lines import evaluation_line, format_duration, result_lines, training_line
+from controller.core.metric_lines import evaluation_line, format_duration, numeric, result_lines, training_line
 from controller.core.printable import printable
 from controller.core.text import plural
 from controller.core.ui import FinishedRun, confirm
@@ -91,7 +91,7 @@ class TextScreen:
 
     def _is_repeated(self, event: Event) -> bool:
         """Return whether a line is of an earlier attempt: a new one finds metrics.jsonl as it was, or restores it."""
-        time_told = _numeric(event.data["metrics"].get("time"))
+        time_told = numeric(event.data["metrics"].get("time"))
         if time_told is None:
             return False
         newest, self._newest_metrics = self._newest_metrics, max(time_told, self._newest_metrics)
