@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import signal
@@ -15,6 +16,9 @@ from tests.emulators import Emulators
 from tests.paths import ROOT
 
 FAST_EXAMPLES, DEEP_EXAMPLES = 40, 400
+XLA_FLAGS = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,7 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # trainer.distributed.runtime.set_cpu_threads says, and little optimization: these tests spend their time compiling.
     os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
     os.environ.setdefault("PJRT_NPROC", "16")
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
+    os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)
+    # Garbage is collected less often: JAX makes millions of objects, and a collection looks at all that live.
+    gc.set_threshold(50_000, 20, 100)
     # Programs that the tests start keep their bytecode, as they do for users.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
@@ -62,6 +68,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if shard := config.getoption("--shard"):
         part, parts = shard
         _keep(config, items, lambda item: _number(item.nodeid) % parts == part - 1)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported stays
 
 
 def _number(test_id: str) -> int:

@@ -15,6 +15,12 @@ from tests.groups import load_group
 from trainer.distributed.mesh import MESH_AXES
 
 
+def pytest_configure() -> None:
+    """Repeat what tests/conftest.py says: with the path of a test as argument, JAX is imported before that."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     """One persistent compilation cache for this session and the programs it starts."""
@@ -30,7 +36,7 @@ def make_mesh(*sizes: int) -> Mesh:
     return jax.make_mesh(sizes, MESH_AXES, axis_types=auto, devices=jax.devices()[: math.prod(sizes)])
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny() -> Model:
     """The tiny model with soft-caps low enough to matter."""
     return Model(
@@ -38,7 +44,7 @@ def tiny() -> Model:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def adamw() -> Adamw:
     """Of the YAML group, without warm-up."""
     return Adamw(**load_group("optimizer/adamw") | {"schedule": {"kind": "constant", "warmup_steps": 0}})
@@ -64,7 +70,8 @@ def lm_run(tmp_path: Path) -> dict[str, Any]:
             "hbm_bytes_per_chip": None,
             "bf16_flops_per_chip": None,
         },
-        "model": load_group("model/tiny") | {"vocab_size": 256, "dim": 32, "mlp_dim": 64, "logit_chunk": 8},
+        "model": load_group("model/tiny")
+        | {"vocab_size": 256, "num_layers": 1, "dim": 32, "mlp_dim": 64, "logit_chunk": 8},
         "data": load_group("data/text") | {"path": str(text), "eval_fraction": 0.2},
         "loop": load_group("loop/lm")
         | {"steps": 6, "total_batch_tokens": 320, "seq_len": 20}
@@ -97,7 +104,7 @@ def grpo_run(lm_run: dict[str, Any]) -> dict[str, Any]:
         "transcripts": 3,
     }
     return lm_run | {
-        "model": load_group("model/tiny") | {"vocab_size": 260, "dim": 32, "mlp_dim": 64},
+        "model": load_group("model/tiny") | {"vocab_size": 260, "num_layers": 1, "dim": 32, "mlp_dim": 64},
         "data": load_group("data/arithmetic"),
         "loop": load_group("loop/grpo") | loop,
         "checkpoint": lm_run["checkpoint"] | {"max_to_keep": 10},

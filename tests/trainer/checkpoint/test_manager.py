@@ -14,7 +14,7 @@ from trainer.checkpoint.manager import BrokenCheckpointError, CheckpointManager
 from trainer.step import train_step
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def state(tiny, adamw):
     return train_step.init_state(tiny, adamw, make_mesh(8, 1, 1), jax.random.key(0))
 

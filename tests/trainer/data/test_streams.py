@@ -14,6 +14,7 @@ import pytest
 
 from conf.schema.training.data import Corpus
 from conf.schema.training.run_yaml import RunFileError
+from tests.conftest import deep
 from tests.trainer.data.corpora import lm_loop, make_documents, write_jsonl, write_parquet, write_text
 from trainer.data import batches
 from trainer.distributed.batch import Batch
@@ -83,7 +84,7 @@ def epoch(data: Corpus, processes: int) -> Counter[str]:
     return documents
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("processes", [1, 4, *deep(2)])
 def test_a_flat_stream_holds_every_training_document_once_an_epoch(corpus, processes):
     data = corpus(packing="stream")
     found = epoch(data, processes)
@@ -93,7 +94,7 @@ def test_a_flat_stream_holds_every_training_document_once_an_epoch(corpus, proce
     assert set(found) == set(texts()) - kept
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("processes", [1, 4, *deep(2)])
 def test_rows_that_documents_share_hold_each_once_an_epoch(corpus, processes):
     data = corpus(packing="documents", long_documents="skip")
     loop, share = lm_loop(STREAMS, SEQUENCE), STREAMS // processes
@@ -131,7 +132,7 @@ def validation_documents(data: Corpus) -> list[str]:
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-@pytest.mark.parametrize("processes", [2, 4, 8])
+@pytest.mark.parametrize("processes", [8, *deep(2, 4)])
 def test_batches_do_not_depend_on_the_number_of_processes(corpus, packing, processes):
     data = corpus(packing=packing)
     whole = made(data, range(ROWS), 8)

@@ -30,19 +30,19 @@ def tokens():
 
 
 @pytest.mark.parametrize("post_norms", [True, *deep(False)])
-def test_loss_and_gradients_are_those_of_no_policy(tiny, tokens, post_norms, monkeypatch):
+@pytest.mark.parametrize("scan", [True, *deep(False)])
+def test_loss_and_gradients_are_those_of_no_policy(tiny, tokens, post_norms, scan, monkeypatch):
     """In chunks of 10 positions, where the policy computes the feed-forward block again; the last one is shorter."""
     monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", dict.fromkeys(decoder.FFN_CHUNK_TOKENS, 10 * BATCH))
     tiny = tiny.model_copy(update={"post_norms": post_norms, "logit_chunk": 8})
     params = jax.jit(weights.init_params, static_argnums=0)(tiny, jax.random.key(0))
     loss, gradients = gradient_of(tiny.model_copy(update={"remat": "none"}))(params, tokens)
     for policy in REMAT_POLICIES[1:]:
-        for scan in (False, True):
-            cfg = tiny.model_copy(update={"remat": policy, "scan_layers": scan})
-            found, others = gradient_of(cfg)(params, tokens)
-            np.testing.assert_allclose(found, loss, rtol=1e-6)
-            for a, b in zip(jax.tree.leaves(others), jax.tree.leaves(gradients), strict=True):
-                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=policy)
+        cfg = tiny.model_copy(update={"remat": policy, "scan_layers": scan})
+        found, others = gradient_of(cfg)(params, tokens)
+        np.testing.assert_allclose(found, loss, rtol=1e-6)
+        for a, b in zip(jax.tree.leaves(others), jax.tree.leaves(gradients), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=policy)
 
 
 def test_chunks_count_the_tokens_of_a_device(tiny, tokens, monkeypatch):

@@ -29,11 +29,11 @@ def train(raw, folder: Path) -> list[dict]:
 
 
 def test_everything_is_compiled_before_the_first_update_ends(lm_run, tmp_path, monkeypatch):
-    """200 updates with evaluations, samples and checkpoints: one program each, and nothing is compiled on the way."""
-    samples = lm_run["loop"]["text_samples"] | {"interval": 80, "prompts": ["1 and ", "7"], "max_new_tokens": 6}
-    lengths = {"steps": 200, "total_batch_tokens": 640, "micro_batch_size": 2, "eval_interval": 100}
+    """60 updates with evaluations, samples and checkpoints: one program each, and nothing is compiled on the way."""
+    samples = lm_run["loop"]["text_samples"] | {"interval": 24, "prompts": ["1 and ", "7"], "max_new_tokens": 6}
+    lengths = {"steps": 60, "total_batch_tokens": 640, "micro_batch_size": 2, "eval_interval": 30}
     raw = changed(
-        lm_run, loop=lengths | {"text_samples": samples}, checkpoint={"save_interval": 50}, logging={"log_interval": 20}
+        lm_run, loop=lengths | {"text_samples": samples}, checkpoint={"save_interval": 15}, logging={"log_interval": 6}
     )
     compiled: list[str] = []
     seen: list[int] = []
@@ -48,7 +48,7 @@ def test_everything_is_compiled_before_the_first_update_ends(lm_run, tmp_path, m
         jax.monitoring.clear_event_listeners()
     assert len(compiled) > 3
     assert set(seen[:-1]) == {seen[0]}
-    assert {line["step"] for line in lines if line["phase"] == "train"} == set(range(20, 201, 20))
+    assert {line["step"] for line in lines if line["phase"] == "train"} == set(range(6, 61, 6))
     last = [line for line in lines if line["phase"] == "train"][-1]
     assert 0 < last["data_time"] + last["transfer_time"] < last["step_time"]
     assert "compile_time" in lines[0]
@@ -56,7 +56,7 @@ def test_everything_is_compiled_before_the_first_update_ends(lm_run, tmp_path, m
     events = EventAccumulator(str(tmp_path / "bucket/tb"))
     events.Reload()
     shown = events.Tensors("samples")
-    assert [point.step for point in shown] == [80, 160]
+    assert [point.step for point in shown] == [24, 48]
     assert shown[0].tensor_proto.string_val[0].decode().startswith("1 and **")
 
 

@@ -1,7 +1,8 @@
 """Responses against decoding without a cache, against the trainer's log-probabilities, and drawn in other ways."""
 
+from functools import cache
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,6 +23,8 @@ OFTEN = tuple(range(0, 512, 6))
 
 initial = jax.jit(weights.init_params, static_argnums=0)
 forward = jax.jit(decoder.forward, static_argnums=1)
+unembed = jax.jit(decoder.unembed, static_argnums=1)
+scored = jax.jit(token_logprobs.token_logprobs, static_argnums=(3, 4))
 
 
 def params_of(cfg):
@@ -42,6 +45,12 @@ def drawn(cfg, *, sizes=(1, 1, 1), temperature=1.0, seed=0, ends=(EOS_ID,), text
     return sorted(found, key=lambda response: response.row)
 
 
+@cache
+def drawn_once(cfg, ends=(EOS_ID,)) -> list[Completion]:
+    """What several tests compare with."""
+    return drawn(cfg, ends=ends)
+
+
 def assert_same(some: list[Completion], others: list[Completion], atol: float = 1e-5) -> None:
     for one, other in zip(some, others, strict=True):
         np.testing.assert_array_equal(one.tokens, other.tokens, err_msg=f"row {one.row}")
@@ -55,9 +64,9 @@ def trainers(cfg, params, found: list[Completion], temperature=1.0) -> list[tupl
     for response in found:
         whole = [*PROMPTS[response.row // SAMPLES], *response.tokens]
         rows[response.row, : len(whole)] = whole
-    hidden = forward(params, cfg, jnp.array(rows), jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape))
-    logprob, _ = token_logprobs.token_logprobs(hidden, params, jnp.array(np.roll(rows, -1, axis=1)), cfg, temperature)
-    likeliest = np.asarray(jnp.argmax(decoder.unembed(params, cfg, hidden), axis=-1))
+    hidden = forward(params, cfg, rows, np.broadcast_to(np.arange(rows.shape[1]), rows.shape))
+    logprob, _ = scored(hidden, params, np.roll(rows, -1, axis=1), cfg, temperature)
+    likeliest = np.argmax(unembed(params, cfg, hidden), axis=-1)
     parts = [slice(len(PROMPTS[r.row // SAMPLES]) - 1, None) for r in found]
     return [
         (likeliest[r.row, part][: len(r.tokens)], np.asarray(logprob)[r.row, part][: len(r.tokens)])
@@ -93,24 +102,24 @@ def test_logprobs_are_those_of_the_trainer(tiny, temperature):
 )
 def test_the_same_tokens_however_they_are_drawn(tiny, changes):
     """Rows of unlike length: some end early, and others take their slots."""
-    found = drawn(tiny, ends=OFTEN)
+    found = drawn_once(tiny, OFTEN)
     assert len({len(response.tokens) for response in found}) > 3
     assert_same(found, drawn(tiny, ends=OFTEN, **changes))
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(tiny):
     alone = drawn(tiny, prompts=PROMPTS[:1])
-    assert_same(drawn(tiny)[:SAMPLES], alone)
+    assert_same(drawn_once(tiny)[:SAMPLES], alone)
 
 
 def test_keys_and_samples_differ(tiny):
-    found = drawn(tiny)
+    found = drawn_once(tiny)
     assert not np.array_equal(found[0].tokens, found[1].tokens)
     assert not np.array_equal(found[0].tokens, drawn(tiny, seed=1)[0].tokens)
 
 
 def test_a_row_ends_at_a_token_or_is_cut_off(tiny):
-    found = drawn(tiny, ends=OFTEN)
+    found = drawn_once(tiny, OFTEN)
     assert {response.finished for response in found} == {True, False}
     for response in found:
         assert not set(response.tokens[:-1]) & set(OFTEN)
@@ -119,7 +128,7 @@ def test_a_row_ends_at_a_token_or_is_cut_off(tiny):
 
 
 def test_a_row_ends_at_a_text_wherever_the_chunks_do(tiny):
-    free = drawn(tiny)
+    free = drawn_once(tiny)
     said = [decode(response.tokens) for response in free]
     stop = next(text[2] for text in said if text[2:3].isprintable() and text[2:3] not in ("", "�"))
     expected = {n: text.index(stop) for n, text in enumerate(said) if stop in text}

@@ -7,6 +7,7 @@ import pytest
 from etils import epath
 from jax.sharding import Mesh
 
+from conf.schema.training.model import Model
 from tests.conftest import deep
 from tests.trainer.conftest import make_mesh
 from trainer.distributed import mesh as meshes
@@ -31,6 +32,12 @@ def loss_of(cfg):
         }
 
     return loss
+
+
+@pytest.fixture
+def tiny(tiny: Model) -> Model:
+    """Of one layer: it is what lies around the model that is tested here."""
+    return tiny.model_copy(update={"num_layers": 1})
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +70,7 @@ def test_many_devices_equal_one(tiny, adamw, batch, sizes):
 
 
 def test_training_begins_with_the_weights_it_is_given(tiny, adamw, tmp_path):
-    given = jax.tree.map(np.asarray, weights.init_params(tiny, jax.random.key(11)))
+    given = jax.tree.map(np.asarray, jax.jit(weights.init_params, static_argnums=0)(tiny, jax.random.key(11)))
     store.write_params(epath.Path(tmp_path), given, tiny)
     cfg = tiny.model_copy(update={"weights": str(tmp_path)})
     state = train_step.init_state(cfg, adamw, make_mesh(1, 4, 2), jax.random.key(0))
