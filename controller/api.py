@@ -152,7 +152,7 @@ class Pod:
         """
         if worker not in range(len(self)):
             raise ConfigError(f"worker={worker}: the pod has workers 0 to {len(self) - 1}")
-        return self._fleet.connection(worker).connection()
+        return self._fleet.ssh_connection(worker).connection()
 
     def connections(self) -> list[WorkerConnection]:
         """Return the connections to all workers, for `fabric.ThreadingGroup.from_connections`."""

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from conf.schema.base import VOLATILE, Strict, without_volatile
 from conf.schema.infra.assets import Assets
-from conf.schema.infra.cloud import Budget, Cloud
+from conf.schema.infra.cloud import Budget, Cloud, HereCloud
 from conf.schema.infra.network import Network
-from conf.schema.infra.topology import Topology, find_topology, zone_region
+from conf.schema.infra.topology import Topology, find_topology, this_machine, zone_region
 from conf.schema.infra.tpu import Tpu
 from conf.schema.run.lifecycle import Cleanup, Recovery, Run, Ssh
 from conf.schema.run.program import Code, Env, Program
@@ -46,6 +46,8 @@ class Config(Strict):
 
     @property
     def topology(self) -> Topology:
+        if isinstance(self.cloud, HereCloud):
+            return this_machine(self.cloud.backend, len(self.cloud.indices))
         return find_topology(self.tpu.accelerator_type)
 
     @property
@@ -73,6 +75,8 @@ class Config(Strict):
     @property
     def pod_name(self) -> str:
         """Name derived from cloud, tpu and network only, so that runs with equal ones share a warm pod."""
+        if isinstance(self.cloud, HereCloud):
+            return self.cloud.pod_name
         if self.tpu.name:
             return self.tpu.name
         # These do not identify the pod.

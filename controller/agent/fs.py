@@ -26,7 +26,8 @@ class AgentError(Exception):
 
 
 def agent_root() -> Path:
-    return Path.home() / ".slipway"
+    """Return the agent's folder; on a machine without a pod it is not the user's own ~/.slipway."""
+    return Path(os.environ.get("SLIPWAY_AGENT_ROOT") or Path.home() / ".slipway")
 
 
 def write_heartbeat() -> None:
@@ -106,11 +107,11 @@ def file_size(path: Path) -> int:
 
 
 def free_gb() -> float:
-    """Return the free space on the disk of the home folder in GB; an emulated worker may report less."""
+    """Return the free space on the disk of the agent's folder in GB; an emulated worker may report less."""
     emulated = read_range(Path(os.environ.get("SLIPWAY_FREE_GB", "/nonexistent")), 0, 32)
     if emulated:
         return float(emulated)
-    disk = os.statvfs(Path.home())
+    disk = os.statvfs(os.environ.get("SLIPWAY_AGENT_ROOT") or Path.home())
     return disk.f_bavail * disk.f_frsize / 1e9
 
 

@@ -1,4 +1,7 @@
-"""Cloud Storage over plain urllib: verified downloads and uploads, with retries."""
+"""Cloud Storage over plain urllib: verified downloads and uploads, with retries.
+
+On a machine without a pod, a bucket is a folder, named by its absolute path.
+"""
 
 import hashlib
 import json
@@ -56,7 +59,7 @@ def download_object(bucket: str, name: str, sha256: str, target: Path) -> None:
     """Stream an object into a file. Raises TransferError on failure, or if the content does not match `sha256`."""
     digest, place = hashlib.sha256(), f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?alt=media"
     what = f"the download of gs://{bucket}/{name}"
-    with _transfer_errors(what), _storage_request(place, {}) as answer, target.open("wb") as file:
+    with _transfer_errors(what), _open_object(bucket, name, place) as answer, target.open("wb") as file:
         while chunk := answer.read(CHUNK_BYTES):
             digest.update(chunk)
             file.write(chunk)
@@ -66,6 +69,8 @@ def download_object(bucket: str, name: str, sha256: str, target: Path) -> None:
 
 def object_exists(bucket: str, name: str) -> bool:
     """Return whether the object exists; raise TransferError if the request fails."""
+    if is_folder(bucket):
+        return (Path(bucket) / name).is_file()
     place = f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?fields=size"
     found = False
 
@@ -91,12 +96,34 @@ def upload_file(path: Path, bucket: str, name: str, size: int | None = None) -> 
 
 def upload_stream(content: Iterable[bytes], size: int, bucket: str, name: str) -> None:
     """Upload an object of `size` bytes, replacing any older one. Raises TransferError on failure."""
+    if is_folder(bucket):
+        _write_object(content, size, Path(bucket) / name)
+        return
     place = f"/upload/storage/v1/b/{quote(bucket)}/o?uploadType=media&name={quote(name, safe='')}"
     headers = {"Content-Length": str(size), "Content-Type": "text/plain; charset=utf-8"}
     with _transfer_errors(f"the upload of gs://{bucket}/{name}"), _storage_request(place, headers, content) as answer:
         stored = int(json.load(answer)["size"])
     if stored != size:
         raise TransferError(f"gs://{bucket}/{name} has {stored} bytes, expected {size}")
+
+
+def is_folder(bucket: str) -> bool:
+    return bucket.startswith("/")
+
+
+def _open_object(bucket: str, name: str, place: str) -> IO[bytes]:
+    return (Path(bucket) / name).open("rb") if is_folder(bucket) else _storage_request(place, {})
+
+
+def _write_object(content: Iterable[bytes], size: int, path: Path) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with _transfer_errors(f"the copy to {path}"):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            file.writelines(content)
+        if (stored := file_size(draft)) != size:
+            raise TransferError(f"{path} has {stored} bytes, expected {size}")
+        draft.replace(path)
 
 
 def _read_chunks(path: Path, size: int) -> Iterator[bytes]:

@@ -16,8 +16,9 @@ def price_is_known(config: Config) -> Iterator[Issue]:
     if budget.max_usd is None or budget.usd_per_hour is not None or config.cloud.trc is not None:
         return
     spot = config.tpu.capacity[0] in SPOT_TIERS
-    if config.cloud.kind == "local" or config.topology.usd_per_hour(config.tpu.zone, spot=spot) is None:
-        what = "the emulated cloud is free" if config.cloud.kind == "local" else "the zone's price is unknown"
+    free = {"local": "the emulated cloud is free", "here": "this machine is free"}.get(config.cloud.kind)
+    if free or config.topology.usd_per_hour(config.tpu.zone, spot=spot) is None:
+        what = free or "the zone's price is unknown"
         yield Issue(f"cannot be enforced: {what}; set budget.usd_per_hour, or use budget.max_hours")
 
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from conf.schema.config import Config
+from conf.schema.infra.cloud import HereCloud
 from controller.checks.names import iter_strings
 from controller.config.placeholders import PLACEHOLDER
 from controller.core.finding import Issue, check
@@ -37,6 +38,8 @@ def requirements_are_named(config: Config) -> Iterator[Issue]:
 @check("python", "error", "env.python", also="warning")
 def python_is_new_enough(config: Config) -> Iterator[Issue]:
     """JAX 0.7 and later need Python 3.11. TPU VM images have 3.10, where pip silently installs an old JAX."""
+    if isinstance(config.cloud, HereCloud) and config.cloud.python == "current":
+        return
     version = tuple(int(part) for part in config.env.python.split(".")[:2])
     if version >= MIN_PYTHON:
         return

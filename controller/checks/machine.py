@@ -1,14 +1,22 @@
-"""Machines: this one has the programs and disk space that uploads need, and the workers' disks are large enough."""
+"""Machines: this one has the programs and disk space that uploads need, and the workers' disks are large enough.
 
+With `cloud=here`, this one has the devices, and its Python the JAX that uses them.
+"""
+
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from conf.schema.config import Config
+from conf.schema.infra.cloud import HereCloud
 from controller.checks.inputs.hugging_face import COMMANDS, HubSource, download_bytes, hub_sources
+from controller.config.this_machine import Devices, find_devices
 from controller.context import Context
 from controller.core.finding import Issue, check
+from controller.core.text import plural
 from controller.inputs.assets import ALWAYS_SKIPPED, path_exists
 from controller.inputs.download import part_path, search_path
 from controller.plan.build import Plan
@@ -22,6 +30,12 @@ INSTALL = dict.fromkeys(COMMANDS, "pip install huggingface_hub") | {
     "git": "https://git-scm.com/downloads",
     "uv": "pip install uv",
 }
+JAX_INSTALL = {"gpu": "pip install 'jax[cuda13]'", "tpu": "pip install 'jax[tpu]'"}
+PLUGINS = {
+    "gpu": ("jax-cuda13-plugin", "jax-cuda12-plugin", "jax-rocm7-plugin", "jax-rocm60-plugin"),
+    "tpu": ("libtpu", "libtpu-nightly"),
+}
+"""Distributions with JAX's plugin for a backend, the usual one first."""
 
 
 @check("tool", "error", "assets.KIND.NAME.build", "env.requirements", of_plan=True)
@@ -97,3 +111,99 @@ def _folder_bytes(path: Path) -> int:
         return path.stat().st_size
     files = (file for file in path.rglob("*") if file.is_file())
     return sum(file.stat().st_size for file in files if not ALWAYS_SKIPPED & set(file.relative_to(path).parts))
+
+
+@check("here_devices", "error", "cloud.backend", "cloud.devices")
+def devices_are_here(config: Config) -> Iterator[Issue]:
+    """Without the devices that the run names, JAX would fail, or run on the CPU without a word."""
+    cloud = config.cloud
+    if isinstance(cloud, HereCloud) and cloud.backend != "cpu":
+        yield from missing_devices(cloud, find_devices())
+
+
+def missing_devices(cloud: HereCloud, found: Devices) -> Iterator[Issue]:
+    """Yield what a backend other than cpu lacks on a machine with these devices."""
+    count = found.count(cloud.backend)
+    if cloud.backend == "gpu" and found.told == "rocm":
+        return  # AMD's devices are not counted
+    if not count:
+        where = {
+            "gpu": "no NVIDIA GPU: /dev has no nvidia0, or CUDA_VISIBLE_DEVICES hides it. Does `nvidia-smi` list it? "
+            "A container needs --gpus all",
+            "tpu": "no TPU: neither /dev/accel* nor /dev/vfio/* is one. A container needs --privileged",
+        }
+        yield Issue(f"this machine has {where[cloud.backend]}; cloud.backend=cpu runs without")
+    elif max(cloud.indices) >= count:
+        listed = ", ".join(map(str, cloud.indices))
+        noun = "GPU" if cloud.backend == "gpu" else "TPU device"
+        yield Issue(
+            f"this machine has {plural(count, noun)}, numbered from 0, but {listed} is asked for", "cloud.devices"
+        )
+
+
+@check("here_jax", "error", "cloud.backend", "cloud.python", also="warning")
+def jax_is_here(config: Config) -> Iterator[Issue]:
+    """A backend needs its plugin of JAX: without it, JAX runs on the CPU or fails."""
+    cloud = config.cloud
+    if not isinstance(cloud, HereCloud) or cloud.python != "current":
+        return
+    yield from missing_packages(config.program.kind == "trainer", cloud.backend, installed_jax(), dict(os.environ))
+
+
+def installed_jax() -> dict[str, str]:
+    """Return the versions of JAX and its plugins in the Python that runs Slipway."""
+    found: dict[str, str] = {}
+    for name in ("jax", "jaxlib", *(name for names in PLUGINS.values() for name in names)):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def missing_packages(
+    needs_jax: bool, backend: str, versions: dict[str, str], environment: dict[str, str]
+) -> Iterator[Issue]:
+    """Yield what a program lacks among these packages; only the bundled trainer certainly needs JAX."""
+    severity = None if needs_jax else "warning"
+    if "jax" not in versions or "jaxlib" not in versions:
+        if needs_jax:
+            absent = "JAX" if "jax" not in versions else "jaxlib"
+            command = JAX_INSTALL.get(backend, "pip install jax")
+            yield Issue(
+                f"the Python that runs Slipway has no {absent}: run `{command}`, or set cloud.python=env",
+                "cloud.python",
+            )
+        return
+    plugins = PLUGINS.get(backend, ())
+    if not plugins or any(name in versions for name in plugins):
+        return
+    if backend == "tpu" and "TPU_LIBRARY_PATH" in environment:
+        return
+    what = "plugin for CUDA" if backend == "gpu" else "libtpu"
+    older = " (`jax[cuda12]` for a driver older than 580)" if backend == "gpu" else ""
+    yield Issue(
+        f"JAX {versions['jax']} is installed without its {what}: run `{JAX_INSTALL[backend]}`{older}, or set "
+        "cloud.backend=cpu",
+        severity=severity,
+    )
+
+
+@check("here_bastion", "error", "recovery.driver")
+def laptop_drives(config: Config) -> Iterator[Issue]:
+    """Without a cloud there is no second machine to take over a run."""
+    if config.cloud.kind == "here" and config.recovery.driver == "bastion":
+        yield Issue("a bastion is a VM on Google Cloud; with cloud=here set it to laptop")
+
+
+@check("here_lock", "error", "cloud.python")
+def lock_serves_the_backend(config: Config) -> Iterator[Issue]:
+    """The bundled lock is that of TPU VMs: on a GPU, JAX would have no plugin."""
+    cloud = config.cloud
+    if not isinstance(cloud, HereCloud) or cloud.python != "env" or cloud.backend != "gpu":
+        return
+    if config.env.packages == "lock":
+        yield Issue(
+            "the bundled lock has no CUDA plugin: set it to current, or set env.packages=requirements and "
+            "env.requirements to a file with jax[cuda13]"
+        )

@@ -27,10 +27,27 @@ def checks_of(module: ModuleType) -> list[Check[...]]:
     return [value for value in vars(module).values() if isinstance(value, Check)]
 
 
+POD_MODULES = frozenset({"bastion", "capacity", "fit", "network", "permissions", "project"})
+"""Modules whose checks are about pods on Google Cloud, which `cloud=here` does not use."""
+POD_CHECKS = frozenset({
+    "bucket_name", "bucket_far", "bucket_taken", "checkpoints", "devices", "kept_forever", "thresholds", "trc_ended",
+    "trc_zone", "worker_disk",
+})  # fmt: skip
+"""Such checks of other modules."""
+
+
+def _checks_for(config: Config, *, live: bool, of_plan: bool = False) -> list[Check[...]]:
+    """Return the checks that a config calls for."""
+    here = config.cloud.kind == "here"
+    modules = (m for m in check_modules() if not (here and m.__name__.rpartition(".")[2] in POD_MODULES))
+    found = [check for module in modules for check in checks_of(module)]
+    wanted = [check for check in found if (check.rule.live, check.rule.of_plan) == (live, of_plan)]
+    return [check for check in wanted if not (here and check.rule.id in POD_CHECKS)]
+
+
 def preflight(config: Config) -> list[Finding]:
     """Return the findings of all offline checks, errors first."""
-    offline = [check for module in check_modules() for check in checks_of(module) if not check.rule.live]
-    return sort_by_severity([finding for check in offline for finding in check(config)])
+    return sort_by_severity([finding for check in _checks_for(config, live=False) for finding in check(config)])
 
 
 def probe_cloud(config: Config, context: Context) -> list[Finding]:
@@ -38,13 +55,12 @@ def probe_cloud(config: Config, context: Context) -> list[Finding]:
 
     A check whose query fails becomes a warning.
     """
-    live = [check for module in check_modules() for check in checks_of(module) if check.rule.live]
-    return _ask_all([check for check in live if not check.rule.of_plan], config, context)
+    return _ask_all(_checks_for(config, live=True), config, context)
 
 
 def probe_plan(plan: Plan, context: Context) -> list[Finding]:
     """As `probe_cloud`, for the checks that need the plan: what has yet to be downloaded, built and uploaded."""
-    return _ask_all([c for module in check_modules() for c in checks_of(module) if c.rule.of_plan], plan, context)
+    return _ask_all(_checks_for(plan.config, live=True, of_plan=True), plan, context)
 
 
 def sort_by_severity(findings: list[Finding]) -> list[Finding]:

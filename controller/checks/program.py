@@ -52,7 +52,7 @@ def mesh_covers_devices(config: Config) -> Iterator[Issue]:
         fitting = f"choose sizes whose product {'divides' if free else 'is'} {devices}, or mesh.data=-1"
         slices = fitting_types(config.topology, lambda t: t.devices % product == 0 if free else t.devices == product)
         message = (
-            f"{shape} does not match the {devices} devices of {config.tpu.accelerator_type}; {fitting}; or a slice"
+            f"{shape} does not match the {devices} devices of {config.topology.accelerator_type}; {fitting}; or a slice"
         )
         yield Issue(f"{message} that fits: {slices}")
 

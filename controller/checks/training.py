@@ -106,7 +106,7 @@ def policy_is_pretrained(config: Config) -> Iterator[Issue]:
     """GRPO reinforces correct answers, and a policy with random weights gives none."""
     if config.program.kind != "trainer" or not isinstance(config.loop, GrpoLoop) or config.model is None:
         return
-    if config.cloud.kind == "local":
+    if config.cloud.kind in ("local", "here"):
         return  # nothing is billed, and the run may only test the setup
     if config.loop.warm_start_steps == 0 and config.model.weights is None:
         yield Issue(

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from conf.schema.config import Config
-from conf.schema.infra.cloud import PROJECT, LocalCloud
+from conf.schema.infra.cloud import PROJECT, HereCloud, LocalCloud
 from controller.cloud.emulator import Emulator, ensure_running, mark_in_use, state_folder
 from controller.context import Context
 from controller.core.clock import Clock
@@ -17,12 +17,16 @@ from controller.core.errors import ConfigError
 from controller.core.events import Events
 from controller.gcp.client import GoogleClient
 from controller.gcp.credentials import application_default_credentials, default_project
+from controller.gcp.folder_store import FolderClient
+from controller.here.fleet import open_fleet
 from controller.plan.project import bucket_name
 from controller.ssh.iap import ENDPOINT
 from controller.ssh.login import Login
 from controller.ssh.public_ip import find_public_ip
 from controller.ssh.route import PodConnector
 
+HERE = "here"
+"""Stands in place of a project for `cloud=here`."""
 NO_PROJECT = "your-project"
 """Placeholder for the project in a plan made without one."""
 POLL_SECONDS = 5.0
@@ -37,6 +41,8 @@ def project_of(config: Config) -> str:
     Raises:
         ConfigError: the value from the environment or gcloud is not a project id.
     """
+    if isinstance(config.cloud, HereCloud):
+        return HERE
     found = config.cloud.project or default_project() or NO_PROJECT
     if not re.fullmatch(PROJECT, found):
         message = "from GOOGLE_CLOUD_PROJECT or gcloud's configuration is not a valid project ID; set cloud.project"
@@ -98,6 +104,8 @@ def _state_folder(config: Config) -> Path:
 
 def _build_context(config: Config, state: Path, emulator: Emulator | None) -> Context:
     clock, project = Clock(), project_of(config)
+    if isinstance(config.cloud, HereCloud):
+        return _this_machine(config, config.cloud, clock, state)
     if emulator is None:
         quota_project = None if project == NO_PROJECT else project
         google = GoogleClient(application_default_credentials(quota_project), clock)
@@ -116,6 +124,23 @@ def _build_context(config: Config, state: Path, emulator: Emulator | None) -> Co
         iap=emulator.iap,
         ssh_config=emulator.ssh_config,
         find_public_ip=lambda: LOOPBACK,
+    )
+
+
+def _this_machine(config: Config, cloud: HereCloud, clock: Clock, state: Path) -> Context:
+    """Build the context of `cloud=here`: a folder is the bucket, and the only worker is this machine."""
+    google = FolderClient(clock)
+    return Context(
+        project=HERE,
+        google=google,
+        clock=clock,
+        events=Events(clock),
+        state_dir=state,
+        ssh_login=Login(google, clock, HERE, config.ssh.user, state),
+        poll_seconds=LOCAL_POLL_SECONDS,
+        make_fleet=lambda pod: open_fleet(cloud, state),
+        is_billed=False,
+        bucket=bucket_name(config, HERE),
     )
 
 

@@ -33,9 +33,7 @@ def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple
     Raises:
         ConfigError: Hydra could not compose the config.
     """
-    from conf.schema.validation import validate
-
-    return validate(compose_raw(overrides, extra_dir=extra_dir))
+    return _validate(compose_raw(overrides, extra_dir=extra_dir))
 
 
 def compose_raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> dict[str, Any]:
@@ -58,8 +56,6 @@ def compose_variants(
 
     Single values are then set on a copy. Hydra uses the same order: command-line values last, before interpolations.
     """
-    from conf.schema.validation import validate
-
     composed: dict[tuple[str, ...], Any] = {}
     for overrides in variants:
         heads = tuple(word for word in overrides if not _is_value_override(word))
@@ -67,7 +63,19 @@ def compose_variants(
             composed[heads] = _compose_unresolved(heads, extra_dir)
         made = copy.deepcopy(composed[heads])
         _apply_overrides(made, [word for word in overrides if _is_value_override(word)])
-        yield validate(_resolve_interpolations(made, overrides, extra_dir))
+        yield _validate(_resolve_interpolations(made, overrides, extra_dir))
+
+
+def _validate(data: dict[str, Any]) -> tuple[Config | None, list[ConfigProblem]]:
+    """Validate composed data; for `cloud=here`, complete it with what this machine has."""
+    from conf.schema.validation import validate
+
+    config, problems = validate(data)
+    if config is not None and config.cloud.kind == "here":
+        from controller.config.this_machine import resolve_machine
+
+        config = resolve_machine(config)
+    return config, problems
 
 
 def _is_value_override(word: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from controller.core.errors import ConfigError
+from controller.core.text import object_url
 
 PLACEHOLDER = re.compile(r"\{(bucket|run_id|run_dir|assets\.(?:datasets|models|tokenizers)\.[^{}]*)\}")
 """Other braces, such as those of JSON, stay unchanged."""
@@ -17,11 +18,8 @@ class Placeholders:
 
     bucket: str
     run_id: str
+    run_dir: str
     assets: Mapping[str, str]
-
-    @property
-    def run_dir(self) -> str:
-        return f"gs://{self.bucket}/runs/{self.run_id}"
 
     def fill(self, text: str, key: str) -> str:
         """Replace the placeholders of one value. Raises ConfigError if there is no such asset; names `key`."""
@@ -37,14 +35,14 @@ class Placeholders:
             group, _, name = path.partition(".")
             nested.setdefault(group, {})[name] = url
         told = {
-            "SLIPWAY_BUCKET": f"gs://{self.bucket}",
+            "SLIPWAY_BUCKET": object_url(self.bucket),
             "SLIPWAY_RUN_URL": self.run_dir,
             "SLIPWAY_ASSETS": json.dumps(nested, sort_keys=True),
         }
         return told | {name: self.fill(value, f"env.vars.{name}") for name, value in own.items()}
 
     def _place(self, word: str, key: str) -> str:
-        simple = {"bucket": f"gs://{self.bucket}", "run_id": self.run_id, "run_dir": self.run_dir}
+        simple = {"bucket": object_url(self.bucket), "run_id": self.run_id, "run_dir": self.run_dir}
         if word in simple:
             return simple[word]
         path = word.removeprefix("assets.")

@@ -7,7 +7,9 @@ import yaml
 
 from conf.formats import FORMAT
 from conf.schema.config import Config
+from conf.schema.infra.cloud import HereCloud
 from controller.core.errors import ConfigError
+from controller.core.text import object_url
 
 ASSET = "assets://"
 
@@ -24,13 +26,13 @@ def render(config: Config, run_id: str, bucket: str, prefixes: Mapping[str, str]
         "id": run_id,
         "name": config.run.name,
         "seed": config.run.seed,
-        "dir": f"gs://{bucket}/runs/{run_id}",
+        "dir": run_url(config, bucket, run_id),
         "compile_cache": config.run.compile_cache,
         "pod": {
             "accelerator_type": topology.accelerator_type,
             "workers": topology.workers,
             "devices": topology.devices,
-            "backend": "cpu" if config.cloud.kind == "local" else "tpu",
+            "backend": backend(config),
             "hbm_bytes_per_chip": topology.hbm_bytes_per_chip,
             "bf16_flops_per_chip": topology.bf16_flops_per_chip,
         },
@@ -38,6 +40,19 @@ def render(config: Config, run_id: str, bucket: str, prefixes: Mapping[str, str]
     sections = ("model", "data", "loop", "optimizer", "mesh", "checkpoint", "logging")
     content |= {name: _resolve(plain[name], bucket, prefixes, name) for name in sections if plain[name] is not None}
     return yaml.safe_dump(content, sort_keys=False)
+
+
+def run_url(config: Config, bucket: str, run_id: str) -> str:
+    """Return the folder where the program keeps checkpoints and results."""
+    results = config.cloud.results if isinstance(config.cloud, HereCloud) else None
+    return f"{results.rstrip('/') if results else object_url(bucket)}/runs/{run_id}"
+
+
+def backend(config: Config) -> str:
+    """Return what `jax.default_backend()` says on the workers."""
+    if isinstance(config.cloud, HereCloud):
+        return config.cloud.backend
+    return "cpu" if config.cloud.kind == "local" else "tpu"
 
 
 def _resolve(value: Any, bucket: str, prefixes: Mapping[str, str], key: str) -> Any:
@@ -53,5 +68,5 @@ def _resolve(value: Any, bucket: str, prefixes: Mapping[str, str], key: str) -> 
                 f"{key}: {value} refers to an unknown asset {name!r} (assets: {choices}); set {key} to a path or "
                 f"gs://…, or add the asset: assets.<datasets, models or tokenizers>.{name}.path=FOLDER"
             )
-        return f"gs://{bucket}/{prefixes[name]}/{file}".removesuffix("/")
+        return object_url(bucket, f"{prefixes[name]}/{file}").removesuffix("/")
     return value

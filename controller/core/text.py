@@ -9,6 +9,17 @@ MAX_ID_WIDTH = 26
 """Width of an id on a narrow terminal, if the names of the runs differ."""
 
 
+def is_folder(bucket: str) -> bool:
+    """Return whether a bucket is a folder of this machine, as for `cloud=here`."""
+    return bucket.startswith("/")
+
+
+def object_url(bucket: str, name: str = "") -> str:
+    """Return where an object is: `gs://BUCKET/NAME`, or its path if the bucket is a folder."""
+    base = bucket if is_folder(bucket) else f"gs://{bucket}"
+    return f"{base}/{name}" if name else base
+
+
 def plural(number: int, noun: str) -> str:
     """Return a number with its noun: `1 worker`, `4 workers`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -54,6 +54,8 @@ def hourly_price(config: Config, now: float, zone: str | None = None, capacity: 
     given, trc = config.budget.usd_per_hour, config.cloud.trc
     if given is not None:
         return HourlyPrice(given, 0.0, "budget.usd_per_hour")
+    if config.cloud.kind == "here":
+        return HourlyPrice(None, 0.0, "this machine")
     if config.cloud.kind == "local":
         return HourlyPrice(None, 0.0, "the cloud is emulated on this machine")
     if trc is not None and zone in trc.zones and datetime.fromtimestamp(now, UTC).date() <= trc.free_until:

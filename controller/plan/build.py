@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from conf.schema.config import Config
+from conf.schema.infra.cloud import HereCloud
 from conf.schema.infra.topology import zone_region
 from controller.config.placeholders import Placeholders
-from controller.config.run_yaml import render
+from controller.config.run_yaml import render, run_url
 from controller.context import Context
+from controller.core.text import object_url
 from controller.inputs.assets import ResolvedAsset, resolve_assets
 from controller.inputs.code import CodeSnapshot, UnfetchedSnapshot, take_snapshot
 from controller.inputs.requirements import Requirements
@@ -21,6 +23,7 @@ from controller.plan.workers import WorkerInputs, fetched_on_pod, venv_requireme
 from controller.reconcile.resource import Absent, Pending, Resource
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import Place, SliceSpec
+from controller.resources.pod.this_machine import ThisMachine
 from controller.resources.project.bucket import Bucket
 from controller.resources.project.services import Services
 from controller.resources.uploads.assets import UploadedAsset
@@ -115,12 +118,13 @@ def build_plan(
         run_id = recorded.run_id
     if isinstance(code, UnfetchedSnapshot):
         run_id = f"{config.run.name}-{UNKNOWN_HASH}"
-    places = Placeholders(bucket, run_id, {path: f"gs://{bucket}/{c.prefix}" for path, c in held.items()})
+    urls = {path: object_url(bucket, c.prefix) for path, c in held.items()}
+    places = Placeholders(bucket, run_id, run_url(config, bucket, run_id), urls)
     prefixes = {c.name: c.prefix for c in held.values()}
     run_yaml = recorded.run_yaml if recorded is not None else render(config, run_id, bucket, prefixes)
     vault = Vault(config.env.secrets)
     requirements = venv_requirements(config, code)
-    if recorded is not None and config.env.packages == "lock":
+    if recorded is not None and requirements.text and config.env.packages == "lock":
         requirements = Requirements(recorded.lock)
     early = tuple(_resources_before_pod(config, bucket, code, held, vault, requirements))
     # A billed TPU never waits for an upload or a permission: all shared resources come first.
@@ -142,10 +146,12 @@ def _resources_before_pod(
     vault: Vault,
     requirements: Requirements,
 ) -> Iterator[Resource]:
-    yield from shared_resources(config, bucket)
-    depends_on = (f"{Bucket.kind}/{bucket}",)
+    here = isinstance(config.cloud, HereCloud)
+    if not here:
+        yield from shared_resources(config, bucket)
+    depends_on = () if here else (f"{Bucket.kind}/{bucket}",)
     if vault.names:
-        secrets = Secrets(name="env", vault=vault, depends_on=(f"{Services.kind}/apis",))
+        secrets = Secrets(name="env", vault=vault, depends_on=() if here else (f"{Services.kind}/apis",))
         yield secrets
         depends_on = (*depends_on, secrets.id)
     for asset in held.values():
@@ -159,6 +165,16 @@ def _resources_before_pod(
 def node_resource(config: Config, depends_on: tuple[str, ...]) -> Node:
     """Return the pod of a config; `depends_on` are the ids of the resources that must exist first."""
     tpu = config.tpu
+    if isinstance(config.cloud, HereCloud):
+        return ThisMachine(
+            name=config.pod_name,
+            spec=SliceSpec.of(config),
+            places=(Place("here", "on_demand", ""),),
+            max_create_attempts=0,
+            create_seconds=0.0,
+            adopt=True,
+            depends_on=depends_on,
+        )
     places = tuple(
         Place(zone, tier, config.network.subnet_name(zone_region(zone)), "queued" if tpu.is_queued(tier) else "node")
         for zone, tier in product(tpu.all_zones, tpu.capacity)

@@ -1,8 +1,10 @@
 """Resources that all runs of a project share: services, accounts, bucket, network."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from conf.schema.config import Config
+from conf.schema.infra.cloud import HereCloud
 from conf.schema.infra.regions import subnet_range
 from controller.gcp.names import TAG
 from controller.inputs.secrets import Vault
@@ -21,7 +23,13 @@ FALLBACK_RANGE = "10.0.0.0/20"
 
 
 def bucket_name(config: Config, project: str) -> str:
-    """Return a bucket name that is unlikely to be taken: bucket names are global across Google Cloud."""
+    """Return a bucket name that is unlikely to be taken: bucket names are global across Google Cloud.
+
+    For `cloud=here` it is the absolute path of a folder.
+    """
+    if isinstance(config.cloud, HereCloud):
+        folder = config.cloud.folder or f"{config.run.state_dir}/here/store"
+        return str(Path(folder).expanduser().absolute())
     location = config.cloud.bucket_location or config.region
     return config.cloud.bucket or f"{project.replace(':', '-').replace('.', '-')}-slipway-{location}"
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import conf
 from conf.schema.config import Config
+from conf.schema.infra.cloud import HereCloud
 from controller.agent.protocol import ObserveRequest
 from controller.config.placeholders import Placeholders
+from controller.config.run_yaml import backend as expected_backend
 from controller.core.errors import ConfigError
 from controller.inputs.assets import ResolvedAsset
 from controller.inputs.code import CodeSnapshot, UnfetchedSnapshot
@@ -38,6 +40,7 @@ PIN = re.compile(r"^(?P<name>[\w.-]+)(\[.*?\])?==.*?(?=^\S|\Z)", re.MULTILINE | 
 
 def venv_requirements(config: Config, code: CodeSnapshot) -> Requirements:
     """Return the packages that the venv must contain. Raises ConfigError if the requirements file is unusable."""
+    config = with_own_python(config)
     if config.env.packages == "lock":
         return Requirements(_lock(config))
     if config.env.packages != "requirements" or config.env.requirements is None:
@@ -48,6 +51,18 @@ def venv_requirements(config: Config, code: CodeSnapshot) -> Requirements:
     if name not in code.files:
         raise ConfigError(f"env.requirements: {name} is not among the files shipped from {code.root}")
     return read_requirements(code.root, name)
+
+
+def with_own_python(config: Config) -> Config:
+    """Return the config with the packages that the program gets, with `cloud.python=current` those of Slipway itself.
+
+    Setup commands may install packages, so they get a venv on top of it.
+    """
+    cloud = config.cloud
+    if not isinstance(cloud, HereCloud) or cloud.python != "current":
+        return config
+    packages = "image" if config.program.setup else "none"
+    return config.model_copy(update={"env": config.env.model_copy(update={"packages": packages})})
 
 
 def _lock(config: Config) -> str:
@@ -87,7 +102,9 @@ def _pod_fetched_assets(run: WorkerInputs, tidied: str) -> Iterator[PodFetchedAs
 
 def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
     """Yield the resources of the workers in the order of creation."""
-    config, node, code = run.config, run.node, run.code
+    config, node, code = with_own_python(run.config), run.node, run.code
+    here = isinstance(config.cloud, HereCloud)
+    needs_chips = config.program.needs_chips and not here
     on_all: dict[str, Any] = {"workers": node.spec.workers, "node": node.id}
     setup = config.program.setup
     tidied = WorkerHygiene.for_workers(
@@ -103,19 +120,21 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
         depends_on=(tidied.id, *((run.wheels.id,) if run.wheels else ())),
     )
     asks: ObserveRequest = {"venv": venv.name, "code": code.name, "run_id": run.run_id}
-    if config.program.needs_chips:
+    if needs_chips:
         asks["chips"] = True
     ssh = SshAccess(
-        name=node.name, node=node.id, probe_payload=asks, reachable=("yes",) * node.spec.workers, depends_on=(node.id,)
-    )
+        name=node.name, node=node.id, probe_payload=asks, reachable=("yes",) * node.spec.workers,
+        here=here, depends_on=(node.id,),
+    )  # fmt: skip
     yield ssh
-    if not config.tpu.adopt:  # without any limit, its heartbeat keeps the pod's dead man's switch from acting
+    # Without any limit, its heartbeat keeps the pod's dead man's switch from acting.
+    if not config.tpu.adopt and not here:
         minutes = config.cleanup.idle_minutes
         idle = None if minutes is None else 60 * minutes
         yield Watchdog(name=node.name, node=node.id, bucket=code.bucket, idle_seconds=idle, depends_on=(ssh.id,))
     yield tidied
     ready: list[str] = []
-    if config.program.needs_chips:
+    if needs_chips:
         per_worker = config.topology.chips // node.spec.workers
         yield (chips := FreeChips.for_workers(per_worker, **on_all, name=node.name, depends_on=(tidied.id,)))
         ready.append(chips.id)
@@ -139,7 +158,7 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
 
 def _device_probe(config: Config, node: Node, venv: Venv, depends_on: Sequence[str]) -> DeviceProbe:
     workers, needs_chips = node.spec.workers, config.program.needs_chips
-    backend = "cpu" if config.cloud.kind == "local" else "tpu"
+    backend = expected_backend(config)
     return DeviceProbe(
         name=node.name,
         node=node.id,

@@ -205,7 +205,10 @@ def row_from_record(document: RunRecord) -> RunRecord:
     """Return the row of the table of runs with what is known at the start of the run."""
     config = document["config"]
     row = {key: document.get(key) for key in ("run", "created", "project", "bucket", "sweep")}
-    pod = {"type": config["tpu"]["accelerator_type"], "zone": config["tpu"]["zone"], "cloud": config["cloud"]["kind"]}
+    cloud = config["cloud"]
+    pod = {"type": config["tpu"]["accelerator_type"], "zone": config["tpu"]["zone"], "cloud": cloud["kind"]}
+    if cloud["kind"] == "here":
+        pod |= {"type": f"{cloud['backend']}-{len(cloud['devices'])}", "zone": None}
     commit = document.get("git", {}).get("commit")
     name = {"name": config["run"]["name"], "seed": config["run"]["seed"], "overrides": document["overrides"]}
     command = config.get("program", {}).get("command")  # null for the bundled trainer

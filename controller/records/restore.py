@@ -28,6 +28,7 @@ from controller.config.compose import compose, compose_raw, with_overrides
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.formats import load
+from controller.core.text import object_url
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import NotFoundError
 from controller.inputs.assets import AssetFile, ResolvedAsset
@@ -111,10 +112,10 @@ def _download_record(here: Config, run_id: str) -> RunRecord:
         content = Ledger(context.google, bucket, run_id).read(RECORD_FILE)
     if content is None:
         raise ConfigError(
-            f"--run {run_id}: no such run on this machine or in gs://{bucket}; `slipway runs` lists runs; to search "
-            "elsewhere, add cloud=… or cloud.bucket=…"
+            f"--run {run_id}: no such run on this machine or in {object_url(bucket)}; `slipway runs` lists runs; to "
+            "search elsewhere, add cloud=… or cloud.bucket=…"
         )
-    return load(content, f"gs://{bucket}/runs/{run_id}/{RECORD_FILE}")
+    return load(content, object_url(bucket, f"runs/{run_id}/{RECORD_FILE}"))
 
 
 def _recorded_config(document: RunRecord, overrides: Sequence[str], here: Config, folder: Path) -> Config:
@@ -165,7 +166,7 @@ def _next_run_id(google: GoogleClient, bucket: str, run_id: str) -> str:
 def _restore_code(google: GoogleClient, document: RunRecord, state: Path) -> CodeSnapshot:
     """Unpack the recorded code on this machine and check it against its hash."""
     sha256, bucket = _checked_hash(document, document["code_sha256"]), document["bucket"]
-    where = f"gs://{bucket}/code/{sha256}.tar.gz"
+    where = object_url(bucket, f"code/{sha256}.tar.gz")
     try:
         packed = google.download(bucket, f"code/{sha256}.tar.gz")
     except NotFoundError:
@@ -200,7 +201,8 @@ def _recorded_inputs(google: GoogleClient, document: RunRecord, run_id: str, sta
     bucket = document["bucket"]
     run_yaml = document["run_yaml"]
     if run_id != document["run"]:
-        content = yaml.safe_load(run_yaml) | {"id": run_id, "dir": f"gs://{bucket}/runs/{run_id}"}
+        content = yaml.safe_load(run_yaml)
+        content |= {"id": run_id, "dir": f"{content['dir'].rpartition('/')[0]}/{run_id}"}
         run_yaml = yaml.safe_dump(content, sort_keys=False)
     held: dict[str, ResolvedAsset] = {}
     for asset in document["assets"]:
@@ -212,7 +214,7 @@ def _recorded_inputs(google: GoogleClient, document: RunRecord, run_id: str, sta
             google.call("storage", "objects.get", bucket=bucket, object=f"{content.prefix}/manifest.json")
         except NotFoundError:
             raise ConfigError(
-                f"--run {document['run']}: its {content.path} is missing from gs://{bucket}/{content.prefix}; "
+                f"--run {document['run']}: its {content.path} is missing from {object_url(bucket, content.prefix)}; "
                 "a run with the same overrides copies it again"
             ) from None
     return RecordedInputs(run_id, run_yaml, held, document["requirements"])

@@ -120,7 +120,9 @@ def _strongest_possible(wanted: str, verdict: Verdict, past: Sequence[Incident],
     if response == MOVE_ZONE and possible.places < 2:
         response = REPLACE_NODE
     if response in (REPLACE_NODE, MOVE_ZONE) and not possible.replaceable:
-        return Decision(GIVE_UP, "an adopted pod is never replaced; recreate it, or set tpu.adopt=false")
+        return Decision(
+            GIVE_UP, "an adopted pod or this machine is never replaced; recreate the pod, or set tpu.adopt=false"
+        )
     return Decision(response)
 
 

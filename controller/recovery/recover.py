@@ -16,6 +16,7 @@ from controller.core.errors import (
     WorkersDisagreeError,
     WrongDevicesError,
 )
+from controller.core.text import object_url
 from controller.gcp.errors import GoogleError, NotFoundError
 from controller.plan.build import Plan
 from controller.reconcile.resource import Absent, Pending
@@ -174,7 +175,9 @@ class RecoveryExecutor:
             said.append(log_excerpt(ends[verdict.worker]["log_tail"], ends[verdict.worker]["code"]))
         if fix := self._hint(verdict.kind):
             said.append(f"to fix: {fix}")
-        said.append(f"logs: gs://{self.plan.bucket}/{self.ledger.prefix}/logs/; fix the cause, then run `up` again")
+        said.append(
+            f"logs: {object_url(self.plan.bucket, self.ledger.prefix)}/logs/; fix the cause, then run `up` again"
+        )
         raise ERRORS_BY_KIND.get(verdict.kind, ProgramFailedError)("\n".join(said))
 
     def _headline(self, outcome: AttemptOutcome) -> str:
@@ -211,7 +214,7 @@ class RecoveryExecutor:
             places[innermost_frame(answer)].append(worker)
         for place, workers in places.items():
             self.context.events.note(self.plan.run_id, f"worker {', '.join(map(str, workers))}: {place}")
-        folder = f"gs://{self.plan.bucket}/{self.ledger.prefix}/stacks/attempt-{attempt}/"
+        folder = f"{object_url(self.plan.bucket, self.ledger.prefix)}/stacks/attempt-{attempt}/"
         self.context.events.note(self.plan.run_id, f"stacks: {folder}")
 
     def _report_watchdog(self) -> None:

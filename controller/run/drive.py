@@ -18,6 +18,7 @@ from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, ConfigError, LeaseLostError, OverBudgetError, SlipwayError
+from controller.core.text import object_url
 from controller.core.ui import BoardScreen
 from controller.gcp.errors import ServiceDisabledError
 from controller.gcp.prices import hourly_price, max_cost
@@ -247,9 +248,10 @@ class RunDriver:
                 stop(node.fleet(self.context), self.plan.run_id)
             self._delete_pod()
         self.spending.close_billing("over budget")
+        results = object_url(self.plan.bucket, self.ledger.prefix)
         raise OverBudgetError(
             f"{self.plan.run_id} was ended: {why}. Spent: {self.spending.usage()}. Raise the limit and run the "
-            f"same command to resume from the last checkpoint; results: gs://{self.plan.bucket}/{self.ledger.prefix}"
+            f"same command to resume from the last checkpoint; results: {results}"
         )
 
     def _own_pod(self) -> Node | None:

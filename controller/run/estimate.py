@@ -53,9 +53,9 @@ def estimate_run(config: Config, price: HourlyPrice) -> RunEstimate | None:
     """Estimate the whole run on one pod; None if only its program knows how long it takes, or nothing is billed."""
     if config.program.kind != "trainer" or config.model is None or config.loop is None:
         return None
-    if config.cloud.kind == "local" and price.tpu is None:
-        return None
     slice_ = config.topology
+    if (config.cloud.kind == "local" and price.tpu is None) or slice_.bf16_flops_per_chip is None:
+        return None
     utilization = tpu_type_table()["generations"][slice_.generation]["utilization"]
     peak = slice_.chips * slice_.bf16_flops_per_chip
     flops, sampled = _loop_flops(config, config.model, config.loop)

@@ -101,8 +101,8 @@ def _check_faults(config: Config, emulator: Emulator | None) -> list[Finding]:
 
 def _status(plan: Plan, rows: list[ResourcePreview], context: Context) -> str:
     """Return the current activity of the run and the pod, empty if none."""
-    bucket = next(row for row in rows if row.resource.id == f"bucket/{plan.bucket}")
-    if isinstance(bucket.observed, Unknown | Absent):
+    bucket = next((row for row in rows if row.resource.id == f"bucket/{plan.bucket}"), None)
+    if bucket is not None and isinstance(bucket.observed, Unknown | Absent):
         return ""
     if Ledger(context.google, plan.bucket, plan.run_id).result() is not None:
         return "the run has already finished: `up` reports it and changes nothing"

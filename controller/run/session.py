@@ -52,6 +52,14 @@ class Session:
         self._access.authorize_key(self.context, node)
         return node.fleet(self.context)
 
+    def require_pod(self) -> None:
+        """Raise ConfigError for `cloud=here`, which has no pod to delete or stop."""
+        if self.plan.config.cloud.kind == "here":
+            raise ConfigError(
+                "cloud=here has no pod to delete or stop: `slipway cancel` ends the run, and what runs leave is in "
+                f"{self.plan.bucket}"
+            )
+
     @property
     def _access(self) -> SshAccess:
         return self.plan.get(SshAccess)

@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from controller.config.run_yaml import run_url
 from controller.core.events import Event
 from controller.core.layout import DEFAULT_WIDTH, pad, shorten, width_of, wrap
 from controller.core.metric_lines import evaluation_line, format_duration, numeric, result_lines, training_line
@@ -54,7 +55,8 @@ class TextScreen:
         return width_of(self._stream) or DEFAULT_WIDTH
 
     def __enter__(self) -> Self:
-        where = "the emulated cloud" if self._plan.config.cloud.kind == "local" else self._plan.project
+        names = {"local": "the emulated cloud", "here": "this machine"}
+        where = names.get(self._plan.config.cloud.kind, self._plan.project)
         self._print((self._plan.run_id, "bold"), f" on {self._plan.node.name} ({where})", indent=2)
         return self
 
@@ -151,7 +153,7 @@ class TextScreen:
         attempts = f" in {result.attempts} attempts" if result.attempts > 1 else ""
         spent = f"; {cost}" if cost else ""
         self._print(("finished", "green"), f" after {format_duration(result.seconds)}{attempts}{spent}", indent=2)
-        self._print(f"results  gs://{self._plan.bucket}/runs/{result.run_id}")
+        self._print(f"results  {run_url(self._plan.config, self._plan.bucket, result.run_id)}")
         self._print(f"next     slipway report · slipway tensorboard · slipway get {result.run_id}", indent=9)
 
     def _count_unchanged(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -12,63 +11,34 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from controller.agent.formats import dump, format_problem
+from controller.agent.formats import dump
 from controller.ssh.agent_bundle import AgentBundle
-from controller.ssh.connect import ConnectionFailure, ConnectionParams, WorkerError
+from controller.ssh.agent_link import AgentLink
+from controller.ssh.connect import ConnectionParams
 
 if TYPE_CHECKING:
     from paramiko import Channel, Transport
 
     from controller.ssh.worker_connection import WorkerConnection
 
-COMMAND_TIMEOUTS = {
-    "install_venv": 1800.0,
-    "run_setup": 3600.0,
-    "install_code": 600.0,
-    "probe_devices": 300.0,
-    "check_health": 300.0,
-    "start": 120.0,
-    "stop": 600.0,
-}
-"""Timeouts of commands in seconds; the others have 60. A dead worker is detected much earlier."""
 CHUNK = 1 << 16
-MAX_ANSWER_BYTES = 64 << 20
 SIGNAL_EXIT_BASE = 128
 """Exit code returned for a command that a signal ended."""
 UPLOAD_SECONDS = 60.0
 """An upload that makes no progress for this long fails."""
 
 
-class Connection:
+class Connection(AgentLink):
     """Connection that opens on demand, stays open and reconnects after a failure. Thread-safe."""
 
     def __init__(
         self, access: ConnectionParams, worker: int, connect: Callable[[int], WorkerConnection], agent: AgentBundle
     ) -> None:
-        self._params, self._worker, self._connect, self._agent = access, worker, connect, agent
+        super().__init__(worker, access.addresses[worker])
+        self._params, self._connect, self._agent = access, connect, agent
         self._current_transport: WorkerConnection | None = None
         self._connecting, self._probing = threading.Lock(), threading.Lock()
         self._closed = False
-
-    def call(self, command: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Run an agent command to completion and return its answer. Raises WorkerError of any kind."""
-        output = bytearray()
-        for chunk in self._agent_output(command, payload, COMMAND_TIMEOUTS.get(command, 60.0)):
-            output += self._bounded(command, chunk, len(output))
-        return self._parse(command, output)
-
-    def stream(self, command: str, payload: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Run an agent command that answers line by line, without a time limit.
-
-        Raises:
-            WorkerError: of any kind, possibly after some lines.
-        """
-        rest = b""
-        for chunk in self._agent_output(command, payload, math.inf):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                yield self._parse(command, line)
-            self._bounded(command, b"", len(rest))
 
     def follow(self, shell: str, out: Callable[[bytes], object], err: Callable[[bytes], object]) -> int:
         """Run a shell command, pass its output on as it arrives and return its exit code.
@@ -133,34 +103,13 @@ class Connection:
             reason = str(error) if result is None else result.stderr.strip()[-300:]
             raise self._error("agent", f"cannot install the agent: {reason}", str(error)) from error
 
-    def _bounded(self, command: str, chunk: bytes, before: int) -> bytes:
-        """Return the chunk, or raise WorkerError if the whole answer would exceed MAX_ANSWER_BYTES."""
-        if before + len(chunk) > MAX_ANSWER_BYTES:
-            raise self._error("agent", f"`{command}` answered more than {MAX_ANSWER_BYTES >> 20} MiB")
-        return chunk
-
-    def _parse(self, command: str, line: bytes | bytearray) -> dict[str, Any]:
-        try:
-            body = dict(json.loads(line))
-        except (ValueError, TypeError, RecursionError):
-            raise self._error("agent", f"`{command}` did not return JSON", line.decode(errors="replace")) from None
-        if problem := format_problem(body, f"the answer to `{command}`"):
-            raise self._error("agent", problem)
-        answer = {key: value for key, value in body.items() if key != "format"}
-        if "error" in answer and "detail" in answer:
-            raise self._error("agent", answer["error"], answer["detail"])
-        return answer
-
     # The connection
-
-    def _error(self, kind: ConnectionFailure, message: str, detail: str = "") -> WorkerError:
-        return WorkerError(self._worker, self._params.addresses[self._worker], kind, message, detail)
 
     def connection(self) -> WorkerConnection:
         """Return the underlying `fabric.Connection`, which opens on first use and reopens after a failure."""
         with self._connecting:
             if self._current_transport is None:
-                self._current_transport = self._connect(self._worker)
+                self._current_transport = self._connect(self._number)
             return self._current_transport
 
     def _transport(self) -> Transport:

@@ -11,8 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from controller.agent.protocol import OBSERVE, A, Command, Observation, ObserveRequest, Q
-from controller.core.errors import SlipwayError
+from controller.core.errors import ConfigError, SlipwayError
 from controller.ssh.agent_bundle import build_bundle
+from controller.ssh.agent_link import AgentLink
 from controller.ssh.connect import ConnectionFailure, ConnectionParams, WorkerError
 from controller.ssh.connection import Connection
 
@@ -62,8 +63,19 @@ class _ObservationCache:
 class Fleet:
     """Connections to the workers of one incarnation of a pod. Thread-safe."""
 
-    def __init__(self, access: ConnectionParams, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Create the connections; they open on first use. `sleep` waits between attempts."""
+    def __init__(
+        self,
+        access: ConnectionParams,
+        sleep: Callable[[float], None] = time.sleep,
+        links: Sequence[AgentLink] | None = None,
+    ) -> None:
+        """Create the connections; they open on first use.
+
+        Args:
+            access: parameters of the SSH connections.
+            sleep: waits between attempts.
+            links: connections to use in place of those over SSH.
+        """
         self._params, self._sleep = access, sleep
         self._cache: _ObservationCache | None = None
         self.before_pod_write: Callable[[], tuple[str, int]] = lambda: ("", 0)
@@ -73,10 +85,11 @@ class Fleet:
         self._may_change_host_key: set[int] = set()
         self._connector: Connector | None = None
         self._lock = threading.Lock()
-        agent = build_bundle()
-        self._connections = [
-            Connection(access, worker, self._connect, agent) for worker in range(len(access.addresses))
-        ]
+        self._connections = links if links is not None else self._ssh_connections()
+
+    def _ssh_connections(self) -> list[Connection]:
+        agent, workers = build_bundle(), range(len(self._params.addresses))
+        return [Connection(self._params, worker, self._connect, agent) for worker in workers]
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -169,9 +182,16 @@ class Fleet:
         self.note(message)
         return True
 
-    def connection(self, worker: int) -> Connection:
+    def connection(self, worker: int) -> AgentLink:
         """Return the connection to one worker, for uses other than agent commands."""
         return self._connections[worker]
+
+    def ssh_connection(self, worker: int) -> Connection:
+        """Return the SSH connection to one worker. Raises ConfigError if the worker is this machine."""
+        link = self._connections[worker]
+        if not isinstance(link, Connection):
+            raise ConfigError("cloud=here: you are on the machine, so there is no SSH; `slipway exec` runs a command")
+        return link
 
     def close(self) -> None:
         """Close permanently. Pending calls and streams raise WorkerError."""

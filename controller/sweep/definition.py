@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema.config import Config, digest
+from conf.schema.infra.cloud import HereCloud
 from conf.schema.run.sweep import Sweep
 from controller.checks.preflight import preflight
 from controller.cloud.connect import project_of
 from controller.config.compose import compose, compose_variants
+from controller.config.this_machine import share_devices
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.gcp.prices import hourly_price
@@ -121,6 +123,9 @@ def define_sweep(overrides: Sequence[str], folder: Path) -> SweepDefinition:
 
 def with_pod_number(config: Config, pod: int) -> Config:
     """Return the config for the pod with this number, which is kept for the next run."""
+    if isinstance(config.cloud, HereCloud):
+        cloud = share_devices(config.cloud, pod, config.sweep.pods)
+        return config.model_copy(update={"cloud": cloud})
     if config.tpu.adopt:
         return config
     tpu = config.tpu.model_copy(update={"name": f"{config.pod_name}-{pod}"})
@@ -151,7 +156,7 @@ def estimate(config: Config, left: int, pods: int, state: Path, now: float, conf
 
     Finished runs with this name say most; else the arithmetic of each of the `configs` left does, or a limit.
     """
-    name, kind = config.run.name, config.tpu.accelerator_type
+    name, kind = config.run.name, config.topology.accelerator_type
     rows = [row for row in index.load_rows(state) if (row.get("name"), row.get("type")) == (name, kind)]
     known = [row["seconds"] for row in rows if row.get("state") == "finished"]
     if known:

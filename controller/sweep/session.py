@@ -105,15 +105,15 @@ class SweepSession:
 
     def summary_lines(self) -> list[str]:
         sweep, guess = self.definition.sweep, self.estimate()
-        tpu = self.definition.base_config.tpu.accelerator_type
+        tpu = self.definition.base_config.topology.accelerator_type
         hours = "unknown" if guess.hours is None else f"about {guess.hours:.2f} h"
+        base = self.definition.base_config
         if self.context.is_billed:
-            base = self.definition.base_config
             price = hourly_price(base, self.context.clock.now())
             cost = f"{'unknown' if guess.usd is None else f'about ${guess.usd:.2f}'}; per pod {price}; limit per run: "
             cost += max_cost(base, price)
         else:
-            cost = "none: the cloud is emulated on this machine"
+            cost = "none: " + ("this machine" if base.cloud.kind == "here" else "the cloud is emulated on this machine")
         return [
             f"sweep    {self.definition.id}: {self._count_message()}, {self.remaining} remaining",
             f"pods     {plural(sweep.pods, 'pod')} of {tpu}; on failure: {sweep.on_failure}",

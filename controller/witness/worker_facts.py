@@ -100,7 +100,7 @@ def _survey(context: Context, node: Node, worker: int, monotonic: Callable[[], f
     fact: dict[str, Any] = {"node": node.name, "uid": node.status.uid, "worker": worker}
     fresh = context.make_fleet(node.ssh_target(context))
     try:
-        connection, times = fresh.connection(worker).connection(), list[float]()
+        connection, times = fresh.ssh_connection(worker).connection(), list[float]()
         for _ in range(TRIES):  # the first one opens the connection
             began = monotonic()
             connection.run("true", hide=True, timeout=60)

@@ -3,7 +3,7 @@
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, field_validator
 
 from conf.schema.base import Strict, Zone
 from conf.schema.infra.network import Cidr
@@ -111,4 +111,48 @@ class LocalCloud(GcpCloud):
     faults: tuple[dict[str, Any], ...] = Field(description="Faults, e.g. {kind: preempted, after_seconds: 20}.")
 
 
-Cloud = Annotated[GcpCloud | LocalCloud, Field(discriminator="kind")]
+class HereCloud(GcpCloud):
+    """The machine that Slipway runs on: no pod, no network, no SSH. Of Google's keys it uses none."""
+
+    kind: Literal["here"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    backend: Literal["auto", "cpu", "gpu", "tpu"] = Field(
+        description="JAX's backend. auto: tpu or gpu if this machine has such devices (or as JAX_PLATFORMS says), else "
+        "cpu."
+    )
+    devices: int | tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        description="Devices that a run uses: a number, or a list of indices such as [0, 2]. null: all; on cpu, 1. On "
+        "cpu they are virtual devices."
+    )
+    python: Literal["current", "env"] = Field(
+        description="current: the Python that runs Slipway, with its packages. env: a venv as `env` says."
+    )
+    folder: str | None = Field(
+        pattern=r"^[/~]", description="Folder for records, code, assets and results. null: here/ in run.state_dir."
+    )
+    results: str | None = Field(
+        pattern=r"^gs://[^/]+", description="gs:// URL for checkpoints and results of programs. null: `folder`."
+    )
+
+    @field_validator("devices")
+    @classmethod
+    def _name_some_devices(cls, value: int | tuple[int, ...] | None) -> int | tuple[int, ...] | None:
+        if value in (0, ()) or (isinstance(value, int) and value < 0):
+            raise ValueError("a run needs at least one device")
+        if isinstance(value, tuple) and len(set(value)) < len(value):
+            raise ValueError("names a device twice")
+        return value
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Indices of the devices; that of the first one while nobody has counted them."""
+        return tuple(self.devices) if isinstance(self.devices, tuple) else tuple(range(self.devices or 1))
+
+    @property
+    def pod_name(self) -> str:
+        """Name of these devices as a pod: `here-cpu-0`, `here-gpu-0to3`, `here-gpu-0-2`."""
+        found = list(self.indices)
+        whole = len(found) > 1 and found == list(range(found[0], found[0] + len(found)))
+        return f"here-{self.backend}-{f'{found[0]}to{found[-1]}' if whole else '-'.join(map(str, found))}"
+
+
+Cloud = Annotated[GcpCloud | LocalCloud | HereCloud, Field(discriminator="kind")]

@@ -35,8 +35,8 @@ class Topology:
     workers: int
     devices: int
     shape: str | None  # None for one chip
-    hbm_bytes_per_chip: int
-    bf16_flops_per_chip: float
+    hbm_bytes_per_chip: int | None  # None: unknown, as of the next one
+    bf16_flops_per_chip: float | None
     runtime_version: str
     zones: tuple[str, ...]
     usd_per_chip_hour: MappingProxyType[str, tuple[float | None, float | None]]  # zone: (on demand, spot)
@@ -77,6 +77,23 @@ def find_topology(accelerator_type: str) -> Topology:
         runtime_version=generation["runtime_version"],
         zones=tuple(generation["zones"]),
         usd_per_chip_hour=MappingProxyType({z: (p[0], p[1]) for z, p in generation["usd_per_chip_hour"].items()}),
+    )
+
+
+def this_machine(backend: str, devices: int) -> Topology:
+    """Return the devices of one machine without a pod as a topology, `gpu-2`."""
+    return Topology(
+        accelerator_type=f"{backend}-{devices}",
+        generation=backend,
+        chips=devices,
+        workers=1,
+        devices=devices,
+        shape=None,
+        hbm_bytes_per_chip=None,
+        bf16_flops_per_chip=None,
+        runtime_version="",
+        zones=(),
+        usd_per_chip_hour=MappingProxyType({}),
     )
 
 

@@ -27,10 +27,12 @@ class LocalRunFileError(RunFileError):
 class PodFacts(Strict):
     """Hardware that the controller expects. The program compares it with the actual hardware."""
 
-    accelerator_type: str = Field(min_length=1, description="Slice type from conf/tpu_types.yaml, e.g. v5litepod-16.")
+    accelerator_type: str = Field(
+        min_length=1, description="Slice type from conf/tpu_types.yaml, e.g. v5litepod-16; without a pod, e.g. gpu-2."
+    )
     workers: int = Field(ge=1, description="VMs in the slice, with one process each.")
     devices: int = Field(ge=1, description="JAX devices in the whole slice.")
-    backend: Literal["tpu", "cpu"] = Field(description="Backend that JAX must use.")
+    backend: Literal["tpu", "gpu", "cpu"] = Field(description="Backend that JAX must use.")
     hbm_bytes_per_chip: int | None = Field(gt=0, description="Memory per chip in bytes. null: unknown.")
     bf16_flops_per_chip: float | None = Field(gt=0, description="Peak FLOP/s per chip. null: unknown.")
 

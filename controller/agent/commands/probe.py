@@ -60,7 +60,11 @@ def probe_peers(index: int, addresses: list[str], port: int, timeout_seconds: fl
     if hostnames := os.environ.get("TPU_WORKER_HOSTNAMES"):
         addresses = hostnames.split(",")
     end = time.monotonic() + timeout_seconds
-    problem = _connect_to_worker_0(addresses[0], port, index, end) if index else _listen_for_peers(addresses, port, end)
+    problem = ""
+    if index:
+        problem = _connect_to_worker_0(addresses[0], port, index, end)
+    elif len(addresses) > 1:
+        problem = _listen_for_peers(addresses, port, end)
     found: Peers = {"boot_id": boot_id(), "reachable": not problem, "detail": problem}
     write_json(agent_root() / "peers.json", found)
     return found

@@ -41,8 +41,10 @@ def watch_notices(tell: Callable[[str], None]) -> None:
     """Call `tell` with the kind of each notice, from daemon threads, for the lifetime of this process.
 
     Only the first program to run during a maintenance event is notified of it: the event lasts, and would otherwise
-    stop the next program as well.
+    stop the next program as well. SLIPWAY_NO_METADATA: this machine is none of Google's, so none arrives.
     """
+    if os.environ.get("SLIPWAY_NO_METADATA"):
+        return
     for kind in METADATA_KEYS:
         threading.Thread(target=_watch_kind, args=(kind, tell), daemon=True, name=kind).start()
 

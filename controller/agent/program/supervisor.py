@@ -21,6 +21,7 @@ from ..fs import AgentError, attempt_folder, file_size, free_gb, locked, wait_un
 from ..process import boot_id, oom_kills, process_identity, send_signal, wall_time
 from ..secrets import SecretMask, secret_environment, store_secrets
 from ..storage import TransferError, upload_file
+from .device_locks import lock_devices, release_devices
 from .notice import SHUTDOWN, record_notice, watch_notices
 from .shell import write_shell_file
 from .state import active_attempt, attempt_status, state
@@ -80,6 +81,7 @@ def start(
                 raise AgentError(f"run {other['run_id']}, attempt {other['attempt']}, is still running on this worker")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             tidy_locked()
+            release_devices(lock_devices(run_id))  # the supervisor locks them for good; here an error has a reader
             store_secrets(folder.parent, validate_env(secrets or {}))
             _spawn_supervisor(folder, order, lock.fileno())
     return state(run_id, attempt)
@@ -124,7 +126,9 @@ def supervise(
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (EXIT_HOOK, environment.get("PYTHONPATH"))))
     begun = {"boot_id": boot_id(), "started": wall_time(), "supervisor": process_identity()}
     begun |= {"bucket": bucket, "log_object": log_object, "exit_object": exit_object, "oom_kills": oom_kills()}
+    devices = lock_devices(run_id)
     program = _spawn_program(folder, argv, environment, begun)
+    release_devices(devices)  # the program has them
     os.close(lock)
 
     def tell(kind: str, number: int | None) -> None:

@@ -61,7 +61,7 @@ def files_exist_here(config: Config) -> Iterator[Issue]:
             wanted = _in_asset(source.value)
             if problem := _absence(wanted, {file.name for file in there}, source.key == WEIGHTS):
                 yield Issue(f"{source.value}: {problem}", source.key)
-        elif config.cloud.kind == "local" and source.value.startswith("/") and not _exists(source.value):
+        elif config.cloud.kind in ("local", "here") and source.value.startswith("/") and not _exists(source.value):
             parent = Path(source.value).parent
             names = {file.name for file in parent.iterdir()} if path_exists(parent) else set[str]()
             yield Issue(f"{source.value}: {_absence(Path(source.value).name, names, folder=False)}", source.key)

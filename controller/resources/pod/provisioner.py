@@ -73,7 +73,7 @@ class SliceSpec:
         tpu, topology, timeout = config.tpu, config.topology, config.cleanup.heartbeat_timeout_hours
         return cls(
             workers=topology.workers,
-            accelerator_type=tpu.accelerator_type,
+            accelerator_type=topology.accelerator_type,
             runtime_version=tpu.runtime_version or topology.runtime_version,
             network=config.network.name,
             external_ip=config.external_ip,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from controller.context import Context
+from controller.core.text import is_folder
 from controller.gcp.errors import ConflictError, NotFoundError
 from controller.inputs.code import CodeSnapshot
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
@@ -20,7 +21,8 @@ class CodeArchive(Resource):
 
     @property
     def title(self) -> str:
-        return f"code {self.name[:12]} in the bucket ({self.snapshot.size})"
+        where = "folder" if is_folder(self.bucket) else "bucket"
+        return f"code {self.name[:12]} in the {where} ({self.snapshot.size})"
 
     @property
     def object(self) -> str:

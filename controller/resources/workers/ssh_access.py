@@ -23,10 +23,14 @@ class SshAccess(WorkerResource):
     kind: ClassVar[str] = "ssh"
     probe_payload: ObserveRequest = field(compare=False)
     """Question that later resources ask every worker, sent here once for all of them."""
+    here: bool = field(default=False, compare=False)
+    """Whether the worker is this machine, which needs no SSH."""
     reachable: tuple[str, ...]
 
     @property
     def title(self) -> str:
+        if self.here:
+            return "agent on this machine"
         return f"SSH to {plural(len(self.reachable), 'worker')}"
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:

@@ -9,6 +9,7 @@ from conf.schema.run.program import Program
 from controller.agent.protocol import INSTALL_VENV, InstallVenvRequest, VenvState
 from controller.context import Context
 from controller.core.formats import dump, load
+from controller.core.text import is_folder
 from controller.gcp.errors import ConflictError, NotFoundError
 from controller.inputs.secrets import Vault
 from controller.reconcile.resource import Diff, ObservedResources
@@ -47,9 +48,10 @@ class Venv(WorkerResource):
     @property
     def title(self) -> str:
         count = sum(1 for line in self.requirements.splitlines() if line[:1].isalnum())
+        here = is_folder(self.bucket)
         kinds = {
-            "none": "no venv: the image's Python",
-            "image": "venv: Python with the image's packages",
+            "none": "no venv: the Python that runs Slipway" if here else "no venv: the image's Python",
+            "image": "venv: Python with the packages of this one" if here else "venv: Python with the image's packages",
             "lock": f"venv: Python with {count} packages",
             "requirements": f"venv: Python with {count} requirements" if count else "venv: empty",
         }

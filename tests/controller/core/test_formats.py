@@ -17,6 +17,7 @@ from controller.config.compose import compose
 from controller.config.run_yaml import render
 from controller.core.events import Event
 from controller.core.formats import FormatError, checked, has_format
+from controller.gcp.folder_store import ObjectMetadata
 from controller.lease.store import LeaseRecord
 from controller.records import index, recorder
 from controller.records.ledger import Launch, Ledger, Result
@@ -50,6 +51,7 @@ DOCUMENTS: dict[str, Any] = {
         "acme", "us-east5-b", "slipway-anna", "2026-01-01T00:00:00.000Z", START_TIME, "acme-slipway"
     ),
     "board": SavedBoard(START_TIME + 60, True, {RUN: LINE}),
+    "object_metadata": ObjectMetadata(4, {"lease": "{}"}),
     "event": Event(START_TIME + 0.5, "note", RUN, "launched attempt 1", {"attempt": 1}),
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from controller.ssh import connection
+from controller.ssh import agent_link, connection
 from controller.ssh.agent_bundle import build_bundle
 from controller.ssh.fleet import WorkerError, failures
 
@@ -88,7 +88,7 @@ def test_an_answer_that_is_none_is_an_error_of_that_worker(make_pod, answer: str
 
 def test_an_answer_without_end_is_cut_off(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
     _, fleet = make_pod()
-    monkeypatch.setattr(connection, "MAX_ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr(agent_link, "MAX_ANSWER_BYTES", 1 << 20)
     monkeypatch.setattr(connection.Connection, "_agent_output", lambda *_: itertools.repeat(b"x" * connection.CHUNK))
     with pytest.raises(WorkerError, match="answered more than 1 MiB"):
         fleet.call(0, "observe", {})
@@ -107,7 +107,7 @@ def test_a_shell_command_runs_by_fabric(make_pod) -> None:
 
 def test_a_command_that_takes_too_long_is_a_timeout(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
     pod, fleet = make_pod()
-    monkeypatch.setitem(connection.COMMAND_TIMEOUTS, "observe", 0.3)
+    monkeypatch.setitem(agent_link.COMMAND_TIMEOUTS, "observe", 0.3)
     (pod.workers[0].home / "bin").mkdir()
     (fake := pod.workers[0].home / "bin/python3").write_text("#!/bin/sh\nsleep 5\n")
     fake.chmod(0o700)

@@ -29,7 +29,9 @@ def run(command: Command) -> int:
     if command.flags.json:
         print(json.dumps({"run": run_id, "cancelled": cancelled, "running": sorted(running)}))
     elif cancelled:
-        print(f"{run_id} is cancelled; the pod stays: `slipway up` resumes the run, `slipway down` deletes the pod")
+        here = session.plan.config.cloud.kind == "here"
+        pod = "" if here else "the pod stays, `slipway down` deletes it; "
+        print(f"{run_id} is cancelled; {pod}`slipway up` resumes the run")
     else:
         others = f"; running on the pod: {', '.join(sorted(running))}" if running else ""
         print(f"{run_id} is not running{others}")

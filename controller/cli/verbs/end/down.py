@@ -23,6 +23,7 @@ HIDDEN = (
 
 def run(command: Command) -> int:
     with open_session(command.options) as session:
+        session.require_pod()
         teardown = plan_teardown(session, command.flags.all)
         running = teardown.running
         ends_work = bool(running) or (teardown.may_run and bool(teardown.present))

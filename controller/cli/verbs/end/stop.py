@@ -14,6 +14,7 @@ from controller.run.session import Session, open_session
 
 def run(command: Command) -> int:
     with open_session(command.options) as session:
+        session.require_pod()
         node = session.node()
         name = session.plan.node.name
         if not isinstance(node, Node) or node.status.state not in ("READY", "STOPPED"):

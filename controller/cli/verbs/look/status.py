@@ -7,6 +7,7 @@ from typing import Any
 
 from controller.agent.protocol import OBSERVE
 from controller.cli.main import Command
+from controller.config.run_yaml import run_url
 from controller.core.errors import ConfigError
 from controller.core.layout import DEFAULT_WIDTH, width_of, wrap
 from controller.core.metric_lines import result_lines
@@ -60,7 +61,7 @@ def gather_status(session: Session) -> dict[str, Any]:
         "attempts": len(launches),
         "verdicts": session.ledger.incidents(),
         "summary": result.summary if result else {},
-        "results": f"gs://{session.plan.bucket}/{session.ledger.prefix}",
+        "results": run_url(session.plan.config, session.plan.bucket, session.plan.run_id),
     }
     return {"pod": pod, "run": run, "cost": _cost_status(session, node), "workers": workers}
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from controller.cli.main import Command
 from controller.cloud.connect import project_of
+from controller.config.run_yaml import run_url
 from controller.core.layout import width_of, wrap
 from controller.core.text import plural
 from controller.gcp.prices import max_cost
+from controller.plan.build import Plan
 from controller.plan.permissions import Need, permissions_of_plan
 from controller.reconcile.resource import Unknown
 from controller.records.plan_file import save_plan
@@ -65,17 +67,26 @@ def format_permissions(needs: list[Need]) -> list[str]:
     return [*lines, "", f"These roles contain them: {' '.join(roles)}"]
 
 
+def _hardware(plan: Plan) -> str:
+    tpu, topology = plan.config.tpu, plan.config.topology
+    if plan.config.cloud.kind == "here":
+        return plan.node.title
+    return (
+        f"{tpu.accelerator_type}, {plural(topology.workers, 'worker')}, {plural(topology.devices, 'device')}, "
+        f"{' or '.join(tpu.capacity)} in {' or '.join(tpu.all_zones)}"
+    )
+
+
 def format_plan(preview: RunPreview) -> list[str]:
     plan, price = preview.plan, preview.price
-    tpu, topology = plan.config.tpu, plan.config.topology
     lines = [
         f"run      {plan.run_id}",
-        f"pod      {plan.node.name}: {tpu.accelerator_type}, {plural(topology.workers, 'worker')}, "
-        f"{plural(topology.devices, 'device')}, "
-        f"{' or '.join(tpu.capacity)} in {' or '.join(tpu.all_zones)}",
-        f"results  gs://{plan.bucket}/runs/{plan.run_id}",
+        f"pod      {plan.node.name}: {_hardware(plan)}",
+        f"results  {run_url(plan.config, plan.bucket, plan.run_id)}",
     ]
-    if plan.config.cloud.kind == "local" and price.tpu is None:
+    if plan.config.cloud.kind == "here" and price.tpu is None:
+        lines.append("price    none: it runs on this machine")
+    elif plan.config.cloud.kind == "local" and price.tpu is None:
         lines.append("price    none: the cloud is emulated on this machine")
     else:
         lines += [f"price    {price}", f"estimate {describe_estimate(plan.config, price)}"]

@@ -1,0 +1,92 @@
+"""The protocol of the agent on one worker, over whatever carries its input and output."""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from controller.agent.formats import format_problem
+from controller.ssh.connect import ConnectionFailure, WorkerError
+
+COMMAND_TIMEOUTS = {
+    "install_venv": 1800.0,
+    "run_setup": 3600.0,
+    "install_code": 600.0,
+    "probe_devices": 300.0,
+    "check_health": 300.0,
+    "start": 120.0,
+    "stop": 600.0,
+}
+"""Timeouts of commands in seconds; the others have 60. A dead worker is detected much earlier."""
+MAX_ANSWER_BYTES = 64 << 20
+
+
+class AgentLink(ABC):
+    """Calls the agent of one worker. Subclasses start its process and pass on what it says. Thread-safe."""
+
+    def __init__(self, worker: int, address: str) -> None:
+        self._number, self._address = worker, address
+
+    def call(self, command: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Run an agent command to completion and return its answer. Raises WorkerError of any kind."""
+        output = bytearray()
+        for chunk in self._agent_output(command, payload, COMMAND_TIMEOUTS.get(command, 60.0)):
+            output += self._bounded(command, chunk, len(output))
+        return self._parse(command, output)
+
+    def stream(self, command: str, payload: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Run an agent command that answers line by line, without a time limit.
+
+        Raises:
+            WorkerError: of any kind, possibly after some lines.
+        """
+        rest = b""
+        for chunk in self._agent_output(command, payload, math.inf):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield self._parse(command, line)
+            self._bounded(command, b"", len(rest))
+
+    @abstractmethod
+    def follow(self, shell: str, out: Callable[[bytes], object], err: Callable[[bytes], object]) -> int:
+        """Run a shell command, pass its output on as it arrives and return its exit code.
+
+        Raises:
+            WorkerError: of any kind except agent.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close permanently. Pending calls raise WorkerError."""
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool: ...
+
+    @abstractmethod
+    def _agent_output(self, command: str, payload: Mapping[str, Any], seconds: float) -> Iterator[bytes]:
+        """Yield the agent's output, for at most so many seconds. Raises WorkerError of any kind."""
+
+    def _bounded(self, command: str, chunk: bytes, before: int) -> bytes:
+        """Return the chunk, or raise WorkerError if the whole answer would exceed MAX_ANSWER_BYTES."""
+        if before + len(chunk) > MAX_ANSWER_BYTES:
+            raise self._error("agent", f"`{command}` answered more than {MAX_ANSWER_BYTES >> 20} MiB")
+        return chunk
+
+    def _parse(self, command: str, line: bytes | bytearray) -> dict[str, Any]:
+        try:
+            body = dict(json.loads(line))
+        except (ValueError, TypeError, RecursionError):
+            raise self._error("agent", f"`{command}` did not return JSON", line.decode(errors="replace")) from None
+        if problem := format_problem(body, f"the answer to `{command}`"):
+            raise self._error("agent", problem)
+        answer = {key: value for key, value in body.items() if key != "format"}
+        if "error" in answer and "detail" in answer:
+            raise self._error("agent", answer["error"], answer["detail"])
+        return answer
+
+    def _error(self, kind: ConnectionFailure, message: str, detail: str = "") -> WorkerError:
+        return WorkerError(self._number, self._address, kind, message, detail)

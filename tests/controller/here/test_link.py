@@ -1,0 +1,89 @@
+"""The agent as a process of this machine: answers, errors, timeouts, and what outlives us."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from controller.agent.protocol import OBSERVE, STATE
+from controller.here.link import LocalLink
+from controller.ssh import agent_link
+from controller.ssh.agent_bundle import AgentBundle, build_bundle
+from controller.ssh.connect import WorkerError
+
+Make = Callable[[str], LocalLink]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Return a link whose agent is the given program."""
+
+    def made(program: str) -> LocalLink:
+        bundle = AgentBundle(f"agent-{zlib.crc32(program.encode())}.py", program.encode())
+        return LocalLink(tmp_path / "root", [sys.executable], dict(os.environ), bundle)
+
+    return made
+
+
+def test_the_real_agent_answers(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    environment = os.environ | {"SLIPWAY_AGENT_ROOT": str(root), "SLIPWAY_SYSFS": "/nonexistent"}
+    link = LocalLink(root, [sys.executable], environment, build_bundle())
+    assert link.call(OBSERVE, {})["active"] is None
+    assert link.call(STATE, {"run_id": "run-1", "attempt": 1})["state"] == "absent"
+    assert (root / "heartbeat").is_file(), "it keeps to its folder"
+    with pytest.raises(WorkerError, match=r"worker 0 \(this machine\): .* is not a valid name"):
+        link.call(STATE, {"run_id": "../x", "attempt": 1})
+
+
+def test_lines_arrive_as_they_are_printed(make: Make) -> None:
+    link = make('import time\nfor n in (1, 2): print(\'{"format": 1, "n": %d}\' % n, flush=True)\ntime.sleep(600)')
+    lines = link.stream("watch", {})
+    assert [next(lines)["n"], next(lines)["n"]] == [1, 2]
+    link.close()
+    with pytest.raises(WorkerError, match="was closed on this side"):
+        next(lines)
+    with pytest.raises(WorkerError) as late:
+        link.call("observe", {})
+    assert (late.value.kind, link.closed) == ("dropped", True)
+
+
+def test_an_agent_that_fails_is_quoted(make: Make) -> None:
+    with pytest.raises(WorkerError) as failed:
+        make("import sys; sys.exit('no space left')").call("observe", {})
+    assert (failed.value.kind, failed.value.detail) == ("agent", "no space left\n")
+    with pytest.raises(WorkerError, match="did not return JSON"):
+        make("print('hello')").call("observe", {})
+
+
+def test_a_command_that_takes_too_long_is_ended(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(agent_link.COMMAND_TIMEOUTS, "observe", 0.05)
+    with pytest.raises(WorkerError) as late:
+        make("import time; time.sleep(600)").call("observe", {})
+    assert late.value.kind == "timeout"
+
+
+def test_what_a_command_leaves_running_goes_on(make: Make, tmp_path: Path) -> None:
+    program = """
+import subprocess
+quiet = subprocess.DEVNULL
+child = subprocess.Popen(["sleep", "600"], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+print('{"format": 1, "pid": %d}' % child.pid, flush=True)
+"""
+    pid = make(program).call("start", {})["pid"]
+    time.sleep(0.01)
+    os.kill(pid, 0)
+    os.kill(pid, 9)
+
+
+def test_a_shell_command_passes_its_output_on(make: Make) -> None:
+    out, err = bytearray(), bytearray()
+    assert make("").follow("echo here; echo there >&2; exit 3", out.extend, err.extend) == 3
+    assert (bytes(out), bytes(err)) == (b"here\n", b"there\n")
+    assert make("").follow("kill -9 $$", out.extend, err.extend) == 137

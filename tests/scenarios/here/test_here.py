@@ -1,0 +1,121 @@
+"""Runs without a pod: killed controllers, killed programs, and sweeps over the devices of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from controller import api
+from tests.paths import ROOT
+
+PROGRAM = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+run, kept = Path(os.environ["SLIPWAY_RUN_DIR"]), Path(os.environ["SLIPWAY_RUN_URL"]) / "checkpoints"
+kept.mkdir(parents=True, exist_ok=True)
+begin = max((int(path.name) for path in kept.iterdir()), default=0)
+with (run / "begins").open("a") as file:
+    print(begin, file=file)
+(kept / str(begin + 1)).mkdir()
+if "dies" in sys.argv and begin == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+while "waits" in sys.argv and not (run / "go").exists():
+    time.sleep(0.02)
+(run / "summary.json").write_text(json.dumps({"steps": begin + 1, "python": sys.executable}))
+"""
+
+
+def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    (repository := tmp_path / "repository").mkdir()
+    (repository / "train.py").write_text(PROGRAM)
+    monkeypatch.chdir(repository)
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "state"))
+    return ["cloud=here", "cloud.backend=cpu", "program=command"]
+
+
+@pytest.mark.e2e
+def test_a_killed_controller_leaves_the_program_running(words: list[str], tmp_path: Path) -> None:
+    words = [*words, "program.command=[python,train.py,waits]"]
+    run = api.plan(*words)["run"]
+    at_work = tmp_path / "state/here/here-cpu-0/runs" / run
+    argv = [sys.executable, "-m", "controller", *words]
+    quiet = subprocess.DEVNULL
+    controller = subprocess.Popen(argv, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=quiet, stderr=quiet)
+    try:
+        until((at_work / "begins").is_file)
+    finally:
+        controller.kill()
+        controller.wait()
+    with pytest.raises(api.ConfigError, match=f"the pod is busy with {run}"):
+        api.up(*words[:-1], "program.command=[python,train.py]")
+    (at_work / "go").touch()
+    row = api.up(*words)
+    assert (row["run"], row["state"], row["attempts"], row["metrics.steps"]) == (run, "finished", 1, 1)
+    assert (at_work / "begins").read_text() == "0\n", "it was not started again"
+    assert (row["type"], row["cloud"]) == ("cpu-1", "here")
+    assert Path(row["metrics.python"]).samefile(sys.executable)
+
+
+@pytest.mark.e2e
+def test_a_program_that_dies_goes_on_from_its_checkpoint(words: list[str], tmp_path: Path) -> None:
+    row = api.up(*words, "program.command=[python,train.py,dies]")
+    assert (row["state"], row["attempts"], row["metrics.steps"]) == ("finished", 2, 2)
+    at_work = tmp_path / "state/here/here-cpu-0/runs" / row["run"]
+    assert (at_work / "begins").read_text() == "0\n1\n"
+    assert (tmp_path / "state/here/store/runs" / row["run"] / "checkpoints/2").is_dir()
+    assert api.up(run=row["run"])["run"] == f"{row['run']}-r1", "from the record alone"
+
+
+@pytest.mark.e2e
+@pytest.mark.deep
+def test_a_sweep_divides_the_devices(words: list[str], tmp_path: Path) -> None:
+    (Path.cwd() / "show.py").write_text(
+        "import json, os, jax\n"
+        "facts = {'devices': jax.device_count(), 'seed': os.environ['SEED']}\n"
+        "open(os.environ['SLIPWAY_RUN_DIR'] + '/summary.json', 'w').write(json.dumps(facts))\n"
+    )
+    command = "program.command=[python,show.py]"
+    rows = api.sweep(*words, "cloud.devices=2", command, "sweep.pods=2", "env.vars.SEED=a,b,c")
+    assert [(row["state"], row["metrics.devices"], row["metrics.seed"]) for row in rows] == [
+        ("finished", 2, seed) for seed in "abc"
+    ]
+    assert {path.name for path in (tmp_path / "state/here").glob("here-*")} >= {"here-cpu-0to1", "here-cpu-2to3"}
+
+
+@pytest.mark.e2e
+@pytest.mark.deep
+def test_ctrl_c_detaches_from_a_real_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    words = ["+experiment=quickstart", "cloud=here", "cloud.backend=cpu", "cloud.devices=2", "scale=tiny"]
+    argv = [sys.executable, "-m", "controller", *words]
+    seen = ""
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        for line in first.stdout:
+            seen += line
+            if line.lstrip().startswith("grpo step"):
+                first.send_signal(signal.SIGINT)
+    assert first.returncode == 0
+    assert "detached: the run continues" in seen
+    again = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert "re-attached to attempt 1" in again.stdout
+    assert again.returncode == 0, again.stderr
+    [row] = api.runs("state=finished", state=tmp_path)
+    assert row["attempts"] == 1
+    assert [line["phase"] for line in api.metrics(row["run"], state=tmp_path)]
