@@ -10,10 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 pytestmark = pytest.mark.e2e
 WORDS = [ECHO_COMMAND, "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0",
-         "tpu.external_ip=true"]  # fmt: skip
+         "tpu.external_ip=true", "ssh.connect_timeout_seconds=240"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_a_command_on_a_terminal_is_interrupted_there(here) -> None:
 
 def _read(master: int, process: subprocess.Popen, until: str = "") -> str:
     """What comes out of a terminal until the process ends, or has said that."""
-    seen, end = "", time.monotonic() + 60
+    seen, end = "", time.monotonic() + 240
     while time.monotonic() < end and not (until and until in seen):
         ready, _, _ = select.select([master], [], [], 0.1)
         try:
@@ -238,7 +238,7 @@ def test_a_port_of_a_worker_is_reached_on_this_machine(here, website: int) -> No
     opened = json.loads(process.stdout.readline())
     assert (opened["worker"], opened["remote"]) == (0, website)
     url = f"http://127.0.0.1:{opened['port']}/"
-    end = time.monotonic() + 30
+    end = time.monotonic() + 240
     while True:
         try:
             with urllib.request.urlopen(url, timeout=120) as page:
@@ -246,13 +246,20 @@ def test_a_port_of_a_worker_is_reached_on_this_machine(here, website: int) -> No
             break
         except OSError:  # the website is not up yet
             assert time.monotonic() < end
-    threads = [threading.Thread(target=lambda: urllib.request.urlopen(url, timeout=30).close()) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+            time.sleep(0.05)
+
+    def fetch(_: int) -> bytes | str:
+        try:
+            with urllib.request.urlopen(url, timeout=240) as page:
+                return page.read()
+        except OSError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(fetch, range(8))]
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=240)
+    assert found == [b"from the worker"] * 8, err
     assert process.returncode == 0, err
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", opened["port"]), timeout=5)

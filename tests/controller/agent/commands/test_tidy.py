@@ -89,7 +89,7 @@ def test_what_an_earlier_attempt_left_is_ended_and_nothing_else(run: ProgramRun,
         wait_for(lambda: run.worker.call("observe")["untidy"])
         assert run.worker.call("observe")["untidy"] == [f"process {mine.pid} of run-1, attempt-1"]
         assert run.worker.call("tidy")["done"] == ["killed leftover processes of run-1, attempt-1"]
-        assert mine.wait(10) < 0
+        assert mine.wait(240) < 0
         assert other.poll() is None
         assert run.worker.call("observe")["untidy"] == []
     finally:
