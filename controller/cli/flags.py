@@ -189,7 +189,7 @@ VERBS: dict[str, Verb] = {
     "localcloud": Verb(
         "manage the emulated cloud: start, stop, wipe, env, requests", "setup", "emulated-cloud.md",
         ("localcloud start", "localcloud requests"),
-        (_flag("action", "action to perform", choices=["start", "stop", "wipe", "env", "requests"]),),
+        (_flag("action", "action to perform", choices=["start", "stop", "wipe", "env", "requests"]), YES),
     ),
     "completion": Verb(
         "set up Tab completion for bash, zsh or fish, and for YAML in editors", "setup", "cli.md",
@@ -198,6 +198,7 @@ VERBS: dict[str, Verb] = {
                choices=["install", "uninstall", "bash", "zsh", "fish", "vscode", COMPLETION_QUERY]),
          _flag("shell", "shell (default: yours)", nargs="?", metavar="SHELL")), config=False,
     ),
+    "version": Verb("print the version of Slipway (also --version, -V)", "setup", "cli.md", ("version",), config=False),
     "help": Verb(
         "show this page, or the page of a verb", "setup", "cli.md", ("help", "help plan", "plan --help", "help --web"),
         (_flag("topic", "a verb", "verb", nargs="?", metavar="VERB"),

@@ -22,6 +22,7 @@ from controller.records import last_command
 from controller.run.options import RunOptions
 
 HELP_FLAGS = {*HELP.names}
+VERSION_FLAGS = ("--version", "-V")
 
 
 @dataclass(frozen=True)
@@ -53,19 +54,32 @@ def parse(argv: Sequence[str]) -> Command:
     overrides = tuple(word for word, is_override in zip(argv, are, strict=True) if is_override)
     arguments = [word for word, is_override in zip(argv, are, strict=True) if not is_override]
     verb = arguments.pop(0) if arguments and not arguments[0].startswith("-") else ""
+    if not argv and not rest:
+        verb = "help"
+    if not verb and not overrides and len(arguments) == 1 and arguments[0] in VERSION_FLAGS:
+        return Command("version", Namespace(json=False), ())
     if HELP_FLAGS & set(arguments):
-        topic = _resolve_verb(verb) if verb else None
+        topic = resolve_verb(verb) if verb else None
         return Command("help", Namespace(topic=topic, json="--json" in arguments, web=False), ())
-    verb = _resolve_verb(verb or "up")
+    verb = resolve_verb(verb or "up")
     if rest and verb not in REMAINDER_VERBS:
         hint = "`slipway run` runs a program" if verb == "up" else f"only {', '.join(REMAINDER_VERBS)} do"
         raise ConfigError(f"{verb}: takes no command after --; {hint}")
     if overrides and not VERBS[verb].config:
         raise ConfigError(f"{verb}: takes no config overrides; see slipway {verb} --help")
+    _raise_if_experiment(verb, arguments)
     return Command(verb, parser(verb).parse_args(arguments), overrides, rest)
 
 
-def _resolve_verb(verb: str) -> str:
+def _raise_if_experiment(verb: str, arguments: Sequence[str]) -> None:
+    """Raise ConfigError for `plan quickstart`: a word that no flag of the verb takes, but that names an experiment."""
+    takes_words = any(not flag.names[0].startswith("-") for flag in VERBS[verb].flags)
+    word = arguments[0] if arguments else ""
+    if VERBS[verb].config and not takes_words and word in config_groups(Path.cwd() / "slipway")["experiment"]:
+        raise ConfigError(f"{verb}: does not take {word!r}; did you mean +experiment={word}?")
+
+
+def resolve_verb(verb: str) -> str:
     """Return the verb, or raise ConfigError if there is no such verb."""
     if verb in VERBS:
         return verb
@@ -130,7 +144,7 @@ def with_recalled(command: Command) -> Command:
         raise ConfigError(
             f"no run was started from this folder; give {command.verb} its overrides: +experiment=NAME key=value ..."
         )
-    print(f"({shlex.join([*(['--run', run] if run else []), *arguments])})", file=sys.stderr)
+    print(f"last run of this folder: {shlex.join([*(['--run', run] if run else []), *arguments])}", file=sys.stderr)
     if run and command.verb in last_command.RUN_VERBS:
         command.flags.run = run
     return replace(command, overrides=arguments)

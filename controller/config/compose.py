@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import conf
+from controller.config.experiment_files import check_experiment_files
 from controller.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from conf.schema.validation import ConfigProblem
 
 CONFIG_DIR = Path(conf.__file__).parent
+REPLACED = ("loop.rewards=",)
+"""Mappings that the command line replaces as a whole: merged, a reward could not be removed."""
 OVERRIDE = re.compile(r"^(?P<sign>\+{0,2}|~)(?P<key>[A-Za-z_][\w./@-]*)(?P<value>=.*)?$", re.DOTALL)
 
 
@@ -92,7 +95,8 @@ def _apply_overrides(made: Any, overrides: Sequence[str]) -> None:
 
     try:
         for override in OverridesParser.create().parse_overrides([normalize_override(word) for word in overrides]):
-            OmegaConf.update(made, override.key_or_group, override.value(), force_add=True)
+            key = override.key_or_group
+            OmegaConf.update(made, key, override.value(), merge=f"{key}=" not in REPLACED, force_add=True)
     except HydraException as error:
         raise ConfigError(_translate_error(error, overrides, None)) from None
 
@@ -105,14 +109,19 @@ def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any
     from yaml import YAMLError
 
     wanted = [*(normalize_override(o) for o in overrides), *search_path_override(extra_dir)]
+    if extra_dir is not None:
+        check_experiment_files(extra_dir, wanted)
     register_resolver()
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-            return hydra_compose("config", overrides=wanted)
+            made = hydra_compose("config", overrides=wanted)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_translate_error(error, wanted, extra_dir)) from None
     except YAMLError as error:  # in a user's file, such as a tag that creates an object
         raise ConfigError(" ".join(f"cannot compose the config: {error}".split())) from None
+    if replaced := [word for word in overrides if word.lstrip("+").startswith(REPLACED)]:
+        _apply_overrides(made, replaced)
+    return made
 
 
 def search_path_override(extra_dir: Path | None) -> list[str]:
@@ -197,6 +206,15 @@ def _parses(override: str) -> bool:
     return True
 
 
+def _quoting_hint(key: str, value: str) -> str:
+    """Say how a value must be written that Hydra's grammar does not accept."""
+    if value.startswith("{") and re.search(r"[\"'][^\"']*[\"']\s*:", value):
+        return f"write keys without quotes, and a colon in a key as \\:, as in '{key}={{module\\:name: 0.1}}'"
+    if letters := [sign for sign in value if not sign.isascii()]:
+        return f"quote a value with the character {letters[0]}: '{key}=\"{value}\"'"
+    return f"quote values with commas, brackets or spaces: '{key}=\"…\"'"
+
+
 def _translate_error(error: Exception, overrides: Sequence[str], extra_dir: Path | None) -> str:
     """Name the wrong override and its choices, or return Hydra's message where that is impossible."""
     from conf.schema.renamed_keys import successors
@@ -218,9 +236,11 @@ def _translate_error(error: Exception, overrides: Sequence[str], extra_dir: Path
             hint = f"did you mean {key}={near[0]}? " if near else ""
             return f"{key}: no {key} named {value!r}; {hint}choices: {', '.join(choices[key])}"
     for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
         if not _parses(override):
-            key, _, value = override.lstrip("+~").partition("=")
-            return f"{key}: {value!r} cannot be parsed; quote values with commas, brackets or spaces: '{key}=\"…\"'"
+            return f"{key}: {value!r} cannot be parsed; {_quoting_hint(key, value)}"
+        if f"'{override}'" in str(error) and "Ambiguous value" in str(error):
+            return f"{key}: {value!r} is several values; for a sweep add -m, for a list write '{key}=[{value}]'"
     cause: BaseException = error
     while not str(cause).strip() and cause.__cause__ is not None:
         cause = cause.__cause__  # Hydra sometimes wraps its message in an exception without one

@@ -36,6 +36,7 @@ VERSIONS = {
     "tpu": "v2",
 }
 ATTEMPTS = 6
+CHECK_NETWORK = "Google cannot be reached: check the network of this machine"
 WAIT_TIMEOUT_SECONDS = 150.0
 """Timeout of `operations.wait`, which Compute Engine answers within two minutes; other requests have 60 s."""
 RECORDED_PARAMETERS = frozenset(
@@ -335,10 +336,10 @@ def _translate_errors(what: str) -> Iterator[None]:
         raise http_error(what, error) from None
     except GoogleAuthError as error:
         if isinstance(error, TransportError) or error.retryable:  # the token server was not reached, or is overloaded
-            raise GoogleError(what, 503, "UNREACHABLE", str(error)) from None
+            raise GoogleError(what, 503, "UNREACHABLE", f"{error}; {CHECK_NETWORK}") from None
         raise NoCredentialsError(f"Google rejected the credentials ({error}); log in again") from None
     except (OSError, httplib2.HttpLib2Error, HTTPException) as error:
-        raise GoogleError(what, 503, "UNREACHABLE", str(error)) from None
+        raise GoogleError(what, 503, "UNREACHABLE", f"{error}; {CHECK_NETWORK}") from None
 
 
 def _backoff_seconds(state: Any) -> float:

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from controller.core.errors import ConfigError
+
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
@@ -32,6 +34,9 @@ def application_default_credentials(quota_project: str | None = None) -> Credent
     Args:
         quota_project: the project that a user's requests count against if the file names none, as it does after
             `gcloud auth application-default login` without a project. Some APIs refuse such requests.
+
+    Raises:
+        ConfigError: the file holds no credentials.
     """
     named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     file = Path(named) if named else _gcloud_folder() / "application_default_credentials.json"
@@ -41,11 +46,20 @@ def application_default_credentials(quota_project: str | None = None) -> Credent
 
     import google.auth
     from google.auth.credentials import with_scopes_if_required
+    from google.auth.exceptions import GoogleAuthError
     from google.oauth2.credentials import Credentials as UserCredentials
 
     with warnings.catch_warnings():  # of a missing quota project, and of files from strangers
         warnings.simplefilter("ignore")
-        loaded, _ = google.auth.load_credentials_from_file(str(file))
+        try:
+            loaded, _ = google.auth.load_credentials_from_file(str(file))
+        except (GoogleAuthError, ValueError, OSError, AttributeError) as error:  # the last: JSON, but no object
+            named_by = "GOOGLE_APPLICATION_CREDENTIALS: " if named else ""
+            message = str(error.args[0] if error.args else error)
+            raise ConfigError(
+                f"{named_by}{file} holds no usable Google credentials ({message}); "
+                f"{'unset the variable, or ' if named else ''}run `gcloud auth application-default login`"
+            ) from None
     credentials: Any = with_scopes_if_required(loaded, SCOPES)
     if quota_project and isinstance(credentials, UserCredentials) and not credentials.quota_project_id:
         return credentials.with_quota_project(quota_project)

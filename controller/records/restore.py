@@ -4,6 +4,7 @@ The record is read from this machine, else from the bucket that the overrides ne
 code comes from the archive in the bucket, so that a clean clone at any commit is enough.
 """
 
+import difflib
 import os
 import re
 import shutil
@@ -30,12 +31,12 @@ from controller.core.errors import ConfigError
 from controller.core.formats import load
 from controller.core.text import object_url
 from controller.gcp.client import GoogleClient
-from controller.gcp.errors import NotFoundError
+from controller.gcp.errors import NoCredentialsError, NotFoundError
 from controller.inputs.assets import AssetFile, ResolvedAsset
 from controller.inputs.code import CodeSnapshot
 from controller.plan.build import Plan, RecordedInputs, build_plan
 from controller.plan.project import bucket_name
-from controller.records import recorder
+from controller.records import index, recorder
 from controller.records.ledger import Ledger
 from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord
 
@@ -108,14 +109,25 @@ def find_record(overrides: Sequence[str], run_id: str, folder: Path) -> RunRecor
 
 def _download_record(here: Config, run_id: str) -> RunRecord:
     bucket = bucket_name(here, project_of(here))
-    with open_context(here) as (context, _):
-        content = Ledger(context.google, bucket, run_id).read(RECORD_FILE)
+    unknown = f"{run_id}: no such run on this machine{_similar_runs(here, run_id)}"
+    try:
+        with open_context(here) as (context, _):
+            content = Ledger(context.google, bucket, run_id).read(RECORD_FILE)
+    except NoCredentialsError as error:
+        raise ConfigError(f"{unknown}, and gs://{bucket} cannot be asked: {error}") from None
     if content is None:
         raise ConfigError(
             f"--run {run_id}: no such run on this machine or in {object_url(bucket)}; `slipway runs` lists runs; to "
             "search elsewhere, add cloud=… or cloud.bucket=…"
         )
     return load(content, object_url(bucket, f"runs/{run_id}/{RECORD_FILE}"))
+
+
+def _similar_runs(here: Config, run_id: str) -> str:
+    """Return the closest run of this machine's table, in parentheses; empty if none resembles the id."""
+    known = [row["run"] for row in index.load_rows(Path(here.run.state_dir).expanduser())]
+    near = difflib.get_close_matches(run_id, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _recorded_config(document: RunRecord, overrides: Sequence[str], here: Config, folder: Path) -> Config:

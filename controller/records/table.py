@@ -106,7 +106,7 @@ def format_table(rows: Sequence[RunRow], width: int | None = None) -> list[str]:
     titles, lines, left_out = fit_table(columns, width, _concessions(columns, metrics, own), folded="words")
     table = [GAP.join(cells).rstrip() for cells in [titles, *lines]]
     if left_out:
-        table.append(wrap(f"not shown: {', '.join(left_out)}; a wider terminal or --csv shows them", width, 2))
+        table += wrap(f"not shown: {', '.join(left_out)}; --csv shows all", width, 2).splitlines()
     return table
 
 
@@ -122,8 +122,9 @@ def _concessions(
         ("run", short_ids(columns["run"])),
         ("usd", None),
     ]
-    found += [(name.removeprefix("metrics."), None) for name in reversed(metrics[1:])]
-    return [*found, ("seconds", None), ("created", None), ("program", None), *((m[8:], None) for m in metrics[:1])]
+    ranked = [name.removeprefix("metrics.") for name in sorted(metrics, key=lambda name: name.endswith("_before"))]
+    found += [(name, None) for name in reversed(ranked[1:])]
+    return [*found, ("seconds", None), ("created", None), ("program", None), *((name, None) for name in ranked[:1])]
 
 
 def _choose_metrics(rows: Sequence[RunRow]) -> list[str]:

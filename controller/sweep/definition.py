@@ -16,6 +16,7 @@ from controller.config.compose import compose, compose_variants
 from controller.config.this_machine import share_devices
 from controller.context import Context
 from controller.core.errors import ConfigError
+from controller.core.text import plural
 from controller.gcp.prices import hourly_price
 from controller.inputs.code import CodeSnapshot, take_snapshot
 from controller.plan.build import Plan, build_plan
@@ -160,7 +161,7 @@ def estimate(config: Config, left: int, pods: int, state: Path, now: float, conf
     rows = [row for row in index.load_rows(state) if (row.get("name"), row.get("type")) == (name, kind)]
     known = [row["seconds"] for row in rows if row.get("state") == "finished"]
     if known:
-        each, why = statistics.median(known), f"from {len(known)} finished runs with this name"
+        each, why = statistics.median(known), f"from {plural(len(known), 'finished run')} with this name"
     elif guesses := [found for c in configs or (config,) if (found := estimate_run(c, hourly_price(c, now)))]:
         each = 3600 * statistics.mean(found.hours for found in guesses)
         usd = None if any(found.usd is None for found in guesses) else statistics.mean(f.usd or 0.0 for f in guesses)

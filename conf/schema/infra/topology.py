@@ -61,7 +61,8 @@ def find_topology(accelerator_type: str) -> Topology:
     """Look up an accelerator type. Raises UnknownTypeError with the nearest names."""
     types = tpu_type_table()["types"]
     if accelerator_type not in types:
-        near = difflib.get_close_matches(accelerator_type, types, n=4, cutoff=0.5)
+        wanted = accelerator_type.replace("v5e", "v5litepod")  # v5e is its name everywhere but in the API
+        near = [wanted] if wanted in types else difflib.get_close_matches(wanted, types, n=4, cutoff=0.5)
         raise UnknownTypeError(f"unknown type {accelerator_type!r}; closest: {', '.join(near) or 'none'}")
     name, chips, vms, _, shape = types[accelerator_type]
     generation = tpu_type_table()["generations"][name]

@@ -121,6 +121,17 @@ class Env(Strict):
     )
     min_free_gb: Annotated[float, VOLATILE] = Field(ge=0, description="Free disk space in GB that a worker must have.")
 
+    @field_validator("vars", mode="before")
+    @classmethod
+    def variables_are_text(cls, value: object) -> object:
+        """Turn numbers and booleans into text: YAML reads them in `DEBUG: 1`, and the environment has only text."""
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: str(text).lower() if isinstance(text, bool) else str(text) if isinstance(text, int | float) else text
+            for name, text in value.items()
+        }
+
     @field_validator("python", mode="before")
     @classmethod
     def quoted(cls, value: object) -> object:

@@ -61,7 +61,18 @@ def test_examples_are_understood(words: str) -> None:
 
 def test_mistakes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert [main.run(["plam", "--help"]), main.run(["help", "plam"]), main.run(["help", "a=b"])] == [2, 2, 2]
-    assert capsys.readouterr().err.count("error: ") == 3
+    err = capsys.readouterr().err
+    assert err.count("error: ") == 3
+    assert err.count("did you mean 'plan'?") == 2
+    assert main.run(["plan", "quickstart"]) == 2
+    assert "plan: does not take 'quickstart'; did you mean +experiment=quickstart?" in capsys.readouterr().err
+
+
+def test_alone_it_shows_the_help_and_it_knows_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys) == said(capsys, "--help")
+    installed = said(capsys, "version")
+    assert re.fullmatch(r"slipway \d+\.\d+\S*\n", installed)
+    assert said(capsys, "--version") == said(capsys, "-V") == installed
 
 
 def test_of_a_program_for_workers_is_left_to_it() -> None:

@@ -129,3 +129,27 @@ def test_the_user_has_a_folder_of_their_own(tmp_path: Path) -> None:
     assert config is not None
     assert config.tpu.zone == "europe-west4-b"
     assert "mine" in config_groups(tmp_path)["tpu"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lr=1e-4,7e-4", "for a sweep add -m, for a list write 'optimizer.lr=[1e-4,7e-4]'"),
+        ('loop.rewards={"trainer.x:brief": 0.1}', "write keys without quotes, and a colon in a key as \\:"),
+        ("run.name=été", "quote a value with the character é: 'run.name=\"été\"'"),
+    ],
+)
+def test_a_value_that_hydra_reads_otherwise_gets_the_cure(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(["+experiment=quickstart", override])
+    assert message in str(caught.value)
+
+
+def test_the_cures_are_understood_and_rewards_are_replaced() -> None:
+    cures = [r"loop.rewards={my_rewards\:brief: 0.1}", "env.vars.LEVEL=0", "env.vars.FAST=true", "env.vars.RATE=0.5"]
+    config, problems = compose(["+experiment=quickstart", *cures])
+    assert problems == []
+    assert config is not None
+    assert config.loop is not None
+    assert config.loop.rewards == {"my_rewards:brief": 0.1}  # pyright: ignore[reportAttributeAccessIssue]
+    assert config.env.vars == {"LEVEL": "0", "FAST": "true", "RATE": "0.5"}

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from google.auth.compute_engine import Credentials as ComputeCredentials
 
+from controller.core.errors import ConfigError
 from controller.gcp import credentials
 from controller.gcp.credentials import SCOPES, application_default_credentials, default_project
 
@@ -92,3 +93,15 @@ def test_without_a_file_there_are_none(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     assert application_default_credentials("p1") is None
+
+
+@pytest.mark.parametrize("content", ["no JSON", "{}", '{"type": "authorized_user"}', "[1]"])
+def test_a_file_that_holds_no_credentials_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    (file := tmp_path / "adc.json").write_text(content)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    with pytest.raises(ConfigError) as caught:
+        application_default_credentials()
+    assert str(caught.value).startswith(f"GOOGLE_APPLICATION_CREDENTIALS: {file} holds no usable Google credentials (")
+    assert "\n" not in str(caught.value)

@@ -14,7 +14,8 @@ from controller.cli import main
 from controller.core.errors import ConfigError
 from controller.records import index
 from controller.records.diff import diff_records
-from controller.records.table import as_csv, filter_rows, format_table
+from controller.records.recorder import program_name
+from controller.records.table import as_csv, filter_rows, flat, format_table
 
 ROWS = [
     {"run": "a-1", "created": 1.0, "state": "finished", "overrides": ["x=1", "+experiment=q"], "metrics": {"acc": 0.9}},
@@ -119,3 +120,47 @@ def test_the_difference_names_section_and_key() -> None:
         "packages": {"numpy": (None, "2")},
         "result": {"metrics.acc": (0.5, 0.6)},
     }
+
+
+def test_a_run_that_nobody_knows_is_said_before_missing_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    index.append_rows(tmp_path, [{"run": "quickstart-0b1c2d3e"}])
+    for words in (["status", "--run", "quickstart-0b1c2d3f"], ["runs", "--diff", "quickstart-0b1c2d3f", "b"]):
+        assert main.run(words) == 2
+        err = capsys.readouterr().err
+        assert "quickstart-0b1c2d3f: no such run on this machine (did you mean quickstart-0b1c2d3e?), and gs://" in err
+
+
+def test_in_80_columns_the_table_keeps_hash_state_and_overrides() -> None:
+    rows = [
+        {"run": f"quickstart-{11 * i:08x}", "state": "finished", "created": 1.7e9, "seconds": 238.2,
+         "type": "v5litepod-16", "attempts": 1, "usd": 1.25, "name": "quickstart",
+         "metrics": {"accuracy_before": 0.488, "accuracy_after": 0.898, "accuracy_low_after": 0.8, "eval_prompts": 256},
+         "overrides": ["+experiment=quickstart", f"optimizer.lr={lr}", f"run.seed={i}"]}
+        for i, lr in enumerate(("0.0001", "0.0007"))
+    ]  # fmt: skip
+    wide, narrow = format_table([flat(row) for row in rows]), format_table([flat(row) for row in rows], 80)
+    assert max(map(len, narrow)) <= 80
+    assert narrow[2].split()[:2] == ["0000000b", "finished"]
+    assert narrow[2].endswith("lr=0.0007 seed=1")
+    assert narrow[-1].startswith("not shown: type, attempts")
+    assert wide[2].startswith("quickstart-0000000b  finished")
+    assert "eval_prompts" not in wide[0]
+    assert "accuracy_after" in wide[0]
+
+
+def test_a_command_is_called_by_its_script_and_its_own_metrics_have_columns() -> None:
+    rows = [
+        {"run": "run-1", "name": "run", "program": "train.py", "metrics": {"final_loss": 0.25}},
+        {"run": "q-1", "name": "q", "metrics": {f"metric_{i}": 1.0 for i in range(9)}},
+    ]
+    head, *lines = format_table([flat(row) for row in rows])
+    assert {"program", "final_loss", "metric_0"} <= set(head.split())
+    assert "train.py" in lines[0]
+    commands = ("python -u train.py --steps 3", "python -m my.app", "bash go.sh", "/opt/bin/thing x")
+    assert [program_name(words.split()) for words in commands] == ["train.py", "my.app", "go.sh", "thing"]

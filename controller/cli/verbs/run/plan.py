@@ -94,14 +94,12 @@ def format_plan(preview: RunPreview) -> list[str]:
     if preview.status:
         lines.append(f"now      {preview.status}")
     lines.append("")
-    whys: dict[str, None] = {}
+    whys = dict.fromkeys(row.observed.why for row in preview.rows if isinstance(row.observed, Unknown))
+    lines += [*(f"unknown: {why}" for why in whys), ""] if whys else []  # first: without credentials it is every line
     for row in preview.rows:
         lines.append(f"  {ACTION_SIGNS[row.action]} {row.action:<8} {row.resource.title}")
         if row.action in ("update", "replace") and row.diff:
             lines += [f"               {change}" for change in row.diff.changes]
-        if isinstance(row.observed, Unknown):
-            whys[row.observed.why] = None
-    lines += ["", *(f"unknown: {why}" for why in whys)] if whys else []
     if preview.findings:
         lines += ["", *(f"{f.severity}: {f}" for f in preview.findings)]
     return lines

@@ -22,3 +22,10 @@ def test_a_multi_region_covers_its_regions() -> None:
     assert regions.is_near("europe-west4", "europe-west4")
     assert not regions.is_near("eu", "europe-west2")
     assert not regions.is_near("us-central1", "us-central2")
+
+
+def test_v5e_is_offered_under_its_name_of_the_api() -> None:
+    with pytest.raises(UnknownTypeError, match="unknown type 'v5e-16'; closest: v5litepod-16$"):
+        find_topology("v5e-16")
+    with pytest.raises(UnknownTypeError, match="closest: v5litepod-"):
+        find_topology("v5e-17")

@@ -49,7 +49,7 @@ def test_a_run_from_nothing_to_nothing(slipway: SlipwayCli) -> None:
     code, out, err = slipway("up", *four)
     assert (code, err) == (0, "")
     assert "hello from worker 0" in out
-    for step in ("network slipway", "nat slipway", "firewall slipway-allow-ssh", "TPU v5litepod-16", "SSH to 4"):
+    for step in ("network slipway", "nat slipway", "firewall slipway-allow-ssh", "TPU v5litepod-16", "steps unchanged"):
         assert step in out
     status = slipway.json("status", *four)
     assert status["pod"]["state"] == "absent"
