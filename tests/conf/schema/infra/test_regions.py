@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import itertools
 
+import pytest
+
 from conf.schema.infra import regions, topology
 
 
@@ -25,7 +27,7 @@ def test_a_multi_region_covers_its_regions() -> None:
 
 
 def test_v5e_is_offered_under_its_name_of_the_api() -> None:
-    with pytest.raises(UnknownTypeError, match="unknown type 'v5e-16'; closest: v5litepod-16$"):
-        find_topology("v5e-16")
-    with pytest.raises(UnknownTypeError, match="closest: v5litepod-"):
-        find_topology("v5e-17")
+    with pytest.raises(topology.UnknownTypeError, match=r"unknown type 'v5e-16'; closest: v5litepod-16$"):
+        topology.find_topology("v5e-16")
+    with pytest.raises(topology.UnknownTypeError, match="closest: v5litepod-"):
+        topology.find_topology("v5e-17")
