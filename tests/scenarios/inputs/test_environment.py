@@ -15,6 +15,7 @@ pytestmark = pytest.mark.e2e
 PYTHON = f"env.python='{sys.version_info.major}.{sys.version_info.minor}'"
 ONE = "tpu.accelerator_type=v5litepod-4"
 KEEP = "cleanup.on_success=keep"
+TWO_WORKERS = ("tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b")
 
 
 def test_requirements_and_private_packages_are_the_same_on_all_workers(slipway: SlipwayCli, tmp_path: Path) -> None:
@@ -24,22 +25,22 @@ def test_requirements_and_private_packages_are_the_same_on_all_workers(slipway: 
     lines = ["--no-index", f"--find-links {wheels}", "tiny-thing", f"p @ git+file://{tmp_path}/private@{commit}"]
     (slipway.repository / "needs.txt").write_text("\n".join(lines).replace("p @", "private_thing @"))
     ask = 'import private_thing, tiny_thing; print("sum", private_thing.answer + tiny_thing.answer)'
-    words = [f"program.command=[python,-c,'{ask}']", "env.requirements=needs.txt", PYTHON, KEEP, FOUR_WORKERS]
+    words = [f"program.command=[python,-c,'{ask}']", "env.requirements=needs.txt", PYTHON, KEEP, *TWO_WORKERS]
     slipway.packages = "requirements"
     code, out, err = slipway("up", *words)
     assert (code, err) == (0, "")
     assert "sum 85" in out
     assert "wheels of 1 git repositories" in out
     homes = sorted((slipway.home / "localcloud" / "nodes").glob("*/worker-*/home"))
-    assert len(homes) == 4
+    assert len(homes) == 2
     found = [json.loads(next(home.glob(".slipway/venv/*/slipway.json")).read_text())["versions"] for home in homes]
-    assert found == [{"private-thing": "1.0", "tiny-thing": "1.2"}] * 4
+    assert found == [{"private-thing": "1.0", "tiny-thing": "1.2"}] * 2
     # A newer version does not sneak in on the one worker whose venv has to be made anew.
     write_wheel(wheels, "tiny_thing", "1.3")
-    next(homes[2].glob(".slipway/venv/*/slipway.json")).unlink()
+    next(homes[1].glob(".slipway/venv/*/slipway.json")).unlink()
     (slipway.repository / "hello.txt").write_text("a new run\n")
     assert slipway("up", *words)[0] == 0
-    again = json.loads(next(homes[2].glob(".slipway/venv/*/slipway.json")).read_text())["versions"]
+    again = json.loads(next(homes[1].glob(".slipway/venv/*/slipway.json")).read_text())["versions"]
     assert again == found[0]
 
 
@@ -106,6 +107,6 @@ def test_a_setup_that_leaves_workers_different_is_refused(slipway: SlipwayCli) -
     site = "$(python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
     (slipway.repository / "install.sh").write_text(f'mkdir -p "{site}/thing-1.$TPU_WORKER_ID.dist-info"\n')
     slipway.packages = "requirements"
-    code, _, err = slipway("up", "program.command=[echo]", "program.setup=[[sh,install.sh]]", PYTHON, FOUR_WORKERS)
+    code, _, err = slipway("up", "program.command=[echo]", "program.setup=[[sh,install.sh]]", PYTHON, *TWO_WORKERS)
     assert code == 4
     assert "thing is 1.1 on worker 1 and 1.0 on worker 0; pin its version in program.setup" in err
