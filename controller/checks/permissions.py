@@ -47,7 +47,11 @@ def caller_has_permissions(config: Config, context: Context) -> Iterator[Issue]:
 
 
 def severity(need: Need) -> Severity:
-    """Return error for what every pod needs and no policy below the project can grant."""
+    """Return error for what every pod needs and no policy below the project can grant.
+
+    Google's answer about the project is no proof for the others: IAP may be granted on a VM that does not exist yet or
+    under a condition, and `actAs` is not needed where the pod exists.
+    """
     return "error" if need.permission.startswith("tpu.nodes.") and need.when == ALWAYS else "warning"
 
 
