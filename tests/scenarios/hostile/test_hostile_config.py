@@ -178,7 +178,7 @@ def test_every_known_trick_in_every_place(desk: Desk, value: str) -> None:
     assert [wrong for place in first.values() for wrong in desk.wrong_with(place, value)] == []
 
 
-@settings(deadline=None, derandomize=EXAMPLES is None, max_examples=int(EXAMPLES or 400), database=None)
+@settings(derandomize=EXAMPLES is None, max_examples=int(EXAMPLES or settings().max_examples), database=None)
 @given(at=st.integers(0, 100_000), value=hostile_strings())
 def test_any_text_in_any_place(desk: Desk, at: int, value: str) -> None:
     assert desk.wrong_with(desk.places[at % len(desk.places)], value) == []
