@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .fs import CHUNK_BYTES
@@ -37,9 +37,13 @@ def tree_hash(folder: Path, paths: Iterable[str] | None = None) -> str:
         folder: root of the tree.
         paths: relative POSIX paths of the files to hash; by default all files, without `__pycache__`.
     """
+    return files_hash({name: folder / name for name in (tree_files(folder) if paths is None else paths)})
+
+
+def files_hash(files: Mapping[str, Path]) -> str:
+    """Return the `tree_hash` of a tree whose files are still in several places, by their relative POSIX path in it."""
     digest = hashlib.sha256()
-    for name in sorted(tree_files(folder) if paths is None else paths):
-        path = folder / name
+    for name, path in sorted(files.items()):
         if path.is_symlink():
             kind, content = "link", hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
         else:

@@ -10,13 +10,13 @@ import hashlib
 import io
 import subprocess
 import tarfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import conf
 from conf.schema.config import Config
-from controller.agent.tree_hash import tree_hash
+from controller.agent.tree_hash import files_hash
 from controller.core.errors import ConfigError
 from controller.inputs.git import checkout
 
@@ -29,16 +29,24 @@ class CodeSnapshot:
 
     root: Path
     files: tuple[str, ...]
+    elsewhere: tuple[tuple[str, Path], ...] = field(default=(), kw_only=True)
+    """Files outside the root, by their path in the tree: the user's modules beside the trainer."""
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """Every file, by its path in the tree."""
+        return {name: self.root / name for name in self.files} | dict(self.elsewhere)
 
     @property
     def size(self) -> str:
         """Size for people."""
-        return f"{len(self.files)} file{'' if len(self.files) == 1 else 's'}"
+        count = len(self.paths)
+        return f"{count} file{'' if count == 1 else 's'}"
 
     @cached_property
     def sha256(self) -> str:
         """Hash of the tree: paths, executable bits and contents. A worker's copy must have the same hash."""
-        return tree_hash(self.root, self.files)
+        return files_hash(self.paths)
 
     @cached_property
     def archive(self) -> bytes:
@@ -48,8 +56,7 @@ class CodeSnapshot:
             gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0, compresslevel=6) as zipped,
             tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
         ):
-            for name in self.files:
-                path = self.root / name
+            for name, path in sorted(self.paths.items()):
                 entry = tarfile.TarInfo(name)
                 content = path.read_bytes()
                 entry.size = len(content)

@@ -2,10 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from conf.schema.config import Config, digest
 from conf.schema.infra.cloud import HereCloud
@@ -64,10 +65,13 @@ class SweepDefinition:
 
 
 class JobBuilder:
-    """Builds the jobs of variants; reads code that several share once."""
+    """Builds the jobs of variants; reads code that several share once.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `elsewhere` are files that are shipped beside the code, by their path in the tree.
+    """
+
+    def __init__(self, folder: Path, elsewhere: Mapping[str, Path] = MappingProxyType({})) -> None:
+        self.folder, self._elsewhere = folder, elsewhere
         self._code: dict[str, CodeSnapshot] = {}
 
     def build_jobs(self, variants: Sequence[Variant]) -> Iterator[SweepJob]:
@@ -88,7 +92,9 @@ class JobBuilder:
     def build_plan(self, config: Config) -> Plan:
         key = digest([config.program.kind, config.code.model_dump(mode="json")])
         if key not in self._code:
-            self._code[key] = take_snapshot(config, self.folder)
+            snapshot = take_snapshot(config, self.folder)
+            beside = (*snapshot.elsewhere, *sorted(self._elsewhere.items()))
+            self._code[key] = replace(snapshot, elsewhere=beside)
         return build_plan(config, project_of(config), self.folder, self._code[key])
 
 

@@ -1,6 +1,7 @@
 """Drive a sweep to its end under its lease, or delete its pods."""
 
 import sys
+from collections.abc import Mapping
 
 from controller.cloud.connect import project_of, require_project
 from controller.core.errors import ConfigError, LeaseLostError, ProgramFailedError
@@ -18,6 +19,14 @@ from controller.sweep.pool import GridSource, JobSource, PodPool
 from controller.sweep.session import SweepSession, open_sweep
 
 
+class RunsFailedError(ProgramFailedError):
+    """Some runs of a sweep failed; `errors` holds the whole message of each."""
+
+    def __init__(self, message: str, errors: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.errors = errors
+
+
 def drive_sweep(options: RunOptions) -> None:
     """Drive all runs of a sweep to their end, or detach from it on Ctrl-C.
 
@@ -27,34 +36,38 @@ def drive_sweep(options: RunOptions) -> None:
         ProgramFailedError: some runs were given up; the others have finished.
     """
     with open_sweep(options.overrides) as session:
-        base = session.definition.base_config
-        require_project(project_of(base))
-        lease = session.lease()
-        other = lease.current_other()
-        if other is not None and not options.take_over:
-            raise LeaseLostError(_holder_message(other))
-        if not options.json:
-            print("\n".join(session.summary_lines()))
-        _confirm_cost(session, options)
-        builder = JobBuilder(session.definition.folder)
-        if session.remaining:  # create shared resources once, the lease's bucket included
-            first = builder.build_plan(with_pod_number(base, 1))
-            reconcile(first.resources[: first.resources.index(first.node)], session.context)
-        elif not session.last_run_by_pod:
-            return  # none of its pods is left either
-        try:
-            with lease.released_on_exit():
-                lease.take_over("taken over", _print_error)
-                _run_pool(session.refreshed(), builder, lease, options)
-        except LeaseHeldError as held:
-            raise LeaseLostError(_holder_message(held.snapshot)) from None
-        except ReleaseRequestedError as asked:
-            if not asked.ends_run:
-                raise
-            _print_error(str(asked))
-        except KeyboardInterrupt:
-            _print_error("detached: active runs continue, no new ones start; `slipway down -m …` ends them")
+        drive_session(session, options, JobBuilder(session.definition.folder))
+
+
+def drive_session(session: SweepSession, options: RunOptions, builder: JobBuilder) -> None:
+    """Drive the runs of an opened sweep, as `drive_sweep` does. The builder made its jobs."""
+    base = session.definition.base_config
+    require_project(project_of(base))
+    lease = session.lease()
+    other = lease.current_other()
+    if other is not None and not options.take_over:
+        raise LeaseLostError(_holder_message(other))
+    if not options.json:
+        print("\n".join(session.summary_lines()))
+    _confirm_cost(session, options)
+    if session.remaining:  # create shared resources once, the lease's bucket included
+        first = builder.build_plan(with_pod_number(base, 1))
+        reconcile(first.resources[: first.resources.index(first.node)], session.context)
+    elif not session.last_run_by_pod:
+        return  # none of its pods is left either
+    try:
+        with lease.released_on_exit():
+            lease.take_over("taken over", _print_error)
+            _run_pool(session.refreshed(), builder, lease, options)
+    except LeaseHeldError as held:
+        raise LeaseLostError(_holder_message(held.snapshot)) from None
+    except ReleaseRequestedError as asked:
+        if not asked.ends_run:
             raise
+        _print_error(str(asked))
+    except KeyboardInterrupt:
+        _print_error("detached: active runs continue, no new ones start; `slipway down -m …` ends them")
+        raise
 
 
 def _run_pool(session: SweepSession, builder: JobBuilder, lease: Lease, options: RunOptions) -> None:
@@ -82,7 +95,7 @@ def _run_pool(session: SweepSession, builder: JobBuilder, lease: Lease, options:
         print(f"sweep {pool.sweep_id}: {format_counts(rows)}; `slipway report --sweep {pool.sweep_id}` compares them")
     if pool.failed:
         head = f"{len(pool.failed)} of {len(rows)} runs failed; run the same command to retry them:"
-        raise ProgramFailedError("\n".join([head, *(f"  {run}: {why}" for run, why in pool.failed.items())]))
+        raise RunsFailedError("\n".join([head, *(f"  {run}: {why}" for run, why in pool.failed.items())]), pool.errors)
 
 
 def _search_source(session: SweepSession, builder: JobBuilder) -> JobSource:

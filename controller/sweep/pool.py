@@ -82,6 +82,8 @@ class PodPool:
     base_config: Config
     pods: int
     failed: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    """The whole message of each run in `failed`; the first line of it is there."""
     _draining: bool = False
     """Set when a run has failed and the policy starts no further one."""
     _detaching: threading.Event = field(default_factory=threading.Event)
@@ -175,7 +177,7 @@ class PodPool:
                 why = str(error).partition("\n")[0]
                 again = "; retrying" if attempt + 1 < tries else ""
                 self.board.set_state(job.run_id, "failed", f"{why}{again}", why=why)
-                self.failed[job.run_id] = why
+                self.failed[job.run_id], self.errors[job.run_id] = why, str(error)
             else:
                 self.failed.pop(job.run_id, None)
                 if result is None:

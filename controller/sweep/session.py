@@ -135,7 +135,17 @@ def open_sweep(overrides: Sequence[str]) -> Iterator[SweepSession]:
     Raises:
         ConfigError: an override or a run is invalid, or an adopted pod is combined with several pods.
     """
-    definition = define_sweep(overrides, Path.cwd())
+    with open_definition(define_sweep(overrides, Path.cwd())) as session:
+        yield session
+
+
+@contextmanager
+def open_definition(definition: SweepDefinition) -> Iterator[SweepSession]:
+    """Look up the state of a sweep's runs.
+
+    Raises:
+        ConfigError: an adopted pod is combined with several pods.
+    """
     base = definition.base_config
     if base.tpu.adopt and base.sweep.pods > 1:
         raise ConfigError("sweep.pods: an adopted pod counts as one; set sweep.pods=1 or tpu.adopt=false")

@@ -1,0 +1,156 @@
+"""Turns the jobs of a request into runs of a sweep, which have the same ids every time, and drives them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.schema.config import Config
+from controller.cloud.connect import open_context, project_of
+from controller.config.compose import compose, compose_raw
+from controller.core.errors import ConfigError
+from controller.core.events import Events
+from controller.inputs.code import repository_root
+from controller.inputs.own_program import OwnProgram, quote_words
+from controller.multirun.output import describe_job, fetch_output
+from controller.multirun.recorder import RETURN_VALUE
+from controller.multirun.request import Request
+from controller.plan.build import build_plan
+from controller.records.ledger import Ledger
+from controller.run.options import RunOptions
+from controller.sweep.definition import JobBuilder, SweepDefinition, with_pod_number
+from controller.sweep.drive import RunsFailedError, drive_session
+from controller.sweep.grid import Variant
+from controller.sweep.pods import delete_if_unused
+from controller.sweep.session import SweepSession, open_definition
+
+PACKAGE = "slipway_job"
+"""Package on the workers that runs a job."""
+SHIPPED = (
+    "__init__.py", "agent/__init__.py", "agent/formats.py", "agent/fs.py", "agent/process.py", "agent/storage.py",
+    "multirun/__init__.py", "multirun/job.py", "multirun/recorder.py",
+)  # fmt: skip
+"""Its files, relative to `controller/`."""
+DEFAULTS = ("sweep.on_failure=skip",)
+"""Overrides unless the user sets the key: a job that failed is not tried again, as with Hydra's other launchers."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a job."""
+
+    run: str
+    state: str
+    """finished, failed or cancelled."""
+    return_value: Any
+    error: str
+    results: str
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def run_jobs(request: Request) -> list[Answer]:
+    """Drive the jobs to their end; return what became of each, in order.
+
+    Raises:
+        SlipwayError: nothing was started, or another controller has taken over.
+    """
+    builder = JobBuilder(request.folder, shipped_files())
+    definition = define_jobs(request, builder)
+    unique = {job.run_id: job for job in definition.jobs}  # a sweeper may propose a job twice
+    once = SweepDefinition(definition.base_config, tuple(unique.values()), request.folder)
+    errors: Mapping[str, str] = {}
+    options = RunOptions(yes=request.yes, take_over=request.take_over)
+    with open_definition(once) as session:
+        try:
+            drive_session(session, options, builder)
+        except RunsFailedError as failed:
+            errors = failed.errors
+        answers = {run: _answer(session, run, errors) for run in unique}
+        for job, asked in zip(definition.jobs, request.jobs, strict=True):
+            run, bucket = job.run_id, session.bucket
+            why = fetch_output(session.context.google, bucket, run, asked.output, request.fetch_max_mb)
+            describe_job(asked.output, bucket, run, answers[run].state, why)
+    return [answers[job.run_id] for job in definition.jobs]
+
+
+def _answer(session: SweepSession, run: str, errors: Mapping[str, str]) -> Answer:
+    results = f"gs://{session.bucket}/runs/{run}"
+    result = Ledger(session.context.google, session.bucket, run).result()
+    if result is not None:
+        return Answer(run, "finished", result.summary.get(RETURN_VALUE), "", results)
+    if run in errors:
+        return Answer(run, "failed", None, errors[run], results)
+    return Answer(run, "cancelled", None, f"{run} was cancelled; the same command continues it", results)
+
+
+def define_jobs(request: Request, builder: JobBuilder) -> SweepDefinition:
+    """Define the sweep of the jobs.
+
+    Raises:
+        ConfigError: an override is wrong, or the app would not be shipped.
+    """
+    shared = shared_overrides(request)
+    variants = [
+        Variant((*shared, f"program.command={quote_words(command(request, job.words))}"), (job.title,))
+        for job in request.jobs
+    ]
+    jobs = tuple(builder.build_jobs(variants))
+    _require_hydra(jobs[0].config, request)
+    return SweepDefinition(jobs[0].config, jobs, request.folder)
+
+
+def shared_overrides(request: Request) -> tuple[str, ...]:
+    """Return the overrides of all jobs: everything but the command."""
+    app = OwnProgram(("python", *request.app), request.folder, request.tpu, request.zone, request.name)
+    words = [word for word in app.overrides(request.given) if not word.startswith("program.command=")]
+    kept = ["cleanup.on_success=keep"] if request.keep else []
+    return (*DEFAULTS, *words, *kept, *_without_outputs(request, words))
+
+
+def _without_outputs(request: Request, words: Sequence[str]) -> list[str]:
+    """Return the override that keeps the app's outputs out of its code: otherwise each multirun would be a new one."""
+    top = repository_root(request.folder).resolve()
+    places = [Path(request.folder, folder).resolve() for folder in request.own_folders]
+    inside = [f"/{place.relative_to(top).as_posix()}/" for place in places if top in place.parents]
+    excluded = compose_raw(words, extra_dir=request.folder / "slipway")["code"]["exclude"]
+    return [f"code.exclude={quote_words([*excluded, *inside])}"]
+
+
+def command(request: Request, words: tuple[str, ...]) -> list[str]:
+    """Return the command of a job on a worker."""
+    place = request.folder.resolve().relative_to(repository_root(request.folder).resolve()).as_posix()
+    inside = [] if place == "." else ["--in", place]
+    return ["python", "-m", f"{PACKAGE}.multirun.job", *inside, *request.app, *words]
+
+
+def shipped_files() -> dict[str, Path]:
+    """Return the files that run a job on a worker, by their path in the shipped tree."""
+    own = Path(__file__).parents[1]
+    return {f"{PACKAGE}/{name}": own / name for name in SHIPPED}
+
+
+def release_pods(request: Request) -> None:
+    """Delete the pods that were kept for further jobs, unless something runs there or the config keeps them."""
+    config, problems = compose(shared_overrides(request), extra_dir=request.folder / "slipway")
+    if config is None or problems:
+        raise ConfigError(problems)
+    if config.cleanup.on_success != "delete":
+        return
+    for number in range(1, config.sweep.pods + 1):
+        numbered = with_pod_number(config, number)
+        with open_context(numbered) as (context, _):
+            context.events = Events(context.clock)
+            plan = build_plan(numbered, project_of(numbered), request.folder)
+            delete_if_unused(plan, context, "the multirun has no more jobs")
+
+
+def _require_hydra(config: Config, request: Request) -> None:
+    """Raise ConfigError if the workers would not have Hydra, which only a billed pod would notice."""
+    if config.env.packages == "lock" and not config.program.setup:
+        raise ConfigError(
+            f"hydra.launcher.requirements: {request.folder} has no uv.lock, requirements.txt or pyproject.toml, and "
+            "Slipway's own packages do not include hydra-core; name a requirements file that does, or set "
+            "hydra.launcher.packages=image if the workers' Python has it"
+        )

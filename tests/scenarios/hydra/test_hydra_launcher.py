@@ -1,0 +1,142 @@
+"""`hydra/launcher=slipway`: Hydra apps of other people, each started in a folder of its own."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.controller.cli.verbs.run.test_up import until
+from tests.controller.conftest import SlipwayCli
+from tests.controller.sweep.test_pool import launches
+from tests.paths import ROOT
+
+pytestmark = pytest.mark.e2e
+APPS = ROOT / "tests" / "fixtures" / "hydra_apps"
+SLIPWAY = ["hydra/launcher=slipway", "hydra.launcher.cloud=local", "hydra.launcher.tpu=v5litepod-1"]
+FAST = 'hydra.launcher.overrides=["cloud.operation_seconds=0"]'
+
+
+@dataclass
+class App:
+    """A copy of an app, in a git repository of its own."""
+
+    folder: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        # An installed Slipway has this folder on sys.path.
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "installed")}
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": environment}
+        self.started.append(subprocess.Popen([sys.executable, *words], cwd=self.folder, **pipes))
+        return self.started[-1]
+
+    def run(self, *words: str) -> tuple[int, str]:
+        process = self.start(*words)
+        out, _ = process.communicate(timeout=600)
+        return process.returncode, out
+
+    def results(self, pattern: str) -> dict[str, dict[str, Any]]:
+        """What the folder of each job says about it, by the folder's name, of the last multirun."""
+        last = max(self.folder.glob(pattern), key=lambda folder: folder.stat().st_mtime_ns)
+        return {file.parent.name: json.loads(file.read_text()) for file in sorted(last.glob("*/slipway.json"))}
+
+
+@pytest.fixture
+def app(slipway: SlipwayCli, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[App]:
+    folder = tmp_path / "an app"
+    shutil.copytree(APPS / request.param, folder)
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    copy = App(folder)
+    yield copy
+    for process in copy.started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("app", ["structured"], indirect=True)
+def test_an_error_is_its_jobs_own_and_a_finished_job_is_not_repeated(slipway: SlipwayCli, app: App) -> None:
+    code, out = app.run("app.py", "-m", *SLIPWAY, FAST, "lr=0.5,9", "hydra.sweep.dir=multirun/first")
+    assert code == 1, out
+    assert "Error executing job with overrides: ['lr=9']" in out
+    assert "ValueError: the loss is not a number with lr=9.0" in out
+    jobs = app.results("multirun/first")
+    assert [job["state"] for job in jobs.values()] == ["finished", "failed"]
+    assert (app.folder / "multirun" / "first" / "0" / "loss.txt").read_text() == "5.0\n"
+    assert (app.folder / "multirun" / "first" / "0" / ".hydra" / "config.yaml").exists()
+    before = launches(slipway)
+    assert len(before) == 2
+    # Files that the first multirun has left are no part of the code; nor are those that Python compiled.
+    code, out = app.run("app.py", "-m", *SLIPWAY, FAST, "lr=0.5", "hydra.sweep.dir=multirun/second")
+    assert code == 0, out
+    assert launches(slipway) == before
+    assert app.results("multirun/second")["0"]["run"] == jobs["0"]["run"]
+    assert (app.folder / "multirun" / "second" / "0" / "loss.txt").read_text() == "5.0\n"
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("app", ["structured"], indirect=True)
+@pytest.mark.parametrize("how", ["ctrl-c", "kill -9"])
+def test_an_interrupted_multirun_goes_on_without_running_anything_twice(
+    slipway: SlipwayCli, app: App, how: str
+) -> None:
+    go = slipway.home / "go"
+    words = ["app.py", "-m", *SLIPWAY, FAST, "hydra.launcher.pods=2", "lr=0.1,0.2,0.3", f"wait_for={go}"]
+    first = app.start(*words)
+    until(lambda: len(launches(slipway)) == 2, 300)
+    first.send_signal(signal.SIGINT if how == "ctrl-c" else signal.SIGKILL)
+    out, _ = first.communicate(timeout=120)  # the process that drives the jobs has let go of the pipe
+    assert "detached: active runs continue" in out
+    before = launches(slipway)
+    go.touch()
+    code, out = app.run(*words)
+    assert code == 0, out
+    assert "3 finished" in out
+    assert launches(slipway)[:2] == before or set(before) < set(launches(slipway))
+    assert len(launches(slipway)) == 3
+    assert slipway.cloud().get("state")["node"] == {}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("app", ["grouped"], indirect=True)
+def test_a_module_with_a_package_conf_and_the_launcher_in_its_config(slipway: SlipwayCli, app: App) -> None:
+    (app.folder / "requirements.txt").write_text("hydra-core\n")  # not installed: the emulated workers have it
+    code, out = app.run("-m", "lab.train", "-m", "model=small,big")
+    assert code == 0, out
+    jobs = app.results("results/*")
+    assert list(jobs) == ["0-small", "1-big"]
+    found = {name: json.loads(next(app.folder.glob(f"results/*/{name}/found.json")).read_text()) for name in jobs}
+    assert found == {"0-small": {"width": 8, "seed": 0}, "1-big": {"width": 32, "seed": 1}}
+    before = launches(slipway)
+    assert app.run("-m", "lab.train", "-m", "model=small,big")[0] == 0
+    assert launches(slipway) == before
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("app", ["curve"], indirect=True)
+def test_a_sweeper_gets_what_jax_computed_and_its_pod_stays_until_the_end(slipway: SlipwayCli, app: App) -> None:
+    words = ["train.py", "-m", *SLIPWAY, FAST, "hydra/sweeper=better", "steps=3"]
+    code, out = app.run(*words)
+    assert code == 0, out
+    tried = ast.literal_eval(out.rpartition("tried ")[2].splitlines()[0])
+    assert len(tried) >= 3
+    assert tried[-1][1] >= tried[-2][1]
+    assert all(isinstance(loss, float) for _, loss in tried)
+    made = [line for line in slipway.mutations() if line.startswith("POST") and "odes" in line]
+    assert len([line for line in made if "queuedResources" in line or line.endswith("/nodes")]) <= 1
+    assert slipway.cloud().get("state")["node"] == {}
+    before = launches(slipway)
+    code, again = app.run(*words)
+    assert code == 0, again
+    assert again.rpartition("tried ")[2].splitlines()[0] == str(tried)
+    assert launches(slipway) == before
