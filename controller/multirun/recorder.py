@@ -41,6 +41,7 @@ def plain_value(value: Any) -> Any:
         return [plain_value(entry) for entry in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: plain_value(entry) for key, entry in value.items()}
-    if getattr(value, "size", None) == 1 and hasattr(value, "item"):
-        return plain_value(value.item())
+    item = getattr(value, "item", None)
+    if getattr(value, "size", None) == 1 and item is not None:
+        return plain_value(item())
     raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__}")

@@ -84,7 +84,7 @@ def refers_to_the_job_number(config: DictConfig) -> bool:
 
 def output_folders(config: DictConfig) -> list[str]:
     """Return the folders that Hydra writes outputs to, up to the first part that changes, such as the time."""
-    raw = OmegaConf.to_container(config.hydra, resolve=False)
+    raw: Any = OmegaConf.to_container(config.hydra, resolve=False)
     folders = {"multirun", "outputs", str(config.hydra.sweep.dir)}
     for text in (raw["run"]["dir"], raw["sweep"]["dir"]):
         fixed = str(text).partition("${")[0].rpartition("/")[0]

@@ -1,7 +1,7 @@
 """Hydra launcher `hydra/launcher=slipway`: each job of a multirun is a run of Slipway on a Cloud TPU pod.
 
-Hydra imports every plugin whenever it starts, so this module imports nothing of Slipway. A process of its own drives the
-jobs, `controller.multirun`: the app may have packages that are called `conf`, `controller` or `trainer` too.
+Hydra imports every plugin whenever it starts, so this module imports nothing of Slipway. A process of its own drives
+the jobs, `controller.multirun`: the app may have packages that are called `conf`, `controller` or `trainer` too.
 """
 
 import atexit
@@ -78,7 +78,8 @@ class SlipwayLauncher(Launcher):
         self.config: DictConfig
         self.hydra_context: HydraContext
         self.task_function: TaskFunction
-        self._releases_at_exit = False
+        self._release_request: dict[str, Any] = {}
+        """What to ask for at exit, when no module of the app is left; empty: nothing."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.config, self.hydra_context, self.task_function = config, hydra_context, task_function
@@ -92,10 +93,11 @@ class SlipwayLauncher(Launcher):
         log.info("Launching %d jobs on Cloud TPU pods", len(configs))
         jobs = self._jobs(job_overrides, outputs, initial_job_idx)
         keep = self._expects_more_batches()
-        if keep and not self._releases_at_exit:
+        request = self._request(jobs, keep=keep)
+        if keep and not self._release_request:
             atexit.register(self._release)
-            self._releases_at_exit = True
-        answers = self._drive(self._request(jobs, keep=keep))
+            self._release_request = request | {"jobs": [], "keep": False}
+        answers = self._drive(request)
         return [self._job_return(*each) for each in zip(configs, outputs, answers, strict=True)]
 
     def _job_config(self, words: Sequence[str], number: int) -> DictConfig:
@@ -169,7 +171,7 @@ class SlipwayLauncher(Launcher):
 
     def _release(self) -> None:
         with suppress(SlipwayLauncherError, KeyboardInterrupt):
-            self._drive(self._request([], keep=False))
+            self._drive(self._release_request)
 
     def _job_return(self, config: DictConfig, output: Path, answer: dict[str, Any]) -> JobReturn:
         own = OmegaConf.masked_copy(config, "hydra")

@@ -1,0 +1,118 @@
+"""Jobs of a Hydra app as runs of Slipway: the same jobs have the same ids, whatever lies beside the code."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from controller.core.errors import ConfigError, SlipwayError
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import NotFoundError
+from controller.multirun.jobs import command, define_jobs, shared_overrides, shipped_files
+from controller.multirun.output import describe_job, fetch_output
+from controller.multirun.request import Job, Request
+from controller.sweep.definition import JobBuilder
+
+
+@pytest.fixture
+def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    lab = tmp_path / "repository" / "lab"
+    lab.mkdir(parents=True)
+    subprocess.run(["git", "init", "-q", str(lab.parent)], check=True)
+    (lab / "app.py").touch()
+    jobs = tuple(Job(f"lr={lr}", (f"lr={lr}", "note=${x}, 'y'"), tmp_path / lr) for lr in ("1", "2", "1"))
+    given = ("cloud=local", "sweep.pods=2")
+    return Request(
+        lab, ("app.py",), jobs, ("multirun", "results"), given, "v5litepod-1", "", "", False, 1.0, False, False
+    )
+
+
+def ids(request: Request) -> list[str]:
+    return [job.run_id for job in define_jobs(request, JobBuilder(request.folder, shipped_files())).jobs]
+
+
+def test_a_job_is_the_same_run_whatever_python_and_hydra_left(request_: Request) -> None:
+    before = ids(request_)
+    assert before[0] == before[2] != before[1]
+    assert before[0].startswith("app-")
+    for name in ("multirun/1/loss.txt", "results/a/b.txt", "__pycache__/app.pyc"):
+        (request_.folder / name).parent.mkdir(parents=True)
+        (request_.folder / name).touch()
+    assert ids(request_) == before
+    assert ids(replace(request_, keep=True, given=(*request_.given, "sweep.pods=1"))) == before
+    (request_.folder / "app.py").write_text("edited")
+    assert ids(request_)[0] != before[0]
+
+
+def test_a_job_starts_in_the_apps_folder_with_its_words_unchanged(request_: Request) -> None:
+    words = ["python", "-m", "slipway_job.multirun.job", "--in", "lab", "app.py", "lr=1", "note=${x}, 'y'"]
+    assert command(request_, request_.jobs[0].words) == words
+    [first, *_] = define_jobs(request_, JobBuilder(request_.folder, shipped_files())).jobs
+    assert list(first.config.program.command) == words
+    assert first.config.sweep.on_failure == "skip"
+    assert first.config.tpu.accelerator_type == "v5litepod-1"
+
+
+def test_shipped_files_are_the_agents_and_the_jobs(request_: Request) -> None:
+    builder = JobBuilder(request_.folder, shipped_files())
+    snapshot = builder.build_plan(define_jobs(request_, builder).base_config).snapshot
+    with tarfile.open(fileobj=io.BytesIO(snapshot.archive)) as tar:
+        assert {"lab/app.py", "slipway_job/multirun/job.py", "slipway_job/agent/storage.py"} <= set(tar.getnames())
+
+
+def test_pods_stay_only_while_more_jobs_will_come(request_: Request) -> None:
+    assert "cleanup.on_success=keep" not in shared_overrides(request_)
+    assert "cleanup.on_success=keep" in shared_overrides(replace(request_, keep=True))
+
+
+def test_workers_without_hydra_are_found_before_anything_is_billed(request_: Request) -> None:
+    cloud = replace(request_, given=("cloud.project=p",))
+    with pytest.raises(ConfigError, match=r"hydra.launcher.requirements: .* do not include hydra-core"):
+        ids(cloud)
+    (request_.folder / "requirements.txt").write_text("hydra-core\n")
+    assert ids(cloud)
+
+
+def test_a_request_of_another_version_is_refused(request_: Request) -> None:
+    body = json.loads(json.dumps({**vars(request_), "jobs": [vars(job) for job in request_.jobs]}, default=str))
+    assert Request.from_json({"format": 1, **body}, "request") == request_
+    with pytest.raises(SlipwayError, match="request has format 2"):
+        Request.from_json({"format": 2, **body}, "request")
+
+
+class FakeGoogle:
+    def __init__(self, content: bytes | None) -> None:
+        self.content = content
+
+    def call(self, *_: str, **__: str) -> dict[str, Any]:
+        if self.content is None:
+            raise NotFoundError("storage.objects.get", 404, "notFound", "no such object")
+        return {"size": str(len(self.content))}
+
+    def download(self, bucket: str, name: str) -> bytes:
+        assert self.content is not None
+        return self.content
+
+
+def test_outputs_are_unpacked_here_unless_they_are_absent_or_too_large(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("./deep/er.txt"), io.BytesIO())
+    google = cast(GoogleClient, FakeGoogle(buffer.getvalue()))
+    assert fetch_output(google, "b", "app-1", tmp_path / "0", 1.0) == ""
+    assert (tmp_path / "0" / "deep" / "er.txt").exists()
+    why = fetch_output(google, "b", "app-1", tmp_path / "1", 1e-6)
+    assert "more than hydra.launcher.fetch_max_mb=1e-06" in why
+    describe_job(tmp_path / "1", "b", "app-1", "finished", why)
+    about = json.loads((tmp_path / "1" / "slipway.json").read_text())
+    assert about["output"] == "gs://b/runs/app-1/output/worker-0.tar.gz"
+    absent = cast(GoogleClient, FakeGoogle(None))
+    assert fetch_output(absent, "b", "app-1", tmp_path / "2", 1.0) == "the job left no output"
