@@ -7,9 +7,10 @@ Overrides are those of the command line: `api.up("+experiment=quickstart", "run.
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from conf.schema.config import Config
 from controller.core.errors import ConfigError, SlipwayError
@@ -20,11 +21,12 @@ from controller.run.options import RunOptions
 from controller.ssh.fleet import Fleet
 
 if TYPE_CHECKING:
+    from controller.run.session import Session
     from controller.ssh.worker_connection import WorkerConnection
 
 __all__ = [
-    "Config", "ConfigError", "Pod", "SlipwayError",
-    "compose", "metrics", "plan", "pod", "record", "runs", "sweep", "up",
+    "Config", "ConfigError", "Pod", "SlipwayError", "Status",
+    "cancel", "compose", "logs", "metrics", "plan", "pod", "record", "runs", "start", "status", "sweep", "up",
 ]  # fmt: skip
 
 Row = dict[str, Any]
@@ -32,6 +34,19 @@ Row = dict[str, Any]
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+@dataclass(frozen=True)
+class Status:
+    """State of a run: absent (never launched), running, stopped (failed, cancelled or interrupted) or finished.
+
+    `attempt` is the number of the latest attempt, from 1; `summary` is what the program left in summary.json.
+    """
+
+    run: str
+    state: Literal["absent", "running", "stopped", "finished"]
+    attempt: int = 0
+    summary: dict[str, Any] = field(default_factory=dict)
 
 
 def compose(*overrides: str) -> Config:
@@ -72,6 +87,91 @@ def up(*overrides: str, yes: bool = False, queue: bool = False, run: str | None 
     with open_run(options) as (opened, context, emulator), TextScreen(opened) as screen:
         drive(options, opened, context, emulator, screen)
     return _row(context.state_dir, opened.run_id)
+
+
+def start(*overrides: str, yes: bool = False, run: str | None = None) -> Row:
+    """Start a run and return its row as soon as its program runs; `up` with the same overrides follows it.
+
+    Nobody recovers the run until then. Arguments are those of `up`.
+
+    Raises:
+        SlipwayError: the program could not be started.
+    """
+    from controller.run.drive import drive, open_run
+    from controller.run.text_screen import TextScreen
+
+    options = RunOptions(overrides, run_id=run or "", yes=yes, detach=True)
+    with open_run(options) as (opened, context, emulator), TextScreen(opened) as screen:
+        drive(options, opened, context, emulator, screen)
+    return _row(context.state_dir, opened.run_id)
+
+
+def status(*overrides: str, run: str | None = None) -> Status:
+    """Return the state of a run; without arguments, of the last one that was started from this folder.
+
+    Raises:
+        ConfigError: no run is meant, or the config is invalid.
+    """
+    from controller.run.launch import running_runs
+
+    with _session(overrides, run) as session:
+        result, launches = session.ledger.result(), session.ledger.launches()
+        attempt = launches[-1].attempt if launches else 0
+        if result is not None:
+            return Status(session.plan.run_id, "finished", attempt, result.summary)
+        fleet = session.fleet()
+        if fleet is not None and session.plan.run_id in running_runs(fleet):
+            return Status(session.plan.run_id, "running", attempt)
+        return Status(session.plan.run_id, "stopped" if attempt else "absent", attempt)
+
+
+def logs(*overrides: str, run: str | None = None, worker: int = 0) -> str:
+    """Return what the latest attempt of a run has printed on a worker so far; "" before its launch.
+
+    Raises:
+        ConfigError: the pod has no such worker, or no run is meant.
+    """
+    from controller.agent.protocol import WATCH
+    from controller.gcp.errors import NotFoundError
+    from controller.ssh.connect import WorkerError
+
+    with _session(overrides, run) as session:
+        session.parse_worker(worker)
+        launches = session.ledger.launches()
+        if not launches:
+            return ""
+        attempt, fleet = launches[-1].attempt, session.fleet()
+        if fleet is not None:
+            try:
+                lines = fleet.stream(
+                    worker, WATCH, {"run_id": session.plan.run_id, "attempt": attempt, "follow": False}
+                )
+                return "".join(line["log"] for line in lines if "log" in line)
+            except WorkerError as error:
+                if error.kind != "agent":  # the pod may be another one by now
+                    raise
+        try:
+            content = session.context.google.download(session.plan.bucket, session.ledger.log_object(worker, attempt))
+        except NotFoundError:
+            return ""
+        return content.decode(errors="replace")
+
+
+def cancel(*overrides: str, run: str | None = None) -> bool:
+    """End a run's program on every worker; return whether it was running. `up` resumes it from its checkpoint.
+
+    Raises:
+        ConfigError: no run is meant, or the config is invalid.
+    """
+    from controller.run.launch import running_runs, stop
+
+    with _session(overrides, run) as session:
+        fleet = session.fleet()
+        if fleet is None or session.plan.run_id not in running_runs(fleet):
+            return False
+        session.ledger.record_cancellation()
+        stop(fleet, session.plan.run_id)
+        return True
 
 
 def sweep(*overrides: str, yes: bool = False) -> list[Row]:
@@ -179,15 +279,20 @@ def pod(*overrides: str, run: str | None = None) -> Pod:
     Raises:
         ConfigError: the pod does not exist or is not ready.
     """
+    with ExitStack() as stack:
+        fleet = stack.enter_context(_session(overrides, run)).authorized_fleet()
+        return Pod(fleet, stack.pop_all())
+
+
+def _session(overrides: tuple[str, ...], run: str | None) -> AbstractContextManager[Session]:
+    """Open a session for a run; without overrides and id, for the last one that was started from this folder."""
     from controller.run.session import open_session
 
     if not overrides and not run:
         overrides, run = last_command.load(Path.cwd())
         if not overrides and not run:
             raise ConfigError("no run was started from this folder; name the pod's experiment, or set run=ID")
-    with ExitStack() as stack:
-        fleet = stack.enter_context(open_session(RunOptions(overrides, run_id=run or ""))).authorized_fleet()
-        return Pod(fleet, stack.pop_all())
+    return open_session(RunOptions(overrides, run_id=run or ""))
 
 
 def _row(state: Path, run: str) -> Row:

@@ -27,6 +27,7 @@ with (run / "begins").open("a") as file:
 (kept / str(begin + 1)).mkdir()
 if "dies" in sys.argv and begin == 0:
     os.kill(os.getpid(), signal.SIGKILL)
+print("waiting", flush=True)
 while "waits" in sys.argv and not (run / "go").exists():
     time.sleep(0.02)
 (run / "summary.json").write_text(json.dumps({"steps": begin + 1, "python": sys.executable}))
@@ -66,6 +67,7 @@ def test_a_killed_controller_leaves_the_program_running(words: list[str], tmp_pa
         api.up(*words[:-1], "program.command=[python,train.py]")
     (at_work / "go").touch()
     row = api.up(*words)
+    assert api.status(*words) == api.Status(run, "finished", 1, {"steps": 1, "python": row["metrics.python"]})
     assert (row["run"], row["state"], row["attempts"], row["metrics.steps"]) == (run, "finished", 1, 1)
     assert (at_work / "begins").read_text() == "0\n", "it was not started again"
     assert (row["type"], row["cloud"]) == ("cpu-1", "here")
@@ -80,6 +82,18 @@ def test_a_program_that_dies_goes_on_from_its_checkpoint(words: list[str], tmp_p
     assert (at_work / "begins").read_text() == "0\n1\n"
     assert (tmp_path / "state/here/store/runs" / row["run"] / "checkpoints/2").is_dir()
     assert api.up(run=row["run"])["run"] == f"{row['run']}-r1", "from the record alone"
+
+
+@pytest.mark.e2e
+def test_a_run_is_started_looked_at_and_cancelled(words: list[str]) -> None:
+    words = [*words, "program.command=[python,train.py,waits]"]
+    assert api.status(*words).state == "absent"
+    assert api.logs(*words) == ""
+    row = api.start(*words)
+    assert api.status(*words) == api.Status(row["run"], "running", 1)
+    until(lambda: "waiting" in api.logs(*words))
+    assert api.cancel(*words)
+    assert (api.status(*words).state, api.cancel(*words)) == ("stopped", False)
 
 
 @pytest.mark.e2e
