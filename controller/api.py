@@ -131,7 +131,7 @@ def logs(*overrides: str, run: str | None = None, worker: int = 0) -> str:
     Raises:
         ConfigError: the pod has no such worker, or no run is meant.
     """
-    from controller.agent.protocol import WATCH
+    from controller.agent.protocol import WATCH, WatchRequest
     from controller.gcp.errors import NotFoundError
     from controller.ssh.connect import WorkerError
 
@@ -143,9 +143,8 @@ def logs(*overrides: str, run: str | None = None, worker: int = 0) -> str:
         attempt, fleet = launches[-1].attempt, session.fleet()
         if fleet is not None:
             try:
-                lines = fleet.stream(
-                    worker, WATCH, {"run_id": session.plan.run_id, "attempt": attempt, "follow": False}
-                )
+                payload: WatchRequest = {"run_id": session.plan.run_id, "attempt": attempt, "follow": False}
+                lines = fleet.stream(worker, WATCH, payload)
                 return "".join(line["log"] for line in lines if "log" in line)
             except WorkerError as error:
                 if error.kind != "agent":  # the pod may be another one by now
