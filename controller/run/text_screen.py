@@ -184,7 +184,7 @@ class TextScreen:
         if metrics.get("phase") == "eval":
             self._print("  ", ("eval", "bold"), f" {evaluation_line(metrics)}", indent=4)
             return
-        line = training_line(metrics, self._usd_per_hour, self._width - 2)
+        line = training_line(metrics, self._usd_per_hour, self._width - 14)  # a spinner may need 12
         if line is None or "steps_total" not in metrics:
             return
         self._training = line
