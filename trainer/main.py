@@ -20,6 +20,7 @@ from trainer.distributed import agreement, runtime
 from trainer.distributed import mesh as meshes
 from trainer.distributed.checksums import DisagreementError
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE, PreemptedError
+from trainer.extension import add_modules
 from trainer.fit import remat
 from trainer.loops.registry import load_loop
 from trainer.step.compile_cache import CompileCache
@@ -38,6 +39,7 @@ def main() -> None:
     path = parser.parse_args().run_file
     faulthandler.register(signal.SIGQUIT)  # SIGQUIT prints every thread's stack and does nothing else
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    add_modules()
     try:
         experiment = load(path)
     except RunFileError as error:
@@ -82,7 +84,7 @@ def train(experiment: RunFile, folder: Path) -> None:
     )
     try:
         with jax.set_mesh(mesh):
-            load_loop(experiment.loop.kind).run(remat.resolve_remat(experiment, mesh), mesh, log)
+            load_loop(experiment.loop).run(remat.resolve_remat(experiment, mesh), mesh, log)
     finally:
         log.close()
     if cache:

@@ -11,6 +11,7 @@ from conf.schema.infra.network import Network
 from conf.schema.infra.topology import Topology, find_topology, this_machine, zone_region
 from conf.schema.infra.tpu import Tpu
 from conf.schema.run.lifecycle import Cleanup, Recovery, Run, Ssh
+from conf.schema.run.notify import Notify
 from conf.schema.run.program import Code, Env, Program
 from conf.schema.run.sweep import Sweep
 from conf.schema.training.data import Data
@@ -41,8 +42,14 @@ class Config(Strict):
     logging: Logging
     recovery: Annotated[Recovery, VOLATILE]
     cleanup: Annotated[Cleanup, VOLATILE]
+    notify: Annotated[Notify, VOLATILE]
     budget: Annotated[Budget, VOLATILE]
     sweep: Annotated[Sweep, VOLATILE]
+
+    @property
+    def secret_sources(self) -> dict[str, str | None]:
+        """Sources of every secret: the program's, and the address of the webhook."""
+        return dict(self.env.secrets) | {"notify.webhook": self.notify.webhook}
 
     @property
     def topology(self) -> Topology:

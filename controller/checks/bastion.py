@@ -10,18 +10,18 @@ from controller.gcp.errors import ForbiddenError, NotFoundError, ServiceDisabled
 from controller.inputs.secrets import MANAGER
 
 
-@check("bastion_secrets", "error", "env.secrets.NAME")
+@check("bastion_secrets", "error", "env.secrets.NAME", "notify.webhook")
 def bastion_has_secrets(config: Config) -> Iterator[Issue]:
     """This machine's secrets go only to the workers. A bastion reads its secrets from Secret Manager."""
     if config.recovery.driver != "bastion":
         return
-    for name, source in config.env.secrets.items():
+    for name, source in config.secret_sources.items():
         if source and not source.startswith(MANAGER) and (source != "env" or os.environ.get(name)):
             message = (
                 f"recovery.driver=bastion cannot read {source} from this machine; use null, or "
                 f"{MANAGER}projects/P/secrets/NAME with roles/secretmanager.secretAccessor in cloud.driver_roles"
             )
-            yield Issue(message, f"env.secrets.{name}")
+            yield Issue(message, name if "." in name else f"env.secrets.{name}")
 
 
 @check("bastion_fetch", "error", "assets.fetch_on")

@@ -11,6 +11,7 @@ from conf.schema.infra.cloud import HereCloud
 from controller.checks.names import iter_strings
 from controller.config.placeholders import PLACEHOLDER
 from controller.core.finding import Issue, check
+from controller.inputs.secrets import address_problem
 
 WANDB_KEY = "WANDB_API_KEY"
 OPTIONAL = ("HF_TOKEN", WANDB_KEY, "NETRC")
@@ -69,6 +70,25 @@ def secrets_are_there(config: Config) -> Iterator[Issue]:
             yield Issue(f"the environment variable {rest} is not set; set it, or use null", key)
         elif kind == "file" and not Path(rest).expanduser().is_file():
             yield Issue(f"no file at {rest}; set another path, or use null", key)
+
+
+@check("webhook", "error", "notify.webhook")
+def webhook_is_there(config: Config) -> Iterator[Issue]:
+    """A webhook that cannot work would be noticed only at the end of the run, by nobody."""
+    kind, _, rest = (config.notify.webhook or "").partition(":")
+    if kind == "env":
+        value = os.environ.get(rest, "")
+        if not value:
+            yield Issue(f"the environment variable {rest} is not set; set it to the webhook's address, or use null")
+    elif kind == "file" and Path(rest).expanduser().is_file():
+        value = Path(rest).expanduser().read_text().strip()
+    elif kind == "file":
+        yield Issue(f"no file at {rest}; set another path, or use null")
+        return
+    else:
+        return  # Secret Manager is asked when it is needed
+    if value and (problem := address_problem(value)):
+        yield Issue(f"{config.notify.webhook}: {problem}")
 
 
 @check("wandb", "error", "logging.wandb")

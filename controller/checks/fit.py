@@ -10,6 +10,8 @@ from conf.schema.config import Config, digest
 from conf.schema.training.model import Model
 from controller.core import formats
 from controller.core.finding import Issue, check
+from controller.inputs.modules import module_files
+from controller.inputs.references import trainer_references
 
 SHAPELESS_FIELDS = frozenset(
     {"weights", "steps", "interval", "eval_interval", "eval_batches", "eval_prompts", "warmup_steps", "horizon_steps"}
@@ -19,10 +21,13 @@ SHAPELESS_FIELDS = frozenset(
 
 def cache_key(config: Config) -> str:
     """Return a key of everything that affects compilation: model, loop, optimizer, mesh and slice, without rates and
-    counts, and the trainer's code.
+    counts, and the code: the trainer's and the user's own.
     """
     sections = config.model_dump(mode="json", include={"model", "loop", "optimizer", "mesh"})
-    return digest([_shapes(sections), config.tpu.accelerator_type, _trainer_hash()])[:16]
+    own = []
+    if [*trainer_references(config)]:
+        own = [[name, path.read_text()] for name, path in module_files(config, Path.cwd()).items()]
+    return digest([_shapes(sections), config.tpu.accelerator_type, _trainer_hash(), own])[:16]
 
 
 @functools.cache

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 from conf.schema.config import Config
-from conf.schema.training.data import JsonlData, ParquetData, TextData
+from conf.schema.training.data import CustomDocuments, JsonlData, ParquetData, TextData
 from conf.schema.training.loop import GrpoLoop, LmLoop, UnevenError
+from conf.schema.training.prompts import CustomQuestions
 from conf.schema.training.schedule import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
 from controller.core.finding import Issue, check
 
-STREAMED = TextData | JsonlData | ParquetData
+STREAMED = TextData | JsonlData | ParquetData | CustomDocuments
 
 
 @check("weights_split", "error", "model.NAME")
@@ -57,7 +58,8 @@ def data_are_reachable(config: Config) -> Iterator[Issue]:
     """The program reads data on the workers, which get this machine's files only as assets."""
     if config.program.kind != "trainer" or config.data is None:
         return
-    for name in ("path", "eval_path", "tokenizer"):
+    called = isinstance(config.data, CustomDocuments | CustomQuestions)  # the function knows what its path means
+    for name in ("tokenizer",) if called else ("path", "eval_path", "tokenizer"):
         value = getattr(config.data, name, None)
         if value and value not in ("bytes", "characters") and "://" not in value and not value.startswith("/"):
             message = (

@@ -1,8 +1,8 @@
 """The code to ship: its files, their hash, and one reproducible archive.
 
-`program=trainer` ships the bundled `trainer/` and `conf/`; `program=command` ships the git repository around the
-current folder, or `code.repository`: tracked and untracked files, except ignored ones and those that `code.exclude`
-names.
+`program=trainer` ships the bundled `trainer/` and `conf/`, and in `modules/` the user's own, if the config names any.
+`program=command` ships the git repository around the current folder, or `code.repository`: tracked and untracked files,
+except ignored ones and those that `code.exclude` names.
 """
 
 import gzip
@@ -19,6 +19,7 @@ from conf.schema.config import Config
 from controller.agent.tree_hash import files_hash
 from controller.core.errors import ConfigError
 from controller.inputs.git import checkout
+from controller.inputs.modules import shipped_modules
 
 MAX_FILES_SHOWN = 5
 
@@ -111,8 +112,10 @@ def take_snapshot(config: Config, folder: Path) -> CodeSnapshot:
     files = tuple(sorted(p.relative_to(root).as_posix() for p in found))
     if not files:
         raise ConfigError(f"program: {root} has no files to ship; run from your repository, or use program=trainer")
-    _refuse_large(root, files, config.code.max_mb)
-    return CodeSnapshot(root, files)
+    own = shipped_modules(config, folder) if config.program.kind == "trainer" else {}
+    snapshot = CodeSnapshot(root, files, elsewhere=tuple(sorted(own.items())))
+    _refuse_large(snapshot.paths, config.code.max_mb)
+    return snapshot
 
 
 def _is_source(path: Path) -> bool:
@@ -150,8 +153,8 @@ def _unignored(root: Path) -> set[str]:
     return set(spec.match_tree_files(root, negate=True))
 
 
-def _refuse_large(root: Path, files: tuple[str, ...], max_mb: float) -> None:
-    sizes = sorted((((root / name).stat().st_size, name) for name in files), reverse=True)
+def _refuse_large(files: dict[str, Path], max_mb: float) -> None:
+    sizes = sorted(((path.stat().st_size, name) for name, path in files.items()), reverse=True)
     total = sum(size for size, _ in sizes) / 1e6
     if total > max_mb:
         largest = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for size, name in sizes[:MAX_FILES_SHOWN])

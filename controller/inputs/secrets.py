@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from controller.core.errors import ConfigError
 from controller.gcp.client import GoogleClient
@@ -22,8 +23,18 @@ NETRC = "NETRC"
 class Vault:
     """Secrets of one run. It has no repr of its values, so that nothing can print them by accident."""
 
-    def __init__(self, sources: Mapping[str, str | None], environment: Mapping[str, str] | None = None) -> None:
-        """Store `sources`, by name as in `env.secrets`, without reading them; `environment` is that of this process."""
+    def __init__(
+        self,
+        sources: Mapping[str, str | None],
+        environment: Mapping[str, str] | None = None,
+        *,
+        section: str = "env.secrets",
+    ) -> None:
+        """Store `sources`, by name as in `section` of the config, without reading them.
+
+        `environment` is that of this process.
+        """
+        self._section = section
         self._environment = os.environ if environment is None else environment
         self._sources = {
             name: source for name, source in sources.items() if source and self._is_available(name, source)
@@ -66,7 +77,7 @@ class Vault:
         return name != NETRC or Path(value).expanduser().is_file()
 
     def _read(self, name: str, source: str, google: GoogleClient) -> str:
-        key = f"env.secrets.{name}"
+        key = f"{self._section}.{name}"
         if source.startswith(MANAGER):
             return _from_manager(key, source.removeprefix(MANAGER), google)
         if source.startswith("file:"):
@@ -76,6 +87,16 @@ class Vault:
         if not value:
             raise ConfigError(f"{key}: environment variable {variable} is not set; set it, or remove the key")
         return _from_file(key, value, name) if name == NETRC else value
+
+
+def address_problem(url: str) -> str:
+    """Return why an address is none of a webhook, without repeating it; empty if it is one."""
+    parts = urlsplit(url)
+    if parts.scheme == "https" and parts.hostname:
+        return ""
+    if parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost"):
+        return ""
+    return "the address must begin with https://"
 
 
 def _from_file(key: str, path: str, name: str) -> str:

@@ -167,7 +167,7 @@ def uses_of_plan(config: Config) -> Iterator[Use]:
         yield Use("OS Login", always=("compute projects.get",))
     if may_use_iap(config):
         yield Use("SSH through IAP", always=("iap connect",))
-    if Vault(config.env.secrets).apis:
+    if Vault(config.secret_sources).apis:
         yield Use("secrets", always=("secretmanager projects.secrets.versions.access",))
     if config.cloud.billing_budget is not None:
         yield BILLING_BUDGET

@@ -36,7 +36,7 @@ def bucket_name(config: Config, project: str) -> str:
 
 def shared_resources(config: Config, bucket: str) -> Iterator[Resource]:
     cloud = config.cloud
-    wanted = (*cloud.apis, *(BUDGET_APIS if cloud.billing_budget else ()), *Vault(config.env.secrets).apis)
+    wanted = (*cloud.apis, *(BUDGET_APIS if cloud.billing_budget else ()), *Vault(config.secret_sources).apis)
     services = Services(name="apis", apis=tuple(dict.fromkeys(wanted)))
     yield services
     if (budget := cloud.billing_budget) is not None:

@@ -38,6 +38,7 @@ from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.run.estimate import describe_estimate
 from controller.run.handover import Handover
 from controller.run.launch import stop
+from controller.run.notifications import Notifications
 from controller.run.options import RunOptions
 from controller.run.queue import PodQueue
 from controller.run.session import open_sweep
@@ -132,6 +133,7 @@ class RunDriver:
             recovery=self.recovery,
             poll_seconds=self._poll_seconds,
         )
+        self._notifications = Notifications(plan, context)
         self._emulator = emulator
         self._delegates_to_bastion = plan.config.recovery.driver == "bastion" and not on_bastion
         self._cost_confirmed = on_bastion
@@ -171,7 +173,7 @@ class RunDriver:
                     confirm_cost(self.plan, self.context, self.screen, yes=self.options.yes)
                     self._cost_confirmed = True
                 if not self._delegates_to_bastion:
-                    return self._attempt_until_done()
+                    return self._attempt_and_notify()
                 bastion = self._delegate_to_bastion()
             except LeaseHeldError:
                 self._emit_note("another controller took the lease first")
@@ -216,6 +218,16 @@ class RunDriver:
         self.lease.take_over("taken over", self._emit_note)
         return StandbyOutcome.LEASE_FREE
 
+    def _attempt_and_notify(self) -> Result | None:
+        """Make attempts until the run ends. Only the controller that acts tells of a failure."""
+        try:
+            return self._attempt_until_done()
+        except (LeaseLostError, LeaseHeldError, ReleaseRequestedError):
+            raise  # the run goes on, or its owner stopped it
+        except SlipwayError as error:
+            self._notifications.run_failed(str(error))
+            raise
+
     def _attempt_until_done(self) -> Result | None:
         while True:
             if over := self.spending.budget_exceeded():
@@ -234,7 +246,9 @@ class RunDriver:
                     return None
                 case VerdictKind.OVER_BUDGET:
                     self._stop_over_budget(attempt.outcome.verdict.summary)
-                case _:
+                case kind:
+                    if kind is VerdictKind.PREEMPTED:
+                        self._notifications.pod_preempted(attempt.outcome.verdict.summary)
                     self.recovery.respond(attempt.outcome, attempt.number, attempt.error)
 
     def _stop_over_budget(self, why: str) -> NoReturn:
@@ -289,6 +303,7 @@ class RunDriver:
         )
         self.ledger.record_result(result)
         self.clean_up(result)
+        self._notifications.run_ended(result)
         self.lease.release("finished", 0)
         return result
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from conf.schema.config import Config
 from conf.schema.infra.topology import tpu_type_table
-from conf.schema.training.loop import GrpoLoop, LmLoop
+from conf.schema.training.loop import CustomLoop, GrpoLoop, LmLoop
 from conf.schema.training.model import Model
 from controller.checks.fit import estimate_num_params, matrix_weights
 from controller.checks.fit import load as load_fit
@@ -52,6 +52,8 @@ class RunEstimate:
 def estimate_run(config: Config, price: HourlyPrice) -> RunEstimate | None:
     """Estimate the whole run on one pod; None if only its program knows how long it takes, or nothing is billed."""
     if config.program.kind != "trainer" or config.model is None or config.loop is None:
+        return None
+    if isinstance(config.loop, CustomLoop):
         return None
     slice_ = config.topology
     if (config.cloud.kind == "local" and price.tpu is None) or slice_.bf16_flops_per_chip is None:

@@ -20,6 +20,7 @@ from controller.core.errors import ConfigError
 from controller.core.text import plural
 from controller.gcp.prices import hourly_price
 from controller.inputs.code import CodeSnapshot, take_snapshot
+from controller.inputs.references import references
 from controller.plan.build import Plan, build_plan
 from controller.records import index
 from controller.records.ledger import Ledger
@@ -90,7 +91,7 @@ class JobBuilder:
             yield SweepJob(variant, config, self.build_plan(config).run_id)
 
     def build_plan(self, config: Config) -> Plan:
-        key = digest([config.program.kind, config.code.model_dump(mode="json")])
+        key = digest([config.program.kind, config.code.model_dump(mode="json"), bool(references(config))])
         if key not in self._code:
             snapshot = take_snapshot(config, self.folder)
             beside = (*snapshot.elsewhere, *sorted(self._elsewhere.items()))

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import IO, NamedTuple, Protocol
 
-from conf.schema.training.data import Corpus, ParquetData, TableData, TextData
+from conf.schema.training.data import Corpus, CustomDocuments, ParquetData, TableData, TextData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
+from trainer.extension import load_extension
 
 GROUP_BYTES = 4 * 2**20
 """Bytes of text or JSON lines per group."""
+GROUP_TEXTS = 1024
+"""Texts of a function per group."""
 CHUNK_BYTES = 2**18
 """Bytes scanned at a time for the end of a document."""
 
@@ -49,6 +52,8 @@ class DocumentSource(Protocol):
 
 def open_source(data: Corpus, pattern: str, key: str) -> DocumentSource:
     """Open the files of `pattern`, the value of a config key, by the settings in `data`. Raises RunFileError."""
+    if isinstance(data, CustomDocuments):
+        return FunctionSource(data, pattern, key)
     found = files.expand_glob(pattern, key)
     if isinstance(data, TextData):
         return ByteRangeSource(found, (data.separator or "").encode(), text_parser("text"), key)
@@ -80,6 +85,52 @@ class CachedSource:
                 self._cache[number] = self._source.read(number)
             self._cache.move_to_end(number)
             return self._cache[number]
+
+
+class FunctionSource:
+    """Texts from a function of the user's own; a group is a run of consecutive ones."""
+
+    def __init__(self, data: CustomDocuments, path: str, key: str) -> None:
+        """Call the function. Raises RunFileError if it cannot be imported or has no texts."""
+        self._name = data.source
+        self._texts = load_extension("documents", data.source, "data.source", data.options)(path)
+        if not hasattr(self._texts, "__getitem__") or not hasattr(self._texts, "__len__"):
+            kind = type(self._texts).__name__
+            raise RunFileError(f"data.source: {data.source} must return a sequence, with len and indexing, not {kind}")
+        if not len(self._texts):
+            raise RunFileError(f"data.source: {data.source} has no text for {key}={path}")
+
+    def __len__(self) -> int:
+        return -(-len(self._texts) // GROUP_TEXTS)
+
+    def read(self, number: int) -> Group:
+        stop = min((number + 1) * GROUP_TEXTS, len(self._texts))
+        return _FunctionGroup(self, range(number * GROUP_TEXTS, stop))
+
+    def text(self, number: int) -> str:
+        """Return one text. Raises RunFileError if it is none."""
+        text = self._texts[number]
+        if not isinstance(text, str):
+            raise RunFileError(f"data.source: {self.location(number)} is no text, but {type(text).__name__}")
+        return text
+
+    def location(self, number: int) -> str:
+        return f"{self._name}[{number}]"
+
+
+@dataclass(frozen=True)
+class _FunctionGroup:
+    source: FunctionSource
+    numbers: range
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def take(self, numbers: Sequence[int]) -> list[Document]:
+        return [{"text": self.source.text(self.numbers[number])} for number in numbers]
+
+    def location(self, number: int) -> str:
+        return self.source.location(self.numbers[number])
 
 
 class _ByteRange(NamedTuple):

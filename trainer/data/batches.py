@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from conf.schema.training.data import ArithmeticData, Data, Gsm8kData, JsonlData, ParquetData, TextData
+from conf.schema.training.data import CustomDocuments, Data, JsonlData, ParquetData, TextData
 from conf.schema.training.loop import LmLoop
+from conf.schema.training.prompts import QuestionData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.data import windows
 from trainer.distributed.batch import Batch
@@ -172,7 +173,7 @@ class _WindowBatches:
         pass
 
 
-def _corpus(data: Data) -> TextData | JsonlData | ParquetData:
-    if isinstance(data, ArithmeticData | Gsm8kData):
-        raise RunFileError(f"data.kind: the lm loop requires text, jsonl or parquet, not {data.kind}")
+def _corpus(data: Data) -> TextData | JsonlData | ParquetData | CustomDocuments:
+    if isinstance(data, QuestionData):
+        raise RunFileError(f"data.kind: the lm loop requires text, jsonl, parquet or documents, not {data.kind}")
     return data

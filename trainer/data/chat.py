@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from conf.schema.training.prompts import Prompt
+from trainer.extension import load_extension
 
 
 class SpecialToken(NamedTuple):
@@ -102,6 +103,8 @@ def render(pieces: Sequence[PromptPart]) -> str:
 
 
 def _format_question(prompt: Prompt, question: str) -> str:
+    if prompt.formatter is not None:
+        return load_extension("prompt", prompt.formatter, "data.prompt.formatter")(question)
     return prompt.question.format(question=question)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from conf.schema.training.data import Corpus, TableData, TextData
+from conf.schema.training.data import Corpus, CustomDocuments, TableData, TextData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus.source import CachedSource, Document, DocumentSource, Group
 from trainer.tokenizer.loading import Tokenizer
@@ -30,7 +30,7 @@ class DocumentEncoder:
         self._bos = [_special_id(name, "data.bos", tokenizer) for name in (data.bos,) if name is not None]
         self._eos = [_special_id(name, "data.eos", tokenizer) for name in (data.eos,) if name is not None]
         self._template = data.template if isinstance(data, TableData) else None
-        self._column = "text" if isinstance(data, TextData) else getattr(data, "text_column", None)
+        self._column = "text" if isinstance(data, TextData | CustomDocuments) else getattr(data, "text_column", None)
         self._remove = re.compile(self._template.remove) if self._template and self._template.remove else None
 
     def __call__(self, rows: Sequence[Document]) -> list[np.ndarray]:

@@ -1,10 +1,10 @@
 """The questions of an experiment, by `data.kind`, as tokens."""
 
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.prompts import ArithmeticData, Gsm8kData, QuestionData
+from conf.schema.training.prompts import ArithmeticData, CustomQuestions, Gsm8kData, QuestionData
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.data.arithmetic import ArithmeticProblems
-from trainer.data.gsm8k import Gsm8kProblems
+from trainer.data.gsm8k import RowProblems
 from trainer.data.problem import Problem, ProblemSource, Question
 from trainer.data.prompting import PromptEncoder
 
@@ -19,8 +19,8 @@ class QuestionSet:
         """Raise RunFileError if the tokenizer or the files cannot be used."""
         self.prompt_encoder = PromptEncoder(data)
         self._max_prompt_length, self.num_too_long = loop.max_prompt_length, 0
-        if isinstance(data, Gsm8kData):
-            rows = Gsm8kProblems(data, seed, self._fitting_problems)
+        if isinstance(data, Gsm8kData | CustomQuestions):
+            rows = RowProblems(data, seed, self._fitting_problems)
             self._problems, self.num_too_long = rows, rows.num_too_long
         else:
             assert isinstance(data, ArithmeticData)
@@ -54,6 +54,7 @@ class QuestionSet:
 def load_questions(experiment: RunFile, loop: GrpoLoop) -> QuestionSet:
     """Return the experiment's questions. Raises RunFileError if it has none, or its files are invalid."""
     data = experiment.data
-    if not isinstance(data, ArithmeticData | Gsm8kData):
-        raise RunFileError(f"data.kind: the grpo loop requires questions, not {data.kind}; set arithmetic or gsm8k")
+    if not isinstance(data, ArithmeticData | Gsm8kData | CustomQuestions):
+        choices = "arithmetic, gsm8k or questions"
+        raise RunFileError(f"data.kind: the grpo loop requires questions, not {data.kind}; set {choices}")
     return QuestionSet(data, loop, experiment.seed)

@@ -8,7 +8,7 @@ import grain
 import numpy as np
 from grain.experimental import ThreadPrefetchDatasetIterator
 
-from conf.schema.training.data import JsonlData, ParquetData, TextData
+from conf.schema.training.data import CustomDocuments, JsonlData, ParquetData, TextData
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.run_yaml import LocalRunFileError, RunFileError
 from trainer.corpus.source import open_source
@@ -20,7 +20,7 @@ from trainer.tokenizer.loading import Tokenizer
 MAX_READERS = 8
 """Streams read in parallel, since one may wait for a bucket."""
 
-PackedData = TextData | JsonlData | ParquetData
+PackedData = TextData | JsonlData | ParquetData | CustomDocuments
 
 
 def train_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, seed: int, rows: range) -> "PackedBatches":

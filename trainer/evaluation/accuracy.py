@@ -1,16 +1,19 @@
 """Accuracy evaluations: on a few fixed questions during training, on the whole test set before and after."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
 
+from conf.extension import Answered
 from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.run_yaml import RunFileError
 from trainer.data.problem import Question
 from trainer.data.questions import QuestionSet
 from trainer.evaluation import statistics
 from trainer.evaluation.answering import AnswerEvaluator, GradedAnswers
+from trainer.extension import load_extension
 from trainer.models.weights import Params
 from trainer.rewards.pool import RewardPool
 from trainer.sampler import Sampler
@@ -41,6 +44,10 @@ class Evaluator:
         """Raise RunFileError if there are too few questions."""
         self._loop, self._sampler = loop, sampler
         self._answer_evaluator = AnswerEvaluator(sampler, asked.prompt_encoder, checks)
+        self._own = {
+            name: load_extension("evaluation", reference, f"loop.evaluations.{name}")
+            for name, reference in loop.evaluations.items()
+        }
         self._held_out = asked.held_out(loop.eval_prompts)
         self._test = [] if loop.test_samples_per_prompt is None else asked.held_out(loop.test_prompts)
         self._key = jax.random.fold_in(jax.random.key(seed), TEST_KEY_OFFSET)
@@ -57,6 +64,7 @@ class Evaluator:
         right = sum(answer for (answer,) in found.correct)
         accuracy, interval = right / len(asked), statistics.wilson_interval(right, len(asked))
         values = {"eval_accuracy": accuracy, "eval_accuracy_low": interval[0], "eval_accuracy_high": interval[1]}
+        values |= self._own_metrics(asked, found)
         return EvalResult(accuracy, interval, values | {"eval_time": time.perf_counter() - began}, found.transcripts)
 
     def test(self, params: Params, between: Callable[[], None] = lambda: None) -> EvalResult | None:
@@ -76,7 +84,23 @@ class Evaluator:
         self, params: Params, asked: Sequence[Question], samples: int, temperature: float, between: Callable[[], None]
     ) -> GradedAnswers:
         copy, kept = self._sampler.load_params(params), self._loop.transcripts
-        return self._answer_evaluator.evaluate(copy, asked, samples, self._key, temperature, kept, between)
+        return self._answer_evaluator.evaluate(
+            copy, asked, samples, self._key, temperature, kept, between, keep_texts=bool(self._own)
+        )
+
+    def _own_metrics(self, asked: Sequence[Question], found: GradedAnswers) -> dict[str, float]:
+        """Return the metrics of the user's evaluations. Raises RunFileError if one returns no numbers."""
+        answers = [
+            Answered(question.prompt, text, question.answer, right)
+            for question, (text,), (right,) in zip(asked, found.texts, found.correct, strict=True)
+        ]
+        metrics: dict[str, float] = {}
+        for name, function in self._own.items():
+            value = function(answers)
+            if not isinstance(value, Mapping) or not all(isinstance(v, int | float) for v in value.values()):
+                raise RunFileError(f"loop.evaluations.{name}: must return numbers by name, not {value!r}")
+            metrics |= {f"eval_{name}_{key}": float(number) for key, number in value.items()}
+        return metrics
 
 
 def multi_sample_metrics(found: GradedAnswers, samples: int) -> dict[str, float]:

@@ -22,11 +22,13 @@ class GradedAnswers:
     """Grades for each sample of every question.
 
     right: whether the answer is correct; canonical: the answer, normalized so that equal numbers and words match, or
-    None; transcripts: of the first questions' first samples, on process 0.
+    None; texts: the responses, empty unless they were asked for; transcripts: of the first questions' first samples, on
+    process 0.
     """
 
     correct: list[list[bool]]
     canonical_answers: list[list[str | None]]
+    texts: list[list[str]]
     transcripts: list[Transcript]
 
 
@@ -45,8 +47,11 @@ class AnswerEvaluator:
         temperature: float,
         transcripts: int,
         between: Callable[[], None] = lambda: None,
+        *,
+        keep_texts: bool = False,
     ) -> GradedAnswers:
-        """Answer questions. copy: weights from `Sampler.load`; transcripts: how many questions to record.
+        """Answer questions. copy: weights from `Sampler.load`; transcripts: how many questions to record; keep_texts:
+        whether every process gets all responses.
 
         The sampler has no more rows in flight than in training; other rows wait for a slot. between: see
         `Sampler.draw`.
@@ -64,16 +69,17 @@ class AnswerEvaluator:
                 if drawn.row % processes == process:
                     answer = questions[question].answer
                     check = self._reward_pool.submit([answer_match.__name__], text, answer)
-                    waiting[drawn.row] = check, extract_answer(text)
+                    waiting[drawn.row] = check, extract_answer(text), text if keep_texts else ""
         own = {
-            str(row): [check.result().scores[answer_match.__name__], said and canonicalize(said)]
-            for row, (check, said) in waiting.items()
+            str(row): [check.result().scores[answer_match.__name__], said and canonicalize(said), text]
+            for row, (check, said, text) in waiting.items()
         }
         every = runtime.gather_tree(own)
         rows = [[every[str(q * samples + i)] for i in range(samples)] for q in range(len(questions))]
         return GradedAnswers(
-            [[score == 1.0 for score, _ in row] for row in rows],
-            [[said for _, said in row] for row in rows],
+            [[score == 1.0 for score, _, _ in row] for row in rows],
+            [[said for _, said, _ in row] for row in rows],
+            [[text for _, _, text in row] for row in rows],
             [
                 Transcript(questions[q].prompt, questions[q].answer, text, extract_answer(text), rows[q][0][0])
                 for q, text in sorted(texts.items())

@@ -62,4 +62,4 @@ def with_model_overrides(experiment: RunFile, **changes: str) -> RunFile:
 
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
-    yield from load_loop(experiment.loop.kind).programs(experiment, mesh)
+    yield from load_loop(experiment.loop).programs(experiment, mesh)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from conf.schema.infra.topology import find_topology
+from conf.schema.training.loop import CustomLoop
 from conf.schema.training.run_yaml import RunFile
 from trainer.distributed import mesh as meshes
 from trainer.fit.memory import MemoryReport
@@ -82,6 +83,8 @@ def logit_chunk_candidates(experiment: RunFile) -> Iterator[Overrides]:
 
 def micro_batch_candidates(experiment: RunFile) -> Iterator[Overrides]:
     """Yield fewer rows per device at a time, down to one."""
+    if isinstance(experiment.loop, CustomLoop):
+        return
     sizes = meshes.axis_sizes(experiment.mesh, find_topology(experiment.pod.accelerator_type).devices)
     rows = experiment.loop.rows // (sizes["data"] * sizes["fsdp"])
     for size in range((experiment.loop.micro_batch_size or rows) - 1, 0, -1):

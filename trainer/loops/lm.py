@@ -57,7 +57,9 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     assert isinstance(loop, LmLoop)
     split = batch_sharding.shard_rows(loop, mesh)
     state, batch = train_step.abstract_state(cfg, opt, mesh), _abstract_batch(experiment, loop, split)
-    yield Program("update", train_step.build_update(lm.loss(cfg), cfg, opt, mesh, split.accumulation), (state, batch))
+    yield Program(
+        "update", train_step.build_update(lm.loss(cfg, loop), cfg, opt, mesh, split.accumulation), (state, batch)
+    )
     token_bytes = jax.ShapeDtypeStruct((cfg.vocab_size,), "int32", sharding=batch_sharding.replicated_sharding(mesh))
     evaluate = jax.jit(lm.build_eval(cfg, split.accumulation))
     evaluated = train_step.eval_params(state)

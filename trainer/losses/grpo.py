@@ -8,6 +8,7 @@
     dr_grpo     ratio of a token; sum over tokens by (responses x longest response)         arXiv 2503.20783, 3.2
     gspo        ratio of a response to the power of 1 / length; mean over responses         arXiv 2507.18071, eq. 5, 7
     rloo        ratio of a response; mean over responses                                    arXiv 2402.14740
+    module:name loss of a token, from a function of the user's own; mean over all tokens    docs/extend.md
 
 Advantages and the weights of samples come from `trainer.losses.advantage`.
 """
@@ -16,9 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.loop import GRPO_LOSSES, GrpoLoop
 from conf.schema.training.model import Model
 from trainer.distributed.batch import DeviceBatch
+from trainer.extension import load_extension
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
 from trainer.models.shared_prompt import PromptGroup, prompt_group, response_hidden_states, scatter_to_columns
@@ -103,6 +105,9 @@ def policy_loss_terms(logprob: jax.Array, entropy: jax.Array, batch: DeviceBatch
     if loop.loss_type == "rloo":
         penalty = penalty * lengths  # summed over the response, like its reward
 
+    if loop.loss_type not in GRPO_LOSSES:
+        own = load_extension("policy loss", loop.loss_type, "loop.loss_type", loop.loss_options)
+        surrogate = -own(logprob, old, batch["advantage"][:, None], mask)
     found["loss"] = _aggregate_loss((penalty - surrogate) * mask, lengths, mask, weight, loop)
     apart = jnp.abs(batch["old"] - batch["sampler"]) * every
     return found | {
@@ -145,12 +150,12 @@ def _kl_penalty(difference: jax.Array, estimator: str) -> jax.Array:
 def _aggregate_loss(terms: jax.Array, lengths: jax.Array, mask: jax.Array, weight: jax.Array, loop: GrpoLoop) -> Mean:
     """Aggregate per-token terms [B, T - 1], which are 0 where the mask is, into the loss."""
     match loop.loss_type:
-        case "token_mean" | "dapo":
-            return Mean(terms.sum(), mask.sum())
         case "dr_grpo":
             return Mean(terms.sum(), weight.sum() * loop.max_new_tokens)
-        case _:
+        case "grpo" | "gspo" | "rloo":
             return Mean((terms / lengths).sum(), weight.sum())
+        case _:
+            return Mean(terms.sum(), mask.sum())
 
 
 def supervised_loss(cfg: Model) -> LossFn:

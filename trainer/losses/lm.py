@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from conf.schema.training.loop import LmLoop
 from conf.schema.training.model import Model
 from trainer.distributed.batch import DeviceBatch
+from trainer.extension import load_extension
 from trainer.losses import token_logprobs
 from trainer.models import decoder
 from trainer.models.weights import Params
@@ -22,16 +24,31 @@ EvalFn = Callable[[Params, jax.Array, DeviceBatch], MetricSums]
 """Maps (weights, bytes of each token [vocab], batch) to metric sums."""
 
 
-def loss(cfg: Model) -> LossFn:
-    """Return the cross-entropy loss of the weighted targets, in nats.
+def loss(cfg: Model, loop: LmLoop | None = None) -> LossFn:
+    """Return the loss of the weighted targets: the cross-entropy in nats, or the user's own (`loop.loss`).
 
     A batch holds `tokens`, `targets` and `weights` [B, T], plus `segments` and `positions` if documents share a row.
     """
+    if loop is not None and loop.loss != "cross_entropy":
+        return _own_loss(cfg, loop)
 
     def sums(params: Params, batch: DeviceBatch) -> MetricSums:
         hidden = _hidden_states(params, cfg, batch)
         nats = token_logprobs.cross_entropy(hidden, params, batch["targets"], batch["weights"], cfg)
         return {"loss": Mean(nats, batch["weights"].sum())}
+
+    return sums
+
+
+def _own_loss(cfg: Model, loop: LmLoop) -> LossFn:
+    own = load_extension("token loss", loop.loss, "loop.loss", loop.loss_options)
+
+    def sums(params: Params, batch: DeviceBatch) -> MetricSums:
+        hidden, weight = _hidden_states(params, cfg, batch), batch["weights"]
+        logprobs, entropy = token_logprobs.token_logprobs(hidden, params, batch["targets"], cfg)
+        terms = own(logprobs, entropy)
+        total = weight.sum()
+        return {"loss": Mean((terms * weight).sum(), total), "cross_entropy": Mean(-(logprobs * weight).sum(), total)}
 
     return sums
 

@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
+from trainer.extension import model_family
 from trainer.models.attention import self_attention, soft_cap
 from trainer.models.layers import apply_rope, linear, map_chunks, mlp, norm, rope_inv_freq
 from trainer.models.weights import Params
@@ -52,6 +53,8 @@ def forward(
     of its row with the same number in `segments` [B, T]; None means each row is one document. Give padding its own
     segment, 0, or place it on the right; ignore its output. attention: replaces the default attention.
     """
+    if cfg.implementation is not None:
+        return model_family(cfg.implementation).forward(params, cfg, tokens, positions, segments)
     if attention is None:
         attention = partial(_causal_attention, segments=segments, cfg=cfg)
     x = embed(params, cfg, tokens, positions)

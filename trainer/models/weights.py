@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
+from trainer.extension import model_family
 
 Params = dict[str, Any]
 """The weights: arrays in the tree of `weight_table`."""
@@ -43,6 +44,9 @@ class _Inits:
 
 def weight_table(cfg: Model) -> Params:
     """Return the tree of every `Weight` of the model."""
+    if cfg.implementation is not None:
+        own = model_family(cfg.implementation).weights(cfg)
+        return jax.tree.map(lambda entry: Weight(*entry), own, is_leaf=lambda entry: isinstance(entry, tuple))
     inits = _inits(cfg)
     table = {
         "embedding": Weight((cfg.vocab_size, cfg.dim), ("vocab", "embed"), inits.embedding),

@@ -1,6 +1,6 @@
 """The optimizer: clip the global gradient norm, compute a direction for each weight, and step along it.
 
-Directions come from Adam, Adafactor and Muon; per-weight settings are in `rules`.
+Directions come from Adam, Adafactor, Muon or a rule of the user's own; per-weight settings are in `rules`.
 """
 
 from collections.abc import Hashable, Mapping
@@ -13,8 +13,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import DictKey, keystr
 
 from conf.schema.training.model import Model
-from conf.schema.training.optimizer import Adafactor, Adamw, Muon, Optimizer
+from conf.schema.training.optimizer import Adafactor, Adamw, CustomOptimizer, Muon, Optimizer
 from trainer.distributed import mesh as meshes
+from trainer.extension import load_extension
 from trainer.models.weights import weight_table
 from trainer.optimizer import adafactor, muon
 from trainer.optimizer.matrices import MatrixView, matrix_views
@@ -48,6 +49,8 @@ def _direction(opt: Optimizer, cfg: Model, rule: UpdateRule) -> optax.GradientTr
     match opt:
         case Muon() if rule.is_muon:
             return muon.scale_by_muon(opt, cfg)
+        case CustomOptimizer():
+            return load_extension("optimizer rule", opt.rule, "optimizer.rule", opt.options)()
         case Adafactor():
             return adafactor.scale_by_adafactor(opt, cfg)
         case Adamw() | Muon():

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from conf.schema.training.model import Model
-from conf.schema.training.optimizer import Adafactor, Muon, MuonParamGroup, Optimizer, ParamGroup
+from conf.schema.training.optimizer import Adafactor, CustomOptimizer, Muon, MuonParamGroup, Optimizer, ParamGroup
 from conf.schema.training.run_yaml import RunFileError
 from trainer.optimizer.matrices import MatrixView, matrix_views
 
@@ -64,6 +64,8 @@ def _update_rule(opt: Optimizer, cfg: Model, path: str, view: MatrixView) -> Upd
         return _muon_rule(opt, cfg, view, group)
     base = opt.adamw if isinstance(opt, Muon) else opt
     lr, decay = _group_lr(group, base.lr, cfg), _group_weight_decay(group, base.weight_decay)
+    if isinstance(base, CustomOptimizer):
+        return UpdateRule("custom", lr, decay)
     if isinstance(base, Adafactor):
         return UpdateRule("adafactor_layers" if view.is_stacked else "adafactor", lr, decay)
     own = (getattr(group, name, None) for name in ("b1", "b2"))

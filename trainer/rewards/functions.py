@@ -4,14 +4,10 @@ They must be deterministic. `pool.RewardPool` runs them in worker processes unde
 slow, hangs or crashes on some responses does not harm the run.
 """
 
-import importlib
-from collections.abc import Callable
-
-from conf.schema.training.run_yaml import RunFileError
+from conf.extension import Reward
+from trainer.extension import load_extension
 from trainer.rewards.equal import is_equal
 from trainer.rewards.extract import MAX_RESPONSE_CHARS, extract_answer, extract_boxed, has_marked_answer
-
-Reward = Callable[[str, str], float]
 
 
 def answer_match(response: str, answer: str) -> float:
@@ -48,11 +44,4 @@ def resolve(name: str) -> Reward:
     """Return a function by its name in REWARDS, or `module:function`. Raises RunFileError if it does not exist."""
     if name in REWARDS:
         return REWARDS[name]
-    module, _, function = name.partition(":")
-    try:
-        found: Reward | None = getattr(importlib.import_module(module), function, None)
-    except Exception as error:
-        raise RunFileError(f"loop.rewards: cannot import {module}: {error!r}") from error
-    if not callable(found):
-        raise RunFileError(f"loop.rewards: module {module} has no function {function}")
-    return found
+    return load_extension("reward", name, "loop.rewards")

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from conf.extension import Reference
 from conf.schema.base import VOLATILE, Strict
 from conf.schema.infra.topology import Topology, tpu_type_table
 
@@ -95,6 +96,12 @@ class Code(Strict):
     )
     repository: Annotated[Repository | None, VOLATILE] = Field(
         description="Git repository to ship, at a fixed commit. null: the one that contains the current folder."
+    )
+    modules: Annotated[tuple[str, ...], VOLATILE] = Field(
+        description="Folders whose Python files are shipped beside the bundled trainer, where module:name finds them."
+    )
+    checks: Annotated[tuple[Reference, ...], VOLATILE] = Field(
+        description="module:name of functions of your own that find mistakes in a config (docs/extend.md)."
     )
     stand_in: bool = Field(description="Ship Slipway's small stand-ins for the guides' programs. Used by scale=tiny.")
 

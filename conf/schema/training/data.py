@@ -1,12 +1,13 @@
 """Training data: the section `data` of `run.yaml`. Fields have no defaults: values live only in YAML."""
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from conf.extension import Reference
 from conf.schema.base import Strict
-from conf.schema.training.prompts import ArithmeticData, Gsm8kData, template_columns
+from conf.schema.training.prompts import ArithmeticData, CustomQuestions, Gsm8kData, template_columns
 
 PATH_HELP = "Local path, gs://… or assets://NAME/FILE. * and ** match many files, which are read in sorted order."
 
@@ -109,4 +110,16 @@ class ParquetData(TableData):
     kind: Literal["parquet"]
 
 
-Data = Annotated[TextData | JsonlData | ParquetData | ArithmeticData | Gsm8kData, Field(discriminator="kind")]
+class CustomDocuments(Corpus):
+    """Texts from a function of the user's own (docs/extend.md)."""
+
+    kind: Literal["documents"]
+    source: Reference = Field(description="module:name of a function from a path to a sequence of texts.")
+    options: dict[str, Any] = Field(description="Keyword arguments of the function.")
+    packing: Literal["stream", "documents"] = Field(description="As for jsonl.")
+
+
+Data = Annotated[
+    TextData | JsonlData | ParquetData | CustomDocuments | ArithmeticData | Gsm8kData | CustomQuestions,
+    Field(discriminator="kind"),
+]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from conf.extension import PATTERN, OrReference, Reference
 from conf.schema.base import Strict
 from conf.schema.training.settings import Mesh
 
@@ -75,6 +76,10 @@ class LmLoop(Strict):
         le=1_048_576,
         description="Maximum rows per device at a time; gradients are accumulated. null: all rows at once.",
     )
+    loss: Annotated[str, OrReference(("cross_entropy",))] = Field(
+        description="Loss of each token: cross_entropy, or module:name of your own function (docs/extend.md)."
+    )
+    loss_options: dict[str, Any] = Field(description="Keyword arguments of a loss of your own.")
     eval_interval: int = Field(ge=1, description="Updates between evaluations. Another one follows the last update.")
     eval_batches: int = Field(ge=1, description="Validation batches per evaluation, of an update's size.")
     text_samples: TextSamples
@@ -122,11 +127,12 @@ def _nearest_multiples(number: int, of: int) -> list[int]:
     return [n for n in (below, below + of) if n]
 
 
+GRPO_LOSSES = ("grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo")
 REWARDS = ("answer_match", "boxed", "format", "length")
 
 
 def _known_reward(name: str) -> str:
-    if name not in REWARDS and not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
+    if name not in REWARDS and not re.fullmatch(PATTERN, name):
         raise ValueError(f"unknown reward {name!r}; choices: {', '.join(REWARDS)}, module:function")
     return name
 
@@ -170,9 +176,11 @@ class GrpoLoop(Strict):
     max_new_tokens: int = Field(ge=1, le=1_048_576, description="Maximum tokens per response.")
     temperature: float = Field(gt=0, le=100, description="Sampling temperature.")
     sampler: Sampling
-    loss_type: Literal["grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo"] = Field(
-        description="Loss: whether the ratio is per token or per response, and how the mean is taken."
+    loss_type: Annotated[str, OrReference(GRPO_LOSSES)] = Field(
+        description="Loss: whether the ratio is per token or per response, and how the mean is taken. module:name: the "
+        "loss of each token, from your own function (docs/extend.md)."
     )
+    loss_options: dict[str, Any] = Field(description="Keyword arguments of a loss_type of your own.")
     clip_ratio_low: float | None = Field(
         gt=0, lt=1, description="A ratio below 1 - clip_ratio_low gains nothing. null: no bound."
     )
@@ -224,6 +232,9 @@ class GrpoLoop(Strict):
         ge=1, le=1024, description="Answers sampled per test question, before and after GRPO. null: no test."
     )
     test_prompts: int | None = Field(ge=1, description="Number of test questions. null: the whole test set.")
+    evaluations: dict[str, Reference] = Field(
+        description="More metrics of evaluations, by name: module:name of a function of the answers (docs/extend.md)."
+    )
     transcripts: int = Field(ge=0, le=1000, description="Questions per evaluation whose answers are saved.")
 
     @field_validator("advantage_std", "filter_zero_variance_groups", "clip_ratio_high", mode="after")
@@ -286,4 +297,18 @@ class GrpoLoop(Strict):
         return _num_micro_batches(per_device * self.group_size, self.micro_batch_size)
 
 
-Loop = Annotated[LmLoop | GrpoLoop, Field(discriminator="kind")]
+class CustomLoop(Strict):
+    """A loop of the user's own (docs/extend.md)."""
+
+    kind: Literal["custom"]
+    run: Reference = Field(description="module:name of a function of (experiment, mesh, log), which trains.")
+    options: dict[str, Any] = Field(description="Keyword arguments of the function.")
+    steps: int = Field(ge=1, le=100_000_000, description="Optimizer updates, for progress and estimates.")
+
+    def accumulation(self, devices: int) -> int:
+        """Return 1: only the loop itself knows its batches."""
+        del devices
+        return 1
+
+
+Loop = Annotated[LmLoop | GrpoLoop | CustomLoop, Field(discriminator="kind")]

@@ -7,6 +7,7 @@ import yaml
 from pydantic import Field, model_validator
 
 import conf
+from conf.extension import Reference
 from conf.schema.base import Strict
 
 
@@ -92,6 +93,9 @@ class Model(Strict):
     weights: str | None = Field(
         min_length=1,
         description="Folder of initial weights, from `python -m trainer.convert` or Hugging Face. null: random.",
+    )
+    implementation: Reference | None = Field(
+        description="module:name of a model family of your own, for the lm loop (docs/extend.md). null: our decoder."
     )
     logit_chunk: int = Field(ge=1, le=1048576, description="Positions per sequence whose logits exist at a time.")
 

@@ -3,10 +3,11 @@
 Values live only in YAML. Keys that a parameter group omits keep the optimizer's values.
 """
 
-from typing import Annotated, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from conf.extension import Reference
 from conf.schema.base import Strict
 from conf.schema.training.schedule import ConstantSchedule, PiecewiseSchedule, Schedule
 
@@ -144,4 +145,14 @@ class Muon(_OptimizerBase[MuonParamGroup]):
         return changed.model_copy(update={"adamw": adamw})
 
 
-Optimizer = Annotated[Adamw | Adafactor | Muon, Field(discriminator="kind")]
+class CustomOptimizer(_OptimizerBase[ParamGroup]):
+    """A rule of the user's own, or of optax (docs/extend.md). Schedules, groups, clipping and decay are Slipway's."""
+
+    kind: Literal["custom"]
+    rule: Reference = Field(
+        description="module:name of a function that returns an optax transformation, e.g. optax:scale_by_lion."
+    )
+    options: dict[str, Any] = Field(description="Keyword arguments of the function.")
+
+
+Optimizer = Annotated[Adamw | Adafactor | Muon | CustomOptimizer, Field(discriminator="kind")]

@@ -1,10 +1,11 @@
 """Questions of the GRPO loop, whose answers can be checked, and the prompt around them."""
 
 from string import Formatter
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from conf.extension import Reference
 from conf.schema.base import Strict
 
 
@@ -32,6 +33,9 @@ class Prompt(Strict):
 
     system: str | None = Field(min_length=1, description="Text before everything else. null: none.")
     question: str = Field(description="Question text, with {question} as the placeholder.")
+    formatter: Reference | None = Field(
+        description="module:name of a function from a question to its text, in place of `question`."
+    )
     answer: str = Field(description="Worked answer of a shot or of the warm start, with {answer} as the placeholder.")
     between: str = Field(description="Separator of the parts with chat_template=none.")
     shots: tuple[Shot, ...] = Field(max_length=64, description="Worked examples before the question, in order.")
@@ -79,8 +83,29 @@ class ArithmeticData(QuestionData):
 
 
 class Gsm8kData(QuestionData):
-    """GSM8K rows: JSON Lines with "question" and "answer"."""
+    """JSON Lines with a question and an answer in two columns, by default those of GSM8K."""
 
     kind: Literal["gsm8k"]
     path: str = Field(min_length=1, description="Training rows: a local path, gs://… or assets://NAME/FILE.")
     eval_path: str = Field(min_length=1, description="Rows for evaluations.")
+    question_column: str = Field(min_length=1, description="Column with the question.")
+    answer_column: str = Field(min_length=1, description="Column with the correct answer, text or a number.")
+    answer_mark: str | None = Field(
+        min_length=1,
+        description="The correct answer follows this text, and the worked solution is before it, as "
+        "`#### ` in GSM8K. null: the whole column is the answer.",
+    )
+    solution_column: str | None = Field(
+        min_length=1,
+        description="Column with a worked solution, for the warm start. null: that of answer_column, or `#### ANSWER`.",
+    )
+
+
+class CustomQuestions(QuestionData):
+    """Questions from a function of the user's own (docs/extend.md)."""
+
+    kind: Literal["questions"]
+    source: Reference = Field(description="module:name of a function from a path to rows of question and answer.")
+    options: dict[str, Any] = Field(description="Keyword arguments of the function.")
+    path: str = Field(min_length=1, description="Given to the function for the training questions.")
+    eval_path: str = Field(min_length=1, description="Given to the function for the evaluations' questions.")

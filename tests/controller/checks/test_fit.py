@@ -86,7 +86,7 @@ def test_the_number_of_weights_is_about_right(state, model, billions):
 def test_slipway_fit_keeps_what_it_was_told(state, monkeypatch, capsys):
     """Also where an earlier answer stands against the run: it asks again."""
 
-    def answer(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+    def answer(command: list[str], check: bool, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
         Path(command[command.index("--out") + 1]).write_text(json.dumps(document(18.3)))
         return subprocess.CompletedProcess(command, 2)
 

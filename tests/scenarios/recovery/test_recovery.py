@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -84,6 +85,19 @@ def up(slipway: SlipwayCli, fault: str, *words: str) -> Recovered:
     return Recovered(code, out, err, [(time - struck, e["message"]) for time, e in told if e["kind"] == "note"])
 
 
+def keeps_notifications(slipway: SlipwayCli) -> str:
+    """The override for a notifier that writes down the events."""
+    module, told = slipway.repository / "slipway" / "my_kept_events.py", str(slipway.home / "told")
+    module.parent.mkdir()
+    module.write_text(f"def keep(event):\n    with open({told!r}, 'a') as file: print(event['event'], file=file)\n")
+    return "notify.notifier=my_kept_events:keep"
+
+
+def notified(slipway: SlipwayCli) -> list[str]:
+    sys.modules.pop("my_kept_events", None)  # the next test has another
+    return (slipway.home / "told").read_text().split()
+
+
 def deletions(slipway: SlipwayCli) -> int:
     """How many pods were deleted."""
     return len([request for request in slipway.mutations() if request.startswith("DELETE /tpu/")])
@@ -161,8 +175,9 @@ def test_an_own_program_is_told_of_a_preemption_if_it_asks_for_it(slipway: Slipw
     words = ("recovery.preemption_signal=SIGUSR1", "tpu=v5litepod_8", "cloud.operation_seconds=0")
     (slipway.repository / "train.py").write_text(SAVES)
     fault = "cloud.faults=[{kind: preempted, after_object: begun, notice_seconds: 600}]"
-    code, out, err = slipway("up", *RUN, *words, fault)
+    code, out, err = slipway("up", *RUN, *words, fault, keeps_notifications(slipway))
     assert (code, err) == (0, "")
+    assert notified(slipway) == ["preemption", "end"]
     assert "worker 0 received a preemption notice" in out
     assert (
         "preempted: worker 0 received a preemption notice; its program saved its state and exited; "
@@ -180,8 +195,9 @@ def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: SlipwayCli)
     file.parent.mkdir(parents=True)
     fix = {"overrides": ["loop.micro_batch_size=1", "model.remat=full"]}
     file.write_text(formats.dump({"programs": [], "fix": fix}))
-    code, _, err = slipway("up", *RUN, "tpu=v5litepod_8")
+    code, _, err = slipway("up", *RUN, "tpu=v5litepod_8", keeps_notifications(slipway))
     assert code == 5
+    assert notified(slipway) == ["failure"]
     assert "out of hbm: worker 0 exited with code 1; it failed first" in err
     assert "to fix: set loop.micro_batch_size=1 model.remat=full: it fits, as `slipway fit` found" in err
 

@@ -22,7 +22,14 @@ SPECIAL = [
     *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<|begin_of_text|>", "<|start_header_id|>"),
     *("<|end_header_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>"),
 ]
-BARE = {"system": None, "question": "{question}", "answer": "{answer}", "between": "\n\n", "shots": []}
+BARE = {
+    "system": None,
+    "formatter": None,
+    "question": "{question}",
+    "answer": "{answer}",
+    "between": "\n\n",
+    "shots": [],
+}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +73,13 @@ def test_a_question_cannot_end_its_turn(template: str, file: Path) -> None:
 
 
 def test_plain_text_has_shots_and_system_before_the_question(file: Path) -> None:
-    words = {"system": "Sums.", "question": "Q: {question}\nA:", "answer": " {answer}", "between": "\n--\n"}
+    words = {
+        "system": "Sums.",
+        "formatter": None,
+        "question": "Q: {question}\nA:",
+        "answer": " {answer}",
+        "between": "\n--\n",
+    }
     shots = [{"question": "1+1?", "answer": "#### 2"}, {"question": "{x}?", "answer": "{y}"}]
     asked = prompting(file, "none", words | {"shots": shots}, bos="<bos>", eos="<eos>")
     (question,) = asked.encode([Problem("2+{2}?", "4", "#### 4")])

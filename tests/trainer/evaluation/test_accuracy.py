@@ -106,7 +106,7 @@ def test_processes_share_the_checks_and_agree_with_one(checks, monkeypatch) -> N
 
 
 def _filled(own: dict, count: int) -> dict:
-    return {str(row): own.get(str(row), [0.0, None]) for row in range(count)}
+    return {str(row): own.get(str(row), [0.0, None, ""]) for row in range(count)}
 
 
 def test_no_test_where_none_is_wanted(checks) -> None:

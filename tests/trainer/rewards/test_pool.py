@@ -121,8 +121,11 @@ def test_workers_agree_on_the_order_of_sets() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("no_such_module_here:f", "cannot import no_such_module_here: ModuleNotFoundError"),
-        ("my_rewards:no_such_function", "module my_rewards has no function no_such_function"),
+        (
+            "no_such_module_here:f",
+            "reward no_such_module_here:f: cannot import no_such_module_here: ModuleNotFoundError",
+        ),
+        ("my_rewards:no_such_function", "reward .*: the module has no no_such_function; it has half"),
     ],
 )
 def test_a_reward_that_is_not_there_is_refused(name, words) -> None:

@@ -3,6 +3,7 @@
 The result is kept for `plan` and `up`.
 """
 
+import os
 import re
 import subprocess
 import tempfile
@@ -26,7 +27,9 @@ def run(command: Command) -> int:
         file.write_text(render(config, config.run.name, "bucket", anywhere))
         flags = ["--out", str(answer), *(["--json"] if command.flags.json else [])]
         asked = own_program("trainer.fit", str(file), *flags)
-        code = subprocess.run(asked, check=False).returncode
+        places = [*(str(Path.cwd() / name) for name in config.code.modules), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
+        code = subprocess.run(asked, env=environment, check=False).returncode
         if answer.is_file():
             kept = cache_file(config)
             try:

@@ -1,0 +1,259 @@
+"""What people plug in without touching the package: functions and classes of their own modules.
+
+A config names one as `module:name`. The module lies in a folder of `code.modules`, by default `./slipway`, and is
+shipped beside the trainer. Each kind is a Protocol here; its positional parameters and those of the plugged-in
+function are compared before anything is billed, and again on the workers. docs/extend.md has an example of each.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, Protocol
+
+from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema, core_schema
+
+Array = Any
+"""A `jax.Array`: this module is read by the controller too, which has no JAX."""
+PATTERN = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+"""A dotted module and a name in it."""
+JSON_SCHEMA = {"type": "string", "pattern": rf"^(\?\?\?|{PATTERN})$"}
+"""For editors; ??? stands for a value that a file leaves to its reader."""
+MODULES_FOLDER = "modules"
+"""Folder of the shipped code with the user's modules; it is on the trainer's module search path."""
+
+
+class ExtensionError(ValueError):
+    """A plugged-in function or class cannot be used. The message begins with the config key."""
+
+
+class Answered(NamedTuple):
+    """One answer of the policy to a question, as evaluations see it."""
+
+    prompt: str
+    response: str
+    answer: str
+    correct: bool
+
+
+class Reward(Protocol):
+    """Score a response: `loop.rewards`. It must be deterministic; it runs in a process of its own under a time limit.
+
+    response: what the policy wrote, without special tokens; answer: the correct answer. The reward is a finite number.
+    """
+
+    def __call__(self, response: str, answer: str, /) -> float: ...
+
+
+class Questions(Protocol):
+    """Return the questions of the GRPO loop: `data.source` of `data=questions`, with `data.options`.
+
+    path: `data.path`, then `data.eval_path`. Each row has the texts `question` and `answer`, and may have `solution`,
+    a worked response for the warm start; without it, that is `#### ANSWER`. Every process must get the same rows.
+    """
+
+    def __call__(self, path: str, /, **options: Any) -> Iterable[Mapping[str, str]]: ...
+
+
+class Documents(Protocol):
+    """Return the texts of the language-model loop: `data.source` of `data=documents`, with `data.options`.
+
+    path: `data.path`, or `data.eval_path`. The sequence needs `len` and indexing only, and the same index must give
+    the same text at any time, so that shuffling and resuming are exact.
+    """
+
+    def __call__(self, path: str, /, **options: Any) -> Sequence[str]: ...
+
+
+class Prompt(Protocol):
+    """Return the text of a question in a prompt: `data.prompt.formatter`, in place of `data.prompt.question`.
+
+    A chat template still puts it into the user's turn, and `data.prompt.shots` pass through it too.
+    """
+
+    def __call__(self, question: str, /) -> str: ...
+
+
+class Evaluation(Protocol):
+    """Return metrics of a GRPO evaluation: `loop.evaluations`, called with the answers to the held-out questions.
+
+    It runs on every process with the same answers, whenever accuracy is measured. Each number is logged as
+    `eval_<name in loop.evaluations>_<name here>`.
+    """
+
+    def __call__(self, answers: Sequence[Answered], /) -> Mapping[str, float]: ...
+
+
+class PolicyLoss(Protocol):
+    """Return the loss of each token, float32 [B, T]: `loop.loss_type` of GRPO, with `loop.loss_options`.
+
+    logprobs: log-probabilities of the response's tokens under the policy, in nats, float32 [B, T]; old_logprobs: under
+    the policy that drew them; advantages: float32 [B, 1]; mask: 1 for tokens that count, [B, T]. The trainer takes the
+    mean over the tokens that count, on all devices, and adds KL and entropy terms by their coefficients.
+    """
+
+    def __call__(
+        self, logprobs: Array, old_logprobs: Array, advantages: Array, mask: Array, /, **options: Any
+    ) -> Array: ...
+
+
+class TokenLoss(Protocol):
+    """Return the loss of each token, float32 [B, T]: `loop.loss` of the language-model loop, with `loop.loss_options`.
+
+    logprobs: log-probabilities of the targets, in nats, float32 [B, T]; entropy: of each distribution, in nats, [B, T].
+    The trainer takes the mean over the tokens that count. Evaluations keep reporting the cross-entropy.
+    """
+
+    def __call__(self, logprobs: Array, entropy: Array, /, **options: Any) -> Array: ...
+
+
+class OptimizerRule(Protocol):
+    """Return an optax transformation from gradients to directions: `optimizer.rule` of `optimizer=custom`.
+
+    It gets `optimizer.options`. The trainer clips gradients before it, and multiplies directions by minus the learning
+    rate and adds weight decay after it. Its state may hold trees like the weights, which are sharded like them.
+    """
+
+    def __call__(self, **options: Any) -> Any: ...
+
+
+class Loop(Protocol):
+    """Train: `loop.run` of `loop=custom`, with `loop.options`, on every process.
+
+    experiment: the whole run.yaml, a `RunFile`; mesh: a `jax.sharding.Mesh` of all devices; log: a `MetricsLogger` with
+    `log(step, phase, **metrics)` and `summarize(**results)`. It must resume from its own checkpoints in
+    `experiment.dir`.
+    """
+
+    def __call__(self, experiment: Any, mesh: Any, log: Any, /, **options: Any) -> None: ...
+
+
+class ModelFamily(Protocol):
+    """A decoder for the language-model loop: `model.implementation`, a class without arguments or a module's object."""
+
+    def weights(self, cfg: Any, /) -> Mapping[str, Any]:
+        """Return a tree of (shape, axes, initializer) for every weight.
+
+        axes: the logical axis of each dimension, e.g. ("embed", "hidden"), as in `trainer/distributed/mesh.py`; None is
+        never split. initializer: as in `jax.nn.initializers`. It must have `embedding` [vocab, dim], and `unembedding`
+        of the same shape unless `model.tie_word_embeddings`.
+        """
+        ...
+
+    def forward(self, params: Mapping[str, Any], cfg: Any, tokens: Array, positions: Array, segments: Any, /) -> Array:
+        """Return the last hidden states, [B, T, dim], for tokens and positions [B, T]; see `decoder.forward`."""
+        ...
+
+
+class CheckFunction(Protocol):
+    """Yield what is wrong with a config, as (key, message) pairs: `code.checks`. Each is an error of `slipway plan`."""
+
+    def __call__(self, config: Any, /) -> Iterable[tuple[str, str]]: ...
+
+
+class Notifier(Protocol):
+    """Tell someone about an event of a run: `notify.notifier`, called by the machine that drives the run.
+
+    event: `text`, `event` (end, failure or preemption), `run`, `pod`, `verdict` and `results`, as JSON data. An
+    exception from it is a warning.
+    """
+
+    def __call__(self, event: Mapping[str, Any], /) -> None: ...
+
+
+PROTOCOLS: Mapping[str, type] = {
+    "reward": Reward,
+    "questions": Questions,
+    "documents": Documents,
+    "prompt": Prompt,
+    "evaluation": Evaluation,
+    "policy loss": PolicyLoss,
+    "token loss": TokenLoss,
+    "optimizer rule": OptimizerRule,
+    "loop": Loop,
+    "model family": ModelFamily,
+    "check": CheckFunction,
+    "notifier": Notifier,
+}
+"""Every kind, by its name in messages."""
+
+
+def _is_reference(value: str) -> str:
+    if not re.fullmatch(PATTERN, value):
+        raise ValueError("must be module:name, such as my_module:my_function")
+    return value
+
+
+Reference = Annotated[str, AfterValidator(_is_reference), WithJsonSchema(JSON_SCHEMA)]
+"""`module:name`."""
+
+
+@dataclass(frozen=True)
+class OrReference:
+    """Marks a text as one of Slipway's own choices, or `module:name`."""
+
+    choices: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._known, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        del schema, handler
+        return {"anyOf": [{"type": "string", "enum": list(self.choices)}, JSON_SCHEMA]}
+
+    def _known(self, value: str) -> str:
+        if value not in self.choices and not re.fullmatch(PATTERN, value):
+            raise ValueError(f"must be one of {', '.join(self.choices)}, or module:name")
+        return value
+
+
+def positional(kind: str) -> tuple[str, ...]:
+    """Return the positional parameters with which a function of this kind is called."""
+    parameters = [*inspect.signature(PROTOCOLS[kind].__call__).parameters.values()][1:]
+    return tuple(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+
+
+def call_problem(signature: inspect.Signature, kind: str, options: Iterable[str]) -> str:
+    """Return why a function of this signature cannot be called as its kind with these options; empty if it can."""
+    arguments = positional(kind)
+    try:
+        signature.bind(*arguments, **dict.fromkeys(options))
+    except TypeError as error:
+        called = ", ".join([*arguments, *(f"{name}=…" for name in options)])
+        return f"takes {signature}, but is called as ({called}): {error}"
+    return ""
+
+
+def load(kind: str, reference: str, key: str, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """Import what a config names and compare its signature with its kind.
+
+    Args:
+        kind: a name in PROTOCOLS.
+        reference: `module:name`.
+        key: config key, for messages.
+        options: keyword arguments that it will be called with.
+
+    Raises:
+        ExtensionError: the module cannot be imported, lacks the name, or the signature does not fit.
+    """
+    module_name, _, name = reference.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ExtensionError(f"{key}: {kind} {reference}: cannot import {module_name}: {error!r}") from error
+    found = getattr(module, name, None)
+    if found is None:
+        own = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        raise ExtensionError(
+            f"{key}: {kind} {reference}: the module has no {name}; it has {', '.join(own) or 'nothing'}"
+        )
+    if kind != "model family":
+        try:
+            problem = call_problem(inspect.signature(found), kind, options or {})
+        except (TypeError, ValueError):  # not callable, or without a signature, as some of C
+            problem = "" if callable(found) else "is not callable"
+        if problem:
+            raise ExtensionError(f"{key}: {kind} {reference} {problem}")
+    return found

@@ -1,0 +1,194 @@
+"""The user's own modules, which a config names as `module:name`: their files, and what they define.
+
+Nothing is imported here: modules may need JAX, which the controller does not load. The syntax tree tells which names a
+module defines and how its functions are called.
+"""
+
+import ast
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import conf
+from conf.extension import MODULES_FOLDER
+from conf.schema.config import Config
+from controller.core.errors import ConfigError
+from controller.inputs.references import references
+
+OURS = ("conf", "controller", "slipway", "trainer")
+DEFAULT_FOLDER = "slipway"
+
+
+class DefinitionError(ValueError):
+    """A module or a name in it does not exist, or cannot be used; the message says which."""
+
+
+def module_files(config: Config, folder: Path) -> dict[str, Path]:
+    """Return the Python files of `code.modules` by their path below the folder on the module search path.
+
+    Args:
+        config: its `code.modules` are relative to `folder`.
+        folder: the user's current folder.
+
+    Raises:
+        ConfigError: a folder is missing, or two of them have the same file.
+    """
+    import pathspec
+
+    spec = pathspec.GitIgnoreSpec.from_lines(config.code.exclude)
+    found: dict[str, Path] = {}
+    for name in config.code.modules:
+        root = folder / Path(name).expanduser()
+        if not root.is_dir() and name != DEFAULT_FOLDER:
+            raise ConfigError(f"code.modules: there is no folder {root}; set the folders with your Python files")
+        for path in sorted(root.rglob("*.py")):
+            relative = path.relative_to(root)
+            hidden = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
+            if hidden or not path.is_file() or spec.match_file(relative.as_posix()):
+                continue
+            if relative.as_posix() in found:
+                message = f"{found[relative.as_posix()]} and {path} would be the same module; rename one"
+                raise ConfigError(f"code.modules: {message}")
+            found[relative.as_posix()] = path
+    return found
+
+
+@contextmanager
+def on_search_path(config: Config, *folders: Path) -> Iterator[None]:
+    """Make the modules of `code.modules` in these folders importable, behind everything else.
+
+    Only what runs on the machine that drives the run is imported: checks and notifiers.
+    """
+    added = [str(place) for folder in folders for name in config.code.modules if (place := folder / name).is_dir()]
+    added += [str(place) for folder in folders if (place := folder / MODULES_FOLDER).is_dir()]
+    sys.path.extend(added)
+    try:
+        yield
+    finally:
+        for entry in added:
+            sys.path.remove(entry)
+
+
+def shipped_modules(config: Config, folder: Path) -> dict[str, Path]:
+    """Return the files of `module_files` by their path in the shipped code; none if the config names nothing in them.
+
+    A run without modules of the user's own stays the same run, whatever else is in the folder.
+    """
+    if not references(config):
+        return {}
+    return {f"{MODULES_FOLDER}/{name}": path for name, path in module_files(config, folder).items()}
+
+
+def find_signature(reference: str, files: Mapping[str, Path], *, installed: bool) -> inspect.Signature | None:
+    """Return the signature of what `module:name` means; None if only an import could tell.
+
+    Args:
+        reference: `module:name`.
+        files: as from `module_files`.
+        installed: whether the program uses this machine's Python packages.
+
+    Raises:
+        DefinitionError: there is no such module or name.
+    """
+    module, _, name = reference.partition(":")
+    path = _source(module, files, installed=installed)
+    if path is None:
+        return None
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        raise DefinitionError(f"{path}, line {error.lineno}: {error.msg}") from None
+    defined = {defined: node for node in tree.body for defined in _defined_names(node)}
+    if name in defined:
+        return _signature(defined[name])
+    if "*" in defined or "__getattr__" in defined:
+        return None
+    own = [n for n, node in defined.items() if isinstance(node, ast.FunctionDef | ast.ClassDef) and n[0] != "_"]
+    raise DefinitionError(f"{path} defines no {name}; it defines {', '.join(own) or 'no function'}")
+
+
+def taken_names(files: Mapping[str, Path]) -> Iterator[tuple[Path, str]]:
+    """Yield the files whose module would not be found, because another of that name comes first, and that other."""
+    seen: set[str] = set()
+    for relative, path in files.items():
+        top = Path(relative).parts[0].removesuffix(".py")
+        if top in seen:
+            continue
+        seen.add(top)
+        if top in OURS or top in sys.stdlib_module_names:
+            yield path, "Slipway" if top in OURS else "Python's standard library"
+        elif top in locked_packages():
+            yield path, f"the package {top}"
+
+
+def locked_packages() -> set[str]:
+    """Return the import names of the packages that env.packages=lock installs, which nearly always are their names."""
+    lines = (Path(conf.__file__).parent / "requirements.txt").read_text().splitlines()
+    return {line.partition("==")[0].replace("-", "_").lower() for line in lines if line[:1].isalnum()}
+
+
+def _source(module: str, files: Mapping[str, Path], *, installed: bool) -> Path | None:
+    """Return the file of a module; None if it is in a package whose files cannot be found without importing it."""
+    relative = module.replace(".", "/")
+    for name in (f"{relative}.py", f"{relative}/__init__.py"):
+        if name in files:
+            return files[name]
+    top, _, rest = module.partition(".")
+    known = top in OURS or top in sys.stdlib_module_names or top in locked_packages()
+    if not known and not installed:
+        names = sorted(name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files)
+        there = f"there are {', '.join(names)}" if names else "there are none"
+        raise DefinitionError(f"no module {module} in the folders of code.modules, which are shipped; {there}")
+    spec = None if top == "__main__" else importlib.util.find_spec(top)
+    if spec is None:
+        raise DefinitionError(f"no module {module} in the folders of code.modules, and no package {top} is installed")
+    if not rest:
+        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    for place in spec.submodule_search_locations or ():
+        for name in (f"{rest.replace('.', '/')}.py", f"{rest.replace('.', '/')}/__init__.py"):
+            if (Path(place) / name).is_file():
+                return Path(place) / name
+    return None
+
+
+def _defined_names(node: ast.stmt) -> Iterator[str]:
+    """Yield the names that a statement of a module's body may define; `*` stands for unknown ones."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in names)
+        case ast.Assign(targets=targets):
+            yield from (n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name))
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            yield name
+        case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
+            for child in ast.iter_child_nodes(node):
+                for statement in [child] if isinstance(child, ast.stmt) else getattr(child, "body", ()):
+                    yield from _defined_names(statement)
+        case _:
+            pass
+
+
+def _signature(node: ast.stmt) -> inspect.Signature | None:
+    """Return the signature of a function without decorators; None for what only an import could tell."""
+    if not isinstance(node, ast.FunctionDef) or node.decorator_list:
+        return None
+    made, empty = list[inspect.Parameter](), inspect.Parameter.empty
+    given = node.args
+    plain = [*((a, inspect.Parameter.POSITIONAL_ONLY) for a in given.posonlyargs)]
+    plain += [(a, inspect.Parameter.POSITIONAL_OR_KEYWORD) for a in given.args]
+    first_default = len(plain) - len(given.defaults)
+    for i, (argument, kind) in enumerate(plain):
+        made.append(inspect.Parameter(argument.arg, kind, default=... if i >= first_default else empty))
+    if given.vararg:
+        made.append(inspect.Parameter(given.vararg.arg, inspect.Parameter.VAR_POSITIONAL))
+    for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        value = empty if default is None else ...
+        made.append(inspect.Parameter(argument.arg, inspect.Parameter.KEYWORD_ONLY, default=value))
+    if given.kwarg:
+        made.append(inspect.Parameter(given.kwarg.arg, inspect.Parameter.VAR_KEYWORD))
+    return inspect.Signature(made)

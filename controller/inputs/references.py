@@ -1,0 +1,59 @@
+"""Where a config names the user's own functions and classes, as `module:name`."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from conf.schema.config import Config
+from conf.schema.training.data import CustomDocuments
+from conf.schema.training.loop import GRPO_LOSSES, REWARDS, CustomLoop, GrpoLoop, LmLoop
+from conf.schema.training.optimizer import CustomOptimizer
+from conf.schema.training.prompts import CustomQuestions, QuestionData
+
+
+class Use(NamedTuple):
+    """A function or class that a config names. kind: as in `conf.extension.PROTOCOLS`."""
+
+    kind: str
+    key: str
+    reference: str
+    options: Mapping[str, Any] = {}
+
+
+def references(config: Config) -> list[Use]:
+    """Return everything of the user's own that the config names."""
+    return [*trainer_references(config), *controller_references(config)]
+
+
+def controller_references(config: Config) -> Iterator[Use]:
+    """Yield what runs on the machine that drives the run."""
+    for reference in config.code.checks:
+        yield Use("check", "code.checks", reference)
+    if config.notify.notifier is not None:
+        yield Use("notifier", "notify.notifier", config.notify.notifier)
+
+
+def trainer_references(config: Config) -> Iterator[Use]:
+    """Yield what runs on the workers."""
+    if config.program.kind != "trainer":
+        return
+    data, loop, opt, model = config.data, config.loop, config.optimizer, config.model
+    if isinstance(data, CustomQuestions | CustomDocuments):
+        kind = "questions" if isinstance(data, CustomQuestions) else "documents"
+        yield Use(kind, "data.source", data.source, data.options)
+    if isinstance(data, QuestionData) and data.prompt.formatter is not None:
+        yield Use("prompt", "data.prompt.formatter", data.prompt.formatter)
+    if isinstance(opt, CustomOptimizer):
+        yield Use("optimizer rule", "optimizer.rule", opt.rule, opt.options)
+    if model is not None and model.implementation is not None:
+        yield Use("model family", "model.implementation", model.implementation)
+    match loop:
+        case GrpoLoop():
+            yield from (Use("reward", "loop.rewards", name) for name in loop.rewards if name not in REWARDS)
+            for name, reference in loop.evaluations.items():
+                yield Use("evaluation", f"loop.evaluations.{name}", reference)
+            if loop.loss_type not in GRPO_LOSSES:
+                yield Use("policy loss", "loop.loss_type", loop.loss_type, loop.loss_options)
+        case LmLoop() if loop.loss != "cross_entropy":
+            yield Use("token loss", "loop.loss", loop.loss, loop.loss_options)
+        case CustomLoop():
+            yield Use("loop", "loop.run", loop.run, loop.options)

@@ -1,0 +1,77 @@
+"""Names of the user's own functions: their form, and what is said of one that does not fit."""
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from conf import extension
+from conf.extension import ExtensionError, OrReference, Reference
+
+
+@pytest.mark.parametrize("text", ["a:b", "a.b_c:D", "_a:_b"])
+def test_a_reference_names_a_module_and_a_name_in_it(text: str) -> None:
+    assert TypeAdapter(Reference).validate_python(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "a", "a:", ":b", "a/b:c", "a:b.c:d", "a..b:c", "1a:b", "a:b "])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="must be module:name"):
+        TypeAdapter(Reference).validate_python(text)
+
+
+def test_a_choice_may_be_a_reference() -> None:
+    adapter = TypeAdapter(Annotated[str, OrReference(("one", "two"))])
+    assert [adapter.validate_python(text) for text in ("two", "a:b")] == ["two", "a:b"]
+    with pytest.raises(ValidationError, match="must be one of one, two, or module:name"):
+        adapter.validate_python("three")
+
+
+def test_every_kind_says_how_it_is_called() -> None:
+    assert extension.positional("reward") == ("response", "answer")
+    assert extension.positional("optimizer rule") == ()
+    for kind, protocol in extension.PROTOCOLS.items():
+        assert inspect.getdoc(protocol), kind
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plugged.py").write_text(
+        "def reward(response, answer, bonus=0): return bonus\n"
+        "def one(response): return 0\n"
+        "def keyword(response, answer, *, scale): return scale\n"
+        "class Scorer:\n    def __call__(self, response, answer): return 1\n"
+        "scorer, number = Scorer(), 3\n"
+    )
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("module")
+def test_what_fits_is_loaded() -> None:
+    assert extension.load("reward", "plugged:reward", "loop.rewards")("", "") == 0
+    assert extension.load("reward", "plugged:scorer", "loop.rewards")("", "") == 1
+    assert extension.load("reward", "plugged:keyword", "loop.rewards", {"scale": 2})("", "", scale=2) == 2
+    del sys.modules["plugged"]
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("reference", "options", "message"),
+    [
+        ("nowhere:f", {}, "cannot import nowhere: ModuleNotFoundError"),
+        ("broken:f", {}, "cannot import broken: ZeroDivisionError"),
+        ("plugged:rewrad", {}, "the module has no rewrad; it has reward, one, keyword, Scorer, scorer"),
+        ("plugged:number", {}, "is not callable"),
+        ("plugged:one", {}, r"takes \(response\), but is called as \(response, answer\): too many positional"),
+        ("plugged:reward", {"scale": 1}, r"is called as \(response, answer, scale=…\): got an unexpected keyword"),
+        ("plugged:keyword", {}, "missing a required .*scale"),
+    ],
+)
+def test_what_does_not_fit_is_named(reference: str, options: dict[str, int], message: str) -> None:
+    with pytest.raises(ExtensionError, match=f"loop.rewards: reward {reference}:? .*{message}"):
+        extension.load("reward", reference, "loop.rewards", options)
+    sys.modules.pop("plugged", None)

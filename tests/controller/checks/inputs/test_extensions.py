@@ -1,0 +1,115 @@
+"""What a config names of the user's own is found, or is a finding, before anything is billed."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from conf.schema.config import Config
+from controller.checks.preflight import preflight
+from controller.config.compose import compose
+from controller.inputs.references import references
+from tests.paths import ROOT
+
+GRPO = ["+experiment=quickstart"]
+LM = ["data=text", "data.path=/etc/hostname", "model=tiny", "loop=lm", "optimizer=adamw", "cloud=local"]
+EVERYTHING = [
+    *("data=questions", "data.source=my_questions:products", "data.options={largest: 7}", "model=tiny", "cloud=local"),
+    *("loop=grpo", r"loop.rewards={my_reward\:brief: 1.0}", "loop.loss_type=my_losses:cispo"),
+    *("loop.evaluations={style: my_evaluation:style}", "data.prompt.formatter=my_prompt:terse"),
+    *("optimizer=custom", "optimizer.rule=my_optimizer:signs", "notify.notifier=my_notifier:to_file"),
+]
+LANGUAGE = [
+    *("data=documents", "data.source=my_documents:counting", "model=tiny", "loop=lm", "optimizer=adamw", "cloud=local"),
+    *("loop.loss=my_losses:focal", "loop.loss_options={gamma: 1.0}", "model.implementation=my_model:GatedAverage"),
+    *("code.checks=[my_check:runs_have_owners]", "run.name=ada-lm"),
+]
+
+
+def compose_config(*overrides: str) -> Config:
+    found, problems = compose(overrides)
+    assert not problems
+    assert found is not None
+    return found
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project outside the repository, with the examples of docs/extend.md."""
+    shutil.copytree(ROOT / "docs" / "extend", tmp_path / "slipway")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "slipway"
+
+
+def words(*overrides: str) -> list[str]:
+    return [f"{f.check}: {f}" for f in preflight(compose_config(*overrides)) if f.severity == "error"]
+
+
+@pytest.mark.parametrize("overrides", [EVERYTHING, LANGUAGE])
+def test_the_examples_have_no_findings_and_are_not_imported(overrides: list[str]) -> None:
+    before = {*sys.modules}
+    used = references(compose_config(*overrides))
+    assert len(used) == (7 if overrides is EVERYTHING else 4)
+    assert words(*overrides) == []
+    assert {name for name in {*sys.modules} - before if name.startswith("my_")} <= {"my_check"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            [*GRPO, r"loop.rewards={my_rewards\:brief: 1.0}"],
+            "extension: loop.rewards: reward my_rewards:brief: no module",
+        ),
+        ([*GRPO, r"loop.rewards={my_reward\:breif: 1.0}"], "it defines brief"),
+        ([*GRPO, "loop.loss_type=my_losses:focal"], "policy loss my_losses:focal takes (logprobs, entropy, *, gamma="),
+        ([*GRPO, "loop.evaluations={e: my_reward:brief}"], "loop.evaluations.e: evaluation my_reward:brief takes"),
+        ([*GRPO, "data.prompt.formatter=my_prompt:no"], "data.prompt.formatter: prompt my_prompt:no:"),
+        ([*LM, "loop.loss=my_losses:focal", "loop.loss_options={gama: 1}"], "unexpected keyword argument 'gama'"),
+        (
+            [*LM, "optimizer=custom", "optimizer.rule=my_optimizer:sign"],
+            "optimizer.rule: optimizer rule my_optimizer:sign:",
+        ),
+        ([*LM, "loop=custom", "loop.run=my_loop:train"], "loop.run: loop my_loop:train:"),
+        ([*LM, "notify.notifier=my_notifier:to_fiel"], "notify.notifier: notifier my_notifier:to_fiel:"),
+        ([*LM, "loop.loss=my_losses:focal", "code.modules=[nowhere]"], "modules: code.modules: there is no folder"),
+        ([*GRPO, "model.implementation=my_model:GatedAverage"], "implementation: model.implementation: the grpo loop"),
+        (
+            [*LM, "model.implementation=my_model:GatedAverage", "loop.text_samples.interval=5"],
+            "implementation: model.implementation: text samples need",
+        ),
+    ],
+)
+def test_what_is_missing_or_wrong_is_found(overrides: list[str], said: str) -> None:
+    found = words(*overrides)
+    assert any(said in line for line in found), found
+
+
+def test_a_module_that_another_hides_is_found(folder: Path) -> None:
+    (folder / "json.py").write_text("")
+    said = words(*GRPO, r"loop.rewards={my_reward\:brief: 1.0}")
+    assert len(said) == 1
+    assert said[0].startswith("modules: code.modules: ")
+    assert "json.py has a name of Python's standard library" in said[0]
+
+
+def test_rules_of_ones_own_are_checks(folder: Path) -> None:
+    (folder / "my_bad_checks.py").write_text(
+        "def raises(config): raise KeyError('x')\ndef text(config): return ['no']\ndef none(): ...\n"
+    )
+    own = ["program=command", "program.command=[python]", "cloud.project=acme", "run.name=lm"]
+    assert words(*own, "code.checks=[my_check:runs_have_owners]") == [
+        "own_check: run.name: lm does not begin with its owner; use OWNER-lm",
+        "own_check: budget.max_usd: our lab requires a budget; set it, e.g. 20",
+    ]
+    assert "own_check: code.checks: my_bad_checks:raises raised KeyError('x')" in words(
+        *own, "code.checks=[my_bad_checks:raises]"
+    )
+    assert any(
+        "must yield (key, message), not 'no'" in line for line in words(*own, "code.checks=[my_bad_checks:text]")
+    )
+    assert any("takes ()" in line for line in words(*own, "code.checks=[my_bad_checks:none]"))
+    assert not [entry for entry in sys.path if entry == str(folder)]

@@ -1,0 +1,206 @@
+"""Webhooks and notifiers: what they are sent, when again, and that their failure is only a warning."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from controller.checks.preflight import preflight
+from controller.core.clock import InterruptedSleepError
+from controller.core.events import Events
+from controller.inputs.secrets import address_problem
+from controller.records.ledger import Result
+from controller.run.notifications import ATTEMPTS, Notifications
+from tests.controller.checks.inputs.test_extensions import compose_config
+
+OWN = ["program=command", "program.command=[python]", "cloud=local"]
+RESULT = Result(
+    run_id="run-1", outcome="finished", attempts=1, ended=100.0, seconds=90.0, summary={"loss": 0.12345, "steps": 3}
+)
+
+
+class Hook:
+    """A webhook on loopback that answers with these statuses in turn, then with 200."""
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+        self.bodies: list[dict[str, Any]] = []
+        hook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                assert self.headers["Content-Type"] == "application/json"
+                hook.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(hook.statuses.pop(0) if hook.statuses else 200)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/services/SECRET"
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hook]:
+    made = Hook()
+    thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("MY_HOOK", made.url)
+    yield made
+    made.server.shutdown()
+    thread.join()
+    made.server.server_close()
+
+
+class Slept:
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def now(self) -> float:
+        return 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+def notifications(tmp_path: Path, *overrides: str) -> tuple[Notifications, list[str], Slept]:
+    """What sends the events of a run of these overrides, the notes that it makes, and its pauses."""
+    config, clock = compose_config(*OWN, *overrides), Slept()
+    plan = SimpleNamespace(
+        config=config, run_id="run-1", node=SimpleNamespace(name="pod"), snapshot=SimpleNamespace(root=tmp_path)
+    )
+    events, notes = Events(cast(Any, clock)), list[str]()
+    events.add_listener(lambda event: notes.append(event.message))
+    context = SimpleNamespace(events=events, clock=clock, google=None)
+    return Notifications(cast(Any, plan), cast(Any, context)), notes, clock
+
+
+def test_the_webhook_gets_each_event_as_slack_reads_it(hook: Hook, tmp_path: Path) -> None:
+    made, notes, _ = notifications(tmp_path, "notify.webhook=env:MY_HOOK")
+    made.pod_preempted("node is PREEMPTED")
+    made.run_failed("program error: worker 2 ended with code 1\nTraceback …")
+    made.run_ended(RESULT)
+    assert hook.bodies == [
+        {
+            "text": "run-1 on pod: preempted: node is PREEMPTED",
+            **{"event": "preemption", "run": "run-1", "pod": "pod", "verdict": "node is PREEMPTED", "results": {}},
+        },
+        {
+            "text": "run-1 on pod: failed: program error: worker 2 ended with code 1",
+            **{"event": "failure", "run": "run-1", "pod": "pod", "results": {}},
+            "verdict": "program error: worker 2 ended with code 1\nTraceback …",
+        },
+        {
+            "text": "run-1 on pod: finished after 1.5 min: loss 0.1235, steps 3",
+            **{"event": "end", "run": "run-1", "pod": "pod", "verdict": "finished"},
+            "results": {"loss": 0.12345, "steps": 3},
+        },
+    ]
+    assert notes == []
+
+
+def test_only_the_events_asked_for_are_sent(hook: Hook, tmp_path: Path) -> None:
+    made, _, _ = notifications(tmp_path, "notify.webhook=env:MY_HOOK", "notify.events=[failure]")
+    made.run_ended(RESULT)
+    made.run_failed("")
+    assert [body["event"] for body in hook.bodies] == ["failure"]
+
+
+def test_a_busy_webhook_is_asked_again_and_a_refusal_is_a_warning(hook: Hook, tmp_path: Path) -> None:
+    made, notes, clock = notifications(tmp_path, "notify.webhook=env:MY_HOOK")
+    hook.statuses = [503, 429]
+    made.run_ended(RESULT)
+    assert (len(hook.bodies), len(clock.seconds), notes) == (3, 2, [])
+    hook.statuses = [404]
+    made.run_ended(RESULT)
+    assert len(hook.bodies) == 4
+    hook.statuses = [500] * 10
+    made.run_ended(RESULT)
+    assert len(hook.bodies) == 4 + ATTEMPTS
+    assert [note.split(": nobody")[1] for note in notes] == [
+        " was notified: the webhook answered 404 Not Found",
+        " was notified: the webhook answered 500 Internal Server Error",
+    ]
+    assert "SECRET" not in "".join(notes)
+
+
+def test_a_webhook_that_is_not_there_is_a_warning_without_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, notes, clock = notifications(tmp_path, "notify.webhook=env:MY_HOOK")
+    for value, words in (
+        ("http://127.0.0.1:1/SECRET", "the webhook cannot be reached: "),
+        ("ftp://example.com/SECRET", "the address must begin with https://"),
+        ("", "notify.webhook: environment variable MY_HOOK is not set"),
+    ):
+        monkeypatch.setenv("MY_HOOK", value)
+        made.run_ended(RESULT)
+        assert words in notes[-1]
+        assert "SECRET" not in notes[-1]
+    assert len(clock.seconds) == ATTEMPTS - 1
+
+
+def test_being_interrupted_is_no_failed_notification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, notes, clock = notifications(tmp_path, "notify.webhook=env:MY_HOOK")
+    monkeypatch.setenv("MY_HOOK", "http://127.0.0.1:1/")
+
+    def stopped(seconds: float) -> None:
+        raise InterruptedSleepError
+
+    clock.sleep = stopped
+    with pytest.raises(InterruptedSleepError):
+        made.run_ended(RESULT)
+    assert notes == []
+
+
+def test_a_notifier_of_ones_own_gets_the_same_wherever_its_module_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a bastion there is only the shipped code, with the modules in `modules/`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "my_two_notifiers.py").write_text(
+        "import json, pathlib\n"
+        "def keep(event): pathlib.Path('event.json').write_text(json.dumps(event))\n"
+        "def fail(event): raise RuntimeError('no')\n"
+    )
+    made, notes, _ = notifications(tmp_path, "notify.notifier=my_two_notifiers:keep")
+    made.run_ended(RESULT)
+    assert json.loads((tmp_path / "event.json").read_text())["results"] == RESULT.summary
+    assert notes == []
+    made, notes, _ = notifications(tmp_path, "notify.notifier=my_two_notifiers:fail")
+    made.run_ended(RESULT)
+    assert notes == ["warning: notify.notifier: nobody was notified: RuntimeError: no"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("", "the environment variable MY_HOOK is not set"),
+        ("hooks.slack.com/x", "env:MY_HOOK: the address must begin with https://"),
+        ("https://hooks.slack.com/x", ""),
+    ],
+)
+def test_a_webhook_that_cannot_work_is_found_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, value: str, words: str
+) -> None:
+    monkeypatch.setenv("MY_HOOK", value)
+    found = [str(finding) for finding in preflight(compose_config(*OWN, "notify.webhook=env:MY_HOOK"))]
+    assert len(found) == (1 if words else 0)
+    assert words in "".join(found)
+    (nowhere,) = preflight(compose_config(*OWN, "notify.webhook=file:/nowhere"))
+    assert (nowhere.key, nowhere.severity) == ("notify.webhook", "error")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://example.com/", "https://", "file:///etc/passwd", "", "http://127.0.0.1.example"]
+)
+def test_other_addresses_are_refused_without_repeating_them(url: str) -> None:
+    assert address_problem(url) == "the address must begin with https://"

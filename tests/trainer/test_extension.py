@@ -1,0 +1,138 @@
+"""The examples of docs/extend.md train: their folder is outside the repository, as the shipped modules are."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.schema.training.data import CustomDocuments
+from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.prompts import CustomQuestions
+from conf.schema.training.run_yaml import RunFile, RunFileError
+from tests.groups import load_group
+from tests.paths import ROOT
+from trainer import extension, main
+from trainer.corpus.source import open_source
+from trainer.data.questions import QuestionSet
+from trainer.loops.registry import load_loop
+
+EXAMPLES = ROOT / "docs" / "extend"
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the examples, found as on a worker."""
+    folder = tmp_path / "modules"
+    shutil.copytree(EXAMPLES, folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    extension.add_modules(folder)
+    yield folder
+    for name in [name for name in sys.modules if name.startswith("my_")]:
+        del sys.modules[name]
+    extension.model_family.cache_clear()
+
+
+def train(raw: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    main.train(RunFile.model_validate(raw), folder)
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.usefixtures("modules")
+def test_grpo_with_data_prompt_reward_loss_evaluation_and_rule_of_ones_own(grpo_run: Any, tmp_path: Path) -> None:
+    prompt = load_group("data/questions")["prompt"] | {"formatter": "my_prompt:terse"}
+    own = {
+        "loss_type": "my_losses:cispo",
+        "loss_options": {"cap": 1.5},
+        "rewards": {"my_reward:brief": 1.0},
+        "evaluations": {"style": "my_evaluation:style"},
+        "max_prompt_length": 60,
+        "warm_start_steps": 0,
+        "test_samples_per_prompt": None,
+        "eval_prompts": 8,
+    }
+    rule = {"rule": "my_optimizer:signs", "options": {"b1": 0.5}, "lr": 1e-3}
+    raw = grpo_run | {
+        "data": load_group("data/questions") | {"source": "my_questions:products", "prompt": prompt},
+        "loop": grpo_run["loop"] | own,
+        "optimizer": load_group("optimizer/custom") | rule,
+    }
+    lines = train(raw, tmp_path / "run")
+    evaluated = next(line for line in lines if line["phase"] == "eval")
+    assert evaluated["eval_style_characters"] > 0
+    assert 0 <= evaluated["eval_style_empty"] <= 1
+    trained = [line for line in lines if line["phase"] == "grpo"]
+    assert len(trained) == 4
+    assert all(line["loss"] is not None for line in trained)
+    told = json.loads((tmp_path / "run" / "transcripts.jsonl").read_text().splitlines()[0])
+    assert told["prompt"].startswith("Q: ")
+    assert told["prompt"].endswith("Give only the result, after ####.\nA: ")
+
+
+@pytest.mark.usefixtures("modules")
+def test_language_models_with_data_loss_and_model_of_ones_own(lm_run: Any, tmp_path: Path) -> None:
+    data = load_group("data/documents") | {"source": "my_documents:counting", "options": {"size": 40}}
+    raw = lm_run | {
+        "data": data | {"eval_fraction": 0.2, "packing": "documents"},
+        "model": lm_run["model"] | {"implementation": "my_model:GatedAverage", "vocab_size": 260},
+        "loop": lm_run["loop"] | {"loss": "my_losses:focal", "loss_options": {"gamma": 1.0}, "steps": 12},
+    }
+    lines = [line for line in train(raw, tmp_path / "run") if line["phase"] == "train"]
+    assert all(line["loss"] < line["cross_entropy"] for line in lines)  # a focal weight is below 1
+    assert lines[-1]["cross_entropy"] < lines[0]["cross_entropy"]
+
+
+@pytest.mark.usefixtures("modules")
+def test_a_loop_of_ones_own_trains_and_resumes(lm_run: Any, tmp_path: Path) -> None:
+    raw = lm_run | {"loop": load_group("loop/custom") | {"run": "my_loop:fit_line", "options": {"slope": 3.0}}}
+    raw |= {"optimizer": lm_run["optimizer"] | {"lr": 0.01}, "checkpoint": lm_run["checkpoint"] | {"save_interval": 5}}
+    train(raw | {"loop": raw["loop"] | {"steps": 5}}, tmp_path / "run")
+    lines = train(raw | {"loop": raw["loop"] | {"steps": 60}}, tmp_path / "run")
+    assert [line["step"] for line in lines] == [*range(1, 61)]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["slope"] == pytest.approx(3.0, abs=0.01)
+
+
+def test_what_a_module_returns_is_checked(modules: Path) -> None:
+    (modules / "my_wrong.py").write_text(
+        "def rows(path): return [{'question': 'a', 'answer': None}]\n"
+        "def none(path): return []\n"
+        "def texts(path): return (text for text in 'abc')\n"
+        "def numbers(path): return [1, 2, 3]\n"
+        "class Empty: pass\n"
+    )
+
+    def questions(name: str) -> None:
+        data = CustomQuestions(**load_group("data/questions") | {"source": f"my_wrong:{name}"})
+        QuestionSet(data, GrpoLoop(**load_group("loop/grpo")), seed=0)
+
+    def documents(name: str) -> None:
+        data = CustomDocuments(**load_group("data/documents") | {"source": f"my_wrong:{name}"})
+        open_source(data, data.path, "data.path").read(0).take([0])
+
+    for call, name, message in (
+        (questions, "rows", r"data\.source: my_wrong:rows, row 0 of train has no text in column 'answer', but null"),
+        (questions, "none", r"data\.path: my_wrong:none has no question for train"),
+        (documents, "texts", r"data\.source: my_wrong:texts must return a sequence, with len and indexing, not gen"),
+        (documents, "none", r"data\.source: my_wrong:none has no text for data\.path=train"),
+        (documents, "numbers", r"data\.source: my_wrong:numbers\[0\] is no text, but int"),
+        (extension.model_family, "Empty", "model family my_wrong:Empty has no method weights"),
+    ):
+        with pytest.raises(RunFileError, match=message):
+            call(name if call is not extension.model_family else f"my_wrong:{name}")
+
+
+@pytest.mark.usefixtures("modules")
+def test_fit_does_not_know_the_programs_of_such_a_loop(lm_run: Any) -> None:
+    raw = lm_run | {"loop": load_group("loop/custom") | {"run": "my_loop:fit_line"}}
+    raw |= {"model": lm_run["model"] | {"remat": "auto"}}
+    with pytest.raises(RunFileError, match=r"loop\.run: what a loop of your own compiles is not known"):
+        load_loop(RunFile.model_validate(raw).loop).programs(None, None)
+
+
+def test_a_loop_that_is_not_there_is_named(lm_run: Any) -> None:
+    raw = lm_run | {"loop": load_group("loop/custom") | {"run": "nowhere:run"}}
+    with pytest.raises(RunFileError, match=r"loop\.run: loop nowhere:run: cannot import nowhere: ModuleNotFoundError"):
+        load_loop(RunFile.model_validate(raw).loop)
