@@ -112,11 +112,12 @@ VERBS: dict[str, Verb] = {
         (f"rehearse {FLAGSHIP}", "rehearse -- python train.py"), PROGRAM,
     ),
     "status": Verb(
-        "show the pod, the run and its workers, or the runs of a sweep", "look", "recovery.md",
-        ("status", f"status {QUICKSTART}", f"status -m {QUICKSTART} run.seed=0,1,2",
+        "show the pod, the run and its workers, the runs of a sweep, or all pods", "look", "recovery.md",
+        ("status", "status --all cloud=gcp", f"status {QUICKSTART}", f"status -m {QUICKSTART} run.seed=0,1,2",
          "status --sweep quickstart-5f0c --follow"),
         (SWEEP_FLAG, RUN, _flag("--sweep", "show the runs of this sweep known to this machine", "sweep", metavar="ID"),
-         _flag("--follow", "with --sweep: update until the sweep ends", action="store_true")),
+         _flag("--follow", "with --sweep: update until the sweep ends", action="store_true"),
+         _flag("--all", "show every pod of the project, with the run on it", action="store_true")),
     ),
     "runs": Verb(
         "list runs: filter, sort, export, or compare two", "look", "runs.md",

@@ -5,7 +5,9 @@ https://cloud.google.com/storage/docs/request-preconditions
 """
 
 import json
+import re
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, ClassVar
 
 from controller.core.formats import Document, dump, load
@@ -96,6 +98,29 @@ class Ledger:
     def add_incident(self, number: int, document: dict[str, Any]) -> None:
         """Record an incident; the first one with a number counts."""
         self.create(f"verdicts/{number:04d}.json", json.dumps(document, indent=1))
+
+    def checkpoints(self) -> list[int]:
+        """Return the steps of the run's checkpoints: the numbers of the folders `checkpoints/N`."""
+        where: dict[str, Any] = {"bucket": self.bucket, "prefix": f"{self.prefix}/checkpoints/", "delimiter": "/"}
+        found: list[int] = []
+        try:
+            while True:
+                answer = self._google.call("storage", "objects.list", **where)
+                names = [prefix.rstrip("/").rpartition("/")[2] for prefix in answer.get("prefixes", ())]
+                found += [int(number[0]) for name in names if (number := re.findall(r"\d+", name))]
+                if not (token := answer.get("nextPageToken")):
+                    return found
+                where["pageToken"] = token
+        except NotFoundError:
+            return []
+
+    def checkpoint_time(self, step: int) -> float | None:
+        """Return when the last object of a checkpoint was written, in seconds since the epoch; None if it is gone."""
+        where = {"bucket": self.bucket, "prefix": f"{self.prefix}/checkpoints/{step}/"}
+        items = self._google.list_all(
+            "storage", "objects.list", "items", fields="items(updated),nextPageToken", **where
+        )
+        return max((datetime.fromisoformat(item["updated"]).timestamp() for item in items), default=None)
 
     def write(self, name: str, text: str) -> None:
         """Write a document of the run, replacing any earlier one."""

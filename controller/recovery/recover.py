@@ -17,7 +17,7 @@ from controller.core.errors import (
     WrongDevicesError,
 )
 from controller.core.text import object_url
-from controller.gcp.errors import GoogleError, NotFoundError
+from controller.gcp.errors import GoogleError
 from controller.plan.build import Plan
 from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Ledger
@@ -239,19 +239,7 @@ class RecoveryExecutor:
 
     def _progress(self, step: int | None) -> int | None:
         """Return the newest checkpoint in the bucket, or the last reported step if no checkpoint exists."""
-        where: dict[str, Any] = {"bucket": self.plan.bucket, "prefix": f"{self.ledger.prefix}/checkpoints/"}
-        found: list[int] = []
-        try:
-            while True:
-                answer = self.context.google.call("storage", "objects.list", delimiter="/", **where)
-                names = [prefix.rstrip("/").rpartition("/")[2] for prefix in answer.get("prefixes", ())]
-                found += [int(number[0]) for name in names if (number := re.findall(r"\d+", name))]
-                if not (token := answer.get("nextPageToken")):
-                    break
-                where["pageToken"] = token
-        except NotFoundError:
-            return step
-        return max(found, default=step)
+        return max(self.ledger.checkpoints(), default=step)
 
     def _load_incidents(self) -> list[policy.Incident]:
         if self._incidents is None:

@@ -38,6 +38,16 @@ def test_a_pod_in_use_is_no_orphan_and_one_left_behind_is(slipway: SlipwayCli) -
     found = listed(slipway)
     assert found[f"TPU {pod}"] == (f"{run} is running on it", "")
     assert found["router slipway-us-east5"][0] == "a pod exists in its region"
+    bucket = status["run"]["results"].split("/")[2]
+    google = google_of(slipway)
+    for name in (f"runs/{run}/checkpoints/5/data", f"runs/{run}/checkpoints/40/data"):
+        google.upload(bucket, name, b"weights")
+    google.close()
+    [row] = slipway.json("status", "--all", "cloud=local")["pods"]
+    assert (row["pod"], row["zone"], row["accelerator_type"], row["state"]) == (pod, "us-east5-b", "v6e-1", "ready")
+    assert (row["run"], row["activity"], row["checkpoint"]) == (run, f"{run} is running on it", 40)
+    assert row["checkpoint_age"] >= 0
+    assert row["usd_per_hour"] > 0
     let_go(slipway)
     assert slipway("up", SLOW, KEEP, *ONE)[0] == 0
     found = listed(slipway)

@@ -26,6 +26,10 @@ def run(command: Command) -> int:
         from controller.cli.verbs.look import sweep_status
 
         return sweep_status.run(command)
+    if command.flags.all:
+        from controller.cli.verbs.look import project_status
+
+        return project_status.run(command)
     if command.flags.follow:
         raise ConfigError("--follow: needs --sweep ID; to follow a run, use `slipway logs --follow`")
     with open_session(command.options) as session:

@@ -1,0 +1,61 @@
+"""`slipway status --all`: every pod of the project, with the run on it, its newest checkpoint and its price."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from controller.cleanup.orphans import slipway_buckets
+from controller.cleanup.overview import PodOverview, project_pods
+from controller.cli.main import Command
+from controller.cloud.connect import open_context, project_of, require_project
+from controller.core.errors import ConfigError
+from controller.core.layout import width_of, wrap
+from controller.core.metric_lines import format_duration
+from controller.core.text import plural
+from controller.plan.project import bucket_name
+from controller.records import index
+
+
+def run(command: Command) -> int:
+    if command.options.run_id or command.flags.multirun:
+        raise ConfigError("--all: shows every pod of the project; it goes with no --run and no -m")
+    config = command.options.cloud_config()
+    project = require_project(project_of(config))
+    with open_context(config) as (context, _):
+        buckets = list(dict.fromkeys([*slipway_buckets(context), bucket_name(config, project)]))
+        pods = project_pods(context, buckets)
+    on_pods = {pod.run for pod in pods}
+    rows = index.load_rows(command.options.state_dir)
+    waiting = [row["run"] for row in rows if row.get("state") == "running" and row["run"] not in on_pods]
+    if command.flags.json:
+        document = {"project": project, "pods": [asdict(pod) for pod in pods], "runs_without_pod": waiting}
+        print(json.dumps(document, indent=1))
+    else:
+        print("\n".join(format_pods(pods, waiting, project, width_of(sys.stdout))))
+    return 0
+
+
+def format_pods(pods: Sequence[PodOverview], waiting: Sequence[str], project: str, width: int | None) -> list[str]:
+    """Format the pods with their total price, and the runs of this machine that have no pod."""
+    if pods:
+        lines = [line for pod in pods for line in _describe(pod, width)]
+        total = sum(pod.usd_per_hour or 0.0 for pod in pods)
+        lines.append(f"{plural(len(pods), 'pod')} in {project}: ${total:.2f} per hour at list prices")
+    else:
+        lines = [f"no pods of Slipway in {project}"]
+    return [*lines, *(f"{run} was running when last seen from here, and has no pod now" for run in waiting)]
+
+
+def _describe(pod: PodOverview, width: int | None) -> list[str]:
+    """Return a line with the names of the pod and its run, and the facts below it."""
+    checkpoint = ""
+    if pod.checkpoint is not None:
+        age = "" if pod.checkpoint_age is None else f", {format_duration(pod.checkpoint_age)} ago"
+        checkpoint = f"checkpoint {pod.checkpoint}{age}"
+    elif pod.run:
+        checkpoint = "no checkpoint"
+    price = "unknown price" if pod.usd_per_hour is None else f"${pod.usd_per_hour:.2f} per hour"
+    holder = f"controlled by {pod.controller}" if pod.controller else "no controller" if pod.run else ""
+    facts = [pod.accelerator_type, pod.zone, pod.state, pod.activity, checkpoint, price, holder]
+    return [pod.pod, wrap(f"  {'; '.join(filter(None, facts))}", width, 2)]
