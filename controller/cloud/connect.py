@@ -64,6 +64,12 @@ def require_project(project: str) -> str:
     return project
 
 
+def require_pods(config: Config) -> None:
+    """Raise ConfigError for `cloud=here`, which has no project and no pods."""
+    if isinstance(config.cloud, HereCloud):
+        raise ConfigError("cloud=here has no project and no pods; set cloud=gcp or cloud=local")
+
+
 @contextmanager
 def open_context(config: Config, *, keep_awake: bool = False) -> Iterator[tuple[Context, Emulator | None]]:
     """Open the context of a config and close it after the block; the emulated cloud is started on demand.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from controller.cloud.connect import project_of, require_project
+from controller.cloud.connect import project_of, require_pods, require_project
 from controller.core.clock import Clock
 from controller.gcp.prices import hourly_price
 from controller.plan.project import bucket_name
@@ -37,6 +37,7 @@ def drill_options(options: RunOptions, limits: Limits) -> RunOptions:
     if not any(word.startswith(("tpu=", "tpu.accelerator_type=")) for word in given):
         given = (*given, DEFAULT_TYPE)
     config = replace(options, overrides=given).cloud_config()
+    require_pods(config)
     project = require_project(project_of(config))
     is_local = config.cloud.kind == "local"
     text = Path(config.run.state_dir).expanduser() / "witness" / "text.txt"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.cleanup.overview import PodOverview
+from controller.cli import main
 from controller.cli.verbs.look.project_status import format_pods
 
 BUSY = PodOverview(
@@ -31,3 +32,9 @@ def test_what_tells_pods_apart_is_never_cut(width: int | None) -> None:
 
 def test_no_pods() -> None:
     assert format_pods([], [], "my-project", 80) == ["no pods of Slipway in my-project"]
+
+
+@pytest.mark.parametrize("words", [["status", "--all"], ["orphans"]])
+def test_this_machine_has_no_pods(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*words, "cloud=here"]) == 2
+    assert "cloud=here has no project and no pods; set cloud=gcp or cloud=local" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from controller.cleanup.orphans import BilledItem, billed_items, delete, slipway_buckets
 from controller.cli.main import Command
-from controller.cloud.connect import open_context, project_of, require_project
+from controller.cloud.connect import open_context, project_of, require_pods, require_project
 from controller.core.errors import ConfigError
 from controller.core.ui import confirm
 from controller.plan.project import bucket_name
@@ -17,6 +17,7 @@ from controller.resources.pod.pending_deletion import DeletionPendingError
 
 def run(command: Command) -> int:
     config = command.options.cloud_config()
+    require_pods(config)
     project = require_project(project_of(config))
     with open_context(config) as (context, _):
         for line in retry_deletions(context, list(slipway_buckets(context))):

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from controller.cleanup.orphans import slipway_buckets
 from controller.cleanup.overview import PodOverview, project_pods
 from controller.cli.main import Command
-from controller.cloud.connect import open_context, project_of, require_project
+from controller.cloud.connect import open_context, project_of, require_pods, require_project
 from controller.core.errors import ConfigError
 from controller.core.layout import width_of, wrap
 from controller.core.metric_lines import format_duration
@@ -21,6 +21,7 @@ def run(command: Command) -> int:
     if command.options.run_id or command.flags.multirun:
         raise ConfigError("--all: shows every pod of the project; it goes with no --run and no -m")
     config = command.options.cloud_config()
+    require_pods(config)
     project = require_project(project_of(config))
     with open_context(config) as (context, _):
         buckets = list(dict.fromkeys([*slipway_buckets(context), bucket_name(config, project)]))
