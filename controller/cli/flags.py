@@ -147,6 +147,14 @@ VERBS: dict[str, Verb] = {
          _flag("--attempt", "attempt number (default: the latest)", "number", type=int, metavar="N"),
          _flag("--follow", "keep printing until the program ends", action="store_true")),
     ),
+    "get": Verb(
+        "download results, checkpoints and logs of a run", "look", "cli.md",
+        ("get", "get quickstart-f9ce2387 checkpoints --to ./results", "get quickstart-f9ce2387 --list"),
+        (_flag("run", "run ID (default: the last run)", "run", nargs="?", metavar="RUN"),
+         _flag("path", "file or folder of the run, such as logs (default: everything)", nargs="?", metavar="PATH"),
+         _flag("--to", "folder to download to (default: ./RUN)", "file", metavar="FOLDER"),
+         _flag("--list", "only list what there is", action="store_true")),
+    ),
     "ssh": Verb("open a shell on one worker", "look", "access.md", ("ssh", "ssh --worker 2"), (RUN, WORKER)),
     "exec": Verb(
         "run a command on one worker or all", "look", "access.md",

@@ -110,6 +110,13 @@ class GoogleClient:
         content = self._execute("storage", "objects.get_media", {"bucket": bucket, "object": name})
         return content if isinstance(content, bytes) else str(content).encode()
 
+    def download_range(self, bucket: str, name: str, generation: str, begin: int, end: int) -> bytes:
+        """Return bytes `begin` to `end` (exclusive) of one generation of an object; NotFoundError if it has gone."""
+        parameters = {"bucket": bucket, "object": name, "generation": generation}
+        headers = {"range": f"bytes={begin}-{end - 1}"}
+        content = self._with_retries(self._execute_once, "storage", "objects.get_media", parameters, None, headers)
+        return content if isinstance(content, bytes) else str(content).encode()
+
     def object_metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
         """Return an object's metadata and the server's time, seconds since the epoch. Raises NotFoundError."""
         dates: list[str] = []
@@ -217,13 +224,21 @@ class GoogleClient:
         )
         return retrying(act, *arguments)
 
-    def _execute_once(self, api: str, method: str, parameters: dict[str, Any], dates: list[str] | None = None) -> Any:
+    def _execute_once(
+        self,
+        api: str,
+        method: str,
+        parameters: dict[str, Any],
+        dates: list[str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
         with self._recorded(api, method, parameters), _translate_errors(f"{api} {method}"):
             node = self._service(api)
             *parents, leaf = method.split(".")
             for parent in parents:
                 node = getattr(node, parent)()
             request = getattr(node, leaf)(**parameters)
+            request.headers.update(headers or {})
             if dates is not None:
                 request.add_response_callback(lambda answer: dates.append(answer["date"]))
             if api == "tpu" and request.method != "GET" and leaf not in UNGUARDED_METHODS:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from controller.core import formats
 
-RUN_VERBS = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward"})
+RUN_VERBS = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward", "get"})
 """Commands that accept --run to name the run."""
 VERBS = RUN_VERBS | {"orphans"}
 """Commands that inspect, change or end what `up` created; without overrides they use those of the last `up`."""

@@ -1,0 +1,118 @@
+"""Downloads of a run's files: complete or absent, resumable, and never outside of the folder."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.core.errors import CloudError, ConfigError
+from controller.gcp.errors import NotFoundError
+from controller.records import fetch
+from controller.records.fetch import fetch_file, is_complete, list_files, local_path
+
+CONTENT = bytes(range(256)) * 40
+
+
+class Bucket:
+    """A bucket with the files of one run, which counts the bytes sent and may fail after some parts."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files, self.sent, self.parts_left = files, 0, 10**9
+
+    def list_all(self, api: str, method: str, items: str, *, prefix: str, **_: Any) -> list[dict[str, str]]:
+        assert (api, method, items) == ("storage", "objects.list", "items")
+        return [
+            {"name": name, "size": str(len(data)), "generation": "7", "md5Hash": md5(data)}
+            for name, data in self.files.items()
+            if name.startswith(prefix)
+        ]
+
+    def download_range(self, _: str, name: str, generation: str, begin: int, end: int) -> bytes:
+        if generation != "7":
+            raise NotFoundError("storage objects.get", 404, "notFound", "No such object")
+        if not self.parts_left:
+            raise ConnectionError("cut")
+        self.parts_left -= 1
+        self.sent += end - begin
+        return self.files[name][begin:end]
+
+
+def md5(data: bytes) -> str:
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "PART_BYTES", 1000)
+
+
+@pytest.fixture
+def bucket() -> Any:
+    folder = "runs/r-1/"
+    return Bucket({f"{folder}result.json": b"{}", f"{folder}logs/a.log": CONTENT, "runs/r-12/logs/b.log": b"other",
+                   f"{folder}logs/": b"", f"{folder}empty": b""})  # fmt: skip
+
+
+def listed(bucket: Any, path: str = "") -> list[str]:
+    return sorted(file.path for file in list_files(bucket, "b", "runs/r-1", path))
+
+
+def test_the_files_of_a_run_a_folder_or_one_file_are_listed(bucket: Any) -> None:
+    assert listed(bucket) == ["empty", "logs/a.log", "result.json"]
+    assert listed(bucket, "logs/") == listed(bucket, "logs/a.log") == ["logs/a.log"]
+
+
+def test_a_path_that_is_not_there_is_an_error_with_the_choices(bucket: Any) -> None:
+    with pytest.raises(ConfigError, match=r"runs/r-1/log: no such file or folder; it has empty, logs/, result.json"):
+        list_files(bucket, "b", "runs/r-1", "log")
+    with pytest.raises(ConfigError, match="the bucket has no files of this run"):
+        list_files(bucket, "b", "runs/none", "")
+
+
+def test_an_interrupted_download_continues_and_a_complete_one_is_not_repeated(bucket: Any, tmp_path: Path) -> None:
+    [file] = list_files(bucket, "b", "runs/r-1", "logs")
+    target, moved = tmp_path / "logs/a.log", []
+    bucket.parts_left = 4
+    with pytest.raises(ConnectionError):
+        fetch_file(bucket, "b", file, target, moved.append)
+    assert not target.exists()
+    assert not is_complete(file, target)
+    bucket.parts_left = 100
+    fetch_file(bucket, "b", file, target, moved.append)
+    assert target.read_bytes() == CONTENT
+    assert bucket.sent == len(CONTENT)
+    assert [path.name for path in target.parent.iterdir()] == ["a.log"]
+    assert is_complete(file, target)
+    target.write_bytes(CONTENT[:-1] + b"x")
+    assert not is_complete(file, target)
+
+
+def test_an_empty_file_arrives(bucket: Any, tmp_path: Path) -> None:
+    [file] = list_files(bucket, "b", "runs/r-1", "empty")
+    fetch_file(bucket, "b", file, tmp_path / "empty", lambda _: None)
+    assert (tmp_path / "empty").read_bytes() == b""
+
+
+def test_content_that_does_not_match_its_checksum_is_refused(bucket: Any, tmp_path: Path) -> None:
+    [file] = list_files(bucket, "b", "runs/r-1", "logs")
+    bucket.files[file.name] = CONTENT[::-1]
+    with pytest.raises(CloudError, match="does not match its checksum"):
+        fetch_file(bucket, "b", file, tmp_path / "a", lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_object_that_was_replaced_meanwhile_is_an_error(bucket: Any, tmp_path: Path) -> None:
+    [file] = list_files(bucket, "b", "runs/r-1", "logs")
+    changed = fetch.RemoteFile(file.name, file.path, file.size, "6", file.md5)
+    with pytest.raises(CloudError, match="was replaced during the download"):
+        fetch_file(bucket, "b", changed, tmp_path / "a", lambda _: None)
+
+
+@pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/passwd", "a\0b"])
+def test_no_name_leads_out_of_the_folder(path: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no path inside a folder"):
+        local_path(tmp_path, path)
