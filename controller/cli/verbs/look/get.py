@@ -32,6 +32,8 @@ def run(command: Command) -> int:
 
 def _download(session: Session, files: list[RemoteFile], folder: Path, *, quiet: bool) -> int:
     """Download the files that the folder does not have; return how many. A failure keeps what is complete."""
+    if not folder.exists():
+        _create_ignored(folder)
     missing = [file for file in files if not is_complete(file, local_path(folder, file.path))]
     line = _ProgressLine(sum(file.size for file in missing), quiet=quiet)
     for number, file in enumerate(missing, 1):
@@ -44,6 +46,15 @@ def _download(session: Session, files: list[RemoteFile], folder: Path, *, quiet:
             raise ConfigError(f"get: cannot write {target}: {reason}; choose another folder with --to") from None
     line.clear()
     return len(missing)
+
+
+def _create_ignored(folder: Path) -> None:
+    """Create the folder so that git, and therefore the code that runs ship, leaves it out: else their ids change."""
+    try:
+        folder.mkdir(parents=True)
+        (folder / ".gitignore").write_text("*\n")
+    except OSError as error:
+        raise ConfigError(f"get: cannot create {folder}: {error.strerror}; choose another folder with --to") from None
 
 
 class _ProgressLine:

@@ -66,12 +66,15 @@ def test_a_run_from_nothing_to_nothing(slipway: SlipwayCli) -> None:
     code, out, err = slipway("logs", "--worker", "0,2", *four)
     assert (code, out, err) == (0, "worker 0| hello from worker 0\nworker 2| hello from worker 2\n", "")
     assert len(slipway("logs", "--worker", "all", *four)[1].splitlines()) == 4
-    code, out, _ = slipway("get", "--to", "here", *four)
-    assert (code, len(list(Path("here/logs/attempt-1").glob("*.log")))) == (0, 4)
-    assert json.loads(Path("here/result.json").read_text())["outcome"] == "finished"
-    assert "of them unchanged" in slipway("get", "--to", "here", *four)[1]
-    assert slipway.json("get", run, "result.json", "--list")[0]["path"] == "result.json"
-    assert slipway("get", run, "nowhere")[0] == 2
+    here = slipway.home / "here"  # outside of the folder whose files are shipped as code
+    code, out, _ = slipway("get", "--to", str(here), *four)
+    assert (code, len(list((here / "logs/attempt-1").glob("*.log")))) == (0, 4)
+    assert json.loads((here / "result.json").read_text())["outcome"] == "finished"
+    assert "of them unchanged" in slipway("get", "--to", str(here), *four)[1]
+    assert cli.run(["get", run, "result.json", "--list"]) == 0
+    assert "result.json" in slipway.capsys.readouterr().out
+    assert cli.run(["get", run, "nowhere"]) == 2
+    assert "no such file or folder; it has" in slipway.capsys.readouterr().err
     assert slipway("logs", "--attempt", "2", *four)[0::2] == (2, "error: --attempt 2: the run has attempts 1\n")
     assert slipway("logs", "--worker", "1,7", *four)[0::2] == (2, "error: --worker 7: the pod has workers 0 to 3\n")
 
