@@ -5,7 +5,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from controller.core.layout import shorten, wrap
+from controller.core.layout import shorten, width_of, wrap
 from controller.core.printable import printable, unsanitized_stream
 from controller.plan.build import Plan
 from controller.run.text_screen import TextScreen
@@ -68,10 +68,11 @@ class View(TextScreen):
 
         styled = (printable(part) if isinstance(part, str) else (printable(part[0]), part[1]) for part in parts)
         line = Text.assemble(*styled)
-        if indent is None or line.cell_len <= self._console.width:
+        width = width_of(self._stream)
+        if indent is None or width is None or line.cell_len <= width:
             self._console.print(line)
             return
-        wrapped = Text(wrap(line.plain, self._console.width, indent))
+        wrapped = Text(wrap(line.plain, width, indent))
         for span in line.spans:  # only the first words of a line have a style
             wrapped.stylize(span.style, span.start, span.end)
         self._console.print(wrapped)

@@ -94,7 +94,7 @@ def test_the_first_run_is_what_the_page_says(folder: Path, capsys: pytest.Captur
     assert (folder / "slipway" / "cloud" / "mine.yaml").exists()
     assert "+ create" in said["plan"]
     assert "error:" not in said["plan"]
-    assert "accuracy_after" in said["+experiment=quickstart"]
+    assert re.search(r"\n  accuracy +[\d.]+ → [\d.]+ \(95 %: ", said["+experiment=quickstart"])
     assert "finished" in said["status"]
     assert "accuracy after GRPO" in said["logs"]
     assert "deleted" in said["down"]

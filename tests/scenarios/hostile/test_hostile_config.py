@@ -56,10 +56,26 @@ BASES: dict[str, list[str]] = {
               *(f"assets.{kind}={{n: {{path: data}}}}" for kind in KINDS)],
     "builds": ["cloud=local", *COMMAND,
                *(f"assets.{kind}={{n: {{build: [make, '{{output}}'], inputs: [data]}}}}" for kind in KINDS)],
+    "own": ["+experiment=quickstart", "data=questions", "data.source=own:questions", "+data.options={a: b}",
+            "loop.loss_type=own:loss", "+loop.loss_options={a: b}", "+loop.evaluations={style: 'own:evaluation'}",
+            "optimizer=custom", "optimizer.rule=own:rule", "+optimizer.options={a: b}", "code.checks=[own:check]"],
+    "own_loop": ["cloud=local", "model=tiny", "optimizer=adamw", "data=documents", "data.source=own:questions",
+                 "loop=custom", "loop.run=own:loop", "+loop.options={a: b}"],
+    "here": ["cloud=here", "cloud.backend=cpu", "cloud.folder=/tmp/a", "cloud.results=gs://b/r", *COMMAND],
     "repository": ["cloud=local", *COMMAND, f"code.repository={{url: 'https://h/r', commit: {COMMIT}}}",
                    "code.exclude=[x]"],
 }  # fmt: skip
 """Configs that are right, and hold together every string that a config can hold."""
+
+OWN_MODULE = """
+def questions(path, **options): yield {}
+def evaluation(answers, **options): return {}
+def loop(experiment, mesh, log, **options): return None
+def loss(logprobs, old_logprobs, advantages, mask, **options): return 0
+def rule(**options): return None
+def check(config): yield from ()
+"""
+"""What the configs name as module:name."""
 
 FILLED = {
     "sweep": {
@@ -150,6 +166,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     folder = tmp_path_factory.mktemp("repository")
     (folder / "data").write_text("rows\n")
     (folder / "code.py").write_text("")
+    (folder / "slipway").mkdir()
+    (folder / "slipway" / "own.py").write_text(OWN_MODULE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("SLIPWAY_HOME", str(tmp_path_factory.mktemp("home")))

@@ -26,6 +26,8 @@ from tests.paths import ROOT
 PACKAGES = ("conf", "controller", "hydra_plugins", "trainer")
 SHELLS = {"sh", "bash", "/bin/sh", "/bin/bash", "cmd"}
 SPEAK_SHELL = {
+    "controller/here/link.py": "what a worker's shell gets over SSH",
+    "controller/inputs/own_program.py": "a constant with the folder and the program as its arguments",
     "controller/agent/commands/tidy.py": "as root, a constant with the path as $0",
     "controller/ssh/worker_connection.py": "the ProxyCommand of the user's own ~/.ssh/config, as ssh does",
     "controller/localcloud/vms/sessions.py": "as sshd gives what a client sends to the shell of the user",
@@ -80,8 +82,9 @@ def test_packages_of_the_pod_are_pinned_with_hashes() -> None:
         lists = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.List | ast.Call))
         unhashed += [(name, text) for text in lists if INSTALL.search(text) and "--require-hashes" not in text]
     assert [(name, text[:60]) for name, text in unhashed] == [
-        ("controller/agent/commands/venv.py", "[uv(), 'pip', 'install', '--quiet', f'--python={folder}/bin/")
-    ], "of a requirements file of the user's, who may have hashes in it"
+        ("controller/agent/commands/venv.py", "[uv(), 'pip', 'install', '--quiet', f'--python={folder}/bin/"),
+        ("controller/inputs/own_program.py", "['uv', 'pip', 'install', '-e', f'./{place}' if inside else '"),
+    ], "of a requirements file or a project of the user's, who may have hashes in it"
 
 
 INSTALL = re.compile(r"'pip', '(install|sync)'")

@@ -66,7 +66,7 @@ def test_no_venv(slipway: SlipwayCli) -> None:
     code, out, _ = slipway("up", ONE, 'program.command=[sh,-c,"echo venv=$VIRTUAL_ENV."]')
     assert code == 0
     assert "venv=." in out
-    assert "no venv: the image's Python" in out
+    assert "no venv: the image's Python" in slipway("plan", ONE, "program.command=[echo]")[1]
 
 
 def test_requirements_must_be_shipped(slipway: SlipwayCli) -> None:
