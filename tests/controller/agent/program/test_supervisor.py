@@ -233,7 +233,9 @@ def test_a_program_that_ends_without_its_supervisor_is_told(run: ProgramRun) -> 
 
 def test_a_restarted_worker_has_no_programs(run: ProgramRun) -> None:
     run.start(SLEEP)
-    up(run)
+    record = up(run)
+    kill(record["supervisor"])  # a restart ends both, the supervisor without a chance to record anything
+    kill(record["program"])
     run.worker.boot_id = "boot-2"
     state = run.worker.call("stop", run_id="run-1")
     assert (state["state"], state["error"]) == ("exited", "the worker was restarted")
