@@ -194,7 +194,9 @@ def _replace(
             if generation not in (None, now):
                 raise ConflictError("objects.insert", 412, "conditionNotMet", f"{path} has the generation {now}")
             if metadata is not None or _metadata_file(bucket, name).is_file() or generation is not None:
-                _write_metadata(bucket, name, ObjectMetadata(now + 1, dict(metadata or {})))
+                # Like Cloud Storage's, a generation is never used again, not even after the object was deleted.
+                made = max(now + 1, time.time_ns() // 1000)
+                _write_metadata(bucket, name, ObjectMetadata(made, dict(metadata or {})))
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             draft.replace(path)
             return _describe(bucket, name)

@@ -41,6 +41,7 @@ class LocalLink(AgentLink):
 
     def follow(self, shell: str, out: Callable[[bytes], object], err: Callable[[bytes], object]) -> int:
         with self._process(["/bin/sh", "-c", shell]) as process:
+            _close_stdin(process)
             readers = [_start_reader(process.stdout, out), _start_reader(process.stderr, err)]
             for reader in readers:
                 reader.join()
@@ -113,9 +114,7 @@ class LocalLink(AgentLink):
                 self._running.discard(process)
                 _kill(process)
             process.wait()
-            with suppress(BrokenPipeError):
-                assert process.stdin is not None
-                process.stdin.close()
+            _close_stdin(process)
 
     def _install_agent(self) -> Path:
         archive = self._root / self._agent.name
@@ -145,6 +144,12 @@ def _start_reader(
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
     return thread
+
+
+def _close_stdin(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

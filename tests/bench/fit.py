@@ -52,7 +52,7 @@ def main() -> None:
     for name, words in CASES.items():
         if options.names and not any(part in name for part in options.names):
             continue
-        command = [sys.executable, "-m", "controller", "fit", "--json", *words, "cloud=gcp", "cloud.project=a-project"]
+        command = [sys.executable, "-m", "slipway", "fit", "--json", *words, "cloud=gcp", "cloud.project=a-project"]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if not ended.stdout:
             print(f"{name}: {ended.stderr.strip()}", file=sys.stderr)

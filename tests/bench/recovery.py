@@ -70,7 +70,7 @@ def met(fault: str) -> Recovered:
         repository.mkdir()
         script = f"cloud.faults=[{{{fault}, after_object: checkpoints/20/commit_success}}]"
         up = subprocess.Popen(
-            [sys.executable, "-P", "-m", "controller", "up", "--json", *WORDS, script],
+            [sys.executable, "-P", "-m", "slipway", "up", "--json", *WORDS, script],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=repository,
             env={**os.environ, "SLIPWAY_HOME": str(home)},
         )  # fmt: skip

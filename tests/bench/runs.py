@@ -38,7 +38,7 @@ def main() -> None:
         environment = {**os.environ, "SLIPWAY_HOME": folder}
         result: dict[str, object] = {"records": options.records}
         for name, words in QUESTIONS.items():
-            argv = [sys.executable, "-m", "controller", "runs", *words]
+            argv = [sys.executable, "-m", "slipway", "runs", *words]
             times = [_timed(argv, folder, environment) for _ in range(options.repeat)]
             wall, cpu = (round(min(column), 3) for column in zip(*times, strict=True))
             result[name] = {"wall_seconds": wall, "cpu_seconds": cpu}

@@ -142,7 +142,7 @@ class Study:
     def _start(self, home: Path, *words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
         environment = {**os.environ, "SLIPWAY_HOME": str(home), "PYTHONPATH": str(cwd or ROOT)}
         with self.log.open("a") as log:
-            argv = [sys.executable, "-m", "controller", *words]
+            argv = [sys.executable, "-m", "slipway", *words]
             return subprocess.Popen(argv, cwd=cwd or home, env=environment, stdout=log, stderr=log, text=True)
 
 

@@ -53,7 +53,7 @@ def measure(runs: int, pods: int) -> dict[str, Any]:
             "cloud.quotas={INSTANCES: 200}",
         ]
         words += ["tpu.accelerator_type=v5litepod-1", 'program.command=["true"]', f"sweep.pods={pods}"]
-        argv = [sys.executable, "-m", "controller", "-m", "--json", *words, f"run.seed=range(0,{runs})"]
+        argv = [sys.executable, "-m", "slipway", "-m", "--json", *words, f"run.seed=range(0,{runs})"]
         environment = {**os.environ, "SLIPWAY_HOME": str(home)}
         began = time.monotonic()
         controller = subprocess.Popen(argv, cwd=here, env=environment, stdout=subprocess.PIPE, text=True)

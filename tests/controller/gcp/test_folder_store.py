@@ -56,6 +56,16 @@ def test_a_write_needs_the_expected_generation(google: FolderClient, bucket: str
     assert names(google, bucket) == ["lease.json"], "neither locks, drafts nor metadata are objects"
 
 
+def test_a_generation_does_not_come_back_after_a_deletion(google: FolderClient, bucket: str) -> None:
+    first = google.upload(bucket, "lease.json", b"1", generation=0)
+    google.call("storage", "objects.delete", bucket=bucket, object="lease.json")
+    second = google.upload(bucket, "lease.json", b"2", generation=0)
+    assert int(second["generation"]) > int(first["generation"])
+    with pytest.raises(ConflictError):
+        google.upload(bucket, "lease.json", b"3", generation=int(first["generation"]))
+    assert google.download(bucket, "lease.json") == b"2"
+
+
 def test_one_of_many_writers_wins(google: FolderClient, bucket: str) -> None:
     won: list[int] = []
 

@@ -87,3 +87,9 @@ def test_a_shell_command_passes_its_output_on(make: Make) -> None:
     assert make("").follow("echo here; echo there >&2; exit 3", out.extend, err.extend) == 3
     assert (bytes(out), bytes(err)) == (b"here\n", b"there\n")
     assert make("").follow("kill -9 $$", out.extend, err.extend) == 137
+
+
+def test_a_shell_command_that_reads_its_input_finds_the_end(make: Make) -> None:
+    out = bytearray()
+    assert make("").follow("cat; echo done", out.extend, out.extend) == 0
+    assert bytes(out) == b"done\n"

@@ -116,3 +116,19 @@ def test_outputs_are_unpacked_here_unless_they_are_absent_or_too_large(tmp_path:
     assert about["output"] == "gs://b/runs/app-1/output/worker-0.tar.gz"
     absent = cast(GoogleClient, FakeGoogle(None))
     assert fetch_output(absent, "b", "app-1", tmp_path / "2", 1.0) == "the job left no output"
+
+
+def test_links_and_paths_outside_the_folder_are_left_out(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, kind, target in (("latest", tarfile.SYMTYPE, "/etc"), ("latest/x", tarfile.REGTYPE, "")):
+            member = tarfile.TarInfo(f"./{name}")
+            member.type, member.linkname = kind, target
+            tar.addfile(member, io.BytesIO())
+        escape = tarfile.TarInfo("../escape.txt")
+        tar.addfile(escape, io.BytesIO())
+    google = cast(GoogleClient, FakeGoogle(buffer.getvalue()))
+    why = fetch_output(google, "b", "app-1", tmp_path / "0", 1.0)
+    assert why == "links and paths outside the folder were left out: ./latest, ../escape.txt"
+    assert not (tmp_path / "escape.txt").exists()
+    assert (tmp_path / "0" / "latest" / "x").is_file(), "the link was not made, so this is a folder"
