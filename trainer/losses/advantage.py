@@ -8,21 +8,34 @@ EPSILON = 1e-6
 """Added to the standard deviation so that groups with nearly equal rewards do not explode."""
 
 
+EQUAL_WITHIN = 1e-9
+"""Relative difference up to which rewards are equal: sums of the same terms in another order differ by less."""
+
+
 def advantages(rewards: np.ndarray, std: str, leave_one_out: bool = False) -> np.ndarray:
     """Return each sample's advantage over its group: float32 [groups, samples], the shape of `rewards`.
 
     The baseline is the group's mean, as in GRPO (https://arxiv.org/abs/2402.03300, 4.1.2), or with leave_one_out the
     mean of the other samples, as in RLOO (https://arxiv.org/abs/2402.14740). std: "population" or "sample" divides by
     the group's standard deviation (ddof 0 or 1); "none" does not divide, as in Dr. GRPO
-    (https://arxiv.org/abs/2503.20783, 3.2). A group whose rewards are all equal has advantages of 0.
+    (https://arxiv.org/abs/2503.20783, 3.2). A group whose rewards are all equal has advantages of exactly 0.
     """
+    # In float32 the mean of equal rewards can be off by a rounding error, which the division by a standard deviation of
+    # the same size turns into an advantage of up to 0.9.
+    rewards = rewards.astype(np.float64)
     centred = rewards - rewards.mean(axis=1, keepdims=True)
     if leave_one_out:
         samples = rewards.shape[1]
         centred = centred * (samples / (samples - 1))
     if std != "none":
         centred = centred / (rewards.std(axis=1, ddof=int(std == "sample"), keepdims=True) + EPSILON)
-    return centred.astype(np.float32)
+    return np.where(has_equal_rewards(rewards)[:, None], 0, centred).astype(np.float32)
+
+
+def has_equal_rewards(rewards: np.ndarray) -> np.ndarray:
+    """Return whether all rewards of each group are equal, up to EQUAL_WITHIN: [groups, samples] to bool [groups]."""
+    lowest, highest = rewards.min(axis=1), rewards.max(axis=1)
+    return highest - lowest <= EQUAL_WITHIN * np.maximum(np.abs(lowest), np.abs(highest))
 
 
 def overlong_penalty(lengths: np.ndarray, loop: GrpoLoop) -> np.ndarray:

@@ -145,7 +145,7 @@ class RolloutGenerator:
             with self._stopwatch.measure("rollout_time"):
                 self._generate_groups(copy, number, attempt, samples, checks, between)
             if loop.max_resample_rounds:
-                equal = _has_equal_rewards(self._gather_scores(len(samples), checks)[..., 0])
+                equal = advantage.has_equal_rewards(self._gather_scores(len(samples), checks)[..., 0])
                 chosen = np.argsort(equal, stable=True)[:wanted]
                 if not equal[chosen].any():
                     break
@@ -188,7 +188,10 @@ class RolloutGenerator:
         samples += [found[row] for row in range(first, first + len(found))]
 
     def _gather_scores(self, count: int, checks: dict[int, Future[RewardResult]]) -> np.ndarray:
-        """Return all processes' scores, [groups, samples, 4]: reward, correct, checks timed out, checks failed."""
+        """Return all processes' scores: float64 [groups, samples, 4].
+
+        Scores are reward, correct, checks timed out, checks failed.
+        """
         with self._stopwatch.measure("reward_time"):
             found = {row: check.result() for row, check in checks.items()}
             weights = self._loop.rewards.items()
@@ -202,7 +205,7 @@ class RolloutGenerator:
                 for row, check in found.items()
             }
             everyone = gather_tree(own)
-        table = np.array([everyone[str(row)] for row in range(count)], np.float32)
+        table = np.array([everyone[str(row)] for row in range(count)], np.float64)
         return table.reshape(-1, self._loop.group_size, 4)
 
     def _summarize_rewards(
@@ -216,7 +219,9 @@ class RolloutGenerator:
         loop, scores = self._loop, self._gather_scores(len(samples), checks)
         lengths = np.array([len(s.completion.tokens) for s in samples]).reshape(scores.shape[:2])
         truncated = np.array([not s.completion.finished for s in samples], np.float32).reshape(lengths.shape)
-        equal = np.repeat(_has_equal_rewards(scores[..., 0])[:, None], loop.group_size, axis=1).astype(np.float32)
+        equal = np.repeat(advantage.has_equal_rewards(scores[..., 0])[:, None], loop.group_size, axis=1).astype(
+            np.float32
+        )
         rewards = scores[..., 0] + advantage.overlong_penalty(lengths, loop)
         counted = advantage.sample_weights(equal, truncated, loop)
         used = np.zeros(lengths.shape, np.float32)
@@ -229,7 +234,7 @@ class RolloutGenerator:
             "response_length": lengths.mean(),
             "response_length_max": lengths.max(),
             "truncated": truncated.mean(),
-            "zero_variance_groups": _has_equal_rewards(rewards).mean(),
+            "zero_variance_groups": advantage.has_equal_rewards(rewards).mean(),
             "filtered_equal": counted["filtered_equal"].mean(),
             "filtered_overlong": counted["filtered_overlong"].mean(),
             "unused": ((1 - used) * counted["weight"]).mean(),
@@ -256,11 +261,6 @@ def build_batch(samples: list[Sample], loop: GrpoLoop) -> Batch:
     logprobs = np.zeros(mask.shape, np.float32)
     logprobs[mask == 1] = np.concatenate([s.completion.logprobs for s in samples])
     return {"tokens": tokens, "mask": mask, "sampler": logprobs}
-
-
-def _has_equal_rewards(rewards: np.ndarray) -> np.ndarray:
-    """Return whether all rewards of each group are equal: [groups, samples] to bool [groups]."""
-    return rewards.max(axis=1) == rewards.min(axis=1)
 
 
 def _encode_batch(batch: Batch) -> str:

@@ -193,6 +193,18 @@ def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(
     assert summaries[0] == summaries[1]
 
 
+def test_a_constant_reward_changes_no_weight(grpo_run, tmp_path):
+    """Not by a bit. In float32 the mean of six rewards of 1.3 is off by a rounding error."""
+    constant = {"rewards": {"tests.trainer.variety:constant": 1.3}, "group_size": 6, "kl_coef": 0.0, "eval_prompts": 8}
+    changes = {"warm_start_steps": 0, "steps": 1, "updates_per_rollout": 1, "test_samples_per_prompt": None}
+    train(grpo_run | {"loop": grpo_run["loop"] | changes | constant}, tmp_path / "a")
+    experiment, mesh = RunFile.model_validate(grpo_run), make_mesh(8, 1, 1)
+    start = train_step.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(experiment.seed))
+    [(state, _)] = saved(grpo_run, 1)
+    assert int(state.step) == 1
+    jax.tree.map(np.testing.assert_array_equal, state.params, start.params)
+
+
 def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch, compiled_once):
     """Saved is what was there before the draw, with the rollout that is ready; the next life draws anew."""
     changes = {

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from conf.schema.training.loop import GrpoLoop
 from tests.groups import load_group
@@ -28,6 +30,30 @@ def test_advantages_over_the_groups_mean(std, expected):
 def test_advantages_over_the_mean_of_the_others():
     found = advantage.advantages(np.array([[4, 1, 1], [2, 2, 2], [0, 6, 3]], np.float32), "none", leave_one_out=True)
     np.testing.assert_allclose(found, [[3, -1.5, -1.5], [0, 0, 0], [-4.5, 4.5, 0]], rtol=1e-6)
+
+
+ESTIMATORS = [("population", False), ("sample", False), ("none", False), ("none", True)]
+
+
+@pytest.mark.parametrize(("std", "leave_one_out"), ESTIMATORS)
+@settings(derandomize=True, database=None, deadline=None)
+@given(
+    value=st.floats(-1e6, 1e6) | st.decimals(-20, 20, places=1).map(float),
+    samples=st.integers(2, 64),
+    wide=st.booleans(),
+)
+def test_equal_rewards_have_advantages_of_exactly_0(std, leave_one_out, value, samples, wide):
+    """Of every value, in groups of every size. In float32 the mean of six rewards of 1.3 is not 1.3."""
+    rewards = np.full((1, samples), value, np.float64 if wide else np.float32)
+    assert advantage.has_equal_rewards(rewards).all()
+    assert not advantage.advantages(rewards, std, leave_one_out).any()
+
+
+@pytest.mark.parametrize(("std", "leave_one_out"), ESTIMATORS)
+def test_rewards_summed_in_another_order_are_equal(std, leave_one_out):
+    rewards = np.array([[0.1 + 0.2, 0.3, 0.3, 0.3, 0.3, 0.3]])
+    assert advantage.has_equal_rewards(rewards).all()
+    assert not advantage.advantages(rewards, std, leave_one_out).any()
 
 
 @pytest.mark.parametrize("std", ["population", "sample"])

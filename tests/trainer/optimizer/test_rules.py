@@ -53,6 +53,23 @@ def test_rates_follow_the_shape_of_the_matrix(scale, factors, scaled_decay):
         assert rule.lr * rule.weight_decay == pytest.approx(0.05 * (factor if scaled_decay else 1))
 
 
+@pytest.mark.parametrize(("weight_decay", "factor"), [(0.0, 1.0), (0.1, 1 - 0.5 * 0.1)])
+def test_without_a_gradient_only_weight_decay_changes_weights(weight_decay, factor):
+    """As torch's AdamW: the decay is no part of the loss."""
+    constant = {"kind": "constant", "warmup_steps": 0}
+    cfg, opt = model("gpt2"), read("adamw", lr=0.5, weight_decay=weight_decay, schedule=constant)
+    params = jax.tree.map(lambda x: np.full(x.shape, 0.25, np.float32), weights.abstract_params(cfg))
+    chain = build_optimizer(opt, cfg)
+
+    @jax.jit
+    def update(params: weights.Params) -> weights.Params:
+        changes, _ = chain.update(jax.tree.map(jnp.zeros_like, params), chain.init(params), params)
+        return optax.apply_updates(params, changes)
+
+    for found in jax.tree.leaves(update(params)):
+        np.testing.assert_array_equal(found, np.float32(0.25 * factor))
+
+
 def test_the_first_group_that_matches_counts():
     groups = [
         {"match": "layers.*_norm", "weight_decay": 0.0, "lr_scale": 0.5},
