@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from conf.schema.run.lifecycle import Recovery
 from controller.core.formats import Document
-from controller.recovery.diagnosis import Verdict, VerdictKind
+from controller.recovery.verdict import Verdict, VerdictKind
 
 INFRASTRUCTURE_KINDS = frozenset(
     {

@@ -23,8 +23,9 @@ from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Ledger
 from controller.records.spending import Spending, watchdog_note
 from controller.recovery import policy
-from controller.recovery.diagnosis import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus, diagnose
+from controller.recovery.diagnosis import diagnose
 from controller.recovery.tracebacks import log_excerpt
+from controller.recovery.verdict import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import PodStatus
 from controller.ssh.fleet import Fleet, WorkerError

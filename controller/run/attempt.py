@@ -15,8 +15,8 @@ from controller.reconcile.reconciler import reconcile
 from controller.records.ledger import Ledger
 from controller.records.recorder import RECORD_FILE, Recorder
 from controller.records.spending import Spending
-from controller.recovery.diagnosis import AttemptOutcome, VerdictKind
 from controller.recovery.recover import RecoveryExecutor
+from controller.recovery.verdict import AttemptOutcome, VerdictKind
 from controller.resources.pod.node import Node
 from controller.resources.workers.watchdog import Watchdog
 from controller.run.follow import Follower

@@ -31,8 +31,8 @@ from controller.records.ledger import Ledger, Result
 from controller.records.pending_deletions import retry_deletions
 from controller.records.recorder import Recorder
 from controller.records.spending import Spending
-from controller.recovery.diagnosis import VerdictKind
 from controller.recovery.recover import RecoveryExecutor
+from controller.recovery.verdict import VerdictKind
 from controller.resources.pod.node import Node
 from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.run.estimate import describe_estimate

@@ -17,15 +17,9 @@ from controller.agent.protocol import STOP, WATCH, State, StopRequest, WatchLine
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.gcp.errors import GoogleError
-from controller.recovery.diagnosis import (
-    AttemptOutcome,
-    Observation,
-    Verdict,
-    VerdictKind,
-    WorkerStatus,
-    diagnose,
-)
+from controller.recovery.diagnosis import diagnose
 from controller.recovery.pod_watch import PodWatch
+from controller.recovery.verdict import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus
 from controller.resources.pod.node import Node
 from controller.run.traceback_watch import TracebackWatch
 from controller.ssh.fleet import Fleet, WorkerError

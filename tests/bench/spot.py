@@ -29,7 +29,8 @@ from controller.core.events import Event, Events
 from controller.plan.build import Plan, build_plan
 from controller.reconcile.resource import Absent, Diff, ObservedResources
 from controller.records.ledger import Ledger
-from controller.recovery.diagnosis import AttemptOutcome, Observation, WorkerStatus, diagnose
+from controller.recovery.diagnosis import diagnose
+from controller.recovery.verdict import AttemptOutcome, Observation, WorkerStatus
 from controller.resources.pod.node import Node
 from controller.resources.workers.venv import Venv
 from controller.run import attempt, drive

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from controller.here.link import LocalLink
 from controller.ssh import agent_link
 from controller.ssh.agent_bundle import AgentBundle, build_bundle
 from controller.ssh.connect import WorkerError
+from tests.controller.localcloud.harness import wait_for
 
 Make = Callable[[str], LocalLink]
 
@@ -70,16 +70,17 @@ def test_a_command_that_takes_too_long_is_ended(make: Make, monkeypatch: pytest.
 
 
 def test_what_a_command_leaves_running_goes_on(make: Make, tmp_path: Path) -> None:
-    program = """
+    asked, answered = tmp_path / "asked", tmp_path / "answered"
+    child = f"for i in $(seq 6000); do [ -e {asked} ] && exec touch {answered}; sleep 0.01; done"
+    program = f"""
 import subprocess
 quiet = subprocess.DEVNULL
-child = subprocess.Popen(["sleep", "600"], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
-print('{"format": 1, "pid": %d}' % child.pid, flush=True)
+child = subprocess.Popen(["sh", "-c", {child!r}], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+print('{{"format": 1}}', flush=True)
 """
-    pid = make(program).call("start", {})["pid"]
-    time.sleep(0.01)
-    os.kill(pid, 0)
-    os.kill(pid, 9)
+    make(program).call("start", {})
+    asked.touch()  # only a child that has outlived the command sees it
+    wait_for(answered.exists, "the child's answer")
 
 
 def test_a_shell_command_passes_its_output_on(make: Make) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from controller.recovery.diagnosis import Observation, VerdictKind, WorkerStatus, diagnose
+from controller.recovery.diagnosis import diagnose
+from controller.recovery.verdict import Observation, VerdictKind, WorkerStatus
 from controller.resources.pod.provisioner import PodStatus, Symptom
 from controller.run.follow import hang_limit
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from conf.schema.run.lifecycle import Recovery
-from controller.recovery.diagnosis import Verdict, VerdictKind
 from controller.recovery.policy import Decision, Incident, PodCapabilities, decide
+from controller.recovery.verdict import Verdict, VerdictKind
 from tests.groups import CONF
 
 BUDGETS = {"max_preemptions": 20, "max_program_failures": 0, "max_without_progress": 3}

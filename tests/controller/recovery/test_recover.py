@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from controller.core.errors import WrongDevicesError
-from controller.recovery.diagnosis import AttemptOutcome, Verdict, VerdictKind
 from controller.recovery.policy import GIVE_UP, Decision
 from controller.recovery.recover import RecoveryExecutor, innermost_frame
+from controller.recovery.verdict import AttemptOutcome, Verdict, VerdictKind
 from controller.resources.pod.provisioner import PodStatus
 
 DUMP = """step 3

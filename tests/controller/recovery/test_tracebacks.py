@@ -11,8 +11,9 @@ import re
 
 import pytest
 
-from controller.recovery.diagnosis import Observation, VerdictKind, WorkerStatus, diagnose
+from controller.recovery.diagnosis import diagnose
 from controller.recovery.tracebacks import cause_of_exit, first_at_barrier, last_traceback, last_words, log_excerpt
+from controller.recovery.verdict import Observation, VerdictKind, WorkerStatus
 from controller.resources.pod.provisioner import PodStatus
 from tests.paths import ROOT
 

@@ -14,7 +14,7 @@ from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Event, Events
 from controller.gcp.errors import GoogleError
-from controller.recovery.diagnosis import AttemptOutcome, VerdictKind
+from controller.recovery.verdict import AttemptOutcome, VerdictKind
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import Endpoint, Place, PodStatus, SliceSpec, SliceStatus
 from controller.run.follow import Follower

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import asyncssh
@@ -20,6 +21,15 @@ QUEUED = f"{LOCATION}/queuedResources"
 def net(cloud: EmulatedCloud) -> str:
     cloud.create_network("net")
     return "net"
+
+
+@pytest.fixture
+def slow_cloud(cloud: EmulatedCloud) -> Iterator[EmulatedCloud]:
+    """Make operations take five seconds, until the test ends or sets another time."""
+    before = cloud.call_ok("GET", "emulator/settings")["operation_seconds"]
+    cloud.call_ok("POST", "emulator/settings", {"operation_seconds": 5})
+    yield cloud
+    cloud.call_ok("POST", "emulator/settings", {"operation_seconds": before})
 
 
 def fault(cloud: EmulatedCloud, key: str, **spec: Any) -> None:
@@ -61,13 +71,12 @@ def test_external_addresses_are_given_on_request(cloud: EmulatedCloud, net: str)
     assert endpoint["accessConfig"]["externalIp"]
 
 
-def test_deleting_a_node_that_is_being_made(cloud: EmulatedCloud, net: str) -> None:
-    cloud.call_ok("POST", "emulator/settings", {"operation_seconds": 5})
-    creating = cloud.call_ok("POST", f"{NODES}?nodeId=early", cloud.node_body(net))
-    cloud.call_ok("POST", "emulator/settings", {"operation_seconds": 0.02})
-    cloud.call_and_wait("DELETE", f"{NODES}/early")
-    assert state_of(cloud, "early") is None
-    assert cloud.wait_operation(creating)["error"]["code"] == 1  # CANCELLED
+def test_deleting_a_node_that_is_being_made(slow_cloud: EmulatedCloud, net: str) -> None:
+    creating = slow_cloud.call_ok("POST", f"{NODES}?nodeId=early", slow_cloud.node_body(net))
+    slow_cloud.call_ok("POST", "emulator/settings", {"operation_seconds": 0.02})
+    slow_cloud.call_and_wait("DELETE", f"{NODES}/early")
+    assert state_of(slow_cloud, "early") is None
+    assert slow_cloud.wait_operation(creating)["error"]["code"] == 1  # CANCELLED
 
 
 @pytest.mark.parametrize(
@@ -175,7 +184,6 @@ def test_a_queued_resource_gives_up_when_its_time_is_over(cloud: EmulatedCloud, 
     queue(cloud, "brief", net, queueingPolicy={"validUntilDuration": "0.2s"})
     wait_for(lambda: queued_state(cloud, "brief") == "FAILED", "the end of the wait")
     cloud.call_and_wait("DELETE", f"{QUEUED}/brief")
-    cloud.call_ok("POST", "emulator/settings", {"operation_seconds": 0.02})
 
 
 def test_several_slices_are_named_by_a_prefix(fresh_cloud: EmulatedCloud) -> None:
