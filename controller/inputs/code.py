@@ -8,7 +8,6 @@ except ignored ones and those that `code.exclude` names.
 import gzip
 import hashlib
 import io
-import subprocess
 import tarfile
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +17,7 @@ import conf
 from conf.schema.config import Config
 from controller.agent.tree_hash import files_hash
 from controller.core.errors import ConfigError
-from controller.inputs.git import checkout
+from controller.inputs.git import checkout, run_git
 from controller.inputs.modules import shipped_modules
 
 MAX_FILES_SHOWN = 5
@@ -124,16 +123,13 @@ def _is_source(path: Path) -> bool:
 
 def repository_root(folder: Path) -> Path:
     """Return the top of the git repository around a folder; the folder itself if there is none."""
-    git = subprocess.run(
-        ["git", "rev-parse", "--show-toplevel"], cwd=folder, capture_output=True, text=True, check=False
-    )
+    git = run_git(["rev-parse", "--show-toplevel"], folder)
     return Path(git.stdout.strip()) if git.returncode == 0 else folder
 
 
 def _list_files(root: Path, *, tracked_only: bool = False) -> list[Path]:
     """List regular files that git tracks or would add; without git, all files except those in the root's .gitignore."""
-    command = ["git", "ls-files", "-z", "--cached", *(() if tracked_only else ("--others", "--exclude-standard"))]
-    git = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    git = run_git(["ls-files", "-z", "--cached", *(() if tracked_only else ("--others", "--exclude-standard"))], root)
     names = set(filter(None, git.stdout.split("\0"))) if git.returncode == 0 else _unignored(root)
     return [root / name for name in names if (root / name).is_file() and not (root / name).is_symlink()]
 

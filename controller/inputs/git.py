@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from conf.schema.run.program import Repository
@@ -49,20 +50,20 @@ def clone(url: str, ref: str | None, folder: Path, key: str) -> str:
     if ref and ref.startswith("-"):  # git would take it for an option, and some of them run programs
         raise ConfigError(f"{message}: {ref!r} is not a valid branch, tag or commit")
     for argv in (["init", "--quiet"], ["remote", "add", "--", "origin", url]):
-        _git(argv, folder)
-    one = _git(["fetch", "--quiet", "--depth=1", "origin", ref or "HEAD"], folder)
+        run_git(argv, folder)
+    one = run_git(["fetch", "--quiet", "--depth=1", "origin", ref or "HEAD"], folder)
     if one.returncode and ref:  # a server may refuse to send a commit that no branch ends with
         everything = ["fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/remotes/origin/*"]
-        one = _git(everything, folder)
+        one = run_git(everything, folder)
     if one.returncode:
         raise UnreachableError(f"{message}: cannot clone: {_last_line(one.stderr)}")
     for target in ("FETCH_HEAD", ref, f"origin/{ref}"):
-        commit = _git(["rev-parse", "--verify", "--quiet", f"{target}^{{commit}}"], folder).stdout.strip()
+        commit = run_git(["rev-parse", "--verify", "--quiet", f"{target}^{{commit}}"], folder).stdout.strip()
         if commit and (ref is None or target != "FETCH_HEAD" or len(ref) != 40 or commit == ref):
             break
     else:
         raise ConfigError(f"{message}: commit {ref} does not exist")
-    if (done := _git(["checkout", "--quiet", "--detach", commit], folder)).returncode:
+    if (done := run_git(["checkout", "--quiet", "--detach", commit], folder)).returncode:
         raise ConfigError(f"{message}: cannot check out: {_last_line(done.stderr)}")
     return commit
 
@@ -77,9 +78,18 @@ def strip_password(url: str) -> str:
     return f"{scheme}://{name}{slash}{path}" if user else url
 
 
-def _git(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def run_git(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run git in a folder and return its output; exit code 127 and a message in stderr where it is not installed."""
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    return subprocess.run(["git", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    command = ["git", *arguments]
+    try:
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        if not folder.is_dir():
+            raise
+        return subprocess.CompletedProcess(
+            command, 127, "", "error: git is not installed: https://git-scm.com/downloads"
+        )
 
 
 def _last_line(text: str) -> str:

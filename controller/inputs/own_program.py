@@ -4,7 +4,6 @@ The same words in the same folder give the same overrides, so they mean the same
 """
 
 import re
-import subprocess
 import tomllib
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from controller.config.compose import config_groups, quote_text
 from controller.core.errors import ConfigError
 from controller.core.text import nearest_names
 from controller.inputs.code import repository_root
+from controller.inputs.git import run_git
 
 INTERPRETERS = re.compile(r"^(python[\d.]*|bash|sh|dash|zsh)$")
 VALUED_OPTIONS = ("-X", "-W")
@@ -126,10 +126,7 @@ class OwnProgram:
             siblings = {entry.name for entry in path.parent.iterdir()} if path.parent.is_dir() else set[str]()
             near = nearest_names(path.name, {name for name in siblings if name.endswith(SCRIPT_SUFFIXES)})
             raise ConfigError(f"{script}: there is no such file in {self.folder}; there are {near or 'no programs'}")
-        ignored = subprocess.run(
-            ["git", "check-ignore", "--quiet", script], cwd=self.folder, capture_output=True, check=False
-        )
-        if ignored.returncode == 0:
+        if run_git(["check-ignore", "--quiet", script], self.folder).returncode == 0:
             raise ConfigError(f"{script}: is ignored by git, so the workers would not get it; see .gitignore")
 
 

@@ -91,7 +91,13 @@ class Vault:
 
 def address_problem(url: str) -> str:
     """Return why an address is none of a webhook, without repeating it; empty if it is one."""
-    parts = urlsplit(url)
+    if not url.isascii() or not url.isprintable() or " " in url:
+        return "the address holds a space, a line break or a letter that no address has"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # is parsed only now
+    except ValueError:
+        return "the address has no valid host and port"
     if parts.scheme == "https" and parts.hostname:
         return ""
     if parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost"):

@@ -7,6 +7,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -123,6 +124,8 @@ def post_json(url: str, content: Mapping[str, Any], sleep: Callable[[float], Non
         retrying(send)
     except urllib.error.HTTPError as error:
         raise WebhookError(f"the webhook answered {error.code} {error.reason}") from None
+    except HTTPException as error:  # its message may repeat the address
+        raise WebhookError(f"the webhook did not answer in HTTP: {type(error).__name__}") from None
     except OSError as error:  # URLError and timeouts too
         raise WebhookError(f"the webhook cannot be reached: {getattr(error, 'reason', error)}") from None
 

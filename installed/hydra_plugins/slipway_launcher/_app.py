@@ -115,5 +115,8 @@ def _quoted(text: str) -> str:
 def _repository(folder: Path) -> Path:
     """Return the top of the git repository around a folder; the folder itself if there is none."""
     command = ["git", "rev-parse", "--show-toplevel"]
-    git = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    try:
+        git = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # git is not installed
+        return folder.resolve()
     return Path(git.stdout.strip() if git.returncode == 0 else folder).resolve()

@@ -68,6 +68,12 @@ def test_a_repository_that_cannot_be_had(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "repositories").iterdir()] == []
 
 
+def test_without_git_a_repository_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(ConfigError, match="cannot clone: error: git is not installed"):
+        checkout(Repository(url=f"{tmp_path}/r", commit="0" * 40), tmp_path)
+
+
 def test_a_password_in_a_url_is_not_shown() -> None:
     assert strip_password("https://me:hunter2@example.com/r.git") == "https://example.com/r.git"
     assert strip_password("ssh://git@example.com/r.git") == "ssh://git@example.com/r.git"

@@ -86,7 +86,7 @@ if LIMIT:
 
 
 def test_what_a_module_defines_is_read_from_its_syntax(tmp_path: Path) -> None:
-    write(tmp_path, {"mine.py": SOURCE, "star.py": "from os import *", "broken.py": "def f(:\n"})
+    write(tmp_path, {"mine.py": SOURCE, "star.py": "from os import *", "broken.py": "def f(:\n", "null.py": "\0"})
     write(tmp_path, {"pkg/__init__.py": "from .inner import helper", "pkg/inner.py": "def helper(x): ..."})
     files = {path.relative_to(tmp_path).as_posix(): path for path in sorted(tmp_path.rglob("*.py"))}
 
@@ -107,9 +107,10 @@ def test_what_a_module_defines_is_read_from_its_syntax(tmp_path: Path) -> None:
     for reference, message in (
         ("mine:plian", r"mine\.py defines no plian; it defines plain, full, decorated, Thing"),
         ("broken:f", r"broken\.py, line 1: "),
+        ("null:f", r"null\.py"),
         (
             "nowhere:f",
-            r"no module nowhere in the folders of code\.modules, which are shipped; there are broken, mine, pkg",
+            r"no module nowhere in the folders of code\.modules, which are shipped; there are broken, mine, null, pkg",
         ),
         ("pytest:raises", r"no module pytest in the folders"),
         ("statistics:fmeen", r"statistics\.py defines no fmeen"),

@@ -157,3 +157,10 @@ def test_a_project_that_no_python_suits_is_found_at_once(text: str, message: str
     (repository / "pyproject.toml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         packages(repository)
+
+
+def test_without_git_the_folder_itself_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    program = OwnProgram(("python", "train.py"), tmp_path, tpu="v5litepod-8")
+    assert "program.command=[python,train.py]" in program.overrides([])

@@ -204,3 +204,19 @@ def test_a_webhook_that_cannot_work_is_found_before_the_run(
 )
 def test_other_addresses_are_refused_without_repeating_them(url: str) -> None:
     assert address_problem(url) == "the address must begin with https://"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://hooks.example.com/T SECRET",
+        "https://hooks.example.com/T\nSECRET",
+        "https://hooks.example.com/SECRET\u00e9",
+        "https://[::1/SECRET",
+        "https://hooks.example.com:port/SECRET",
+    ],
+)
+def test_an_address_that_cannot_be_opened_is_refused_without_repeating_it(url: str) -> None:
+    problem = address_problem(url)
+    assert problem
+    assert "SECRET" not in problem
