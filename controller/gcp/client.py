@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from email.utils import parsedate_to_datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ class GoogleClient:
 
     def __init__(self, credentials: Credentials | None, clock: Clock, roots: Mapping[str, str] | None = None) -> None:
         self._credentials, self._clock, self._roots = credentials, clock, dict(roots or {})
-        self._services: dict[str, Any] = {}
+        self._methods: dict[tuple[str, str], Callable[..., Any]] = {}
         self._lock = threading.Lock()
         self._idle_connections: list[Any] = []
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
@@ -182,7 +183,7 @@ class GoogleClient:
             _translate_errors(f"upload of gs://{bucket}/{name}"),
             self._connection("storage.objects.insert") as http,
         ):
-            request = self._service("storage").objects().insert(bucket=bucket, name=name, media_body=media)
+            request = self._method("storage", "objects.insert")(bucket=bucket, name=name, media_body=media)
             if session.is_file():
                 request.resumable_uri = session.read_text()
                 request._in_error_state = True  # makes it ask first how far the transfer has come
@@ -233,15 +234,11 @@ class GoogleClient:
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         with self._recorded(api, method, parameters), _translate_errors(f"{api} {method}"):
-            node = self._service(api)
-            *parents, leaf = method.split(".")
-            for parent in parents:
-                node = getattr(node, parent)()
-            request = getattr(node, leaf)(**parameters)
+            request = self._method(api, method)(**parameters)
             request.headers.update(headers or {})
             if dates is not None:
                 request.add_response_callback(lambda answer: dates.append(answer["date"]))
-            if api == "tpu" and request.method != "GET" and leaf not in UNGUARDED_METHODS:
+            if api == "tpu" and request.method != "GET" and method.rpartition(".")[2] not in UNGUARDED_METHODS:
                 self.before_pod_write()
             with self._connection(request.methodId) as http:
                 return request.execute(http=http)
@@ -264,18 +261,25 @@ class GoogleClient:
             for listener in self._listeners:
                 listener({**call, "seconds": seconds})
 
-    def _service(self, api: str) -> Any:
+    def _method(self, api: str, method: str) -> Callable[..., Any]:
+        """Return the function that makes requests of a method.
+
+        The library would build every method of a resource, and of its parents, for each request; here it sees only
+        the part of the discovery document that describes this one.
+        """
         from googleapiclient.discovery import build_from_document
-        from googleapiclient.discovery_cache import get_static_doc
 
         with self._lock:
-            if api not in self._services:
-                name, _, version = api.partition(":")
-                document = json.loads(str(get_static_doc(name, version or VERSIONS[name])))
-                if name in self._roots:
-                    document["rootUrl"] = document["mtlsRootUrl"] = self._roots[name]
-                self._services[api] = build_from_document(document, credentials=self._credentials)
-            return self._services[api]
+            if (api, method) not in self._methods:
+                *parents, leaf = method.split(".")
+                document = _cut_document(_discovery_document(api), parents, leaf.removesuffix("_media"))
+                if root := self._roots.get(api.partition(":")[0]):
+                    document["rootUrl"] = document["mtlsRootUrl"] = root
+                node = build_from_document(document, credentials=self._credentials)
+                for parent in parents:
+                    node = getattr(node, parent)()
+                self._methods[api, method] = getattr(node, leaf)
+            return self._methods[api, method]
 
     @contextmanager
     def _connection(self, method_id: str) -> Iterator[Any]:
@@ -334,6 +338,24 @@ class GoogleClient:
         with self._lock:
             while self._idle_connections:
                 self._idle_connections.pop().close()
+
+
+@cache
+def _discovery_document(api: str) -> dict[str, Any]:
+    """Return the discovery document of `API` or `API:VERSION`. It is shared: do not change it."""
+    from googleapiclient.discovery_cache import get_static_doc
+
+    name, _, version = api.partition(":")
+    return json.loads(str(get_static_doc(name, version or VERSIONS[name])))
+
+
+def _cut_document(document: Mapping[str, Any], parents: Sequence[str], leaf: str) -> dict[str, Any]:
+    """Return a copy of a discovery document that describes only one method, `leaf` of the resource at `parents`."""
+    rest = {key: value for key, value in document.items() if key not in ("methods", "resources")}
+    if not parents:
+        return {**rest, "methods": {leaf: document["methods"][leaf]}}
+    first, *others = parents
+    return {**rest, "resources": {first: _cut_document(document["resources"][first], others, leaf)}}
 
 
 @contextmanager

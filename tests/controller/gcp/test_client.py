@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from google.auth.credentials import Credentials
 from google.auth.exceptions import RefreshError, TransportError
+from googleapiclient import discovery
 
 from controller.core.errors import CloudError
 from controller.gcp.client import ATTEMPTS, GoogleClient
@@ -114,3 +115,19 @@ def test_the_wait_for_an_operation_has_longer_than_google_takes_to_answer(projec
     project.create_shared()
     assert timeouts["compute.networks.insert"] == 60
     assert timeouts["compute.globalOperations.wait"] == timeouts["compute.regionOperations.wait"] == 150
+
+
+def test_a_method_is_built_once_and_no_other(project: EmulatedProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library would build the 60 methods of `projects.locations` and its children for every single request."""
+    built: list[str] = []
+    really = discovery.createMethod
+
+    def create_method(name: str, *rest: Any) -> Any:
+        built.append(name)
+        return really(name, *rest)
+
+    monkeypatch.setattr(discovery, "createMethod", create_method)
+    parent = "projects/slipway-local/locations/us-central2-b"
+    for _ in range(2):
+        project.context.google.call("tpu", "projects.locations.nodes.list", parent=parent)
+    assert built == ["list"]
