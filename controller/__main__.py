@@ -1,5 +1,6 @@
 """`python -m controller`, the same as the console script `slipway`."""
 
+import gc
 import os
 import re
 import sys
@@ -8,10 +9,14 @@ from pathlib import Path
 PROGRAM = re.compile(r"(trainer|controller)\.[\w.]+")
 """`slipway trainer.convert …` is `python -m trainer.convert …`: an installed Slipway is not found by `python -m`."""
 
+OBJECTS_PER_COLLECTION = 50_000
+"""Python's default of 700 spends a tenth of a short verb on collections: what imports create is never garbage."""
+
 
 def main() -> int:
     os.umask(0o077)  # no other user of this machine may read keys, tokens, logs and records
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looks for them in every installed package
+    gc.set_threshold(OBJECTS_PER_COLLECTION)
     _leave_out_the_working_directory()
     if len(sys.argv) > 1 and PROGRAM.fullmatch(sys.argv[1]):
         from controller.core.programs import own_program

@@ -27,15 +27,19 @@ Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]+-[a-z]+\d+-[a-z0-9]+$")
 
 def without_volatile(section: BaseModel) -> dict[str, Any]:
     """Return the section as plain JSON data, without volatile keys at any depth."""
-    plain = section.model_dump(mode="json")
+    plain = section.model_dump(mode="json")  # once: each section's own serializer would have to be built
+    _drop_volatile(section, plain)
+    return plain
+
+
+def _drop_volatile(section: BaseModel, plain: dict[str, Any]) -> None:
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if any(isinstance(mark, Volatile) for mark in field.metadata):
             del plain[name]
         elif isinstance(value, BaseModel):
-            plain[name] = without_volatile(value)
+            _drop_volatile(value, plain[name])
         elif isinstance(value, dict):
-            plain[name] = {
-                k: without_volatile(v) if isinstance(v, BaseModel) else plain[name][k] for k, v in value.items()
-            }
-    return plain
+            for key, item in value.items():
+                if isinstance(item, BaseModel):
+                    _drop_volatile(item, plain[name][key])

@@ -1,6 +1,7 @@
-"""Print `slipway --help` and `slipway VERB --help`: rich text on a terminal, plain elsewhere, or JSON."""
+"""Print `slipway --help` and `slipway VERB --help`: in color on a terminal, plain elsewhere, or JSON."""
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,10 +9,12 @@ from typing import Any
 
 from controller.cli.flags import COMPLETION_QUERY, GROUPS, HELP, VERBS, Flag, flags
 from controller.config.compose import CONFIG_DIR, config_groups
+from controller.core.layout import width_of, wrap
 from controller.core.printable import unsanitized_stream
 
 PLAIN_WIDTH = 110
 """Columns without a terminal."""
+BOLD, CYAN, END = "\x1b[1m", "\x1b[36m", "\x1b[0m"
 ABOUT = {
     "cloud": "Google Cloud, or the emulated cloud on this machine",
     "tpu": "size and zone of the pod",
@@ -143,23 +146,21 @@ def _json_document(verb: str | None) -> dict[str, Any]:
 
 
 def _draw(sections: Iterable[tuple[str, str | Rows]]) -> None:
-    from rich.console import Console
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
+    """Print the sections: without rich, whose import takes longer than all the rest."""
     screen = unsanitized_stream(sys.stdout)
-    console = Console(file=screen, highlight=False, width=None if screen.isatty() else PLAIN_WIDTH)
+    is_terminal = screen.isatty()
+    width = width_of(screen) if is_terminal else PLAIN_WIDTH
+    colored = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
+    bold, cyan, end = (BOLD, CYAN, END) if colored else ("", "", "")
+    lines: list[str] = []
     for title, content in sections:
-        if title:
-            console.print(Text(f"\n{title}", style="bold"))
+        lines += ["", f"{bold}{title}{end}"] if title else []
         if isinstance(content, str):
-            lines = [f"  {line}" if title else line for line in content.splitlines()]
-            console.print(Text("\n".join(lines)), soft_wrap=True)
+            lines += [f"  {line}" if title else line for line in content.splitlines()]
             continue
-        table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column(no_wrap=True, style="cyan")
-        table.add_column(overflow="fold")
-        for left, right in content:
-            table.add_row(Text(left), Text(right))
-        console.print(Padding(table, (0, 0, 0, 2), expand=False))
+        rows = list(content)
+        indent = 4 + max(len(left) for left, _ in rows)
+        for left, right in rows:
+            row = wrap(f"  {left:<{indent - 2}}{right}", width, indent)
+            lines.append(f"  {cyan}{row[2:indent]}{end}{row[indent:]}")
+    print("\n".join(lines), file=screen)

@@ -3,7 +3,6 @@
 `key=value` always sets config; options of a verb are flags. Flags never enter the config or a run's identity.
 """
 
-import difflib
 import importlib
 import shlex
 import sys
@@ -83,6 +82,8 @@ def resolve_verb(verb: str) -> str:
     """Return the verb, or raise ConfigError if there is no such verb."""
     if verb in VERBS:
         return verb
+    import difflib
+
     near = difflib.get_close_matches(verb, VERBS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     if verb in config_groups(Path.cwd() / "slipway")["experiment"]:

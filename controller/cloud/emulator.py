@@ -7,8 +7,6 @@ import fcntl
 import json
 import os
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,6 +70,9 @@ class Emulator:
                 run_emulator_verb(["stop"], self.state)
 
     def _ask(self, name: str, body: bytes | None, method: str | None = None) -> str:
+        import urllib.error
+        import urllib.request
+
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}/emulator/{name}", data=body, headers=headers, method=method)  # noqa: S310 - loopback
         try:

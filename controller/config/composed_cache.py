@@ -33,7 +33,7 @@ def cache_file(overrides: Sequence[str], extra_dir: Path | None) -> Path | None:
         return None
     names = {name for read in bundled.values() for name in _ENVIRONMENT.findall(read.decode())}
     key = hashlib.sha256()
-    where = [str(CONFIG_DIR), str(extra_dir), _modified("hydra"), _modified("controller.config.compose")]
+    where = [str(CONFIG_DIR), str(extra_dir), _modified("hydra"), _modified("controller.config.compose"), _plugins()]
     variables = {name: os.environ.get(name) for name in sorted(names)}
     key.update(json.dumps([where, list(overrides), variables]).encode())
     for path, read in (bundled | theirs).items():
@@ -69,6 +69,14 @@ def _modified(module: str) -> int:
     """Return when a module was installed or edited, without importing it: another version may compose differently."""
     spec = find_spec(module)
     return Path(spec.origin).stat().st_mtime_ns if spec and spec.origin else 0
+
+
+def _plugins() -> list[tuple[str, int]]:
+    """Return the plugins of Hydra with the times of their folders: one may change the search path of the YAML."""
+    spec = find_spec("hydra_plugins")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    found = (path for folder in folders if folder.is_dir() for path in folder.iterdir() if path.name != "__pycache__")
+    return sorted((str(path), path.stat().st_mtime_ns) for path in found)
 
 
 def _yaml_files(folder: Path) -> list[Path]:

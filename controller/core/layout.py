@@ -4,7 +4,6 @@ A terminal has 80 columns unless its user makes it wider, so what tells rows apa
 """
 
 import os
-import shutil
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +21,12 @@ def width_of(stream: Any) -> int | None:
     given = os.environ.get("COLUMNS", "")
     if given.isdigit() and int(given):
         return int(given)
-    return shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns if stream.isatty() else None
+    if not stream.isatty():
+        return None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or DEFAULT_WIDTH
+    except (OSError, ValueError):  # it says that it is a terminal, but has no size
+        return DEFAULT_WIDTH
 
 
 def cell_width(text: str) -> int:

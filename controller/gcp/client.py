@@ -11,7 +11,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from email.utils import parsedate_to_datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,6 +119,8 @@ class GoogleClient:
 
     def object_metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
         """Return an object's metadata and the server's time, seconds since the epoch. Raises NotFoundError."""
+        from email.utils import parsedate_to_datetime
+
         dates: list[str] = []
         answer = self._with_retries(
             self._execute_once, "storage", "objects.get", {"bucket": bucket, "object": name}, dates

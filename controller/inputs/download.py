@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -73,6 +72,8 @@ def download_file(source: AssetFile, token: str | None, moved: Callable[[int], N
 
 
 def _download(url: str, part: Path, token: str | None, moved: Callable[[int], None]) -> None:
+    import urllib.request  # with all of http and ssl; most verbs download nothing
+
     request = urllib.request.Request(url)  # noqa: S310 - http(s) by schema
     if token:  # hosts redirect to storage, which must not get the token
         request.add_unredirected_header("Authorization", f"Bearer {token}")

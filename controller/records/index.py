@@ -5,14 +5,18 @@ row is the metadata of an object `index/<id>.json`: one request lists a thousand
 https://cloud.google.com/storage/docs/metadata#custom-metadata
 """
 
+from __future__ import annotations
+
 import fcntl
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from controller.core.formats import checked, dump, has_format
-from controller.gcp.client import GoogleClient
+
+if TYPE_CHECKING:  # listing the runs of this machine needs no client
+    from controller.gcp.client import GoogleClient
 
 RunRow = dict[str, Any]
 MAX_ROW_BYTES = 7000

@@ -3,7 +3,7 @@
 Values live only in YAML. Keys that a parameter group omits keep the optimizer's values.
 """
 
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -40,10 +40,10 @@ class MuonParamGroup(AdamwParamGroup):
     algorithm: Literal["adamw"] | None = Field(default=None, description="Omitted: Muon for matrices of the layers.")
 
 
-GroupT = TypeVar("GroupT", bound=ParamGroup)
+GROUPS = "Weights with their own values. The first match applies."
 
 
-class _OptimizerBase(Strict, Generic[GroupT]):
+class _OptimizerBase(Strict):
     lr: Rate = Field(description="Peak learning rate.")
     schedule: Schedule = Field(description="Schedule of the learning rate.")
     weight_decay: float = Field(ge=0, le=10, description="Decoupled weight decay, multiplied by the learning rate.")
@@ -56,7 +56,7 @@ class _OptimizerBase(Strict, Generic[GroupT]):
         description="Updates with a nonfinite loss or gradient are not applied. stop: end the run. skip: continue."
     )
 
-    param_groups: tuple[GroupT, ...] = Field(description="Weights with their own values. The first match applies.")
+    param_groups: tuple[ParamGroup, ...] = Field(description=GROUPS)
 
     def with_constant_lr(self, lr: float) -> Self:
         """Return a copy with a constant learning rate. Other learning rates keep their ratio to it."""
@@ -66,16 +66,19 @@ class _OptimizerBase(Strict, Generic[GroupT]):
         return self.model_copy(update={"lr": lr, "schedule": schedule, "param_groups": groups})
 
 
-class Adamw(_OptimizerBase[AdamwParamGroup]):
+class Adamw(_OptimizerBase):
     """AdamW (https://arxiv.org/abs/1711.05101)."""
 
     kind: Literal["adamw"]
+    param_groups: tuple[AdamwParamGroup, ...] = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - it is frozen
+        description=GROUPS
+    )
     b1: Decay = Field(description="Decay of the first moment per update.")
     b2: Decay = Field(description="Decay of the second moment per update.")
     eps: float = Field(gt=0, lt=1, description="Added to the root of the second moment.")
 
 
-class Adafactor(_OptimizerBase[ParamGroup]):
+class Adafactor(_OptimizerBase):
     """Adafactor (https://arxiv.org/abs/1804.04235): a second moment per row and per column of each matrix."""
 
     kind: Literal["adafactor"]
@@ -96,10 +99,13 @@ class AdamwPart(Strict):
     weight_decay: float = Field(ge=0, le=10, description="Decoupled weight decay, multiplied by the learning rate.")
 
 
-class Muon(_OptimizerBase[MuonParamGroup]):
+class Muon(_OptimizerBase):
     """Muon (https://kellerjordan.github.io/posts/muon/) for the matrices of the layers, AdamW for the rest."""
 
     kind: Literal["muon"]
+    param_groups: tuple[MuonParamGroup, ...] = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - it is frozen
+        description=GROUPS
+    )
     momentum: Decay = Field(description="Decay of the first moment per update.")
     momentum_schedule: Schedule | None = Field(description="Schedule of the momentum. null: constant.")
     nesterov: bool = Field(description="Use Nesterov momentum.")
@@ -145,7 +151,7 @@ class Muon(_OptimizerBase[MuonParamGroup]):
         return changed.model_copy(update={"adamw": adamw})
 
 
-class CustomOptimizer(_OptimizerBase[ParamGroup]):
+class CustomOptimizer(_OptimizerBase):
     """A rule of the user's own, or of optax (docs/extend.md). Schedules, groups, clipping and decay are Slipway's."""
 
     kind: Literal["custom"]

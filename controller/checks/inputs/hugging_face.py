@@ -3,10 +3,13 @@
 import os
 import re
 import shlex
+import socket
+import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from controller.context import Context
 from controller.core.errors import ConfigError
@@ -35,6 +38,8 @@ DUPLICATED_DESCRIPTOR = re.compile(r"\d*[<>]&[\d-]+")
 COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
 EXPANDED = re.compile(r"[$`*?\[{}<>]")
 """Characters of a word that a shell may replace by others."""
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+"""Environment variables that name a proxy, which looks names up itself. On macOS the system's settings do so too."""
 
 
 class HubSource(NamedTuple):
@@ -89,6 +94,8 @@ def hub_sources(plan: Plan, context: Context) -> list[HubSource]:
 
 def download_bytes(source: HubSource) -> int | None:
     """Return the size of a download; None if the Hub does not tell."""
+    if _lookup_problem(_endpoint()):
+        return None  # `hugging_face` reports it
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage] - httpx's
 
@@ -193,6 +200,9 @@ def _parse_command(key: str, program: str, words: Sequence[str]) -> Iterator[Hub
 
 def _ask(source: HubSource) -> Iterator[Issue]:
     """Ask the Hub for metadata, as the download will."""
+    if problem := _lookup_problem(_endpoint()):
+        yield Issue(f"{source.page(_endpoint())} was not checked: {problem}", source.key, "note")
+        return
     from huggingface_hub import HfApi, get_hf_file_metadata, get_token, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # pyright: ignore[reportPrivateImportUsage] - httpx's
 
@@ -214,6 +224,20 @@ def _ask(source: HubSource) -> Iterator[Issue]:
     except (HTTPError, OSError, ValueError) as error:
         message = f"{source.page(endpoint)} was not checked: {type(error).__name__}: {error}"
         yield Issue(" ".join(message.split()), source.key, "note")
+
+
+def _lookup_problem(endpoint: str) -> str:
+    """Return why the Hub's name cannot be looked up; empty if it can, or if a proxy does so.
+
+    Without a network this saves the import of the Hub's library, which takes longer than all other checks together.
+    """
+    host = urlsplit(endpoint).hostname
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        proxied = sys.platform == "darwin" or any(name.lower() in PROXIES for name in os.environ)
+        return "" if proxied else f"{host} cannot be looked up ({error.strerror}); check this machine's network"
+    return ""
 
 
 def _explain(source: HubSource, error: Exception, endpoint: str, *, has_token: bool) -> Issue:

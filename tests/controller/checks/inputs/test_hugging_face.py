@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,20 @@ def test_a_hub_that_does_not_answer_is_a_note(hub: str, tmp_path: Path, monkeypa
     [note] = [f for f in probe_plan(plan_of(tmp_path, build("acme/open")), context()) if f.check == "hugging_face"]
     assert note.severity == "note"
     assert note.message.startswith("http://127.0.0.1:1/acme/open was not checked: ConnectError")
+
+
+def test_without_a_network_nobody_waits_for_the_library(
+    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://no-such-host.invalid")
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # an import would fail
+    [line] = said(tmp_path, build("acme/open"))
+    assert line.startswith(
+        "note assets.models.weights.build: https://no-such-host.invalid/acme/open was not checked: "
+        "no-such-host.invalid cannot be looked up ("
+    )
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")  # it looks names up itself
+    with pytest.raises(ImportError):
+        said(tmp_path, build("acme/open"))
