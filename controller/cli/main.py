@@ -7,7 +7,8 @@ import importlib
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,15 @@ class Command:
             overrides=self.overrides,
             run_id=flags.get("run") or "",
             plan_file=Path(flags["plan"]) if flags.get("plan") else None,
+            waiting=lambda: _spinner(quiet=bool(flags.get("json"))),
             **{name: flags.get(name, False) for name in ("yes", "detach", "queue", "take_over", "json")},
         )
+
+
+def _spinner(*, quiet: bool) -> AbstractContextManager[Callable[[str], object]]:
+    from controller.cli.spinner import Spinner  # most verbs that need no config show none
+
+    return Spinner(quiet=quiet)
 
 
 def parse(argv: Sequence[str]) -> Command:

@@ -95,6 +95,13 @@ def open_context(config: Config, *, keep_awake: bool = False) -> Iterator[tuple[
             emulator.stop_if_empty()
 
 
+def opening_message(config: Config) -> str:
+    """Say what `open_context` does."""
+    if isinstance(config.cloud, LocalCloud):
+        return "starting the emulated cloud"
+    return "opening this machine" if isinstance(config.cloud, HereCloud) else "connecting to Google Cloud"
+
+
 def _state_folder(config: Config) -> Path:
     state = Path(config.run.state_dir).expanduser()
     try:

@@ -1,11 +1,21 @@
 """Protocol of a screen that shows a run, and the confirmation prompt."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from controller.core.events import Event
 from controller.core.layout import width_of, wrap
+
+Waiting = Callable[[], AbstractContextManager[Callable[[str], object]]]
+"""Makes a context manager for a wait: inside it, its value is called with what is being done."""
+
+
+@contextmanager
+def silent_wait() -> Iterator[Callable[[str], object]]:
+    """Show nothing of a wait."""
+    yield lambda text: None
 
 
 class FinishedRun(Protocol):

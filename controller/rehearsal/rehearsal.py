@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -100,10 +100,15 @@ def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
     Raises:
         ConfigError: the config is unusable, or a rehearsal of that name is running.
     """
-    config, folder = _rehearsal_config(options)
-    plan = build_plan(config, project_of(config), Path.cwd())
-    _wipe_cloud(folder)
-    with open_context(config, keep_awake=True) as (context, emulator):
+    with ExitStack() as stack:
+        with options.waiting() as doing:
+            doing("composing the config")
+            config, folder = _rehearsal_config(options)
+            doing("hashing code and data")
+            plan = build_plan(config, project_of(config), Path.cwd())
+            doing("starting the emulated cloud")
+            _wipe_cloud(folder)
+            context, emulator = stack.enter_context(open_context(config, keep_awake=True))
         assert emulator is not None, "a rehearsal is on the emulated cloud"
         if config.tpu.adopt:
             _create_adopted_pod(config, context)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from controller.config.compose import compose, with_overrides
 from controller.core.errors import ConfigError
 from controller.core.layout import width_of, wrap
+from controller.core.ui import Waiting, silent_wait
 
 if TYPE_CHECKING:  # a command that composes nothing need not load the schema
     from conf.schema.config import Config
@@ -39,6 +40,8 @@ class RunOptions:
     """Take over from the controller that holds the lease."""
     json: bool = False
     """Print JSON lines, and never ask."""
+    waiting: Waiting = silent_wait
+    """Shows what is being done until the plan and its cloud are open."""
 
     @property
     def state_dir(self) -> Path:

@@ -1,5 +1,6 @@
 """Preview of `up`: the plan next to the current state, all findings and the price. Changes nothing."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from conf.schema.config import Config
 from conf.schema.infra.cloud import LocalCloud
 from controller.checks.preflight import probe_cloud, probe_plan, sort_by_severity
-from controller.cloud.connect import missing_project, open_context, project_of
+from controller.cloud.connect import missing_project, open_context, opening_message, project_of
 from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.errors import ConfigError
@@ -68,7 +69,14 @@ class RunPreview:
 
 def preview_run(options: RunOptions) -> RunPreview:
     """Compare the plan with the current state and run the checks. Raises ConfigError if the config is unusable."""
+    with options.waiting() as doing:
+        return _preview_run(options, doing)
+
+
+def _preview_run(options: RunOptions, doing: Callable[[str], object]) -> RunPreview:
+    doing("composing the config")
     config, findings = options.config()
+    doing("hashing code and data")
     try:
         plan = build_plan(config, project_of(config), Path.cwd())
     except UnreachableError as error:  # offline, or not yet authorized: everything else can be planned
@@ -77,7 +85,9 @@ def preview_run(options: RunOptions) -> RunPreview:
         plan = build_plan(config, project_of(config), Path.cwd(), unfetched_snapshot(config))
     if no_project := missing_project(plan.project):
         findings = [*findings, Finding("project", "warning", "cloud.project", no_project)]
+    doing(opening_message(config))
     with open_context(config, keep_awake=True) as (context, emulator):
+        doing("observing what exists")
         findings += [] if no_project else probe_cloud(config, context)
         findings += probe_plan(plan, context)
         findings += _check_faults(config, emulator)

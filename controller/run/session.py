@@ -1,11 +1,11 @@
 """Session that the commands share: a config, its plan, a connection to the cloud, and the pod if it exists."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.cloud.connect import open_context, project_of
+from controller.cloud.connect import open_context, opening_message, project_of
 from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.errors import ConfigError
@@ -95,7 +95,12 @@ def open_sweep(options: RunOptions, *, repeat: bool = False) -> Iterator[tuple[P
         with restored_run(options.run_id, options.overrides, Path.cwd(), repeat=repeat) as found:
             yield found
         return
-    config = options.checked_config()
-    plan = build_plan(config, project_of(config), Path.cwd())
-    with open_context(config) as (context, emulator):
+    with ExitStack() as stack:
+        with options.waiting() as doing:
+            doing("composing the config")
+            config = options.checked_config()
+            doing("hashing code and data")
+            plan = build_plan(config, project_of(config), Path.cwd())
+            doing(opening_message(config))
+            context, emulator = stack.enter_context(open_context(config))
         yield plan, context, emulator

@@ -35,7 +35,7 @@ def drive_sweep(options: RunOptions) -> None:
         LeaseLostError: another controller drives the sweep.
         ProgramFailedError: some runs were given up; the others have finished.
     """
-    with open_sweep(options.overrides) as session:
+    with open_sweep(options) as session:
         drive_session(session, options, JobBuilder(session.definition.folder))
 
 
@@ -122,7 +122,7 @@ def delete_pods(options: RunOptions) -> list[str]:
     Raises:
         ConfigError: a run is active there and the user declined to end it.
     """
-    with open_sweep(options.overrides) as session:
+    with open_sweep(options) as session:
         plans = session.pod_plans()
         nodes = {plan.node.name: node for plan in plans if (node := managed_node(plan, session.context)) is not None}
         lease = session.lease()

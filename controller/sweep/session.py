@@ -1,12 +1,12 @@
 """Session of a sweep: its runs, their state so far, and what is left to do."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from controller.cloud.connect import open_context, project_of
+from controller.cloud.connect import open_context, opening_message, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.text import plural
@@ -17,6 +17,7 @@ from controller.plan.build import Plan
 from controller.plan.project import bucket_name
 from controller.records import index
 from controller.run.estimate import RunEstimate, estimate_run
+from controller.run.options import RunOptions
 from controller.sweep.board import BoardRow, load_board
 from controller.sweep.definition import (
     Estimate,
@@ -129,13 +130,18 @@ class SweepSession:
 
 
 @contextmanager
-def open_sweep(overrides: Sequence[str]) -> Iterator[SweepSession]:
+def open_sweep(options: RunOptions) -> Iterator[SweepSession]:
     """Define the sweep and look up the state of its runs.
 
     Raises:
         ConfigError: an override or a run is invalid, or an adopted pod is combined with several pods.
     """
-    with open_definition(define_sweep(overrides, Path.cwd())) as session:
+    with ExitStack() as stack:
+        with options.waiting() as doing:
+            doing("composing the config of every run")
+            definition = define_sweep(options.overrides, Path.cwd())
+            doing(opening_message(definition.base_config))
+            session = stack.enter_context(open_definition(definition))
         yield session
 
 

@@ -35,7 +35,9 @@ def run(command: Command) -> int:
     with open_session(command.options) as session:
         for line in retry_deletions(session.context):
             print(line, file=sys.stderr)
-        document = gather_status(session)
+        with command.options.waiting() as doing:
+            doing("observing the pod, its workers and the bucket")
+            document = gather_status(session)
     if command.flags.json:
         print(json.dumps(document, indent=1))
     else:

@@ -22,7 +22,7 @@ def up(command: Command) -> int:
 
 
 def plan(command: Command) -> int:
-    with open_sweep(command.overrides) as session:
+    with open_sweep(command.options) as session:
         definition, rows = session.definition, session.board_rows()
         if command.flags.json:
             states = {row.run: row.state for row in rows}
@@ -50,7 +50,7 @@ def plan(command: Command) -> int:
 
 
 def status(command: Command) -> int:
-    with open_sweep(command.overrides) as session:
+    with open_sweep(command.options) as session:
         sweep_id, clock, rows = session.definition.id, session.context.clock, session.board_rows()
         holder = session.lease().current_other()
         driver = None if holder is None else str(holder.record)
