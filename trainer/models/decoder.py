@@ -16,7 +16,7 @@ from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
 from trainer.extension import model_family
 from trainer.models.attention import self_attention, soft_cap
-from trainer.models.layers import apply_rope, linear, map_chunks, mlp, norm, rope_inv_freq
+from trainer.models.layers import apply_rope, linear, map_chunks, mlp, norm, rope_amplitude, rope_inv_freq
 from trainer.models.weights import Params
 
 REMAT_SAVED_NAMES = {
@@ -206,9 +206,9 @@ def _project_qkv(
         if cfg.qk_norm == "before_rotation":
             out = norm(out, weights, f"{name}_norm", cfg)
         if cfg.position_embedding == "rope":
-            out = apply_rope(out, positions, frequencies)
+            out = apply_rope(out, positions, frequencies, amplitude)
         return norm(out, weights, f"{name}_norm", cfg) if cfg.qk_norm == "after_rotation" else out
 
-    frequencies = rope_inv_freq(cfg, local=local)
+    frequencies, amplitude = rope_inv_freq(cfg, local=local), rope_amplitude(cfg, local=local)
     query = placed("query") * jnp.asarray((cfg.query_pre_attn_scalar or cfg.head_dim) ** -0.5, x.dtype)
     return tuple(checkpoint_name(part, "attention") for part in (query, placed("key"), heads("value")))  # pyright: ignore[reportReturnType]

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from conf.schema.training.model import Model
+from conf.schema.training.model import Model, RopeScaling
 from trainer.distributed.mesh import constrain
 from trainer.models.weights import Params
 
@@ -72,25 +72,46 @@ def rope_inv_freq(cfg: Model, *, local: bool) -> np.ndarray:
     half = cfg.head_dim // 2
     base = (cfg.rope_local_theta or cfg.rope_theta) if local else cfg.rope_theta
     frequencies = base ** (-np.arange(half, dtype=np.float64) / half)
-    scaling = None if local and cfg.rope_local_theta else cfg.rope_scaling
+    scaling = _rope_scaling(cfg, local)
     if scaling is None:
         return frequencies.astype(np.float32)
     if scaling.kind == "linear":
         return (frequencies / scaling.factor).astype(np.float32)
-    waves = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # waves in the original context
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = np.clip((waves - low) / (high - low), 0, 1)
+    if scaling.kind == "yarn":
+        first, last = (
+            half * math.log(scaling.original_max_position_embeddings / (turns * 2 * math.pi)) / math.log(base)
+            for turns in (scaling.beta_fast, scaling.beta_slow)
+        )
+        if scaling.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, cfg.head_dim - 1)
+        kept = 1 - np.clip((np.arange(half) - first) / (last - first or 0.001), 0, 1)
+    else:
+        waves = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # in the original context
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        kept = np.clip((waves - low) / (high - low), 0, 1)
     return (kept * frequencies + (1 - kept) * frequencies / scaling.factor).astype(np.float32)
 
 
-def apply_rope(x: jax.Array, positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
+def rope_amplitude(cfg: Model, *, local: bool) -> float:
+    """Return the factor of the sines and cosines: yarn's attention factor, else 1."""
+    scaling = _rope_scaling(cfg, local)
+    return scaling.attention_factor if scaling is not None and scaling.kind == "yarn" else 1.0
+
+
+def _rope_scaling(cfg: Model, local: bool) -> RopeScaling | None:
+    """Return the layer's scaling: a base of their own means that local layers have none."""
+    return None if local and cfg.rope_local_theta else cfg.rope_scaling
+
+
+def apply_rope(x: jax.Array, positions: jax.Array, frequencies: np.ndarray, amplitude: float = 1.0) -> jax.Array:
     """Apply rotary position embedding (https://arxiv.org/abs/2104.09864), pairing the two halves of a head.
 
-    x: [B, T, heads, head_dim]; positions: [B, T] integers; frequencies: [head_dim / 2], radians per token. Shape and
-    dtype are preserved; angles are float32.
+    x: [B, T, heads, head_dim]; positions: [B, T] integers; frequencies: [head_dim / 2], radians per token;
+    amplitude: factor of the result. Shape and dtype are preserved; angles are float32.
     """
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
-    sin, cos = jnp.sin(angles).astype(x.dtype), jnp.cos(angles).astype(x.dtype)
+    sin, cos = ((amplitude * wave).astype(x.dtype) for wave in (jnp.sin(angles), jnp.cos(angles)))
     left, right = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
 

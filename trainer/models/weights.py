@@ -133,10 +133,10 @@ def _attention_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]
         ("value", cfg.num_kv_heads, "kv_heads"),
     ):
         yield name, Weight((cfg.dim, heads, cfg.head_dim), ("embed", axis, "head_dim"), inits.by_dim)
-        if cfg.biases != "none":
+        if cfg.biases in ("qkv", "attention", "all"):
             yield f"{name}_bias", Weight((heads, cfg.head_dim), (axis, "head_dim"), zeros)
     yield "output", Weight((cfg.num_heads, cfg.head_dim, cfg.dim), ("heads", "head_dim", "embed"), inits.output)
-    if cfg.biases == "all":
+    if cfg.biases in ("attention", "all"):
         yield "output_bias", Weight((cfg.dim,), ("embed",), zeros)
     if cfg.qk_norm != "none":
         yield from _norm_weights(cfg, "query_norm", "head_dim", cfg.head_dim)
@@ -147,11 +147,14 @@ def _attention_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]
 
 def _mlp_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
     yield from _norm_weights(cfg, "mlp_norm")
-    if cfg.mlp in ("geglu", "swiglu"):
+    gated = cfg.mlp in ("geglu", "swiglu")
+    if gated:
         yield "gate", Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
     yield "up", Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
     yield "down", Weight((cfg.mlp_dim, cfg.dim), ("hidden", "embed"), inits.down)
-    if cfg.biases == "all":
+    if cfg.biases in ("mlp", "all"):
+        if gated:
+            yield "gate_bias", Weight((cfg.mlp_dim,), ("hidden",), zeros)
         yield "up_bias", Weight((cfg.mlp_dim,), ("hidden",), zeros)
         yield "down_bias", Weight((cfg.dim,), ("embed",), zeros)
     if cfg.post_norms:

@@ -1,32 +1,19 @@
-"""Hugging Face's tensor names, shapes and configs of the supported models: one bidirectional table per family.
+"""Hugging Face's tensor names and shapes of the supported models, and the config.json that describes a model of ours.
 
-config.json and tensor names as of transformers 5 (https://huggingface.co/docs/transformers/model_doc/gemma2 and so on).
+Tensor names as of transformers 5 (https://huggingface.co/docs/transformers/model_doc/gemma2 and so on).
+`conf/hugging_face/` reads config.json.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import ValidationError
 
+from conf.hugging_face.config_json import FAMILIES, UnknownArchitectureError
+from conf.hugging_face.config_json import model_from_config as model_from_config
 from conf.schema.training.model import Model, family_switches
 
-FAMILIES = {
-    "gemma2": "gemma2",
-    "gemma3_text": "gemma3",
-    "llama": "llama3",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "gpt2": "gpt2",
-}
-"""Maps model_type of config.json to our family."""
-NAME_PREFIXES = ("model.", "transformer.", "language_model.model.", "model.language_model.", "")
-"""Prefixes of tensor names: some checkpoints hold the bare decoder, some a vision-language model."""
 Arrays = tuple[np.ndarray, ...]
-
-
-class UnknownArchitectureError(ValueError):
-    """config.json describes a model that the decoder does not support."""
 
 
 class TensorMapping(NamedTuple):
@@ -40,30 +27,6 @@ class TensorMapping(NamedTuple):
     @property
     def is_per_layer(self) -> bool:
         return "{i}" in self.hf_name
-
-
-def model_from_config(config: dict[str, Any], **compute: Any) -> Model:
-    """Return our model config for a config.json.
-
-    compute: keys of `Model` that set how it is computed; the others come from config.json and the family.
-
-    Raises:
-        UnknownArchitectureError: config.json contains something that `Model` cannot express.
-    """
-    config = {**config, **config.get("text_config", {})}
-    kind = config.get("model_type", "")
-    if kind not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise UnknownArchitectureError(f"config.json: model_type {kind!r} is not one of {known}")
-    try:
-        described = _gpt2_fields(config) if kind == "gpt2" else _rotary_fields(config)
-        return Model.model_validate({**family_switches(FAMILIES[kind]), **described, **compute})
-    except KeyError as error:
-        raise UnknownArchitectureError(f"config.json: {error} of {kind} is missing") from None
-    except ValidationError as error:
-        found = error.errors()[0]
-        key = ".".join(map(str, found["loc"])) or "model"
-        raise UnknownArchitectureError(f"config.json: {key} of {kind}: {found['msg']}") from None
 
 
 def hf_config(cfg: Model) -> dict[str, Any]:
@@ -89,24 +52,37 @@ def hf_config(cfg: Model) -> dict[str, Any]:
 
 COMMON_KEYS = {"norm_eps", "max_seq_len"}
 """Model keys that every config.json contains."""
-ROTARY_KEYS = {"rope_theta", "rope_scaling", "tie_word_embeddings"}
-GEMMA_KEYS = ROTARY_KEYS | {
-    "attention_pattern",
-    "sliding_window",
-    "query_pre_attn_scalar",
-    "attn_logit_softcap",
-    "final_logit_softcap",
-}
+ROTARY_KEYS = {"rope_theta", "rope_scaling", "tie_word_embeddings", "biases"}
+WINDOW_KEYS = {"attention_pattern", "sliding_window"}
+GEMMA_KEYS = ROTARY_KEYS | WINDOW_KEYS | {"query_pre_attn_scalar", "final_logit_softcap"}
 KEYS_BY_FAMILY = {
-    "gemma2": GEMMA_KEYS,
+    "gemma2": GEMMA_KEYS | {"attn_logit_softcap"},
     "gemma3": GEMMA_KEYS | {"rope_local_theta"},
     "llama3": ROTARY_KEYS,
-    "qwen2": ROTARY_KEYS,
-    "qwen3": ROTARY_KEYS,
-    "gpt2": set[str](),
+    "qwen2": ROTARY_KEYS | WINDOW_KEYS,
+    "qwen3": ROTARY_KEYS | WINDOW_KEYS,
+    "gpt2": {"biases"},
 }
 """Further model keys per family."""
-COMPUTE_KEYS = {"init", "activation_dtype", "attention", "scan_layers", "remat", "logit_chunk", "weights"}
+BIASES_BY_FAMILY = {
+    "gemma2": ("none", "attention"),
+    "gemma3": ("none", "attention"),
+    "llama3": ("none", "attention", "mlp", "all"),
+    "qwen2": ("qkv",),
+    "qwen3": ("none", "attention"),
+    "gpt2": ("all",),
+}
+"""Values of `model.biases` per family."""
+COMPUTE_KEYS = {
+    "init",
+    "activation_dtype",
+    "attention",
+    "scan_layers",
+    "remat",
+    "logit_chunk",
+    "weights",
+    "config_json",
+}
 """Model keys without a counterpart in config.json: initial values, and how the model is computed."""
 
 
@@ -114,8 +90,12 @@ def family_of(cfg: Model) -> str | None:
     """Return the family whose config.json can express the model, or None."""
     for name, said in KEYS_BY_FAMILY.items():
         free = COMMON_KEYS | said | COMPUTE_KEYS
-        if cfg.attention_pattern == family_switches(name)["attention_pattern"] == "G":
+        if cfg.attention_pattern == "G":
             free |= {"sliding_window"}  # of no layer
+        if cfg.biases not in BIASES_BY_FAMILY[name]:
+            continue
+        if name == "gemma3" and cfg.rope_local_theta is None:
+            continue  # transformers would use its default
         if all(getattr(cfg, key) == value for key, value in family_switches(name).items() if key not in free):
             return name
     return None
@@ -146,13 +126,17 @@ def tensor_mappings(cfg: Model) -> Iterator[TensorMapping]:
         ("v", "value", cfg.num_kv_heads),
     ):
         yield _split_heads(f"{layer}self_attn.{letter}_proj.weight", name, heads)
-        if cfg.biases == "qkv":
+        if cfg.biases in ("qkv", "attention", "all"):
             yield _with_shape(f"{layer}self_attn.{letter}_proj.bias", f"{name}_bias", (heads, cfg.head_dim))
         if cfg.qk_norm != "none" and name != "value":
             yield _copied(f"{layer}self_attn.{letter}_norm.weight", f"{name}_norm")
     yield _merge_heads(f"{layer}self_attn.o_proj.weight", "output", cfg.num_heads)
+    if cfg.biases in ("attention", "all"):
+        yield _copied(f"{layer}self_attn.o_proj.bias", "output_bias")
     for name in ("gate", "up", "down"):
         yield TensorMapping(f"{layer}mlp.{name}_proj.weight", (name,), lambda x: (x.T,), lambda x: x.T)
+        if cfg.biases in ("mlp", "all"):
+            yield _copied(f"{layer}mlp.{name}_proj.bias", f"{name}_bias")
 
 
 def _gpt2_tensors(cfg: Model) -> Iterator[TensorMapping]:
@@ -199,84 +183,6 @@ def _merge_heads(theirs: str, ours: str, heads: int) -> TensorMapping:
     )
 
 
-def _gpt2_fields(config: dict[str, Any]) -> dict[str, Any]:
-    dim, heads = config["n_embd"], config["n_head"]
-    _reject_unsupported(config, activation_function=("gelu_new",), scale_attn_by_inverse_layer_idx=(False,))
-    _reject_unsupported(config, scale_attn_weights=(True,), add_cross_attention=(False,), tie_word_embeddings=(True,))
-    return {
-        "num_layers": config["n_layer"], "dim": dim, "num_heads": heads, "num_kv_heads": heads,
-        "head_dim": dim // heads, "mlp_dim": config.get("n_inner") or 4 * dim, "vocab_size": config["vocab_size"],
-        "max_seq_len": config["n_positions"], "norm_eps": config["layer_norm_epsilon"],
-    }  # fmt: skip
-
-
-def _rotary_fields(config: dict[str, Any]) -> dict[str, Any]:
-    kind = config["model_type"]
-    gemma = kind.startswith("gemma")
-    activation = config.get("hidden_activation") if gemma else config.get("hidden_act")
-    if activation not in (("gelu_pytorch_tanh",) if gemma else ("silu",)):
-        raise UnknownArchitectureError(f"config.json: activation {activation!r} of {kind} is not supported")
-    _reject_unsupported(config, attention_bias=(False, None), mlp_bias=(False, None), use_sliding_window=(False, None))
-    _reject_unsupported(config, use_bidirectional_attention=(False, None), pretraining_tp=(1, None))
-    described = {
-        "num_layers": config["num_hidden_layers"],
-        "dim": config["hidden_size"],
-        "num_heads": config["num_attention_heads"],
-        "num_kv_heads": config["num_key_value_heads"],
-        "head_dim": config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
-        "mlp_dim": config["intermediate_size"],
-        "vocab_size": config["vocab_size"],
-        "max_seq_len": config["max_position_embeddings"],
-        "norm_eps": config["rms_norm_eps"],
-        "tie_word_embeddings": config.get("tie_word_embeddings", gemma),
-        **_rope_parameters(config),
-    }
-    if gemma:
-        scalar = config["query_pre_attn_scalar"]
-        described |= {
-            "sliding_window": config["sliding_window"],
-            "attention_pattern": _pattern(config, kind),
-            "query_pre_attn_scalar": None if scalar == described["head_dim"] else scalar,
-            "attn_logit_softcap": config.get("attn_logit_softcapping"),
-            "final_logit_softcap": config.get("final_logit_softcapping"),
-        }
-    return described
-
-
-def _pattern(config: dict[str, Any], kind: str) -> str:
-    types = config.get("layer_types")
-    if types is None:
-        period = 2 if kind == "gemma2" else config.get("sliding_window_pattern", 6)
-        return "L" * (period - 1) + "G"
-    letters = "".join("L" if name == "sliding_attention" else "G" for name in types)
-    lengths = range(1, len(letters) + 1)
-    return next(letters[:n] for n in lengths if (letters[:n] * len(letters))[: len(letters)] == letters)
-
-
-def _rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """Return rotary parameters from transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling) configs."""
-    given = config.get("rope_parameters") or {}
-    everywhere = given.get("full_attention", given)
-    local = given.get("sliding_attention", {}).get("rope_theta") or config.get("rope_local_base_freq")
-    base = everywhere.get("rope_theta") or config.get("rope_theta", 10000.0)
-    scaling = (everywhere if everywhere.get("rope_type") else config.get("rope_scaling")) or {}
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    found: dict[str, Any] = {"rope_theta": base, "rope_local_theta": local, "rope_scaling": None}
-    if kind == "linear":
-        found["rope_scaling"] = {"kind": "linear", "factor": scaling["factor"]}
-    elif kind == "llama3":
-        found["rope_scaling"] = {
-            "kind": "llama3",
-            "factor": scaling["factor"],
-            "low_freq_factor": scaling["low_freq_factor"],
-            "high_freq_factor": scaling["high_freq_factor"],
-            "original_max_position_embeddings": scaling["original_max_position_embeddings"],
-        }
-    elif kind != "default":
-        raise UnknownArchitectureError(f"config.json: rope_type {kind!r} is not supported")
-    return found
-
-
 def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
     gemma = kind.startswith("gemma")
     written: dict[str, Any] = {
@@ -292,20 +198,19 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
         "rope_theta": cfg.rope_theta,
     }
     if (scaling := cfg.rope_scaling) is not None:
-        written["rope_scaling"] = {"rope_type": scaling.kind, "factor": scaling.factor}
-        if scaling.kind == "llama3":
-            written["rope_scaling"] |= {
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-                "original_max_position_embeddings": scaling.original_max_position_embeddings,
-            }
-    if gemma:
+        written["rope_scaling"] = {"rope_type": scaling.kind} | scaling.model_dump(exclude={"kind"})
+    if cfg.biases in ("attention", "all"):
+        written["attention_bias"] = True
+    if cfg.biases in ("mlp", "all"):
+        written["mlp_bias"] = True
+    if gemma or "L" in cfg.attention_pattern:
         letters = (cfg.attention_pattern * cfg.num_layers)[: cfg.num_layers]
         names = {"L": "sliding_attention", "G": "full_attention"}
+        written |= {"sliding_window": cfg.sliding_window, "layer_types": [names[letter] for letter in letters]}
+        written |= {} if gemma else {"use_sliding_window": True}
+    if gemma:
         scalar = cfg.query_pre_attn_scalar or cfg.head_dim
         written |= {
-            "sliding_window": cfg.sliding_window,
-            "layer_types": [names[letter] for letter in letters],
             "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,  # must be an integer
             "attn_logit_softcapping": cfg.attn_logit_softcap,
             "final_logit_softcapping": cfg.final_logit_softcap,
@@ -313,9 +218,3 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
     if cfg.rope_local_theta is not None:
         written["rope_local_base_freq"] = cfg.rope_local_theta
     return written
-
-
-def _reject_unsupported(config: dict[str, Any], **allowed: tuple[Any, ...]) -> None:
-    for key, values in allowed.items():
-        if key in config and config[key] not in values:
-            raise UnknownArchitectureError(f"config.json: {key}: {config[key]!r} is not supported")

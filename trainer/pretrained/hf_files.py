@@ -1,19 +1,37 @@
 """Read and write Hugging Face checkpoints tensor by tensor; only the result is ever held whole."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from etils import epath
 
+from conf.hugging_face.fields import UNQUANTIZED
 from conf.schema.training.model import Model
 from trainer.models.weights import Params, weight_table
-from trainer.pretrained.hf_families import NAME_PREFIXES, TensorMapping, tensor_mappings
+from trainer.pretrained.hf_families import TensorMapping, tensor_mappings
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+NAME_PREFIXES = (
+    "model.language_model.",  # a vision-language model of transformers 5
+    "language_model.model.",  # and of transformers 4
+    "language_model.",
+    "model.",
+    "transformer.",
+    "",  # the bare decoder
+)
+"""Prefixes of the decoder's tensors."""
+SKIPPED = re.compile(
+    r"(model\.)?(vision_tower|multi_modal_projector)\..*"  # images are not read
+    r"|.*\.rotary_emb\.inv_freq"  # buffers, which config.json determines
+    r"|.*\.attn\.(masked_)?bias"  # GPT-2's causal mask
+)
+"""Tensors of a checkpoint that the decoder does not have."""
+READ_DTYPES = ("F64", "F32", "F16", "BF16")
 SHARD_BYTES = 2 << 30
 """Maximum size of written files; writing needs twice this memory beside the model."""
 
@@ -28,28 +46,45 @@ def read_config(folder: epath.Path) -> dict[str, Any]:
     if not file.exists():
         raise PretrainedError(f"{folder}: config.json is missing; set the folder of a Hugging Face model")
     try:
-        return json.loads(file.read_text())
-    except json.JSONDecodeError as error:
+        found = json.loads(file.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise PretrainedError(f"{file}: not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise PretrainedError(f"{file}: not a model's config: it is no mapping")
+    return found
 
 
 def read_params(folder: epath.Path, cfg: Model) -> Params:
     """Return all weights of the model as NumPy arrays in the checkpoint's dtypes, in the tree of `weight_table`.
 
     Raises:
-        PretrainedError: a shard is missing or truncated, a tensor is missing or has another shape.
+        PretrainedError: a shard is missing or truncated, a tensor is missing, unknown, quantized or has another shape.
     """
     wanted = {name: tensor for tensor in tensor_mappings(cfg) for name in _hf_names(tensor, cfg)}
-    table, params = weight_table(cfg), {}
-    for name, array in iter_tensors(folder):
-        known = next((name.removeprefix(p) for p in NAME_PREFIXES if name.removeprefix(p) in wanted), None)
-        if known is None:
-            continue  # buffers, a tied output layer, the vision tower
+    names, table, params = frozenset(wanted), weight_table(cfg), {}
+
+    def is_read(name: str) -> bool:
+        if _decoder_name(name, names) is not None:
+            return True
+        if SKIPPED.fullmatch(name) or (cfg.tie_word_embeddings and name.endswith("lm_head.weight")):
+            return False
+        raise PretrainedError(f"{folder}: the tensor {name} is of no part of the model that config.json describes")
+
+    for name, array in iter_tensors(folder, is_read):
+        known = _decoder_name(name, names)
+        if known not in wanted:
+            raise PretrainedError(f"{folder}: the tensor {name} is there twice, under different prefixes")
         _copy_into_params(params, table, known, wanted.pop(known), array)
     if wanted:
         missing = sorted(wanted)
         raise PretrainedError(f"{folder}: {len(missing)} tensors are missing, such as {', '.join(missing[:3])}")
     return params
+
+
+def _decoder_name(name: str, names: Collection[str]) -> str | None:
+    """Return the name of a tensor inside the decoder, one of `names`; None if it is of something else."""
+    bare = (name.removeprefix(prefix) for prefix in NAME_PREFIXES if name.startswith(prefix))
+    return next((found for found in bare if found in names), None)
 
 
 def write_params(folder: epath.Path, params: Params, cfg: Model, config: dict[str, Any]) -> None:
@@ -125,7 +160,10 @@ def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMa
         layers[ours][_layer_index(name)] = part
 
 
-def iter_tensors(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
+def iter_tensors(
+    folder: epath.Path, is_read: Callable[[str], bool] = lambda _: True
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name and value of every tensor that `is_read`, one at a time. Raises PretrainedError."""
     from safetensors import SafetensorError, safe_open
 
     for name in _shards(folder):
@@ -136,6 +174,10 @@ def iter_tensors(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
             try:
                 with safe_open(path, framework="np") as shard:
                     for key in shard.keys():  # noqa: SIM118 - it is no dict
+                        if not is_read(key):
+                            continue
+                        if (dtype := shard.get_slice(key).get_dtype()) not in READ_DTYPES:
+                            raise PretrainedError(f"{file}: {key} has type {dtype}: {UNQUANTIZED}")
                         yield key, shard.get_tensor(key)
             except SafetensorError as error:
                 raise PretrainedError(f"{file}: is damaged or incomplete ({error}); download it again") from None

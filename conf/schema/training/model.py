@@ -33,6 +33,21 @@ class Llama3RopeScaling(Strict):
     original_max_position_embeddings: int = Field(ge=1, description="Context length in tokens before the extension.")
 
 
+class YarnRopeScaling(Strict):
+    """YaRN (https://arxiv.org/abs/2309.00071): slow rotations are divided by `factor`, fast ones kept."""
+
+    kind: Literal["yarn"]
+    factor: float = Field(ge=1, description="Factor by which the context is extended.")
+    original_max_position_embeddings: int = Field(ge=1, description="Context length in tokens before the extension.")
+    attention_factor: float = Field(gt=0, description="Rotated queries and keys are multiplied by this.")
+    beta_fast: float = Field(gt=0, description="Frequencies with more rotations in the original context are kept.")
+    beta_slow: float = Field(gt=0, description="Frequencies with fewer rotations are divided by factor.")
+    truncate: bool = Field(description="Round the bounds between the two to whole frequencies.")
+
+
+RopeScaling = Annotated[LinearRopeScaling | Llama3RopeScaling | YarnRopeScaling, Field(discriminator="kind")]
+
+
 class Model(Strict):
     """A decoder: its sizes, the switches that differ between families, and how it is computed."""
 
@@ -51,15 +66,18 @@ class Model(Strict):
     post_norms: bool = Field(description="Also normalize the output of attention and of the feed-forward block.")
     qk_norm: Literal["none", "before_rotation", "after_rotation"] = Field(description="Normalize query and key heads.")
     mlp: Literal["geglu", "swiglu", "gelu", "relu2"] = Field(description="Feed-forward block; the -glu ones are gated.")
-    biases: Literal["none", "qkv", "all"] = Field(description="Projections with a bias.")
+    biases: Literal["none", "qkv", "attention", "mlp", "all"] = Field(
+        description="Projections with a bias. attention: qkv and the output projection. mlp: the feed-forward block's."
+    )
     position_embedding: Literal["rope", "learned"] = Field(description="Position embedding.")
     max_seq_len: int = Field(
         ge=1, le=16_777_216, description="Maximum sequence length, and size of the learned position table."
     )
     rope_theta: float = Field(gt=1, description="Base of the rotary frequencies.")
     rope_local_theta: float | None = Field(gt=1, description="Base in local layers. null: rope_theta.")
-    rope_scaling: Annotated[LinearRopeScaling | Llama3RopeScaling, Field(discriminator="kind")] | None = Field(
-        description="Extends the context beyond the trained length, in global layers only. null: none."
+    rope_scaling: RopeScaling | None = Field(
+        description="Extends the context beyond the trained length; with rope_local_theta in global layers only. "
+        "null: none."
     )
     attention_pattern: str = Field(
         pattern=r"^[LG]+$", max_length=512, description="Attention per layer, repeated. L: local, G: global."

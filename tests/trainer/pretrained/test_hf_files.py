@@ -1,0 +1,100 @@
+"""Every tensor of a checkpoint is read, skipped for a reason, or named: none is dropped in silence."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from safetensors.numpy import load_file, save_file
+
+from conf.hugging_face.config_json import model_from_config
+from tests.paths import ROOT
+from trainer.models.weights import Params
+from trainer.pretrained import hf_files
+from trainer.pretrained.hf_files import PretrainedError
+
+FIXTURES = ROOT / "tests" / "trainer" / "fixtures"
+
+
+def read(folder: Path) -> Params:
+    path = epath.Path(folder)
+    return hf_files.read_params(path, model_from_config(hf_files.read_config(path)))
+
+
+def copy_with(folder: Path, family: str, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Path:
+    """Copy a family's checkpoint of one file with other tensors."""
+    folder.mkdir()
+    (folder / "config.json").write_bytes((FIXTURES / family / "config.json").read_bytes())
+    save_file(change(load_file(FIXTURES / family / hf_files.SINGLE_FILE)), folder / hf_files.SINGLE_FILE)
+    return folder
+
+
+def names_of_transformers_5(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Gemma 3 as transformers 5 names its parameters; the published checkpoints have the names of transformers 4."""
+    inside = {"language_model.model.": "model.language_model.", "vision_tower.": "model.vision_tower.vision_model."}
+    inside |= {"multi_modal_projector.": "model.multi_modal_projector."}
+    return {
+        next((new + name.removeprefix(old) for old, new in inside.items() if name.startswith(old)), name): value
+        for name, value in tensors.items()
+    }
+
+
+def test_gemma_3_with_images_is_read_under_the_names_of_transformers_4_and_5(tmp_path):
+    published = load_file(FIXTURES / "gemma3_images" / hf_files.SINGLE_FILE)
+    assert {name.split(".")[0] for name in published} == {"language_model", "vision_tower", "multi_modal_projector"}
+    other = copy_with(tmp_path / "new", "gemma3_images", names_of_transformers_5)
+    assert all(name.startswith("model.") for name in load_file(other / hf_files.SINGLE_FILE))
+    jax.tree.map(np.testing.assert_array_equal, read(other), read(FIXTURES / "gemma3_images"))
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight"], ids=["buffer", "tied output layer"]
+)
+def test_what_the_decoder_does_not_have_is_skipped(tmp_path, name):
+    folder = copy_with(tmp_path / "more", "qwen2", lambda known: known | {name: np.zeros(3, np.int8)})
+    jax.tree.map(np.testing.assert_array_equal, read(folder), read(FIXTURES / "qwen2"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.q_proj.weight_scale_inv",  # of FP8
+        "model.layers.0.self_attn.q_proj.SCB",  # of bitsandbytes
+        "model.layers.0.self_attn.o_proj.bias",
+        "model.layers.3.mlp.up_proj.weight",  # of a layer more than config.json has
+        "score.weight",
+    ],
+)
+def test_a_tensor_of_something_else_is_named(tmp_path, name):
+    folder = copy_with(tmp_path / "more", "qwen2", lambda known: known | {name: np.zeros(3, np.float32)})
+    with pytest.raises(
+        PretrainedError, match=f"the tensor {name} is of no part of the model that config.json describes"
+    ):
+        read(folder)
+
+
+def test_a_tensor_under_two_prefixes_is_named(tmp_path):
+    folder = copy_with(tmp_path / "more", "qwen2", lambda known: known | {"norm.weight": known["model.norm.weight"]})
+    with pytest.raises(PretrainedError, match=r"norm\.weight is there twice, under different prefixes"):
+        read(folder)
+
+
+@pytest.mark.parametrize("dtype", ["I8", "U8", "F8_E4M3", "F8_E5M2"])
+def test_quantized_weights_are_named_even_without_quantization_config(tmp_path, dtype):
+    """FP8 has no NumPy type, so the file's header is rewritten."""
+    name = "model.layers.1.mlp.up_proj.weight"
+    folder = copy_with(tmp_path / "low", "qwen2", lambda known: known | {name: known[name].astype(np.int8)})
+    file = folder / hf_files.SINGLE_FILE
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header[name]["dtype"] = dtype
+    changed = json.dumps(header).encode()
+    file.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + size :])
+    with pytest.raises(PretrainedError) as error:
+        read(folder)
+    assert f"{name} has type {dtype}: quantized weights cannot be read; download the repository" in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
