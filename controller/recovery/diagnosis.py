@@ -3,12 +3,13 @@
 Nothing is looked up or changed here: `controller/run/follow.py` observes, `policy.py` decides.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from controller.recovery.log_patterns import FailureCause, match_failure
+from conf.schema.run.program import Program
+from controller.recovery.log_patterns import KILLED_CHILD_PATTERN, FailureCause, match_failure
 from controller.recovery.tracebacks import cause_of_exit, first_at_barrier, last_words, only_lost_peers
-from controller.recovery.verdict import Observation, Verdict, VerdictKind, WorkerStatus
+from controller.recovery.verdict import SHELL_SIGNALS, Observation, Verdict, VerdictKind, WorkerStatus, code_text
 from controller.resources.pod.provisioner import PodStatus
 
 STOPPED_SECONDS = 10.0
@@ -23,8 +24,8 @@ GONE_STATES = frozenset({"ABSENT", "PREEMPTED", "TERMINATED", "STOPPED", "STOPPI
 REPAIR_STATES = frozenset({"REPAIRING", "RESTARTING", "REIMAGING", "STARTING", "CREATING"})
 UNHEALTHY_STATES = frozenset({"TIMEOUT", "UNHEALTHY_TENSORFLOW"})
 UNHEALTHY_SYMPTOMS = frozenset({"MESH_BUILD_FAIL", "EXECUTE_TIMED_OUT"})
-EXIT_CODES = {3: VerdictKind.DEVICE_MISMATCH, 4: VerdictKind.WORKERS_DISAGREE}
-"""Exit codes that tell what is wrong: used by the bundled trainer, free for any program to use."""
+TRAINER_EXIT_CODES = {3: VerdictKind.DEVICE_MISMATCH, 4: VerdictKind.WORKERS_DISAGREE}
+"""Exit codes of the bundled trainer; a program of one's own has those of `program.exit_codes`."""
 SAVED_EXIT_CODE = 75
 """Exit code of a program that saved its state after a request to stop, as the bundled trainer does."""
 NOTICE_MESSAGES = {
@@ -34,6 +35,13 @@ NOTICE_MESSAGES = {
     "shutdown": "its program received a shutdown notice",
 }
 EXTERNAL_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGHUP"})
+
+
+def exit_codes(program: Program) -> dict[int, VerdictKind]:
+    """Return the exit codes by which a program tells what is wrong."""
+    if program.kind == "trainer":
+        return TRAINER_EXIT_CODES
+    return {code: VerdictKind(kind) for code, kind in program.exit_codes.items()}
 
 
 def diagnose(observation: Observation) -> Verdict:
@@ -142,7 +150,7 @@ def _program_failed(observation: Observation) -> Verdict | None:
             last_words(end.log_tail, end.code),
         )
         return Verdict(VerdictKind.WORKER_LOST, tuple(filter(None, message)), worker, certain=not others)
-    return _explain_exit(worker, end)
+    return _explain_exit(worker, end, observation.exit_codes)
 
 
 def _first_to_exit(observation: Observation) -> Verdict | None:
@@ -152,7 +160,7 @@ def _first_to_exit(observation: Observation) -> Verdict | None:
     """
     for worker, end in enumerate(observation.workers):
         if end.ended and end.code != 0 and cause_of_exit(end.log_tail):
-            return _explain_exit(worker, replace(end, code=None, signal="SIGABRT"))
+            return _explain_exit(worker, replace(end, code=None, signal="SIGABRT"), {})
     first = first_at_barrier([end.log_tail for end in observation.workers])
     if first is None:
         return None
@@ -160,12 +168,12 @@ def _first_to_exit(observation: Observation) -> Verdict | None:
     return Verdict(VerdictKind.PROGRAM_ERROR, (how, "JAX's shutdown waited for them until it timed out"), first)
 
 
-def _explain_exit(worker: int, end: WorkerStatus) -> Verdict:
+def _explain_exit(worker: int, end: WorkerStatus, known: Mapping[int, VerdictKind]) -> Verdict:
     """Diagnose one exit from its exit code, its signal, its kernel and the end of its log."""
     how, found = f"worker {worker}: {_exit_description(end)}", match_failure(end.log_tail)
     message = tuple(filter(None, (how, last_words(end.log_tail, end.code))))
-    if end.code in EXIT_CODES:
-        return Verdict(EXIT_CODES[end.code], message, worker)
+    if end.code is not None and end.code in known:
+        return Verdict(known[end.code], message, worker)
     if end.error:
         return Verdict(VerdictKind.WORKER_LOST, (f"worker {worker}: {end.error}",), worker)
     if end.code == SAVED_EXIT_CODE:
@@ -174,13 +182,15 @@ def _explain_exit(worker: int, end: WorkerStatus) -> Verdict:
             (f"worker {worker}: {NOTICE_MESSAGES[end.notice]}; it saved its state and exited",),
             worker,
         )
-    if end.signal == "SIGKILL" and end.oom_kills:
+    if end.oom_kills and (_signal(end) == "SIGKILL" or KILLED_CHILD_PATTERN.search(end.log_tail)):
         return Verdict(VerdictKind.OUT_OF_RAM, (how, "its kernel killed a process because memory ran out"), worker)
     if found == FailureCause.DISK or (end.free_gb is not None and end.free_gb < NEARLY_FULL_GB):
         left = [] if end.free_gb is None else [f"its disk has {end.free_gb:.1f} GB left"]
         return Verdict(VerdictKind.DISK_FULL, (*message, *left), worker)
     if end.signal in EXTERNAL_SIGNALS:
         return Verdict(VerdictKind.WORKER_LOST, (f"{how} from outside",), worker)
+    if _signal(end) in EXTERNAL_SIGNALS:
+        return Verdict(VerdictKind.WORKER_LOST, (how, "one of its processes was killed from outside"), worker)
     kind = {
         FailureCause.HBM: VerdictKind.OUT_OF_HBM,
         FailureCause.RAM: VerdictKind.OUT_OF_RAM,
@@ -212,10 +222,17 @@ def _hung(observation: Observation) -> Verdict | None:
         if not worker.ended and worker.stopped_seconds >= STOPPED_SECONDS:
             message = f"worker {i}: its program has been stopped by a signal for {worker.stopped_seconds:.0f} s"
             return Verdict(VerdictKind.HUNG, (message,), i)
-    if observation.hang_seconds is not None and observation.idle_seconds >= observation.hang_seconds:
-        last = f"the last step was {observation.step}" if observation.step is not None else "it has not reported a step"
+    if all(worker.ended for worker in observation.workers) or observation.hang_seconds is None:
+        return None
+    if observation.idle_seconds >= observation.hang_seconds:
+        silence = f"no step and no output for {observation.idle_seconds:.0f} s"
         limit = f"the limit is {observation.hang_seconds:.0f} s"
-        return Verdict(VerdictKind.HUNG, (f"no step and no output for {observation.idle_seconds:.0f} s", last, limit))
+        for i, worker in enumerate(observation.workers):
+            if worker.thread_exception and not worker.ended:
+                message = (f"worker {i}: an exception ended a thread of its program", worker.thread_exception)
+                return Verdict(VerdictKind.PROGRAM_ERROR, (*message, silence, limit), i, ended=False)
+        last = f"the last step was {observation.step}" if observation.step is not None else "it has not reported a step"
+        return Verdict(VerdictKind.HUNG, (silence, last, limit))
     return None
 
 
@@ -267,7 +284,12 @@ def _health_message(pod: PodStatus) -> str:
 
 def _is_secondary(end: WorkerStatus) -> bool:
     """Return whether the program ended only because it lost its peers."""
-    return not end.error and end.signal not in EXTERNAL_SIGNALS and only_lost_peers(end.log_tail)
+    return not end.error and _signal(end) not in EXTERNAL_SIGNALS and only_lost_peers(end.log_tail)
+
+
+def _signal(end: WorkerStatus) -> str:
+    """Return the signal that ended the program, or the last command of a shell script."""
+    return end.signal or SHELL_SIGNALS.get(end.code or 0, "")
 
 
 def _exit_description(end: WorkerStatus) -> str:
@@ -275,7 +297,7 @@ def _exit_description(end: WorkerStatus) -> str:
         return "its program raised an exception"
     if end.signal:
         return f"its program was terminated by {end.signal}"
-    return f"its program exited with code {end.code}" if end.code is not None else end.error
+    return f"its program exited with {code_text(end.code)}" if end.code is not None else end.error
 
 
 def _worker_list(workers: Sequence[int]) -> str:

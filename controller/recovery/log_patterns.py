@@ -23,8 +23,8 @@ LOG_PATTERNS: tuple[tuple[FailureCause, re.Pattern[str]], ...] = (
     ),
     (
         FailureCause.RAM,
-        re.compile(r"^MemoryError\b|std::bad_alloc|Cannot allocate memory|\[Errno 12\]|DataLoader worker .* killed by "
-                   r"signal: Killed", re.MULTILINE),
+        re.compile(r"^(?:\[rank\d+\]: )?MemoryError\b|\b_ArrayMemoryError\b|std::bad_alloc|Cannot allocate memory|"
+                   r"\[Errno 12\]|DataLoader worker .* killed by signal: Killed", re.MULTILINE),
     ),
     (FailureCause.DISK, re.compile(r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]")),
     (
@@ -40,6 +40,11 @@ PEER_LOSS_PATTERN = re.compile(
     r"coordination service|CoordinationService|Another task died|Shutdown barrier|lost its peers"
 )
 """Messages of a JAX process whose peer has died."""
+KILLED_CHILD_PATTERN = re.compile(
+    r"BrokenProcessPool|exitcode *: -9|Signal 9 \(SIGKILL\)|Signals\.SIGKILL|exit status 137|exit code 137|^Killed$",
+    re.MULTILINE,
+)
+"""Messages of a program one of whose processes was killed: Python's pools and subprocesses, torchrun, a shell."""
 
 
 def match_failure(text: str) -> FailureCause | None:

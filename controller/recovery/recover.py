@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ from controller.records.spending import Spending, watchdog_note
 from controller.recovery import policy
 from controller.recovery.diagnosis import diagnose
 from controller.recovery.tracebacks import log_excerpt
-from controller.recovery.verdict import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus
+from controller.recovery.verdict import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus, code_text
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import PodStatus
 from controller.ssh.fleet import Fleet, WorkerError
@@ -104,10 +104,9 @@ class RecoveryExecutor:
         self._record_incident(policy.Incident(
             attempt, verdict.kind.value, str(verdict), response, progress, self.context.clock.now(), verdict.evidence
         ))  # fmt: skip
-        if verdict.kind is VerdictKind.HUNG:
-            self._save_stacks(attempt, verdict)
+        places = self._save_stacks(attempt, verdict) if verdict.kind is VerdictKind.HUNG else []
         if response == policy.GIVE_UP:
-            self._give_up(outcome, decision, error)
+            self._give_up(outcome, decision, error, places)
         self._report_watchdog()
         if not self.spending.budget_exceeded():
             message = f"{verdict}; {policy.describe(response, verdict)}"
@@ -157,12 +156,26 @@ class RecoveryExecutor:
         elif response == policy.RESTART_WORKER:
             self._node().stop(self.context)
         elif response == policy.RESTART_PROGRAM and not verdict.whole_pod:
-            payload: StopRequest = {"run_id": self.plan.run_id, "grace_seconds": 5.0}
-            self._fleet().call_all(STOP, payload)  # the next attempt handles unreachable workers
+            self._stop_programs()
 
-    def _give_up(self, outcome: AttemptOutcome, decision: policy.Decision, error: SlipwayError | None) -> NoReturn:
-        """Raise the final error: the worker concerned, its last output and the matching exit code."""
+    def _stop_programs(self) -> None:
+        payload: StopRequest = {"run_id": self.plan.run_id, "grace_seconds": 5.0}
+        self._fleet().call_all(STOP, payload)  # the next attempt handles unreachable workers
+
+    def _give_up(
+        self,
+        outcome: AttemptOutcome,
+        decision: policy.Decision,
+        error: SlipwayError | None,
+        places: Sequence[str] = (),
+    ) -> NoReturn:
+        """Raise the final error: the worker concerned, its last output and the matching exit code.
+
+        `places` says where the programs hang.
+        """
         verdict = outcome.verdict
+        if verdict.kind is VerdictKind.HUNG:  # a program that goes on would keep the pod, and its bill, alive
+            self._stop_programs()
         if self.plan.config.cleanup.on_failure == "delete":
             self.delete_pod()
             self.spending.close_billing("failed")
@@ -170,7 +183,7 @@ class RecoveryExecutor:
             raise error
         if decision.retries_exhausted:
             raise RetriesExhaustedError(f"{decision.reason}; last failure: {verdict}")
-        said = [self._headline(outcome), *([decision.reason] if decision.reason else [])]
+        said = [self._headline(outcome), *([decision.reason] if decision.reason else []), *places]
         ends = dict(outcome.ends)
         if verdict.worker in ends:
             said.append(log_excerpt(ends[verdict.worker]["log_tail"], ends[verdict.worker]["code"]))
@@ -192,7 +205,7 @@ class RecoveryExecutor:
         after = [f"worker {', '.join(map(str, who))} {how} after it" for how, who in others.items()]
         end = ends[verdict.worker]
         first = f"{verdict.kind.label}: worker {verdict.worker} {_exit_description(end)}; it failed first"
-        if end["signal"] == "SIGABRT":  # JAX aborts all processes together; the evidence says what came before
+        if end["signal"] == "SIGABRT" or not verdict.ended:  # JAX aborts all processes together; or we stopped it
             first = str(verdict)
         return "\n".join([first, *(["; ".join(after)] if after else [])])
 
@@ -201,8 +214,12 @@ class RecoveryExecutor:
         found = suggested_overrides(self.plan.config) if kind is VerdictKind.OUT_OF_HBM else ""
         return f"set {found}: it fits, as `slipway fit` found" if found else HINTS.get(kind, "")
 
-    def _save_stacks(self, attempt: int, verdict: Verdict) -> None:
-        """Dump the stacks of all reachable workers to the bucket while their programs are alive."""
+    def _save_stacks(self, attempt: int, verdict: Verdict) -> list[str]:
+        """Dump the stacks of all reachable workers to the bucket while their programs are alive.
+
+        Returns:
+            For each worker or group of workers, where its program is.
+        """
         fleet = self._fleet()
         who = [i for i in range(len(fleet)) if i not in verdict.unreachable]
         answers = fleet.call_all(STACKS, {"run_id": self.plan.run_id, "attempt": attempt}, workers=who)
@@ -213,10 +230,12 @@ class RecoveryExecutor:
                 continue
             self.ledger.write(f"stacks/attempt-{attempt}/worker-{worker}.txt", _as_text(answer))
             places[innermost_frame(answer)].append(worker)
-        for place, workers in places.items():
-            self.context.events.note(self.plan.run_id, f"worker {', '.join(map(str, workers))}: {place}")
+        lines = [f"worker {', '.join(map(str, workers))}: {place}" for place, workers in places.items()]
+        for line in lines:
+            self.context.events.note(self.plan.run_id, line)
         folder = f"{object_url(self.plan.bucket, self.ledger.prefix)}/stacks/attempt-{attempt}/"
         self.context.events.note(self.plan.run_id, f"stacks: {folder}")
+        return [*lines, f"stacks: {folder}"]
 
     def _report_watchdog(self) -> None:
         """Report pods that deleted themselves because they were idle or the budget was spent."""
@@ -295,4 +314,4 @@ def _as_text(answer: Stacks) -> str:
 def _exit_description(end: State) -> str:
     if end["signal"]:
         return f"was terminated by {end['signal']}"
-    return f"exited with code {end['code']}" if end["code"] is not None else f"was lost ({end['error']})"
+    return f"exited with {code_text(end['code'])}" if end["code"] is not None else f"was lost ({end['error']})"

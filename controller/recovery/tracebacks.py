@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from controller.recovery.log_patterns import PEER_LOSS_PATTERN, is_secondary_failure
 
 HEADER = "Traceback (most recent call last):"
+RANK = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
+"""Prefix of each line of PyTorch's tracebacks: the number of the process."""
 CHAINED = re.compile(
     r"\n\n(?:During handling of the above exception, another exception occurred|"
     r"The above exception was the direct cause of the following exception):\n\n\Z"
@@ -28,6 +30,9 @@ FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILIN
 CRASHED_STACK = re.compile(r"^Current thread [^\n]*\n(?:  File [^\n]*\n?)+", re.MULTILINE)
 """Stack of the thread that crashed, as Python's fault handler prints it, innermost call first."""
 CRASHED_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
+LIBRARIES = re.compile(r"/lib/python3\.\d+/|/(?:site|dist)-packages/")
+THREAD = "Exception in thread "
+"""Begins the line before the traceback of an exception that ended a thread."""
 TAIL_LINES = 25
 TRACEBACK_LINES = 60
 MESSAGE_LINES = 12
@@ -41,6 +46,8 @@ class Traceback:
     text: str
     rest: str
     """What follows it in the log."""
+    ended_thread: bool = False
+    """Whether it ended a thread, and not the program."""
 
     @property
     def message(self) -> str:
@@ -65,7 +72,8 @@ class Traceback:
 
 
 def last_traceback(log: str) -> Traceback | None:
-    """Return the last complete Python traceback of a log, or None."""
+    """Return the last complete Python traceback of a log, without PyTorch's prefixes; None if there is none."""
+    log = RANK.sub("", log)
     begin = log.rfind(HEADER)
     if begin < 0 or (begin and log[begin - 1] != "\n"):
         return None
@@ -78,9 +86,10 @@ def last_traceback(log: str) -> Traceback | None:
         end += 1
     text = "".join(lines[:end])
     rest = log[begin + len(text) :]
+    ended_thread = log[:begin].rpartition("\n")[0].rpartition("\n")[2].startswith(THREAD)
     if CHAINED.search(log[:begin]) and (before := last_traceback(log[:begin])):
-        text = f"{before.text}{before.rest}{text}"
-    return Traceback(text, rest)
+        text, ended_thread = f"{before.text}{before.rest}{text}", before.ended_thread
+    return Traceback(text, rest, ended_thread)
 
 
 def _continues_message(line: str) -> bool:
@@ -111,8 +120,9 @@ def last_words(log: str, code: int | None = None) -> str:
     if found:
         return found.message
     if CRASH_REPORT.search(log) and not is_secondary_failure(log) and (stack := CRASHED_STACK.search(log)):
-        inner = CRASHED_FRAME.search(stack[0])
-        return f"in {inner['name']} ({inner['file'].rpartition('/')[2]}:{inner['line']})" if inner else ""
+        frames = list(CRASHED_FRAME.finditer(stack[0]))
+        own = [frame for frame in frames if not LIBRARIES.search(frame["file"])]
+        return next((f"in {at['name']} ({at['file'].rpartition('/')[2]}:{at['line']})" for at in own or frames), "")
     lines = [line.strip() for line in own_output(log).splitlines() if line.strip()]
     return lines[-1][:200] if lines else ""
 

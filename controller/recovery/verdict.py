@@ -1,6 +1,7 @@
 """Types of the diagnosis: what was observed, the verdict, and how an attempt ended."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from controller.agent.protocol import State
@@ -54,6 +55,8 @@ class WorkerStatus:
     oom_kills: int = 0
     """Number of processes that its kernel has OOM-killed since the attempt began."""
     free_gb: float | None = None
+    thread_exception: str = ""
+    """Exception that ended a thread of its running program, if the program has printed nothing since."""
     stopped_seconds: float = 0.0
     """How long a signal has kept its program stopped."""
     notice: str = ""
@@ -72,6 +75,8 @@ class Observation:
     hang_seconds: float | None = None
     """Seconds without a step that count as a hang; None: not known (yet)."""
     lost_seconds: float = 20.0
+    exit_codes: Mapping[int, VerdictKind] = field(default_factory=dict)
+    """Exit codes by which the program tells what is wrong."""
     cancelled: bool = False
     over_budget: str = ""
     setup_error: str = ""
@@ -103,6 +108,8 @@ class Verdict:
     certain: bool = True
     from_notice: bool = False
     """Whether the only evidence is a notice to the VM, so that everything still exists."""
+    ended: bool = True
+    """Whether the program of `worker` had ended by itself."""
 
     @property
     def summary(self) -> str:
@@ -119,3 +126,16 @@ class AttemptOutcome:
     verdict: Verdict
     ends: tuple[tuple[int, State], ...] = ()
     step: int | None = None
+
+
+SHELL_SIGNALS = {
+    129: "SIGHUP", 132: "SIGILL", 134: "SIGABRT", 135: "SIGBUS", 136: "SIGFPE", 137: "SIGKILL", 139: "SIGSEGV",
+    143: "SIGTERM",
+}  # fmt: skip
+"""Exit codes of a shell whose last command was ended by a signal (128 and its number on Linux)."""
+
+
+def code_text(code: int | None) -> str:
+    """Return an exit code, with the signal that it stands for."""
+    name = SHELL_SIGNALS.get(code or 0)
+    return f"code {code} ({name})" if name else f"code {code}"

@@ -15,6 +15,7 @@ from controller.reconcile.reconciler import reconcile
 from controller.records.ledger import Ledger
 from controller.records.recorder import RECORD_FILE, Recorder
 from controller.records.spending import Spending
+from controller.recovery.diagnosis import exit_codes
 from controller.recovery.recover import RecoveryExecutor
 from controller.recovery.verdict import AttemptOutcome, VerdictKind
 from controller.resources.pod.node import Node
@@ -123,6 +124,7 @@ class AttemptRunner:
             run_id=self.plan.run_id,
             attempt=number,
             recovery=self.plan.config.recovery,
+            exit_codes=exit_codes(self.plan.config.program),
             poll_seconds=self.poll_seconds,
             already_running=was_running,
             budget_exceeded=self.spending.budget_exceeded,

@@ -8,7 +8,7 @@ the others are stopped.
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -60,7 +60,7 @@ class _Stream:
     stop_requested: bool = False
     notice: str = ""
 
-    def status(self, now: float, since: float) -> WorkerStatus:
+    def status(self, now: float, since: float, thread_exception: str) -> WorkerStatus:
         """Return the status for the diagnosis. Silence counts from when the network was last known to work."""
         end = self.exited or {}
         return WorkerStatus(
@@ -76,6 +76,7 @@ class _Stream:
             log_tail=end.get("log_tail", ""),
             oom_kills=end.get("oom_kills") or 0,
             free_gb=end.get("free_gb"),
+            thread_exception=thread_exception,
             stopped_seconds=0.0 if self.stopped_since is None else now - self.stopped_since,
             notice=self.notice,
         )
@@ -122,6 +123,8 @@ class Follower:
     attempt: int
     recovery: Recovery
     poll_seconds: float
+    exit_codes: Mapping[int, VerdictKind] = field(default_factory=dict)
+    """Exit codes by which the program tells what is wrong."""
     already_running: bool = False
     budget_exceeded: Callable[[], str] = lambda: ""
     """Returns why the run must end now, empty while it need not."""
@@ -249,11 +252,15 @@ class Follower:
         return diagnose(
             Observation(
                 pod=pod.latest(),
-                workers=tuple(stream.status(now, pod.api_up_since) for stream in streams),
+                workers=tuple(
+                    stream.status(now, pod.api_up_since, self._tracebacks.thread_exception(worker))
+                    for worker, stream in enumerate(streams)
+                ),
                 idle_seconds=now - max(steps.last_activity, streams[0].opened, pod.api_up_since),
                 step=steps.last_step,
                 hang_seconds=hang_limit(recovery.hang_timeout_seconds, steps.intervals),
                 lost_seconds=recovery.heartbeat_timeout_seconds,
+                exit_codes=self.exit_codes,
                 over_budget=self.budget_exceeded(),
             )
         )

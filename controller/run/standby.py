@@ -15,6 +15,7 @@ from controller.lease.store import LeaseSnapshot
 from controller.plan.build import Plan
 from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Ledger, Result
+from controller.recovery.diagnosis import exit_codes
 from controller.resources.pod.node import Node, describe
 from controller.resources.workers.ssh_access import SshAccess
 from controller.run.follow import Follower
@@ -121,6 +122,7 @@ class Standby:
                 run_id=self.plan.run_id,
                 attempt=attempt,
                 recovery=self.plan.config.recovery,
+                exit_codes=exit_codes(self.plan.config.program),
                 poll_seconds=self.poll_seconds,
                 already_running=True,
                 is_leader=False,

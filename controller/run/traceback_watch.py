@@ -56,6 +56,12 @@ class TracebackWatch:
         self._shown.add(found.message)
         return found
 
+    def thread_exception(self, worker: int) -> str:
+        """Return the exception that ended a thread, if it is the last thing in the worker's log; otherwise empty."""
+        log = self._logs.get(worker)
+        found = last_traceback(log.text) if log is not None and log.seen >= 0 else None
+        return found.message if found and found.ended_thread and found.is_final and not found.is_peer_loss else ""
+
     def newly_silent(self, now: float) -> list[tuple[int, Traceback]]:
         """Return the workers whose log ends in a traceback and has not grown for a while; each once per traceback."""
         found = []

@@ -52,6 +52,12 @@ class Devices(Strict):
         return " and ".join(needs)
 
 
+ExitMeaning = Literal[
+    "worker_lost", "unhealthy_host", "out_of_hbm", "out_of_ram", "disk_full", "device_mismatch", "workers_disagree"
+]
+"""Verdicts that a program may tell by its exit code (docs/recovery.md)."""
+
+
 class Program(Strict):
     kind: Literal["trainer", "command"]
     command: tuple[str, ...] = Field(description="Command of program=command (list of words), for every worker.")
@@ -62,6 +68,11 @@ class Program(Strict):
         default=None, description="Devices that the program is written for. null: any."
     )
 
+    exit_codes: Annotated[dict[Annotated[int, Field(ge=1, le=255)], ExitMeaning], VOLATILE] = Field(
+        default_factory=dict,
+        description="Verdicts that the program of program=command tells by its exit code, e.g. {33: worker_lost}. Any "
+        "other code but 0 and 75 is a program_error.",
+    )
     needs_chips: Annotated[bool, VOLATILE] = Field(
         description="false: the program of program=command leaves the TPU chips alone, so `up` does not look at them."
     )
@@ -74,9 +85,11 @@ class Program(Strict):
         return value
 
     @model_validator(mode="after")
-    def trainer_needs_chips(self) -> "Program":
+    def trainer_is_fixed(self) -> "Program":
         if self.kind == "trainer" and not self.needs_chips:
             raise ValueError("program.needs_chips: must be true, because the bundled trainer needs the chips")
+        if self.kind == "trainer" and self.exit_codes:
+            raise ValueError("program.exit_codes: is for program=command; those of the bundled trainer are fixed")
         return self
 
 

@@ -98,7 +98,8 @@ def _spawn_supervisor(folder: Path, order: dict[str, Any], lock: int) -> None:
     wait_until(lambda: (folder / "pid.json").exists() or supervisor.poll() is not None, 60)
     if not (folder / "pid.json").exists():
         said = (folder / "supervisor.log").read_text(errors="replace").strip()
-        raise AgentError("the program did not start", said[-4000:])
+        why = f": {said.splitlines()[-1].removeprefix('AgentError: ')}" if said else ""
+        raise AgentError(f"the program did not start{why}", said[-4000:])
 
 
 def supervise(

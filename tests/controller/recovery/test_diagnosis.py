@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from controller.recovery.diagnosis import diagnose
+from controller.recovery.diagnosis import TRAINER_EXIT_CODES, diagnose
 from controller.recovery.verdict import Observation, VerdictKind, WorkerStatus
 from controller.resources.pod.provisioner import PodStatus, Symptom
 from controller.run.follow import hang_limit
@@ -15,6 +15,10 @@ K = VerdictKind
 OK = WorkerStatus()
 DONE = WorkerStatus(ended=True, code=0)
 READY = PodStatus()
+TORCH_MEMORY = (
+    '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/w/train.py", line 4, in <module>\n'
+    "[rank1]: MemoryError\n"
+)
 PEERLESS = "jaxlib.XlaRuntimeError: UNKNOWN: Gloo AllReduce failed: Connection reset by peer"
 
 
@@ -203,8 +207,43 @@ CASES = [
     Case("RAM", (failed(tail="Traceback\nMemoryError"),), K.OUT_OF_RAM),
     Case("the disk", (failed(tail="OSError: [Errno 28] No space left on device"),), K.DISK_FULL),
     Case("the disk, so full that no log says so", (failed(tail="", free_gb=0.0),), K.DISK_FULL, "0.0 GB left"),
-    Case("devices", (failed(3), failed(3)), K.DEVICE_MISMATCH),
-    Case("workers disagree", (failed(4), failed(4)), K.WORKERS_DISAGREE),
+    Case("devices", (failed(3), failed(3)), K.DEVICE_MISMATCH, more={"exit_codes": TRAINER_EXIT_CODES}),
+    Case("workers disagree", (failed(4), failed(4)), K.WORKERS_DISAGREE, more={"exit_codes": TRAINER_EXIT_CODES}),
+    Case("an own exit code 3", (OK, failed(3, "no data")), K.PROGRAM_ERROR, "code 3; no data", worker=1),
+    Case(
+        "an own exit code with a meaning",
+        (failed(33), OK),
+        K.WORKER_LOST,
+        "33",
+        more={"exit_codes": {33: K.WORKER_LOST}},
+    ),
+    Case(
+        "PyTorch runs out of memory",
+        (OK, failed(tail=TORCH_MEMORY)),
+        K.OUT_OF_RAM,
+        "MemoryError (train.py:4)",
+        worker=1,
+    ),
+    Case(
+        "numpy runs out of memory", (failed(tail="numpy._core._exceptions._ArrayMemoryError: Unable to"),), K.OUT_OF_RAM
+    ),
+    Case("a script's child crashed", (OK, failed(139, "")), K.PROGRAM_ERROR, "code 139 (SIGSEGV)", worker=1),
+    Case("a script's child was killed", (failed(137, "Killed"), OK), K.WORKER_LOST, "killed from outside", worker=0),
+    Case(
+        "the kernel killed a script's child",
+        (OK, failed(137, "Killed", oom_kills=1)),
+        K.OUT_OF_RAM,
+        "SIGKILL",
+        worker=1,
+    ),
+    Case(
+        "the kernel killed a loader",
+        (failed(tail="concurrent.futures.process.BrokenProcessPool: A process", oom_kills=1), OK),
+        K.OUT_OF_RAM,
+        "memory ran out",
+        worker=0,
+    ),
+    Case("an error, and the kernel killed somebody else", (failed(oom_kills=1), OK), K.PROGRAM_ERROR, "ValueError: x"),
     # the way there
     Case(
         "a sick chip",
@@ -291,6 +330,15 @@ CASES = [
         "no step and no output for 400 s; the last step was 12",
         more={"idle_seconds": 400.0, "hang_seconds": 300.0, "step": 12},
     ),
+    Case(
+        "no step since an exception in a thread",
+        (OK, WorkerStatus(thread_exception="OSError: no shard (data.py:7)")),
+        K.PROGRAM_ERROR,
+        "worker 1: an exception ended a thread of its program; OSError: no shard (data.py:7); no step and",
+        more={"idle_seconds": 400.0, "hang_seconds": 300.0},
+        worker=1,
+    ),
+    Case("it goes on after an exception in a thread", (WorkerStatus(thread_exception="OSError: x"), OK), K.RUNNING),
     Case("a long step", (OK,), K.RUNNING, more={"idle_seconds": 200.0, "hang_seconds": 300.0}),
     Case("no step, who knows what is long", (OK,), K.RUNNING, more={"idle_seconds": 9000.0}),
     Case(

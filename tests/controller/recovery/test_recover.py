@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from controller.core.errors import WrongDevicesError
+from controller.core.errors import ProgramFailedError, WrongDevicesError
 from controller.recovery.policy import GIVE_UP, Decision
 from controller.recovery.recover import RecoveryExecutor, innermost_frame
 from controller.recovery.verdict import AttemptOutcome, Verdict, VerdictKind
@@ -48,6 +48,21 @@ def executor() -> RecoveryExecutor:
     plan = SimpleNamespace(node=node, config=SimpleNamespace(cleanup=SimpleNamespace(on_failure="keep")))
     none = cast(Any, None)
     return RecoveryExecutor(cast(Any, plan), none, none, none, 0.0, none)
+
+
+def test_a_hang_that_is_given_up_says_where_and_leaves_no_program_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, dict[str, object]]] = []
+    fleet = SimpleNamespace(call_all=lambda command, payload: told.append((command, payload)))
+    monkeypatch.setattr(RecoveryExecutor, "_fleet", lambda _: fleet)
+    giving_up = executor()
+    plan = cast(Any, giving_up.plan)
+    plan.run_id, plan.bucket, giving_up.ledger = "run-1", "b", cast(Any, SimpleNamespace(prefix="runs/run-1"))
+    places = ["worker 0: in all_reduce (work/train.py:9)", "worker 1: in read (work/loader.py:4)"]
+    verdict = Verdict(VerdictKind.HUNG, ("no step and no output for 900 s",))
+    with pytest.raises(ProgramFailedError) as ended:
+        giving_up._give_up(AttemptOutcome(verdict), Decision(GIVE_UP), None, places)
+    assert str(ended.value).splitlines()[:3] == ["hung: no step and no output for 900 s", *places]
+    assert told == [("stop", {"run_id": "run-1", "grace_seconds": 5.0})]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ SIGNALS = {134: "SIGABRT", 137: "SIGKILL", 139: "SIGSEGV"}
 RECORDED = ROOT / "tests" / "fixtures" / "jax_exits"
 CAUGHT = 'Traceback (most recent call last):\n  File "/w/data.py", line 7, in read\n    x\nOSError: try again\n'
 ABORT = "F1122 20:09:37.212622    4908 client.h:80] Terminating process\nFatal Python error: Aborted\n"
+CAUSED_BY = "\nThe above exception was the direct cause of the following exception:\n\n"
 BLAMED = "RuntimeError: broken on purpose (train.py:21)"
 
 
@@ -104,15 +105,41 @@ def test_the_line_about_connected_peers_is_not_a_lost_peer() -> None:
 
 
 def test_chained_exceptions_are_shown_together_and_the_last_one_is_named() -> None:
-    log = (
-        f"step 1\n{CAUGHT}\nThe above exception was the direct cause of the following exception:\n\n"
-        + CAUGHT.replace("OSError: try again", "ValueError: no data")
-    )
+    log = f"step 1\n{CAUGHT}{CAUSED_BY}" + CAUGHT.replace("OSError: try again", "ValueError: no data")
     found = last_traceback(log)
     assert found is not None
     assert found.text.count("Traceback") == 2
     assert found.message == "ValueError: no data (data.py:7)"
     assert log_excerpt(log, 1).startswith("Traceback")
+
+
+def test_the_prefixes_of_pytorch_are_left_out() -> None:
+    log = "".join(f"[rank1]: {line}\n" for line in CAUGHT.splitlines())
+    found = last_traceback(f"step 1\n{log}")
+    assert found is not None
+    assert (found.text, found.message, found.is_final) == (CAUGHT, "OSError: try again (data.py:7)", True)
+    lost = log.replace("try again", "[pair.cc:553] Connection closed by peer [127.0.0.1]:44737.")
+    assert cause_of_exit(lost) is None
+
+
+def test_an_exception_that_ended_a_thread_is_known_as_such() -> None:
+    in_thread = last_traceback(f"step 1\nException in thread loader (load):\n{CAUGHT}")
+    assert in_thread is not None
+    assert in_thread.ended_thread
+    caused = last_traceback(f"Exception in thread loader (load):\n{CAUGHT}{CAUSED_BY}{CAUGHT}")
+    assert caused is not None
+    assert caused.ended_thread
+    in_program = last_traceback(f"Exception in thread loader (load):\n{CAUGHT}step 2\n{CAUGHT}")
+    assert in_program is not None
+    assert not in_program.ended_thread
+
+
+def test_a_crash_names_the_line_of_the_program_and_not_of_a_library() -> None:
+    frames = '  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at\n'
+    own = '  File "/w/runs/r/work/train.py", line 8 in load\n'
+    head = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x01 (most recent call first):\n"
+    assert last_words(head + frames + own) == "in load (train.py:8)"
+    assert last_words(head + frames) == "in string_at (__init__.py:519)"
 
 
 def test_a_traceback_that_is_cut_off_is_none() -> None:

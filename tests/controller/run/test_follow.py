@@ -204,6 +204,21 @@ def test_a_stopped_program_is_hung(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (outcome.verdict.kind, outcome.verdict.worker) == (VerdictKind.HUNG, 0)
 
 
+def test_silence_after_an_exception_in_a_thread_is_an_error_of_that_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.run.follow.STRAGGLER_SECONDS", 0.0)
+    log = (
+        'Exception in thread loader:\nTraceback (most recent call last):\n  File "/w/d.py", line 7, in f\nKeyError: 1\n'
+    )
+    alive: list[Any] = [{"heartbeat": 1.0}, "pause"] * 400
+    stopped = end(None, signal="SIGTERM", log_tail=log)
+    fleet = FakeFleet([[*alive, stopped]], [[{"log": log, "offset": 9}, *alive, stopped]])
+    outcome, _ = follow(fleet, hang_timeout_seconds=0.3)
+    assert (outcome.verdict.kind, outcome.verdict.worker) == (VerdictKind.PROGRAM_ERROR, 1)
+    assert outcome.verdict.evidence[1] == "KeyError: 1 (d.py:7)"
+    assert not outcome.verdict.ended
+    assert fleet.told_to_stop == [0, 1]
+
+
 def test_nobody_waits_for_a_stopped_program_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its peers died of its silence, which is no cause: they say that they lost somebody."""
     monkeypatch.setattr("controller.run.follow.ROOT_CAUSE_SECONDS", 1e9)

@@ -1,0 +1,144 @@
+"""Programs of users that fail: the verdict, its words, and the seconds from the failure to the verdict.
+
+The programs are in `tests/fixtures/own_programs/`. All cells share one pod of two workers, which is kept between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.cli import main
+from controller.cloud import emulator
+from tests.controller.state import internal_errors
+from tests.emulators import Emulators
+from tests.paths import ROOT
+
+pytestmark = [pytest.mark.e2e, pytest.mark.deep, pytest.mark.xdist_group("own_programs")]
+TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+PROGRAMS = {
+    "plain": ["python", "plain.py"],
+    "jax": ["python", "with_jax.py"],
+    "torch": ["python", "with_torch.py"],
+    "shell": ["sh", "script.sh"],
+}
+POD = ["program=command", "cloud=local", "cloud.operation_seconds=0", "env.packages=image", "program.needs_chips=false",
+       "tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b", "cleanup.on_success=keep"]  # fmt: skip
+HANG_SECONDS = 45  # longer than a silent import of PyTorch on a busy machine
+SILENT = ("hang", "thread")
+"""Failures that only silence reveals."""
+SECONDS = 120.0
+"""Generous: a busy machine takes longer than the documented 5 s."""
+
+
+@dataclass
+class Lab:
+    """A repository with the programs, and the emulated cloud with their pod."""
+
+    home: Path
+
+    def slipway(self, *words: str) -> tuple[int, str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main.run([*words])
+        return code, out.getvalue(), err.getvalue()
+
+    def up(self, program: str, failure: str, worker: int, *more: str) -> Ended:
+        struck = self.home / f"{program}-{failure}-{worker}"
+        argv = json.dumps([*PROGRAMS[program], failure, str(worker), str(struck)], separators=(",", ":"))
+        limit = HANG_SECONDS if failure in SILENT else "null"
+        run = [f"program.command={argv}", f"recovery.hang_timeout_seconds={limit}", *POD, *more]
+        code, out, err = self.slipway("up", *run)
+        status = json.loads(self.slipway("status", *run, "--json")[1])["run"]
+        return Ended(code, out, err, status, float(struck.read_text()) if struck.exists() else 0.0)
+
+
+@dataclass
+class Ended:
+    """An `up` that has ended."""
+
+    code: int
+    out: str
+    err: str
+    status: dict[str, Any]
+    struck: float
+
+    @property
+    def verdict(self) -> str:
+        return self.status["verdicts"][-1]["kind"]
+
+    @property
+    def words(self) -> str:
+        return self.status["verdicts"][-1]["message"]
+
+    @property
+    def seconds(self) -> float:
+        return self.status["verdicts"][-1]["time"] - self.struck
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("own_programs")
+    home, repository = folder / "home", folder / "repository"
+    home.mkdir(mode=0o700)
+    shutil.copytree(ROOT / "tests/fixtures/own_programs", repository)
+    cloud = emulator.state_folder(str(home))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(repository)
+        patch.setenv("SLIPWAY_HOME", str(home))
+        patch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
+        with emulator.mark_in_use(cloud):
+            yield Lab(home)
+        mistakes = internal_errors(cloud)
+        status, words = emulator.run_emulator_verb(["wipe"], cloud)
+        assert status == 0, words
+    assert mistakes == []
+
+
+VALUE_ERROR = r"ValueError: broken on purpose \((failures.py|<string>):\d+\)"
+TRACEBACK = r"Traceback \(most recent call last\):\n(  .*\n)+ValueError: broken on purpose\n"
+CELLS = {
+    ("exception", 0): ("program_error", VALUE_ERROR, TRACEBACK),
+    ("exception", 1): ("program_error", VALUE_ERROR, TRACEBACK),
+    ("thread", 1): ("program_error", f"an exception ended a thread of its program; {VALUE_ERROR}", TRACEBACK),
+    ("exit", 1): ("program_error", r"its program exited with code 3; about to fail$", "about to fail\n"),
+    ("segfault", 1): ("program_error", r"SIGSEGV\)?; in (fail|<module>) \((failures.py|<string>):\d+\)$", "string_at"),
+    ("memory", 1): ("out_of_ram", r"MemoryError \((failures.py|<string>):\d+\)$", "\nMemoryError\nto fix: use fewer"),
+    ("killed", 1): ("out_of_ram", r"SIGKILL\)?; its kernel killed a process because memory", "about to fail\n"),
+    ("hang", 1): ("hung", r"no step and no output for \d+ s", r"\nworker 1: (in fail \(work/failures.py|sh: S)"),
+}
+"""For each failure on a worker: the verdict, its words, and the last words on the screen."""
+SHELL_THREAD = ("program_error", r"its program exited with code 1; broken on purpose$", "about to fail\nbroken on")
+"""A script that waits for its background jobs ends with their exit code."""
+
+
+@pytest.mark.parametrize("program", [pytest.param(name, marks=TORCH) if name == "torch" else name for name in PROGRAMS])
+@pytest.mark.parametrize(("failure", "worker"), CELLS)
+def test_one_attempt_ends_with_the_worker_and_its_own_words(lab: Lab, program: str, failure: str, worker: int) -> None:
+    kind, words, shown = SHELL_THREAD if (program, failure) == ("shell", "thread") else CELLS[failure, worker]
+    found = lab.up(program, failure, worker, *(["recovery.policy.hung=give_up"] if failure == "hang" else []))
+    print(f"\n| {program} | {failure} on {worker} | {found.verdict} | {found.words} | {found.seconds:.1f} s |")
+    assert found.code == 5
+    assert [episode["response"] for episode in found.status["verdicts"]] == ["give_up"], found.words
+    assert found.verdict == kind, found.words
+    assert re.search(words, found.words), found.words
+    assert f"worker {worker}: " in found.words or kind == "hung"
+    assert re.search(shown, found.err), found.err
+    assert "[rank" not in found.err
+    assert found.seconds < HANG_SECONDS * (failure in SILENT) + SECONDS
+
+
+@pytest.mark.parametrize("program", [pytest.param(name, marks=TORCH) if name == "torch" else name for name in PROGRAMS])
+def test_a_slow_start_is_no_hang(lab: Lab, program: str) -> None:
+    found = lab.up(program, "slow", 1)
+    assert (found.code, found.err, found.status["verdicts"]) == (0, "", [])
