@@ -145,7 +145,7 @@ LASTING: dict[str, dict[str, Any]] = {
 }
 """Faults that last, by what fails."""
 SAID = {
-    "never answers": "refused",
+    "never answers": "no SSH connection",
     "cannot reach Google": "bastion .* did not start in time",
     "exits with 7": "ended with code 7",
 }
