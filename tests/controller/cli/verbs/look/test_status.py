@@ -1,0 +1,64 @@
+"""What `status` prints in 80 columns: run, failures, cost and every worker."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from controller.cli import main
+from controller.cli.verbs.look import status
+
+RUN = "gemma2b-of-a-researcher-who-names-runs-018e4c33"
+DRIVER = "somebody@a-workstation.of.the.department (bastion) for another-run-12345678 since 2026-11-23 00:09:16 UTC"
+WHY = "worker 11: ResourceExhaustedError: out of memory while trying to allocate 17179869184 bytes on device 3 of 4"
+ERROR = "SSH to 10.128.0.17 was refused: the host key has changed since 2026-11-22; run `slipway verify`"
+DOCUMENT: dict[str, Any] = {
+    "pod": {"name": "slipway-v5litepod-256-62c990", "state": "ready in us-central1-a, spot", "driver": DRIVER},
+    "run": {
+        "id": RUN,
+        "state": "running",
+        "attempts": 3,
+        "verdicts": [
+            {"time": 1.7e9, "attempt": attempt, "message": WHY, "response": "restart_from_checkpoint", "kind": "oom"}
+            for attempt in (1, 2)
+        ],
+        "summary": {"accuracy_before": 0.25, "accuracy_after": 0.75, "accuracy_low_after": 0.7, "steps": 188},
+        "results": f"gs://a-bucket-with-a-name-as-long-as-google-allows-62c990/runs/{RUN}",
+    },
+    "cost": {"pod_hours": 12.5, "usd": 1234.56, "usd_per_hour": 98.76, "price": "Google's list price of 2026-11-01",
+             "stored_gb": 123.4, "stored_usd_per_month": 2.47, "pods": []},
+    "workers": [{"worker": worker, "running": RUN, "free_gb": 88.1} for worker in range(63)]
+    + [{"worker": 63, "error": ERROR}],
+}  # fmt: skip
+
+
+@contextmanager
+def no_session(options: object) -> Any:
+    yield type("Session", (), {"context": None})
+
+
+def test_no_line_is_wider_than_80_columns_and_nothing_is_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(status, "open_session", no_session)
+    monkeypatch.setattr(status, "retry_deletions", lambda context: [])
+    monkeypatch.setattr(status, "gather_status", lambda session: DOCUMENT)
+    assert main.run(["status", "+experiment=quickstart"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80 and len(line.split()) > 1] == []
+    words = " ".join(" ".join(lines).split())
+    for text in (
+        RUN,
+        DRIVER,
+        f"attempt 2: {WHY}",
+        DOCUMENT["run"]["results"],
+        "accuracy 0.25 → 0.75",
+        f"worker 63: {ERROR}",
+    ):
+        assert text in words
+    assert all(f"worker {worker}: running {RUN}" in words for worker in range(63))
+    assert "12.5 pod hours" in words or "12.50 pod hours" in words
+    assert "$1234.56" in words
