@@ -42,6 +42,8 @@ class Reward(Protocol):
     """Score a response: `loop.rewards`. It must be deterministic; it runs in a process of its own under a time limit.
 
     response: what the policy wrote, without special tokens; answer: the correct answer. The reward is a finite number.
+    Further parameters are passed by name, as TRL does with columns: `prompt`, the text that the policy read; `row`, all
+    columns of the question's row; or the name of a column. `**columns` takes all of these.
     """
 
     def __call__(self, response: str, answer: str, /) -> float: ...
@@ -215,9 +217,30 @@ def positional(kind: str) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
 
 
+class ByName(NamedTuple):
+    """What a reward wants besides response and answer. required: parameters without a default."""
+
+    names: tuple[str, ...]
+    required: tuple[str, ...]
+    takes_all: bool
+
+
+def wanted_by_name(signature: inspect.Signature) -> ByName:
+    """Return the parameters of a reward that are passed by name."""
+    parameters = [*signature.parameters.values()]
+    by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    taken = {p.name for p in by_place[: len(positional("reward"))]}
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in taken]
+    required = tuple(p.name for p in named if p.default is p.empty)
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return ByName(tuple(p.name for p in named), required, takes_all)
+
+
 def call_problem(signature: inspect.Signature, kind: str, options: Iterable[str]) -> str:
     """Return why a function of this signature cannot be called as its kind with these options; empty if it can."""
-    arguments = positional(kind)
+    arguments, options = positional(kind), [*options]
+    if kind == "reward":
+        options += [name for name in wanted_by_name(signature).required if name not in options]
     try:
         signature.bind(*arguments, **dict.fromkeys(options))
     except TypeError as error:

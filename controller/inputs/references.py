@@ -49,6 +49,8 @@ def trainer_references(config: Config) -> Iterator[Use]:
     match loop:
         case GrpoLoop():
             yield from (Use("reward", "loop.rewards", name) for name in loop.rewards if name not in REWARDS)
+            if loop.accuracy_reward not in REWARDS:
+                yield Use("reward", "loop.accuracy_reward", loop.accuracy_reward)
             for name, reference in loop.evaluations.items():
                 yield Use("evaluation", f"loop.evaluations.{name}", reference)
             if loop.loss_type not in GRPO_LOSSES:

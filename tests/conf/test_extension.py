@@ -43,6 +43,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "def reward(response, answer, bonus=0): return bonus\n"
         "def one(response): return 0\n"
         "def keyword(response, answer, *, scale): return scale\n"
+        "def columns(response, answer, prompt, level=1, *, row, **others): return level\n"
         "class Scorer:\n    def __call__(self, response, answer): return 1\n"
         "scorer, number = Scorer(), 3\n"
     )
@@ -55,7 +56,18 @@ def test_what_fits_is_loaded() -> None:
     assert extension.load("reward", "plugged:reward", "loop.rewards")("", "") == 0
     assert extension.load("reward", "plugged:scorer", "loop.rewards")("", "") == 1
     assert extension.load("reward", "plugged:keyword", "loop.rewards", {"scale": 2})("", "", scale=2) == 2
+    assert extension.load("reward", "plugged:columns", "loop.rewards")("", "", "", row={}) == 1
     del sys.modules["plugged"]
+
+
+def test_a_reward_names_what_it_wants_besides_response_and_answer() -> None:
+    def columns(response, answer, prompt, level=1, *, row, **others): ...
+
+    def plain(response, answer, /): ...
+
+    wanted = extension.wanted_by_name(inspect.signature(columns))
+    assert wanted == (("prompt", "level", "row"), ("prompt", "row"), True)
+    assert extension.wanted_by_name(inspect.signature(plain)) == ((), (), False)
 
 
 @pytest.mark.usefixtures("module")
@@ -64,11 +76,10 @@ def test_what_fits_is_loaded() -> None:
     [
         ("nowhere:f", {}, "cannot import nowhere: ModuleNotFoundError"),
         ("broken:f", {}, "cannot import broken: ZeroDivisionError"),
-        ("plugged:rewrad", {}, "the module has no rewrad; it has reward, one, keyword, Scorer, scorer"),
+        ("plugged:rewrad", {}, "the module has no rewrad; it has reward, one, keyword, columns, Scorer, scorer"),
         ("plugged:number", {}, "is not callable"),
         ("plugged:one", {}, r"takes \(response\), but is called as \(response, answer\): too many positional"),
         ("plugged:reward", {"scale": 1}, r"is called as \(response, answer, scale=…\): got an unexpected keyword"),
-        ("plugged:keyword", {}, "missing a required .*scale"),
     ],
 )
 def test_what_does_not_fit_is_named(reference: str, options: dict[str, int], message: str) -> None:

@@ -47,7 +47,7 @@ def test_grpo_with_data_prompt_reward_loss_evaluation_and_rule_of_ones_own(grpo_
     own = {
         "loss_type": "my_losses:cispo",
         "loss_options": {"cap": 1.5},
-        "rewards": {"my_reward:brief": 1.0},
+        "rewards": {"my_reward:brief": 1.0, "my_reward:concise": 0.1},
         "evaluations": {"style": "my_evaluation:style"},
         "max_prompt_length": 60,
         "warm_start_steps": 0,

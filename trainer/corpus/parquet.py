@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
-from trainer.corpus.source import Document, Group
+from trainer.corpus.source import BadLineError, Document, Group
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,7 +77,7 @@ class _RowGroup:
         try:
             rows = self.table.take(list(numbers)).to_pylist()
         except UnicodeDecodeError as error:  # Parquet's readers do not check the encoding
-            raise RunFileError(
+            raise BadLineError(
                 f"{self.key}: {self.group_location} contains text that is not UTF-8: {error.reason}"
             ) from None
         return [{name: text or "" for name, text in row.items()} for row in rows]

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import IO, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 from conf.schema.training.data import Corpus, CustomDocuments, ParquetData, TableData, TextData
 from conf.schema.training.run_yaml import RunFileError
@@ -26,13 +26,25 @@ Document = dict[str, str]
 """Text by column."""
 
 
+class BadLineError(RunFileError):
+    """A line, row or document is unusable; `data.on_bad_line` tells whether to skip it."""
+
+
+class LineError(ValueError):
+    """Why a line cannot be read, without its location."""
+
+
+class ColumnError(LineError):
+    """A row lacks the columns that the config names."""
+
+
 class Group(Protocol):
     """Documents in memory."""
 
     def __len__(self) -> int: ...
 
     def take(self, numbers: Sequence[int]) -> list[Document]:
-        """Return these documents. Raises RunFileError if one is invalid."""
+        """Return these documents. Raises BadLineError if one is invalid."""
         ...
 
     def location(self, number: int) -> str:
@@ -108,10 +120,12 @@ class FunctionSource:
         return _FunctionGroup(self, range(number * GROUP_TEXTS, stop))
 
     def text(self, number: int) -> str:
-        """Return one text. Raises RunFileError if it is none."""
+        """Return one text. Raises BadLineError if it is none."""
         text = self._texts[number]
         if not isinstance(text, str):
-            raise RunFileError(f"data.source: {self.location(number)} is no text, but {type(text).__name__}")
+            raise BadLineError(f"data.source: {self.location(number)} is no text, but {type(text).__name__}")
+        if is_half_surrogate(text):
+            raise BadLineError(f"data.source: {self.location(number)} {HALF_SURROGATE}")
         return text
 
     def location(self, number: int) -> str:
@@ -175,17 +189,16 @@ class ByteRangeSource:
         return _RangeDocuments(self, file, [piece for piece in pieces if piece[1].strip()])
 
     def parse_document(self, file: str, at: int, raw: bytes) -> Document:
-        """Parse the document at a byte offset of its file. Raises RunFileError."""
+        """Parse the document at a byte offset of its file. Raises BadLineError."""
         try:
             return self._parse(raw)
         except ColumnError as error:
-            raise RunFileError(f"{self._column_key}: {self.location(file, at)} {error}") from None
+            raise BadLineError(f"{self._column_key}: {self.location(file, at)} {error}") from None
+        except LineError as error:
+            raise BadLineError(f"{self._key}: {self.location(file, at)} {error}") from None
         except UnicodeDecodeError as error:
             message = f"is not UTF-8 ({error.reason} at byte {at + error.start} of the file)"
-            raise RunFileError(f"{self._key}: {self.location(file, at)} {message}") from None
-        except json.JSONDecodeError as error:
-            message = f"is not JSON: {error.msg}, at character {error.pos} of the line"
-            raise RunFileError(f"{self._key}: {self.location(file, at)} {message}") from None
+            raise BadLineError(f"{self._key}: {self.location(file, at)} {message}") from None
 
     def location(self, file: str, at: int) -> str:
         """Return the location as `corpus.jsonl:12`: the line that begins at that byte, or contains it."""
@@ -195,10 +208,6 @@ class ByteRangeSource:
                 line += chunk.count(b"\n")
                 at -= len(chunk)
         return f"{file}:{line}"
-
-
-class ColumnError(ValueError):
-    """A row lacks the columns that the config names."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +259,7 @@ def json_parser(columns: tuple[str, ...]) -> Callable[[bytes], Document]:
     """Parse a JSON object as a row of these columns, which must hold text."""
 
     def parse(raw: bytes) -> Document:
-        row = json.loads(raw)
+        row = parse_json(raw)
         if not isinstance(row, dict):
             raise ColumnError(f"is not an object with columns, but {_abbreviate(row)}")
         for column in columns:
@@ -258,9 +267,37 @@ def json_parser(columns: tuple[str, ...]) -> Callable[[bytes], Document]:
                 raise ColumnError(f"has no column {column!r}; it has {', '.join(map(repr, row))}")
             if not isinstance(row[column], str):
                 raise ColumnError(f"has no text in column {column!r}, but {_abbreviate(row[column])}")
+            if b"\\u" in raw and is_half_surrogate(row[column]):
+                raise LineError(f"{HALF_SURROGATE}, in column {column!r}")
         return {column: row[column] for column in columns}
 
     return parse
+
+
+HALF_SURROGATE = "has half of a surrogate pair, which is no character"
+
+
+def is_half_surrogate(text: str) -> bool:
+    """Return whether a text has what JSON and Python allow but no encoding can write, such as U+D83D alone."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def parse_json(raw: bytes) -> Any:
+    """Return the value of a line of JSON. Raises LineError; other bytes than UTF-8 raise UnicodeDecodeError."""
+    try:
+        return json.loads(raw.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise LineError(f"is not JSON: {error.msg}, at character {error.pos} of the line") from None
+    except RecursionError:
+        raise LineError("is JSON that is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise
+    except ValueError:  # Python converts no more than 4300 digits
+        raise LineError("has a number with too many digits") from None
 
 
 def _abbreviate(value: object) -> str:

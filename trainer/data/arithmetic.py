@@ -11,12 +11,14 @@ from functools import cached_property
 
 from conf.schema.training.prompts import ArithmeticData
 from conf.schema.training.run_yaml import RunFileError
-from trainer.data.problem import Problem
+from trainer.data.problem import Draw, Problem
 
 NAMES = ("Ann", "Bob", "Eve", "Ian", "Joe", "Kim", "Lea", "Max", "Sam", "Tom")
 OBJECTS = ("pens", "nuts", "figs", "caps", "eggs", "toys")
 VERBS = {"+": "gets", "-": "uses"}
 HELD_OUT_FRACTION = 0.2
+ROLLOUTS_FROM = 1_000_000_000
+"""Rollouts have other problems than updates of the warm start with the same number."""
 
 
 class ArithmeticProblems:
@@ -29,13 +31,19 @@ class ArithmeticProblems:
         )
         self._seed = seed
 
-    def train(self, step: int, count: int) -> list[Problem]:
-        draw = random.Random(f"{self._seed} train {step}")  # noqa: S311 - nothing here is secret
+    def train(self, draw: Draw, count: int) -> list[Problem]:
+        step = draw.number if draw.phase == "warm_start" else (draw.attempt + 1) * ROLLOUTS_FROM + draw.number
+        chance = random.Random(f"{self._seed} train {step}")  # noqa: S311 - nothing here is secret
         return [
-            _problem(*draw.choice(self._train_problems), draw.choice(NAMES), draw.choice(OBJECTS)) for _ in range(count)
+            _problem(*chance.choice(self._train_problems), chance.choice(NAMES), chance.choice(OBJECTS))
+            for _ in range(count)
         ]
 
-    def held_out(self, count: int | None) -> list[Problem]:
+    def validation(self, count: int) -> list[Problem]:
+        """Return problems of `test`, some of which it may repeat."""
+        return self.test(count)
+
+    def test(self, count: int | None) -> list[Problem]:
         """Return distinct held-out problems. Raises RunFileError if there are too few."""
         every = [_problem(*sum_, n, t) for sum_ in self._held_out_problems for n in NAMES for t in OBJECTS]
         count = len(every) if count is None else count

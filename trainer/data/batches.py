@@ -42,6 +42,13 @@ class BatchStream(Protocol):
         """Return the positions of this process's streams after the last batch returned, regardless of prefetching."""
         ...
 
+    def num_bad_lines(self) -> dict[str, int]:
+        """Return how many lines each of this process's streams has skipped, by its position after the last batch.
+
+        With packing: documents, the position is the beginning of the rows that are packed together.
+        """
+        ...
+
     def restore(self, position: Progress) -> None:
         """Continue after the batch with these merged positions, saved by any number of processes.
 
@@ -161,6 +168,9 @@ class _WindowBatches:
 
     def position(self) -> Progress:
         return {"step": self._step}
+
+    def num_bad_lines(self) -> dict[str, int]:
+        return {}
 
     def restore(self, position: Progress) -> None:
         if "step" not in position:

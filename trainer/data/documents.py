@@ -17,7 +17,7 @@ import numpy as np
 
 from conf.schema.training.data import Corpus, CustomDocuments, TableData, TextData
 from conf.schema.training.run_yaml import RunFileError
-from trainer.corpus.source import CachedSource, Document, DocumentSource, Group
+from trainer.corpus.source import BadLineError, CachedSource, Document, DocumentSource, Group
 from trainer.tokenizer.loading import Tokenizer
 
 
@@ -84,6 +84,7 @@ class Split:
     seed: int | None  # None: file order
     epochs: int | None  # None: endless
     key: str  # config key, for messages
+    skips_bad_lines: bool = False
 
     @property
     def splits_by_group(self) -> bool:
@@ -140,15 +141,18 @@ class Documents(grain.IterDataset):
 
 
 class _DocumentIterator(grain.DatasetIterator):
-    """Iterator with state {epoch, group, document, piece}, each an index within the stream in the epoch's order."""
+    """Iterator with state {epoch, group, document, piece}, each an index within the stream in the epoch's order.
+
+    `bad` counts the lines that were skipped before; the position of an older checkpoint has none.
+    """
 
     def __init__(
         self, whole: Split, stream: int, encode: DocumentEncoder, cut: DocumentSplitter, refuses: bool
     ) -> None:
         super().__init__()
         self._split, self._stream, self._encode, self._cut, self._refuses = whole, stream, encode, cut, refuses
-        self._warned = False
-        self.set_state({"epoch": 0, "group": 0, "document": 0, "piece": 0})
+        self._warned = self._warned_of_bad = False
+        self.set_state({"epoch": 0, "group": 0, "document": 0, "piece": 0, "bad": 0})
 
     def get_state(self) -> dict[str, Any]:
         return dict(self._state)
@@ -156,7 +160,7 @@ class _DocumentIterator(grain.DatasetIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         self._state = dict(state)
         self._epoch, self._at, self._document = state["epoch"], state["group"], state["document"]
-        self._skip = state["piece"]
+        self._skip, self._bad = state["piece"], state.get("bad", 0)
         self._barren = self._at == self._document == self._skip == 0  # no piece from this epoch yet
         self._ready: deque[tuple[np.ndarray, dict[str, int]]] = deque()
         self._groups: np.ndarray | None = None
@@ -183,18 +187,38 @@ class _DocumentIterator(grain.DatasetIterator):
             self._numbers = self._split.document_order(self._stream, self._epoch, number, len(self._group))
         chosen = self._numbers[self._document : self._document + ENCODE_BATCH_SIZE]
         if chosen.size:
-            encoded = self._encode(self._group.take(chosen.tolist()))
-            for document, tokens in zip(chosen.tolist(), encoded, strict=True):
-                self._add_pieces(tokens, self._group, document)
+            documents = self._take(self._group, chosen.tolist())
+            encoded = iter(self._encode([row for row in documents if not isinstance(row, BadLineError)]))
+            for number, row in zip(chosen.tolist(), documents, strict=True):
+                if isinstance(row, BadLineError):
+                    self._skip_line(row)
+                else:
+                    self._add_pieces(next(encoded), self._group, number)
         if self._document >= len(self._numbers):
             self._group, self._at, self._document = None, self._at + 1, 0
+
+    def _take(self, group: Group, numbers: list[int]) -> list[Document | BadLineError]:
+        """Return documents, or why each cannot be used. Raises BadLineError if none may be skipped."""
+        try:
+            return [*group.take(numbers)]
+        except BadLineError:
+            if not self._split.skips_bad_lines:
+                raise
+        return [_take_one(group, number) for number in numbers]
+
+    def _skip_line(self, error: BadLineError) -> None:
+        if not self._warned_of_bad:
+            logger.warning("%s; it and other such lines are skipped (data.on_bad_line)", error)
+        self._warned_of_bad = True
+        self._bad, self._document, self._skip = self._bad + 1, self._document + 1, 0
 
     def _add_pieces(self, tokens: np.ndarray, group: Group, number: int) -> None:
         pieces = self._cut(tokens)
         if isinstance(pieces, str):
             self._skip_document(f"{group.location(number)} {pieces}")
             pieces = []
-        last, at = len(pieces) - 1, {"epoch": self._epoch, "group": self._at, "document": self._document}
+        last = len(pieces) - 1
+        at = {"epoch": self._epoch, "group": self._at, "document": self._document, "bad": self._bad}
         for i, piece in enumerate(pieces):
             after = at | {"piece": i + 1} if i < last else at | {"document": self._document + 1, "piece": 0}
             if i >= self._skip:
@@ -217,6 +241,8 @@ class _DocumentIterator(grain.DatasetIterator):
 
     def _empty_message(self) -> str:
         whole = self._split
+        if self._warned_of_bad:
+            return f"{whole.key}: stream {self._stream} has no line that can be used"
         if self._warned:
             return f"data.long_documents: stream {self._stream} has no document that fits; set split"
         if whole.streams > 1:
@@ -225,3 +251,10 @@ class _DocumentIterator(grain.DatasetIterator):
                 "document; set fewer"
             )
         return f"{whole.key}: no documents to train on"
+
+
+def _take_one(group: Group, number: int) -> Document | BadLineError:
+    try:
+        return group.take([number])[0]
+    except BadLineError as error:
+        return error

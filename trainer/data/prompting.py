@@ -38,7 +38,7 @@ class PromptEncoder:
         ids = (found.tolist() for found in self._tokenizer.encode([*texts, *worked]))
         tokens = [self._to_ids(pieces, ids) for pieces in prompts]
         return [
-            Question(chat.render(pieces), prompt, problem.answer, [*answer, self.stop_tokens[0]])
+            Question(chat.render(pieces), prompt, problem.answer, [*answer, self.stop_tokens[0]], problem.row)
             for problem, pieces, prompt, answer in zip(problems, prompts, tokens, ids, strict=True)
         ]
 

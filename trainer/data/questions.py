@@ -1,38 +1,43 @@
 """The questions of an experiment, by `data.kind`, as tokens."""
 
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.prompts import ArithmeticData, CustomQuestions, Gsm8kData, QuestionData
+from conf.schema.training.prompts import ArithmeticData, CustomQuestions, Gsm8kData, QuestionData, RowData
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.data.arithmetic import ArithmeticProblems
 from trainer.data.gsm8k import RowProblems
-from trainer.data.problem import Problem, ProblemSource, Question
+from trainer.data.problem import Draw, Problem, ProblemSource, Question
 from trainer.data.prompting import PromptEncoder
 
 
 class QuestionSet:
     """A source of problems with the encoder for their prompts.
 
-    too_long: number of problems left out because their prompts exceed `loop.max_prompt_length`.
+    num_too_long: problems left out because their prompts exceed `loop.max_prompt_length`; bad_lines: why each row that
+    cannot be used was skipped.
     """
 
     def __init__(self, data: QuestionData, loop: GrpoLoop, seed: int) -> None:
         """Raise RunFileError if the tokenizer or the files cannot be used."""
         self.prompt_encoder = PromptEncoder(data)
-        self._max_prompt_length, self.num_too_long = loop.max_prompt_length, 0
-        if isinstance(data, Gsm8kData | CustomQuestions):
-            rows = RowProblems(data, seed, self._fitting_problems)
-            self._problems, self.num_too_long = rows, rows.num_too_long
+        self._max_prompt_length, self.num_too_long, self.bad_lines = loop.max_prompt_length, 0, list[str]()
+        if isinstance(data, RowData):
+            rows = RowProblems(data, seed, loop.eval_prompts, self._fitting_problems)
+            self._problems, self.num_too_long, self.bad_lines = rows, rows.num_too_long, rows.bad_lines
         else:
             assert isinstance(data, ArithmeticData)
             self._problems: ProblemSource = ArithmeticProblems(data, seed)
 
-    def train(self, step: int, count: int) -> list[Question]:
-        """Return a training step's questions, see `ProblemSource.train`."""
-        return self._drop_too_long(self.prompt_encoder.encode(self._problems.train(step, count)))
+    def train(self, draw: Draw, count: int) -> list[Question]:
+        """Return training questions, see `ProblemSource.train`."""
+        return self._drop_too_long(self.prompt_encoder.encode(self._problems.train(draw, count)))
 
-    def held_out(self, count: int | None) -> list[Question]:
-        """Return the evaluation questions, see `ProblemSource.held_out`."""
-        return self._drop_too_long(self.prompt_encoder.encode(self._problems.held_out(count)))
+    def validation(self, count: int) -> list[Question]:
+        """Return the questions of evaluations during training, see `ProblemSource.validation`."""
+        return self._drop_too_long(self.prompt_encoder.encode(self._problems.validation(count)))
+
+    def test(self, count: int | None) -> list[Question]:
+        """Return the test's questions, see `ProblemSource.test`."""
+        return self._drop_too_long(self.prompt_encoder.encode(self._problems.test(count)))
 
     def _fitting_problems(self, problems: list[Problem]) -> list[Problem]:
         asked = self.prompt_encoder.encode(problems)

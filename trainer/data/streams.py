@@ -33,6 +33,7 @@ def train_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, seed: in
         seed=seed if data.shuffle else None,
         epochs=None,
         key="data.path",
+        skips_bad_lines=data.on_bad_line == "skip",
     )
     return PackedBatches(_StreamGroup(data, whole, tokenizer, loop, rows), data, loop)
 
@@ -48,6 +49,7 @@ def validation_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, row
         seed=None,
         epochs=1,
         key=key,
+        skips_bad_lines=data.on_bad_line == "skip",
     )
     if whole.is_empty():
         raise RunFileError(f"{key}: no document is left for validation; raise data.eval_fraction")
@@ -90,6 +92,9 @@ class PackedBatches:
     def position(self) -> dict[str, Any]:
         return self._prefetcher.get_state() | {"of": self._settings}
 
+    def num_bad_lines(self) -> dict[str, int]:
+        return {stream: _num_bad(state) for stream, state in self._prefetcher.get_state().items()}
+
     def restore(self, position: dict[str, Any]) -> None:
         began = position.get("of", {"data.packing": "windows"})
         for key, value in self._settings.items():
@@ -108,6 +113,12 @@ class PackedBatches:
         """Start prefetching before the first batch is requested, while the loop compiles."""
         if self._reads_ahead:
             self._prefetcher.start_prefetch()
+
+
+def _num_bad(state: dict[str, Any]) -> int:
+    """Return the count in the state of a stream's documents, which those of its packing contain."""
+    inside = (_num_bad(value) for value in state.values() if isinstance(value, dict))
+    return state.get("bad", 0) + sum(inside)
 
 
 def _close(ahead: ThreadPrefetchDatasetIterator, together: "_StreamGroup") -> None:

@@ -43,13 +43,13 @@ class Evaluator:
     def __init__(self, loop: GrpoLoop, asked: QuestionSet, sampler: Sampler, checks: RewardPool, seed: int) -> None:
         """Raise RunFileError if there are too few questions."""
         self._loop, self._sampler = loop, sampler
-        self._answer_evaluator = AnswerEvaluator(sampler, asked.prompt_encoder, checks)
+        self._answer_evaluator = AnswerEvaluator(sampler, asked.prompt_encoder, checks, loop.accuracy_reward)
         self._own = {
             name: load_extension("evaluation", reference, f"loop.evaluations.{name}")
             for name, reference in loop.evaluations.items()
         }
-        self._held_out = asked.held_out(loop.eval_prompts)
-        self._test = [] if loop.test_samples_per_prompt is None else asked.held_out(loop.test_prompts)
+        self._validation = asked.validation(loop.eval_prompts)
+        self._test = [] if loop.test_samples_per_prompt is None else asked.test(loop.test_prompts)
         self._key = jax.random.fold_in(jax.random.key(seed), TEST_KEY_OFFSET)
 
     def greedy(
@@ -59,7 +59,7 @@ class Evaluator:
 
         between: called between chunks of decoding; an exception from it ends the evaluation.
         """
-        began, asked = time.perf_counter(), self._held_out[:count]
+        began, asked = time.perf_counter(), self._validation[:count]
         found = self._answers(params, asked, 1, 0.0, between)
         right = sum(answer for (answer,) in found.correct)
         accuracy, interval = right / len(asked), statistics.wilson_interval(right, len(asked))

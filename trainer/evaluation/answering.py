@@ -11,8 +11,7 @@ from trainer.distributed import runtime
 from trainer.models.weights import Params
 from trainer.rewards.equal import canonicalize
 from trainer.rewards.extract import extract_answer
-from trainer.rewards.functions import answer_match
-from trainer.rewards.pool import RewardPool
+from trainer.rewards.pool import RewardPool, Submission
 from trainer.sampler import Sampler
 from trainer.telemetry.transcripts import Transcript
 
@@ -35,8 +34,10 @@ class GradedAnswers:
 class AnswerEvaluator:
     """Answers and grades questions. All processes must make the same calls, and all get the same results."""
 
-    def __init__(self, sampler: Sampler, prompting: PromptEncoder, checks: RewardPool) -> None:
+    def __init__(self, sampler: Sampler, prompting: PromptEncoder, checks: RewardPool, accuracy_reward: str) -> None:
+        """accuracy_reward: the reward whose score of 1 means that an answer is correct."""
         self._sampler, self._prompt_encoder, self._reward_pool = sampler, prompting, checks
+        self._accuracy_reward = accuracy_reward
 
     def evaluate(
         self,
@@ -67,11 +68,12 @@ class AnswerEvaluator:
                 if is_kept:
                     texts[question] = text
                 if drawn.row % processes == process:
-                    answer = questions[question].answer
-                    check = self._reward_pool.submit([answer_match.__name__], text, answer)
+                    asked = questions[question]
+                    submission = Submission(text, asked.answer, asked.prompt, asked.row)
+                    check = self._reward_pool.submit([self._accuracy_reward], submission)
                     waiting[drawn.row] = check, extract_answer(text), text if keep_texts else ""
         own = {
-            str(row): [check.result().scores[answer_match.__name__], said and canonicalize(said), text]
+            str(row): [check.result().scores[self._accuracy_reward], said and canonicalize(said), text]
             for row, (check, said, text) in waiting.items()
         }
         every = runtime.gather_tree(own)

@@ -15,12 +15,13 @@ from conf.schema.training.loop import GrpoLoop, UnevenError
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.data import questions
+from trainer.data.problem import Draw
 from trainer.data.prompting import PromptEncoder
 from trainer.distributed import mesh as meshes
 from trainer.distributed.preemption import PreemptionNotice
 from trainer.evaluation.accuracy import Evaluator
 from trainer.models.weights import Params
-from trainer.rewards.functions import resolve
+from trainer.rewards.functions import check_columns, resolve
 from trainer.rewards.pool import RewardPool
 from trainer.rl import batching
 from trainer.rl import programs as grpo_programs
@@ -64,6 +65,9 @@ class GrpoTrainer:
     ) -> None:
         self.experiment, self.loop, self.mesh, self.checkpoints = experiment, loop, mesh, checkpoints
         self.questions = questions.load_questions(experiment, loop)
+        example = self.questions.train(Draw("rollout", 0), 1)[0].row or {}
+        for name in (*loop.rewards, loop.accuracy_reward):
+            check_columns(name, example)
         prompting = self.questions.prompt_encoder
         _check_vocab(experiment, prompting)
         self.sampler = batching.build_sampler(experiment.model, loop, mesh, prompting)
@@ -84,6 +88,8 @@ class GrpoTrainer:
         self.telemetry.resume(train_state.progress.total_steps)
         if left_out := self.questions.num_too_long:
             self.telemetry.log_lines([f"{left_out} questions are skipped: longer than loop.max_prompt_length"])
+        if bad := self.questions.bad_lines:
+            self.telemetry.log_lines([f"{len(bad)} rows are skipped (data.on_bad_line); the first: {bad[0]}"])
         if train_state.progress.total_steps == 0:
             self.evaluations.log_baseline(train_state)
         if train_state.progress.phase == "warm_start":
@@ -98,7 +104,8 @@ class GrpoTrainer:
             reference = self.checkpoints.restore_reference(wanted) if wanted else wanted
         self._train(train_state, reference)
         self.saver.save(train_state)
-        self.evaluations.summarize(train_state, questions_left_out=self.questions.num_too_long)
+        bad = {"bad_lines": len(self.questions.bad_lines)} if self.questions.bad_lines else {}
+        self.evaluations.summarize(train_state, questions_left_out=self.questions.num_too_long, **bad)
 
     def _warm_start(self, train_state: TrainState) -> None:
         parts = (self.questions, self.programs, self.telemetry, self.saver, self.evaluations)
@@ -171,7 +178,7 @@ def _validated_loop(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
         loop.accumulation(meshes.num_shards(mesh, "batch"))
     except UnevenError as error:
         raise RunFileError(str(error)) from None
-    for name in loop.rewards:
+    for name in (*loop.rewards, loop.accuracy_reward):
         resolve(name)
     return loop
 

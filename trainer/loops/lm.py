@@ -22,6 +22,7 @@ from trainer.data import batches
 from trainer.distributed import batch_sharding
 from trainer.distributed.batch import Batch, DeviceBatch
 from trainer.distributed.preemption import PreemptedError, PreemptionNotice
+from trainer.distributed.runtime import gather_tree
 from trainer.losses import lm
 from trainer.models import weights
 from trainer.step import train_step
@@ -122,6 +123,8 @@ class LmTrainer:
                     self._save(step + 1, state)
         profiler.close()
         results = self._evaluate(loop.steps, state)
+        if bad := sum(gather_tree(self.stream.num_bad_lines()).values()):
+            results["bad_lines"] = bad
         self.log.summarize(**results, steps=loop.steps)
 
     def _needs_flush(self, done: int) -> bool:

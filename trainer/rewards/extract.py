@@ -3,7 +3,8 @@ r"""Extract the answer of a response.
 An answer is marked: `#### 18`, `\boxed{18}`, `\fbox{18}`; or stated: "the answer is 18"; or else it is the last
 number in the response. The last one wins, with two exceptions, since a model without a chat template seldom knows when
 to stop: a box that is never closed, or holds no answer (`\boxed{}`, `\boxed{answer}`), does not count; nor does what
-the response answers after it has gone on to another question of its own making.
+the response answers after it has gone on to another question of its own making. Text between `<think>` and
+`</think>` is never searched, nor is text after a `<think>` that is not closed.
 """
 
 import re
@@ -28,11 +29,25 @@ NO_ANSWER = re.compile(
 )
 ANSWER_PHRASE = re.compile(r"\banswer(?:\s+is|\s*=|\s*:)+\s*", re.IGNORECASE)
 SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
-NUMBER = re.compile(
-    r"(?:(?<![\w.)\]}])[-+\u2212]\s?)?\$?"  # no sign, but a minus, after another number
+SIGN = r"(?:(?<![\w.)\]}])[-+\u2212]\s?)?\$?"
+"""No sign, but a minus, after another number."""
+DIGITS = (
     r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\w))?"
     r"(?:\s*/\s*\d+(?:\.\d+)?)?"
 )
+NUMBER = re.compile(SIGN + DIGITS)
+MIXED_OR_NUMBER = rf"{SIGN}(?:\d{{1,9}}[ \t]+(?=\d+\s?/\s?\d))?{DIGITS}"
+"""3 1/2 is one number."""
+LAST_NUMBER = re.compile(rf"(?:{MIXED_OR_NUMBER}\s+or\s+)*{MIXED_OR_NUMBER}")
+"""Alternatives, 18 or 19, are one answer, which is never right."""
+STATED_NUMBER = re.compile(rf"(?:{MIXED_OR_NUMBER}\s+or\s+)*(?:\d{{1,3}}(?: \d{{3}})+(?![\d/])|{MIXED_OR_NUMBER})")
+"""As LAST_NUMBER; and digits in groups of three, 1 800, which elsewhere may be two numbers."""
+DENIED_NUMBER = re.compile(
+    rf"(?:\b(?:is|was|be|equals?)\s+not\b|\b(?:isn|can)['\u2019]t\b(?:\s+be\b)?|\bcannot\s+be\b|\\neq?\b|\u2260|!=)"
+    rf"(?:\s+equal\s+to\b)?[\s:*]*{MIXED_OR_NUMBER}",
+    re.IGNORECASE,
+)
+"""`The answer is not 18` states no answer."""
 
 
 def extract_answer(response: str) -> str | None:
@@ -42,7 +57,7 @@ def extract_answer(response: str) -> str | None:
         if found := _marked_answer(piece) or _stated_answer(piece):
             return found
     for piece in pieces:
-        if numbers := NUMBER.findall(piece):
+        if numbers := LAST_NUMBER.findall(DENIED_NUMBER.sub(" ", piece)):
             return numbers[-1]
     return None
 
@@ -60,8 +75,9 @@ def has_marked_answer(response: str) -> bool:
 
 
 def _split_at_questions(response: str) -> list[str]:
-    """Split the response where it goes on to another question."""
-    tail = response[-MAX_RESPONSE_CHARS:].replace("{,}", ",")  # the comma of 1{,}800 in TeX
+    """Split the response, without its thoughts, where it goes on to another question."""
+    told = response.rpartition("</think>")[2].partition("<think>")[0]
+    tail = told[-MAX_RESPONSE_CHARS:].replace("{,}", ",")  # the comma of 1{,}800 in TeX
     return [piece for piece in ANOTHER_QUESTION.split(tail) if piece.strip()]
 
 
@@ -72,12 +88,13 @@ def _marked_answer(piece: str) -> str | None:
 
 
 def _stated_answer(piece: str) -> str | None:
+    piece = DENIED_NUMBER.sub(" ", piece)
     said = [m.end() for m in ANSWER_PHRASE.finditer(piece)]
     if not said:
         return None
     line = piece[said[-1] :].partition("\n")[0]
     sentence = SENTENCE_END.split(line, maxsplit=1)[0]
-    numbers = NUMBER.findall(sentence.rpartition("=")[2])
+    numbers = STATED_NUMBER.findall(sentence.rpartition("=")[2])
     return numbers[0] if numbers else sentence.strip(" *$\\") or None
 
 

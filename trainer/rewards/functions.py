@@ -1,25 +1,45 @@
 """Rewards: plain functions from (response, correct answer) to a number. `REWARDS` names them, as the schema does.
 
+A reward of the user's own may also ask for the prompt and for columns of the question's row, by name.
+
 They must be deterministic. `pool.RewardPool` runs them in worker processes under a time limit, so a function that is
 slow, hangs or crashes on some responses does not harm the run.
 """
 
-from conf.extension import Reward
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from conf.extension import ByName, Reward, wanted_by_name
+from conf.schema.training.run_yaml import RunFileError
 from trainer.extension import load_extension
 from trainer.rewards.equal import is_equal
 from trainer.rewards.extract import MAX_RESPONSE_CHARS, extract_answer, extract_boxed, has_marked_answer
 
 
 def answer_match(response: str, answer: str) -> float:
-    """Return 1 if the response's answer, in any form, is correct."""
+    """Return 1 if the response's answer is correct, and written out where a number is right: not 9+9 for 18."""
     given = extract_answer(response)
     return float(given is not None and is_equal(given, answer))
 
 
+def answer_match_lenient(response: str, answer: str) -> float:
+    """Return 1 if the value of the response's answer is correct: also 9+9 for 18."""
+    given = extract_answer(response)
+    return float(given is not None and is_equal(given, answer, lenient=True))
+
+
 def boxed(response: str, answer: str) -> float:
-    """Return 1 if the boxed answer of the response is correct."""
+    """Return 1 if the boxed answer of the response is correct; see `answer_match`."""
     given = extract_boxed(response)
     return float(given is not None and is_equal(given, answer))
+
+
+def boxed_lenient(response: str, answer: str) -> float:
+    """Return 1 if the value of the boxed answer is correct; see `answer_match_lenient`."""
+    given = extract_boxed(response)
+    return float(given is not None and is_equal(given, answer, lenient=True))
 
 
 def answer_format(response: str, answer: str) -> float:
@@ -37,7 +57,14 @@ def length(response: str, answer: str) -> float:
     return answer_match(response, answer) * unused
 
 
-REWARDS: dict[str, Reward] = {"answer_match": answer_match, "boxed": boxed, "format": answer_format, "length": length}
+REWARDS: dict[str, Reward] = {
+    "answer_match": answer_match,
+    "answer_match_lenient": answer_match_lenient,
+    "boxed": boxed,
+    "boxed_lenient": boxed_lenient,
+    "format": answer_format,
+    "length": length,
+}
 
 
 def resolve(name: str) -> Reward:
@@ -45,3 +72,35 @@ def resolve(name: str) -> Reward:
     if name in REWARDS:
         return REWARDS[name]
     return load_extension("reward", name, "loop.rewards")
+
+
+def arguments(name: str, prompt: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a reward takes by name: the prompt, the row, and columns of the row."""
+    wanted = _wanted(name)
+    given = {**row, "prompt": prompt, "row": row}
+    if not wanted.takes_all:
+        return {key: given[key] for key in wanted.names if key in given}
+    return {key: value for key, value in given.items() if key not in ("response", "answer")}
+
+
+def wants_row(name: str) -> bool:
+    """Return whether a reward takes anything besides response and answer."""
+    return name not in REWARDS and bool(_wanted(name).names or _wanted(name).takes_all)
+
+
+def check_columns(name: str, row: Mapping[str, Any]) -> None:
+    """Raise RunFileError if a reward requires a column that rows like this one lack."""
+    missing = [key for key in _wanted(name).required if key not in ("prompt", "row", *row)]
+    if missing:
+        columns = ", ".join(map(repr, row)) or "none"
+        message = f"takes {', '.join(map(repr, missing))}, which is no column of the data; columns: {columns}"
+        raise RunFileError(f"loop.rewards: reward {name} {message}, and prompt and row")
+
+
+@cache
+def _wanted(name: str) -> ByName:
+    try:
+        signature = inspect.signature(resolve(name))
+    except (TypeError, ValueError):  # without a signature, as some functions of C
+        return ByName((), (), takes_all=False)
+    return wanted_by_name(signature)

@@ -8,12 +8,22 @@ import os
 import queue
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 from trainer.rewards import limits
+from trainer.rewards.functions import wants_row
+
+
+class Submission(NamedTuple):
+    """What rewards see: a response, the correct answer, the prompt as text, and the columns of the question's row."""
+
+    response: str
+    answer: str
+    prompt: str = ""
+    row: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -37,9 +47,9 @@ class RewardPool:
         self._workers = workers
         self._reported: set[str] = set()
 
-    def submit(self, names: Sequence[str], response: str, answer: str) -> Future[RewardResult]:
+    def submit(self, names: Sequence[str], submission: Submission) -> Future[RewardResult]:
         """Score a response by these rewards in the background; `result()` waits for it."""
-        return self._threads.submit(self._check, list(names), response, answer)
+        return self._threads.submit(self._check, list(names), submission)
 
     def close(self) -> None:
         """Stop the workers after their current checks."""
@@ -54,16 +64,16 @@ class RewardPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check(self, names: list[str], response: str, answer: str) -> RewardResult:
+    def _check(self, names: list[str], submission: Submission) -> RewardResult:
         scores, timed_out, failed = dict.fromkeys(names, 0.0), 0, 0
         worker = self._idle.get()
         try:
             for name in names:
                 try:
                     try:
-                        scores[name] = worker.check(name, response, answer)
+                        scores[name] = worker.check(name, submission)
                     except _WorkerDiedError:  # perhaps not this check's fault
-                        scores[name] = worker.check(name, response, answer)
+                        scores[name] = worker.check(name, submission)
                 except _CheckTimeoutError:
                     timed_out += 1
                 except _CheckFailedError as error:
@@ -99,12 +109,14 @@ class _Worker:
         self._seconds = seconds
         self._process: subprocess.Popen[str] | None = None
 
-    def check(self, name: str, response: str, answer: str) -> float:
+    def check(self, name: str, submission: Submission) -> float:
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps([name, response, answer]) + "\n")
+            response, answer, prompt, row = submission
+            seen = (prompt, row or {}) if wants_row(name) else ("", {})
+            process.stdin.write(json.dumps([name, response, answer, *seen], default=str) + "\n")
             process.stdin.flush()
             reply = process.stdout.readline()
         except BrokenPipeError:

@@ -8,9 +8,10 @@ import math
 import os
 import signal
 import sys
+from typing import Any
 
 from trainer.rewards import limits
-from trainer.rewards.functions import resolve
+from trainer.rewards.functions import arguments, resolve
 
 
 def main() -> None:
@@ -21,16 +22,17 @@ def main() -> None:
     os.dup2(2, 1)
     limits.install_limits()
     for line in sys.stdin:
-        name, response, answer = json.loads(line)
-        print(json.dumps(_check(name, response, answer, seconds)), file=answers, flush=True)
+        name, response, answer, prompt, row = json.loads(line)
+        found = _check(name, response, answer, prompt, row, seconds)
+        print(json.dumps(found), file=answers, flush=True)
 
 
-def _check(name: str, response: str, answer: str, seconds: float) -> float | str:
+def _check(name: str, response: str, answer: str, prompt: str, row: dict[str, Any], seconds: float) -> float | str:
     try:
         with limits.uncounted_cpu_time():
-            reward = resolve(name)
+            reward, more = resolve(name), arguments(name, prompt, row)
         with limits.cpu_time_limit(seconds):
-            score = float(reward(response, answer))
+            score = float(reward(response, answer, **more))
     except (Exception, SystemExit) as error:
         return repr(error)[:500]
     return score if math.isfinite(score) else f"a score of {score}"

@@ -17,13 +17,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from conf.schema.training.loop import GrpoLoop
-from trainer.data.problem import Question
+from trainer.data.problem import Draw, Question
 from trainer.data.questions import QuestionSet
 from trainer.distributed.batch import Batch, DeviceBatch
 from trainer.distributed.runtime import gather_batch, gather_tree, shard_batch
 from trainer.losses import advantage
 from trainer.models.weights import Params
-from trainer.rewards.pool import RewardPool, RewardResult
+from trainer.rewards.pool import RewardPool, RewardResult, Submission
 from trainer.rl.batching import pad_sequences
 from trainer.rl.programs import GrpoPrograms
 from trainer.sampler import Completion, Sampler
@@ -129,7 +129,7 @@ class RolloutGenerator:
         self._loop, self._mesh, self._seed, self._questions = loop, mesh, seed, asked
         self._sampler, self._programs, self._reward_pool, self._stopwatch = sampler, programs, checks, watch
         self._key = jax.random.key(seed)
-        self._rewards = list(dict.fromkeys([*loop.rewards, "answer_match"]))
+        self._rewards = list(dict.fromkeys([*loop.rewards, loop.accuracy_reward]))
 
     def generate(self, params: Params, reference: Params, number: int, between: Callable[[], None]) -> Rollout:
         """Draw a rollout and score it under the policy and the reference; rewards are computed in the background.
@@ -175,7 +175,7 @@ class RolloutGenerator:
         """Draw a group for each question of a rollout, and append them to `samples`."""
         loop, first = self._loop, len(samples)
         wanted = loop.prompts_per_step * loop.updates_per_rollout
-        questions = self._questions.train((attempt + 1) * 1_000_000_000 + number, wanted)
+        questions = self._questions.train(Draw("rollout", number, attempt), wanted)
         prompts = [question.prompt_tokens for question in questions]
         key = jax.random.fold_in(jax.random.fold_in(self._key, attempt), number)
         found: dict[int, Sample] = {}
@@ -184,7 +184,8 @@ class RolloutGenerator:
             text = self._questions.prompt_encoder.decode(drawn.tokens.tolist())
             found[row] = Sample(question, drawn, text)
             if row % jax.process_count() == jax.process_index():
-                checks[row] = self._reward_pool.submit(self._rewards, text, question.answer)
+                submission = Submission(text, question.answer, question.prompt, question.row)
+                checks[row] = self._reward_pool.submit(self._rewards, submission)
         samples += [found[row] for row in range(first, first + len(found))]
 
     def _gather_scores(self, count: int, checks: dict[int, Future[RewardResult]]) -> np.ndarray:
@@ -198,7 +199,7 @@ class RolloutGenerator:
             own = {
                 str(row): [
                     sum(weight * check.scores[name] for name, weight in weights),
-                    check.scores["answer_match"],
+                    float(check.scores[self._loop.accuracy_reward] == 1.0),
                     check.timed_out,
                     check.failed,
                 ]

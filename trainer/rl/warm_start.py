@@ -6,6 +6,7 @@ from jax.sharding import Mesh
 
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile
+from trainer.data.problem import Draw
 from trainer.data.questions import QuestionSet
 from trainer.distributed.runtime import shard_batch
 from trainer.rl import batching
@@ -37,7 +38,9 @@ class WarmStart:
         while not self._is_done(progress):
             self.saver.save_if_preempted(train_state)
             with telemetry.stopwatch.measure("update_time"):
-                batch = batching.supervised_batch(self.asked.train(progress.warm_steps, loop.rows), loop)
+                batch = batching.supervised_batch(
+                    self.asked.train(Draw("warm_start", progress.warm_steps), loop.rows), loop
+                )
                 placed = shard_batch(batch, self.mesh)
                 train_state.state, metrics = self.programs.warm_start(train_state.state, placed)
             progress.warm_steps += 1

@@ -28,6 +28,9 @@ class Corpus(Strict):
         ge=1, le=65536, description="Parts of the data that are read independently. Must divide the rows of a batch."
     )
     shuffle: bool = Field(description="Shuffle each epoch, seeded by run.seed. false: keep the order of the files.")
+    on_bad_line: Literal["error", "skip"] = Field(
+        description="error: a line, row or document that cannot be read ends the run. skip: it is left out and counted."
+    )
     prefetch_batches: int = Field(ge=0, le=1024, description="Batches that a thread prepares ahead. 0: none.")
 
     @model_validator(mode="after")

@@ -128,7 +128,7 @@ def _nearest_multiples(number: int, of: int) -> list[int]:
 
 
 GRPO_LOSSES = ("grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo")
-REWARDS = ("answer_match", "boxed", "format", "length")
+REWARDS = ("answer_match", "answer_match_lenient", "boxed", "boxed_lenient", "format", "length")
 
 
 def _known_reward(name: str) -> str:
@@ -215,7 +215,12 @@ class GrpoLoop(Strict):
         gt=0, le=1, description="Share of max_new_tokens, at its end, over which the penalty grows from 0 to 1."
     )
     rewards: dict[Annotated[str, AfterValidator(_known_reward)], float] = Field(
-        min_length=1, description="Weight by reward: answer_match, boxed, format, length, or module:function."
+        min_length=1,
+        description="Weight by reward: answer_match, boxed, format, length, or module:function. answer_match_lenient "
+        "and boxed_lenient also accept an expression left to compute, 9+9 for 18.",
+    )
+    accuracy_reward: Annotated[str, AfterValidator(_known_reward)] = Field(
+        description="Reward that tells whether an answer is correct, by a score of 1: for accuracy and tests."
     )
     reward_timeout_seconds: float = Field(
         gt=0, le=3600, description="CPU seconds per reward of one response. On timeout it scores 0."

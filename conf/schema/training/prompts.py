@@ -82,13 +82,33 @@ class ArithmeticData(QuestionData):
     largest_second: int = Field(ge=2, le=9, description="Largest number to add or subtract. The smallest is 1.")
 
 
-class Gsm8kData(QuestionData):
-    """JSON Lines with a question and an answer in two columns, by default those of GSM8K."""
+class RowData(QuestionData):
+    """Keys shared by questions in rows."""
+
+    path: str = Field(min_length=1, description="Training rows: a local path or pattern, gs://… or assets://NAME/FILE.")
+    eval_path: str = Field(min_length=1, description="Rows of the test set, for the tests before and after training.")
+    validation_path: str | None = Field(
+        min_length=1,
+        description="Rows for the evaluations during training, which choose the best checkpoint. null: "
+        "loop.eval_prompts rows of `path`, the same for every seed, which training leaves out.",
+    )
+    on_bad_line: Literal["error", "skip"] = Field(
+        description="error: a row that cannot be used ends the run. skip: it is left out and counted."
+    )
+
+
+class Gsm8kData(RowData):
+    """JSON Lines or Parquet (*.parquet) with a question and an answer, by default in the columns of GSM8K."""
 
     kind: Literal["gsm8k"]
-    path: str = Field(min_length=1, description="Training rows: a local path, gs://… or assets://NAME/FILE.")
-    eval_path: str = Field(min_length=1, description="Rows for evaluations.")
-    question_column: str = Field(min_length=1, description="Column with the question.")
+    question_column: str | None = Field(
+        min_length=1, description="Column with the question. null: use question_template."
+    )
+    question_template: str | None = Field(
+        min_length=1,
+        description="Question built from a row's columns: `{name}` inserts a column, `{{` a brace. null: use "
+        "question_column.",
+    )
     answer_column: str = Field(min_length=1, description="Column with the correct answer, text or a number.")
     answer_mark: str | None = Field(
         min_length=1,
@@ -100,12 +120,39 @@ class Gsm8kData(QuestionData):
         description="Column with a worked solution, for the warm start. null: that of answer_column, or `#### ANSWER`.",
     )
 
+    @model_validator(mode="after")
+    def _one_question(self) -> Self:
+        if (self.question_column is None) == (self.question_template is None):
+            raise ValueError("set either question_column or question_template")
+        if not self.question_columns:
+            raise ValueError("question_template: must contain a column, such as {question}")
+        return self
 
-class CustomQuestions(QuestionData):
+    @property
+    def question_columns(self) -> tuple[str, ...]:
+        """Columns that the question is made from."""
+        if self.question_template is None:
+            return (self.question_column or "",)
+        return tuple(dict.fromkeys(template_columns(self.question_template)))
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Columns that every row must have, with the config key that names each."""
+        key = "data.question_column" if self.question_template is None else "data.question_template"
+        named = {**dict.fromkeys(self.question_columns, key), self.answer_column: "data.answer_column"}
+        return named if self.solution_column is None else {**named, self.solution_column: "data.solution_column"}
+
+
+class CustomQuestions(RowData):
     """Questions from a function of the user's own (docs/extend.md)."""
 
     kind: Literal["questions"]
     source: Reference = Field(description="module:name of a function from a path to rows of question and answer.")
     options: dict[str, Any] = Field(description="Keyword arguments of the function.")
     path: str = Field(min_length=1, description="Given to the function for the training questions.")
-    eval_path: str = Field(min_length=1, description="Given to the function for the evaluations' questions.")
+    eval_path: str = Field(min_length=1, description="Given to the function for the test's questions.")
+    validation_path: str | None = Field(
+        min_length=1,
+        description="Given to the function for the questions of evaluations during training. null: loop.eval_prompts "
+        "of the training questions, which training leaves out.",
+    )

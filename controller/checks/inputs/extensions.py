@@ -12,7 +12,15 @@ from controller.inputs.modules import DefinitionError, find_signature, module_fi
 from controller.inputs.references import references, trainer_references
 
 KEYS = (
-    *("loop.rewards", "loop.loss_type", "loop.loss", "loop.evaluations.NAME", "loop.run", "data.source"),
+    *(
+        "loop.rewards",
+        "loop.accuracy_reward",
+        "loop.loss_type",
+        "loop.loss",
+        "loop.evaluations.NAME",
+        "loop.run",
+        "data.source",
+    ),
     *("data.prompt.formatter", "optimizer.rule", "model.implementation", "notify.notifier", "code.checks"),
 )
 

@@ -8,6 +8,7 @@ from conf.schema.training.prompts import ArithmeticData
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from trainer.data.arithmetic import ArithmeticProblems
+from trainer.data.problem import Draw
 from trainer.rewards.functions import answer_match
 
 PROMPT = re.compile(r"\w+ has \w+: (\d+), (gets|uses) (\d)\. $")
@@ -27,8 +28,8 @@ def operands(prompt: str) -> tuple[int, int]:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_no_held_out_pair_is_ever_trained_on_in_either_order(seed: int) -> None:
     problems = problems_of(seed)
-    trained = {operands(p.question) for step in range(200) for p in problems.train(step, 64)}
-    asked = {operands(p.question) for p in problems.held_out(256)}
+    trained = {operands(p.question) for step in range(200) for p in problems.train(Draw("rollout", step), 64)}
+    asked = {operands(p.question) for p in problems.test(256)}
     assert asked
     assert not trained & asked
     assert asked <= problems.held_out_pairs
@@ -36,7 +37,7 @@ def test_no_held_out_pair_is_ever_trained_on_in_either_order(seed: int) -> None:
 
 
 def test_operands_go_as_far_as_asked() -> None:
-    drawn = problems_of(0, largest_first=29, largest_second=5).train(0, 5000)
+    drawn = problems_of(0, largest_first=29, largest_second=5).train(Draw("rollout", 0), 5000)
     sums = {PROMPT.fullmatch(p.question).groups() for p in drawn}
     assert (max(int(x) for x, _, _ in sums), max(int(y) for _, _, y in sums)) == (29, 5)
     assert max(len(p.solution) for p in drawn) == 6 * len("+5:29")
@@ -44,34 +45,34 @@ def test_operands_go_as_far_as_asked() -> None:
 
 def test_training_and_evaluation_know_both_operators_and_orders() -> None:
     problems = problems_of(0)
-    for drawn in (problems.train(0, 1000), problems.held_out(1000)):
+    for drawn in (problems.train(Draw("rollout", 0), 1000), problems.test(1000)):
         sums = {PROMPT.fullmatch(p.question).groups() for p in drawn}
         assert {(verb, (x > y) - (x < y)) for x, verb, y in sums} >= {("gets", 1), ("gets", -1), ("uses", 1)}
         assert not any(verb == "uses" and x < y for x, verb, y in sums)  # no answer is negative
 
 
 def test_the_worked_response_counts_to_the_answer() -> None:
-    worked = {PROMPT.fullmatch(p.question).groups(): p.solution for p in problems_of(0).train(0, 2000)}
+    worked = {PROMPT.fullmatch(p.question).groups(): p.solution for p in problems_of(0).train(Draw("rollout", 0), 2000)}
     assert worked["3", "gets", "2"] == "+2:03+1:04+0:05"
     assert worked["3", "uses", "2"] == "-2:03-1:02-0:01"
 
 
 def test_held_out_prompts_are_distinct_and_the_same_every_time() -> None:
-    first = problems_of(3).held_out(256)
+    first = problems_of(3).test(256)
     assert len({p.question for p in first}) == 256
-    assert first == problems_of(3).held_out(256)
+    assert first == problems_of(3).test(256)
     with pytest.raises(RunFileError, match=r"loop\.eval_prompts: only \d+ held-out prompts exist, not 100000"):
-        problems_of(3).held_out(100_000)
+        problems_of(3).test(100_000)
 
 
 def test_a_batch_is_a_function_of_seed_and_step() -> None:
-    assert problems_of(1).train(5, 8) == problems_of(1).train(5, 8)
-    assert problems_of(1).train(5, 8) != problems_of(1).train(6, 8)
-    assert problems_of(1).train(5, 8) != problems_of(2).train(5, 8)
+    assert problems_of(1).train(Draw("rollout", 5), 8) == problems_of(1).train(Draw("rollout", 5), 8)
+    assert problems_of(1).train(Draw("rollout", 5), 8) != problems_of(1).train(Draw("rollout", 6), 8)
+    assert problems_of(1).train(Draw("rollout", 5), 8) != problems_of(2).train(Draw("rollout", 5), 8)
 
 
 def test_worked_responses_end_in_the_answer_and_fit_the_quick_start() -> None:
-    for problem in problems_of(0).train(0, 500):
+    for problem in problems_of(0).train(Draw("rollout", 0), 500):
         left, verb, right = re.findall(r"\d|gets|uses", problem.question)
         assert int(problem.answer) == int(left) + int(right) * (1 if verb == "gets" else -1)
         assert answer_match(problem.solution, problem.answer) == 1.0

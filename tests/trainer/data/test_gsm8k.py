@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.prompts import Gsm8kData
@@ -11,7 +13,7 @@ from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from tests.paths import SHARED
 from trainer.data.gsm8k import read_problems
-from trainer.data.problem import Problem, Question
+from trainer.data.problem import Draw, Problem, Question
 from trainer.data.questions import QuestionSet
 from trainer.rewards.functions import answer_match
 
@@ -32,52 +34,132 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def asked(file: Path, seed: int, max_prompt_length: int) -> QuestionSet:
-    data = Gsm8kData(**load_group("data/gsm8k") | {"path": str(file), "eval_path": str(file)})
-    return QuestionSet(data, GrpoLoop(**load_group("loop/grpo") | {"max_prompt_length": max_prompt_length}), seed)
+def asked(file: Path, seed: int, max_prompt_length: int, **changes) -> QuestionSet:
+    paths = {"path": str(file), "eval_path": str(file), "validation_path": str(file)}
+    data = Gsm8kData(**load_group("data/gsm8k") | paths | changes)
+    loop = {"max_prompt_length": max_prompt_length, "eval_prompts": 2}
+    return QuestionSet(data, GrpoLoop(**load_group("loop/grpo") | loop), seed)
 
 
 def answers(questions: list[Question]) -> list[str]:
     return [question.answer for question in questions]
 
 
+def rollout(number: int, attempt: int = 0) -> Draw:
+    return Draw("rollout", number, attempt)
+
+
+def numbered(tmp_path: Path, count: int) -> Path:
+    """A file of questions whose answers are 0 to count - 1."""
+    path = tmp_path / f"{count}.jsonl"
+    path.write_text("".join(json.dumps({"question": f"{i}?", "answer": f"#### {i}"}) + "\n" for i in range(count)))
+    return path
+
+
 def test_rows_become_problems(file: Path) -> None:
-    first, second, _ = read_problems(GSM8K, str(file), "data.path")
+    (first, second, _), _ = read_problems(GSM8K, str(file), "data.path")
     assert first.question == "Two and two?"
     assert (first.answer, first.solution) == ("4", "2+2=4\n#### 4")
     assert second.answer == "1,000"
+    assert first.row == ROWS[0]
 
 
 def test_long_questions_are_left_out_and_counted(file: Path) -> None:
     data = asked(file, seed=0, max_prompt_length=64)
     assert data.num_too_long == 2
-    assert set(answers(data.train(0, 50))) == {"4", "3"}
-    assert data.train(0, 5) == data.train(0, 5)
-    assert sorted(answers(data.held_out(2))) == ["3", "4"]
-    assert sorted(answers(data.held_out(None))) == ["3", "4"]
-    with pytest.raises(RunFileError, match=r"loop\.eval_prompts: data\.eval_path has 2 questions, not 3"):
-        data.held_out(3)
+    assert set(answers(data.train(rollout(0), 50))) == {"4", "3"}
+    assert data.train(rollout(0), 5) == data.train(rollout(0), 5)
+    assert sorted(answers(data.validation(2))) == sorted(answers(data.test(2))) == ["3", "4"]
+    assert sorted(answers(data.test(None))) == ["3", "4"]
+    with pytest.raises(RunFileError, match=r"loop\.test_prompts: data\.eval_path has 2 questions, not 3"):
+        data.test(3)
 
 
-def test_evaluations_ask_the_same_whatever_the_seed(file: Path) -> None:
-    first, other = (asked(file, seed, max_prompt_length=1000) for seed in (1, 2))
-    assert first.held_out(3) == other.held_out(3)
-    assert first.train(0, 30) != other.train(0, 30)
-    assert first.train(0, 30) != first.train(1, 30)
+def test_evaluations_ask_the_same_whatever_the_seed(tmp_path: Path) -> None:
+    file = numbered(tmp_path, 40)
+    first, other = (asked(file, seed, max_prompt_length=100, validation_path=None) for seed in (1, 2))
+    assert first.test(3) == other.test(3)
+    assert first.validation(2) == other.validation(2)
+    assert first.train(rollout(0), 30) != other.train(rollout(0), 30)
+    assert first.train(rollout(0), 30) != first.train(rollout(1), 30)
+    assert first.train(rollout(0), 30) != first.train(Draw("warm_start", 0), 30)
+
+
+def test_questions_of_evaluations_are_taken_out_of_training_unless_a_file_has_them(tmp_path: Path) -> None:
+    """The best checkpoint is chosen by other questions than those of the test."""
+    train, test, other = numbered(tmp_path, 40), numbered(tmp_path, 5), numbered(tmp_path, 7)
+    data = asked(train, 0, 100, eval_path=str(test), validation_path=None)
+    chosen = set(answers(data.validation(2)))
+    trained = answers(data.train(rollout(0), 38))
+    assert len(chosen) == 2
+    assert sorted([*trained, *chosen], key=int) == [str(i) for i in range(40)]
+    assert len(data.test(None)) == 5
+    apart = asked(train, 0, 100, eval_path=str(test), validation_path=str(other))
+    assert len(set(answers(apart.train(rollout(0), 40)))) == 40
+    assert set(answers(apart.validation(2))) <= {str(i) for i in range(7)}
+    with pytest.raises(
+        RunFileError, match=r"loop\.eval_prompts: 2 of the 2 questions of data\.path cannot be left out"
+    ):
+        asked(numbered(tmp_path, 2), 0, 100, validation_path=None)
 
 
 def test_a_prompt_of_just_the_length_fits(file: Path) -> None:
     shortest = 1 + len(b"Question: Three?\nAnswer:")  # BOS
-    assert asked(file, 0, shortest).held_out(1)[0].answer == "3"
+    with pytest.raises(RunFileError, match=r"data\.validation_path has 1 questions, not 2"):
+        asked(file, 0, shortest)
     with pytest.raises(RunFileError, match=r"loop\.max_prompt_length: every question of data\.path is longer"):
         asked(file, 0, shortest - 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"question": "a \\ud83d", "answer": "#### 4"}', "has half of a surrogate pair"),
+        (b'{"question": "a", "answer": "#### 4", "n": ' + b"9" * 5000 + b"}", "has a number with too many digits"),
+        (b'{"question": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "is JSON that is nested too deeply"),
+        (b'{"question": "\xff"}', "is not UTF-8"),
+        (b'{"question": "a"}', "has no column 'answer'"),
+        (b'{"question": ["a"], "answer": "#### 4"}', "has no text in column 'question'"),
+        (b"{", "is not JSON"),
+    ],
+)
+def test_a_bad_line_ends_the_run_or_is_skipped_and_counted(tmp_path: Path, line: bytes, message: str) -> None:
+    path = numbered(tmp_path, 6)
+    path.write_bytes(path.read_bytes() + line + b"\n" + json.dumps(ROWS[0]).encode() + b"\n")
+    with pytest.raises(RunFileError, match=rf"{path}, line 7 {message}"):
+        read_problems(GSM8K, str(path), "data.path")
+    data = asked(path, 0, 100, on_bad_line="skip", validation_path=None)
+    assert len(data.bad_lines) == 2  # in path and in eval_path
+    assert message in data.bad_lines[0]
+    assert len(data.test(None)) == 7
+    path.write_bytes(line + b"\n")
+    with pytest.raises(RunFileError, match=rf"data\.path: no row of {path} can be used; the first: {path}, line 1"):
+        asked(path, 0, 100, on_bad_line="skip")
+
+
+def test_parquet_and_a_template_over_columns(tmp_path: Path) -> None:
+    rows = [{"context": "Ann has 3 figs.", "ask": "How many?", "final": 3, "level": "easy"} for _ in range(4)]
+    path = tmp_path / "rows-0.parquet"
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    mapped = {"question_column": None, "question_template": "{context} {ask}", "answer_column": "final"}
+    cfg = Gsm8kData(**load_group("data/gsm8k") | mapped | {"answer_mark": None})
+    problems, _ = read_problems(cfg, f"{tmp_path}/*.parquet", "data.path")
+    assert [(p.question, p.answer) for p in problems] == [("Ann has 3 figs. How many?", "3")] * 4
+    assert problems[0].row == rows[0]
+    with pytest.raises(RunFileError, match=r"data\.question_column: .*rows-0\.parquet, row 1 has no column 'question'"):
+        read_problems(GSM8K, str(path), "data.path")
+    (tmp_path / "not.parquet").write_text("x")
+    with pytest.raises(RunFileError, match=r"data\.path: .*not\.parquet is not a readable Parquet file"):
+        read_problems(GSM8K, str(tmp_path / "not.parquet"), "data.path")
+    with pytest.raises(ValueError, match="set either question_column or question_template"):
+        Gsm8kData(**load_group("data/gsm8k") | {"question_template": "{a}"})
 
 
 def test_a_row_ends_only_where_json_lines_end(tmp_path: Path) -> None:
     """Other characters at which Python would split a text are part of it."""
     path, odd = tmp_path / "rows.jsonl", "one\u2028two\x85three"
     path.write_text(json.dumps(ROWS[0] | {"question": odd}, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert [p.question for p in read_problems(GSM8K, str(path), "data.path")] == [odd]
+    assert [p.question for p in read_problems(GSM8K, str(path), "data.path")[0]] == [odd]
 
 
 def test_columns_and_the_answers_mark_are_mapped(tmp_path: Path) -> None:
@@ -92,11 +174,11 @@ def test_columns_and_the_answers_mark_are_mapped(tmp_path: Path) -> None:
             "solution_column": "worked",
         }
     )
-    assert read_problems(mapped, str(path), "data.path") == [Problem("Two and two?", "4", row["worked"])]
+    assert read_problems(mapped, str(path), "data.path")[0] == [Problem("Two and two?", "4", row["worked"], row)]
     unworked = mapped.model_copy(update={"solution_column": None})
-    assert read_problems(unworked, str(path), "data.path")[0].solution == "#### 4"
+    assert read_problems(unworked, str(path), "data.path")[0][0].solution == "#### 4"
     marked = mapped.model_copy(update={"answer_column": "worked", "answer_mark": "so ", "solution_column": None})
-    assert read_problems(marked, str(path), "data.path")[0].answer == "\\boxed{4}"
+    assert read_problems(marked, str(path), "data.path")[0][0].answer == "\\boxed{4}"
     with pytest.raises(
         RunFileError, match=r"data\.question_column: .*rows\.jsonl, line 1 has no column 'question'; it has"
     ):
@@ -109,7 +191,7 @@ def test_columns_and_the_answers_mark_are_mapped(tmp_path: Path) -> None:
         ("", r"data\.path: .*bad\.jsonl, line 2 is not JSON"),
         ("{", r"data\.path: .*bad\.jsonl, line 2 is not JSON"),
         ("[1]", r"data\.path: .*bad\.jsonl, line 2 is not an object with columns, but \[1\]"),
-        ("\xe9", r"data\.path: .*bad\.jsonl, line 2 is not JSON"),  # in Latin-1
+        ("\xe9", r"data\.path: .*bad\.jsonl, line 2 is not UTF-8"),  # in Latin-1
         ('{"question": "a"}', r"data\.answer_column: .*bad\.jsonl, line 2 has no column 'answer'; it has 'question'"),
         ('{"question": "a", "answer": "no mark"}', r"data\.answer_mark: .*bad\.jsonl, line 2 has no '#### '"),
         ('{"question": "a", "answer": "nothing after #### "}', r"data\.path: .*bad\.jsonl, line 2 has no answer"),
@@ -131,7 +213,7 @@ def test_a_missing_file_is_named() -> None:
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="needs GSM8K")
 def test_published_worked_responses_are_right() -> None:
-    problems = read_problems(GSM8K, str(PUBLISHED), "data.path")
+    problems, _ = read_problems(GSM8K, str(PUBLISHED), "data.path")
     assert len(problems) == 1319
     for problem in problems:
         assert answer_match(problem.solution, problem.answer) == 1.0

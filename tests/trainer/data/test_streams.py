@@ -311,3 +311,60 @@ def test_streams_must_share_the_rows_and_have_documents(tmp_path):
         next(batches.Dataset(data).train_batches(LOOP, 5, range(ROWS)))
     with pytest.raises(RunFileError, match=r"^data\.path: no document is left for validation; .*eval_fraction"):
         batches.Dataset(data).validation_batches(LOOP, range(ROWS))
+
+
+BAD = ('{"text": "half \\ud83d"}', "[" * 100_000, '{"text": 5}', '{"body": "x"}', "oops", "9" * 5000)
+
+
+def with_bad_lines(tmp_path, **keys) -> Corpus:
+    """The documents of `texts` with a bad line after every tenth, which are 12 bad lines."""
+    data = write_jsonl(tmp_path / "bad.jsonl", texts(), **{"streams": STREAMS, "eval_fraction": 0.1} | keys)
+    lines = (tmp_path / "bad.jsonl").read_text().splitlines()
+    for number in range(12):
+        lines.insert(11 * number, BAD[number % len(BAD)])
+    (tmp_path / "bad.jsonl").write_text("\n".join(lines) + "\n")
+    return data
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_skipped_lines_are_the_same_and_counted_on_any_number_of_workers_and_on_resume(tmp_path, caplog, packing):
+    data = with_bad_lines(tmp_path, on_bad_line="skip", packing=packing)
+    for one, other in zip(made(data, range(ROWS), 30), made(data, range(ROWS), 30, processes=2), strict=True):
+        same(one, other)
+    assert "bad.jsonl:" in caplog.text
+    assert "it and other such lines are skipped (data.on_bad_line)" in caplog.text
+    whole = batches.Dataset(data).train_batches(LOOP, 5, range(ROWS))
+    expected, positions, counts = [], [], []
+    for _ in range(30):
+        expected.append(next(whole))
+        positions.append(json.loads(json.dumps(whole.position())))
+        counts.append(whole.num_bad_lines())
+    whole.close()
+    assert 4 <= sum(counts[-1].values()) <= 48  # of 12, those not held out, once per epoch
+    for at in (0, 7, 20):
+        resumed = batches.Dataset(data).train_batches(LOOP, 5, range(ROWS))
+        resumed.restore(positions[at])
+        for number in range(at + 1, 30):
+            same(next(resumed), expected[number])
+            assert resumed.num_bad_lines() == counts[number]
+        resumed.close()
+
+
+def test_bad_lines_end_the_run_unless_they_are_to_be_skipped(tmp_path):
+    with pytest.raises(RunFileError, match=r"bad\.jsonl:\d+ "):
+        made(with_bad_lines(tmp_path), range(ROWS), 30)
+    (tmp_path / "bad.jsonl").write_text("oops\n" * 50)
+    data = write_jsonl(tmp_path / "none.jsonl", ["x"], streams=1, on_bad_line="skip")
+    (tmp_path / "none.jsonl").write_text("oops\n" * 50)
+    with pytest.raises(RunFileError, match=r"data\.path: stream 0 has no line that can be used"):
+        made(data, range(ROWS), 1)
+
+
+def test_rows_of_parquet_that_are_no_text_are_skipped(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    data = write_parquet(tmp_path / "a.parquet", ["x"], 1, streams=1, on_bad_line="skip")
+    parquet.write_table(pa.table({"text": pa.array([b"ok", b"\xff\xfe"]).view(pa.string())}), tmp_path / "a.parquet")
+    (batch,) = made(data, range(ROWS), 1)
+    assert set(batch["tokens"].flat) <= {257, ord("o"), ord("k")}

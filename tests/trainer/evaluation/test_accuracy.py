@@ -19,7 +19,7 @@ class Parrot:
     """Answers rightly as often as `right` says of each sample; rows come in an odd order."""
 
     def __init__(self, asked: QuestionSet, right: list[float]) -> None:
-        self.answers = {tuple(q.prompt_tokens): q.answer for q in asked.held_out(None)}
+        self.answers = {tuple(q.prompt_tokens): q.answer for q in asked.test(None)}
         self.right, self.most = right, 0
 
     def load_params(self, params):

@@ -5,18 +5,23 @@ import json
 import pytest
 
 from tests.paths import SHARED
-from trainer.rewards.functions import answer_match
+from trainer.rewards.functions import answer_match, answer_match_lenient
 
 GSM8K = SHARED / "data" / "gsm8k" / "test.jsonl"
 pytestmark = pytest.mark.skipif(not GSM8K.exists(), reason="needs GSM8K")
 
 FORMS = [
     *("#### {n}", "#### {n}.00", "#### ${n}", "#### {n:,}", "#### {n}%", "#### x={n}", "#### {n} dollars", "{n}"),
-    *("#### {twice}/2", r"\boxed{{\frac{{{twice}}}{{2}}}}", r"\fbox{{{n}}}", r"\boxed {{{n}}}", r"\boxed{{\${n:,}}}"),
+    *(r"\fbox{{{n}}}", r"\boxed {{{n}}}", r"\boxed{{\${n:,}}}"),
     *(r"\boxed{{{n} \text{{ apples}}}}", r"\boxed{{x = {n}}}", "The answer is {n:,}.", "so {n} apples"),
     *(r"\boxed{{{n}}} and \boxed{{", "#### {n}\n\nQuestion: 2+3?\nAnswer: #### {other}"),
 ]
-SYMBOLIC = [r"\boxed{{{sign}\sqrt{{{square}}}}}", r"\boxed{{{n} \cdot 1}}"]
+SYMBOLIC = [
+    "#### {twice}/2",
+    r"\boxed{{\frac{{{twice}}}{{2}}}}",
+    r"\boxed{{{sign}\sqrt{{{square}}}}}",
+    r"\boxed{{{n} \cdot 1}}",
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +46,13 @@ def test_every_answer_matches_itself_and_no_neighbour(form, golds) -> None:
 
 
 @pytest.mark.parametrize("form", SYMBOLIC)
-def test_every_answer_matches_its_expression(form, golds) -> None:
+def test_every_answer_matches_its_expression_where_that_is_allowed(form, golds) -> None:
     distinct = sorted(set(golds))
     for gold in distinct:
-        assert answer_match(written(form, gold), gold) == 1.0, gold
+        assert answer_match_lenient(written(form, gold), gold) == 1.0, gold
+        assert answer_match(written(form, gold), gold) == 0.0, gold
     for gold in distinct[::8]:
-        assert answer_match(written(form, gold, 1), gold) == 0.0, gold
+        assert answer_match_lenient(written(form, gold, 1), gold) == 0.0, gold
 
 
 def test_every_answer_in_a_tuple(golds) -> None:

@@ -1,5 +1,6 @@
 """Checks in worker processes: what hangs, crashes or attacks scores 0 and is counted, and the run goes on."""
 
+import datetime
 import random
 import sys
 
@@ -8,8 +9,8 @@ import pytest
 from conf.schema.training import loop
 from conf.schema.training.run_yaml import RunFileError
 from tests.conftest import deep
-from trainer.rewards.functions import REWARDS, answer_match, resolve
-from trainer.rewards.pool import RewardPool, RewardResult
+from trainer.rewards.functions import REWARDS, answer_match, check_columns, resolve
+from trainer.rewards.pool import RewardPool, RewardResult, Submission
 
 SECONDS, SHORT = 300.0, 2.0
 """The time limit of a check: one that no check reaches, and one for those that hang."""
@@ -50,6 +51,12 @@ def infinite(response, answer):
 
 def seed(response, answer):
     return hash("a string") % 1000
+
+def sees(response, answer, prompt, level, *, missing=7, row):
+    return float((prompt, level, missing, row["level"]) == ("2+2=", 3, 7, 3))
+
+def sees_all(response, answer, **columns):
+    return float(sorted(columns) == ["level", "prompt", "row", "when"] and "1999" in columns["when"])
 """
 
 
@@ -76,24 +83,25 @@ def mine(tmp_path_factory):
 
 
 def test_checks_are_collected_in_the_order_in_which_they_were_submitted(pool) -> None:
-    waiting = [pool.submit(["answer_match", "format"], f"#### {n}", "3") for n in range(40)]
+    waiting = [pool.submit(["answer_match", "format"], Submission(f"#### {n}", "3")) for n in range(40)]
     found = [check.result() for check in waiting]
     assert [check.scores["answer_match"] for check in found] == [float(n == 3) for n in range(40)]
     assert all(check.scores["format"] == 1 and not check.timed_out and not check.failed for check in found)
 
 
 def test_a_hanging_check_scores_0_and_harms_no_other(short_pool) -> None:
-    waiting = [short_pool.submit(["answer_match", "format"], text, "18") for text in ("#### 18", HANGING, "#### 18")]
+    names = ["answer_match_lenient", "format"]  # the strict one does not compute what is no number
+    waiting = [short_pool.submit(names, Submission(text, "18")) for text in ("#### 18", HANGING, "#### 18")]
     right, hung, right_too = (check.result() for check in waiting)
-    assert right == right_too == RewardResult({"answer_match": 1.0, "format": 1.0}, 0, 0)
-    assert hung == RewardResult({"answer_match": 0.0, "format": 1.0}, 1, 0)
+    assert right == right_too == RewardResult({"answer_match_lenient": 1.0, "format": 1.0}, 0, 0)
+    assert hung == RewardResult({"answer_match_lenient": 0.0, "format": 1.0}, 1, 0)
 
 
 @pytest.mark.parametrize("name", ["raises", "exits", "dies", "infinite"])
 def test_a_crashing_reward_scores_0_is_counted_and_told_once(pool, capfd, name) -> None:
     name = f"my_rewards:{name}"
     for _ in range(2):
-        found = pool.submit([name, "my_rewards:half"], "", "").result()
+        found = pool.submit([name, "my_rewards:half"], Submission("", "")).result()
         assert found == RewardResult({name: 0.0, "my_rewards:half": 0.5}, 0, 1)
     assert capfd.readouterr().err.count(f"reward {name} failed on a response, which scores 0") == 1
 
@@ -102,19 +110,37 @@ def test_a_worker_that_something_else_ends_costs_no_reward(pool, tmp_path) -> No
     """As where memory runs out, or a notice of preemption goes to every process."""
     first = str(tmp_path / "first")
     for name in ("dies_once", "told_to_end"):
-        assert pool.submit([f"my_rewards:{name}"], first, "").result() == RewardResult(
+        assert pool.submit([f"my_rewards:{name}"], Submission(first, "")).result() == RewardResult(
             {f"my_rewards:{name}": 1.0}, 0, 0
         )
 
 
+def test_rewards_see_the_prompt_and_the_columns_that_they_name(pool) -> None:
+    row = {"level": 3, "when": datetime.date(1999, 1, 2), "answer": "as by place"}
+    submission = Submission("4", "4", "2+2=", row)
+    names = ["my_rewards:sees", "my_rewards:sees_all", "my_rewards:half"]
+    assert pool.submit(names, submission).result() == RewardResult(dict(zip(names, (1.0, 1.0, 0.5), strict=True)), 0, 0)
+    check_columns("my_rewards:sees", row)
+    with pytest.raises(RunFileError, match=r"my_rewards:sees takes 'level', which is no column .*; columns: 'other'"):
+        check_columns("my_rewards:sees", {"other": 1})
+
+
 def test_a_users_reward_that_hangs_is_ended(short_pool) -> None:
-    assert short_pool.submit(["my_rewards:hang"], "", "").result() == RewardResult({"my_rewards:hang": 0.0}, 1, 0)
+    assert short_pool.submit(["my_rewards:hang"], Submission("", "")).result() == RewardResult(
+        {"my_rewards:hang": 0.0}, 1, 0
+    )
 
 
 def test_workers_agree_on_the_order_of_sets() -> None:
     with RewardPool(1, SECONDS) as one, RewardPool(1, SECONDS) as other:
         assert (
-            len({p.submit(["my_rewards:seed"], "", "").result().scores["my_rewards:seed"] for p in (one, other)}) == 1
+            len(
+                {
+                    p.submit(["my_rewards:seed"], Submission("", "")).result().scores["my_rewards:seed"]
+                    for p in (one, other)
+                }
+            )
+            == 1
         )
 
 
@@ -143,12 +169,12 @@ def test_names_in_the_config_are_those_of_the_functions() -> None:
 def test_adversarial_responses_neither_crash_nor_hang(short_pool, every: int) -> None:
     texts = adversarial(random.Random(0))[::every]
     assert len(texts) == 500 / every
-    waiting = [short_pool.submit(["answer_match", "boxed"], text, "18") for text in texts]
+    waiting = [short_pool.submit(["answer_match_lenient", "boxed"], Submission(text, "18")) for text in texts]
     checks = [check.result() for check in waiting]
     assert all(0 <= score <= 1 for check in checks for score in check.scores.values())
     assert sum(check.failed for check in checks) == 0
     assert sum(check.timed_out > 0 for check in checks) <= 10
-    assert short_pool.submit(["answer_match"], "#### 18", "18").result().scores == {"answer_match": 1.0}
+    assert short_pool.submit(["answer_match"], Submission("#### 18", "18")).result().scores == {"answer_match": 1.0}
 
 
 def adversarial(draw: random.Random) -> list[str]:

@@ -10,7 +10,7 @@ from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.prompts import ArithmeticData
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
-from trainer.data.problem import Problem, Question
+from trainer.data.problem import Draw, Problem, Question
 from trainer.data.prompting import PromptEncoder
 from trainer.rewards.pool import RewardPool
 from trainer.rl.rollouts import Rollout, RolloutGenerator
@@ -38,10 +38,10 @@ class Asked:
 
     def __init__(self) -> None:
         self.prompt_encoder = PROMPTING
-        self.steps: list[int] = []
+        self.draws: list[Draw] = []
 
-    def train(self, step: int, count: int) -> list[Question]:
-        self.steps.append(step)
+    def train(self, draw: Draw, count: int) -> list[Question]:
+        self.draws.append(draw)
         return [QUESTIONS[i % 2] for i in range(count)]
 
 
@@ -181,7 +181,7 @@ def test_groups_that_teach_nothing_are_drawn_anew(checks) -> None:
     draws = [["2", "3", "5", "5"], ["1", "1", "5", "5"], ["2", "2", "5", "4"]]
     rollout, asked, sampler = drawn(checks, *draws, filter_zero_variance_groups=True, max_resample_rounds=5)
     assert not sampler.draws
-    assert len({*map(tuple, sampler.keys)}) == len({*asked.steps}) == 3
+    assert len({*map(tuple, sampler.keys)}) == len({*asked.draws}) == 3
     assert by_text(rollout, "weight") == dict.fromkeys([("1+1=", "2"), ("1+1=", "3"), ("2+3=", "5"), ("2+3=", "4")], 1)
     assert (rollout.metrics["samples_drawn"], rollout.metrics["filtered_equal"]) == (12, pytest.approx(8 / 12))
     assert rollout.metrics["accuracy"] == pytest.approx(8 / 12)  # of all that were drawn
