@@ -53,10 +53,11 @@ class Questions(Protocol):
     """Return the questions of the GRPO loop: `data.source` of `data=questions`, with `data.options`.
 
     path: `data.path`, then `data.eval_path`. Each row has the texts `question` and `answer`, and may have `solution`,
-    a worked response for the warm start; without it, that is `#### ANSWER`. Every process must get the same rows.
+    a worked response for the warm start; without it, that is `#### ANSWER`. Rewards see all of its columns. Every
+    process must get the same rows.
     """
 
-    def __call__(self, path: str, /, **options: Any) -> Iterable[Mapping[str, str]]: ...
+    def __call__(self, path: str, /, **options: Any) -> Iterable[Mapping[str, Any]]: ...
 
 
 class Documents(Protocol):
