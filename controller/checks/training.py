@@ -1,5 +1,6 @@
 """Training: the bundled trainer's settings fit the mesh, and the model can learn."""
 
+import re
 from collections.abc import Iterator
 
 from conf.schema.config import Config
@@ -53,20 +54,35 @@ def streams_share_rows(config: Config) -> Iterator[Issue]:
         yield Issue(f"{message}; use a divisor of {loop.rows}")
 
 
-@check("data_path", "warning", "data.NAME")
+@check("data_path", "warning", "data.NAME", "model.weights")
 def data_are_reachable(config: Config) -> Iterator[Issue]:
-    """The program reads data on the workers, which get this machine's files only as assets."""
+    """The program reads data and weights on the workers, which get this machine's files only as assets."""
     if config.program.kind != "trainer" or config.data is None:
         return
     called = isinstance(config.data, CustomDocuments | CustomQuestions)  # the function knows what its path means
-    for name in ("tokenizer",) if called else ("path", "eval_path", "tokenizer"):
-        value = getattr(config.data, name, None)
-        if value and value not in ("bytes", "characters") and "://" not in value and not value.startswith("/"):
-            message = (
-                f"{value} does not exist on the workers; make it an asset: assets.datasets.mine.path={value} "
-                f"data.{name}=assets://mine/{value.rpartition('/')[2]}"
-            )
-            yield Issue(message, f"data.{name}")
+    for name in ("tokenizer",) if called else ("path", "validation_path", "eval_path", "tokenizer"):
+        value = getattr(config.data, name, None) or ""
+        if value not in ("bytes", "characters") and _is_only_here(config, value):
+            yield Issue(_asset_advice(value, "datasets", f"data.{name}"), f"data.{name}")
+    weights = (config.model.weights if config.model is not None else None) or ""
+    if _is_only_here(config, weights):
+        yield Issue(_asset_advice(weights, "models", "model.weights"), "model.weights")
+
+
+def _is_only_here(config: Config, value: str) -> bool:
+    """Return whether a value is a path that the workers lack: a relative one, or with Google's VMs an absolute one."""
+    if not value or re.match(r"\w+:", value):  # gs://…, assets://…, run:ID
+        return False
+    return not value.startswith("/") or (config.cloud.kind == "gcp" and not config.program.setup)
+
+
+def _asset_advice(value: str, group: str, key: str) -> str:
+    """Return how to get a file or folder of weights to the workers."""
+    if group == "models":
+        asset = f"assets.models.mine.path={value} {key}=assets://mine"
+    else:
+        asset = f"assets.datasets.mine.path={value} {key}=assets://mine/{value.rpartition('/')[2]}"
+    return f"{value} does not exist on the workers; make it an asset: {asset}"
 
 
 @check("schedule", "warning", "optimizer.schedule.horizon_steps", "optimizer.schedule.points")

@@ -44,7 +44,7 @@ def sources(config: Config) -> Iterator[Source]:
     """Yield what the bundled trainer reads. Only the program itself knows what another program reads."""
     if config.program.kind != "trainer":
         return
-    for name in ("path", "eval_path", "tokenizer"):
+    for name in ("path", "validation_path", "eval_path", "tokenizer"):
         value = getattr(config.data, name, None)
         if value and value not in BUILT_IN_TOKENIZERS:
             yield Source(f"data.{name}", value)
@@ -159,6 +159,24 @@ def _files_of_asset(config: Config, value: str) -> list[Found] | None:
         for path, name in below
         if path.is_file() and not ALWAYS_SKIPPED & set(name.parts)
     ]
+
+
+def paths_here(config: Config, value: str) -> list[Path]:
+    """Return the files on this machine that a value refers to, in the order in which the trainer reads them."""
+    if value.startswith(ASSET):
+        name = value.removeprefix(ASSET).partition("/")[0]
+        asset = {name: asset for _, name, asset in config.assets.iter_assets()}.get(name)
+        if asset is None or asset.path is None:
+            return []
+        root = Path(asset.path).expanduser()
+        found = sorted(_matching(_in_asset(value), _files_of_asset(config, value) or []))
+        return [root if root.is_file() else root / file.name for file in found]
+    if config.cloud.kind not in ("local", "here") or not value.startswith("/"):
+        return []
+    try:
+        return sorted(path for path in Path("/").glob(value.lstrip("/")) if path.is_file())
+    except OSError:  # a name that is too long for a file
+        return []
 
 
 def _exists(pattern: str) -> bool:

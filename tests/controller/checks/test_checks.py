@@ -78,6 +78,16 @@ def test_what_is_right_is_not_commented_on() -> None:
             [*LM],
             "data_path: warning data.path: x does not exist on the workers; make it an asset: assets.datasets.mine.",
         ),
+        (
+            [*GRPO, "data.tokenizer=/home/me/tokenizer.json"],
+            "data_path: warning data.tokenizer: /home/me/tokenizer.json does not exist on the workers; make it",
+        ),
+        (
+            [*GRPO, "model.weights=/home/me/gemma"],
+            "data_path: warning model.weights: /home/me/gemma does not exist on the workers; make it an asset: "
+            "assets.models.mine.path=/home/me/gemma model.weights=assets://mine",
+        ),
+        ([*GRPO, "model.weights=gemma"], "data_path: warning model.weights: gemma does not exist on the workers"),
         ([*LM, "data.streams=3"], "streams: error data.streams: 3 streams do not divide the 32 rows of a batch evenly"),
         (
             [*GRPO, "optimizer.schedule.final_fraction=0", "optimizer.schedule.horizon_steps=50"],
