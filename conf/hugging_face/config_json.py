@@ -50,7 +50,7 @@ class UnknownArchitectureError(ValueError):
     """config.json describes a model that the decoder does not support."""
 
 
-def model_from_config(config: Mapping[str, Any], **compute: Any) -> Model:
+def model_from_config(config: Any, **compute: Any) -> Model:
     """Return our model config for a config.json, as transformers 4 or 5 writes it.
 
     compute: keys of `Model` that set how it is computed; the others come from config.json and the family.
@@ -58,6 +58,8 @@ def model_from_config(config: Mapping[str, Any], **compute: Any) -> Model:
     Raises:
         UnknownArchitectureError: config.json contains something that `Model` cannot express, or that is unknown.
     """
+    if not isinstance(config, Mapping):
+        raise UnknownArchitectureError("config.json: it is no mapping")
     kind = _kind(config)
     fields = _fields(config, kind)
     if kind == "gemma3":
@@ -93,10 +95,8 @@ def _kind(config: Mapping[str, Any]) -> str:
     return kind
 
 
-def _fields(config: Any, kind: str, prefix: str = "") -> dict[str, Any]:
+def _fields(config: Mapping[str, Any], kind: str, prefix: str = "") -> dict[str, Any]:
     """Return every field of a config class: what config.json says, else the class's default."""
-    if not isinstance(config, Mapping):
-        raise UnknownArchitectureError(f"config.json: {prefix.rstrip('.') or 'the file'} is not a mapping")
     table = FIELDS[kind]
     if unknown := [f"{prefix}{name}" for name in config if name not in table]:
         raise UnknownArchitectureError(

@@ -70,15 +70,26 @@ def compose_variants(
 
 
 def _validate(data: dict[str, Any]) -> tuple[Config | None, list[ConfigProblem]]:
-    """Validate composed data; for `cloud=here`, complete it with what this machine has."""
+    """Validate composed data, complete with what config.json and, for `cloud=here`, this machine say."""
     from conf.schema.validation import validate
 
+    if _is_pretrained(data.get("model")):
+        from controller.config.pretrained_model import with_pretrained_model
+
+        data, problems = with_pretrained_model(data)
+        if problems:
+            return None, problems
     config, problems = validate(data)
     if config is not None and config.cloud.kind == "here":
         from controller.config.this_machine import resolve_machine
 
         config = resolve_machine(config)
     return config, problems
+
+
+def _is_pretrained(model: Any) -> bool:
+    """Return whether config.json has to complete the model: it has no switches, or names that file."""
+    return isinstance(model, dict) and ("norm" not in model or model.get("config_json") is not None)
 
 
 def _is_value_override(word: str) -> bool:

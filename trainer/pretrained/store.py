@@ -26,6 +26,7 @@ COMPUTE_KEYS = {
     "init",
     "max_seq_len",
     "weights",
+    "config_json",
 }
 """Model keys that may differ between the writer and the reader of the weights."""
 

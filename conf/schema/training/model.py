@@ -112,6 +112,12 @@ class Model(Strict):
         min_length=1,
         description="Folder of initial weights, from `python -m trainer.convert` or Hugging Face. null: random.",
     )
+    config_json: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Where the sizes and switches come from: a Hugging Face folder, here or assets://, or a repository "
+        "such as google/gemma-2-2b, of which only config.json is read. null: this config has them.",
+    )
     implementation: Reference | None = Field(
         description="module:name of a model family of your own, for the lm loop (docs/extend.md). null: our decoder."
     )

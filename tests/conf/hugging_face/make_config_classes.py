@@ -33,7 +33,7 @@ def described() -> dict[str, dict[str, Any]]:
 def fields_of(config_class: Any) -> dict[str, Any]:
     """Return the fields of a class: a dataclass's (5), or the arguments of all constructors (4), and those saved."""
     found: dict[str, Any] = {}
-    if dataclasses.is_dataclass(config_class):
+    if hasattr(config_class, "__dataclass_fields__"):
         found |= {field.name: field.default for field in dataclasses.fields(config_class)}
     else:
         for parent in reversed(config_class.__mro__[:-1]):
