@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -22,6 +24,8 @@ import psutil
 
 from controller.cloud import emulator
 from controller.localcloud import lifecycle
+from tests import agents as agents_module
+from tests.agents import ForkedAgents
 from tests.paths import ROOT
 
 START_SECONDS = 300.0
@@ -29,16 +33,31 @@ run_in_a_process = emulator.run_emulator_verb
 
 
 class Emulators:
-    """Starts, stops and wipes emulated clouds without a new interpreter for each."""
+    """Starts, stops and wipes emulated clouds without a new interpreter for each.
+
+    `agents` is the socket of the process that forks the agents of their workers.
+    """
+
+    agents: str
 
     def __enter__(self) -> Emulators:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._forker = subprocess.Popen([sys.executable, "-m", "tests.emulators"], env=environment, **pipes)
+        self._folder = tempfile.TemporaryDirectory(prefix="slipway-")
+        self.agents = str(Path(self._folder.name, "agents"))
+        bare = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        python = str(Path(sys.executable).with_name("python3"))  # as on a worker
+        argv = [python, str(Path(agents_module.__file__)), self.agents]
+        self._agent_forker = subprocess.Popen(argv, cwd=self._folder.name, env=bare, **pipes)
+        assert self._agent_forker.stdout is not None
+        self._agent_forker.stdout.readline()  # it listens
         return self
 
     def __exit__(self, *_: object) -> None:
         self._forker.communicate()
+        self._agent_forker.communicate()
+        self._folder.cleanup()
 
     def start(self, state: Path, *flags: str) -> tuple[int, str]:
         """Return 0 as soon as the server answers, otherwise 2 and what it logged."""
@@ -74,7 +93,12 @@ class Emulators:
     def _fork(self, state: Path, flags: Sequence[str]) -> int:
         assert self._forker.stdin is not None
         assert self._forker.stdout is not None
-        order = {"state": str(state.absolute()), "flags": [*flags], "environment": {**os.environ}}
+        order = {
+            "state": str(state.absolute()),
+            "flags": [*flags],
+            "environment": {**os.environ},
+            "agents": self.agents,
+        }
         self._forker.stdin.write(json.dumps(order) + "\n")
         self._forker.stdin.flush()
         return json.loads(self._forker.stdout.readline())
@@ -82,8 +106,7 @@ class Emulators:
 
 def main() -> None:
     """Fork a server for every order."""
-    import controller.localcloud.cloud  # noqa: F401 - so that every fork has it
-
+    preload()
     signal.signal(signal.SIGCHLD, reap)
     for line in sys.stdin:
         order = json.loads(line)
@@ -92,12 +115,24 @@ def main() -> None:
             continue
         code = 1
         try:
-            code = serve(Path(order["state"]), order["flags"], order["environment"])
+            code = serve(**order)
         except BaseException:
             traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(code)
+
+
+def preload() -> None:
+    """Import and read what every server needs, so that the forks have it."""
+    from conf.schema.infra.permissions import permissions_of_role, predefined_roles
+    from controller.localcloud import cloud
+
+    cloud.load_discovery()
+    cloud.load_catalog()
+    for role in predefined_roles():
+        permissions_of_role(role)
+    gc.freeze()  # the forks share it
 
 
 def reap(*_: object) -> None:
@@ -107,20 +142,30 @@ def reap(*_: object) -> None:
             pass
 
 
-def serve(state: Path, flags: Sequence[str], environment: Mapping[str, str]) -> int:
+def serve(state: str, flags: Sequence[str], environment: Mapping[str, str], agents: str) -> int:
     """Be the server that `python -m controller.localcloud start` would have started, in a forked process."""
     from controller.localcloud.__main__ import main as localcloud
+    from controller.localcloud.vms import workers
 
+    # JAX programs of the workers spend most of their time compiling, as the tests do.
+    flags_of_tests = {name: environment[name] for name in ("XLA_FLAGS",) if name in environment}
+    as_on_a_worker = workers.worker_environment
+    workers.worker_environment = lambda *at, **named: {**flags_of_tests, **as_on_a_worker(*at, **named)}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     random.seed()
     os.setsid()
     os.chdir(ROOT)
     os.environ.clear()
     os.environ.update(environment)
-    log = os.open(state / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(Path(state, "server.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for standard, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
         os.dup2(file, standard)
-    return localcloud(["serve", f"--state={state}", *flags])
+    forked = ForkedAgents(agents)
+    forked.install()
+    try:
+        return localcloud(["serve", f"--state={state}", *flags])
+    finally:
+        forked.kill("")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from controller.localcloud.faults.effects import FaultEffects
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.admin import Admin
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
-from controller.localcloud.http.discovery import MOUNTS, Discovery
+from controller.localcloud.http.discovery import MOUNTS, load_discovery
 from controller.localcloud.http.enabled_apis import EnabledApis
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.server import Server
@@ -131,7 +131,7 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
     )
     server = Server(
         store=store,
-        discovery=Discovery(),
+        discovery=load_discovery(),
         handlers={key: handler for api in apis for key, handler in api.handlers().items()},
         media=MediaTransfers(store, objects, blobs),
         metadata=MetadataServer(store, workers, machines, tokens, callers),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ class Catalog:
         return next((kind for kind in self.types.values() if kind.config and kind.config == dict(config)), None)
 
 
+@cache
 def load_catalog() -> Catalog:
     """Load the table that ships in the conf package."""
     text = (Path(conf.__file__).parent / "tpu_types.yaml").read_text()

@@ -4,6 +4,7 @@ import importlib.util
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -92,6 +93,12 @@ class Discovery:
     def match(self, http: str, raw_path: str) -> tuple[Method, dict[str, str]] | None:
         """Return the method for a percent-encoded path (an object name may hold %2F), and its decoded parameters."""
         return _match(self._root, http, raw_path.strip("/").split("/"), 0)
+
+
+@cache
+def load_discovery() -> Discovery:
+    """Return the routes of all APIs; reading them takes most of the time of a start."""
+    return Discovery()
 
 
 def _match(segment: _Segment, http: str, parts: list[str], at: int) -> tuple[Method, dict[str, str]] | None:

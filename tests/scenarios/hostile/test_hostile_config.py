@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from conf.schema.training.run_yaml import load
 from conf.schema.validation import validate
+from controller.checks import machine
 from controller.checks.preflight import preflight
 from controller.config.compose import compose_raw
 from controller.config.placeholders import PLACEHOLDER
@@ -173,6 +174,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         patch.setenv("SLIPWAY_HOME", str(tmp_path_factory.mktemp("home")))
         # A path of an asset may be any of this machine's, and a repository anywhere.
         patch.setattr(assets, "local_files", lambda path, hashes: (assets.AssetFile("f", path, SHA),))
+        patch.setattr(machine, "_folder_bytes", lambda *_: 0)
         patch.setattr(snapshots, "checkout", lambda *_: folder)
         configs = {name: compose_raw(words) for name, words in BASES.items()}
         for data in configs.values():

@@ -23,7 +23,7 @@ ID_PATTERN = re.compile(r"[0-9a-f]{8,}|\d{4,}\S*(?=\.)")
 
 
 def main() -> None:
-    """Orders: {serve: state folder} and {home, argv, before: a request | null, log: a file | null}."""
+    """Orders: {serve: state folder, agents: socket} and {home, argv, before: a request | null, log: a file | null}."""
     _import_everything()
     served: list[int] = []
     for line in sys.stdin:
@@ -38,7 +38,7 @@ def main() -> None:
             continue
         code = 1
         try:
-            code = _serve(order["serve"]) if "serve" in order else _run(**order)
+            code = _serve(order["serve"], order["agents"]) if "serve" in order else _run(**order)
             sys.stdout.flush()
         finally:
             os._exit(code)
@@ -50,17 +50,22 @@ def _import_everything() -> None:
     """What both programs would import, so that a fork has it; nothing here starts a thread."""
     import importlib
 
+    from tests.emulators import preload
+
     for name in ("controller.cli.main", "controller.cli.verbs.run.up", "controller.ssh.fleet",
                  "controller.localcloud.cloud", "controller.ssh.worker_connection", "googleapiclient.discovery",
                  "googleapiclient.http", "google_auth_httplib2", "rich.console", "hydra", "tenacity",
                  "google.oauth2.service_account"):  # fmt: skip
         importlib.import_module(name)
+    preload()
     assert threading.active_count() == 1
 
 
-def _serve(state: str) -> int:
+def _serve(state: str, agents: str) -> int:
     from controller.localcloud.__main__ import main as localcloud
+    from tests.agents import ForkedAgents
 
+    ForkedAgents(agents).install()
     os.setsid()
     Path(state).mkdir(parents=True)
     log = os.open(f"{state}/server.log", os.O_WRONLY | os.O_CREAT, 0o600)

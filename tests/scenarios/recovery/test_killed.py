@@ -22,6 +22,7 @@ import pytest
 
 from controller.cloud import emulator
 from controller.localcloud import lifecycle
+from tests.emulators import Emulators
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.e2e
@@ -41,6 +42,7 @@ class Killer:
     """`up` of an echo program from nothing, again and again, each time on an emulated cloud of its own."""
 
     folder: Path
+    agents: str
     orders: Any = None
     homes: list[Path] = field(default_factory=list)
 
@@ -49,7 +51,7 @@ class Killer:
         home = self.folder / str(len(self.homes))
         self.homes.append(home)
         home.mkdir()
-        self._order(serve=str(emulator.state_folder(str(home))))
+        self._order(serve=str(emulator.state_folder(str(home))), agents=self.agents)
         while lifecycle.find_endpoint(emulator.state_folder(str(home))) is None:
             assert self.orders.poll() is None
         return home
@@ -84,11 +86,11 @@ class Killer:
 
 
 @pytest.fixture
-def killer(tmp_path: Path) -> Iterator[Killer]:
+def killer(tmp_path: Path, emulators: Emulators) -> Iterator[Killer]:
     repository = tmp_path / "repository"
     repository.mkdir()
     (repository / "hello.txt").write_text("hello\n")
-    made = Killer(tmp_path)
+    made = Killer(tmp_path, emulators.agents)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.scenarios.recovery.killing"]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

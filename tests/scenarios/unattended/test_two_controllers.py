@@ -26,6 +26,7 @@ class Controller:
     """`slipway up` in a process of its own; what it says is collected."""
 
     def __init__(self, slipway: SlipwayCli, *words: str) -> None:
+        slipway.cloud()  # awake: another process would start it with a new interpreter
         command = [sys.executable, "-m", "controller", *slipway.line(*words)]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(

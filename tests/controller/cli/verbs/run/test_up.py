@@ -236,6 +236,7 @@ def test_no_process_of_a_run_is_left(slipway: SlipwayCli) -> None:
     "killed_at", ["launched", pytest.param("TPU", marks=DEEP), pytest.param("network", marks=DEEP)]
 )
 def test_killed_anywhere_up_again_converges(slipway: SlipwayCli, killed_at: str) -> None:
+    slipway.cloud()  # awake: another process would start it with a new interpreter
     command = [sys.executable, "-m", "controller", *slipway.line("up", SLOW)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=slipway.repository)
@@ -257,6 +258,7 @@ def test_killed_anywhere_up_again_converges(slipway: SlipwayCli, killed_at: str)
 
 def followed(slipway: SlipwayCli) -> subprocess.Popen[str]:
     """`up` of the slow program in a process of its own, once it follows."""
+    slipway.cloud()  # awake: another process would start it with a new interpreter
     command = [sys.executable, "-m", "controller", *slipway.line("up", SLOW)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=slipway.repository)
@@ -289,6 +291,7 @@ def test_down_does_not_end_another_run_unasked(slipway: SlipwayCli) -> None:
 
 
 def test_ctrl_c_detaches_and_the_run_goes_on(slipway: SlipwayCli) -> None:
+    slipway.cloud()  # awake: another process would start it with a new interpreter
     listening = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored where tests run in the background
     main = f"import signal, sys; from controller.cli.main import run; {listening}; sys.exit(run(sys.argv[1:]))"
     command = [sys.executable, "-c", main, *slipway.line("up", SLOW)]
