@@ -41,8 +41,11 @@ def train(raw: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.usefixtures("modules")
-def test_grpo_with_data_prompt_reward_loss_evaluation_and_rule_of_ones_own(grpo_run: Any, tmp_path: Path) -> None:
+def test_grpo_with_data_prompt_reward_loss_evaluation_and_rule_of_ones_own(
+    grpo_run: Any, modules: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with (modules / "my_questions.py").open("a") as file:
+        file.write("\n\ndef some_bad(path):\n    yield {'question': None}\n    yield from products(path)\n")
     prompt = load_group("data/questions")["prompt"] | {"formatter": "my_prompt:terse"}
     own = {
         "loss_type": "my_losses:cispo",
@@ -56,7 +59,8 @@ def test_grpo_with_data_prompt_reward_loss_evaluation_and_rule_of_ones_own(grpo_
     }
     rule = {"rule": "my_optimizer:signs", "options": {"b1": 0.5}, "lr": 1e-3}
     raw = grpo_run | {
-        "data": load_group("data/questions") | {"source": "my_questions:products", "prompt": prompt},
+        "data": load_group("data/questions")
+        | {"source": "my_questions:some_bad", "prompt": prompt, "on_bad_line": "skip"},
         "loop": grpo_run["loop"] | own,
         "optimizer": load_group("optimizer/custom") | rule,
     }
@@ -67,6 +71,10 @@ def test_grpo_with_data_prompt_reward_loss_evaluation_and_rule_of_ones_own(grpo_
     trained = [line for line in lines if line["phase"] == "grpo"]
     assert len(trained) == 4
     assert all(line["loss"] is not None for line in trained)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["bad_lines"] == 2  # in path and in eval_path
+    skipped = "2 rows are skipped (data.on_bad_line); the first: my_questions:some_bad, row 0 of train has no text in"
+    assert skipped in capfd.readouterr().out
     told = json.loads((tmp_path / "run" / "transcripts.jsonl").read_text().splitlines()[0])
     assert told["prompt"].startswith("Q: ")
     assert told["prompt"].endswith("Give only the result, after ####.\nA: ")
