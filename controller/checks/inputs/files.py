@@ -10,6 +10,7 @@ from conf.schema.config import Config
 from conf.schema.infra.assets import Asset
 from conf.schema.training.data import Corpus, TextData
 from conf.schema.training.loop import LmLoop
+from conf.schema.training.prompts import RowData
 from controller.config.run_yaml import ASSET
 from controller.context import Context
 from controller.core.finding import Issue, check
@@ -86,9 +87,17 @@ def objects_exist(config: Config, context: Context) -> Iterator[Issue]:
             yield Issue(f"{source.value}: {problem}", source.key)
 
 
-@check("validation", "error", "data.eval_fraction", "data.eval_path", also="warning")
+@check("validation", "error", "data.eval_fraction", "data.eval_path", "data.validation_path", also="warning")
 def validation_has_data(config: Config) -> Iterator[Issue]:
     """An evaluation without validation data ends the run, on a billed TPU."""
+    data = config.data
+    if isinstance(data, RowData) and data.validation_path == data.path:
+        yield Issue(
+            "names the training data, so evaluations measure memory; use null", "data.validation_path", "warning"
+        )
+    elif isinstance(data, RowData) and data.validation_path == data.eval_path and config.checkpoint.best is not None:
+        message = "names the test's questions, by which checkpoint.best would choose; use null, or other questions"
+        yield Issue(message, "data.validation_path", "warning")
     there = _files_of_asset(config, getattr(config.data, "path", ""))
     wanted = _in_asset(getattr(config.data, "path", ""))
     yield from _validation_issues(config, _matching(wanted, there) if there is not None else [])

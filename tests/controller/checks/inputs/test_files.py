@@ -188,3 +188,30 @@ def test_a_part_of_a_bucket_is_left_for_validation() -> None:
     text = (*TEXT, "data.path=gs://acme/*.txt", "data.packing=windows")
     assert live(google, *text, "data.eval_fraction=0.5") == []
     assert live(google, *text)[0].startswith("validation_objects: error data.eval_fraction: 0.1 of 9000 bytes are at m")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["data.validation_path=gs://b/test.jsonl"], []),
+        (
+            ["data.validation_path=gs://b/test.jsonl", "checkpoint.best={metric: eval_accuracy, mode: max}"],
+            [
+                "validation: warning data.validation_path: names the test's questions, by which checkpoint.best would "
+                "choose; use null, or other questions"
+            ],
+        ),
+        (["checkpoint.best={metric: eval_accuracy, mode: max}"], []),
+        (
+            ["data.validation_path=gs://b/train.jsonl"],
+            [
+                "validation: warning data.validation_path: names the training data, so evaluations measure memory; use "
+                "null"
+            ],
+        ),
+    ],
+)
+def test_the_best_checkpoint_is_not_chosen_by_the_tests_questions(overrides: list[str], said: list[str]) -> None:
+    grpo = ("cloud.project=acme", "model=tiny", "loop=grpo", "optimizer=adamw", "data=gsm8k")
+    paths = ("data.path=gs://b/train.jsonl", "data.eval_path=gs://b/test.jsonl")
+    assert offline(*grpo, *paths, *overrides) == said
