@@ -10,6 +10,7 @@ from conf.schema.infra.cloud import Budget, Cloud, HereCloud
 from conf.schema.infra.network import Network
 from conf.schema.infra.topology import Topology, find_topology, this_machine, zone_region
 from conf.schema.infra.tpu import Tpu
+from conf.schema.run.alerts import RunAlerts
 from conf.schema.run.lifecycle import Cleanup, Recovery, Run, Ssh
 from conf.schema.run.notify import Notify
 from conf.schema.run.program import Code, Env, Program
@@ -42,6 +43,7 @@ class Config(Strict):
     logging: Logging
     recovery: Annotated[Recovery, VOLATILE]
     cleanup: Annotated[Cleanup, VOLATILE]
+    alerts: Annotated[RunAlerts, VOLATILE]
     notify: Annotated[Notify, VOLATILE]
     budget: Annotated[Budget, VOLATILE]
     sweep: Annotated[Sweep, VOLATILE]

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from controller.alerts.alert import read_alerts
 from controller.cleanup.orphans import billed_items
 from controller.context import Context
 from controller.gcp.errors import ForbiddenError, NotFoundError, ServiceDisabledError
@@ -26,6 +27,7 @@ class PodOverview:
         checkpoint: step of the run's newest checkpoint.
         checkpoint_age: seconds since that checkpoint was written.
         usd_per_hour: list price; None if unknown.
+        alerts: names of the alerts of the run that last.
     """
 
     pod: str
@@ -38,6 +40,7 @@ class PodOverview:
     checkpoint: int | None
     checkpoint_age: float | None
     usd_per_hour: float | None
+    alerts: tuple[str, ...] = ()
 
 
 def project_pods(context: Context, buckets: Sequence[str]) -> list[PodOverview]:
@@ -57,7 +60,8 @@ def project_pods(context: Context, buckets: Sequence[str]) -> list[PodOverview]:
         step, age = _checkpoint(context, bucket, run) if run else (None, None)
         holder = _controller(context, bucket, name) if run else ""
         about = (status.spec.accelerator_type, _state(status), run, item.use or item.why, holder)
-        found.append(PodOverview(name, zone, *about, step, age, item.usd_per_hour))
+        alerts = _alerts(context, bucket, run) if holder else ()
+        found.append(PodOverview(name, zone, *about, step, age, item.usd_per_hour, alerts))
     for (zone, name), item in items.items():
         found.append(PodOverview(name, zone, "", "queued", "", item.use or item.why, "", None, None, item.usd_per_hour))
     return sorted(found, key=lambda pod: (not pod.controller, not pod.run, pod.pod))
@@ -95,6 +99,11 @@ def _claim(context: Context, buckets: Sequence[str], pod: str, uid: str) -> tupl
 def _controller(context: Context, bucket: str, pod: str) -> str:
     snapshot = BucketLeaseStore(context.google, bucket, pod).read()
     return "" if snapshot is None or snapshot.is_free(False) else f"{snapshot.record.holder} ({snapshot.record.driver})"
+
+
+def _alerts(context: Context, bucket: str, run: str) -> tuple[str, ...]:
+    """Return the alerts that last; without a controller nobody knows whether they do."""
+    return tuple(alert.name for alert in read_alerts(Ledger(context.google, bucket, run)).active)
 
 
 def _checkpoint(context: Context, bucket: str, run: str) -> tuple[int | None, float | None]:

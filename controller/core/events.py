@@ -20,6 +20,7 @@ EventKind = Literal[
     "progress",  # of a long transfer; data: bytes, total, bytes_per_second
     "log",  # program output; data: worker
     "traceback",  # an exception in the output of any worker; data: worker, exception
+    "alert",  # a run goes on, but not as it should, or does again; data: alert (its name), over, attempt
 ]
 
 

@@ -74,7 +74,11 @@ class ReportModel:
         time = self.times[run.id]
         spans = {kind: round(time.seconds_of(kind), 3) for kind in dict.fromkeys(span.kind for span in time.spans)}
         money = {"pod_hours": time.pod_hours, "usd": time.usd, "goodput": time.goodput}
-        return {"run": run.id, "label": self.run_label(run), "state": run.state, "seconds": spans} | money
+        return (
+            {"run": run.id, "label": self.run_label(run), "state": run.state, "seconds": spans}
+            | money
+            | {"alerts": [vars(alert) for alert in time.alerts]}
+        )
 
 
 def build_report(name: str, runs: Sequence[RecordedRun], baseline: str = "") -> ReportModel:

@@ -24,6 +24,7 @@ from controller.report.tables import Row, add_table, add_text
 from controller.report.timeline import SPAN_KINDS, Timeline
 
 MAX_TRANSCRIPT_RUNS, MAX_TRANSCRIPTS, MAX_TEXT_LENGTH = 24, 4, 700
+MAX_ALERTS = 100
 COMPARED = (
     ", the baseline, with 95 % intervals. paired: Student's t of the differences between runs with the same seed; "
     "Welch: Welch's t, where fewer than two seeds are in both. Both assume normal distributions, hold for a single "
@@ -111,6 +112,16 @@ def time_section(section: Element, report: ReportModel) -> None:
         listed = add_child(section, "ul")
         for run, mark in marks:
             add_text(listed, ("b", report.run_label(run)), f", {_format_time(mark.time)} UTC: {mark.message}", tag="li")
+    raised = [(run, alert) for run, time in zip(report.runs, times, strict=True) for alert in time.alerts]
+    if raised:
+        add_child(section, "h3", "Alerts")
+        listed = add_child(section, "ul")
+        for run, alert in raised[:MAX_ALERTS]:
+            ended = "" if alert.ended is None else f", over after {format_duration(alert.ended - alert.time)}"
+            said = f", {_format_time(alert.time)} UTC{ended}: "
+            add_text(listed, ("b", report.run_label(run)), said, ("b", alert.name), f": {alert.message}", tag="li")
+        if (rest := len(raised) - MAX_ALERTS) > 0:
+            add_text(section, f"{plural(rest, 'further alert')} left out.", class_="soft")
 
 
 def _totals(times: Sequence[Timeline], kinds: Sequence[str]) -> Row:
@@ -265,6 +276,7 @@ def _header(header: Element, report: ReportModel, now: float) -> None:
         "runs": len(states),
         "state": ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),
         "interruptions": sum(len(time.interruptions) for time in times),
+        "alerts": sum(len(time.alerts) for time in times),
         "pod hours": f"{sum(time.pod_hours or 0.0 for time in times):.2f}",
         "cost": f"${sum(costs):,.2f}" if costs else "not billed or unknown",
     }

@@ -1,7 +1,7 @@
 """Timeline of a run, built from its events and metrics: one row of consecutive spans."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from controller.report.gather import MetricsLine, RecordedRun
@@ -41,6 +41,16 @@ class Interruption:
 
 
 @dataclass(frozen=True)
+class RaisedAlert:
+    """An alert of the run: its time, its name, what it said, and when it was over; None if its attempt was cut off."""
+
+    time: float
+    name: str
+    message: str
+    ended: float | None = None
+
+
+@dataclass(frozen=True)
 class Timeline:
     """Timeline of a run. `pod_hours` and `usd` are as recorded at the run's end; None if unknown."""
 
@@ -49,6 +59,7 @@ class Timeline:
     attempts: int
     pod_hours: float | None
     usd: float | None
+    alerts: tuple[RaisedAlert, ...] = ()
 
     @property
     def start(self) -> float:
@@ -101,7 +112,8 @@ def build_timeline(run: RecordedRun) -> Timeline:
     if at < ended:
         spans.append(Span("recovery" if attempts else "provisioning", at, ended))
     kept = tuple(span for span in spans if span.seconds > 0)
-    return Timeline(kept, tuple(marks), len(attempts) or int(run.row.get("attempts") or 0), *cost)
+    count = len(attempts) or int(run.row.get("attempts") or 0)
+    return Timeline(kept, tuple(marks), count, cost[0], cost[1], tuple(_alerts(run.events)))
 
 
 def _attempt_spans(lines: Sequence[MetricsLine], start: float, end: float, step: float, after: str) -> list[Span]:
@@ -130,6 +142,23 @@ def _attempts(events: Sequence[dict[str, Any]]) -> tuple[list[_Attempt], list[In
         else:
             found.setdefault(number, _Attempt(event["time"]))
     return [found[number] for number in sorted(found)], marks
+
+
+def _alerts(events: Sequence[dict[str, Any]]) -> list[RaisedAlert]:
+    """Return the alerts in the order in which they were raised."""
+    found: list[RaisedAlert] = []
+    for event in events:
+        if event.get("kind") != "alert":
+            continue
+        name = str(event.get("alert", ""))
+        if not event.get("over"):
+            message = str(event.get("message", "")).removeprefix(f"{name}: ")
+            found.append(RaisedAlert(event["time"], name, message))
+            continue
+        for i, alert in enumerate(found):
+            if alert.name == name and alert.ended is None:
+                found[i] = replace(alert, ended=event["time"])
+    return found
 
 
 def _time_bounds(run: RecordedRun) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from controller.gcp.errors import GoogleError
 from controller.lease.lease import Lease, LeaseHeldError
 from controller.plan.build import Plan
 from controller.reconcile.reconciler import reconcile
-from controller.records.ledger import Ledger
+from controller.records.ledger import Launch, Ledger
 from controller.records.recorder import RECORD_FILE, Recorder
 from controller.records.spending import Spending
 from controller.recovery.diagnosis import exit_codes
@@ -20,8 +20,10 @@ from controller.recovery.recover import RecoveryExecutor
 from controller.recovery.verdict import AttemptOutcome, VerdictKind
 from controller.resources.pod.node import Node
 from controller.resources.workers.watchdog import Watchdog
+from controller.run.alert_watch import AlertWatch
 from controller.run.follow import Follower
 from controller.run.launch import launch, running_runs, stop
+from controller.run.notifications import Notifications
 from controller.run.options import RunOptions
 from controller.run.queue import PodQueue, QueueWaiter
 from controller.ssh.fleet import Fleet, WorkerError, WorkersFailedError
@@ -52,6 +54,7 @@ class AttemptRunner:
     lease: Lease
     recovery: RecoveryExecutor
     poll_seconds: float
+    notifications: Notifications
 
     def run(self) -> AttemptResult:
         """Provision, launch and follow once."""
@@ -73,7 +76,7 @@ class AttemptRunner:
         self._note(message, attempt=launched.attempt, launched=True)
         if self.options.detach:
             return AttemptResult(launched.attempt)
-        return AttemptResult(launched.attempt, self.follow(node, fleet, launched.attempt, was_running))
+        return AttemptResult(launched.attempt, self.follow(node, fleet, launched, was_running))
 
     def provision(self) -> tuple[Node, Fleet]:
         """Create the pod and set up its workers, for this run alone."""
@@ -114,23 +117,28 @@ class AttemptRunner:
             else:
                 self._note(f"{other} has ended meanwhile")
 
-    def follow(self, node: Node, fleet: Fleet, number: int, was_running: bool) -> AttemptOutcome | None:
+    def follow(self, node: Node, fleet: Fleet, launched: Launch, was_running: bool) -> AttemptOutcome | None:
         """Follow the attempt until it ends; None if the user detached."""
         self.lease.ensure()  # only the lease holder may follow
-        outcome = Follower(
-            context=self.context,
-            node=node,
-            fleet=fleet,
-            run_id=self.plan.run_id,
-            attempt=number,
-            recovery=self.plan.config.recovery,
-            exit_codes=exit_codes(self.plan.config.program),
-            poll_seconds=self.poll_seconds,
-            already_running=was_running,
-            budget_exceeded=self.spending.budget_exceeded,
-            is_cancelled=partial(self.ledger.is_cancelled, number),
-            on_tick=self._check_interrupts,
-        ).follow()
+        watch = AlertWatch(self.plan, self.context, self.ledger, launched, self.notifications.alert_raised)
+        with watch.watching():
+            outcome = Follower(
+                context=self.context,
+                node=node,
+                fleet=fleet,
+                run_id=self.plan.run_id,
+                attempt=launched.attempt,
+                recovery=self.plan.config.recovery,
+                exit_codes=exit_codes(self.plan.config.program),
+                poll_seconds=self.poll_seconds,
+                already_running=was_running,
+                budget_exceeded=self.spending.budget_exceeded,
+                is_cancelled=partial(self.ledger.is_cancelled, launched.attempt),
+                on_tick=self._check_interrupts,
+                on_idle=watch.tick,
+            ).follow()
+            if outcome is not None:
+                watch.end()
         if outcome is None:
             self.screen.show_detached()
         return outcome

@@ -120,6 +120,7 @@ class RunDriver:
         self.lease = pod_lease(plan, context, "bastion" if on_bastion else "laptop")
         self._poll_seconds = plan.config.recovery.poll_seconds if context.is_billed else context.poll_seconds
         self.recovery = RecoveryExecutor(plan, context, ledger, self.spending, self._poll_seconds, self._delete_pod)
+        self._notifications = Notifications(plan, context)
         self.attempts = AttemptRunner(
             options=options,
             plan=plan,
@@ -132,8 +133,8 @@ class RunDriver:
             lease=self.lease,
             recovery=self.recovery,
             poll_seconds=self._poll_seconds,
+            notifications=self._notifications,
         )
-        self._notifications = Notifications(plan, context)
         self._emulator = emulator
         self._delegates_to_bastion = plan.config.recovery.driver == "bastion" and not on_bastion
         self._cost_confirmed = on_bastion

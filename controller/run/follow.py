@@ -134,6 +134,8 @@ class Follower:
     """Whether this controller may stop workers; a viewer takes the first sign of an end as the end."""
     on_tick: Callable[[], object] = lambda: None
     """Called many times a second; raises when there is nothing left to follow."""
+    on_idle: Callable[[float], object] = lambda seconds: None
+    """Called as often with the seconds since any worker printed or logged something, while Google's API answers."""
     _queue: queue.Queue[tuple[int, _Line]] = field(default_factory=queue.Queue)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _ends: list[tuple[int, State]] = field(default_factory=list)
@@ -164,6 +166,7 @@ class Follower:
             self.on_tick()
             self._drain_queue(streams, steps)
             self._name_silent_workers(streams)
+            self.on_idle(self._idle_seconds(streams, pod, steps))
             verdict = self._diagnose(streams, pod, steps)
             if verdict.kind is VerdictKind.RUNNING or self._should_wait(verdict):
                 self._report_change(verdict)
@@ -256,7 +259,7 @@ class Follower:
                     stream.status(now, pod.api_up_since, self._tracebacks.thread_exception(worker))
                     for worker, stream in enumerate(streams)
                 ),
-                idle_seconds=now - max(steps.last_activity, streams[0].opened, pod.api_up_since),
+                idle_seconds=self._idle_seconds(streams, pod, steps),
                 step=steps.last_step,
                 hang_seconds=hang_limit(recovery.hang_timeout_seconds, steps.intervals),
                 lost_seconds=recovery.heartbeat_timeout_seconds,
@@ -264,6 +267,9 @@ class Follower:
                 over_budget=self.budget_exceeded(),
             )
         )
+
+    def _idle_seconds(self, streams: list[_Stream], pod: PodWatch, steps: StepTracker) -> float:
+        return self.context.clock.monotonic() - max(steps.last_activity, streams[0].opened, pod.api_up_since)
 
     def _should_wait(self, verdict: Verdict) -> bool:
         """Return whether the policy is to wait; maintenance at most for as long as creating a pod may take."""

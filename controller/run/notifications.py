@@ -15,6 +15,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 from conf.extension import load
 from conf.schema.run.notify import Event
+from controller.alerts.alert import Alert
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.inputs.modules import on_search_path
@@ -60,6 +61,10 @@ class Notifications:
     def pod_preempted(self, summary: str) -> None:
         """Tell of a pod that Google took away; the run goes on."""
         self._notify("preemption", f"preempted: {summary}", summary, {})
+
+    def alert_raised(self, alert: Alert) -> None:
+        """Tell of an alert; the run goes on."""
+        self._notify("alert", f"alert: {alert}", str(alert), {})
 
     def _notify(self, event: Event, said: str, verdict: str, results: Mapping[str, Any]) -> None:
         if event not in self._settings.events:

@@ -84,6 +84,9 @@ class TextScreen:
             if event.subject == self._plan.run_id:  # a finding about one step may come between two others
                 self._count_unchanged()
             self._print("  ", ("›", "yellow"), f" {event.message}", indent=4)
+        elif event.kind == "alert" and event.message:
+            mark = ("›", "green") if event.data["over"] else ("!", "red")
+            self._print("  ", mark, f" {event.message}", indent=4)
         elif event.kind == "log" and event.data["worker"] == 0:
             self._log(event.message)
         elif event.kind == "traceback":

@@ -100,7 +100,9 @@ class Board:
             with self._lock:
                 _apply_metrics(line, event.data["metrics"])
                 self._save()
-        elif event.kind == "note" and not event.message.startswith("launched attempt 1 "):
+        elif (event.kind == "alert" and event.message) or (
+            event.kind == "note" and not event.message.startswith("launched attempt 1 ")
+        ):
             self.announce(line, event.message)
 
     def set_price(self, run: str, usd_per_hour: float | None) -> None:

@@ -85,7 +85,7 @@ class Telemetry:
         self._averages.add(values)
         self.tokens["update"] += int(last.batch["mask"].sum())
         if last.rollout_metrics:
-            self._log_alerts(progress.steps, values)
+            self._log_alerts(progress.steps, step, values)
         if progress.steps == 1:
             self.log_lines(startup_report.check_first_update(values, self._loop))
         if step % self._experiment.logging.log_interval == 0 or progress.steps == self._loop.steps:
@@ -107,10 +107,13 @@ class Telemetry:
         """Copy the metrics to the run's folder."""
         self._log.upload()
 
-    def _log_alerts(self, step: int, values: dict[str, float]) -> None:
-        if alerts := self._alerts.check(step, values):
-            self.log_lines(alerts)
-            self._log.log_text(step, "alerts", "\n\n".join(alerts))
+    def _log_alerts(self, step: int, total_step: int, values: dict[str, float]) -> None:
+        changes = self._alerts.check(step, values)
+        if said := [f"ALERT after update {step}: {change.message}" for change in changes if change.message]:
+            self.log_lines(said)
+            self._log.log_text(step, "alerts", "\n\n".join(said))
+        for change in changes:
+            self._log.log_alert(total_step, change.name, change.message)
 
     def _log_line(self, progress: Progress) -> None:
         """Write a metric line for the updates since the last one."""

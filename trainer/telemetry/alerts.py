@@ -1,20 +1,29 @@
-"""Alerts for runs that make no progress, each printed once; `loop.alerts` sets the thresholds."""
+"""Alerts for runs that make no progress, each raised once; `loop.alerts` sets the thresholds."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import conf.schema.training.loop
 
 
+@dataclass(frozen=True)
+class AlertChange:
+    """An alert that is raised or, if `message` is empty, over. The controller shows it under its name."""
+
+    name: str
+    message: str = ""
+
+
 class AlertMonitor:
-    """Checks every update. Checkpoints store its state, so that a resumed run prints the same alerts."""
+    """Checks every update. Checkpoints store its state, so that a resumed run raises the same alerts."""
 
     def __init__(self, settings: conf.schema.training.loop.Alerts, last: int) -> None:
         """Create a monitor. last: number of the phase's last update."""
         self._settings, self._last_step = settings, last
-        self.state: dict[str, Any] = {"told": [], "without_answer": 0, "equal": 0, "had_a_rate": False}
+        self.state: dict[str, Any] = {"told": [], "lasting": [], "without_answer": 0, "equal": 0, "had_a_rate": False}
 
-    def check(self, step: int, values: dict[str, float]) -> list[str]:
-        """Return the alerts due after update `step` of the phase with these metrics; usually none."""
+    def check(self, step: int, values: dict[str, float]) -> list[AlertChange]:
+        """Return what changes after update `step` of the phase with these metrics; usually nothing."""
         wanted, seen = self._settings, self.state
         seen["without_answer"] = seen["without_answer"] + 1 if values["accuracy"] == 0 else 0
         seen["equal"] = seen["equal"] + 1 if values["zero_variance_groups"] == 1 else 0
@@ -29,16 +38,18 @@ class AlertMonitor:
                 f"the policy's entropy is {values['entropy']:.2g} nats, so it hardly explores; lower optimizer.lr, or "
                 "raise loop.kl_coef or loop.entropy_coef"
             )
-        if seen["without_answer"] == wanted.zero_accuracy_updates:
+        if wanted.zero_accuracy_updates is not None and seen["without_answer"] >= wanted.zero_accuracy_updates:
             found["accuracy"] = (
                 f"no answer was right in {seen['without_answer']} updates: check the transcripts; the questions are "
                 "too hard, responses are cut off, or loop.rewards does not recognize the form of the answers"
             )
-        if seen["equal"] == wanted.zero_variance_updates:
+        if wanted.zero_variance_updates is not None and seen["equal"] >= wanted.zero_variance_updates:
             found["groups"] = (
                 f"in {seen['equal']} updates every group had equal rewards, so the policy learns nothing; use harder "
                 "or easier questions, or raise loop.group_size or loop.temperature"
             )
         new = [name for name in found if name not in seen["told"]]
+        over = [name for name in seen.get("lasting", ()) if name not in found]
         seen["told"] = [*seen["told"], *new]
-        return [f"ALERT after update {step}: {found[name]}" for name in new]
+        seen["lasting"] = [name for name in [*seen.get("lasting", ()), *new] if name not in over]
+        return [*(AlertChange(name, found[name]) for name in new), *(AlertChange(name) for name in over)]

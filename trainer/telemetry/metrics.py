@@ -84,6 +84,14 @@ class MetricsLogger:
         if self._wandb:
             self._wandb.log(step, finite)
 
+    def log_alert(self, step: int, name: str, message: str) -> None:
+        """Tell the controller that an alert is raised or, without a message, over."""
+        if self._writes:
+            line = {"step": step, "phase": "alert", "time": round(time.time(), 3), "alert": name}
+            line |= {"message": message} if message else {"over": True}
+            self._metrics_file.write(json.dumps(line) + "\n")
+            self._metrics_file.flush()
+
     def log_text(self, step: int, name: str, text: str) -> None:
         if self._writes:
             self._events.add_event(_text_event(step, time.time(), name, text))

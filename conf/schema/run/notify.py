@@ -8,7 +8,7 @@ from conf.extension import Reference
 from conf.schema.base import Strict
 from conf.schema.run.program import SecretSource
 
-Event = Literal["end", "failure", "preemption"]
+Event = Literal["end", "failure", "preemption", "alert"]
 
 
 class Notify(Strict):
@@ -21,7 +21,7 @@ class Notify(Strict):
     notifier: Reference | None = Field(
         description="module:name of a function that gets the same event (docs/extend.md). null: none."
     )
-    events: tuple[Event, ...] = Field(description="Events to notify of: end, failure, preemption.")
+    events: tuple[Event, ...] = Field(description="Events to notify of: end, failure, preemption, alert.")
 
     @field_validator("webhook")
     @classmethod

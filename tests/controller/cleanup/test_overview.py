@@ -10,7 +10,7 @@ from controller.cli.verbs.look.project_status import format_pods
 
 BUSY = PodOverview(
     "slipway-v5litepod-16-0ef9e1", "us-central1-a", "v5litepod-16", "ready, unhealthy tensorflow", "gsm8k-1cb75d98",
-    "gsm8k-1cb75d98 is running on it", "anna@laptop (laptop)", 120, 95.0, 19.2,
+    "gsm8k-1cb75d98 is running on it", "anna@laptop (laptop)", 120, 95.0, 19.2, ("slow", "stale checkpoint"),
 )  # fmt: skip
 QUEUED = PodOverview("slow", "us-east5-b", "", "queued", "", "waiting_for_resources", "", None, None, 0.0)
 UNKNOWN = PodOverview("odd", "us-east5-b", "v9-1", "ready", "", "not used by any known run", "", None, None, None)
@@ -21,7 +21,8 @@ def test_what_tells_pods_apart_is_never_cut(width: int | None) -> None:
     lines = format_pods([BUSY, QUEUED, UNKNOWN], ["lost-00c0ffee"], "my-project", width)
     text = " ".join(" ".join(lines).split())
     assert (
-        "slipway-v5litepod-16-0ef9e1 v5litepod-16; us-central1-a; ready, unhealthy tensorflow; gsm8k-1cb75d98 is "
+        "slipway-v5litepod-16-0ef9e1 ALERT slow, stale checkpoint; v5litepod-16; "
+        "us-central1-a; ready, unhealthy tensorflow; gsm8k-1cb75d98 is "
         "running on it; checkpoint 120, 1:35 ago; $19.20 per hour; controlled by anna@laptop (laptop)" in text
     )
     assert "slow us-east5-b; queued; waiting_for_resources; $0.00 per hour odd v9-1" in text

@@ -13,6 +13,7 @@ import yaml
 
 from conf.formats import FORMAT, format_problem
 from controller.agent import formats as agent_formats
+from controller.alerts.alert import Alert, AlertRecord
 from controller.config.compose import compose
 from controller.config.run_yaml import render
 from controller.core.events import Event
@@ -51,6 +52,13 @@ DOCUMENTS: dict[str, Any] = {
         "acme", "us-east5-b", "slipway-anna", "2026-01-01T00:00:00.000Z", START_TIME, "acme-slipway"
     ),
     "board": SavedBoard(START_TIME + 60, True, {RUN: LINE}),
+    "alerts": AlertRecord(
+        2,
+        (
+            Alert("loss spike", "the loss is 9 at step 130", START_TIME + 100, START_TIME + 200, 4.5),
+            Alert("entropy", "it has collapsed", START_TIME + 100),
+        ),
+    ),
     "object_metadata": ObjectMetadata(4, {"lease": "{}"}),
     "event": Event(START_TIME + 0.5, "note", RUN, "launched attempt 1", {"attempt": 1}),
 }  # fmt: skip

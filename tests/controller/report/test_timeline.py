@@ -8,6 +8,8 @@ import pytest
 
 from controller.records import index
 from controller.report.gather import MetricsLine, RecordedRun, gather_runs, local_reader
+from controller.report.model import build_report
+from controller.report.page import render
 from controller.report.timeline import build_timeline
 from tests.controller.report.recorded import CASES, PREEMPTION_NOTE, metric_lines, write_run
 
@@ -68,3 +70,28 @@ def test_without_events_the_record_says_when_it_was_launched() -> None:
     found = build_timeline(RecordedRun(row, None, {}, [MetricsLine(20.0, 1, None), MetricsLine(30.0, 2, None)]))
     assert [span.kind for span in found.spans] == ["provisioning", "starting", "training", "closing"]
     assert build_timeline(RecordedRun({"run": "r"}, None)).spans == ()
+
+
+def test_alerts_last_until_they_are_over() -> None:
+    def alert(time: float, name: str, over: bool = False, message: str = "") -> dict[str, object]:
+        return {"time": time, "kind": "alert", "alert": name, "over": over, "attempt": 1, "message": message}
+
+    events = [
+        note(10.0, attempt=1),
+        alert(20.0, "slow", message="slow: 40 % of the usual"),
+        alert(25.0, "no output", message="no output: silent"),
+        alert(30.0, "slow", over=True, message="slow is over"),
+        alert(40.0, "slow", message="slow: 30 % of the usual"),
+    ]
+    run = RecordedRun({"run": "r", "state": "running"}, None, {}, [], events)
+    found = build_timeline(run)
+    assert [(one.time, one.name, one.message, one.ended) for one in found.alerts] == [
+        (20.0, "slow", "40 % of the usual", 30.0),
+        (25.0, "no output", "silent", None),
+        (40.0, "slow", "30 % of the usual", None),
+    ]
+    assert found.attempts == 1
+    page = render(build_report("r", [run]), 100.0)
+    assert page.count("<li><b>r</b>") == 3
+    assert "UTC, over after 10 s: <b>slow</b>: 40 % of the usual</li>" in page
+    assert "<dt>alerts</dt><dd>3</dd>" in page

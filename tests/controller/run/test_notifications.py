@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from controller.alerts.alert import Alert
 from controller.checks.preflight import preflight
 from controller.core.clock import InterruptedSleepError
 from controller.core.events import Events
@@ -103,6 +104,16 @@ def test_the_webhook_gets_each_event_as_slack_reads_it(hook: Hook, tmp_path: Pat
             "results": {"loss": 0.12345, "steps": 3},
         },
     ]
+    assert notes == []
+
+
+def test_an_alert_is_an_event_of_its_own(hook: Hook, tmp_path: Path) -> None:
+    made, notes, _ = notifications(tmp_path, "notify.webhook=env:MY_HOOK")
+    made.alert_raised(Alert("slow", "400 tokens per second", 10.0))
+    assert [(body["event"], body["text"], body["verdict"]) for body in hook.bodies] == [
+        ("alert", "run-1 on pod: alert: slow: 400 tokens per second", "slow: 400 tokens per second")
+    ]
+    assert "SECRET" not in str(hook.bodies)
     assert notes == []
 
 

@@ -4,7 +4,7 @@ import json
 
 import conf.schema.training.loop
 from tests.groups import load_group
-from trainer.telemetry.alerts import AlertMonitor
+from trainer.telemetry.alerts import AlertChange, AlertMonitor
 
 WELL = {"accuracy": 0.5, "zero_variance_groups": 0.2, "learning_rate": 1e-3, "entropy": 1.0}
 
@@ -15,8 +15,13 @@ def alerts(last: int = 10, **changes) -> AlertMonitor:
 
 
 def said(watch: AlertMonitor, *updates: dict[str, float]) -> list[tuple[int, str]]:
-    """(update, words) of every alert."""
-    return [(step, words) for step, values in enumerate(updates, 1) for words in watch.check(step, WELL | values)]
+    """(update, words) of every alert that is raised."""
+    found = changes(watch, *updates)
+    return [(step, change.message) for step, change in found if change.message]
+
+
+def changes(watch: AlertMonitor, *updates: dict[str, float]) -> list[tuple[int, AlertChange]]:
+    return [(step, change) for step, values in enumerate(updates, 1) for change in watch.check(step, WELL | values)]
 
 
 def test_nothing_is_said_of_a_run_that_is_well() -> None:
@@ -26,7 +31,7 @@ def test_nothing_is_said_of_a_run_that_is_well() -> None:
 def test_a_rate_of_zero_before_the_end() -> None:
     found = said(alerts(), {"learning_rate": 0.0}, {}, {"learning_rate": 0.0}, {"learning_rate": 0.0})
     assert [step for step, _ in found] == [3]  # a warm-up may begin at 0; and once is enough
-    assert found[0][1].startswith("ALERT after update 3: the learning rate is 0 with 7 updates to go")
+    assert found[0][1].startswith("the learning rate is 0 with 7 updates to go")
     assert not said(alerts(last=2), {}, {"learning_rate": 0.0})
 
 
@@ -46,6 +51,21 @@ def test_so_many_updates_in_a_row_without_a_right_answer() -> None:
 def test_so_many_updates_in_a_row_with_nothing_to_learn_from() -> None:
     found = said(alerts(), {"zero_variance_groups": 1.0}, {}, *[{"zero_variance_groups": 1.0}] * 3)
     assert [step for step, _ in found] == [4]
+
+
+def test_an_alert_is_over_when_its_cause_is_and_is_not_raised_again() -> None:
+    low, high = {"entropy": 0.01}, {"entropy": 1.0}
+    found = changes(alerts(entropy_below=0.1), high, low, low, high, low, high)
+    assert [(step, change.name, bool(change.message)) for step, change in found] == [
+        (2, "entropy", True),
+        (4, "entropy", False),
+    ]
+    nothing = {"accuracy": 0.0}
+    ended = changes(alerts(), *[nothing] * 5, {"accuracy": 0.5})
+    assert [(step, change.name, bool(change.message)) for step, change in ended] == [
+        (3, "accuracy", True),
+        (6, "accuracy", False),
+    ]
 
 
 def test_what_is_not_watched_is_not_said() -> None:

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -138,3 +139,15 @@ def test_transcripts_are_lines_and_a_table_and_go_on_after_a_cut(folders):
 def test_a_loop_without_transcripts_leaves_no_file(folders):
     write(folders, 0, 2).close()
     assert not (folders[1] / "transcripts.jsonl").exists()
+
+
+def test_an_alert_is_a_line_that_the_controller_reads(tmp_path: Path) -> None:
+    log = MetricsLogger(tmp_path / "local", str(tmp_path / "run"), writes=True)
+    log.log_alert(7, "entropy", "it hardly explores")
+    log.log_alert(9, "entropy", "")
+    log.close()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [{key: value for key, value in row.items() if key != "time"} for row in rows] == [
+        {"step": 7, "phase": "alert", "alert": "entropy", "message": "it hardly explores"},
+        {"step": 9, "phase": "alert", "alert": "entropy", "over": True},
+    ]

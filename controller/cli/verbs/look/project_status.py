@@ -58,5 +58,6 @@ def _describe(pod: PodOverview, width: int | None) -> list[str]:
         checkpoint = "no checkpoint"
     price = "unknown price" if pod.usd_per_hour is None else f"${pod.usd_per_hour:.2f} per hour"
     holder = f"controlled by {pod.controller}" if pod.controller else "no controller" if pod.run else ""
-    facts = [pod.accelerator_type, pod.zone, pod.state, pod.activity, checkpoint, price, holder]
+    alerts = f"ALERT {', '.join(pod.alerts)}" if pod.alerts else ""
+    facts = [alerts, pod.accelerator_type, pod.zone, pod.state, pod.activity, checkpoint, price, holder]
     return [pod.pod, wrap(f"  {'; '.join(filter(None, facts))}", width, 2)]

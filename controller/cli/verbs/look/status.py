@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from controller.agent.protocol import OBSERVE
+from controller.alerts.alert import describe_alert, read_alerts
 from controller.cli.main import Command
 from controller.config.run_yaml import run_url
 from controller.core.errors import ConfigError
@@ -19,6 +20,9 @@ from controller.records.pending_deletions import retry_deletions
 from controller.records.spending import Spending, format_hours
 from controller.resources.pod.node import Node, describe
 from controller.run.session import Session, open_session
+
+MAX_OVER = 5
+"""Number of alerts shown that are over."""
 
 
 def run(command: Command) -> int:
@@ -49,7 +53,7 @@ def run(command: Command) -> int:
 def gather_status(session: Session) -> dict[str, Any]:
     """Return pod, run and workers as one document."""
     node = session.node()
-    result = session.ledger.result()
+    result, now = session.ledger.result(), session.context.clock.now()
     pod: dict[str, Any] = {"name": session.plan.node.name}
     pod["state"] = describe(node)
     if isinstance(node, Node):
@@ -69,7 +73,16 @@ def gather_status(session: Session) -> dict[str, Any]:
         "summary": result.summary if result else {},
         "results": run_url(session.plan.config, session.plan.bucket, session.plan.run_id),
     }
+    run["alerts"] = _alerts(session, run["state"] == "running", now)
+    run["is_followed"] = run["state"] != "running" or driver is not None
     return {"pod": pod, "run": run, "cost": _cost_status(session, node), "workers": workers}
+
+
+def _alerts(session: Session, is_running: bool, now: float) -> list[dict[str, Any]]:
+    """Return the alerts of the latest attempt; those that last first, then the newest that are over."""
+    found = [alert for alert in read_alerts(session.ledger).alerts if is_running or alert.ended is not None]
+    active, over = [one for one in found if one.ended is None], [one for one in found if one.ended is not None]
+    return [alert.to_json() | {"text": describe_alert(alert, now)} for alert in [*active, *over[-MAX_OVER:]]]
 
 
 def _last_attempt_message(session: Session, workers: list[dict[str, Any]], attempt: int) -> str:
@@ -159,6 +172,9 @@ def format_status(document: dict[str, Any]) -> list[str]:
         f", {run['attempts']} attempt{'s' if run['attempts'] != 1 else ''}" if run["attempts"] else ", never launched"
     )
     lines.append(f"run  {run['id']}: {run['state']}{tries}")
+    lines += [f"     {alert['text']}" for alert in run["alerts"]]
+    if not run["is_followed"]:
+        lines.append("     no controller follows it, so nothing raises alerts; the same `slipway up` re-attaches")
     lines += [f"     {_format_episode(episode)}" for episode in run["verdicts"]]
     lines += [f"     {line}" for line in result_lines(run["summary"], (width_of(sys.stdout) or DEFAULT_WIDTH) - 5)]
     lines.append(f"     {run['results']}")

@@ -1,0 +1,263 @@
+"""Which lines of a run raise which alert, from when on, and when it is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import yaml
+
+from conf.schema.run.alerts import RunAlerts
+from controller.alerts.alert import Alert
+from controller.alerts.judge import AlertJudge
+from tests.groups import CONF
+
+BEGAN = 1000.0
+EVERY = 30.0
+"""Seconds between two metrics lines here."""
+
+
+def settings(**changes: Any) -> RunAlerts:
+    return RunAlerts(**yaml.safe_load((CONF / "config.yaml").read_text())["alerts"] | changes)
+
+
+@dataclass
+class Run:
+    """A judge and a clock that no test waits for."""
+
+    judge: AlertJudge
+    now: float = BEGAN
+    said: list[tuple[float, str, bool]] = field(default_factory=list)
+    step: int = 0
+
+    def lines(self, count: int = 1, **values: Any) -> list[tuple[float, str, bool]]:
+        """Add lines EVERY seconds apart; return what changed: seconds since the launch, name, whether it is over."""
+        before = len(self.said)
+        for _ in range(count):
+            self.now, self.step = self.now + EVERY, self.step + 10
+            self.judge.add_metrics({"step": self.step, "phase": "train", **values}, self.now)
+            self._note()
+        return self.said[before:]
+
+    def silence(self, seconds: float) -> list[tuple[float, str, bool]]:
+        before = len(self.said)
+        self.judge.add_silence(seconds, self.now + seconds)
+        self._note()
+        return self.said[before:]
+
+    def checkpoint(self, step: int | None, age: float, now: float | None = None) -> list[tuple[float, str, bool]]:
+        """Find a checkpoint of this age in the bucket."""
+        before = len(self.said)
+        self.now = self.now if now is None else now
+        newest = None if step is None else (step, self.now - age)
+        self.judge.add_checkpoint(newest, self.judge.step, self.now)
+        self._note()
+        return self.said[before:]
+
+    def _note(self) -> None:
+        self.said += [(alert.since - BEGAN, alert.name, alert.ended is not None) for alert in self.judge.pop_changes()]
+
+
+def run(save_interval: int | None = 10, known: tuple[Alert, ...] = (), **changes: Any) -> Run:
+    return Run(AlertJudge(settings(**changes), BEGAN, save_interval, known))
+
+
+def test_a_run_that_is_well_raises_nothing() -> None:
+    made = run()
+    for loss in (4.0, 3.5, 3.2, 3.3, 2.9, 3.0, 2.8, 2.9, 2.7, 2.8, 2.6, 2.9, 2.5):
+        made.lines(loss=loss, grad_norm=1.0, tokens_per_second=1000 - 100 * loss, step_time=1.0, data_time=0.05)
+        made.lines(phase="eval", eval_loss=9.0)
+    assert made.said == []
+
+
+def test_half_of_the_usual_throughput_is_slow_after_a_minute_and_once() -> None:
+    made = run()
+    made.lines(5, tokens_per_second=1000.0, step_time=1.0)
+    slow = {"tokens_per_second": 400.0, "step_time": 2.5}
+    assert made.lines(2, **slow) == []  # 30 s are not yet a minute
+    assert made.lines(10, **slow) == [(180.0, "slow", False)]
+    alert = made.judge.alerts[-1]
+    assert alert.message.startswith("400 tokens per second at step 80, 40% of the usual 1,000; see where")
+    assert alert.message.endswith("(alerts.slow_fraction)")
+    assert made.lines(1, tokens_per_second=990.0, step_time=1.0) == []  # one line may be chance
+    assert made.lines(1, tokens_per_second=990.0, step_time=1.0) == [(180.0, "slow", True)]
+    assert made.lines(3, **slow) == [(made.now - BEGAN - 60, "slow", False)]  # it has come back
+
+
+def test_fewer_tokens_in_steps_as_short_as_ever_are_not_slow() -> None:
+    made = run()
+    made.lines(5, tokens_per_second=1000.0, step_time=1.0)
+    assert made.lines(10, tokens_per_second=300.0, step_time=1.0) == []  # the responses of GRPO became shorter
+
+
+def test_the_speed_of_a_program_that_logs_only_step_time() -> None:
+    made = run(save_interval=None)
+    made.lines(5, step_time=1.0)
+    assert [name for _, name, _ in made.lines(3, step_time=3.0)] == ["slow"]
+    assert "0.3333 steps per second" in made.judge.alerts[0].message
+
+
+def test_another_phase_is_not_compared_with_the_one_before() -> None:
+    made = run()
+    made.lines(12, phase="warm_start", tokens_per_second=1000.0, step_time=1.0, loss=0.5)
+    assert made.lines(12, phase="grpo", tokens_per_second=100.0, step_time=9.0, loss=8.0) == []
+
+
+def test_a_floor_of_the_config() -> None:
+    made = run(min_tokens_per_second=500.0, slow_fraction=None)
+    assert [name for _, name, _ in made.lines(4, tokens_per_second=499.0)] == ["below floor"]
+    assert "at least 500 (alerts.min_tokens_per_second)" in made.judge.alerts[0].message
+
+
+def test_a_step_that_waits_for_data() -> None:
+    made = run()
+    assert made.lines(3, step_time=1.0, data_time=0.35) == [(30.0, "data wait", False)]
+    assert made.judge.alerts[0].message.startswith(
+        "35% of each step is spent waiting for data at step 30; put the data"
+    )
+    assert made.lines(2, step_time=1.0, data_time=0.0) == [(30.0, "data wait", True)]
+
+
+def test_a_loss_spike_at_once_until_the_loss_is_back() -> None:
+    made = run()
+    for loss in (2.9, 3.0, 3.1) * 4:
+        made.lines(loss=loss)
+    assert [name for _, name, _ in made.lines(25, loss=6.0)] == ["loss spike"]  # it does not become the usual loss
+    assert made.judge.alerts[0].message.startswith("the loss is 6 at step 130, 2.0 times its recent median; if it does")
+    assert [(name, over) for _, name, over in made.lines(2, loss=3.1)] == [("loss spike", True)]
+
+
+@pytest.mark.parametrize("losses", [[0.01, 0.05, 0.02, 0.001] * 5, [-1.0] * 12 + [5.0], [1.0] * 9 + [9.0]])
+def test_noise_around_zero_and_the_first_lines_are_no_spikes(losses: list[float]) -> None:
+    made = run()
+    assert [made.lines(loss=loss) for loss in losses] == [[]] * len(losses)
+
+
+def test_the_loss_of_grpo_measures_nothing() -> None:
+    made = run()
+    made.lines(12, phase="grpo", loss=0.001)
+    assert made.lines(3, phase="grpo", loss=0.5) == []
+
+
+@pytest.mark.parametrize("values", [{"loss": None}, {"loss": float("nan")}, {"loss": 1.0, "finite": 0.0}])
+def test_a_loss_that_is_no_number(values: dict[str, Any]) -> None:
+    made = run()
+    made.lines(2, loss=1.0, finite=1.0)
+    assert made.lines(2, **values) == [(90.0, "not finite", False)]
+    assert "loss is NaN or infinite at step 30; lower optimizer.lr" in made.judge.alerts[0].message
+    assert made.lines(2, loss=1.0, finite=1.0) == [(90.0, "not finite", True)]
+
+
+def test_an_own_program_is_not_told_of_keys_that_it_does_not_have() -> None:
+    made = run(save_interval=None)
+    made.lines(loss=None, step_time=1.0, data_time=0.9)
+    made.lines(3, loss=1.0, step_time=1.0, data_time=0.9)
+    assert [alert.name for alert in made.judge.alerts] == ["not finite", "data wait"]
+    assert not [alert for alert in made.judge.alerts if "optimizer." in alert.message or "docs/" in alert.message]
+
+
+def test_updates_that_were_skipped_count_from_the_first_line() -> None:
+    made = run()
+    assert made.lines(2, loss=1.0, skipped=3.0) == []  # before the run was resumed
+    assert [name for _, name, _ in made.lines(1, loss=1.0, skipped=4.0)] == ["not finite"]
+
+
+def test_silence_until_something_is_printed() -> None:
+    made = run()
+    made.lines()
+    assert made.silence(599) == []
+    assert made.silence(601) == [(30.0, "no output", False)]
+    assert made.silence(700) == []
+    assert made.judge.alerts[0].message.startswith(
+        "no worker has printed or logged anything for 10:01; see `slipway logs"
+    )
+    made.judge.add_output(made.now)
+    assert [alert.ended is not None for alert in made.judge.pop_changes()] == [True]
+
+
+def test_a_checkpoint_of_the_trainer_is_stale_by_updates() -> None:
+    made = run(save_interval=20)
+    made.lines(2)
+    assert made.checkpoint(20, age=10) == []
+    made.lines(3)
+    assert made.checkpoint(20, age=400) == []  # 30 updates behind, with one due every 20
+    made.lines(3)
+    assert made.checkpoint(20, age=200) == []  # too young
+    made.now += 300
+    assert made.checkpoint(20, age=400) == [(540.0, "stale checkpoint", False)]
+    assert made.judge.alerts[0].message.startswith(
+        "the newest checkpoint is of step 20, 6:40 old, and 60 updates behind, with one due every 20: a failure would"
+    )
+    assert made.checkpoint(80, age=5) == [(540.0, "stale checkpoint", True)]
+
+
+def test_no_checkpoint_at_all() -> None:
+    made = run(save_interval=10)
+    assert made.checkpoint(None, age=0, now=BEGAN + 3000) == []  # it may still compile
+    made.lines(3)
+    made.now += 400
+    assert [name for _, name, _ in made.checkpoint(None, age=0)] == ["stale checkpoint"]
+    assert made.judge.alerts[0].message.startswith("there is no checkpoint yet")
+
+
+def test_the_checkpoints_of_an_own_program_come_as_they_used_to() -> None:
+    made = run(save_interval=None)
+    assert made.checkpoint(None, age=0, now=BEGAN + 9999) == []  # it need not save any
+    made.checkpoint(1, age=0)
+    made.checkpoint(2, age=0, now=made.now + 200)
+    assert made.checkpoint(2, age=490, now=made.now + 490) == []
+    assert [name for _, name, _ in made.checkpoint(2, age=510, now=made.now + 20)] == ["stale checkpoint"]
+    assert "while they came at most 3:20 apart" in made.judge.alerts[0].message
+
+
+def test_an_age_of_the_config() -> None:
+    made = run(save_interval=None, checkpoint_minutes=5.0)
+    assert made.checkpoint(None, age=0, now=BEGAN + 299) == []
+    assert [name for _, name, _ in made.checkpoint(None, age=0, now=BEGAN + 301)] == ["stale checkpoint"]
+
+
+def test_a_program_raises_alerts_of_its_own() -> None:
+    made = run()
+    said = {"alert": "entropy", "message": "the policy\nhardly explores\x1b[31m"}
+    assert made.lines(3, **said) == [(30.0, "entropy", False)]
+    assert made.judge.alerts[0].message == "the policy hardly explores"
+    assert made.lines(1, alert="entropy", over=True) == [(30.0, "entropy", True)]
+    assert [name for _, name, _ in made.lines(1, alert="slow")] == ["slow (program)"]
+    made.said.clear()
+    for number in range(50):
+        made.lines(alert=f"number {number}")
+    assert len(made.said) == 18  # with the two before them, twenty
+
+
+def test_a_controller_that_comes_back_goes_on_with_what_it_had_raised() -> None:
+    first = run()
+    first.lines(5, tokens_per_second=1000.0, step_time=1.0)
+    first.lines(3, tokens_per_second=400.0, step_time=2.5)
+    known = tuple(Alert.from_json(alert.to_json()) for alert in first.judge.alerts)
+    second = run(known=known)
+    assert second.lines(3, tokens_per_second=400.0, step_time=2.5) == []  # raised before
+    assert [(name, over) for _, name, over in second.lines(5, tokens_per_second=900.0, step_time=1.0)] == [
+        ("slow", True)
+    ]
+    assert [(name, over) for _, name, over in second.lines(9, tokens_per_second=400.0)] == [("slow", False)]
+
+
+def test_the_end_of_an_attempt_ends_its_alerts() -> None:
+    made = run()
+    made.lines(1, loss=None)
+    made.judge.end_all(2000.0)
+    assert [alert.ended for alert in made.judge.pop_changes()] == [2000.0]
+
+
+@pytest.mark.parametrize("off", ["slow_fraction", "data_wait_fraction", "loss_spike_factor", "silent_minutes"])
+def test_each_alert_can_be_turned_off(off: str) -> None:
+    made = run(**{off: None}, not_finite=False, checkpoint_intervals=None)
+    made.lines(12, loss=1.0, tokens_per_second=1000.0, step_time=1.0, data_time=0.0)
+    made.lines(4, loss=9.0, tokens_per_second=100.0, step_time=9.0, data_time=5.0)
+    made.lines(1, loss=None)
+    made.silence(1000)
+    made.checkpoint(None, age=0)
+    all_names = {"slow_fraction": "slow", "data_wait_fraction": "data wait", "loss_spike_factor": "loss spike"}
+    expected = {*all_names.values(), "no output"} - {all_names.get(off, "no output")}
+    assert {name for _, name, _ in made.said} == expected
