@@ -288,7 +288,10 @@ def _session(overrides: tuple[str, ...], run: str | None) -> AbstractContextMana
     from controller.run.session import open_session
 
     if not overrides and not run:
-        overrides, run = last_command.load(Path.cwd())
+        last = last_command.load(Path.cwd())
+        overrides, run = last.overrides, last.run
+        if last.sweep:
+            raise ConfigError(f"the last command of this folder was the sweep {last.sweep}; set run=ID")
         if not overrides and not run:
             raise ConfigError("no run was started from this folder; name the pod's experiment, or set run=ID")
     return open_session(RunOptions(overrides, run_id=run or ""))

@@ -146,17 +146,36 @@ def with_recalled(command: Command) -> Command:
     meant = command.overrides or command.options.run_id or getattr(command.flags, "sweep", None)
     if meant or command.verb not in last_command.VERBS:
         return command
-    arguments, run = last_command.load(Path.cwd())
-    if not arguments and not run and command.verb in last_command.PROJECT_VERBS:
-        return command
-    if not arguments and not run:
+    last = last_command.load(Path.cwd())
+    if last == last_command.LastCommand():
+        if command.verb in last_command.PROJECT_VERBS:
+            return command
         raise ConfigError(
             f"no run was started from this folder; give {command.verb} its overrides: +experiment=NAME key=value ..."
         )
-    print(f"last run of this folder: {shlex.join([*(['--run', run] if run else []), *arguments])}", file=sys.stderr)
-    if run and command.verb in last_command.RUN_VERBS:
-        command.flags.run = run
-    return replace(command, overrides=arguments)
+    words = shlex.join([*(["--run", last.run] if last.run else []), *last.overrides])
+    if last.sweep and command.verb in last_command.RUN_VERBS:
+        return _with_recalled_sweep(command, last)
+    print(f"last run of this folder: {words}", file=sys.stderr)
+    if last.run and command.verb in last_command.RUN_VERBS:
+        command.flags.run = last.run
+    return replace(command, overrides=last.overrides)
+
+
+def _with_recalled_sweep(command: Command, last: last_command.LastCommand) -> Command:
+    """Let `status` mean the sweep that was started last; the other verbs need one of its runs, or its pods."""
+    words = shlex.join(last.sweep_words)
+    if command.verb == "status" and not command.flags.all:
+        print(f"last sweep of this folder: -m {words}", file=sys.stderr)
+        command.flags.sweep = last.sweep
+        return command
+    if command.verb == "status":
+        return replace(command, overrides=last.overrides)
+    pods = f"`slipway down -m {words}` deletes its pods, " if command.verb == "down" else ""
+    raise ConfigError(
+        f"the last command of this folder was the sweep {last.sweep}; {pods}{command.verb} --run ID means one of its "
+        f"runs, and `slipway status --sweep {last.sweep}` lists them"
+    )
 
 
 def run(argv: Sequence[str]) -> int:

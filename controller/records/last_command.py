@@ -1,7 +1,7 @@
 """Overrides of the last `up` in each folder, so that `slipway logs` there means the run that was just started."""
 
 import os
-from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 RUN_VERBS = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward", "get"})
@@ -12,25 +12,40 @@ PROJECT_VERBS = frozenset({"orphans"})
 """Commands among them that need no run: the overrides only select the project."""
 
 
-def save(overrides: Sequence[str], folder: Path, run: str = "") -> None:
-    """Save the overrides of an `up`, and the run id if it was started from its record.
+@dataclass(frozen=True)
+class LastCommand:
+    """The last `up` of a folder.
 
-    The caller reports a state folder that cannot be written.
+    Attributes:
+        overrides: its overrides; of a sweep, those that all runs share.
+        run: id of the run if it was started from its record.
+        sweep: id of the sweep if it was one.
+        sweep_words: all overrides of the sweep, the swept ones included.
     """
+
+    overrides: tuple[str, ...] = ()
+    run: str = ""
+    sweep: str = ""
+    sweep_words: tuple[str, ...] = ()
+
+
+def save(command: LastCommand, folder: Path) -> None:
+    """Save the last `up` of a folder. The caller reports a state folder that cannot be written."""
     from controller.core import formats
 
     file = _file(folder)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file.write_text(formats.dump({"folder": str(folder), "overrides": list(overrides), "run": run}))
+    file.write_text(formats.dump({"folder": str(folder), **asdict(command)}))
 
 
-def load(folder: Path) -> tuple[tuple[str, ...], str]:
-    """Return the overrides and the run id last saved for this folder; both are empty if there was no `up`."""
+def load(folder: Path) -> LastCommand:
+    """Return what was last saved for this folder; empty if there was no `up`."""
     from controller.core import formats
 
     file = _file(folder)
     known = formats.load(file.read_text(), str(file)) if file.is_file() else {}
-    return tuple(known.get("overrides", ())), known.get("run", "")
+    words = tuple(known.get("sweep_words", ()))
+    return LastCommand(tuple(known.get("overrides", ())), known.get("run", ""), known.get("sweep", ""), words)
 
 
 def _file(folder: Path) -> Path:

@@ -41,6 +41,10 @@ from controller.records.ledger import Ledger
 from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord
 
 
+class MissingInputsError(ConfigError):
+    """The bucket no longer has the code or the data of a recorded run."""
+
+
 @dataclass(frozen=True)
 class ArchivedCode(CodeSnapshot):
     """Code from an archive, which is shipped again byte for byte."""
@@ -182,7 +186,7 @@ def _restore_code(google: GoogleClient, document: RunRecord, state: Path) -> Cod
     try:
         packed = google.download(bucket, f"code/{sha256}.tar.gz")
     except NotFoundError:
-        raise ConfigError(f"--run {document['run']}: its code is missing from {where}") from None
+        raise MissingInputsError(f"--run {document['run']}: its code is missing from {where}") from None
     folder = state / "code" / sha256
     if not folder.is_dir():
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -225,7 +229,7 @@ def _recorded_inputs(google: GoogleClient, document: RunRecord, run_id: str, sta
         try:
             google.call("storage", "objects.get", bucket=bucket, object=f"{content.prefix}/manifest.json")
         except NotFoundError:
-            raise ConfigError(
+            raise MissingInputsError(
                 f"--run {document['run']}: its {content.path} is missing from {object_url(bucket, content.prefix)}; "
                 "a run with the same overrides copies it again"
             ) from None

@@ -84,7 +84,8 @@ def _preview_run(options: RunOptions, doing: Callable[[str], object]) -> RunPrev
         findings = [*findings, Finding("repository", "warning", "code.repository", message)]
         plan = build_plan(config, project_of(config), Path.cwd(), unfetched_snapshot(config))
     if no_project := missing_project(plan.project):
-        findings = [*findings, Finding("project", "warning", "cloud.project", no_project)]
+        message = f"{no_project}; `plan` goes on without it, `up` does not"
+        findings = [*findings, Finding("project", "warning", "cloud.project", message)]
     doing(opening_message(config))
     with open_context(config, keep_awake=True) as (context, emulator):
         doing("observing what exists")

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,6 +63,24 @@ class SweepDefinition:
             ]
             return f"{self.base_config.run.name}-{digest(what)[:8]}"
         return f"{self.base_config.run.name}-{digest(sorted(job.run_id for job in self.jobs))[:8]}"
+
+    @property
+    def fixed_words(self) -> Set[str]:
+        """Overrides that all runs share."""
+        if self.space is not None:
+            return set(self.fixed_overrides)
+        return set.intersection(*(set(job.variant.overrides) for job in self.jobs)) - self._own_words
+
+    @property
+    def swept_keys(self) -> Set[str]:
+        """Keys in which the runs differ."""
+        if self.space is not None:
+            return {override_key(prefix) for prefix in (*self.space.choices, *self.space.intervals)}
+        return {override_key(word) for word in self._own_words}
+
+    @property
+    def _own_words(self) -> set[str]:
+        return {word for job in self.jobs for word in job.variant.own_overrides}
 
 
 class JobBuilder:
@@ -159,16 +177,46 @@ class Estimate:
     why: str
 
 
-def estimate(config: Config, left: int, pods: int, state: Path, now: float, configs: Sequence[Config] = ()) -> Estimate:
+PACE_KEYS = ("experiment", "scale", "model", "data", "loop", "mesh", "program", "optimizer", "checkpoint")
+"""First parts of the overrides that a run's duration may depend on."""
+
+
+def _is_alike(row: index.RunRow, config: Config, fixed: Set[str], swept: Set[str]) -> bool:
+    """Return whether a run of the table took about as long as one of this sweep will."""
+    same = (config.run.name, config.topology.accelerator_type, config.cloud.kind)
+    if (row.get("name"), row.get("type"), row.get("cloud", config.cloud.kind)) != same:
+        return False
+    before, wanted = _pace_words(map(str, row.get("overrides") or ())), _pace_words(fixed)
+    return {word for word in before ^ wanted if override_key(word) not in swept} == set()
+
+
+def _pace_words(words: Iterable[str]) -> set[str]:
+    return {word for word in words if override_key(word).partition(".")[0] in PACE_KEYS}
+
+
+def override_key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")
+
+
+def estimate(
+    config: Config,
+    left: int,
+    pods: int,
+    state: Path,
+    now: float,
+    configs: Sequence[Config] = (),
+    words: tuple[Set[str], Set[str]] = (frozenset(), frozenset()),
+) -> Estimate:
     """Estimate total duration and cost before anything starts.
 
-    Finished runs with this name say most; else the arithmetic of each of the `configs` left does, or a limit.
+    Finished runs like these say most; else the arithmetic of each of the `configs` left does, or a limit. A run is like
+    these if it has the same name, machine and cloud, and differs in the swept keys only: a run with `scale=tiny` says
+    nothing about full ones. `words` are the sweep's `fixed_words` and `swept_keys`.
     """
-    name, kind = config.run.name, config.topology.accelerator_type
-    rows = [row for row in index.load_rows(state) if (row.get("name"), row.get("type")) == (name, kind)]
-    known = [row["seconds"] for row in rows if row.get("state") == "finished"]
+    rows = [row for row in index.load_rows(state) if row.get("state") == "finished" and _is_alike(row, config, *words)]
+    known = [row["seconds"] for row in rows]
     if known:
-        each, why = statistics.median(known), f"from {plural(len(known), 'finished run')} with this name"
+        each, why = statistics.median(known), f"from {plural(len(known), 'finished run')} like these"
     elif guesses := [found for c in configs or (config,) if (found := estimate_run(c, hourly_price(c, now)))]:
         each = 3600 * statistics.mean(found.hours for found in guesses)
         usd = None if any(found.usd is None for found in guesses) else statistics.mean(f.usd or 0.0 for f in guesses)
@@ -177,7 +225,7 @@ def estimate(config: Config, left: int, pods: int, state: Path, now: float, conf
     elif config.budget.max_hours is not None:
         each, why = 3600 * config.budget.max_hours, "at most, from budget.max_hours"
     else:
-        return Estimate(left, None, None, None, "no run with this name has finished yet; budget.max_hours sets a limit")
+        return Estimate(left, None, None, None, "no run like these has finished yet; budget.max_hours sets a limit")
     hours = math.ceil(left / pods) * each / 3600
     price = hourly_price(config, now).total
     return Estimate(left, each, hours, None if price is None else left * each / 3600 * price, why)

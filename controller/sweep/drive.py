@@ -1,7 +1,7 @@
 """Drive a sweep to its end under its lease, or delete its pods."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from controller.cloud.connect import project_of, require_project
 from controller.core.errors import ConfigError, LeaseLostError, ProgramFailedError
@@ -12,7 +12,7 @@ from controller.lease.store import LeaseSnapshot
 from controller.reconcile.reconciler import reconcile
 from controller.run.options import RunOptions
 from controller.sweep.board import Board, format_counts
-from controller.sweep.definition import JobBuilder, with_pod_number
+from controller.sweep.definition import JobBuilder, SweepDefinition, with_pod_number
 from controller.sweep.live import live_board
 from controller.sweep.pods import force_delete, managed_node, running_runs
 from controller.sweep.pool import GridSource, JobSource, PodPool
@@ -27,8 +27,12 @@ class RunsFailedError(ProgramFailedError):
         self.errors = errors
 
 
-def drive_sweep(options: RunOptions) -> None:
+def drive_sweep(options: RunOptions, opened: Callable[[SweepDefinition], object] = lambda definition: None) -> None:
     """Drive all runs of a sweep to their end, or detach from it on Ctrl-C.
+
+    Args:
+        options: the overrides, and how to drive them.
+        opened: called before anything is created.
 
     Raises:
         ConfigError: the config is unusable, or the user declined.
@@ -36,6 +40,7 @@ def drive_sweep(options: RunOptions) -> None:
         ProgramFailedError: some runs were given up; the others have finished.
     """
     with open_sweep(options) as session:
+        opened(session.definition)
         drive_session(session, options, JobBuilder(session.definition.folder))
 
 

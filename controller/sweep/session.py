@@ -80,7 +80,8 @@ class SweepSession:
         now = self.context.clock.now()
         left = [job.config for job in self.definition.jobs if job.run_id not in self.finished_runs]
         base, pods = self.definition.base_config, self.definition.sweep.pods
-        return estimate(base, self.remaining, pods, self.context.state_dir, now, left)
+        words = (self.definition.fixed_words, self.definition.swept_keys)
+        return estimate(base, self.remaining, pods, self.context.state_dir, now, left, words)
 
     def estimate_of(self, job: SweepJob) -> RunEstimate | None:
         """Estimate one run; None if only its program knows how long it takes."""

@@ -114,6 +114,32 @@ def test_the_estimate_is_by_runs_of_the_same_name(tmp_path: Path) -> None:
     assert guess.usd == pytest.approx(12 * 100 / 3600 * (hourly_price(config, 0.0).total or 0.0))
 
 
+def test_runs_of_another_scale_or_cloud_say_nothing_about_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    quickstart, tiny = "+experiment=quickstart", "scale=tiny"
+    row = {"name": "quickstart", "type": "v5litepod-16", "cloud": "local", "state": "finished", "metrics": {}}
+    took = {(quickstart,): 300.0, (quickstart, "optimizer.lr=0.1"): 320.0, (quickstart, tiny): 20.0,
+            (quickstart, "loop.steps=9"): 30.0}  # fmt: skip
+    rows = [
+        {**row, "run": str(i), "seconds": each, "overrides": list(words)}
+        for i, (words, each) in enumerate(took.items())
+    ]
+    index.append_rows(tmp_path, [*rows, {**rows[0], "run": "real", "cloud": "gcp", "seconds": 7.0}])
+
+    def each(*words: str) -> float | None:
+        made = define_sweep([quickstart, "run.seed=0,1", *words], tmp_path)
+        about = (made.fixed_words, made.swept_keys)
+        return estimate(made.base_config, 2, 1, tmp_path, 0.0, (), about).seconds_each
+
+    assert each() == 300.0
+    assert each("optimizer.lr=0.1,0.2") == 310.0
+    assert each(tiny) == 20.0
+    assert each("optimizer.lr=0.1,0.2", tiny) == 20.0
+    assert each("loop.steps=99") is None  # no run was as long
+
+
 def test_a_line_per_run() -> None:
     assert sparkline([0, 1, 2, 3]) == "▁▃▅█"
     assert sparkline([]) == ""

@@ -8,6 +8,7 @@ from typing import Any
 from controller.agent.protocol import OBSERVE
 from controller.alerts.alert import describe_alert, read_alerts
 from controller.cli.main import Command
+from controller.cli.verbs.look import recorded_status
 from controller.config.run_yaml import run_url
 from controller.core.errors import ConfigError
 from controller.core.layout import DEFAULT_WIDTH, width_of, wrap
@@ -17,6 +18,7 @@ from controller.gcp.prices import monthly_storage_price
 from controller.lease.lease import pod_lease
 from controller.reconcile.resource import Absent, Pending
 from controller.records.pending_deletions import retry_deletions
+from controller.records.restore import MissingInputsError
 from controller.records.spending import Spending, format_hours
 from controller.resources.pod.node import Node, describe
 from controller.run.session import Session, open_session
@@ -36,12 +38,17 @@ def run(command: Command) -> int:
         return project_status.run(command)
     if command.flags.follow:
         raise ConfigError("--follow: needs --sweep ID; to follow a run, use `slipway logs --follow`")
-    with open_session(command.options) as session:
-        for line in retry_deletions(session.context):
-            print(line, file=sys.stderr)
-        with command.options.waiting() as doing:
-            doing("observing the pod, its workers and the bucket")
-            document = gather_status(session)
+    try:
+        with open_session(command.options) as session:
+            for line in retry_deletions(session.context):
+                print(line, file=sys.stderr)
+            with command.options.waiting() as doing:
+                doing("observing the pod, its workers and the bucket")
+                document = gather_status(session)
+    except MissingInputsError as error:
+        if not recorded_status.show(command.options, str(error), as_json=command.flags.json):
+            raise
+        return 0
     if command.flags.json:
         print(json.dumps(document, indent=1))
     else:
@@ -63,14 +70,20 @@ def gather_status(session: Session) -> dict[str, Any]:
     driver = pod_lease(session.plan, session.context).current_other()
     pod["driver"] = str(driver.record) if driver else None
     workers, launches = _worker_status(session), session.ledger.launches()
+    summary, attempts = result.summary if result else {}, len(launches)
+    if result is not None:
+        state = result.outcome
+    elif not launches and (row := recorded_status.finished_row(session.context.state_dir, session.plan.run_id)):
+        state = "finished (recorded on this machine; the bucket no longer has it)"
+        summary, attempts = row.get("metrics") or {}, row.get("attempts") or 1
+    else:
+        state = _last_attempt_message(session, workers, launches[-1].attempt if launches else 0)
     run = {
         "id": session.plan.run_id,
-        "state": result.outcome
-        if result
-        else _last_attempt_message(session, workers, launches[-1].attempt if launches else 0),
-        "attempts": len(launches),
+        "state": state,
+        "attempts": attempts,
         "verdicts": session.ledger.incidents(),
-        "summary": result.summary if result else {},
+        "summary": summary,
         "results": run_url(session.plan.config, session.plan.bucket, session.plan.run_id),
     }
     run["alerts"] = _alerts(session, run["state"] == "running", now)

@@ -96,10 +96,20 @@ def format_plan(preview: RunPreview) -> list[str]:
     lines.append("")
     whys = dict.fromkeys(row.observed.why for row in preview.rows if isinstance(row.observed, Unknown))
     lines += [*(f"unknown: {why}" for why in whys), ""] if whys else []  # first: without credentials it is every line
+    lines += _resource_lines(preview)
+    if preview.findings:
+        lines += ["", *(f"{f.severity}: {f}" for f in preview.findings)]
+    return lines
+
+
+def _resource_lines(preview: RunPreview) -> list[str]:
+    """Return a line for each resource, with its changes; one for all if none could be seen, as without credentials."""
+    if preview.rows and all(isinstance(row.observed, Unknown) for row in preview.rows):
+        others = plural(len(preview.rows) - 1, "other resource")
+        return [f"  {ACTION_SIGNS['unknown']} unknown  {preview.plan.node.title} and {others}; --json lists them"]
+    lines: list[str] = []
     for row in preview.rows:
         lines.append(f"  {ACTION_SIGNS[row.action]} {row.action:<8} {row.resource.title}")
         if row.action in ("update", "replace") and row.diff:
             lines += [f"               {change}" for change in row.diff.changes]
-    if preview.findings:
-        lines += ["", *(f"{f.severity}: {f}" for f in preview.findings)]
     return lines

@@ -2,7 +2,10 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
 from controller.checks.preflight import probe_cloud
 from controller.cli.main import Command
@@ -11,14 +14,22 @@ from controller.cloud.connect import missing_project
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding
 from controller.core.layout import width_of, wrap
+from controller.records.last_command import LastCommand, save
 from controller.sweep.board import format_counts, format_table
+from controller.sweep.definition import SweepDefinition, override_key
 from controller.sweep.drive import delete_pods, drive_sweep
 from controller.sweep.session import open_sweep
 
 
 def up(command: Command) -> int:
-    drive_sweep(command.options)
+    drive_sweep(command.options, partial(_remember, command.overrides))
     return 0
+
+
+def _remember(overrides: Sequence[str], definition: SweepDefinition) -> None:
+    """Let `slipway status` in this folder mean this sweep."""
+    shared = tuple(word for word in overrides if override_key(word) not in definition.swept_keys)
+    save(LastCommand(shared, sweep=definition.id, sweep_words=tuple(overrides)), Path.cwd())
 
 
 def plan(command: Command) -> int:
@@ -41,7 +52,11 @@ def plan(command: Command) -> int:
         head = [wrap(line, width, 9) for line in session.summary_lines()]
         print("\n".join([*head, "", *(wrap(line, width, 6) for line in lines)]))
         if no_project := missing_project(session.context.project):
-            findings = [Finding("project", "warning", "cloud.project", no_project)]
+            findings = [
+                Finding(
+                    "project", "warning", "cloud.project", f"{no_project}; `plan` goes on without it, `up` does not"
+                )
+            ]
         else:
             findings = probe_cloud(definition.base_config, session.context)
         findings = [finding for finding in findings if finding.severity != "note"]

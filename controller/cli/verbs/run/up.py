@@ -4,14 +4,14 @@ from pathlib import Path
 
 from controller.cli.main import Command
 from controller.cli.view import View
-from controller.records.last_command import save
+from controller.records.last_command import LastCommand, save
 from controller.run.drive import drive, open_run
 
 
 def run(command: Command) -> int:
     options = command.options
     with open_run(options) as (plan, context, emulator):
-        save(options.overrides, Path.cwd(), plan.run_id if options.run_id else "")
+        save(LastCommand(options.overrides, plan.run_id if options.run_id else ""), Path.cwd())
         with View(plan, json_lines=options.json) as view:
             drive(options, plan, context, emulator, view)
     return 0
