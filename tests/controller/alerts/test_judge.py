@@ -252,7 +252,8 @@ def test_the_end_of_an_attempt_ends_its_alerts() -> None:
 
 @pytest.mark.parametrize("off", ["slow_fraction", "data_wait_fraction", "loss_spike_factor", "silent_minutes"])
 def test_each_alert_can_be_turned_off(off: str) -> None:
-    made = run(**{off: None}, not_finite=False, checkpoint_intervals=None)
+    changes: dict[str, Any] = {off: None, "not_finite": False, "checkpoint_intervals": None}
+    made = Run(AlertJudge(settings(**changes), BEGAN, 10))
     made.lines(12, loss=1.0, tokens_per_second=1000.0, step_time=1.0, data_time=0.0)
     made.lines(4, loss=9.0, tokens_per_second=100.0, step_time=9.0, data_time=5.0)
     made.lines(1, loss=None)
