@@ -35,8 +35,8 @@ class AlertMonitor:
             )
         if wanted.entropy_below is not None and values["entropy"] < wanted.entropy_below:
             found["entropy"] = (
-                f"the policy's entropy is {values['entropy']:.2g} nats, so it hardly explores; lower optimizer.lr, or "
-                "raise loop.kl_coef or loop.entropy_coef"
+                f"the policy's entropy at loop.temperature is {values['entropy']:.2g} nats, so it hardly explores; "
+                "raise loop.temperature, loop.kl_coef or loop.entropy_coef, or lower optimizer.lr"
             )
         if wanted.zero_accuracy_updates is not None and seen["without_answer"] >= wanted.zero_accuracy_updates:
             found["accuracy"] = (

@@ -141,7 +141,7 @@ class Alerts(Strict):
     """Warnings in the log and TensorBoard, each shown once per run. null or false: off."""
 
     zero_learning_rate: bool = Field(description="The learning rate is 0 before the last update.")
-    entropy_below: float | None = Field(gt=0, description="The policy's entropy, in nats, is lower: it has collapsed.")
+    entropy_below: float | None = Field(gt=0, description="The policy's entropy at `temperature`, in nats, is lower.")
     zero_accuracy_updates: int | None = Field(ge=1, description="Updates in a row without a correct answer.")
     zero_variance_updates: int | None = Field(
         ge=1, description="Updates in a row in which the rewards of every group are equal, so nothing is learned."
@@ -193,7 +193,7 @@ class GrpoLoop(Strict):
     )
     kl_estimator: Literal["k1", "k2", "k3"] = Field(description="Estimator of the KL per token.")
     kl_unbiased: bool = Field(description="Weight each token's KL by its ratio, gradient included.")
-    entropy_coef: float = Field(ge=0, description="Weight of the bonus for the policy's entropy in nats.")
+    entropy_coef: float = Field(ge=0, description="Weight of the bonus for the entropy at `temperature`, in nats.")
     old_logprobs: Literal["trainer", "sampler"] = Field(description="Source of the old policy's log-probabilities.")
     importance_sampling_cap: float | None = Field(
         gt=1,

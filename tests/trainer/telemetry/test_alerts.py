@@ -38,7 +38,7 @@ def test_a_rate_of_zero_before_the_end() -> None:
 def test_an_entropy_that_has_collapsed() -> None:
     found = said(alerts(entropy_below=0.1), {"entropy": 0.2}, {"entropy": 0.09}, {"entropy": 0.08})
     assert [step for step, _ in found] == [2]
-    assert "0.09 nats" in found[0][1]
+    assert "at loop.temperature is 0.09 nats" in found[0][1]
 
 
 def test_so_many_updates_in_a_row_without_a_right_answer() -> None:
