@@ -28,10 +28,13 @@ def token_logprobs(
     table = unembedding_matrix(params, cfg, hidden.dtype)
     if split:
         table = meshes.constrain(table, "logits", None)
+    table = table.astype(jnp.float32)  # the type in which the gradients of the chunks are added up
 
     def score(table: jax.Array, states: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
         states, ids = meshes.constrain(states, rows, None, None), meshes.constrain(ids, rows, None)
-        logits = meshes.constrain(compute_logits(states, table, cfg) / temperature, rows, None, ids_axis)
+        logits = meshes.constrain(
+            compute_logits(states, table.astype(states.dtype), cfg) / temperature, rows, None, ids_axis
+        )
         total = jax.nn.logsumexp(logits, axis=-1)
         is_target = ids[..., None] == jnp.arange(logits.shape[-1])
         chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)

@@ -16,7 +16,17 @@ from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
 from trainer.extension import model_family
 from trainer.models.attention import self_attention, soft_cap
-from trainer.models.layers import apply_rope, linear, map_chunks, mlp, norm, rope_amplitude, rope_inv_freq
+from trainer.models.layers import (
+    add_bias,
+    apply_rope,
+    linear,
+    map_chunks,
+    mlp,
+    norm,
+    rope_amplitude,
+    rope_inv_freq,
+    weighted_sum,
+)
 from trainer.models.weights import Params
 
 REMAT_SAVED_NAMES = {
@@ -87,16 +97,25 @@ def is_local_layer(cfg: Model, layer: int) -> bool:
 def embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -> jax.Array:
     """Return the first layer's input, [B, T, D], for tokens and positions [B, T]."""
     with jax.named_scope("embed"):
-        # each device looks up its columns for all rows: neither the table nor its gradient is ever gathered
-        table = meshes.constrain(params["embedding"].astype(cfg.activation_dtype), "vocab", "embed")
-        x = meshes.constrain(table[meshes.constrain(tokens, "rows", None)], "rows", None, "embed")
+        x = _look_up(meshes.constrain(params["embedding"], "vocab", "embed"), tokens, cfg)
         if cfg.scale_embedding:
             x = x * jnp.asarray(cfg.dim**0.5, cfg.activation_dtype)
         if cfg.position_embedding == "learned":
-            x = x + params["position_embedding"].astype(cfg.activation_dtype)[positions]
+            x = x + _look_up(meshes.constrain(params["position_embedding"], None, "embed"), positions, cfg)
         if cfg.norm_embedding:
             x = norm(x, params, "embedding_norm", cfg)
         return meshes.constrain(x, "batch", None, None)
+
+
+def _look_up(table: jax.Array, ids: jax.Array, cfg: Model) -> jax.Array:
+    """Return the rows [B, T, D] of a table [n, D] in the activation dtype.
+
+    Each device looks up its columns for all rows: neither the table nor its gradient is ever gathered. Rows are cast
+    after the look-up: the gradient of a row that occurs thousands of times would stagnate if it were added up in
+    bfloat16.
+    """
+    found = table[meshes.constrain(ids, "rows", None)].astype(cfg.activation_dtype)
+    return meshes.constrain(found, "rows", None, "embed")
 
 
 def _causal_attention(
@@ -162,16 +181,13 @@ def decoder_layer(
     first: the stream before all layers; weights: this layer's own.
     """
     if cfg.residual_scalars:
-        scales = (weights[name].astype(x.dtype) for name in ("residual_scale", "embedding_scale"))
-        x = next(scales) * x + next(scales) * first
+        x = weighted_sum(x, first, weights["residual_scale"], weights["embedding_scale"])
     with jax.named_scope("attention"):
         query, key, value = _project_qkv(norm(x, weights, "attention_norm", cfg), weights, cfg, positions, local)
         mixed = attention(query, key, value, cfg.sliding_window if local else None)
         heads = mixed.shape[2:]
         out = linear(mixed.reshape(*mixed.shape[:2], -1), weights["output"].reshape(math.prod(heads), -1))
-        if "output_bias" in weights:
-            out = out + weights["output_bias"].astype(x.dtype)
-        out = checkpoint_name(out, "output")
+        out = checkpoint_name(add_bias(out, weights, "output"), "output")
         x = x + (norm(out, weights, "post_attention_norm", cfg) if cfg.post_norms else out)
 
     def feed_forward(x: jax.Array) -> jax.Array:
@@ -196,9 +212,7 @@ def _project_qkv(
     """Return a layer's query (scaled), key and value [B, T, heads, head_dim], with rotary positions applied."""
 
     def heads(name: str) -> jax.Array:
-        out = linear(x, weights[name])
-        if f"{name}_bias" in weights:
-            out = out + weights[f"{name}_bias"].astype(x.dtype)
+        out = add_bias(linear(x, weights[name]), weights, name)
         return meshes.constrain(out, "batch", None, "heads" if name == "query" else "kv_heads", None)
 
     def placed(name: str) -> jax.Array:

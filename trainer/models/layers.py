@@ -49,6 +49,27 @@ def linear(x: jax.Array, weight: jax.Array) -> jax.Array:
     return out.reshape(*x.shape[:-1], *weight.shape[1:])
 
 
+def add_bias(x: jax.Array, weights: Params, name: str) -> jax.Array:
+    """Add `name`_bias, if the tree has it, to x; shape and dtype are preserved.
+
+    The sum is in float32, and so is that of the bias's gradient over all tokens, which would stagnate in bfloat16.
+    """
+    bias = weights.get(f"{name}_bias")
+    return x if bias is None else (x.astype(jnp.float32) + bias).astype(x.dtype)
+
+
+def weighted_sum(x: jax.Array, y: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Return a x + b y for float32 scalars a and b, in the dtype of x.
+
+    It is computed in float32, and so are the sums over all entries that are the gradients of the scalars.
+    """
+
+    def compute(x: jax.Array, y: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+        return (a * x.astype(jnp.float32) + b * y.astype(jnp.float32)).astype(x.dtype)
+
+    return jax.checkpoint(compute, prevent_cse=False)(x, y, a, b)  # keeps x and y as they are, not in float32
+
+
 def norm(x: jax.Array, weights: Params, name: str, cfg: Model) -> jax.Array:
     """Normalize the last axis in float32: RMSNorm (https://arxiv.org/abs/1910.07467) or LayerNorm, by `model.norm`.
 
@@ -120,9 +141,7 @@ def mlp(x: jax.Array, weights: Params, cfg: Model) -> jax.Array:
     """Apply the feed-forward block to [B, T, D]; shape and dtype are preserved."""
 
     def wide(name: str) -> jax.Array:
-        out = linear(x, weights[name])
-        if f"{name}_bias" in weights:
-            out = out + weights[f"{name}_bias"].astype(x.dtype)
+        out = add_bias(linear(x, weights[name]), weights, name)
         return constrain(checkpoint_name(out, "product"), "batch", None, "hidden")
 
     up = wide("up")
@@ -135,7 +154,4 @@ def mlp(x: jax.Array, weights: Params, cfg: Model) -> jax.Array:
             inner = jax.nn.gelu(up, approximate=True)
         case "relu2":
             inner = jnp.square(jax.nn.relu(up))
-    out = linear(inner, weights["down"])
-    if "down_bias" in weights:
-        out = out + weights["down_bias"].astype(x.dtype)
-    return checkpoint_name(out, "output")
+    return checkpoint_name(add_bias(linear(inner, weights["down"]), weights, "down"), "output")
