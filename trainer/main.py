@@ -85,6 +85,10 @@ def train(experiment: RunFile, folder: Path) -> None:
     try:
         with jax.set_mesh(mesh):
             load_loop(experiment.loop).run(remat.resolve_remat(experiment, mesh), mesh, log)
+    except PreemptedError:
+        if cache:  # what this attempt compiled is what the next one, on other VMs, would compile
+            cache.close()
+        raise
     finally:
         log.close()
     if cache:

@@ -1,7 +1,8 @@
 """The persistent compilation cache, which reuses programs compiled in earlier attempts of a run.
 
 JAX reads and writes a local folder, so it never waits for the network. Only process 0 writes; it copies new files to
-the run's folder in the background, where a replacement VM finds them. File names hash everything a program derives
+the run's folder in the background, where a replacement VM finds them. Programs are kept however quickly they compiled,
+so that a restart compiles nothing. File names hash everything a program derives
 from: its operations, shapes, topology, compiler and flags.
 """
 
@@ -9,6 +10,7 @@ import hashlib
 import logging
 import platform
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -18,6 +20,8 @@ from conf.schema.training.run_yaml import PodFacts
 
 CACHE_FOLDER = "compile_cache"
 COPY_INTERVAL_SECONDS = 20.0
+NUM_DOWNLOADS = 16
+"""Files that are read from the run's folder at the same time: most are small, and each takes a request."""
 
 
 class CompileCache:
@@ -40,6 +44,8 @@ class CompileCache:
         jax.config.update("jax_compilation_cache_dir", str(self._local))
         # applies to GPUs only, and would otherwise make the folder's path part of a program's name
         jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+        # by default, programs that compile within a second are compiled again by each attempt
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         self._thread = threading.Thread(target=self._copy_loop, name="compile_cache", daemon=True)
         if writes:
             self._thread.start()
@@ -54,13 +60,16 @@ class CompileCache:
         self._local.mkdir(parents=True, exist_ok=True)
         if not self._remote.exists():
             return
-        for source in self._remote.iterdir():
-            self._copied.add(source.name)
-            target = self._local / source.name
-            if not target.exists():
-                partial = target.with_suffix(".partial")
-                partial.write_bytes(source.read_bytes())
-                partial.replace(target)
+        with ThreadPoolExecutor(NUM_DOWNLOADS) as pool:
+            self._copied |= set(pool.map(self._fetch_file, self._remote.glob("*-cache")))
+
+    def _fetch_file(self, source: epath.Path) -> str:
+        target = self._local / source.name
+        if not target.exists():
+            partial = target.with_suffix(".partial")
+            partial.write_bytes(source.read_bytes())
+            partial.replace(target)
+        return source.name
 
     def _copy_loop(self) -> None:
         try:
