@@ -152,11 +152,29 @@ def ours(text: Path, steps: int, cores: str, folder: Path) -> tuple[list[dict[st
     folder.mkdir(parents=True)
     (folder / "run.yaml").write_text(yaml.safe_dump(run_file(text, steps, folder)))
     env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "SLIPWAY_RUN_DIR": str(folder / "local")}
-    program = [sys.executable, "-m", "tests.bench.timed_trainer", str(folder / "run.yaml"), str(folder / "cpu.json")]
+    timed = f"from tests.bench import lm; lm.timed_trainer({str(folder / 'cpu.json')!r})"
+    program = [sys.executable, "-c", timed, str(folder / "run.yaml")]
     subprocess.run(["taskset", "-c", cores, *program], env=env, cwd=folder, check=True)
     lines = [json.loads(line) for line in (folder / "local/metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if line["phase"] == "train"]
     return trained, [line for line in lines if line["phase"] == "eval"]
+
+
+def timed_trainer(result: str) -> None:
+    """The trainer of this process's arguments, which also writes to `result` its CPU seconds at each line of updates."""
+    from trainer import main as trainer
+    from trainer.telemetry.metrics import MetricsLogger
+
+    log, lines = MetricsLogger.log, list[dict[str, Any]]()
+
+    def log_and_note(self: MetricsLogger, step: int, phase: str, **values: Any) -> None:
+        if phase == "train":
+            lines.append({"step": step, "cpu": time.process_time()})
+            Path(result).write_text(json.dumps(lines))
+        log(self, step, phase, **values)
+
+    MetricsLogger.log = log_and_note
+    trainer.main()
 
 
 def run_file(text: Path, steps: int, folder: Path) -> dict[str, Any]:
