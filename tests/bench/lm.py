@@ -161,7 +161,7 @@ def ours(text: Path, steps: int, cores: str, folder: Path) -> tuple[list[dict[st
 
 
 def timed_trainer(result: str) -> None:
-    """The trainer of this process's arguments, which also writes to `result` its CPU seconds at each line of updates."""
+    """The trainer, which also writes its CPU seconds at each line of updates to the file `result`."""
     from trainer import main as trainer
     from trainer.telemetry.metrics import MetricsLogger
 
