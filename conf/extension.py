@@ -166,6 +166,41 @@ class Notifier(Protocol):
     def __call__(self, event: Mapping[str, Any], /) -> None: ...
 
 
+class ResourceKind(Protocol):
+    """A step of the plan: `code.resources`, a class whose argument is the config. Its objects have what OwnStep has."""
+
+    def __call__(self, config: Any, /) -> "OwnStep": ...
+
+
+class OwnStep(Protocol):
+    """Something on Google Cloud that must exist before the pod is created. `down --all` deletes it.
+
+    google: `google.call(API, METHOD, **parameters)` sends one request of an API that Google describes, such as
+    `call("pubsub:v1", "projects.topics.get", topic=...)`, and raises a GoogleError, which need not be caught. project:
+    the id of the project.
+    """
+
+    name: str
+    """Name of the step, unique among those of the same config."""
+    wanted: Mapping[str, Any]
+    """What `read` must return for nothing to be done."""
+    apis: Sequence[str]
+    """Google APIs to enable, such as pubsub.googleapis.com; may be left out."""
+
+    def read(self, google: Any, project: str, /) -> Mapping[str, Any]:
+        """Return the values of `wanted` as they are, and `managed`: whether Slipway created it. 404 means absent."""
+        ...
+
+    def create(self, google: Any, project: str, /) -> None:
+        """Create it, with a mark that `read` recognizes."""
+        ...
+
+    def delete(self, google: Any, project: str, /) -> None:
+        """Delete it. Called only if it is managed."""
+        ...
+
+
+OWN_STEP_METHODS = ("read", "create", "delete")
 PROTOCOLS: Mapping[str, type] = {
     "reward": Reward,
     "questions": Questions,
@@ -179,6 +214,7 @@ PROTOCOLS: Mapping[str, type] = {
     "model family": ModelFamily,
     "check": CheckFunction,
     "notifier": Notifier,
+    "resource kind": ResourceKind,
 }
 """Every kind, by its name in messages."""
 

@@ -28,6 +28,8 @@ def controller_references(config: Config) -> Iterator[Use]:
     """Yield what runs on the machine that drives the run."""
     for reference in config.code.checks:
         yield Use("check", "code.checks", reference)
+    for reference in config.code.resources:
+        yield Use("resource kind", "code.resources", reference)
     if config.notify.notifier is not None:
         yield Use("notifier", "notify.notifier", config.notify.notifier)
 

@@ -18,6 +18,7 @@ from controller.inputs.code import CodeSnapshot, UnfetchedSnapshot, take_snapsho
 from controller.inputs.requirements import Requirements
 from controller.inputs.secrets import Vault
 from controller.plan.bastion import bastion_resources
+from controller.plan.own_steps import with_own_steps
 from controller.plan.project import bucket_name, shared_resources
 from controller.plan.workers import WorkerInputs, fetched_on_pod, venv_requirements, worker_resources
 from controller.reconcile.resource import Absent, Pending, Resource
@@ -127,6 +128,7 @@ def build_plan(
     if recorded is not None and requirements.text and config.env.packages == "lock":
         requirements = Requirements(recorded.lock)
     early = tuple(_resources_before_pod(config, bucket, code, held, vault, requirements))
+    early = with_own_steps(config, (folder, code.root), early)
     # A billed TPU never waits for an upload or a permission: all shared resources come first.
     node = node_resource(config, tuple(r.id for r in early))
     archive = next(r for r in early if isinstance(r, CodeArchive))

@@ -14,6 +14,7 @@ FILES = sorted((ROOT / "docs" / "extend").glob("*.py"))
 TESTED = (
     ROOT / "tests" / "trainer" / "test_extension.py",
     ROOT / "tests" / "controller" / "checks" / "inputs" / "test_extensions.py",
+    ROOT / "tests" / "controller" / "plan" / "test_own_steps.py",
 )
 
 

@@ -116,6 +116,9 @@ class Code(Strict):
     checks: Annotated[tuple[Reference, ...], VOLATILE] = Field(
         description="module:name of functions of your own that find mistakes in a config (docs/extend.md)."
     )
+    resources: Annotated[tuple[Reference, ...], VOLATILE] = Field(
+        description="module:name of classes of your own: steps of the plan before the pod (docs/extend.md)."
+    )
     stand_in: bool = Field(description="Ship Slipway's small stand-ins for the guides' programs. Used by scale=tiny.")
 
 

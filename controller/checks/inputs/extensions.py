@@ -22,6 +22,7 @@ KEYS = (
         "data.source",
     ),
     *("data.prompt.formatter", "optimizer.rule", "model.implementation", "notify.notifier", "code.checks"),
+    "code.resources",
 )
 
 

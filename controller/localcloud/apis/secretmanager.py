@@ -40,6 +40,7 @@ class SecretManager:
             "name": f"projects/{PROJECT_NUMBER}/secrets/{secret}",
             "replication": call.body.get("replication", {"automatic": {}}),
             "createTime": timestamp(time.time()),
+            **({"labels": call.body["labels"]} if call.body.get("labels") else {}),
         }
         self._store.put("secret", secret, body)
         return body

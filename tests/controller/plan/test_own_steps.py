@@ -1,0 +1,167 @@
+"""Steps of the user's own in the plan, from a folder outside the repository: the example of the page, and mistakes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from conf.schema.config import Config
+from controller.config.compose import compose
+from controller.context import Context
+from controller.core.clock import Clock
+from controller.core.errors import CloudError, ConfigError
+from controller.core.events import Events
+from controller.gcp.errors import NotFoundError
+from controller.plan.build import build_plan
+from controller.plan.own_steps import own_steps
+from controller.plan.preview import preview_resources
+from controller.reconcile.reconciler import destroy, reconcile, topological_order
+from controller.reconcile.resource import Absent
+from controller.resources.project.own import OwnResource
+from controller.resources.project.services import Services
+from tests.paths import ROOT
+
+EXAMPLE = "code.resources=[my_secret:LabSecret]"
+OTHERS = """
+class Step:
+    name, wanted = "step", {"size": 1}
+    def __init__(self, config): pass
+    def read(self, google, project): return google
+    def create(self, google, project): raise OSError("no route")
+    def delete(self, google, project): pass
+class Same(Step): pass
+class Raises(Step):
+    def __init__(self, config): raise KeyError("x")
+class Nameless(Step): name = ""
+class Vague(Step): wanted = None
+class Halved: name, wanted = "half", {}; read = print; __init__ = lambda self, config: None
+def no_class(): pass
+"""
+
+
+class SecretManager:
+    """Google's answers about secrets, as of the API's reference."""
+
+    def __init__(self) -> None:
+        self.secrets: dict[str, dict[str, Any]] = {}
+        self.changes: list[str] = []
+
+    def call(self, api: str, method: str, **parameters: Any) -> dict[str, Any]:
+        assert api == "secretmanager"
+        match method.removeprefix("projects.secrets."):
+            case "create":
+                name = f"{parameters['parent']}/secrets/{parameters['secretId']}"
+                self.secrets[name] = parameters["body"]
+                self.changes.append(f"create {name}")
+                return self.secrets[name]
+            case "delete":
+                self.changes.append(f"delete {parameters['name']}")
+                return self.secrets.pop(parameters["name"])
+        if parameters["name"] not in self.secrets:
+            raise NotFoundError("secretmanager", 404, "NOT_FOUND", "Secret not found")
+        return self.secrets[parameters["name"]]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    shutil.copytree(ROOT / "docs" / "extend", tmp_path / "slipway")
+    (tmp_path / "slipway" / "own_kinds.py").write_text(OTHERS)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in ("my_secret", "own_kinds"):
+        sys.modules.pop(name, None)
+
+
+def config_of(*overrides: str) -> Config:
+    found, problems = compose(["program=command", "program.command=[ls]", *overrides])
+    assert found is not None, problems
+    return found
+
+
+def context_of(google: object) -> Context:
+    clock, none = Clock(), cast(Any, None)
+    return Context("p", cast(Any, google), clock, Events(clock), Path("unused"), none, 0.01, none)
+
+
+def test_the_example_lives_like_the_other_resources(folder: Path) -> None:
+    plan = build_plan(config_of(EXAMPLE), "p", folder)
+    step, services = plan.get(OwnResource), plan.get(Services)
+    assert step.depends_on == (services.id,)
+    assert step.id in plan.node.depends_on
+    assert "secretmanager.googleapis.com" in services.apis
+    order = topological_order(plan.resources)
+    assert order.index(services) < order.index(step) < order.index(plan.node)
+
+    google, alone = SecretManager(), replace(step, depends_on=())
+    context = context_of(google)
+    [before] = preview_resources((alone,), context)
+    assert isinstance(before.observed, Absent)
+    reconcile([alone], context)
+    reconcile([alone], context)
+    [after] = preview_resources((alone,), context)
+    assert isinstance(after.observed, OwnResource)
+    assert after.observed.is_managed
+    assert after.resource.scope == "shared", "`down` keeps it, `down --all` deletes it"
+    destroy([alone], context)
+    destroy([alone], context)
+    assert google.changes == ["create projects/p/secrets/lab-key", "delete projects/p/secrets/lab-key"]
+
+
+def test_what_others_made_is_used_or_refused_and_never_deleted(folder: Path) -> None:
+    google = SecretManager()
+    [step] = own_steps(config_of(EXAMPLE), (folder,), ())
+    name = "projects/p/secrets/lab-key"
+    google.secrets[name] = {"replication": {"automatic": {}}}
+    reconcile([step], context_of(google))
+    destroy([step], context_of(google))
+    assert google.changes == []
+    google.secrets[name] = {"replication": {"userManaged": {}}}
+    with pytest.raises(CloudError, match=r"own step lab-key differs .* and was not created by Slipway"):
+        reconcile([step], context_of(google))
+    google.secrets[name]["labels"] = {"managed-by": "slipway"}
+    reconcile([step], context_of(google))
+    assert google.changes == [f"delete {name}", f"create {name}"]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ("own_kinds:Absent", "the module has no Absent; it has Step, Same"),
+        ("none_such:Step", "cannot import none_such"),
+        ("own_kinds:Raises", "own_kinds:Raises raised KeyError"),
+        ("own_kinds:Nameless", "own_kinds:Nameless must have a name, a text"),
+        ("own_kinds:Vague", "own_kinds:Vague must have `wanted`, a mapping"),
+        ("own_kinds:Halved", "own_kinds:Halved has no method create, delete"),
+        ("own_kinds:no_class", r"takes \(\), but is called as \(config\)"),
+        ("own_kinds:Step,own_kinds:Same", "own_kinds:Same and own_kinds:Step have the same name, step"),
+    ],
+)
+def test_a_mistake_is_an_error_of_the_plan(folder: Path, names: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^code.resources: .*{words}"):
+        build_plan(config_of(f"code.resources=[{names}]"), "p", folder)
+
+
+@pytest.mark.parametrize(
+    ("answer", "run", "words"),
+    [
+        ({"managed": True}, OwnResource.observe, "read must return a mapping with size"),
+        ({"size": 1}, OwnResource.observe, r"read must return a mapping with managed \(true or false\)"),
+        (None, OwnResource.observe, r"read must return a mapping with managed \(true or false\)"),
+        ({}, lambda step, context, _: step.apply(context, {}, step.diff(Absent())), "create raised OSError"),
+    ],
+)
+def test_a_mistake_of_a_method_names_it(folder: Path, answer: Any, run: Callable[..., Any], words: str) -> None:
+    [step] = own_steps(config_of("code.resources=[own_kinds:Step]"), (folder,), ())
+    with pytest.raises(CloudError, match=f"code.resources: own_kinds:Step.{words}"):
+        run(step, context_of(answer), {})
+
+
+def test_this_machine_has_no_such_steps(folder: Path) -> None:
+    plan = build_plan(config_of("cloud=here", "cloud.backend=cpu", EXAMPLE), "here", folder)
+    assert not [r for r in plan.resources if isinstance(r, OwnResource)]
