@@ -12,6 +12,10 @@ COLOURS, DASHES = 8, 3
 """Number of styles in page.css: the colors repeat with other dashes."""
 WIDTH, HEIGHT, LEFT, BOTTOM = 760, 300, 62, 270
 """Size of a chart and margins of its plot, in SVG units."""
+GAP = 9
+"""Length of the dashes of a line that lies on others, in SVG units."""
+MIN_TICK_DISTANCE = 0.18
+"""Distance between two steps on the axis as a fraction of it, so that their labels fit on a phone."""
 
 
 def colour(number: int) -> str:
@@ -26,8 +30,11 @@ def line_chart(
     steps = [step for _, curve in curves.values() for step in curve.steps]
     x_low, x_high = min(steps), max(steps)
     low, high = (min(min(c.low) for _, c in curves.values()), max(max(c.high) for _, c in curves.values()))
+    heights = ticks(low, high)  # of a flat curve: its one value
     margin = 0.06 * (high - low or abs(high) or 1.0)
     low, high = low - margin, high + margin
+    if len(heights) > 1:
+        heights = ticks(low, high)
 
     def x(step: float) -> float:
         return LEFT + (WIDTH - LEFT - 20) * ((step - x_low) / (x_high - x_low) if x_high > x_low else 0.5)
@@ -40,16 +47,18 @@ def line_chart(
 
     label = f"{title} by step; the table below has the last values"
     svg = add_child(parent, "svg", class_="chart", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
-    for value in ticks(low, high):
+    for value in heights:
         add_child(svg, "line", class_="grid", x1=LEFT, x2=WIDTH - 20, y1=y(value), y2=y(value))
         add_child(svg, "text", format_number(value), x=LEFT - 8, y=y(value) + 4, text_anchor="end")
     add_child(svg, "text", "step", x=LEFT - 8, y=BOTTOM + 20, text_anchor="end")
-    for step in ticks(x_low, x_high):
-        add_child(svg, "text", format_number(step), x=x(step), y=BOTTOM + 20, text_anchor="middle")
+    for step in step_ticks(x_low, x_high):
+        anchor = "middle" if x_low == x_high or x_low < step < x_high else "start" if step == x_low else "end"
+        add_child(svg, "text", format_number(step), x=x(step), y=BOTTOM + 20, text_anchor=anchor)
     for step, text in marks:
         if x_low <= step <= x_high:
             stroke = add_child(svg, "line", class_="interrupted", x1=x(step), x2=x(step), y1=10, y2=BOTTOM)
             add_child(stroke, "title", text)
+    drawn: list[str] = []
     for number, (name, curve) in curves.items():
         if curve.low != curve.high:
             outline = [
@@ -58,9 +67,11 @@ def line_chart(
             ]
             add_child(svg, "path", class_=f"band {colour(number)}", d=f"M{path(outline)}Z")
         points = path(zip(curve.steps, curve.mean, strict=True))
-        line = add_child(
-            svg, "path", class_=f"line {colour(number)}", d=f"M{points}" if len(curve.steps) > 1 else f"M{points}h4"
-        )
+        shape = f"M{points}" if len(curve.steps) > 1 else f"M{points}h4"
+        hidden = drawn.count(shape)  # lines below this one that it would hide: leave gaps that show them
+        gaps = {"stroke_dasharray": f"{GAP} {hidden * GAP}"} if hidden else {}
+        drawn.append(shape)
+        line = add_child(svg, "path", class_=f"line {colour(number)}", d=shape, **gaps)
         add_child(line, "title", name)
 
 
@@ -71,6 +82,15 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10((high - low) / count))
     gap = next(factor * power for factor in (1, 2, 5, 10) if factor * power * count >= (high - low) * (1 - 1e-9))
     return [i * gap for i in range(math.ceil(low / gap), math.floor(high / gap) + 1)]
+
+
+def step_ticks(low: float, high: float) -> list[float]:
+    """Return the steps to label: the first and the last one, and round ones that are not close to these."""
+    if low >= high:
+        return [low]
+    room = MIN_TICK_DISTANCE * (high - low)
+    inner = (step for step in ticks(low, high, 4) if low + room <= step <= high - room and step.is_integer())
+    return [low, *inner, high]
 
 
 def timeline_bar(parent: Element, time: Timeline, longest: float, label: str) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from controller.cli import main
 from controller.records import index
-from controller.report.curves import build_curve, points_per_curve, select_metrics
-from controller.report.drawing import format_number, ticks
+from controller.report.curves import Curve, build_curve, points_per_curve, select_metrics
+from controller.report.drawing import format_number, line_chart, step_ticks, ticks
 from controller.report.gather import RecordedRun, gather_runs, local_reader
 from controller.report.model import ReportModel, build_report
 from controller.report.page import render
@@ -285,3 +285,26 @@ def test_the_curve_of_an_evaluation_begins_before_grpo(tmp_path: Path) -> None:
     curve = build_curve(setting, ("eval", "eval_accuracy"))
     assert curve is not None
     assert (curve.steps, curve.mean) == ((40, 70, 100), (0.49, 0.6, 0.9))
+
+
+def test_flat_lines_have_one_height_and_hide_no_other() -> None:
+    flat, page = Curve((1.0, 9.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)), ElementTree.Element("div")
+    line_chart(page, "loss", {0: ("a", flat), 1: ("b", flat), 2: ("c", flat)})
+    [chart] = page
+    heights = [each.text for each in chart if each.tag == "text" and each.get("text-anchor") == "end"]
+    assert heights == ["0", "step", "9"]  # and the last step
+    assert [each.get("stroke-dasharray") for each in chart if each.tag == "path"] == [None, "9 9", "9 18"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (5, 130, [5, 50, 100, 130]),
+        (1, 1, [1]),
+        (0, 100, [0, 50, 100]),
+        (7, 9, [7, 8, 9]),
+        (450, 638, [450, 500, 550, 600, 638]),
+    ],
+)
+def test_the_axis_of_steps_names_both_ends(low: float, high: float, expected: list[float]) -> None:
+    assert step_ticks(low, high) == expected
