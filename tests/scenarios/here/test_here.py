@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from controller import api
+from controller.cli import main
 from tests.paths import ROOT
 
 PROGRAM = """
@@ -94,6 +95,25 @@ def test_a_run_is_started_looked_at_and_cancelled(words: list[str]) -> None:
     until(lambda: "waiting" in api.logs(*words))
     assert api.cancel(*words)
     assert (api.status(*words).state, api.cancel(*words)) == ("stopped", False)
+
+
+@pytest.mark.e2e
+def test_verbs_of_a_pod_say_that_there_is_none_and_a_report_is_made(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*words, "program.command=[python,train.py]"]
+    row = api.up(*words)
+    assert main.run(["report", row["run"]]) == 0
+    assert row["run"] in (tmp_path / "state/reports" / f"{row['run']}.html").read_text()
+    capsys.readouterr()
+    for verb in ("down", "stop", "ssh", "forward"):
+        assert main.run([verb, *(["8080"] if verb == "forward" else []), *words]) == 2
+        said = capsys.readouterr().err
+        about = (
+            "there is no SSH; `slipway exec` runs" if verb in ("ssh", "forward") else "has no pod to delete or stop: "
+        )
+        assert said.startswith("error: cloud=here")
+        assert about in said
 
 
 @pytest.mark.e2e
