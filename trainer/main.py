@@ -23,6 +23,7 @@ from trainer.distributed.preemption import PREEMPTED_EXIT_CODE, PreemptedError
 from trainer.extension import add_modules
 from trainer.fit import remat
 from trainer.loops.registry import load_loop
+from trainer.policy.run_files import write_run_files
 from trainer.step.compile_cache import CompileCache
 from trainer.step.nan_check import DivergedError
 from trainer.telemetry import wandb
@@ -78,6 +79,8 @@ def train(experiment: RunFile, folder: Path) -> None:
     """
     mesh = meshes.build_mesh(experiment.mesh)
     first = jax.process_index() == 0
+    if first:
+        write_run_files(experiment)
     cache = CompileCache(folder, experiment.dir, experiment.pod, writes=first) if experiment.compile_cache else None
     log = MetricsLogger(
         folder, experiment.dir, writes=first, there=wandb.start_run(experiment, folder) if first else None

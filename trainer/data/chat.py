@@ -85,7 +85,11 @@ def chat_prompt(form: ChatTemplate, prompt: Prompt, question: str) -> list[Promp
             ChatMessage("user", _format_question(prompt, shot.question)),
             ChatMessage("assistant", format_solution(prompt, shot.answer)),
         ]
-    turns.append(ChatMessage("user", _format_question(prompt, question)))
+    return format_turns(form, [*turns, ChatMessage("user", _format_question(prompt, question))])
+
+
+def format_turns(form: ChatTemplate, turns: Sequence[ChatMessage]) -> list[PromptPart]:
+    """Return the turns of a conversation, up to the start of the model's next turn, without BOS."""
     if "system" not in form.role_names and turns[0].role == "system":
         system, first, *rest = turns
         turns = [ChatMessage("user", f"{system.content.strip()}\n\n{first.content.strip()}"), *rest]

@@ -61,6 +61,12 @@ def leaf_path(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
+def bit_sum(array: np.ndarray) -> int:
+    """Return the checksum of an array on the host, as `ReplicaChecksums` computes it on devices."""
+    unsigned = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}[array.dtype.itemsize]
+    return int(np.ascontiguousarray(array).reshape(-1).view(unsigned).sum(dtype=np.uint64)) % 2**32
+
+
 def _program(shardings: tuple[NamedSharding, ...]) -> Any:
     """Return the jitted function from arrays to a replicated table of sums [devices in mesh order, arrays]."""
     mesh = shardings[0].mesh

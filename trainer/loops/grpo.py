@@ -21,6 +21,7 @@ from trainer.distributed import mesh as meshes
 from trainer.distributed.preemption import PreemptionNotice
 from trainer.evaluation.accuracy import Evaluator
 from trainer.models.weights import Params
+from trainer.pretrained import store
 from trainer.rewards.functions import check_columns, resolve
 from trainer.rewards.pool import RewardPool
 from trainer.rl import batching
@@ -70,6 +71,8 @@ class GrpoTrainer:
             check_columns(name, example)
         prompting = self.questions.prompt_encoder
         _check_vocab(experiment, prompting)
+        if checkpoints.latest_step() is None:  # else they are not read again
+            store.check_weights(experiment.model)
         self.sampler = batching.build_sampler(experiment.model, loop, mesh, prompting)
         evaluation = Evaluator(loop, self.questions, self.sampler, checks, experiment.seed)
         self.telemetry = Telemetry(experiment, loop, log)

@@ -1,11 +1,15 @@
 """Read and write Hugging Face checkpoints tensor by tensor; only the result is ever held whole."""
 
 import json
+import math
 import re
+import struct
 from collections.abc import Callable, Collection, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -33,7 +37,8 @@ SKIPPED = re.compile(
 """Tensors of a checkpoint that the decoder does not have."""
 READ_DTYPES = ("F64", "F32", "F16", "BF16")
 SHARD_BYTES = 2 << 30
-"""Maximum size of written files; writing needs twice this memory beside the model."""
+"""Maximum size of written files; writing needs this memory beside the largest weight of all layers."""
+SAFETENSORS_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int8": "I8"}
 
 
 class PretrainedError(ValueError):
@@ -87,47 +92,83 @@ def _decoder_name(name: str, names: Collection[str]) -> str | None:
     return next((found for found in bare if found in names), None)
 
 
-def write_params(folder: epath.Path, params: Params, cfg: Model, config: dict[str, Any]) -> None:
-    """Write config.json and shards of at most SHARD_BYTES, readable by transformers' `from_pretrained`."""
-    from safetensors.numpy import save
+def write_params(
+    folder: epath.Path, params: Params, cfg: Model, config: dict[str, Any], dtype: str | None = None
+) -> None:
+    """Write config.json and shards of at most SHARD_BYTES, readable by transformers' `from_pretrained`.
 
+    params: arrays, or what `np.asarray` reads: each is read when its tensors are written, and released after them.
+    dtype: of the written tensors; None keeps that of the weights.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    shards = _plan_shards(params, cfg)
+    shards = _plan_shards(params, cfg, dtype)
     where: dict[str, str] = {}
-    for i, shard in enumerate(shards, start=1):
+    tensors = _iter_hf_arrays(params, cfg, dtype)
+    for i, count in enumerate(shards, start=1):
         file = SINGLE_FILE if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"
-        arrays = {_hf_name(name, cfg): _to_hf_array(name, tensor, params) for name, tensor in shard}
-        (folder / file).write_bytes(save(arrays, metadata={"format": "pt"}))
+        arrays = dict(islice(tensors, count))
+        _write_shard(folder / file, arrays)
         where |= dict.fromkeys(arrays, file)
     if len(shards) > 1:
         (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": where}, indent=2) + "\n")
+    if dtype is not None:
+        config = config | {"dtype": dtype}
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def _plan_shards(params: Params, cfg: Model) -> list[list[tuple[str, TensorMapping]]]:
-    shards: list[list[tuple[str, TensorMapping]]] = [[]]
-    size = 0
+def _plan_shards(params: Params, cfg: Model, dtype: str | None) -> list[int]:
+    """Return how many tensors each shard has, in the order of `_iter_hf_arrays`."""
+    shards, size = [0], 0
     for tensor in tensor_mappings(cfg):
         tree = params["layers"] if tensor.is_per_layer else params
-        nbytes = sum(tree[ours].nbytes for ours in tensor.param_names) // (cfg.num_layers if tensor.is_per_layer else 1)
-        for name in _hf_names(tensor, cfg):
+        names = _hf_names(tensor, cfg)
+        for _ in names:
+            nbytes = sum(_nbytes(tree[ours], dtype) for ours in tensor.param_names) // len(names)
             if size + nbytes > SHARD_BYTES and shards[-1]:
-                shards.append([])
+                shards.append(0)
                 size = 0
-            shards[-1].append((name, tensor))
+            shards[-1] += 1
             size += nbytes
     return shards
 
 
+def _nbytes(array: Any, dtype: str | None) -> int:
+    return math.prod(array.shape) * (jnp.dtype(dtype) if dtype else array.dtype).itemsize
+
+
+def _iter_hf_arrays(params: Params, cfg: Model, dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name and the array of every tensor; all layers of a weight follow each other, so it is read once."""
+    for tensor in tensor_mappings(cfg):
+        tree = params["layers"] if tensor.is_per_layer else params
+        stacked = [np.asarray(tree[ours]) for ours in tensor.param_names]
+        for layer, name in enumerate(_hf_names(tensor, cfg)):
+            array = tensor.write(*([part[layer] for part in stacked] if tensor.is_per_layer else stacked))
+            # a copy, because a view would keep all layers in memory
+            yield _hf_name(name, cfg), np.array(array, dtype=dtype and jnp.dtype(dtype), order="C")
+        del stacked
+
+
+def _write_shard(file: epath.Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write a safetensors file, array by array; the library would first copy them all.
+
+    https://github.com/huggingface/safetensors#format
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, array in arrays.items():
+        begin, end = end, end + array.nbytes
+        kind = SAFETENSORS_TYPES[array.dtype.name]
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, end]}
+    packed = json.dumps(header, separators=(",", ":")).encode()
+    packed += b" " * (-len(packed) % 8)  # aligns the arrays
+    with file.open("wb") as out:
+        out.write(struct.pack("<Q", len(packed)) + packed)
+        for array in arrays.values():
+            out.write(array.reshape(-1).view(np.uint8).data)
+
+
 def _hf_name(name: str, cfg: Model) -> str:
     return name if name == "lm_head.weight" else f"{'transformer' if cfg.norm == 'layer' else 'model'}.{name}"
-
-
-def _to_hf_array(name: str, tensor: TensorMapping, params: Params) -> np.ndarray:
-    if not tensor.is_per_layer:
-        return np.ascontiguousarray(tensor.write(*(np.asarray(params[ours]) for ours in tensor.param_names)))
-    parts = [np.asarray(params["layers"][ours][_layer_index(name)]) for ours in tensor.param_names]
-    return np.ascontiguousarray(tensor.write(*parts))
 
 
 def _layer_index(name: str) -> int:

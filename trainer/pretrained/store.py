@@ -1,4 +1,4 @@
-"""Stored weights to start from: an Orbax checkpoint with model.yaml, or a Hugging Face folder."""
+"""Stored weights to start from: a folder with model.yaml, a Hugging Face folder, or a checkpoint of a run."""
 
 from typing import Any
 
@@ -10,29 +10,13 @@ from etils import epath
 from jax.sharding import Mesh
 from pydantic import ValidationError
 
-from conf.schema.training.model import Model
-from conf.schema.training.run_yaml import RunFileError
+from conf.schema.training.model import Model, different_weights
 from trainer.models.weights import Params, abstract_params, param_shardings
-from trainer.pretrained import hf_families, hf_files
+from trainer.pretrained import hf_families, hf_files, run_weights
+from trainer.pretrained.run_weights import StoreError
 
 WEIGHTS_FOLDER = "weights"
 DESCRIPTION_FILE = "model.yaml"
-COMPUTE_KEYS = {
-    "activation_dtype",
-    "attention",
-    "scan_layers",
-    "remat",
-    "logit_chunk",
-    "init",
-    "max_seq_len",
-    "weights",
-    "config_json",
-}
-"""Model keys that may differ between the writer and the reader of the weights."""
-
-
-class StoreError(RunFileError):
-    """The folder has no weights, or those of another model."""
 
 
 def write_params(folder: epath.Path, params: Params, cfg: Model) -> None:
@@ -48,22 +32,42 @@ def write_params(folder: epath.Path, params: Params, cfg: Model) -> None:
 def read_model(folder: epath.Path) -> Model:
     """Return the model of the stored weights. Raises StoreError."""
     file = folder / DESCRIPTION_FILE
+    if run_weights.is_checkpoint(folder):
+        return run_weights.read_model(_absolute(folder))
     if not file.exists() and (folder / "config.json").exists():
         try:
             return hf_families.model_from_config(hf_files.read_config(folder))
         except (hf_files.PretrainedError, hf_families.UnknownArchitectureError) as error:
             raise StoreError(f"{folder}: {error}") from None
     if not file.exists():
-        raise StoreError(f"{folder}: {DESCRIPTION_FILE} is missing; create it with `python -m trainer.convert import`")
+        raise StoreError(f"{folder}: {_absence(folder)}")
     try:
         return Model.model_validate(yaml.safe_load(file.read_text()))
     except ValidationError as error:
         raise StoreError(f"{file}: {error.errors()[0]['msg']}") from None
 
 
+def _absence(folder: epath.Path) -> str:
+    """Return why a folder has no weights, and what to do."""
+    if not folder.exists():
+        return "there is no such folder"
+    run = folder.parent if folder.name == run_weights.CHECKPOINTS_FOLDER else folder
+    if steps := run_weights.checkpoint_steps(run):
+        names = ", ".join(map(str, steps))
+        return f"it has checkpoints of a run; choose one: {run / run_weights.CHECKPOINTS_FOLDER}/STEP, of {names}"
+    return (
+        f"it has neither config.json nor {DESCRIPTION_FILE}, and is no checkpoint of a run; give a folder from Hugging "
+        "Face, from `slipway export` or from `python -m trainer.convert import`"
+    )
+
+
 def read_params(folder: epath.Path, cfg: Model) -> Params:
-    """Return the weights as NumPy arrays in their stored dtypes. Raises StoreError."""
+    """Return the weights as arrays in their stored dtypes; those of a checkpoint are read later. Raises StoreError."""
     _check_same_model(folder, cfg)
+    if run_weights.is_checkpoint(folder):
+        return run_weights.read_params(_absolute(folder), cfg)
+    if not (folder / DESCRIPTION_FILE).exists():
+        return _read_pretrained(folder, cfg)
     with ocp.PyTreeCheckpointer() as checkpointer:
         return jax.tree.map(np.asarray, checkpointer.restore(_absolute(folder) / WEIGHTS_FOLDER))
 
@@ -71,7 +75,8 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
 def load_sharded(folder: epath.Path, cfg: Model, mesh: Mesh) -> Params:
     """Load the weights onto the mesh, in the model's dtypes.
 
-    From our own folders, each process reads only its devices' shards; from Hugging Face's, everything, into its memory.
+    From our own folders and checkpoints, each process reads only its devices' shards; from Hugging Face's, everything,
+    into its memory.
     Raises StoreError.
     """
     _check_same_model(folder, cfg)
@@ -80,6 +85,8 @@ def load_sharded(folder: epath.Path, cfg: Model, mesh: Mesh) -> Params:
         abstract_params(cfg),
         param_shardings(cfg, mesh),
     )
+    if run_weights.is_checkpoint(folder):
+        return run_weights.load_sharded(_absolute(folder), wanted, cfg)
     if not (folder / DESCRIPTION_FILE).exists():
         read, shapes = _read_pretrained(folder, cfg), jax.tree.leaves(wanted)
         arrays, tree = jax.tree.flatten(read)
@@ -105,12 +112,18 @@ def _to_sharded_array(array: np.ndarray, wanted: jax.ShapeDtypeStruct) -> jax.Ar
     return jax.make_array_from_callback(wanted.shape, wanted.sharding, part)  # pyright: ignore[reportArgumentType]
 
 
+def check_weights(cfg: Model) -> None:
+    """Raise StoreError unless `model.weights` is null or names weights of this model. Reads only descriptions."""
+    if cfg.weights is not None:
+        _check_same_model(epath.Path(cfg.weights), cfg)
+
+
 def _check_same_model(folder: epath.Path, cfg: Model) -> None:
     """Raise StoreError unless the weights are of this model."""
-    found, wanted = read_model(folder).model_dump(), cfg.model_dump()
-    for key in wanted.keys() - COMPUTE_KEYS:
-        if found[key] != wanted[key]:
-            raise StoreError(f"model.{key}: is {wanted[key]!r}, but {found[key]!r} in the weights of {folder}")
+    found, wanted = read_model(folder), cfg
+    if key := different_weights(found, wanted):
+        wish, there = getattr(wanted, key), getattr(found, key)
+        raise StoreError(f"model.{key}: is {wish!r}, but {there!r} in the weights of {folder}")
 
 
 def _absolute(folder: epath.Path) -> epath.Path:

@@ -60,18 +60,20 @@ class Sampler:
         key: jax.Array,
         temperature: float,
         between: Callable[[], None] = lambda: None,
+        partial_response: Callable[[int, Sequence[int]], object] | None = None,
     ) -> Iterator[Completion]:
         """Yield `samples` responses to each prompt as they end, in the same order on every process.
 
         The devices decode the next chunk meanwhile. between: called before each chunk; an exception from it ends the
-        draw. Raises RunFileError if a prompt is longer than `max_prompt_length`.
+        draw. partial_response: called after each chunk with the row and the tokens so far of each response. Raises
+        RunFileError if a prompt is longer than `max_prompt_length`.
         """
         longest = max(len(prompt) for prompt in prompts)
         if longest > self.settings.max_prompt_length:
             raise RunFileError(
                 f"loop.max_prompt_length: a prompt has {longest} tokens, more than {self.settings.max_prompt_length}"
             )
-        return _Generation(self, copy, prompts, samples, key, temperature).run(between)
+        return _Generation(self, copy, prompts, samples, key, temperature, partial_response).run(between)
 
 
 class _Generation:
@@ -85,7 +87,9 @@ class _Generation:
         samples: int,
         key: jax.Array,
         temperature: float,
+        partial_response: Callable[[int, Sequence[int]], object] | None,
     ) -> None:
+        self.partial_response = partial_response
         self.copy, self.prompts, self.samples, self.stops = copy, prompts, samples, sampler.stops
         self.settings, self.programs = sampler.settings, sampler.programs
         self.bucket = self.settings.bucket_for(max(len(prompt) for prompt in prompts))
@@ -155,6 +159,8 @@ class _Generation:
             row.logprobs += logprobs[slot, :count].tolist()
             stop = self.stops.find_end(row.tokens, seen)
             length = len(row.tokens) if stop is None else stop
+            if self.partial_response is not None:
+                self.partial_response(row.number, row.tokens[:length])
             by_token = stop is None and row.tokens[-1] in self.stops.token_ids
             if stop is not None or by_token or length >= self.settings.max_new_tokens:
                 kept = np.array(row.tokens[:length], np.int32), np.array(row.logprobs[:length], np.float32)

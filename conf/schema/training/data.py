@@ -92,6 +92,11 @@ class TableData(Corpus):
             return (self.text_column or "",)
         return tuple(dict.fromkeys(template_columns(self.template.prompt) + template_columns(self.template.answer)))
 
+    @property
+    def columns_of_prompt(self) -> tuple[str, ...]:
+        """Columns of which a prompt is built; none without a template."""
+        return () if self.template is None else tuple(dict.fromkeys(template_columns(self.template.prompt)))
+
     @model_validator(mode="after")
     def _one_text(self) -> Self:
         if (self.text_column is None) == (self.template is None):

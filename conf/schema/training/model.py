@@ -110,7 +110,8 @@ class Model(Strict):
     )
     weights: str | None = Field(
         min_length=1,
-        description="Folder of initial weights, from `python -m trainer.convert` or Hugging Face. null: random.",
+        description="Initial weights: a folder from Hugging Face, `slipway export` or `python -m trainer.convert`, a run's "
+        "checkpoint RUN/checkpoints/STEP, or run:ID, run:ID@best, run:ID@STEP. null: random.",
     )
     config_json: str | None = Field(
         default=None,
@@ -128,6 +129,27 @@ class Model(Strict):
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
         return self
+
+
+KEYS_FREE_OF_WEIGHTS = {
+    "activation_dtype",
+    "attention",
+    "scan_layers",
+    "remat",
+    "logit_chunk",
+    "init",
+    "max_seq_len",
+    "weights",
+    "config_json",
+}
+"""Keys that may differ between the run that made some weights and one that starts from them."""
+
+
+def different_weights(found: Model, wanted: Model) -> str:
+    """Return the first key by which the weights of two models cannot be exchanged; empty if they can."""
+    free = KEYS_FREE_OF_WEIGHTS - ({"max_seq_len"} if wanted.position_embedding == "learned" else set())
+    keys = [key for key in Model.model_fields if key not in free]
+    return next((key for key in keys if getattr(found, key) != getattr(wanted, key)), "")
 
 
 FAMILY_FOLDER = Path(conf.__file__).with_name("model") / "family"

@@ -1,0 +1,199 @@
+"""Weights of runs leave: bit for bit, and as transformers computes and words them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+from conf.schema.training.run_yaml import RunFileError
+from tests.groups import load_group
+from tests.trainer.conftest import make_mesh
+from tests.trainer.policy.conftest import MakeCheckpoint, as_raw, rewrite_run_file
+from trainer import convert
+from trainer.models import weights
+from trainer.policy import export
+from trainer.policy.policy import Policy, Sampling, describe
+from trainer.pretrained import hf_files, run_weights, store
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+FAMILIES = ("gemma2", "gemma3", "llama3", "qwen2", "qwen3", "gpt2")
+GREEDY = Sampling(12, 0.0, None, None, 0)
+
+
+def run(*arguments: object) -> int:
+    return convert.main([str(a) for a in arguments])
+
+
+def equal(first: Any, second: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, first), jax.tree.map(np.asarray, second))
+
+
+@pytest.fixture
+def family_checkpoint(request: pytest.FixtureRequest, lm_run: dict[str, Any], make_checkpoint: MakeCheckpoint) -> Path:
+    """A checkpoint of a run whose weights are a fixture's, with a vocabulary of 97 characters."""
+    folder = epath.Path(FIXTURES / request.param)
+    cfg = store.read_model(folder).model_copy(update={"activation_dtype": "float32"})
+    Path(lm_run["data"]["path"]).write_text("".join(map(chr, range(32, 129))) * 40)
+    raw = lm_run | {"model": as_raw(cfg), "data": lm_run["data"] | {"tokenizer": "characters"}}
+    return make_checkpoint(raw, store.read_params(folder, cfg), make_mesh(1, 1, 1))
+
+
+@pytest.mark.parametrize("family_checkpoint", FAMILIES, indirect=True)
+@pytest.mark.parametrize("form", export.FORMATS)
+def test_an_exported_checkpoint_has_the_same_bits(family_checkpoint: Path, form: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("export", family_checkpoint, out, "--format", form) == 0
+    cfg = store.read_model(epath.Path(family_checkpoint))
+    equal(store.read_params(epath.Path(out), cfg), store.read_params(epath.Path(family_checkpoint), cfg))
+    mesh = make_mesh(1, 1, 1)
+    equal(*(store.load_sharded(epath.Path(f), cfg, mesh) for f in (out, family_checkpoint)))
+    assert describe(epath.Path(out)) == describe(epath.Path(family_checkpoint)), "it is computed as in the run"
+
+
+@pytest.mark.parametrize("family_checkpoint", FAMILIES, indirect=True)
+def test_transformers_says_the_same(family_checkpoint: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    out = tmp_path / "out"
+    assert run("export", family_checkpoint, out) == 0
+    # transformers gives each model_type qwen2 Qwen's own pre-tokenizer, whatever the folder says
+    auto = transformers.AutoTokenizer if "Qwen2" not in (out / "config.json").read_text() else None
+    tokenizer = (auto or transformers.PreTrainedTokenizerFast).from_pretrained(out)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager").eval()
+    policy = Policy(epath.Path(family_checkpoint))
+    for text in ("Hello", "1 and 2 make"):
+        tokens = tokenizer(text, return_tensors="pt")["input_ids"]
+        assert tokens[0].tolist() == policy.prompts.encode_text(text)
+        said = theirs.generate(tokens, max_new_tokens=12, do_sample=False)[0, tokens.shape[1] :]
+        [(_, response)] = policy.generate([tokens[0].tolist()], 1, GREEDY)
+        assert tokenizer.decode(said) == response.text
+
+
+def policy_run(grpo_run: dict[str, Any], **prompt: Any) -> dict[str, Any]:
+    return grpo_run | {"data": grpo_run["data"] | {"prompt": grpo_run["data"]["prompt"] | prompt}}
+
+
+def test_what_transformers_needs_of_a_policy(
+    grpo_run: dict[str, Any], make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint, out = make_checkpoint(grpo_run), tmp_path / "out"
+    assert run("export", checkpoint, out, "--dtype", "bfloat16") == 0
+    config, generation, tokenizer = (
+        json.loads((out / name).read_text())
+        for name in ("config.json", "generation_config.json", "tokenizer_config.json")
+    )
+    ids = {"bos_token_id": 257, "eos_token_id": 258, "pad_token_id": 256}
+    assert config["dtype"] == "bfloat16"
+    assert config | ids == config
+    assert generation == ids | {"max_new_tokens": 12}
+    assert [tokenizer[f"{kind}_token"] for kind in ("bos", "eos", "pad")] == ["<bos>", "<eos>", "<pad>"]
+    assert {array.dtype.name for _, array in hf_files.iter_tensors(epath.Path(out))} == {"bfloat16"}
+    assert (out / "run.yaml").is_file()
+
+
+def test_a_policy_scores_the_same_elsewhere(
+    grpo_run: dict[str, Any], make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """Through the tokenizer and the chat template of the export alone, without run.yaml."""
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    raw = policy_run(grpo_run, system="Say it.", question="Q: {question}\n", between="\n")
+    checkpoint, out = make_checkpoint(raw), tmp_path / "out"
+    assert run("export", checkpoint, out) == 0
+    (out / "run.yaml").unlink()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager").eval()
+    policy = Policy(epath.Path(checkpoint))
+    for question in ("2 + 3?", 'What is "7" − 1?\n'):
+        asked = [{"role": "user", "content": question}]
+        tokens = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        assert tokens["input_ids"][0].tolist() == policy.prompts.encode_question(question)
+        said = theirs.generate(**tokens, do_sample=False)[0, tokens["input_ids"].shape[1] :]
+        [(_, response)] = policy.generate([tokens["input_ids"][0].tolist()], 1, GREEDY)
+        assert tokenizer.decode(said, skip_special_tokens=True) == response.text
+
+
+def test_a_model_that_transformers_lacks_leaves_in_our_format(
+    lm_run: dict[str, Any], make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {key: lm_run["model"][key] for key in ("num_layers", "dim", "num_heads", "num_kv_heads", "head_dim")}
+    odd = load_group("model/family/nanochat") | sizes | {"mlp_dim": 64, "vocab_size": 256, "sliding_window": 8}
+    checkpoint = make_checkpoint(lm_run | {"model": odd | {"max_seq_len": 64}})
+    assert run("export", checkpoint, tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert "transformers has no architecture with these settings; `--format slipway` exports them" in said
+    assert not (tmp_path / "out").exists()
+    assert run("export", checkpoint, tmp_path / "out", "--format", "slipway") == 0
+    cfg = store.read_model(epath.Path(checkpoint))
+    equal(store.read_params(epath.Path(tmp_path / "out"), cfg), store.read_params(epath.Path(checkpoint), cfg))
+
+
+def test_the_average_is_what_leaves(lm_run: dict[str, Any], make_checkpoint: MakeCheckpoint) -> None:
+    checkpoint = make_checkpoint(lm_run | {"optimizer": lm_run["optimizer"] | {"ema_decay": 0.9}})
+    cfg = store.read_model(epath.Path(checkpoint))
+    assert run_weights._saved_weights(epath.Path(checkpoint), cfg)[0] == "average"
+    equal(store.read_params(epath.Path(checkpoint), cfg), weights.init_params(cfg, jax.random.key(1)))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda c: shutil.rmtree(c / "state" / "d"), "the checkpoint is incomplete or damaged"),
+        (lambda c: (c.parents[1] / "run.yaml").unlink(), "run.yaml is missing, which says of what model it is"),
+        (lambda c: (c.parents[1] / "run.yaml").write_text("- 1"), "not the run.yaml of a run of the bundled trainer"),
+        (lambda c: rewrite_run_file(c, lambda raw: raw["model"].update(dim=64)), r"embedding is \(256, 32\) in the ch"),
+        (lambda c: rewrite_run_file(c, lambda raw: raw["model"].pop("dim")), r"model\.dim: Field required; was it"),
+    ],
+    ids=["files gone", "no run.yaml", "other run.yaml", "other sizes", "other version"],
+)
+def test_what_is_wrong_with_a_checkpoint_is_one_line(
+    spoil: Any, words: str, lm_run: dict[str, Any], make_checkpoint: MakeCheckpoint
+) -> None:
+    checkpoint = make_checkpoint(lm_run)
+    spoil(checkpoint)
+    folder = epath.Path(checkpoint)
+
+    def load() -> None:
+        store.load_sharded(folder, store.read_model(folder), make_mesh(1, 1, 1))
+
+    with pytest.raises(RunFileError, match=words):
+        load()
+
+
+def test_altered_weights_are_found_by_their_checksum(lm_run: dict[str, Any], make_checkpoint: MakeCheckpoint) -> None:
+    checkpoint = make_checkpoint(lm_run)
+    file = checkpoint / "position" / "metadata"
+    content = json.loads(file.read_text())
+    content["checksums"]["params.embedding"] ^= 1
+    file.write_text(json.dumps(content))
+    cfg = store.read_model(epath.Path(checkpoint))
+    for read in (
+        lambda: np.asarray(store.read_params(epath.Path(checkpoint), cfg)["embedding"]),
+        lambda: store.load_sharded(epath.Path(checkpoint), cfg, make_mesh(1, 2, 1)),
+    ):
+        with pytest.raises(RunFileError, match=r"params\.embedding differs from what was saved"):
+            read()
+
+
+def test_a_run_starts_from_another_runs_checkpoint(lm_run: dict[str, Any], make_checkpoint: MakeCheckpoint) -> None:
+    """The mesh differs, and each device gets its part; a model of another shape is named by its key."""
+    checkpoint = make_checkpoint(lm_run)
+    cfg = store.read_model(epath.Path(checkpoint))
+    mesh = make_mesh(1, 2, 2)
+    placed = store.load_sharded(epath.Path(checkpoint), cfg, mesh)
+    assert jax.tree.map(lambda x: x.sharding, placed) == weights.param_shardings(cfg, mesh)
+    equal(placed, weights.init_params(cfg, jax.random.key(1)))
+    other = cfg.model_copy(update={"num_layers": 2, "weights": str(checkpoint)})
+    with pytest.raises(RunFileError, match=r"model\.num_layers: is 2, but 1 in the weights of"):
+        store.check_weights(other)
+    with pytest.raises(RunFileError, match=r"it has checkpoints of a run; choose one: .*/checkpoints/STEP, of 3$"):
+        store.check_weights(cfg.model_copy(update={"weights": str(checkpoint.parents[1])}))
+    with pytest.raises(RunFileError, match="there is no such folder"):
+        store.check_weights(cfg.model_copy(update={"weights": str(checkpoint / "nowhere")}))

@@ -1,0 +1,82 @@
+"""`trainer.generate` and `trainer.chat` on a small policy: the run's wording, the sampler's settings, clear errors."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.policy.conftest import MakeCheckpoint, make_checkpoint
+from trainer import chat, generate
+
+__all__ = ["make_checkpoint"]
+
+
+@pytest.fixture
+def checkpoint(grpo_run: dict[str, Any], make_checkpoint: MakeCheckpoint) -> Path:
+    return make_checkpoint(grpo_run)
+
+
+def test_prompts_of_a_file_are_answered_in_their_order(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked, out = tmp_path / "asked.jsonl", tmp_path / "said.jsonl"
+    asked.write_text('{"question": "1 + 1?"}\n\n{"question": "2 + 2?"}\n')
+    words = [str(checkpoint), "--prompts", str(asked), "--column", "question", "--out", str(out), "-n", "3"]
+    assert generate.main([*words, "--temperature", "0", "--max-new-tokens", "4"]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["prompt"], row["sample"]) for row in rows] == [(f"{i} + {i}?", n) for i in (1, 2) for n in range(3)]
+    assert rows[0]["text"] == rows[2]["text"], "greedy"
+    assert generate.main([str(checkpoint), "--prompt", "2 + 2?", "--temperature", "0", "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().out == rows[3]["text"] + "\n"
+    with pytest.MonkeyPatch.context() as patch:  # what streams is what is drawn
+        patch.setattr("sys.stdin", io.StringIO("2 + 2?\n/quit\n"))
+        assert chat.main([str(checkpoint), "--temperature", "0", "--max-new-tokens", "4"]) == 0
+    said, told = capsys.readouterr()
+    assert said == rows[3]["text"] + "\n"
+    assert told.startswith("each line is a question of its own, worded as in the run's training")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--prompt", ""], ""),
+        (["--prompts", "{absent}"], "absent.jsonl: No such file"),
+        (["--prompts", "{asked}"], "asked.jsonl, line 2: not JSON"),
+        (["--prompts", "{other}"], "line 1: no text under the key 'prompt'; it has text; set --column"),
+        (["--prompts", "{empty}"], "empty.jsonl is empty"),
+        (["--prompt", "x", "--max-new-tokens", "8192"], "exceeds model.max_seq_len, 8192"),
+        (["--prompt", "x", "--tokenizer", "nowhere"], "nowhere: there is no tokenizer"),
+    ],
+)
+def test_what_cannot_be_answered_is_one_line(
+    checkpoint: Path, words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = {"asked": '{"prompt": "x"}\n{', "other": '{"text": "x"}', "empty": "\n"}
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("absent", *contents)}
+    for name, content in contents.items():
+        files[name].write_text(content)
+    given = [word.format(**files) for word in words]
+    code = generate.main(
+        [str(checkpoint), *given, *(["--max-new-tokens", "2"] if "--max-new-tokens" not in words else [])]
+    )
+    said = capsys.readouterr().err
+    assert (code, message in said, said.count("\n")) == ((2, True, 1) if message else (0, True, 0)), said
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [("", "choose one: "), ("nowhere", "there is no such folder"), ("tokenizer", "it has neither config.json nor")],
+)
+def test_a_folder_without_weights_is_one_line(
+    checkpoint: Path, folder: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for program in (generate.main, chat.main):
+        more = ["--prompt", "x"] if program is generate.main else []
+        assert program([str(checkpoint.parents[1] / folder), *more]) == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1

@@ -1,0 +1,116 @@
+"""Export weights for use elsewhere: as transformers reads them, or as `model.weights` does."""
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.model import Model
+from conf.schema.training.run_yaml import RunFile
+from trainer.policy.chat_jinja import chat_template
+from trainer.policy.policy import describe, tokenizer_file
+from trainer.policy.prompts import PolicyPrompts
+from trainer.policy.tokenizer_files import COMPANIONS, TOKENIZER_FILE, tokenizer_files
+from trainer.pretrained import hf_families, hf_files, store
+from trainer.pretrained.hf_files import PretrainedError
+from trainer.pretrained.run_weights import RUN_FILE
+
+FORMATS = ("hf", "slipway")
+
+
+def export_weights(
+    source: epath.Path, target: epath.Path, form: str, dtype: str | None = None, tokenizer: str | None = None
+) -> list[str]:
+    """Write the weights of a folder or a checkpoint to another folder; return notes for the user.
+
+    With form `hf` it holds one weight of all layers and a file of at most SHARD_BYTES in memory, with `slipway` all
+    weights. What a run was (run.yaml) goes with its weights.
+
+    Raises:
+        RunFileError, PretrainedError: the source has no weights, or they cannot be read.
+        UnknownArchitectureError: transformers has no class for the model; the message says what else is possible.
+    """
+    cfg, experiment = describe(source)
+    config: dict[str, Any] = {}
+    if form == "hf":
+        try:
+            config = hf_families.hf_config(cfg)
+        except hf_families.UnknownArchitectureError as error:
+            raise hf_families.UnknownArchitectureError(
+                f"{error}; `--format slipway` exports them for model.weights, `slipway chat` and `slipway generate`"
+            ) from None
+    files = _tokenizer_files(source, experiment, tokenizer)
+    params = store.read_params(source, cfg)
+    if form == "hf":
+        extra, notes = _described(files, cfg, experiment)
+        hf_files.write_params(target, params, cfg, config | extra, dtype)
+    else:
+        notes = [] if TOKENIZER_FILE in files else [NO_TOKENIZER]
+        arrays = jax.tree.map(lambda x: np.asarray(x, dtype=dtype), params)
+        target.mkdir(parents=True, exist_ok=True)
+        store.write_params(target, arrays, cfg)
+    if experiment is not None:
+        files[RUN_FILE] = _run_file(experiment)
+    for name, content in files.items():
+        (target / name).write_bytes(content)
+    return notes
+
+
+NO_TOKENIZER = "no tokenizer was found, so none is exported; name its tokenizer.json with --tokenizer"
+
+
+def _run_file(experiment: RunFile) -> bytes:
+    import yaml
+
+    return yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False).encode()
+
+
+def _tokenizer_files(source: epath.Path, experiment: RunFile | None, tokenizer: str | None) -> dict[str, bytes]:
+    """Return the tokenizer's files: the named one's, those of the folder or of the run, or of the run's data."""
+    file = epath.Path(tokenizer) if tokenizer else tokenizer_file(source)
+    if tokenizer and not file.exists():
+        raise PretrainedError(f"--tokenizer: {tokenizer} does not exist")
+    if file.exists():
+        beside = {name: file.parent / name for name in COMPANIONS}
+        return {TOKENIZER_FILE: file.read_bytes()} | {n: f.read_bytes() for n, f in beside.items() if f.exists()}
+    return dict(tokenizer_files(experiment.data)) if experiment is not None else {}
+
+
+def _described(files: dict[str, bytes], cfg: Model, experiment: RunFile | None) -> tuple[dict[str, Any], list[str]]:
+    """Complete the files with special tokens, chat template and generation config; return keys of config.json."""
+    if TOKENIZER_FILE not in files:
+        return {}, [NO_TOKENIZER]
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / TOKENIZER_FILE
+        copy.write_bytes(files[TOKENIZER_FILE])
+        prompts = PolicyPrompts(experiment.data if experiment else None, str(copy))
+    names = {i: name for name, i in prompts.tokenizer.special_tokens.items()}
+    bos, ends = next(iter(prompts.bos_tokens), None), list(prompts.stop_tokens)
+    pad = prompts.tokenizer.special_tokens.get("<pad>", ends[0] if ends else None)
+    ids = {"bos_token_id": bos, "eos_token_id": ends[0] if len(ends) == 1 else ends or None, "pad_token_id": pad}
+    config = json.loads(files.get("tokenizer_config.json", b"{}"))
+    config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+    config |= {"clean_up_tokenization_spaces": False, "model_max_length": cfg.max_seq_len}
+    tokens = {"bos_token": bos, "eos_token": ends[0] if ends else None, "pad_token": pad}
+    config |= {key: names[i] for key, i in tokens.items() if i is not None}
+    template = chat_template(experiment.data) if experiment else None
+    has_own = "chat_template" in config or "chat_template.jinja" in files
+    if template is not None and not (has_own and prompts.form is not None):
+        config.pop("chat_template", None)
+        files["chat_template.jinja"] = template.encode()
+    files["tokenizer_config.json"] = _json(config)
+    generation = json.loads(files.get("generation_config.json", b"{}")) | ids
+    if experiment is not None and isinstance(experiment.loop, GrpoLoop):
+        generation["max_new_tokens"] = experiment.loop.max_new_tokens
+    files["generation_config.json"] = _json({key: value for key, value in generation.items() if value is not None})
+    return ids, []
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,147 @@
+"""A policy to try by hand: weights of a folder, their tokenizer and prompts, and the sampler, on this machine."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+from etils import epath
+from jax.sharding import AxisType
+
+from conf.schema.training.loop import MAX_DECODE_CHUNK, GrpoLoop
+from conf.schema.training.model import Model, different_weights
+from conf.schema.training.run_yaml import RunFile, RunFileError
+from trainer.distributed.mesh import MESH_AXES
+from trainer.models.weights import Params
+from trainer.policy.prompts import PolicyPrompts
+from trainer.policy.tokenizer_files import TOKENIZER_FILE, TOKENIZER_FOLDER
+from trainer.pretrained import run_weights, store
+from trainer.sampler import Sampler, SamplerSettings, StopCriteria
+
+STREAM_CHUNK = 4
+"""Tokens between two updates of what a person sees."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int
+
+
+class Response(NamedTuple):
+    """The text of a response, and whether it ended by itself."""
+
+    text: str
+    finished: bool
+
+
+def describe(folder: epath.Path) -> tuple[Model, RunFile | None]:
+    """Return the model of a folder of weights, and the run that made them if the folder says so.
+
+    The run says how the model is computed, which config.json of an exported one does not.
+
+    Raises:
+        RunFileError: there are no weights, or run.yaml cannot be read.
+    """
+    found, experiment = store.read_model(folder), run_weights.read_experiment(folder)
+    known = experiment is not None and not different_weights(found, experiment.model)
+    return (experiment.model, experiment) if experiment and known else (found, None)
+
+
+def tokenizer_file(folder: epath.Path) -> epath.Path:
+    """Return the tokenizer of a folder of weights, which may not exist."""
+    if run_weights.is_checkpoint(folder):
+        return folder.parent.parent / TOKENIZER_FOLDER / TOKENIZER_FILE
+    return folder / TOKENIZER_FILE
+
+
+class Policy:
+    """Loaded weights that answer prompts."""
+
+    def __init__(self, folder: epath.Path, *, tokenizer: str | None = None, dtype: str | None = None) -> None:
+        """Load the weights. Raises RunFileError."""
+        cfg, self.experiment = describe(folder)
+        if cfg.implementation is not None:
+            raise RunFileError(f"model.implementation: {cfg.implementation} has no sampler; only Slipway's decoder has")
+        self.cfg = cfg.model_copy(update={"activation_dtype": dtype or cfg.activation_dtype, "remat": "none"})
+        found = epath.Path(tokenizer) if tokenizer else tokenizer_file(folder)
+        if not found.exists():
+            raise RunFileError(f"{found}: there is no tokenizer; name its tokenizer.json with --tokenizer")
+        self.prompts = PolicyPrompts(self.experiment.data if self.experiment else None, str(found))
+        if self.prompts.tokenizer.vocab_size > cfg.vocab_size:
+            raise RunFileError(
+                f"{found}: has {self.prompts.tokenizer.vocab_size} ids, more than model.vocab_size, {cfg.vocab_size}; "
+                "it is not the tokenizer of these weights"
+            )
+        self._mesh = jax.make_mesh(
+            (1, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES), devices=jax.devices()[:1]
+        )
+        self._params = store.load_sharded(folder, self.cfg, self._mesh)
+        self._copies: dict[int, tuple[Sampler, Params]] = {}
+
+    @property
+    def loop(self) -> GrpoLoop | None:
+        """Return the GRPO loop that trained the policy, if one did."""
+        return self.experiment.loop if self.experiment and isinstance(self.experiment.loop, GrpoLoop) else None
+
+    def default_sampling(self) -> Sampling:
+        """Return how the run drew its responses; for other weights, 256 tokens at temperature 1."""
+        loop, longest = self.loop, self.cfg.max_seq_len
+        if loop is None:
+            return Sampling(min(256, longest // 2), 1.0, None, None, 0)
+        return Sampling(loop.max_new_tokens, loop.temperature, loop.sampler.top_k, loop.sampler.top_p, 0)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        samples: int,
+        sampling: Sampling,
+        slots: int = 16,
+        stream: Callable[[str], object] | None = None,
+    ) -> Iterator[tuple[int, Response]]:
+        """Yield prompt * samples + sample and the response, as they end.
+
+        stream: called with the text so far of the only response, every few tokens.
+
+        Raises:
+            RunFileError: a prompt is empty, or leaves no room for a response.
+        """
+        longest = max(map(len, prompts))
+        room = self.cfg.max_seq_len - sampling.max_new_tokens
+        if not all(prompts):
+            raise RunFileError("the prompt is empty")
+        if longest > room:
+            raise RunFileError(
+                f"the prompt has {longest} tokens, and with --max-new-tokens {sampling.max_new_tokens} it exceeds "
+                f"model.max_seq_len, {self.cfg.max_seq_len}"
+            )
+        settings = SamplerSettings(
+            room if stream else min(room, -(-longest // 64) * 64),
+            sampling.max_new_tokens,
+            min(slots, len(prompts) * samples),
+            STREAM_CHUNK if stream else min(MAX_DECODE_CHUNK, sampling.max_new_tokens),
+            sampling.top_k,
+            sampling.top_p,
+        )
+        sampler, copy = self._sampler(settings)
+        told = None if stream is None else lambda _, tokens: stream(self.prompts.decode(tokens))
+        key = jax.random.key(sampling.seed)
+        for drawn in sampler.generate(copy, prompts, samples, key, sampling.temperature, partial_response=told):
+            yield drawn.row, Response(self.prompts.decode(drawn.tokens.tolist()), drawn.finished)
+
+    def _sampler(self, settings: SamplerSettings) -> tuple[Sampler, Params]:
+        """Return the sampler of some settings with its copy of the weights; the last one is kept."""
+        key = hash(settings)
+        if key not in self._copies:
+            stops = self.loop.sampler.stop if self.loop else ()
+            made = Sampler(self.cfg, settings, self._mesh, StopCriteria(self.prompts.stop_tokens, stops, self.decode))
+            self._copies = {key: (made, made.load_params(self._params))}
+        return self._copies[key]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.prompts.decode(tokens)
