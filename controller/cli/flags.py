@@ -10,7 +10,13 @@ from typing import Any, NoReturn
 
 from controller.core.errors import ConfigError
 
-GROUPS = {"run": "run", "look": "inspect and connect", "end": "stop and clean up", "setup": "set up"}
+GROUPS = {
+    "run": "run",
+    "look": "inspect and connect",
+    "use": "use the weights",
+    "end": "stop and clean up",
+    "setup": "set up",
+}
 """Headings under which the verbs are listed."""
 
 
@@ -68,6 +74,23 @@ RUN_SELECTION = (
     WHERE, SORT, LAST, REFRESH,
 )  # fmt: skip
 """Flags that select runs."""
+
+CHECKPOINT = (
+    _flag("run", "run ID (default: the last run)", "run", nargs="?", metavar="RUN"),
+    _flag("--best", "the best checkpoint, by checkpoint.best (default: the latest)", action="store_true"),
+    _flag("--step", "the checkpoint of step N", "number", type=int, metavar="N"),
+    _flag("--tokenizer", "tokenizer.json, if the run has kept none", "file", metavar="FILE"),
+)
+"""Flags that select weights of a run."""
+SAMPLING = (
+    _flag("--temperature", "0: greedy (default: the run's)", "number", type=float, metavar="T"),
+    _flag("--top-k", "sample from the K likeliest tokens", "number", type=int, metavar="K"),
+    _flag("--top-p", "sample from the likeliest tokens of probability P", "number", type=float, metavar="P"),
+    _flag("--max-new-tokens", "tokens of a response (default: the run's)", "number", type=int, metavar="N"),
+    _flag("--seed", "another one gives other samples", "number", type=int, metavar="N"),
+    _flag("--dtype", "to compute in (default: the run's)", choices=["float32", "bfloat16"]),
+)
+"""Flags that say how responses are drawn."""
 
 PROGRAM = (
     _flag("--tpu", "slice type (default: v5litepod-16)", "word", default="", metavar="TYPE"),
@@ -167,6 +190,29 @@ VERBS: dict[str, Verb] = {
     ),
     "verify": Verb(
         "compare code, packages, config, chips and network across workers", "look", "access.md", ("verify",), (RUN,),
+    ),
+    "export": Verb(
+        "write the weights of a run as transformers, vLLM or another run read them", "use", "use-weights.md",
+        ("export --to ./model", "export quickstart-f9ce2387 --best --to gs://my-bucket/model --dtype bfloat16"),
+        (*CHECKPOINT, _flag("--to", "folder, or gs://BUCKET/FOLDER", "file", metavar="FOLDER"),
+         _flag("--format", "hf, or slipway for model.weights (default: hf)", choices=["hf", "slipway"], default="hf"),
+         _flag("--dtype", "of the weights (default: theirs)", choices=["float32", "bfloat16", "float16"])),
+    ),
+    "chat": Verb(
+        "talk to the policy of a run, on this machine", "use", "use-weights.md",
+        ("chat", "chat quickstart-f9ce2387 --temperature 0"), (*CHECKPOINT, *SAMPLING),
+    ),
+    "generate": Verb(
+        "draw responses of the policy of a run, on this machine", "use", "use-weights.md",
+        ("generate --prompt 'Tom has 3 apples …' -n 4", "generate --prompts asked.jsonl --out said.jsonl"),
+        (*CHECKPOINT, _flag("--prompt", "a prompt; may be given several times", action="append", default=[],
+                            metavar="TEXT"),
+         _flag("--prompts", "prompts, one JSON object per line", "file", metavar="FILE"),
+         _flag("--column", "key of the prompt in --prompts (default: prompt)", default="prompt", metavar="KEY"),
+         _flag("-n --samples", "samples per prompt (default: 1)", "number", type=int, default=1, metavar="N"),
+         _flag("--out", "write JSON lines to a file", "file", metavar="FILE"),
+         _flag("--raw", "continue the prompts as they are, without the run's wording", action="store_true"),
+         *SAMPLING),
     ),
     "cancel": Verb("end the run; keep the pod", "end", "recovery.md", ("cancel",), (RUN, YES)),
     "stop": Verb("stop a single-VM pod; the next up starts it", "end", "capacity.md", ("stop",), (RUN, YES)),

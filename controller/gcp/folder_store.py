@@ -70,6 +70,11 @@ class FolderClient(GoogleClient):
     def download(self, bucket: str, name: str) -> bytes:
         return _existing(bucket, name).read_bytes()
 
+    def download_range(self, bucket: str, name: str, generation: str, begin: int, end: int) -> bytes:
+        with _existing(bucket, name).open("rb") as file:
+            file.seek(begin)
+            return file.read(end - begin)
+
     def object_metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
         return _describe(bucket, name), time.time()
 

@@ -4,7 +4,9 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-RUN_VERBS = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward", "get"})
+RUN_VERBS = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward"}) | {
+    *("get", "export", "chat", "generate"),
+}
 """Commands that accept --run to name the run."""
 VERBS = RUN_VERBS | {"orphans"}
 """Commands that inspect, change or end what `up` created; without overrides they use those of the last `up`."""

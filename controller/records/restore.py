@@ -74,7 +74,7 @@ def restored_run(
     groups = [word for word in overrides if "." not in word.partition("=")[0]]
     here = _validated_config(groups, folder)
     state = Path(here.run.state_dir).expanduser()
-    document = recorder.load_record(state, run_id) or _download_record(here, run_id)
+    document = recorder.load_record(state, run_id) or download_record(here, run_id)
     config = _recorded_config(document, [word for word in overrides if word not in groups], here, folder)
     with open_context(config) as (context, emulator):
         google = context.google
@@ -108,10 +108,11 @@ def _validated_config(overrides: Sequence[str], folder: Path) -> Config:
 
 def find_record(overrides: Sequence[str], run_id: str, folder: Path) -> RunRecord:
     """Download the record of a run from the bucket of the overrides. Raises ConfigError if there is none."""
-    return _download_record(_validated_config(overrides, folder), run_id)
+    return download_record(_validated_config(overrides, folder), run_id)
 
 
-def _download_record(here: Config, run_id: str) -> RunRecord:
+def download_record(here: Config, run_id: str) -> RunRecord:
+    """Download the record of a run from the bucket of a config. Raises ConfigError if there is none."""
     bucket = bucket_name(here, project_of(here))
     unknown = f"{run_id}: no such run on this machine{_similar_runs(here, run_id)}"
     try:

@@ -50,8 +50,11 @@ class RunOptions:
             return Path(self.cloud_config().run.state_dir).expanduser()
         return Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
 
-    def config(self) -> tuple[Config, list[Finding]]:
+    def config(self, *, resolve: bool = True) -> tuple[Config, list[Finding]]:
         """Return the composed config and the findings of the preflight checks.
+
+        Args:
+            resolve: replace the weights of another run, `run:ID`, by the path of its checkpoint.
 
         Raises:
             ConfigError: the config is unusable; lists every problem, those between sections included.
@@ -62,6 +65,10 @@ class RunOptions:
         findings = preflight(config) if config else []
         if config is None or problems:
             raise ConfigError([*problems, *(f for f in findings if f.severity == "error")])
+        if resolve and config.model is not None and (config.model.weights or "").startswith("run:"):
+            from controller.records.run_weights import with_resolved_weights
+
+            config = with_resolved_weights(config)
         return config, findings
 
     def cloud_config(self) -> Config:
@@ -75,16 +82,17 @@ class RunOptions:
             raise ConfigError(problems)
         return config
 
-    def checked_config(self, without: Set[str] = frozenset()) -> Config:
+    def checked_config(self, without: Set[str] = frozenset(), *, resolve: bool = True) -> Config:
         """Return the config for an operation that changes something, and print the warnings of the preflight checks.
 
         Args:
             without: ids of checks to skip.
+            resolve: as in `config`.
 
         Raises:
             ConfigError: some check finds an error.
         """
-        config, findings = self.config()
+        config, findings = self.config(resolve=resolve)
         findings = [f for f in findings if f.check not in without]
         if errors := [f for f in findings if f.severity == "error"]:
             raise ConfigError(errors)

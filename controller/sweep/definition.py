@@ -24,6 +24,7 @@ from controller.inputs.references import references
 from controller.plan.build import Plan, build_plan
 from controller.records import index
 from controller.records.ledger import Ledger
+from controller.records.run_weights import with_resolved_weights
 from controller.run.estimate import estimate_run
 from controller.sweep.grid import SearchSpace, Variant, expand_grid, split_overrides
 from controller.sweep.hydra_launchers import apply_launcher
@@ -106,6 +107,10 @@ class JobBuilder:
             errors = [f for f in preflight(config) if f.severity == "error"] if config else []
             if config is None or problems or errors:
                 raise ConfigError([f"{variant.title}: {problem}" for problem in [*problems, *errors]])
+            try:
+                config = with_resolved_weights(config)
+            except ConfigError as error:
+                raise ConfigError([f"{variant.title}: {problem}" for problem in error.problems]) from None
             yield SweepJob(variant, config, self.build_plan(config).run_id)
 
     def build_plan(self, config: Config) -> Plan:

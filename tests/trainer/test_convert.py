@@ -152,7 +152,10 @@ def test_what_is_broken_is_named_in_one_line(tmp_path, capsys, spoil, words):
             "model_type 'mamba' is not one of gemma2, gemma3_text, gemma3, llama",
         ),
         (lambda f: change_config(f, intermediate_size=49), "model.mlp_dim: is 48, but 49 in the weights of"),
-        (lambda f: (f / "config.json").unlink(), "model.yaml is missing; create it with `python -m trainer.convert"),
+        (
+            lambda f: (f / "config.json").unlink(),
+            "it has neither config.json nor model.yaml, and is no checkpoint of a run",
+        ),
     ],
 )
 def test_a_run_names_what_is_broken_in_its_weights(tmp_path, spoil, words):

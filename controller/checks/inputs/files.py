@@ -23,6 +23,8 @@ BUILT_IN_TOKENIZERS = ("bytes", "characters")
 WEIGHTS = "model.weights"
 WEIGHTS_DESCRIPTIONS = ("config.json", "model.yaml")
 """The file of a folder of weights that the trainer reads first: Hugging Face's, or that of `trainer.convert`."""
+CHECKPOINT_MARK = "commit_success.txt"
+"""File in a complete checkpoint of a run, whose folder is the number of its step."""
 MAX_LISTED = 5000
 """Objects that are compared with a pattern; beyond that, it is left unchecked."""
 
@@ -212,6 +214,8 @@ def _absence(wanted: str, names: Set[str], folder: bool) -> str:
         inside = {name.removeprefix(start) for name in names if name.startswith(start)}
         if not inside:
             return f"there is no such folder; there are {_sample(wanted, {name.partition('/')[0] for name in names})}"
+        if CHECKPOINT_MARK in inside and wanted.rpartition("/")[2].isdigit():
+            return ""
         if not inside & set(WEIGHTS_DESCRIPTIONS):
             return (
                 f"has neither {' nor '.join(WEIGHTS_DESCRIPTIONS)}; it has {_sample(WEIGHTS_DESCRIPTIONS[0], inside)}"
@@ -230,7 +234,9 @@ def _object_absence(context: Context, bucket: str, path: str, folder: bool) -> s
     start = f"{path}/" if folder and path else _literal(path)
     listed = list(islice(_iter_objects(context, bucket, start), MAX_LISTED))
     if folder and listed:
-        return _absence("", {file.name.removeprefix(start) for file in listed}, folder=True)
+        inside = {file.name.removeprefix(start) for file in listed}
+        is_checkpoint = CHECKPOINT_MARK in inside and path.rpartition("/")[2].isdigit()
+        return "" if is_checkpoint else _absence("", inside, folder=True)
     if len(listed) == MAX_LISTED or (problem := _absence(path, {file.name for file in listed}, folder)) == "":
         return ""
     if listed and not _is_pattern(path) and "is a folder" in problem:

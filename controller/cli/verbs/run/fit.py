@@ -17,7 +17,7 @@ from controller.core.programs import own_program
 
 
 def run(command: Command) -> int:
-    config = command.options.checked_config(without={"fit"})
+    config = command.options.checked_config(without={"fit"}, resolve=False)
     if config.program.kind != "trainer":
         raise ConfigError("program: fit supports only the bundled trainer; set program=trainer")
     # the location of data does not affect shapes

@@ -1,0 +1,101 @@
+"""`model.weights=run:ID` becomes a checkpoint's path with its step, or one line that names what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.schema.config import Config
+from controller.core.errors import ConfigError
+from controller.run.options import RunOptions
+
+RUN = "sft-12345678"
+WORDS = ["cloud=here", "cloud.backend=cpu", "+experiment=quickstart", "mesh=data"]
+
+
+def config(*words: str) -> Config:
+    return RunOptions((*WORDS, *words)).config()[0]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a finished run of cloud=here, with checkpoints of steps 4 and 10, and half of one of 12."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "state"))
+    made = config()
+    folder = tmp_path / "results/runs" / RUN
+    for step in (4, 10, 12):
+        (folder / f"checkpoints/{step}/state").mkdir(parents=True)
+        (folder / f"checkpoints/{step}/state/manifest.ocdbt").touch()
+    for step in (4, 10):
+        (folder / f"checkpoints/{step}/commit_success.txt").touch()
+    scores = {
+        "format": 1,
+        "metric": "eval_accuracy",
+        "mode": "max",
+        "best": 4,
+        "scores": {"2": 0.9, "4": 0.8, "10": 0.7},
+    }
+    (folder / "scores.json").write_text(json.dumps(scores))
+    record = {"format": 1, "run": RUN, "bucket": str(tmp_path / "results"), "config": made.model_dump(mode="json")}
+    write_record(tmp_path, record)
+    return folder
+
+
+def write_record(home: Path, record: dict[str, Any]) -> None:
+    file = home / "state/runs" / record["run"] / "record.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(("reference", "step"), [("", 10), ("@best", 4), ("@4", 4)])
+def test_a_run_stands_for_one_of_its_checkpoints(
+    run: Path, reference: str, step: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = config(f"model.weights=run:{RUN}{reference}")
+    assert found.model is not None
+    assert found.model.weights == f"{run}/checkpoints/{step}", "so a repeat starts from the same weights"
+    assert f"model.weights: run:{RUN}{reference} is step {step}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([f"model.weights=run:{RUN}@12"], f"{RUN} has checkpoints of steps 4, 10"),
+        ([f"model.weights=run:{RUN}@last"], "is none of run:ID, run:ID@best and run:ID@STEP"),
+        (["model.weights=run:sft-0"], "model.weights: sft-0: no such run on this machine"),
+        ([f"model.weights=run:{RUN}", "model.dim=128"], f"model.dim: is 128, but 64 in {RUN}"),
+        ([f"model.weights=run:{RUN}", "cloud=local"], "cloud=local cannot read; `slipway export"),
+    ],
+)
+@pytest.mark.usefixtures("run")
+def test_what_cannot_be_started_from_is_one_line(words: list[str], message: str) -> None:
+    wanted = [word for word in WORDS if not any(w.startswith("cloud=") for w in words) or not word.startswith("cloud")]
+    with pytest.raises(ConfigError) as error:
+        RunOptions((*wanted, *words)).config()
+    assert message in str(error.value)
+
+
+def test_a_run_without_checkpoints_says_so(run: Path) -> None:
+    for file in run.glob("checkpoints/*/commit_success.txt"):
+        file.unlink()
+    with pytest.raises(ConfigError, match=f"{RUN} has no complete checkpoint in .* yet; the bundled trainer saves"):
+        config(f"model.weights=run:{RUN}")
+
+
+def test_a_run_without_scores_has_no_best(run: Path) -> None:
+    (run / "scores.json").unlink()
+    with pytest.raises(ConfigError, match=r"did not record a best checkpoint \(checkpoint\.best\)"):
+        config(f"model.weights=run:{RUN}@best")
+
+
+@pytest.mark.usefixtures("run")
+def test_a_program_of_ones_own_has_no_weights(tmp_path: Path) -> None:
+    other = json.loads((tmp_path / f"state/runs/{RUN}/record.json").read_text())
+    other["config"]["model"] = None
+    write_record(tmp_path, other | {"run": "own-1"})
+    with pytest.raises(ConfigError, match="own-1 is no run of the bundled trainer, so it has no weights"):
+        config("model.weights=run:own-1")

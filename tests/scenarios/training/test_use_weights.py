@@ -1,0 +1,75 @@
+"""The weights of a run are exported, tried, and start another run, as docs/use-weights.md shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from controller import api
+from controller.cli import main
+from tests.conftest import deep
+from trainer.pretrained import store
+
+pytestmark = pytest.mark.e2e
+SHORT = [
+    "+experiment=quickstart",
+    "cloud=here",
+    "cloud.backend=cpu",
+    "env.packages=image",
+    "loop.prompts_per_step=8",
+    "loop.eval_prompts=32",
+    "loop.test_prompts=8",
+    "loop.max_new_tokens=16",
+    "checkpoint.save_interval=2",
+    "logging.log_interval=1",
+]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (work := tmp_path / "work").mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "state"))
+    return work
+
+
+def slipway(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+    code = main.run(words)
+    out, err = capfd.readouterr()
+    assert code == 0, out + err
+    return out
+
+
+def test_weights_leave_a_run(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    row = api.up(*SHORT, "loop.steps=2", "loop.warm_start_steps=2")
+    run = row["run"]
+    assert "step 4: 7 files in model" in slipway(capfd, "export", run, "--to", "model", "cloud=here")
+    assert json.loads((home / "model/config.json").read_text())["architectures"] == ["Gemma2ForCausalLM"]
+    words = ("--prompt", "Tom has 3 apples.", "--temperature", "0", "--json", "cloud=here")
+    [said] = slipway(capfd, "generate", run, "-n", "1", *words).splitlines()
+    assert json.loads(said)["prompt"] == "Tom has 3 apples."
+    assert main.run(["export", run, "--to", "model", "cloud=here"]) == 2
+    assert "exists and is not an empty folder" in capfd.readouterr().err
+    slipway(capfd, "get", run, "checkpoints", "--to", "copy", "cloud=here")
+    assert (home / "copy/checkpoints/4/commit_success.txt").is_file()
+
+
+@deep
+def test_a_run_starts_from_the_weights_of_another(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first = api.up(*SHORT, "loop.steps=2", "loop.warm_start_steps=2")["run"]
+    weights = f"model.weights=run:{first}@2"
+    second = api.up(
+        *SHORT, "loop.steps=2", "loop.warm_start_steps=0", "optimizer.lr=0", "optimizer.weight_decay=0", weights
+    )
+    for run in (first, second["run"]):
+        step = "2" if run == first else "latest"
+        slipway(capfd, "export", run, *(["--step", step] if step == "2" else []), "--to", run, "cloud=here")
+    files = [home / run / "model.safetensors" for run in (first, second["run"])]
+    assert files[0].read_bytes() == files[1].read_bytes(), "without updates the weights are those it began with"
+    record = json.loads((home.parent / f"state/runs/{second['run']}/record.json").read_text())
+    assert record["config"]["model"]["weights"].endswith(f"/runs/{first}/checkpoints/2")
+    assert weights in record["overrides"]
+    store.read_model(epath.Path(record["config"]["model"]["weights"]))
