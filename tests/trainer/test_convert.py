@@ -199,7 +199,9 @@ def test_what_transformers_cannot_be_told_is_not_exported(tmp_path, capsys, fami
     cfg = Model(**family_switches(family) | sizes | switches)
     (tmp_path / "model.yaml").write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
     assert run("export", tmp_path, tmp_path / "out") == 2
-    assert capsys.readouterr().err == "model: transformers has no architecture with these settings\n"
+    said = capsys.readouterr().err
+    assert said.startswith("model: transformers has no architecture with these settings; `--format slipway` exports")
+    assert said.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
