@@ -79,14 +79,19 @@ class Session:
 
 
 @contextmanager
-def open_session(options: RunOptions) -> Iterator[Session]:
-    """Open a session for the options and close it at the end; an emulated cloud without nodes is stopped."""
-    with open_sweep(options) as (plan, context, emulator):
+def open_session(options: RunOptions, *, keep_awake: bool = False) -> Iterator[Session]:
+    """Open a session for the options and close it at the end.
+
+    Unless `keep_awake`, an emulated cloud without nodes is stopped; else it stops by itself after idle minutes.
+    """
+    with open_sweep(options, keep_awake=keep_awake) as (plan, context, emulator):
         yield Session(plan, context, Ledger(context.google, plan.bucket, plan.run_id), emulator)
 
 
 @contextmanager
-def open_sweep(options: RunOptions, *, repeat: bool = False) -> Iterator[tuple[Plan, Context, Emulator | None]]:
+def open_sweep(
+    options: RunOptions, *, repeat: bool = False, keep_awake: bool = False
+) -> Iterator[tuple[Plan, Context, Emulator | None]]:
     """Open the plan of the overrides, or of the record of `options.run_id`, and a connection to its cloud.
 
     With `repeat`, the record of a finished run means a new run like it.
@@ -102,5 +107,5 @@ def open_sweep(options: RunOptions, *, repeat: bool = False) -> Iterator[tuple[P
             doing("hashing code and data")
             plan = build_plan(config, project_of(config), Path.cwd())
             doing(opening_message(config))
-            context, emulator = stack.enter_context(open_context(config))
+            context, emulator = stack.enter_context(open_context(config, keep_awake=keep_awake))
         yield plan, context, emulator

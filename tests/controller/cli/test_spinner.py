@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-import threading
 import time
 
 import pytest
@@ -70,20 +69,21 @@ def test_a_failure_erases_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_short_wait_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = terminal(monkeypatch)
-    before = threading.active_count()
     with Spinner(delay=LIMIT_SECONDS) as doing:
         doing("composing")
-        assert threading.active_count() == before + 1
+        timer = doing._timer
+        assert timer is not None
+        assert timer.is_alive()
+    timer.join()  # at once: it is cancelled
     assert screen.getvalue() == ""
 
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_off_a_terminal_and_with_json_it_is_quiet(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", screen := Tty() if quiet else io.StringIO())
-    before = threading.active_count()
     with Spinner(quiet=quiet, delay=0) as doing:
         doing("composing")
-        assert threading.active_count() == before
+        assert doing._timer is None
     assert screen.getvalue() == ""
 
 
@@ -100,7 +100,7 @@ def test_a_verb_says_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     config, _ = compose(["+experiment=quickstart"])
     monkeypatch.setattr(RunOptions, "checked_config", lambda self: config)
 
-    def refuse(config: object) -> None:
+    def refuse(config: object, *, keep_awake: bool) -> None:
         raise ConfigError("no cloud in this test")
 
     monkeypatch.setattr(session, "open_context", refuse)

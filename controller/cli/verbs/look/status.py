@@ -39,7 +39,7 @@ def run(command: Command) -> int:
     if command.flags.follow:
         raise ConfigError("--follow: needs --sweep ID; to follow a run, use `slipway logs --follow`")
     try:
-        with open_session(command.options) as session:
+        with open_session(command.options, keep_awake=True) as session:  # often called again at once
             for line in retry_deletions(session.context):
                 print(line, file=sys.stderr)
             with command.options.waiting() as doing:

@@ -25,6 +25,8 @@ DOCUMENT: dict[str, Any] = {
             for attempt in (1, 2)
         ],
         "summary": {"accuracy_before": 0.25, "accuracy_after": 0.75, "accuracy_low_after": 0.7, "steps": 188},
+        "alerts": [],
+        "is_followed": True,
         "results": f"gs://a-bucket-with-a-name-as-long-as-google-allows-62c990/runs/{RUN}",
     },
     "cost": {"pod_hours": 12.5, "usd": 1234.56, "usd_per_hour": 98.76, "price": "Google's list price of 2026-11-01",
@@ -35,7 +37,8 @@ DOCUMENT: dict[str, Any] = {
 
 
 @contextmanager
-def no_session(options: object) -> Any:
+def no_session(options: object, *, keep_awake: bool) -> Any:
+    assert keep_awake, "starting the emulated cloud again takes longer than all the rest"
     yield type("Session", (), {"context": None})
 
 
