@@ -106,6 +106,8 @@ def test_verbs_of_a_pod_say_that_there_is_none_and_a_report_is_made(
     assert main.run(["report", row["run"]]) == 0
     assert row["run"] in (tmp_path / "state/reports" / f"{row['run']}.html").read_text()
     capsys.readouterr()
+    assert main.run(["verify", *words]) == 0, "a CPU has no chips to look for"
+    assert "no device nodes" not in capsys.readouterr().out
     for verb in ("down", "stop", "ssh", "forward"):
         assert main.run([verb, *(["8080"] if verb == "forward" else []), *words]) == 2
         said = capsys.readouterr().err

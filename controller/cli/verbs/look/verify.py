@@ -7,6 +7,7 @@ from typing import Any
 
 from controller.agent.protocol import OBSERVE, PROBE_PEERS, Observation, ObserveRequest
 from controller.cli.main import Command
+from controller.config.run_yaml import backend as expected_backend
 from controller.core.errors import ConfigError
 from controller.core.printable import printable, unsanitized_stream
 from controller.plan.build import Plan
@@ -56,7 +57,7 @@ def build_matrix(plan: Plan, answers: list[Observation | WorkerError]) -> list[d
 
 def _worker_cells(plan: Plan, answer: Observation, config: str, usual: str) -> dict[str, str]:
     expected = plan.config.topology.devices_per_worker
-    backend = "cpu" if plan.config.cloud.kind == "local" else "tpu"
+    backend = expected_backend(plan.config)
     devices, venv, peers = answer["devices"], answer["venv"], answer["peers"]
     cells = {
         "code": _comparison_cell(answer["code"], plan.snapshot.sha256),
@@ -68,7 +69,7 @@ def _worker_cells(plan: Plan, answer: Observation, config: str, usual: str) -> d
         cells["packages"] = "altered" if venv else "missing"
     else:
         cells["packages"] = "ok" if json.dumps(venv["versions"], sort_keys=True) == usual else "different versions"
-    if not plan.config.program.needs_chips or answer["chips"] is None:
+    if not plan.config.program.needs_chips or plan.config.cloud.kind == "here" or answer["chips"] is None:
         cells["chips"] = "ok"
     else:
         wanted = plan.config.topology.chips // plan.node.spec.workers
