@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.hugging_face.config_json import UnknownArchitectureError, model_from_config
-from conf.schema.training.model import family_switches
+from conf.schema.training.model import KEYS_FREE_OF_WEIGHTS, family_switches
 from conf.schema.validation import ConfigProblem
 
 KEY = "model.config_json"
@@ -16,10 +16,7 @@ FILE = "config.json"
 INSTEAD = f"the model's repository, such as google/gemma-2-2b, or to a copy of its {FILE}"
 TIMEOUT_SECONDS = 10
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-FREE_KEYS = {
-    "activation_dtype", "attention", "scan_layers", "remat", "logit_chunk", "init", "max_seq_len", "weights",
-    "config_json", "implementation",
-}  # fmt: skip
+FREE_KEYS = KEYS_FREE_OF_WEIGHTS | {"implementation"}
 """Keys of the section that may differ from config.json: how the model is computed."""
 STAND_IN = "gemma2"
 """Family of the small model of a rehearsal, which has sizes and no switches."""

@@ -10,7 +10,6 @@ from huggingface_hub import errors
 
 from conf.hugging_face.config_json import model_from_config
 from conf.schema.training.model import Model
-from controller.config import pretrained_model
 from controller.config.compose import compose
 from controller.config.pretrained_model import with_pretrained_model
 from tests.paths import ROOT
@@ -150,10 +149,3 @@ def test_a_rehearsal_has_sizes_and_needs_no_file():
     assert config is not None
     assert config.model is not None
     assert (config.model.dim, config.model.weights, config.model.config_json) == (32, None, None)
-
-
-def test_keys_that_may_differ_are_those_of_the_trainer():
-    """trainer/pretrained/store.py compares the others with the weights."""
-    from trainer.pretrained.store import COMPUTE_KEYS
-
-    assert COMPUTE_KEYS | {"implementation"} == pretrained_model.FREE_KEYS

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import cast
 
+from conf.extension import OwnStep
 from controller.config.compose import compose
 from controller.plan.bastion import bastion_resources
 from controller.reconcile.resource import Resource
+from controller.resources.project.own import OwnResource
 from tests.controller.gcloud.project import desired_resources
 from tests.paths import ROOT
 
@@ -23,6 +26,7 @@ def driven() -> list[Resource]:
 ALL = [
     *desired_resources("cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 10, thresholds: [0.5]}"),
     *driven(),
+    OwnResource(name="lab-key", reference="my_secret:LabSecret", step=cast(OwnStep, None)),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,10 +62,20 @@ def test_a_plan_can_be_looked_at_before_the_program_can_be_cloned(
     assert code == 0, out
     assert f"run      {name}-????????" in out
     assert f"warning: code.repository: file://{tmp_path}/nowhere: cannot clone: fatal: " in out
-    assert "in the bucket (not fetched yet)" in out
-    assert "verify" in out
+    assert re.search(r"\? unknown  TPU .* and \d+ other resources; --json lists them", out)
     assert "error:" not in out
     assert main.run([f"+experiment={name}", "cloud.project=a-project", elsewhere, "--yes"]) == 2
+
+
+def test_such_a_plan_has_every_step_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    elsewhere = f"code.repository.url=file://{tmp_path}/nowhere"
+    assert main.run(["plan", "--json", f"+experiment={min(EXPERIMENTS)}", "cloud.project=a-project", elsewhere]) == 0
+    out, _ = capsys.readouterr()
+    assert "in the bucket (not fetched yet)" in out
+    assert "verify" in out
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

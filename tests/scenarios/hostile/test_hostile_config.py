@@ -53,13 +53,15 @@ BASES: dict[str, list[str]] = {
                 f"assets.datasets={{d: {{path: data}}, f: {{files: {FILES}}}}}", "env.secrets.HF_TOKEN=env:HOME"],
     "assets": ["cloud=local", *COMMAND, f"assets.datasets={{d: {{files: {FILES}}}}}", "env.secrets.HF_TOKEN=env:HOME",
                f"assets.models={{m: {{files: {FILES}}}}}", f"assets.tokenizers={{t: {{files: {FILES}}}}}"],
-    "paths": ["cloud=local", *COMMAND, "cloud.quotas={INSTANCES: 8}", "program.devices={generations: [v5e]}",
+    "paths": ["cloud=local", *COMMAND, "+program.exit_codes={33: worker_lost}", "cloud.quotas={INSTANCES: 8}",
+              "program.devices={generations: [v5e]}",
               *(f"assets.{kind}={{n: {{path: data}}}}" for kind in KINDS)],
     "builds": ["cloud=local", *COMMAND,
                *(f"assets.{kind}={{n: {{build: [make, '{{output}}'], inputs: [data]}}}}" for kind in KINDS)],
     "own": ["+experiment=quickstart", "data=questions", "data.source=own:questions", "+data.options={a: b}",
             "loop.loss_type=own:loss", "+loop.loss_options={a: b}", "+loop.evaluations={style: 'own:evaluation'}",
-            "optimizer=custom", "optimizer.rule=own:rule", "+optimizer.options={a: b}", "code.checks=[own:check]"],
+            "optimizer=custom", "optimizer.rule=own:rule", "+optimizer.options={a: b}", "code.checks=[own:check]",
+            "code.resources=[own:Step]"],
     "own_loop": ["cloud=local", "model=tiny", "optimizer=adamw", "data=documents", "data.source=own:questions",
                  "loop=custom", "loop.run=own:loop", "+loop.options={a: b}"],
     "here": ["cloud=here", "cloud.backend=cpu", "cloud.folder=/tmp/a", "cloud.results=gs://b/r", *COMMAND],
@@ -75,6 +77,11 @@ def loop(experiment, mesh, log, **options): return None
 def loss(logprobs, old_logprobs, advantages, mask, **options): return 0
 def rule(**options): return None
 def check(config): yield from ()
+class Step:
+    def __init__(self, config): self.name, self.wanted = "step", {}
+    def read(self, google, project): return {"managed": True}
+    def create(self, google, project): pass
+    def delete(self, google, project): pass
 """
 """What the configs name as module:name."""
 

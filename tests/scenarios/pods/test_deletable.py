@@ -7,6 +7,7 @@ The table has rows for every kind of resource, and for each later step of a run.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.controller.cli.verbs.run.test_up import until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.inputs.wheels import package_repository
 from tests.controller.localcloud.harness import PROJECT, EmulatedCloud
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.e2e
 ONE_WORKER = ("tpu.accelerator_type=v6e-1", "tpu.zone=us-east5-b", "cloud.bucket=deletable")
@@ -53,6 +55,7 @@ REQUESTS: dict[str, tuple[str, ...]] = {
         "GET .*/o/assets",
     ),
     "billing budget": ("POST .*/budgets$", "GET .*/budgets$"),
+    "own step": ("POST .*/projects/[^/]*/secrets([?]|$)",),
     "bastion": ("POST .*/instances$", "GET .*/instances/", COMPUTE_OPERATIONS),
     "bastion roles of": ("POST .*/instances/[^/]*/setIamPolicy",),
     "account roles of": ("POST .*/serviceAccounts/[^/]*:setIamPolicy",),
@@ -97,6 +100,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     ),
     "asset build": ("assets.tokenizers.vocab.build=[sh,-c,exit 7,'{output}']",),
     "billing budget": ("cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 10, thresholds: [0.5]}",),
+    "own step": ("code.resources=[my_secret:LabSecret]",),
     "setup": ("program.setup=[[sh,-c,exit 0]]",),
     "health check": ("cloud.health_check=true",),
     "wheels": ("env.requirements=needed.txt",),
@@ -210,7 +214,9 @@ def inject(slipway: SlipwayCli, row: Failure, monkeypatch: pytest.MonkeyPatch) -
 
 
 def write_inputs(repository: Path) -> None:
-    """Files that `WORDS` name: an asset, and a package that is built from a git repository."""
+    """Files that `WORDS` name: an asset, a step of one's own, and a package that is built from a git repository."""
+    (repository / "slipway").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "docs" / "extend" / "my_secret.py", repository / "slipway")
     (repository / "rows").mkdir()
     (repository / "rows" / "a.jsonl").write_text("{}\n")
     source = repository.with_name("package")

@@ -112,9 +112,9 @@ def test_a_pod_without_a_controller_ends_with_the_budget(slipway: SlipwayCli) ->
 
 
 @contextmanager
-def billed(config: Any) -> Iterator[Any]:
+def billed(config: Any, **how: Any) -> Iterator[Any]:
     """The emulated cloud, as if it were Google's."""
-    with really_connected(config) as (context, emulator):
+    with really_connected(config, **how) as (context, emulator):
         context.is_billed = True
         yield context, emulator
 
