@@ -31,6 +31,11 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+def test_no_page_holds_a_merge_conflict(page: Path) -> None:
+    assert not re.findall(r"^(?:<{7}|>{7}|={7})(?: .*)?$", page.read_text(), re.MULTILINE)
+
+
 @pytest.fixture
 def as_after_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder in which `slipway init` has written cloud=mine and tpu=mine, and the reader the files of the pages."""

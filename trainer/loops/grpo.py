@@ -107,8 +107,8 @@ class GrpoTrainer:
             reference = self.checkpoints.restore_reference(wanted) if wanted else wanted
         self._train(train_state, reference)
         self.saver.save(train_state)
-        bad = {"bad_lines": len(self.questions.bad_lines)} if self.questions.bad_lines else {}
-        self.evaluations.summarize(train_state, questions_left_out=self.questions.num_too_long, **bad)
+        skipped = {"questions_left_out": self.questions.num_too_long, "bad_lines": len(self.questions.bad_lines)}
+        self.evaluations.summarize(train_state, **{name: count for name, count in skipped.items() if count})
 
     def _warm_start(self, train_state: TrainState) -> None:
         parts = (self.questions, self.programs, self.telemetry, self.saver, self.evaluations)

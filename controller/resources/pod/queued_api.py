@@ -1,7 +1,7 @@
 """Queued resources: a request for a node that waits for capacity.
 
 https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources. A request outlives its node and
-counts against the quota until it is deleted, even after it has expired, failed or lost its node.
+keeps its name until it is deleted, even after it has expired, failed or lost its node.
 """
 
 from dataclasses import dataclass, replace

@@ -18,7 +18,7 @@ SUMMARY = {
     "eval_prompts": 256,
     "warm_start_steps": 38,
     "steps": 150,
-    "questions_left_out": 0,
+    "questions_left_out": 7,
     "test_accuracy_before": 0.1914,
     "test_accuracy_low_before": 0.1309,
     "test_accuracy_high_before": 0.2519,
@@ -75,7 +75,7 @@ def test_the_results_are_before_and_after_with_an_interval() -> None:
         "accuracy           0.4883 → 0.8984 (95 %: 0.8553 to 0.9297)",
         "test_accuracy      0.1914 → 0.6133 (95 %: 0.5331 to 0.6934)",
         "test_pass_at_4     0.4688 → 0.8906",
-        "questions_left_out 0",
+        "questions_left_out 7",
     ]
 
 

@@ -162,7 +162,7 @@ class QueuedResources:
         self.store.put("queued", queued["name"], {**queued, "state": state_document(state)})
 
     def _fail(self, queued: Document, why: ApiError) -> None:
-        """Mark a request as FAILED; it counts against the quota until it is deleted."""
+        """Mark a request as FAILED, for this reason."""
         state = state_document("FAILED")
         state["failedData"] = {"error": {key: why.rpc_status()[key] for key in ("code", "message")}}
         self.store.put("queued", queued["name"], {**queued, "state": state})
