@@ -96,11 +96,14 @@ def open_sweep(
 
     With `repeat`, the record of a finished run means a new run like it.
     """
-    if options.run_id:
-        with restored_run(options.run_id, options.overrides, Path.cwd(), repeat=repeat) as found:
-            yield found
-        return
     with ExitStack() as stack:
+        if options.run_id:
+            with options.waiting() as doing:
+                doing(f"reading the record of {options.run_id}")
+                found = restored_run(options.run_id, options.overrides, Path.cwd(), repeat=repeat)
+                opened = stack.enter_context(found)
+            yield opened
+            return
         with options.waiting() as doing:
             doing("composing the config")
             config = options.checked_config()
