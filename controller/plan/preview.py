@@ -8,14 +8,14 @@ from controller.context import Context
 from controller.core.errors import WorkersDisagreeError
 from controller.gcp.errors import ForbiddenError, NoCredentialsError, ServiceDisabledError
 from controller.reconcile.reconciler import topological_order
-from controller.reconcile.resource import Absent, Diff, Pending, Resource, Unknown
+from controller.reconcile.resource import Absent, Diff, NotEnabled, Pending, Resource, Unknown
 from controller.resources.workers.base import WorkerResource
 from controller.ssh.fleet import WorkerError, WorkersFailedError
 
 
 @dataclass(frozen=True)
 class ResourcePreview:
-    """Preview of one resource: its observed state and the difference that `up` would apply (None: unknown)."""
+    """Preview of one resource: its observed state and the difference that `up` would apply (None: not observed)."""
 
     resource: Resource
     observed: Any
@@ -25,6 +25,8 @@ class ResourcePreview:
     def action(self) -> str:
         if self.diff is not None:
             return self.diff.action
+        if isinstance(self.observed, NotEnabled):
+            return "create"
         return "wait" if isinstance(self.observed, Pending) else "unknown"
 
 
@@ -49,8 +51,10 @@ def _observe(resource: Resource, context: Context, observed: dict[str, Any]) -> 
         node = observed[resource.node]
         if isinstance(node, Absent):
             return Absent()
-        if isinstance(node, Pending | Unknown):
-            return Unknown(f"the node is {node.why}" if isinstance(node, Pending) else node.why)
+        if isinstance(node, Pending):
+            return Unknown(f"the node is {node.why}")
+        if isinstance(node, Unknown):
+            return node
         if not node.is_ready:
             return Absent()  # the node will be replaced, and this resource with it
     try:
@@ -58,7 +62,7 @@ def _observe(resource: Resource, context: Context, observed: dict[str, Any]) -> 
     except NoCredentialsError as error:
         return Unknown(str(error))
     except ServiceDisabledError as error:
-        return Unknown(f"{error.service} is not enabled yet; `up` enables it")
+        return NotEnabled(f"{error.service} is not enabled yet; `up` enables it", error.service)
     except ForbiddenError as error:
         return Unknown(error.message)  # the check of permissions says all that is missing
     except (WorkerError, WorkersFailedError, WorkersDisagreeError) as error:

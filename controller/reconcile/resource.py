@@ -41,6 +41,13 @@ class Unknown:
 
 
 @dataclass(frozen=True)
+class NotEnabled(Unknown):
+    """The API of the resource is not enabled yet: `plan` expects nothing there, `up` enables the API and looks."""
+
+    service: str = ""
+
+
+@dataclass(frozen=True)
 class Change:
     """One field that differs."""
 

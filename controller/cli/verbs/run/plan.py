@@ -15,7 +15,7 @@ from controller.core.text import plural
 from controller.gcp.prices import max_cost
 from controller.plan.build import Plan
 from controller.plan.permissions import Need, permissions_of_plan
-from controller.reconcile.resource import Unknown
+from controller.reconcile.resource import NotEnabled, Unknown
 from controller.records.plan_file import save_plan
 from controller.run.estimate import describe_estimate
 from controller.run.preview import RunPreview, preview_run
@@ -94,17 +94,25 @@ def format_plan(preview: RunPreview) -> list[str]:
     if preview.status:
         lines.append(f"now      {preview.status}")
     lines.append("")
-    whys = dict.fromkeys(row.observed.why for row in preview.rows if isinstance(row.observed, Unknown))
-    lines += [*(f"unknown: {why}" for why in whys), ""] if whys else []  # first: without credentials it is every line
+    if unseen := _unseen_lines([row.observed for row in preview.rows if isinstance(row.observed, Unknown)]):
+        lines += [*unseen, ""]  # first: without credentials it is every line
     lines += _resource_lines(preview)
     if preview.findings:
         lines += ["", *(f"{f.severity}: {f}" for f in preview.findings)]
     return lines
 
 
+def _unseen_lines(states: list[Unknown]) -> list[str]:
+    """Return why resources could not be observed, each reason once; one line for all APIs that are not enabled."""
+    lines = dict.fromkeys(f"unknown: {state.why}" for state in states if not isinstance(state, NotEnabled))
+    apis = dict.fromkeys(state.service.split(".")[0] for state in states if isinstance(state, NotEnabled))
+    enabling = f"note: {plural(len(apis), 'API')} not enabled yet ({', '.join(apis)}): `up` enables them. "
+    return [*lines, *([f"{enabling}What they manage is shown as absent."] if apis else [])]
+
+
 def _resource_lines(preview: RunPreview) -> list[str]:
     """Return a line for each resource, with its changes; one for all if none could be seen, as without credentials."""
-    if preview.rows and all(isinstance(row.observed, Unknown) for row in preview.rows):
+    if preview.rows and all(row.action == "unknown" for row in preview.rows):
         others = plural(len(preview.rows) - 1, "other resource")
         return [f"  {ACTION_SIGNS['unknown']} unknown  {preview.plan.node.title} and {others}; --json lists them"]
     lines: list[str] = []

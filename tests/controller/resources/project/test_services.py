@@ -6,7 +6,7 @@ import pytest
 
 from controller.core.errors import CloudError
 from controller.plan.preview import preview_resources
-from controller.reconcile.resource import Unknown
+from controller.reconcile.resource import NotEnabled
 from tests.controller.localcloud.harness import PROJECT
 from tests.controller.resources.conftest import EmulatedProject
 
@@ -30,8 +30,9 @@ def test_only_what_is_missing_is_enabled(project: EmulatedProject) -> None:
 def test_a_project_where_nothing_is_enabled(project: EmulatedProject) -> None:
     disable(project, "compute", "iam", "storage", "tpu", "cloudresourcemanager")
     rows = preview_resources(tuple(project.shared_resources()), project.context)
-    [account] = [row.observed for row in rows if row.resource.kind == "service account"]
-    assert account == Unknown("iam.googleapis.com is not enabled yet; `up` enables it")
+    [account] = [row for row in rows if row.resource.kind == "service account"]
+    why = "iam.googleapis.com is not enabled yet; `up` enables it"
+    assert (account.observed, account.action) == (NotEnabled(why, "iam.googleapis.com"), "create")
     project.create_shared()
     assert project.planned_actions() == {}
 

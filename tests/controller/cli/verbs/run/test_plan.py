@@ -14,7 +14,7 @@ from controller.gcp.prices import hourly_price
 from controller.plan.build import Plan, build_plan
 from controller.plan.permissions import permissions_of_plan
 from controller.plan.preview import ResourcePreview
-from controller.reconcile.resource import Absent, Change, Diff, Unknown
+from controller.reconcile.resource import Absent, Change, Diff, NotEnabled, Unknown
 from controller.run.preview import RunPreview
 
 PROJECT = "example.com:a-project-with-a-long-name"
@@ -55,6 +55,19 @@ def test_no_line_of_a_plan_is_wider_than_80_columns_and_nothing_is_cut(plan: Pla
     for row in rows:
         assert " ".join(row.resource.title.split()) in shown
     assert all(f" {zone}" in shown for zone in plan.config.tpu.all_zones)
+
+
+def test_a_fresh_projects_plan_creates_what_disabled_apis_would_manage(plan: Plan) -> None:
+    services = ("iam.googleapis.com", "tpu.googleapis.com")
+    hidden = [NotEnabled(f"{service} is not enabled yet", service) for service in services]
+    rows = [ResourcePreview(r, hidden[i % 2], None) for i, r in enumerate(plan.resources)]
+    lines = format_plan(RunPreview(plan, rows, [], hourly_price(plan.config, 0.0), ""))
+    assert [line for line in lines if "unknown" in line and "price" not in line] == []
+    [note] = [line for line in lines if line.startswith("note: ")]
+    assert note.startswith("note: 2 APIs not enabled yet (iam, tpu): `up` enables them.")
+    assert [line.strip() for line in lines if line.startswith("  +")] == [
+        f"+ create   {r.title}" for r in plan.resources
+    ]
 
 
 def test_no_line_of_the_permissions_is_wider_than_80_columns(plan: Plan) -> None:
