@@ -17,7 +17,7 @@ from conf.schema.run.program import Code, Env, Program
 from conf.schema.run.sweep import Sweep
 from conf.schema.training.data import Data
 from conf.schema.training.loop import Loop
-from conf.schema.training.model import Model
+from conf.schema.training.model import AnyModel
 from conf.schema.training.optimizer import Optimizer
 from conf.schema.training.settings import CheckpointSettings, Logging, Mesh
 
@@ -31,7 +31,7 @@ class Config(Strict):
     assets: Assets
     program: Program
     data: Data | None = None  # program=command has none of these four
-    model: Model | None = None
+    model: AnyModel | None = None
     loop: Loop | None = None
     optimizer: Optimizer | None = None
     mesh: Mesh

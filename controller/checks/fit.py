@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema.config import Config, digest
-from conf.schema.training.model import Model
+from conf.schema.training.model import AnyModel, Model
+from conf.schema.training.trm import Trm
 from controller.core import formats
 from controller.core.finding import Issue, check
 from controller.inputs.modules import module_files
@@ -87,8 +88,10 @@ def fits_the_chips(config: Config) -> Iterator[Issue]:
         )
 
 
-def estimate_num_params(model: Model) -> int:
+def estimate_num_params(model: AnyModel) -> int:
     """Return the approximate number of parameters: the matrices and the embedding tables."""
+    if isinstance(model, Trm):
+        return sum(size for size, _ in model.matrices) + 2 * model.vocab_size * model.dim
     return matrix_weights(model) + model.vocab_size * model.dim * (1 if model.tie_word_embeddings else 2)
 
 

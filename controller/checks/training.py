@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterator
 
 from conf.schema.config import Config
-from conf.schema.training.data import CustomDocuments, JsonlData, ParquetData, TextData
-from conf.schema.training.loop import GrpoLoop, LmLoop, UnevenError
+from conf.schema.training.data import CustomDocuments, JsonlData, ParquetData, PuzzleData, TextData
+from conf.schema.training.loop import CustomLoop, GrpoLoop, LmLoop, PuzzleLoop, UnevenError
 from conf.schema.training.prompts import CustomQuestions
 from conf.schema.training.schedule import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
+from conf.schema.training.trm import Trm
 from controller.core.finding import Issue, check
 
 STREAMED = TextData | JsonlData | ParquetData | CustomDocuments
@@ -23,10 +24,22 @@ def weights_split_evenly(config: Config) -> Iterator[Issue]:
         return
     for axis, names in (("tensor", ("num_heads", "num_kv_heads", "mlp_dim", "vocab_size")), ("fsdp", ("dim",))):
         for name in names:
-            value = getattr(config.model, name)
+            value = getattr(config.model, name, 0)  # a kind of model without the key has nothing to split
             if value % sizes[axis]:
                 message = f"{value} does not split evenly over mesh.{axis}={sizes[axis]}; change one of them"
                 yield Issue(message, f"model.{name}")
+
+
+@check("model_kind", "error", "model.kind")
+def model_suits_the_loop(config: Config) -> Iterator[Issue]:
+    """The puzzle loop trains a recursive model on puzzles; the other loops of Slipway train a decoder on text."""
+    if config.program.kind != "trainer" or isinstance(config.loop, CustomLoop | None):
+        return
+    is_puzzle = isinstance(config.loop, PuzzleLoop)
+    if config.model is not None and isinstance(config.model, Trm) != is_puzzle:
+        yield Issue(f"loop.kind={config.loop.kind} cannot train a {config.model.kind}; use loop=puzzle with model=trm")
+    if config.data is not None and isinstance(config.data, PuzzleData) != is_puzzle:
+        yield Issue(f"loop.kind={config.loop.kind} cannot read data.kind={config.data.kind}; puzzles need loop=puzzle")
 
 
 @check("batch_split", "error", "loop.KEY")

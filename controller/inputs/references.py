@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from conf.schema.config import Config
 from conf.schema.training.data import CustomDocuments
 from conf.schema.training.loop import GRPO_LOSSES, REWARDS, CustomLoop, GrpoLoop, LmLoop
+from conf.schema.training.model import Model
 from conf.schema.training.optimizer import CustomOptimizer
 from conf.schema.training.prompts import CustomQuestions, QuestionData
 
@@ -46,7 +47,7 @@ def trainer_references(config: Config) -> Iterator[Use]:
         yield Use("prompt", "data.prompt.formatter", data.prompt.formatter)
     if isinstance(opt, CustomOptimizer):
         yield Use("optimizer rule", "optimizer.rule", opt.rule, opt.options)
-    if model is not None and model.implementation is not None:
+    if isinstance(model, Model) and model.implementation is not None:
         yield Use("model family", "model.implementation", model.implementation)
     match loop:
         case GrpoLoop():

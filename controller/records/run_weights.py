@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from conf.schema.config import Config
-from conf.schema.training.model import Model, different_weights
+from conf.schema.training.model import different_weights, read_model_section
 from controller.cloud.connect import open_context
 from controller.core.errors import ConfigError
 from controller.core.layout import width_of, wrap
@@ -67,7 +67,7 @@ def _check(config: Config, run_id: str, record: dict[str, Any]) -> None:
         )
     assert config.model is not None
     try:
-        made = Model.model_validate(record["config"].get("model"))
+        made = read_model_section(record["config"].get("model"))
     except ValidationError:
         if record["config"].get("model") is None:
             raise ConfigError(f"{KEY}: {run_id} is no run of the bundled trainer, so it has no weights") from None

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from conf.schema.config import Config
 from conf.schema.infra.topology import tpu_type_table
-from conf.schema.training.loop import CustomLoop, GrpoLoop, LmLoop
-from conf.schema.training.model import Model
+from conf.schema.training.loop import CustomLoop, GrpoLoop, LmLoop, PuzzleLoop
+from conf.schema.training.model import AnyModel, Model
+from conf.schema.training.trm import Trm
 from controller.checks.fit import estimate_num_params, matrix_weights
 from controller.checks.fit import load as load_fit
 from controller.core.text import plural
@@ -25,6 +26,8 @@ PACKAGES_GB = 3.0
 """What a worker downloads through the NAT: Python packages."""
 TEST_PROMPTS = 1319
 """GSM8K's, where loop.test_prompts is null."""
+TEST_PUZZLES = 422_786
+"""Those of Sudoku-Extreme, where loop.eval_puzzles is null."""
 GB = 1e9
 
 
@@ -79,7 +82,7 @@ def describe_estimate(config: Config, price: HourlyPrice) -> str:
     return why if price.total is None else f"{why}; ${price.total:.2f} per hour is ${24 * price.total:.2f} per day"
 
 
-def _parts(config: Config, model: Model, price: HourlyPrice, hours: float) -> tuple[tuple[str, float], ...]:
+def _parts(config: Config, model: AnyModel, price: HourlyPrice, hours: float) -> tuple[tuple[str, float], ...]:
     """Return what is billed: the pod, and what goes into and out of the bucket."""
     table, size = load_prices(), estimate_num_params(model) / GB
     kept = config.checkpoint.max_to_keep + (config.checkpoint.best is not None)
@@ -99,8 +102,11 @@ def _storage_price() -> float:
     return load_prices()["storage"]["usd_per_gb_month"]
 
 
-def _loop_flops(config: Config, model: Model, loop: LmLoop | GrpoLoop) -> tuple[float, float]:
+def _loop_flops(config: Config, model: AnyModel, loop: LmLoop | GrpoLoop | PuzzleLoop) -> tuple[float, float]:
     """Return the FLOPs of a run's updates and evaluations, and of its sampling."""
+    if isinstance(loop, PuzzleLoop):
+        return (_puzzle_flops(config, model, loop) if isinstance(model, Trm) else 0.0), 0.0
+    assert isinstance(model, Model), "a check has found another kind"
     if isinstance(loop, LmLoop):
         update = _counted_flops(config) or loop.total_batch_tokens * token_flops(model, loop.seq_len)
         evaluations = -(-loop.steps // loop.eval_interval)
@@ -116,6 +122,15 @@ def _loop_flops(config: Config, model: Model, loop: LmLoop | GrpoLoop) -> tuple[
     sampled = (loop.steps * answers + evaluated * loop.max_new_tokens / 2) * each / 3
     training = loop.steps * (update + scored * loop.rows * width * each / 3)
     return training + loop.warm_start_steps * update, sampled
+
+
+def _puzzle_flops(config: Config, model: Trm, loop: PuzzleLoop) -> float:
+    """Return the FLOPs of updates and evaluations; an evaluation of all test puzzles counts those of Sudoku-Extreme."""
+    update = _counted_flops(config) or loop.batch_size * model.update_flops
+    solve = loop.supervision_steps * model.update_flops * model.h_cycles / (model.h_cycles + 2)
+    evaluations = -(-loop.steps // loop.eval_interval) - 1
+    solved = evaluations * (loop.eval_puzzles or TEST_PUZZLES) + (loop.eval_puzzles_final or TEST_PUZZLES)
+    return loop.steps * update + (solved + (evaluations + 1) * loop.eval_train_puzzles) * solve
 
 
 def _counted_flops(config: Config) -> float | None:

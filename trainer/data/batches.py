@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from conf.schema.training.data import CustomDocuments, Data, JsonlData, ParquetData, TextData
+from conf.schema.training.data import CustomDocuments, Data, JsonlData, ParquetData, PuzzleData, TextData
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.prompts import QuestionData
 from conf.schema.training.run_yaml import RunFileError
@@ -184,6 +184,6 @@ class _WindowBatches:
 
 
 def _corpus(data: Data) -> TextData | JsonlData | ParquetData | CustomDocuments:
-    if isinstance(data, QuestionData):
+    if isinstance(data, QuestionData | PuzzleData):
         raise RunFileError(f"data.kind: the lm loop requires text, jsonl, parquet or documents, not {data.kind}")
     return data

@@ -119,7 +119,8 @@ def requested_gib(output: str) -> float:
 def count_flops(name: str, experiment: RunFile, mesh: Mesh) -> float:
     """Count a program's operations over all chips with plain attention, since kernels are opaque."""
     plain = with_model_overrides(experiment, attention="plain")
-    if experiment.model.attention != "plain" and isinstance(plain.loop, GrpoLoop) and plain.loop.keeps_groups_together:
+    changed = plain.model != experiment.model
+    if changed and isinstance(plain.loop, GrpoLoop) and plain.loop.keeps_groups_together:
         apart = plain.loop.model_copy(update={"micro_batch_size": plain.loop.rows})  # kernels do not share prompts
         plain = plain.model_copy(update={"loop": apart})
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import jax
 from jax.sharding import Mesh
 
-from conf.schema.training.model import Model
+from conf.schema.training.model import read_model_section
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.loops.registry import load_loop
 from trainer.step.program import Program
@@ -15,8 +15,11 @@ USABLE_HBM_FRACTION = 0.936
 
 libtpu reserves 0.27 GiB there; the rest is for code, batches in transit, and fragmentation.
 """
-REMAT_POLICIES = ("none", "products", "outputs", "attention", "full")
-"""From saving everything to recomputing everything."""
+REMAT_POLICIES = {
+    "decoder": ("none", "products", "outputs", "attention", "full"),
+    "trm": ("none", "outputs", "full"),
+}
+"""From saving everything to recomputing everything, by the model's kind."""
 
 
 def resolve_remat(experiment: RunFile, mesh: Mesh) -> RunFile:
@@ -37,7 +40,7 @@ def resolve_remat(experiment: RunFile, mesh: Mesh) -> RunFile:
         if fits(memory.peak_memory_in_bytes + update.resident_bytes, experiment):
             return candidate
     raise RunFileError(
-        "model.remat: no policy makes the update fit; lower loop.micro_batch_size or loop.prompts_per_step"
+        "model.remat: no policy makes the update fit; lower loop.micro_batch_size, or the batch of an update"
     )
 
 
@@ -49,15 +52,15 @@ def fits(peak: float, experiment: RunFile) -> bool:
 
 def remat_candidates(experiment: RunFile) -> Iterator[RunFile]:
     """Yield the experiment with each policy that it allows."""
-    remat = experiment.model.remat
-    yield from (
-        with_model_overrides(experiment, remat=policy) for policy in (REMAT_POLICIES if remat == "auto" else (remat,))
-    )
+    remat, policies = experiment.model.remat, REMAT_POLICIES[experiment.model.kind]
+    for policy in policies if remat == "auto" else (remat,):
+        yield with_model_overrides(experiment, remat=policy)
 
 
 def with_model_overrides(experiment: RunFile, **changes: str) -> RunFile:
-    """Return the experiment with other values for some keys of the model."""
-    changed = Model.model_validate(experiment.model.model_dump() | changes)
+    """Return the experiment with other values for some keys of the model; a kind of model without a key ignores it."""
+    known = type(experiment.model).model_fields
+    changed = read_model_section(experiment.model.model_dump() | {k: v for k, v in changes.items() if k in known})
     return experiment.model_copy(update={"model": changed})
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from conf.formats import FORMAT
+from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile, RunFileError, load
 from trainer.fit import suggestions, topologies
 from trainer.fit.memory import GIB, MemoryReport, measure_all
@@ -54,10 +55,9 @@ def measure_run(experiment: RunFile, mesh: Mesh, only: set[str]) -> tuple[RunFil
 
     With `model.remat: auto`, all use the policy with which the update fits at the least recomputation.
     """
-    chosen, known = (
-        with_model_overrides(experiment, attention=attention.choose_kernel(experiment.model, "tpu")),
-        list[MemoryReport](),
-    )
+    chosen, known = experiment, list[MemoryReport]()
+    if isinstance(experiment.model, Model):
+        chosen = with_model_overrides(experiment, attention=attention.choose_kernel(experiment.model, "tpu"))
     if experiment.model.remat == "auto":
         for candidate in remat_candidates(chosen):
             chosen, known = candidate, measure_all(candidate, mesh, {"update"})

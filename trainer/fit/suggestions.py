@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from conf.schema.infra.topology import find_topology
-from conf.schema.training.loop import CustomLoop
+from conf.schema.training.loop import CustomLoop, PuzzleLoop
+from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile
 from trainer.distributed import mesh as meshes
 from trainer.fit.memory import MemoryReport
@@ -70,12 +71,15 @@ def with_overrides(experiment: RunFile, overrides: Overrides) -> RunFile:
 
 def remat_candidates(experiment: RunFile) -> Iterator[Overrides]:
     """Yield policies that save less than the experiment's."""
-    for policy in REMAT_POLICIES[REMAT_POLICIES.index(experiment.model.remat) + 1 :]:
+    policies = REMAT_POLICIES[experiment.model.kind]
+    for policy in policies[policies.index(experiment.model.remat) + 1 :]:
         yield {"model.remat": policy}
 
 
 def logit_chunk_candidates(experiment: RunFile) -> Iterator[Overrides]:
     """Yield half, a quarter and an eighth of the chunk."""
+    if not isinstance(experiment.model, Model):
+        return
     for share in (2, 4, 8):
         if experiment.model.logit_chunk // share >= MIN_LOGIT_CHUNK:
             yield {"model.logit_chunk": experiment.model.logit_chunk // share}
@@ -83,7 +87,7 @@ def logit_chunk_candidates(experiment: RunFile) -> Iterator[Overrides]:
 
 def micro_batch_candidates(experiment: RunFile) -> Iterator[Overrides]:
     """Yield fewer rows per device at a time, down to one."""
-    if isinstance(experiment.loop, CustomLoop):
+    if isinstance(experiment.loop, CustomLoop | PuzzleLoop):
         return
     sizes = meshes.axis_sizes(experiment.mesh, find_topology(experiment.pod.accelerator_type).devices)
     rows = experiment.loop.rows // (sizes["data"] * sizes["fsdp"])

@@ -72,8 +72,8 @@ class GrpoTrainer:
         prompting = self.questions.prompt_encoder
         _check_vocab(experiment, prompting)
         if checkpoints.latest_step() is None:  # else they are not read again
-            store.check_weights(experiment.model)
-        self.sampler = batching.build_sampler(experiment.model, loop, mesh, prompting)
+            store.check_weights(experiment.decoder)
+        self.sampler = batching.build_sampler(experiment.decoder, loop, mesh, prompting)
         evaluation = Evaluator(loop, self.questions, self.sampler, checks, experiment.seed)
         self.telemetry = Telemetry(experiment, loop, log)
         self.saver = StateSaver(checkpoints, notice, self.telemetry)
@@ -155,14 +155,14 @@ class GrpoTrainer:
 
     def _restore_or_init(self) -> TrainState:
         """Restore the newest checkpoint, or start a new run."""
-        cfg, opt = self.experiment.model, self.experiment.optimizer
+        cfg, opt = self.experiment.decoder, self.experiment.optimizer
         if restored := self.saver.restore(train_step.abstract_state(cfg, opt, self.mesh), self.mesh):
             return restored
         warm, key = grpo_programs.warm_start_optimizer(opt, self.loop), jax.random.key(self.experiment.seed)
         return TrainState(train_step.init_state(cfg, warm, self.mesh, key), Progress(), deque())
 
     def _reset_optimizer(self, state: train_step.State) -> train_step.State:
-        cfg, opt = self.experiment.model, self.experiment.optimizer
+        cfg, opt = self.experiment.decoder, self.experiment.optimizer
         shardings = train_step.state_shardings(cfg, opt, self.mesh)
         make = jax.jit(lambda p: train_step.new_state(p, cfg, opt), out_shardings=shardings, donate_argnums=0)
         return make(state.params)
@@ -172,10 +172,10 @@ def _validated_loop(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
     loop = experiment.loop
     if not isinstance(loop, GrpoLoop):
         raise TypeError(f"expected a grpo loop, not {loop.kind}")
-    if (longest := loop.max_prompt_length + loop.max_new_tokens) > experiment.model.max_seq_len:
+    if (longest := loop.max_prompt_length + loop.max_new_tokens) > experiment.decoder.max_seq_len:
         raise RunFileError(
             f"loop.max_prompt_length and loop.max_new_tokens: their sum, {longest}, exceeds model.max_seq_len, "
-            f"{experiment.model.max_seq_len}"
+            f"{experiment.decoder.max_seq_len}"
         )
     try:
         loop.accumulation(meshes.num_shards(mesh, "batch"))
@@ -187,7 +187,7 @@ def _validated_loop(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
 
 
 def _check_vocab(experiment: RunFile, prompting: PromptEncoder) -> None:
-    known, wanted = experiment.model.vocab_size, prompting.vocab_size
+    known, wanted = experiment.decoder.vocab_size, prompting.vocab_size
     if known < wanted:
         raise RunFileError(
             f"model.vocab_size: {known} is too small for data.tokenizer, which has {wanted} ids; set at least "

@@ -54,7 +54,7 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     """Yield the programs that a run compiles, with abstract arguments."""
-    cfg, loop, opt = experiment.model, experiment.loop, experiment.optimizer
+    cfg, loop, opt = experiment.decoder, experiment.loop, experiment.optimizer
     assert isinstance(loop, LmLoop)
     split = batch_sharding.shard_rows(loop, mesh)
     state, batch = train_step.abstract_state(cfg, opt, mesh), _abstract_batch(experiment, loop, split)
@@ -97,7 +97,7 @@ class LmTrainer:
             throughput.Stopwatch("data_time", "transfer_time"),
             {"compile_time": compiled.compile_seconds},
         )
-        self.flops = throughput.model_flops(experiment.model, loop.total_batch_tokens, loop.seq_len)
+        self.flops = throughput.model_flops(experiment.decoder, loop.total_batch_tokens, loop.seq_len)
         self.first_step = self.last_logged_step = 0
         self.pending: tuple[int, dict[str, jax.Array], Batch] | None = None
 
@@ -196,9 +196,9 @@ def _validated_loop(experiment: RunFile, data: batches.Dataset) -> LmLoop:
     loop = experiment.loop
     if not isinstance(loop, LmLoop):
         raise TypeError(f"expected an lm loop, not {loop.kind}")
-    data.check_vocab_size(experiment.model.vocab_size)
-    if loop.seq_len > experiment.model.max_seq_len:
-        raise RunFileError(f"loop.seq_len: {loop.seq_len} exceeds model.max_seq_len, {experiment.model.max_seq_len}")
+    data.check_vocab_size(experiment.decoder.vocab_size)
+    if loop.seq_len > experiment.decoder.max_seq_len:
+        raise RunFileError(f"loop.seq_len: {loop.seq_len} exceeds model.max_seq_len, {experiment.decoder.max_seq_len}")
     return loop
 
 
@@ -206,11 +206,11 @@ def _restore_or_init(
     experiment: RunFile, mesh: Mesh, checkpoints: CheckpointManager, stream: batches.BatchStream
 ) -> tuple[int, train_step.State]:
     """Return the number of updates and the state after them, with the data stream at the same position."""
-    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, mesh)
+    abstract = train_step.abstract_state(experiment.decoder, experiment.optimizer, mesh)
     if resumed := checkpoints.restore_latest(abstract):
         stream.restore(resumed.position["data"])
         return resumed.step, resumed.state
-    return 0, train_step.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(experiment.seed))
+    return 0, train_step.init_state(experiment.decoder, experiment.optimizer, mesh, jax.random.key(experiment.seed))
 
 
 def _compile(
@@ -225,10 +225,10 @@ def _compile(
     ready = {p.name: p.function.lower(*p.arguments).compile() for p in programs(experiment, split.mesh) if p.function}
     samples = None
     if loop.text_samples.interval is not None:
-        samples = TextSampler(loop.text_samples, data, experiment.model, split.mesh, experiment.seed)
+        samples = TextSampler(loop.text_samples, data, experiment.decoder, split.mesh, experiment.seed)
         samples.compile(state.params)
     known = data.token_bytes()
-    token_bytes = np.zeros(experiment.model.vocab_size, np.int32)
+    token_bytes = np.zeros(experiment.decoder.vocab_size, np.int32)
     token_bytes[: len(known)] = known
     on_devices = jax.device_put(token_bytes, batch_sharding.replicated_sharding(split.mesh))
     held_out = data.validation_batches(loop, split.rows)

@@ -1,87 +1,73 @@
-"""The weight table, which defines every weight of a model.
+"""The weight table: all that the rest of the trainer knows about a model.
 
-Initial values, abstract shapes, shardings and bytes per device derive from it. Weights of all layers are stacked on a
-leading axis, so a checkpoint is the same whether layers are scanned or unrolled.
+Initial values, abstract shapes, shardings and bytes per device derive from it, and so do optimizers, averages,
+checkpoints and checksums. Each kind of model has a module with its table.
 """
 
+import importlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.nn.initializers import Initializer, normal, ones, zeros
+from jax.nn.initializers import Initializer
 from jax.sharding import Mesh
 
-from conf.schema.training.model import Model
+from conf.schema.training.model import AnyModel
 from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
-from trainer.extension import model_family
 
 Params = dict[str, Any]
 """The weights: arrays in the tree of `weight_table`."""
 
+TABLES = {"decoder": "trainer.models.decoder_weights", "trm": "trainer.models.trm_weights"}
+"""Modules with `weight_table(cfg)`, by the model's kind."""
+
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight: its shape, the logical name of each axis (`mesh.RULES` maps them), and its initializer."""
+    """One weight of the table.
+
+    Attributes:
+        shape: its shape.
+        axes: the logical name of each axis (`mesh.LOGICAL_AXIS_RULES` maps them); "layers" is the first one of weights
+            that are stacked over layers.
+        init: its initializer.
+        trained: false for a constant, which no optimizer changes.
+        counted: whether it counts as a parameter.
+    """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     init: Initializer
     dtype: str = "float32"
+    trained: bool = True
+    counted: bool = True
 
 
-@dataclass(frozen=True)
-class _Inits:
-    embedding: Initializer
-    unembedding: Initializer
-    by_dim: Initializer  # products that read the residual stream
-    output: Initializer  # attention's output projection
-    down: Initializer  # the feed-forward block's output projection
-
-
-def weight_table(cfg: Model) -> Params:
+def weight_table(cfg: AnyModel) -> Params:
     """Return the tree of every `Weight` of the model."""
-    if cfg.implementation is not None:
-        own = model_family(cfg.implementation).weights(cfg)
-        return jax.tree.map(lambda entry: Weight(*entry), own, is_leaf=lambda entry: isinstance(entry, tuple))
-    inits = _inits(cfg)
-    table = {
-        "embedding": Weight((cfg.vocab_size, cfg.dim), ("vocab", "embed"), inits.embedding),
-        "layers": {
-            name: Weight((cfg.num_layers, *w.shape), ("layers", *w.axes), w.init)
-            for name, w in [*_attention_weights(cfg, inits), *_mlp_weights(cfg, inits), *_residual_weights(cfg)]
-        },
-        **dict(_norm_weights(cfg, "final_norm")),
-    }
-    if cfg.position_embedding == "learned":
-        table["position_embedding"] = Weight((cfg.max_seq_len, cfg.dim), (None, "embed"), inits.by_dim)
-    if cfg.norm_embedding:
-        table |= dict(_norm_weights(cfg, "embedding_norm"))
-    if not cfg.tie_word_embeddings:
-        table["unembedding"] = Weight((cfg.vocab_size, cfg.dim), ("vocab", "embed"), inits.unembedding)
-    return table
+    return importlib.import_module(TABLES[cfg.kind]).weight_table(cfg)
 
 
-def init_params(cfg: Model, key: jax.Array) -> Params:
+def init_params(cfg: AnyModel, key: jax.Array) -> Params:
     """Return initial weights; equal keys give equal weights on any number of devices. Jit it to shard them."""
     weights, tree = jax.tree.flatten(weight_table(cfg))
     keys = jax.random.split(key, len(weights))
     return tree.unflatten([w.init(k, w.shape, jnp.dtype(w.dtype)) for w, k in zip(weights, keys, strict=True)])
 
 
-def abstract_params(cfg: Model) -> Params:
+def abstract_params(cfg: AnyModel) -> Params:
     """Return the shape and dtype of every weight without allocating arrays."""
     return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), weight_table(cfg))
 
 
-def num_params(cfg: Model) -> int:
-    return sum(math.prod(weight.shape) for weight in jax.tree.leaves(weight_table(cfg)))
+def num_params(cfg: AnyModel) -> int:
+    return sum(math.prod(weight.shape) for weight in jax.tree.leaves(weight_table(cfg)) if weight.counted)
 
 
-def param_shardings(cfg: Model, mesh: Mesh) -> Params:
+def param_shardings(cfg: AnyModel, mesh: Mesh) -> Params:
     """Return the sharding of every weight on the mesh.
 
     Raises RunFileError if an axis cannot be split evenly.
@@ -96,72 +82,3 @@ def param_shardings(cfg: Model, mesh: Mesh) -> Params:
                     f"{jax.tree_util.keystr(path, simple=True, separator='.')} evenly"
                 )
     return jax.tree.map(lambda w: meshes.named_sharding(mesh, *w.axes), table)
-
-
-def _inits(cfg: Model) -> _Inits:
-    width = cfg.num_heads * cfg.head_dim
-    if cfg.init == "fan_in":
-        by_dim = normal(cfg.dim**-0.5)
-        return _Inits(by_dim, by_dim, by_dim, normal(width**-0.5), normal(cfg.mlp_dim**-0.5))
-    if cfg.init == "gpt2":
-        usual, into_stream = normal(0.02), normal(0.02 * (2 * cfg.num_layers) ** -0.5)
-        return _Inits(usual, usual, usual, into_stream, into_stream)
-    return _Inits(normal(1.0), normal(0.001), _uniform((3 / cfg.dim) ** 0.5), zeros, zeros)
-
-
-def _uniform(bound: float) -> Initializer:
-    def init(key: jax.Array, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
-        return jax.random.uniform(key, shape, dtype, -bound, bound, out_sharding=out_sharding)
-
-    return init
-
-
-def _norm_weights(cfg: Model, name: str, axis: str = "embed", size: int | None = None) -> Iterator[tuple[str, Weight]]:
-    """Yield a norm's weights: none, a gain, or a gain and a bias."""
-    shape = (size or cfg.dim,)
-    if cfg.norm != "rms_plain":
-        yield name, Weight(shape, (axis,), zeros if cfg.norm == "rms_plus_one" else ones)
-    if cfg.norm == "layer":
-        yield f"{name}_bias", Weight(shape, (axis,), zeros)
-
-
-def _attention_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
-    yield from _norm_weights(cfg, "attention_norm")
-    for name, heads, axis in (
-        ("query", cfg.num_heads, "heads"),
-        ("key", cfg.num_kv_heads, "kv_heads"),
-        ("value", cfg.num_kv_heads, "kv_heads"),
-    ):
-        yield name, Weight((cfg.dim, heads, cfg.head_dim), ("embed", axis, "head_dim"), inits.by_dim)
-        if cfg.biases in ("qkv", "attention", "all"):
-            yield f"{name}_bias", Weight((heads, cfg.head_dim), (axis, "head_dim"), zeros)
-    yield "output", Weight((cfg.num_heads, cfg.head_dim, cfg.dim), ("heads", "head_dim", "embed"), inits.output)
-    if cfg.biases in ("attention", "all"):
-        yield "output_bias", Weight((cfg.dim,), ("embed",), zeros)
-    if cfg.qk_norm != "none":
-        yield from _norm_weights(cfg, "query_norm", "head_dim", cfg.head_dim)
-        yield from _norm_weights(cfg, "key_norm", "head_dim", cfg.head_dim)
-    if cfg.post_norms:
-        yield from _norm_weights(cfg, "post_attention_norm")
-
-
-def _mlp_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
-    yield from _norm_weights(cfg, "mlp_norm")
-    gated = cfg.mlp in ("geglu", "swiglu")
-    if gated:
-        yield "gate", Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
-    yield "up", Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
-    yield "down", Weight((cfg.mlp_dim, cfg.dim), ("hidden", "embed"), inits.down)
-    if cfg.biases in ("mlp", "all"):
-        if gated:
-            yield "gate_bias", Weight((cfg.mlp_dim,), ("hidden",), zeros)
-        yield "up_bias", Weight((cfg.mlp_dim,), ("hidden",), zeros)
-        yield "down_bias", Weight((cfg.dim,), ("embed",), zeros)
-    if cfg.post_norms:
-        yield from _norm_weights(cfg, "post_mlp_norm")
-
-
-def _residual_weights(cfg: Model) -> Iterator[tuple[str, Weight]]:
-    if cfg.residual_scalars:
-        yield "residual_scale", Weight((), (), ones)
-        yield "embedding_scale", Weight((), (), zeros)

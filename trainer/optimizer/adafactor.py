@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import optax
 
-from conf.schema.training.model import Model
+from conf.schema.training.model import AnyModel
 from conf.schema.training.optimizer import Adafactor
 from trainer.optimizer.matrices import matrix_views
 from trainer.optimizer.rules import map_with_path
@@ -14,7 +14,7 @@ MIN_SCALE = 1e-3
 """Minimum root mean square used to scale a weight's update, so that zero-initialized weights move."""
 
 
-def scale_by_adafactor(opt: Adafactor, cfg: Model) -> optax.GradientTransformation:
+def scale_by_adafactor(opt: Adafactor, cfg: AnyModel) -> optax.GradientTransformation:
     """Return the transformation from gradients to directions, for weights in the layers or outside them, not both.
 
     Every matrix has factored moments, however small, and its own root mean square in each layer.

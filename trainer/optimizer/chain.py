@@ -1,6 +1,7 @@
 """The optimizer: clip the global gradient norm, compute a direction for each weight, and step along it.
 
-Directions come from Adam, Adafactor, Muon or a rule of the user's own; per-weight settings are in `rules`.
+Directions come from Adam, AdamATan2, Lion, Adafactor, Muon, the gradient's sign or a rule of the user's own; per-weight
+settings are in `rules`.
 """
 
 from collections.abc import Hashable, Mapping
@@ -12,18 +13,19 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import DictKey, keystr
 
-from conf.schema.training.model import Model
-from conf.schema.training.optimizer import Adafactor, Adamw, CustomOptimizer, Muon, Optimizer
+from conf.schema.training.model import AnyModel
+from conf.schema.training.optimizer import Adafactor, AdamAtan2, Adamw, CustomOptimizer, Lion, Muon, Optimizer
 from trainer.distributed import mesh as meshes
 from trainer.extension import load_extension
 from trainer.models.weights import weight_table
 from trainer.optimizer import adafactor, muon
+from trainer.optimizer.atan2 import scale_by_adam_atan2
 from trainer.optimizer.matrices import MatrixView, matrix_views
 from trainer.optimizer.rules import UpdateRule, map_with_path, update_rules
 from trainer.optimizer.schedules import ScheduleFn, schedule_factor
 
 
-def build_optimizer(opt: Optimizer, cfg: Model) -> optax.GradientTransformation:
+def build_optimizer(opt: Optimizer, cfg: AnyModel) -> optax.GradientTransformation:
     """Return the optimizer. Its state is optax's, with moments in trees like the weights.
 
     Raises RunFileError if a group's pattern matches no weight.
@@ -45,14 +47,22 @@ def learning_rate_schedule(opt: Optimizer) -> ScheduleFn:
     return lambda count: opt.lr * by_count(count)
 
 
-def _direction(opt: Optimizer, cfg: Model, rule: UpdateRule) -> optax.GradientTransformation:
+def _direction(opt: Optimizer, cfg: AnyModel, rule: UpdateRule) -> optax.GradientTransformation:
     match opt:
+        case _ if rule.direction == "frozen":
+            return optax.set_to_zero()
+        case _ if rule.used_rows:
+            return optax.stateless(lambda updates, _: jax.tree.map(jnp.sign, updates))
         case Muon() if rule.is_muon:
             return muon.scale_by_muon(opt, cfg)
         case CustomOptimizer():
             return load_extension("optimizer rule", opt.rule, "optimizer.rule", opt.options)()
         case Adafactor():
             return adafactor.scale_by_adafactor(opt, cfg)
+        case AdamAtan2():
+            return scale_by_adam_atan2(rule.b1, rule.b2)
+        case Lion():
+            return optax.scale_by_lion(b1=rule.b1, b2=rule.b2)
         case Adamw() | Muon():
             epsilon = opt.eps if isinstance(opt, Adamw) else opt.adamw.eps
             return optax.scale_by_adam(b1=rule.b1, b2=rule.b2, eps=epsilon)
@@ -83,7 +93,11 @@ def apply_update_rules(
             rule = rules[path]
             if rule.weight_decay:
                 shrunk = decays * rule.weight_decay * weight
-                direction = direction + (jnp.where(direction * weight >= 0, shrunk, 0) if rule.cautious else shrunk)
+                if rule.cautious:
+                    shrunk = jnp.where(direction * weight >= 0, shrunk, 0)
+                elif rule.used_rows:
+                    shrunk = jnp.where((direction != 0).any(axis=-1, keepdims=True), shrunk, 0)
+                direction = direction + shrunk
             return -rates * rule.lr * direction
 
         return map_with_path(step, updates, params), DescentState(state.done + 1)
@@ -91,7 +105,7 @@ def apply_update_rules(
     return optax.GradientTransformation(init, update)
 
 
-def state_shardings(state: Any, cfg: Model, mesh: Mesh) -> Any:
+def state_shardings(state: Any, cfg: AnyModel, mesh: Mesh) -> Any:
     """Return a sharding for each array of an abstract optimizer state; counters are replicated.
 
     A moment is found by its weight's path. It has the weight's shape, or that of its matrix without one of the axes

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import jax
 
-from conf.schema.training.model import Model
-from trainer.models.weights import weight_table
+from conf.schema.training.model import AnyModel
+from trainer.models.weights import Weight, weight_table
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,12 @@ class MatrixView:
     Attributes:
         shape: [layers, inputs, outputs] for a layer matrix, [layers, n] for a layer vector, [a, b] for another matrix.
         axes: the logical axes merged into each of these axes.
+        trained: false for a constant.
     """
 
     shape: tuple[int, ...]
     axes: tuple[tuple[str | None, ...], ...]
+    trained: bool = True
 
     @property
     def is_stacked(self) -> bool:
@@ -32,24 +34,21 @@ class MatrixView:
         return self.is_stacked and len(self.shape) == 3
 
 
-def matrix_views(cfg: Model) -> dict[str, MatrixView]:
+def matrix_views(cfg: AnyModel) -> dict[str, MatrixView]:
     """Return each weight's view by its dotted path, with the two axes of heads merged into one."""
     leaves = jax.tree.leaves_with_path(weight_table(cfg))
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): _matrix_view(weight.shape, weight.axes)
-        for path, weight in leaves
-    }
+    return {jax.tree_util.keystr(path, simple=True, separator="."): _matrix_view(weight) for path, weight in leaves}
 
 
-def _matrix_view(shape: tuple[int, ...], axes: tuple[str | None, ...]) -> MatrixView:
+def _matrix_view(weight: Weight) -> MatrixView:
     merged: list[tuple[str | None, ...]] = []
-    for axis in axes:
+    for axis in weight.axes:
         if axis == "head_dim" and merged and merged[-1][-1] in ("heads", "kv_heads"):
             merged[-1] = (*merged[-1], axis)
         else:
             merged.append((axis,))
     sizes, start = [], 0
     for group in merged:
-        sizes.append(math.prod(shape[start : start + len(group)]))
+        sizes.append(math.prod(weight.shape[start : start + len(group)]))
         start += len(group)
-    return MatrixView(tuple(sizes), tuple(merged))
+    return MatrixView(tuple(sizes), tuple(merged), weight.trained)

@@ -9,7 +9,7 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from conf.schema.training.model import Model
+from conf.schema.training.model import AnyModel
 from conf.schema.training.optimizer import Muon
 from trainer.distributed import mesh as meshes
 from trainer.optimizer.matrices import MatrixView, matrix_views
@@ -39,7 +39,7 @@ class MuonState(NamedTuple):
     variance: Any
 
 
-def scale_by_muon(opt: Muon, cfg: Model) -> optax.GradientTransformation:
+def scale_by_muon(opt: Muon, cfg: AnyModel) -> optax.GradientTransformation:
     """Return the transformation from gradients to directions, for weights that are layer matrices.
 
     The device mesh in context shards the layers, so that a matrix's products need no other device.

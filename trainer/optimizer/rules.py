@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from conf.schema.training.model import Model
+from conf.schema.training.model import AnyModel
 from conf.schema.training.optimizer import Adafactor, CustomOptimizer, Muon, MuonParamGroup, Optimizer, ParamGroup
 from conf.schema.training.run_yaml import RunFileError
 from trainer.optimizer.matrices import MatrixView, matrix_views
@@ -22,7 +22,8 @@ class UpdateRule:
         lr: peak learning rate, including the factor of its shape.
         weight_decay: multiplied by that learning rate.
         cautious: decay only where the step goes towards 0.
-        b1, b2: AdamW's.
+        b1, b2: of AdamW, AdamATan2 and Lion.
+        used_rows: decay only rows whose direction is not 0.
     """
 
     direction: str
@@ -31,13 +32,14 @@ class UpdateRule:
     cautious: bool = False
     b1: float = 0.0
     b2: float = 0.0
+    used_rows: bool = False
 
     @property
     def is_muon(self) -> bool:
         return self.direction == "muon"
 
 
-def update_rules(opt: Optimizer, cfg: Model) -> dict[str, UpdateRule]:
+def update_rules(opt: Optimizer, cfg: AnyModel) -> dict[str, UpdateRule]:
     """Return the rule of each weight by path. Raises RunFileError if a group's pattern matches no weight."""
     shapes = matrix_views(cfg)
     for i, group in enumerate(opt.param_groups):
@@ -58,24 +60,29 @@ def map_with_path(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     return jax.tree.map_with_path(call, tree, *rest)
 
 
-def _update_rule(opt: Optimizer, cfg: Model, path: str, view: MatrixView) -> UpdateRule:
+def _update_rule(opt: Optimizer, cfg: AnyModel, path: str, view: MatrixView) -> UpdateRule:
+    if not view.trained:
+        return UpdateRule("frozen", 0.0, 0.0)
     group = next((g for g in opt.param_groups if fnmatchcase(path, g.match)), MuonParamGroup(match=path))
-    if isinstance(opt, Muon) and view.is_matrix and getattr(group, "algorithm", None) is None:
+    if isinstance(opt, Muon) and view.is_matrix and group.algorithm is None:
         return _muon_rule(opt, cfg, view, group)
     base = opt.adamw if isinstance(opt, Muon) else opt
     lr, decay = _group_lr(group, base.lr, cfg), _group_weight_decay(group, base.weight_decay)
+    if group.algorithm == "sign_sgd":
+        return UpdateRule("sign_sgd", lr, decay, used_rows=True)
     if isinstance(base, CustomOptimizer):
         return UpdateRule("custom", lr, decay)
     if isinstance(base, Adafactor):
         return UpdateRule("adafactor_layers" if view.is_stacked else "adafactor", lr, decay)
     own = (getattr(group, name, None) for name in ("b1", "b2"))
     b1, b2 = (usual if value is None else value for value, usual in zip(own, (base.b1, base.b2), strict=True))
-    name = "adamw" if (b1, b2) == (base.b1, base.b2) else f"adamw_{b1}_{b2}"
+    name = getattr(base, "kind", "adamw")
+    name = name if (b1, b2) == (base.b1, base.b2) else f"{name}_{b1}_{b2}"
     return UpdateRule(name, lr, decay, b1=b1, b2=b2)
 
 
-def _muon_rule(opt: Muon, cfg: Model, view: MatrixView, group: ParamGroup) -> UpdateRule:
-    layers = 1.0 if opt.reference_layers is None else (opt.reference_layers / cfg.num_layers) ** 2
+def _muon_rule(opt: Muon, cfg: AnyModel, view: MatrixView, group: ParamGroup) -> UpdateRule:
+    layers = 1.0 if opt.reference_layers is None else (opt.reference_layers / view.shape[0]) ** 2
     _, inputs, outputs = view.shape
     factor = {
         "none": 1.0,
@@ -91,7 +98,7 @@ def _muon_rule(opt: Muon, cfg: Model, view: MatrixView, group: ParamGroup) -> Up
     )
 
 
-def _group_lr(group: ParamGroup, base: float, cfg: Model) -> float:
+def _group_lr(group: ParamGroup, base: float, cfg: AnyModel) -> float:
     lr = (base if group.lr is None else group.lr) * (1.0 if group.lr_scale is None else group.lr_scale)
     return lr if group.reference_dim is None else lr * (cfg.dim / group.reference_dim) ** -0.5
 

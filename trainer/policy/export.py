@@ -36,6 +36,8 @@ def export_weights(
     cfg, experiment = describe(source)
     config: dict[str, Any] = {}
     if form == "hf":
+        if not isinstance(cfg, Model):
+            raise hf_families.UnknownArchitectureError(f"model: transformers has no {cfg.kind}; use `--format slipway`")
         try:
             config = hf_families.hf_config(cfg)
         except hf_families.UnknownArchitectureError as error:
@@ -44,11 +46,11 @@ def export_weights(
             ) from None
     files = _tokenizer_files(source, experiment, tokenizer)
     params = store.read_params(source, cfg)
-    if form == "hf":
+    if isinstance(cfg, Model) and form == "hf":
         extra, notes = _described(files, cfg, experiment)
         hf_files.write_params(target, params, cfg, config | extra, dtype)
     else:
-        notes = [] if TOKENIZER_FILE in files else [NO_TOKENIZER]
+        notes = [] if TOKENIZER_FILE in files or not isinstance(cfg, Model) else [NO_TOKENIZER]
         arrays = jax.tree.map(lambda x: np.asarray(x, dtype=dtype), params)
         target.mkdir(parents=True, exist_ok=True)
         store.write_params(target, arrays, cfg)

@@ -9,7 +9,7 @@ from etils import epath
 from jax.sharding import AxisType
 
 from conf.schema.training.loop import MAX_DECODE_CHUNK, GrpoLoop
-from conf.schema.training.model import Model, different_weights
+from conf.schema.training.model import AnyModel, Model, different_weights
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.distributed.mesh import MESH_AXES
 from trainer.models.weights import Params
@@ -40,7 +40,7 @@ class Response(NamedTuple):
     finished: bool
 
 
-def describe(folder: epath.Path) -> tuple[Model, RunFile | None]:
+def describe(folder: epath.Path) -> tuple[AnyModel, RunFile | None]:
     """Return the model of a folder of weights, and the run that made them if the folder says so.
 
     The run says how the model is computed, which config.json of an exported one does not.
@@ -66,6 +66,8 @@ class Policy:
     def __init__(self, folder: epath.Path, *, tokenizer: str | None = None, dtype: str | None = None) -> None:
         """Load the weights. Raises RunFileError."""
         cfg, self.experiment = describe(folder)
+        if not isinstance(cfg, Model):
+            raise RunFileError(f"model.kind: {folder} is a {cfg.kind}, which writes no text; only decoders do")
         if cfg.implementation is not None:
             raise RunFileError(f"model.implementation: {cfg.implementation} has no sampler; only Slipway's decoder has")
         self.cfg = cfg.model_copy(update={"activation_dtype": dtype or cfg.activation_dtype, "remat": "none"})

@@ -14,7 +14,7 @@ from etils import epath
 from pydantic import ValidationError
 
 from conf.schema.training import run_yaml
-from conf.schema.training.model import Model
+from conf.schema.training.model import AnyModel, read_model_section
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.distributed.checksums import ReplicaChecksums, bit_sum, leaf_path
 from trainer.models.weights import Params, weight_table
@@ -52,18 +52,18 @@ def read_experiment(folder: epath.Path) -> RunFile | None:
     return run_yaml.load(cast(Any, file)) if file.exists() else None
 
 
-def read_model(folder: epath.Path) -> Model:
+def read_model(folder: epath.Path) -> AnyModel:
     """Return the model of a checkpoint. Raises StoreError."""
     file = run_file(folder)
     if not file.exists():
         raise StoreError(f"{folder}: {file} is missing, which says of what model it is; copy it from the run's folder")
     try:
-        return Model.model_validate(yaml.safe_load(file.read_text())["model"])
+        return read_model_section(yaml.safe_load(file.read_text())["model"])
     except (yaml.YAMLError, KeyError, TypeError):
         raise StoreError(f"{file}: not the run.yaml of a run of the bundled trainer") from None
     except ValidationError as error:
         found = error.errors()[0]
-        key = ".".join(map(str, ("model", *found["loc"])))
+        key = ".".join(map(str, ("model", *found["loc"][1:])))  # the first part is the kind
         raise StoreError(f"{file}: {key}: {found['msg']}; was it written by another version of Slipway?") from None
 
 
@@ -78,7 +78,7 @@ class StoredArray:
         return array if dtype is None else array.astype(dtype, copy=False)
 
 
-def read_params(folder: epath.Path, cfg: Model) -> Params:
+def read_params(folder: epath.Path, cfg: AnyModel) -> Params:
     """Return the weights as `StoredArray`s, in the tree of `weight_table`. Raises StoreError."""
     root, saved = _saved_weights(folder, cfg)
     checksums = _checksums(folder)
@@ -97,7 +97,7 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
     return jax.tree.map_with_path(stored, saved)
 
 
-def load_sharded(folder: epath.Path, wanted: Params, cfg: Model) -> Params:
+def load_sharded(folder: epath.Path, wanted: Params, cfg: AnyModel) -> Params:
     """Read the weights into arrays of the given shapes, dtypes and shardings; each process reads only its shards.
 
     Raises:
@@ -119,7 +119,7 @@ def load_sharded(folder: epath.Path, wanted: Params, cfg: Model) -> Params:
     return jax.tree.map(lambda x, w: x.astype(w.dtype) if x.dtype != w.dtype else x, found[root], wanted)
 
 
-def _saved_weights(folder: epath.Path, cfg: Model) -> tuple[str, Any]:
+def _saved_weights(folder: epath.Path, cfg: AnyModel) -> tuple[str, Any]:
     """Return the name of the weights in a checkpoint's state, and their metadata, after comparing the shapes."""
     try:
         check_database(folder / "state")

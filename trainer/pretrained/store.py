@@ -10,7 +10,7 @@ from etils import epath
 from jax.sharding import Mesh
 from pydantic import ValidationError
 
-from conf.schema.training.model import Model, different_weights
+from conf.schema.training.model import AnyModel, Model, different_weights, read_model_section
 from trainer.models.weights import Params, abstract_params, param_shardings
 from trainer.pretrained import hf_families, hf_files, run_weights
 from trainer.pretrained.run_weights import StoreError
@@ -19,7 +19,7 @@ WEIGHTS_FOLDER = "weights"
 DESCRIPTION_FILE = "model.yaml"
 
 
-def write_params(folder: epath.Path, params: Params, cfg: Model) -> None:
+def write_params(folder: epath.Path, params: Params, cfg: AnyModel) -> None:
     """Write the weights, NumPy arrays, then their description; a folder without one is incomplete."""
     # the usual handler makes a copy of every array first, so that it may be changed meanwhile; nobody does that here
     handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
@@ -29,7 +29,7 @@ def write_params(folder: epath.Path, params: Params, cfg: Model) -> None:
     (folder / DESCRIPTION_FILE).write_text(yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False))
 
 
-def read_model(folder: epath.Path) -> Model:
+def read_model(folder: epath.Path) -> AnyModel:
     """Return the model of the stored weights. Raises StoreError."""
     file = folder / DESCRIPTION_FILE
     if run_weights.is_checkpoint(folder):
@@ -42,7 +42,7 @@ def read_model(folder: epath.Path) -> Model:
     if not file.exists():
         raise StoreError(f"{folder}: {_absence(folder)}")
     try:
-        return Model.model_validate(yaml.safe_load(file.read_text()))
+        return read_model_section(yaml.safe_load(file.read_text()))
     except ValidationError as error:
         raise StoreError(f"{file}: {error.errors()[0]['msg']}") from None
 
@@ -61,7 +61,7 @@ def _absence(folder: epath.Path) -> str:
     )
 
 
-def read_params(folder: epath.Path, cfg: Model) -> Params:
+def read_params(folder: epath.Path, cfg: AnyModel) -> Params:
     """Return the weights as arrays in their stored dtypes; those of a checkpoint are read later. Raises StoreError."""
     _check_same_model(folder, cfg)
     if run_weights.is_checkpoint(folder):
@@ -72,7 +72,7 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
         return jax.tree.map(np.asarray, checkpointer.restore(_absolute(folder) / WEIGHTS_FOLDER))
 
 
-def load_sharded(folder: epath.Path, cfg: Model, mesh: Mesh) -> Params:
+def load_sharded(folder: epath.Path, cfg: AnyModel, mesh: Mesh) -> Params:
     """Load the weights onto the mesh, in the model's dtypes.
 
     From our own folders and checkpoints, each process reads only its devices' shards; from Hugging Face's, everything,
@@ -98,7 +98,8 @@ def load_sharded(folder: epath.Path, cfg: Model, mesh: Mesh) -> Params:
     return jax.tree.map(lambda x, w: x.astype(w.dtype) if x.dtype != w.dtype else x, placed, wanted)
 
 
-def _read_pretrained(folder: epath.Path, cfg: Model) -> Params:
+def _read_pretrained(folder: epath.Path, cfg: AnyModel) -> Params:
+    assert isinstance(cfg, Model), "a folder from Hugging Face describes a decoder, and its kind has been compared"
     try:
         return hf_files.read_params(folder, cfg)
     except hf_files.PretrainedError as error:
@@ -112,13 +113,13 @@ def _to_sharded_array(array: np.ndarray, wanted: jax.ShapeDtypeStruct) -> jax.Ar
     return jax.make_array_from_callback(wanted.shape, wanted.sharding, part)  # pyright: ignore[reportArgumentType]
 
 
-def check_weights(cfg: Model) -> None:
+def check_weights(cfg: AnyModel) -> None:
     """Raise StoreError unless `model.weights` is null or names weights of this model. Reads only descriptions."""
     if cfg.weights is not None:
         _check_same_model(epath.Path(cfg.weights), cfg)
 
 
-def _check_same_model(folder: epath.Path, cfg: Model) -> None:
+def _check_same_model(folder: epath.Path, cfg: AnyModel) -> None:
     """Raise StoreError unless the weights are of this model."""
     found, wanted = read_model(folder), cfg
     if key := different_weights(found, wanted):

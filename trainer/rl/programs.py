@@ -54,7 +54,7 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     state, reference = _resident_arrays(experiment, mesh)
     yield from _training_programs(experiment, loop, mesh, loop.row_widths[-1:])
     yield from _sampling_programs(
-        experiment, loop, mesh, Sampling(experiment.model, batching.sampler_settings(loop), mesh, ends=(0,))
+        experiment, loop, mesh, Sampling(experiment.decoder, batching.sampler_settings(loop), mesh, ends=(0,))
     )
     yield Program("resident", None, resident=(state, reference))
 
@@ -66,7 +66,7 @@ def all_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampl
 
 
 def _training_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, widths: list[int]) -> Iterator[Program]:
-    cfg, opt = experiment.model, experiment.optimizer
+    cfg, opt = experiment.decoder, experiment.optimizer
     state, reference = _resident_arrays(experiment, mesh)
     train = build_update(grpo.loss(cfg, loop, grouped=loop.keeps_groups_together), experiment, opt, mesh)
     score = build_logprobs(experiment, loop, mesh)
@@ -93,7 +93,8 @@ def _sampling_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler:
 
 def _resident_arrays(experiment: RunFile, mesh: Mesh) -> tuple[train_step.State, weights.Params]:
     """Return the abstract state and reference, which stay on the devices."""
-    return train_step.abstract_state(experiment.model, experiment.optimizer, mesh), abstract_reference(experiment, mesh)
+    state = train_step.abstract_state(experiment.decoder, experiment.optimizer, mesh)
+    return state, abstract_reference(experiment, mesh)
 
 
 def _abstract_rollout(loop: GrpoLoop, mesh: Mesh, width: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -109,7 +110,7 @@ def build_update(loss: train_step.LossFn, experiment: RunFile, opt: Optimizer, m
     """Return `train_step.build_update` for whole batches [B, ...], split by `loop.micro_batch_size` rows per device."""
     assert isinstance(experiment.loop, GrpoLoop)
     parts = experiment.loop.accumulation(meshes.num_shards(mesh, "batch"))
-    step = train_step.build_update(loss, experiment.model, opt, mesh, parts)
+    step = train_step.build_update(loss, experiment.decoder, opt, mesh, parts)
     if parts == 1:
         return step
 
@@ -126,7 +127,7 @@ def build_logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> LogprobsF
 
     With `loop.on_policy` the former is 0, since the update computes it anyway; without `loop.kl_coef` the latter is 0.
     """
-    cfg = experiment.model
+    cfg = experiment.decoder
 
     def score(params: weights.Params, reference: weights.Params, batch: DeviceBatch) -> tuple[jax.Array, jax.Array]:
         group = prompt_group(cfg, loop, batch["tokens"].shape[1]) if loop.keeps_groups_together else None
@@ -160,9 +161,9 @@ def abstract_reference(experiment: RunFile, mesh: Mesh) -> weights.Params:
     assert isinstance(experiment.loop, GrpoLoop)
     if not experiment.loop.kl_coef:
         return {}
-    kind, placed = experiment.loop.reference_dtype, weights.param_shardings(experiment.model, mesh)
+    kind, placed = experiment.loop.reference_dtype, weights.param_shardings(experiment.decoder, mesh)
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, kind or x.dtype, sharding=s),
-        weights.abstract_params(experiment.model),
+        weights.abstract_params(experiment.decoder),
         placed,
     )

@@ -13,7 +13,7 @@ from etils import epath
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from conf.schema.training.model import Model
+from conf.schema.training.model import AnyModel
 from conf.schema.training.optimizer import Optimizer
 from trainer.distributed import mesh as meshes
 from trainer.distributed.batch import DeviceBatch
@@ -39,7 +39,7 @@ class State(NamedTuple):
     average: Any  # Params averaged over updates; None if `optimizer.ema_decay` is null
 
 
-def init_state(cfg: Model, opt: Optimizer, mesh: Mesh, key: jax.Array) -> State:
+def init_state(cfg: AnyModel, opt: Optimizer, mesh: Mesh, key: jax.Array) -> State:
     """Return the initial state, each array created on its own devices; `model.weights` may name a weights file.
 
     Raises StoreError if those weights do not exist or belong to another model.
@@ -57,7 +57,7 @@ def init_state(cfg: Model, opt: Optimizer, mesh: Mesh, key: jax.Array) -> State:
     return jax.jit(make, out_shardings=state_shardings(cfg, opt, mesh), compiler_options=options)(key)
 
 
-def new_state(params: Params, cfg: Model, opt: Optimizer) -> State:
+def new_state(params: Params, cfg: AnyModel, opt: Optimizer) -> State:
     moments = build_optimizer(opt, cfg).init(params)
     return State(jnp.int32(0), params, moments, jnp.int32(0), None if opt.ema_decay is None else params)
 
@@ -67,7 +67,7 @@ def eval_params(state: State) -> Params:
     return state.params if state.average is None else state.average
 
 
-def abstract_state(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
+def abstract_state(cfg: AnyModel, opt: Optimizer, mesh: Mesh) -> State:
     """Return the shape, dtype and sharding of every array of the state, which checkpoints are restored into."""
     state = jax.eval_shape(lambda p: new_state(p, cfg, opt), weights.abstract_params(cfg))
     return jax.tree.map(
@@ -75,7 +75,7 @@ def abstract_state(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
     )
 
 
-def state_shardings(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
+def state_shardings(cfg: AnyModel, opt: Optimizer, mesh: Mesh) -> State:
     """Return the state's shardings: moments and averages follow their weights; the rest is replicated."""
     params = weights.param_shardings(cfg, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -84,7 +84,7 @@ def state_shardings(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
     return State(everywhere, params, placed, everywhere, None if opt.ema_decay is None else params)
 
 
-def build_update(loss: LossFn, cfg: Model, opt: Optimizer, mesh: Mesh, accumulation: int = 1) -> jax.stages.Wrapped:
+def build_update(loss: LossFn, cfg: AnyModel, opt: Optimizer, mesh: Mesh, accumulation: int = 1) -> jax.stages.Wrapped:
     """Return the jitted update, (state, batch) to (state, metrics). It donates the old state's buffers.
 
     accumulation: parts of the batch that are computed sequentially; above 1 its leaves are [A, B / A, ...]. The result
@@ -121,18 +121,18 @@ def build_update(loss: LossFn, cfg: Model, opt: Optimizer, mesh: Mesh, accumulat
 def _update_average(state: State, params: Any, opt: Optimizer) -> Any:
     """Return the average updated with the new weights.
 
-    It decays faster early on, like TensorFlow's ExponentialMovingAverage with `num_updates`: initial weights are
-    random.
+    With `ema_warmup` it decays faster early on, like TensorFlow's ExponentialMovingAverage with `num_updates`: initial
+    weights are random.
     """
     if opt.ema_decay is None:
         return None
     done = state.step - state.skipped + 1
-    kept = jnp.minimum(opt.ema_decay, (1 + done) / (10 + done))
+    kept = jnp.minimum(opt.ema_decay, (1 + done) / (10 + done)) if opt.ema_warmup else opt.ema_decay
     return jax.tree.map(lambda mean, weight: mean + (1 - kept) * (weight - mean), state.average, params)
 
 
 def mean_gradient(
-    loss: LossFn, cfg: Model, mesh: Mesh, accumulation: int = 1
+    loss: LossFn, cfg: AnyModel, mesh: Mesh, accumulation: int = 1
 ) -> Callable[[Params, DeviceBatch], tuple[Params, dict[str, jax.Array]]]:
     """Return a function from (params, batch) to the gradient of the mean loss and the mean metrics. Call it under jit.
 

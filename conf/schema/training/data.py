@@ -127,7 +127,14 @@ class CustomDocuments(Corpus):
     packing: Literal["stream", "documents"] = Field(description="As for jsonl.")
 
 
+class PuzzleData(Strict):
+    """Puzzles, as `python -m trainer.puzzles` writes them."""
+
+    kind: Literal["puzzles"]
+    path: str = Field(min_length=1, description="Folder with puzzles.json: local, gs://… or assets://NAME.")
+
+
 Data = Annotated[
-    TextData | JsonlData | ParquetData | CustomDocuments | ArithmeticData | Gsm8kData | CustomQuestions,
+    TextData | JsonlData | ParquetData | CustomDocuments | PuzzleData | ArithmeticData | Gsm8kData | CustomQuestions,
     Field(discriminator="kind"),
 ]

@@ -10,6 +10,8 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from conf.extension import PATTERN, OrReference, Reference
 from conf.schema.base import Strict
+from conf.schema.training.even import UnevenError, nearest_multiples
+from conf.schema.training.puzzle import PuzzleLoop
 from conf.schema.training.settings import Mesh
 
 MAX_DECODE_CHUNK = 64
@@ -43,14 +45,6 @@ class Sampling(Strict):
         if value is not None and value.fsdp != 1:
             raise ValueError("fsdp must be 1, because it would gather all weights for each token; use tensor")
         return value
-
-
-class UnevenError(ValueError):
-    """Rows that cannot be split evenly; `key` is the config key to change."""
-
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(f"{key}: {message}")
-        self.key, self.message = key, message
 
 
 class TextSamples(Strict):
@@ -87,7 +81,7 @@ class LmLoop(Strict):
     @model_validator(mode="after")
     def _whole_rows(self) -> "LmLoop":
         if self.total_batch_tokens % self.seq_len:
-            near = " or ".join(str(n) for n in _nearest_multiples(self.total_batch_tokens, self.seq_len))
+            near = " or ".join(str(n) for n in nearest_multiples(self.total_batch_tokens, self.seq_len))
             message = f"total_batch_tokens ({self.total_batch_tokens}) must be a multiple of seq_len ({self.seq_len})"
             raise ValueError(f"{message}: {near}")
         return self
@@ -101,7 +95,7 @@ class LmLoop(Strict):
         """Return the gradients summed per update when `devices` split the batch. Raises UnevenError."""
         per_device, rest = divmod(self.rows, devices)
         if rest:
-            near = _nearest_multiples(self.rows, devices)
+            near = nearest_multiples(self.rows, devices)
             message = f"{self.rows} rows of {self.seq_len} tokens cannot be split evenly over {devices} devices; use "
             raise UnevenError("loop.total_batch_tokens", message + " or ".join(str(n * self.seq_len) for n in near))
         return _num_micro_batches(per_device, self.micro_batch_size)
@@ -119,12 +113,6 @@ def _num_micro_batches(per_device: int, micro_batch_size: int | None) -> int:
         message += f"{below} or {above}"
         raise UnevenError("loop.micro_batch_size", message)
     return per_device // micro_batch_size
-
-
-def _nearest_multiples(number: int, of: int) -> list[int]:
-    """Return the multiples of `of` on either side of a number that is not one."""
-    below = number // of * of
-    return [n for n in (below, below + of) if n]
 
 
 GRPO_LOSSES = ("grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo")
@@ -259,7 +247,7 @@ class GrpoLoop(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> "GrpoLoop":
         if self.steps % self.updates_per_rollout:
-            near = " or ".join(str(n) for n in _nearest_multiples(self.steps, self.updates_per_rollout))
+            near = " or ".join(str(n) for n in nearest_multiples(self.steps, self.updates_per_rollout))
             message = f"steps ({self.steps}) must be a multiple of updates_per_rollout ({self.updates_per_rollout})"
             raise ValueError(f"{message}: {near}")
         if self.max_resample_rounds and not self.filter_zero_variance_groups:
@@ -316,4 +304,4 @@ class CustomLoop(Strict):
         return 1
 
 
-Loop = Annotated[LmLoop | GrpoLoop | CustomLoop, Field(discriminator="kind")]
+Loop = Annotated[LmLoop | GrpoLoop | PuzzleLoop | CustomLoop, Field(discriminator="kind")]

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 import conf
 from conf.extension import Reference
 from conf.schema.base import Strict
+from conf.schema.training.trm import Trm
 
 
 class LinearRopeScaling(Strict):
@@ -51,6 +52,7 @@ RopeScaling = Annotated[LinearRopeScaling | Llama3RopeScaling | YarnRopeScaling,
 class Model(Strict):
     """A decoder: its sizes, the switches that differ between families, and how it is computed."""
 
+    kind: Literal["decoder"] = Field(default="decoder", exclude=True, description="Language model.")
     num_layers: int = Field(ge=1, le=512, description="Number of decoder layers.")
     dim: int = Field(ge=2, le=65536, description="Width of the residual stream.")
     num_heads: int = Field(ge=1, le=1024, description="Number of query heads.")
@@ -131,6 +133,17 @@ class Model(Strict):
         return self
 
 
+def _kind(value: Any) -> str:
+    """Return the kind of a model; a decoder need not name it."""
+    return value.get("kind", "decoder") if isinstance(value, dict) else value.kind
+
+
+AnyModel = Annotated[
+    Annotated[Model, Tag("decoder")] | Annotated[Trm, Tag("trm")],
+    Discriminator(_kind, custom_error_type="kind", custom_error_message="kind must be decoder or trm"),
+]
+"""What the trainer can train: `trainer.models.weights.weight_table` has the weights of each kind."""
+
 KEYS_FREE_OF_WEIGHTS = {
     "activation_dtype",
     "attention",
@@ -141,15 +154,24 @@ KEYS_FREE_OF_WEIGHTS = {
     "max_seq_len",
     "weights",
     "config_json",
+    "h_cycles",
+    "l_cycles",
 }
 """Keys that may differ between the run that made some weights and one that starts from them."""
 
 
-def different_weights(found: Model, wanted: Model) -> str:
+def different_weights(found: Model | Trm, wanted: Model | Trm) -> str:
     """Return the first key by which the weights of two models cannot be exchanged; empty if they can."""
+    if found.kind != wanted.kind:
+        return "kind"
     free = KEYS_FREE_OF_WEIGHTS - ({"max_seq_len"} if wanted.position_embedding == "learned" else set())
-    keys = [key for key in Model.model_fields if key not in free]
+    keys = [key for key in type(wanted).model_fields if key not in free]
     return next((key for key in keys if getattr(found, key) != getattr(wanted, key)), "")
+
+
+def read_model_section(raw: Any) -> Model | Trm:
+    """Return the section `model` of a config or a file. Raises ValidationError."""
+    return TypeAdapter(AnyModel).validate_python(raw)
 
 
 FAMILY_FOLDER = Path(conf.__file__).with_name("model") / "family"

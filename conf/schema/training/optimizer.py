@@ -25,10 +25,15 @@ class ParamGroup(Strict):
         default=None, ge=1, description="Multiplies the learning rate by (model.dim / this) ** -0.5."
     )
     weight_decay: float | None = Field(default=None, ge=0, description="Overrides optimizer.weight_decay.")
+    algorithm: Literal["sign_sgd"] | None = Field(
+        default=None,
+        description="sign_sgd: step by the gradient's sign, and only rows with a gradient, as for a table of "
+        "embeddings. Omitted: the optimizer's own.",
+    )
 
 
 class AdamwParamGroup(ParamGroup):
-    """Weights with their own AdamW values."""
+    """Weights with their own b1 and b2."""
 
     b1: Decay | None = Field(default=None, description="Decay of the first moment per update.")
     b2: Decay | None = Field(default=None, description="Decay of the second moment per update.")
@@ -37,7 +42,9 @@ class AdamwParamGroup(ParamGroup):
 class MuonParamGroup(AdamwParamGroup):
     """As AdamwParamGroup, and matrices may use AdamW in place of Muon."""
 
-    algorithm: Literal["adamw"] | None = Field(default=None, description="Omitted: Muon for matrices of the layers.")
+    algorithm: Literal["adamw", "sign_sgd"] | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - it is frozen
+        default=None, description="adamw, or sign_sgd as in other groups. Omitted: Muon for matrices of the layers."
+    )
 
 
 GROUPS = "Weights with their own values. The first match applies."
@@ -51,6 +58,10 @@ class _OptimizerBase(Strict):
     max_grad_norm: float | None = Field(gt=0, description="Maximum global norm of the gradient. null: no clipping.")
     ema_decay: float | None = Field(
         gt=0, lt=1, description="Decay of a moving average of the weights, used for evaluation. null: no average."
+    )
+    ema_warmup: bool = Field(
+        description="The average decays faster early on: at most (1 + n) / (10 + n) of it stays in update n. "
+        "false: always ema_decay."
     )
     nan_policy: Literal["stop", "skip"] = Field(
         description="Updates with a nonfinite loss or gradient are not applied. stop: end the run. skip: continue."
@@ -76,6 +87,28 @@ class Adamw(_OptimizerBase):
     b1: Decay = Field(description="Decay of the first moment per update.")
     b2: Decay = Field(description="Decay of the second moment per update.")
     eps: float = Field(gt=0, lt=1, description="Added to the root of the second moment.")
+
+
+class AdamAtan2(_OptimizerBase):
+    """Adam with atan2 in place of the division, so that there is no eps (https://arxiv.org/abs/2407.05872)."""
+
+    kind: Literal["adam_atan2"]
+    param_groups: tuple[AdamwParamGroup, ...] = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - it is frozen
+        description=GROUPS
+    )
+    b1: Decay = Field(description="Decay of the first moment per update.")
+    b2: Decay = Field(description="Decay of the second moment per update.")
+
+
+class Lion(_OptimizerBase):
+    """Lion (https://arxiv.org/abs/2302.06675): the sign of an interpolated momentum."""
+
+    kind: Literal["lion"]
+    param_groups: tuple[AdamwParamGroup, ...] = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - it is frozen
+        description=GROUPS
+    )
+    b1: Decay = Field(description="Share of the momentum in the step.")
+    b2: Decay = Field(description="Decay of the momentum per update.")
 
 
 class Adafactor(_OptimizerBase):
@@ -161,4 +194,4 @@ class CustomOptimizer(_OptimizerBase):
     options: dict[str, Any] = Field(description="Keyword arguments of the function.")
 
 
-Optimizer = Annotated[Adamw | Adafactor | Muon | CustomOptimizer, Field(discriminator="kind")]
+Optimizer = Annotated[Adamw | AdamAtan2 | Lion | Adafactor | Muon | CustomOptimizer, Field(discriminator="kind")]

@@ -11,7 +11,7 @@ from conf.schema.base import Strict
 from conf.schema.renamed_keys import successors
 from conf.schema.training.data import Data
 from conf.schema.training.loop import Loop
-from conf.schema.training.model import Model
+from conf.schema.training.model import AnyModel, Model
 from conf.schema.training.optimizer import Optimizer
 from conf.schema.training.settings import CheckpointSettings, Logging, Mesh
 
@@ -47,13 +47,20 @@ class RunFile(Strict):
     dir: str = Field(min_length=1, description="Folder of the run's results: gs://bucket/runs/<id> or a local folder.")
     compile_cache: bool = Field(description="Keep compiled programs in dir, for restarts of the run.")
     pod: PodFacts
-    model: Model
+    model: AnyModel
     data: Data
     loop: Loop
     optimizer: Optimizer
     mesh: Mesh
     checkpoint: CheckpointSettings
     logging: Logging
+
+    @property
+    def decoder(self) -> Model:
+        """The model, for loops of language models. Raises RunFileError if it is none."""
+        if not isinstance(self.model, Model):
+            raise RunFileError(f"model.kind: loop.kind={self.loop.kind} needs a decoder, not {self.model.kind}")
+        return self.model
 
 
 def load(path: Path) -> RunFile:

@@ -65,7 +65,7 @@ def modules_can_be_shipped(config: Config) -> Iterator[Issue]:
 @check("implementation", "error", "model.implementation")
 def implementation_is_supported(config: Config) -> Iterator[Issue]:
     """A model of your own has no sampler: only the lm loop, without text samples, and loops of your own can use it."""
-    if config.program.kind != "trainer" or config.model is None or config.model.implementation is None:
+    if config.program.kind != "trainer" or getattr(config.model, "implementation", None) is None:
         return
     if isinstance(config.loop, GrpoLoop):
         yield Issue("the grpo loop samples with Slipway's decoder; use loop=lm or null")

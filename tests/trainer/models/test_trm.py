@@ -1,0 +1,73 @@
+"""The recursive model: its parameters, its config errors."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from conf.schema.training.trm import Trm
+from tests.groups import load_group
+from trainer.models import trm, weights
+
+
+def make_trm(**changes: Any) -> Trm:
+    """Of 4x4 puzzles, tiny and in float32."""
+    tiny = {"vocab_size": 6, "seq_len": 16, "puzzle_len": 2, "dim": 16, "num_heads": 2, "h_cycles": 2, "l_cycles": 2}
+    tiny |= {"activation_dtype": "float32", "remat": "none"}
+    return Trm.model_validate(load_group("model/trm") | tiny | changes)
+
+
+def test_parameters_and_flops_are_those_of_the_paper() -> None:
+    published = Trm.model_validate(load_group("model/trm"))
+    attention = published.model_copy(update={"mixer": "attention", "position_embedding": "rope"})
+    assert weights.num_params(published) == 5_028_866
+    assert weights.num_params(attention) == 6_828_034
+    assert published.update_flops == pytest.approx(42.7e9, rel=1e-3)
+
+
+def test_initial_weights_have_their_variance() -> None:
+    params = weights.init_params(make_trm(dim=256, num_heads=4), jax.random.key(0))
+    layers = params["layers"]
+    for x in (params["embedding"], layers["up"], layers["mixer_down"], layers["gate"]):
+        assert float(np.std(x)) == pytest.approx(256**-0.5, rel=0.05)
+        assert float(np.abs(x).max()) <= 2.28 * 256**-0.5
+    assert float(np.std(params["initial_h"])) == pytest.approx(1, rel=0.2)
+    assert not params["halt"].any()
+    assert not params["puzzle_embedding"].any()
+    np.testing.assert_array_equal(params["halt_bias"], -5)
+
+
+@pytest.mark.parametrize("policy", ["outputs", "full"])
+def test_recomputation_changes_no_gradient(policy: str) -> None:
+    def gradient(cfg: Trm) -> Any:
+        params = weights.init_params(cfg, jax.random.key(0))
+        tokens = jax.random.randint(jax.random.key(1), (3, 16), 1, 6)
+
+        def total(params: Any) -> jax.Array:
+            x = trm.embed(params, cfg, tokens, np.zeros(3, np.int32))
+            start = trm.initial_latents(params, cfg)
+            h = trm.recurse(params, cfg, jax.tree.map(lambda z: jax.numpy.broadcast_to(z, x.shape), start), x).h
+            return (trm.heads(params, cfg, h)[0] ** 2).sum()
+
+        return jax.jit(jax.grad(total))(params)
+
+    for kept, recomputed in zip(
+        *(jax.tree.leaves(gradient(make_trm(remat=remat))) for remat in ("none", policy)), strict=True
+    ):
+        np.testing.assert_allclose(recomputed, kept, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mixer": "attention", "dim": 18}, r"dim \(18\) must be a multiple of 2 num_heads \(4\)"),
+        ({"position_embedding": "rope"}, r"rope needs mixer=attention"),
+        ({"puzzle_dim": 33}, r"puzzle_dim \(33\) exceeds puzzle_len dim \(32\)"),
+        ({"h_cycles": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_config_errors(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        make_trm(**changes)
