@@ -152,10 +152,16 @@ VERBS: dict[str, Verb] = {
     ),
     "report": Verb(
         "write an HTML page about runs or a sweep: curves, comparisons, time, cost, transcripts", "look", "report.md",
-        ("report", "report --sweep quickstart", "report --where state=finished --last 12 -o last.html"),
+        ("report", "report --sweep quickstart", "report --where state=finished --last 12 -o last.html",
+         "report --sweep trm_width --x params --fit power --level 0.8"),
         (*RUN_SELECTION,
          _flag("-o --output", "output file (default: in ~/.slipway/reports)", "file", metavar="FILE"),
-         _flag("--baseline", "setting to compare the others with", "word", default="", metavar="OVERRIDES")),
+         _flag("--baseline", "setting to compare the others with", "word", default="", metavar="OVERRIDES"),
+         _flag("--x", "relate a metric to a number: params, flops, seconds, examples, a config key, a metric", "word",
+               default="", metavar="NAME"),
+         _flag("--y", "the metric of --x (default: the report's first)", "word", default="", metavar="METRIC"),
+         _flag("--fit", "fit y = a - b x^-c to the runs, with bootstrap intervals", choices=("power",), default=""),
+         _flag("--level", "show when each run reached this value of the metric", type=float, metavar="VALUE")),
     ),
     "tensorboard": Verb(
         "show the curves of runs or of a sweep in TensorBoard, from the bucket", "look", "report.md",

@@ -5,7 +5,7 @@ The policy names the style by its hash: https://www.w3.org/TR/CSP3/
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -19,6 +19,8 @@ from controller.report.drawing import colour, format_duration, format_number, ki
 from controller.report.gather import RESULT_FILE, Metric, RecordedRun
 from controller.report.markup import add_child, serialize_page
 from controller.report.model import ReportModel
+from controller.report.scaling import Scaling
+from controller.report.scaling_page import scaling_section
 from controller.report.summary import summary_section
 from controller.report.tables import Row, add_table, add_text
 from controller.report.timeline import SPAN_KINDS, Timeline
@@ -226,7 +228,9 @@ def _format_time(time: float) -> str:
         return "–"
 
 
-SECTIONS = (
+Section = tuple[str, str, Callable[[Element, ReportModel], None]]
+"""Id, title, and the function that fills it."""
+SECTIONS: tuple[Section, ...] = (
     ("summary", "Summary", summary_section),
     ("metrics", "Learning curves and comparisons", metrics_section),
     ("time", "Time and cost", time_section),
@@ -235,12 +239,13 @@ SECTIONS = (
 )
 
 
-def render(report: ReportModel, now: float) -> str:
+def render(report: ReportModel, now: float, scaling: Scaling | None = None) -> str:
     """Return the page.
 
     Args:
         report: the contents.
         now: time of creation, seconds since the epoch.
+        scaling: a metric against a number, for a section after the summary.
     """
     style = files("controller.report").joinpath("page.css").read_text()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -255,16 +260,20 @@ def render(report: ReportModel, now: float) -> str:
     add_child(head, "link", rel="icon", href="data:,")
     add_child(head, "style", style)
     body = add_child(root, "body")
-    _header(add_child(body, "header"), report, now)
+    sections = list(SECTIONS)
+    if scaling:
+        title = f"{scaling.metric[1]} against {scaling.x_name}"
+        sections.insert(1, ("scaling", title, lambda section, report: scaling_section(section, scaling, report)))
+    _header(add_child(body, "header"), report, now, sections)
     main = add_child(body, "main")
-    for name, title, fill in SECTIONS:
+    for name, title, fill in sections:
         section = add_child(main, "section", id=name, aria_labelledby=f"{name}-title")
         add_child(section, "h2", title, id=f"{name}-title")
         fill(section, report)
     return serialize_page(root)
 
 
-def _header(header: Element, report: ReportModel, now: float) -> None:
+def _header(header: Element, report: ReportModel, now: float, sections: Sequence[Section]) -> None:
     add_child(header, "h1", report.name)
     when = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M")
     add_child(header, "p", f"Report of {when} UTC by slipway {version('slipway')}", class_="soft")
@@ -286,5 +295,5 @@ def _header(header: Element, report: ReportModel, now: float) -> None:
         add_child(fact, "dt", name)
         add_child(fact, "dd", value)
     links = add_child(add_child(header, "nav", aria_label="Sections"), "ul")
-    for name, title, _ in SECTIONS:
+    for name, title, _ in sections:
         add_child(add_child(links, "li"), "a", title, href=f"#{name}")

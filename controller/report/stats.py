@@ -41,11 +41,17 @@ def summarize(values: Mapping[Any, float]) -> Comparison:
     return Comparison(len(found), statistics.fmean(found) if found else None, deviation)
 
 
-def compare(values: Mapping[Any, float], baseline: Mapping[Any, float]) -> Comparison:
-    """Compare a setting with the baseline: paired by seed where at least two seeds are in both, else unpaired."""
+def compare(values: Mapping[Any, float], baseline: Mapping[Any, float], comparisons: int = 1) -> Comparison:
+    """Compare a setting with the baseline: paired by seed where at least two seeds are in both, else unpaired.
+
+    Args:
+        values: by seed.
+        baseline: by seed.
+        comparisons: how many intervals shall hold together; each is widened for it (Bonferroni).
+    """
     from scipy import stats  # this import takes half a second
 
-    one = summarize(values)
+    one, confidence = summarize(values), 1 - (1 - CONFIDENCE) / comparisons
     seeds = [seed for seed in values if seed in baseline]
     if not values or not baseline:
         return one
@@ -53,7 +59,7 @@ def compare(values: Mapping[Any, float], baseline: Mapping[Any, float]) -> Compa
         differences = [values[seed] - baseline[seed] for seed in seeds]
         mean, how, bounds = statistics.fmean(differences), "paired", ()
         if len(set(differences)) > 1:
-            bounds = stats.t.interval(CONFIDENCE, len(seeds) - 1, mean, stats.sem(differences))
+            bounds = stats.t.interval(confidence, len(seeds) - 1, mean, stats.sem(differences))
     else:
         a, b = list(values.values()), list(baseline.values())
         mean, how, bounds = statistics.fmean(a) - statistics.fmean(b), "too few seeds", ()
@@ -61,6 +67,6 @@ def compare(values: Mapping[Any, float], baseline: Mapping[Any, float]) -> Compa
             how, parts = "Welch", [statistics.variance(sample) / len(sample) for sample in (a, b)]
             if any(parts):
                 freedom = sum(parts) ** 2 / sum(v**2 / (len(x) - 1) for v, x in zip(parts, (a, b), strict=True))
-                bounds = stats.t.interval(CONFIDENCE, freedom, mean, sum(parts) ** 0.5)
+                bounds = stats.t.interval(confidence, freedom, mean, sum(parts) ** 0.5)
     low, high = (float(bound) for bound in bounds) if bounds else (None, None)
     return Comparison(one.n, one.mean, one.deviation, mean, low, high, how, len(seeds))

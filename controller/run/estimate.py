@@ -73,6 +73,13 @@ def estimate_run(config: Config, price: HourlyPrice) -> RunEstimate | None:
     return RunEstimate(hours, None if price.tpu is None else sum(usd for _, usd in parts), parts, basis)
 
 
+def estimate_flops(config: Config) -> float | None:
+    """Return the FLOPs of the whole run without recomputation; None if only its program knows."""
+    if config.program.kind != "trainer" or config.model is None or config.loop is None:
+        return None
+    return None if isinstance(config.loop, CustomLoop) else sum(_loop_flops(config, config.model, config.loop))
+
+
 def describe_estimate(config: Config, price: HourlyPrice) -> str:
     """Return the estimate in words, or why there is none and what an hour and a day cost."""
     found = estimate_run(config, price)
