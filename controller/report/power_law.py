@@ -67,15 +67,15 @@ def fit_power_law(x: Sequence[float], y: Sequence[float], seed: int = 0, samples
     widen = float(stats.t.ppf(0.5 + CONFIDENCE / 2, free) / stats.norm.ppf(0.5 + CONFIDENCE / 2))
     at = np.geomspace(xs.min(), xs.max(), 60)
     drawn = lines[:, :1] - lines[:, 1:] * (at / unit) ** -exponents[:, None]
-    intervals = [
+    a_interval, b_interval, c_interval = (
         _interval(values, center, widen)
         for values, center in ((lines[:, 0], a), (lines[:, 1] * unit**exponents, b * unit**c), (exponents, c))
-    ]
+    )
     curve_y = a - b * (at / unit) ** -c
     bands = [_interval(drawn[:, i], curve_y[i], widen) for i in range(len(at))]
     curve = tuple((float(px), float(py), *band) for px, py, band in zip(at, curve_y, bands, strict=True))
     deviation = float(np.sqrt(((ys - fitted) ** 2).sum() / free))
-    return PowerLaw(float(a), float(b * unit**c), c, *intervals, deviation, len(xs), curve)
+    return PowerLaw(float(a), float(b * unit**c), c, a_interval, b_interval, c_interval, deviation, len(xs), curve)
 
 
 def _interval(values: np.ndarray, center: float, widen: float) -> tuple[float, float]:

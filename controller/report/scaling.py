@@ -117,7 +117,7 @@ def _fit(points: Sequence[tuple[float, float]], x: str) -> PowerLaw:
         raise ConfigError(f"--fit power: needs {MIN_LEVELS} different values of {x}; the runs have {shown}")
     if levels[0] <= 0:
         raise ConfigError(f"--fit power: needs {x} > 0; a run has {levels[0]:g}")
-    return fit_power_law(*zip(*points, strict=True))
+    return fit_power_law([at for at, _ in points], [y for _, y in points])
 
 
 def _find_metric(report: ReportModel, name: str) -> Metric:
@@ -133,8 +133,10 @@ def _find_metric(report: ReportModel, name: str) -> Metric:
 def _reached(
     report: ReportModel, setting: Setting, metric: Metric, level: float | None, lower: bool
 ) -> tuple[Reached, ...]:
-    found = []
-    for run in setting.counted_runs if level is not None else ():
+    found: list[Reached] = []
+    if level is None:
+        return ()
+    for run in setting.counted_runs:
         curve = run.curves.get(metric, {})
         steps = [step for step, y in curve.items() if y is not None and (y <= level if lower else y >= level)]
         if steps:
