@@ -1,6 +1,6 @@
 """Commands of the agent, forked from a process that has imported the standard library already.
 
-An emulated worker runs `python3 ~/.slipway/agent-HASH.pyz COMMAND` some thirty times for one run, and the start of
+An emulated worker runs `python3 ~/.slipway/agent-HASH/__main__.py COMMAND` thirty times for one run, and the start of
 Python takes most of the time of each. `python agents.py SOCKET` serves the emulated clouds of the tests: it forks, and
 the child runs the very archive that was uploaded to the worker, in the environment of the session. Everything else that
 a session runs starts as on a user's machine, as do those commands of the agent that last.
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = re.compile(
-    r"python3 ~/(\.slipway/agent-[0-9a-f]+\.pyz) "
-    "(observe|install_code|write_config|probe_peers|state|set_watchdog|watchdog_state|start)"
+    r"sh -c 'a=~/(\.slipway/agent-[0-9a-f]+); .* exec python3 \"\$a\.pyz\" "
+    "(observe|install_code|write_config|probe_peers|state|set_watchdog|watchdog_state|start)'"
 )
 """Commands that end at once. A process that lasts must be seen with its own name and environment in /proc."""
 HIGHEST_FILE = 256
@@ -116,12 +116,18 @@ def be_agent(order: Mapping[str, Any], files: Sequence[int]) -> int:
     os.umask(0o077)
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
     sys.argv = order["argv"]
-    sys.path[0] = sys.argv[0]
+    program = Path(sys.argv[0])
+    sys.path[0] = str(program.parent if program.suffix == ".py" else program)
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     return 0
+
+
+def find_program(agent: Path) -> Path | None:
+    """The file that the shell of a session would start."""
+    return next((file for file in (agent / "__main__.py", agent.with_suffix(".pyz")) if file.is_file()), None)
 
 
 def reap(children: dict[int, socket.socket]) -> None:
@@ -165,10 +171,11 @@ class ForkedAgents:
 
         async def create_subprocess_exec(*arguments: str, **options: Any) -> Any:
             command = COMMAND.fullmatch(arguments[-1]) if arguments[:2] == ("/bin/bash", "-c") else None
-            archive = Path(options["cwd"], command[1]) if command else None
-            if command is None or archive is None or not archive.exists():  # without it, Python says so
+            agent = Path(options["cwd"], command[1]) if command else None
+            program = find_program(agent) if agent else None
+            if command is None or program is None:  # without it, Python says so
                 return await from_scratch(*arguments, **options)
-            return await self._fork([str(archive), command[2]], options, options["env"].get(MARKER, ""))
+            return await self._fork([str(program), command[2]], options, options["env"].get(MARKER, ""))
 
         def kill_both(prefix: str) -> int:
             return self.kill(prefix) + kill_marked(prefix)

@@ -36,6 +36,26 @@ def wall_time() -> float:
         return time.time()
 
 
+def process_ids() -> list[int]:
+    """Return the ids of all processes (Linux only; empty elsewhere).
+
+    This and its callers read /proc without pathlib, which would take most of the time of `observe`.
+    """
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    except FileNotFoundError:  # macOS
+        return []
+
+
+def _read_proc(pid: int, name: str) -> bytes:
+    """Return a file of a process; empty if it has ended in the meantime or belongs to another user."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:  # noqa: PTH123
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return b""
+
+
 def start_time(pid: int) -> str | None:
     """Return when the process started, in the system's own unit, or None if it is dead or a zombie.
 
@@ -57,13 +77,10 @@ def group_members(leader: int) -> dict[int, str]:
     Linux only; empty elsewhere.
     """
     found: dict[int, str] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended in the meantime
-        if fields[2] == str(leader) and fields[0] not in "ZX":
-            found[int(path.parent.name)] = fields[0]
+    for pid in process_ids():
+        fields = _read_proc(pid, "stat").rpartition(b")")[2].decode().split()
+        if fields and fields[2] == str(leader) and fields[0] not in "ZX":
+            found[pid] = fields[0]
     return found
 
 
@@ -96,16 +113,13 @@ def processes_by_attempt(attempts: list[Path]) -> dict[Path, list[int]]:
         a: {f"SLIPWAY_RUN_DIR={a.parent}".encode(), f"SLIPWAY_ATTEMPT={attempt_number(a)}".encode()} for a in attempts
     }
     found: dict[Path, list[int]] = {attempt: [] for attempt in attempts}
-    for path in Path("/proc").glob("[0-9]*/environ") if attempts else ():
-        try:
-            content = path.read_bytes()
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it has ended in the meantime, or belongs to another user
+    for pid in process_ids() if attempts else ():
+        content = _read_proc(pid, "environ")
         if b"SLIPWAY_ATTEMPT=" in content:
             variables = set(content.split(b"\0"))
             for attempt, marks in wanted.items():
                 if marks <= variables:
-                    found[attempt].append(int(path.parent.name))
+                    found[attempt].append(pid)
     return found
 
 
@@ -117,22 +131,23 @@ def processes_with_open_file(paths: set[str]) -> dict[int, set[str]]:
     """
     found: dict[int, set[str]] = {}
     hidden: list[str] = []
-    for folder in Path("/proc").glob("[0-9]*/fd"):
+    for pid in process_ids() if paths else ():
+        folder = f"/proc/{pid}/fd"
         try:
-            links = list(folder.iterdir())
+            links = os.listdir(folder)  # noqa: PTH208
         except PermissionError:
-            hidden += [str(folder)] if command_line(int(folder.parent.name)) else []  # kernel threads have none
+            hidden += [folder] if command_line(pid) else []  # kernel threads have none
             continue
         except OSError:
             continue  # it has ended
         for link in links:
             try:
-                target = os.readlink(link)  # noqa: PTH115 - a Path would drop the suffix that the kernel appends
+                target = os.readlink(f"{folder}/{link}")  # noqa: PTH115 - a Path would drop the suffix that the kernel appends
             except OSError:
                 continue
             if target in paths:
-                found.setdefault(int(folder.parent.name), set()).add(target)
-    if hidden and paths and "SLIPWAY_DEV" not in os.environ:
+                found.setdefault(pid, set()).add(target)
+    if hidden and "SLIPWAY_DEV" not in os.environ:
         for pid, target in _open_files_as_root(hidden):
             if target in paths:
                 found.setdefault(pid, set()).add(target)

@@ -60,7 +60,9 @@ class LocalLink(AgentLink):
 
     def _agent_output(self, command: str, payload: Mapping[str, Any], seconds: float) -> Iterator[bytes]:
         archive = self._install_agent()
-        with self._process([*self._python, str(archive), command]) as process:
+        unpacked = archive.with_suffix("") / "__main__.py"  # Python starts faster from there
+        program = unpacked if unpacked.exists() else archive
+        with self._process([*self._python, str(program), command]) as process:
             assert process.stdin is not None
             chunks: Queue[bytes | None] = Queue()
             said: list[bytes] = []

@@ -71,8 +71,7 @@ class Connection(AgentLink):
         """Yield the agent's output; install the agent first if the worker does not have it."""
         for placed in (False, True):
             said = False
-            shell = f"python3 ~/.slipway/{self._agent.name} {command}"
-            with self._start_command(shell, dump(payload)) as channel:
+            with self._start_command(self._agent.shell(command), dump(payload)) as channel:
                 for chunk in self.chunks(channel, seconds):
                     said = True
                     yield chunk

@@ -26,8 +26,8 @@ UV = "uv==0.13.8 --hash=sha256:e18a57b8b352eb7c8feb317b9f6f533c8f0ad9673fd6cf34b
 def installed_versions(folders: Iterable[Path]) -> dict[str, str]:
     """Return the versions of the distributions in these folders, parsed from metadata file names, which is fast."""
     found: dict[str, str] = {}
-    for path in (path for folder in folders for path in folder.iterdir()):
-        if match := re.fullmatch(r"(.+?)-([0-9][^-]*)(-py[0-9.]+)?\.(dist|egg)-info", path.name):
+    for name in (name for folder in folders for name in os.listdir(folder) if name.endswith("-info")):  # noqa: PTH208
+        if match := re.fullmatch(r"(.+?)-([0-9][^-]*)(-py[0-9.]+)?\.(dist|egg)-info", name):
             found.setdefault(match[1].lower().replace("_", "-"), match[2])
     return found
 

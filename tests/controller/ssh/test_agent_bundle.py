@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import controller.agent
-from controller.agent.__main__ import remove_old_agents, unpack
+from controller.agent.__main__ import archive_of, remove_old_agents, unpack
 from controller.ssh.agent_bundle import build_bundle
 
 PACKAGE = Path(controller.agent.__file__).parent
@@ -50,6 +50,27 @@ def test_it_is_unpacked_once_by_whoever_is_first_and_keeps_its_bytecode(tmp_path
     assert {path.name for path in tmp_path.iterdir()} == {archive.name, archive.stem, ".slipway"}  # with the heartbeat
     assert list(archive.with_suffix("").glob("slipway_agent/__pycache__/main.*.pyc"))
     assert not [path for path in archive.with_suffix("").rglob("*") if path.stat().st_mode & 0o077]
+
+
+def test_the_shell_runs_what_was_unpacked_and_otherwise_the_archive(tmp_path: Path) -> None:
+    """Also in a home whose name has a space; its processes are known by the name of the archive either way."""
+    bundle, home = build_bundle(), tmp_path / "a home"
+    (folder := home / ".slipway").mkdir(parents=True)
+    python = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def shell(command: str) -> subprocess.CompletedProcess[bytes]:
+        argv, environment = ["/bin/sh", "-c", bundle.shell(command)], {"HOME": str(home), "PATH": python}
+        return subprocess.run(argv, input=b'{"format": 1}', capture_output=True, env=environment)
+
+    assert shell("watchdog_state").returncode == 2
+    (archive := folder / bundle.name).write_bytes(bundle.content)
+    for _ in range(2):
+        done = shell("watchdog_state")
+        assert (done.returncode, b'"running": false' in done.stdout) == (0, True), done.stderr
+        (archive.with_suffix("") / "__main__.py").read_bytes()
+        archive.write_bytes(b"not a zip file")  # and yet it runs the second time
+    unpacked = archive.with_suffix("") / "__main__.py"
+    assert archive_of(unpacked) == archive_of(archive) == archive
 
 
 def test_it_runs_where_it_cannot_be_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import shutil
 import threading
 import time
 
@@ -19,8 +20,9 @@ def test_the_agent_is_placed_when_it_is_first_missed(make_pod) -> None:
     assert placed.read_bytes() == build_bundle().content
     before = len(pod.workers[0].commands)
     fleet.call(0, "observe", {})
-    assert pod.workers[0].commands[before:] == [f"python3 ~/.slipway/{build_bundle().name} observe"]
+    assert pod.workers[0].commands[before:] == [build_bundle().shell("observe")]
     placed.unlink()
+    shutil.rmtree(placed.with_suffix(""))
     assert fleet.call(0, "observe", {})["active"] is None, "and again, when someone has removed it"
 
 
@@ -79,7 +81,8 @@ def test_an_answer_that_is_none_is_an_error_of_that_worker(make_pod, answer: str
     """Whoever can replace the agent there, as the experiment's code can, may answer anything."""
     pod, fleet = make_pod()
     fleet.call(0, "observe", {})
-    (pod.workers[0].home / ".slipway" / build_bundle().name).write_text(f"print({answer!r})")
+    unpacked = pod.workers[0].home / ".slipway" / build_bundle().name.removesuffix(".pyz")
+    (unpacked / "__main__.py").write_text(f"print({answer!r})")
     with pytest.raises(WorkerError, match="did not return JSON"):
         fleet.call(0, "observe", {})
     with pytest.raises(WorkerError, match="did not return JSON"):
