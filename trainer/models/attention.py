@@ -71,14 +71,22 @@ def masked_attention(
 ) -> jax.Array:
     """Compute softmax attention with plain einsums, in float32 between the two products. This is the reference.
 
-    mask: [B or 1, T, S], True where a token may attend; the other arguments are as in `self_attention`.
+    mask: [B or 1, T, S], True where a token may attend; the other arguments are as in `self_attention`. Heads are moved
+    before tokens, and the query heads of a key head follow each other as further queries: XLA on CPU takes twice as
+    long for the gradients of products whose batch axes are not the first ones.
     """
     batch, length, heads, head_dim = query.shape
-    grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], head_dim)
-    logits = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=jnp.float32)
-    logits = jnp.where(mask[:, None, None], soft_cap(logits, cap), jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(logits, axis=-1).astype(value.dtype)
-    return jnp.einsum("bkgts,bskh->btkgh", weights, value).reshape(query.shape)
+    kv_heads = key.shape[2]
+    shared = heads // kv_heads
+    grouped = query.reshape(batch, length, kv_heads, shared, head_dim).transpose(0, 2, 3, 1, 4)
+    grouped = grouped.reshape(batch, kv_heads, shared * length, head_dim)
+    key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
+    logits = jnp.einsum("bkth,bksh->bkts", grouped, key, preferred_element_type=jnp.float32)
+    seen = jnp.tile(mask, (1, shared, 1))[:, None]
+    logits = jnp.where(seen, soft_cap(logits, cap), jnp.finfo(jnp.float32).min)
+    mixed = jnp.einsum("bkts,bksh->bkth", jax.nn.softmax(logits, axis=-1).astype(value.dtype), value)
+    mixed = mixed.reshape(batch, kv_heads, shared, length, head_dim).transpose(0, 3, 1, 2, 4)
+    return mixed.reshape(query.shape)
 
 
 def in_window(distance: jax.Array, window: int | None) -> jax.Array:

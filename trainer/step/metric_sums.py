@@ -71,6 +71,8 @@ def finalize(sums: MetricSums) -> dict[str, jax.Array]:
 
 def all_reduce(gradients: Params, sums: MetricSums) -> tuple[Params, MetricSums]:
     """Combine gradients and sums of all devices inside a `shard_map`, as one vector, plus a second for extremes."""
+    if lax.axis_size(meshes.MESH_AXES) == 1:
+        return gradients, sums  # the copies to and from the vector cost more than the rest of the optimizer on CPU
     extremes = {name: entry for name, entry in sums.items() if not isinstance(entry, Mean)}
     flat, unravel = ravel_pytree((gradients, {n: entry for n, entry in sums.items() if n not in extremes}))
     gradients, sums = unravel(lax.psum(flat, meshes.MESH_AXES))

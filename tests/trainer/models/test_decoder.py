@@ -16,6 +16,7 @@ from tests.trainer.models import nanochat
 from trainer.distributed import mesh
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
+from trainer.models.layers import linear
 from trainer.pretrained import hf_families, hf_files
 
 FAMILIES = ("gemma2", "gemma3", "llama3", "qwen2", "qwen3", "gpt2", "nanochat")
@@ -125,6 +126,23 @@ def test_gradients_equal_finite_differences(tiny):
 
     params = jax.jit(weights.init_params, static_argnums=0)(small, jax.random.key(0))
     check_grads(jax.jit(loss), (params,), order=1, modes=["rev"], atol=2e-2, rtol=2e-2, eps=1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(48, 8), (8, 48), (12, 2, 3)])
+def test_gradients_of_a_product_are_those_of_the_einsum(dtype, shape):
+    """Tall weights have a gradient of their own on CPU."""
+    x = jax.random.normal(jax.random.key(0), (2, 5, shape[0]), dtype)
+    weight, change = (jax.random.normal(jax.random.key(i), size) for i, size in enumerate((shape, (2, 5, *shape[1:]))))
+    out, pull = jax.vjp(linear, x, weight)
+    expected, expected_pull = jax.vjp(lambda x, w: jnp.einsum("btd,d...->bt...", x, w.astype(dtype)), x, weight)
+    assert (out.dtype, out.shape) == (expected.dtype, expected.shape)
+    for found, wanted in zip(
+        (out, *pull(change.astype(dtype))), (expected, *expected_pull(change.astype(dtype))), strict=True
+    ):
+        assert found.dtype == wanted.dtype
+        tolerance = 1e-5 if dtype == "float32" else 0.1
+        np.testing.assert_allclose(np.float32(found), np.float32(wanted), rtol=0, atol=tolerance)
 
 
 def test_table_init_and_shapes_agree(tiny):
