@@ -13,13 +13,16 @@ from controller.inputs.assets import path_exists
 
 @check("asset_here", "error", "assets.KIND.NAME.path")
 def local_files_are_here(config: Config) -> Iterator[Issue]:
-    """A file that is missing on this machine would be missing on a billed TPU."""
+    """A file that is missing on this machine would be missing on a billed TPU; a home folder would upload its keys."""
     for kind, name, asset in config.assets.iter_assets():
         if asset.path is not None and asset.path.startswith("gs://"):
             message = f"{asset.path} is in a bucket already, and assets are copied from this machine; name it where it "
             yield Issue(f"{message}is read, e.g. data.path or model.weights", f"assets.{kind}s.{name}.path")
         elif asset.path is not None and not path_exists(Path(asset.path).expanduser()):
             message = f"no file at {asset.path}; set it to an existing file or folder"
+            yield Issue(message, f"assets.{kind}s.{name}.path")
+        elif asset.path is not None and _holds_home(Path(asset.path).expanduser()):
+            message = f"{asset.path} contains your home folder, with its keys; set it to the folder of the data alone"
             yield Issue(message, f"assets.{kind}s.{name}.path")
 
 
@@ -59,3 +62,9 @@ def _is_loopback(url: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _holds_home(path: Path) -> bool:
+    """Return whether a folder is this user's home, or above it."""
+    folder, home = path.resolve(), Path.home().resolve()
+    return folder == home or folder in home.parents

@@ -25,6 +25,8 @@ from controller.plan.missing import missing_assets
 GB = 1e9
 BOOT_DISK_GB = 100
 """Boot disk of a TPU VM: https://cloud.google.com/tpu/docs/attach-durable-block-storage."""
+MAX_FILES = 100_000
+"""Files of an asset above which a plan warns, and stops to count."""
 INSTALL = dict.fromkeys(COMMANDS, "pip install huggingface_hub") | {
     "gcloud": "https://cloud.google.com/sdk/docs/install",
     "git": "https://git-scm.com/downloads",
@@ -77,14 +79,25 @@ def workers_disks_suffice(config: Config) -> Iterator[Issue]:
         return
     if config.env.min_free_gb >= BOOT_DISK_GB:
         yield Issue(f"a worker's boot disk has {BOOT_DISK_GB} GB in all; set a smaller value")
+    room = int((BOOT_DISK_GB - config.env.min_free_gb) * GB) if config.tpu.data_disk_gb is None else None
     for kind, name, asset in config.assets.iter_assets() if config.program.kind == "command" else ():
-        size = _folder_bytes(Path(asset.path).expanduser()) if asset.path is not None else 0
-        if config.tpu.data_disk_gb is None and size / GB > BOOT_DISK_GB - config.env.min_free_gb:
-            message = f"{size / GB:.0f} GB do not fit on a worker's boot disk of {BOOT_DISK_GB} GB; read them from the"
-            more = f"{message} bucket as they are needed" + (
+        if asset.path is None:
+            continue
+        size, files, complete = _measure_folder(Path(asset.path).expanduser(), room)
+        more = "" if complete else "more than "
+        if room is not None and size > room:
+            message = (
+                f"{more}{size / GB:.0f} GB do not fit on a worker's boot disk of {BOOT_DISK_GB} GB; read them from"
+            )
+            advice = f"{message} the bucket as they are needed" + (
                 ", or set tpu.data_disk_gb" * (config.topology.workers == 1)
             )
-            yield Issue(more, f"assets.{kind}s.{name}.path", "warning")
+            yield Issue(advice, f"assets.{kind}s.{name}.path", "warning")
+        elif files > MAX_FILES:
+            message = (
+                f"more than {MAX_FILES:,} files, and each is hashed and uploaded by itself; pack them into larger files"
+            )
+            yield Issue(f"{message}, or set it to a smaller folder", f"assets.{kind}s.{name}.path", "warning")
 
 
 def _bytes_to_come(source: HubSource) -> int:
@@ -104,13 +117,25 @@ def _has_git_requirements(plan: Plan) -> bool:
     return any(isinstance(resource, Wheels) for resource in plan.resources)
 
 
-def _folder_bytes(path: Path) -> int:
+def _measure_folder(path: Path, room: int | None) -> tuple[int, int, bool]:
+    """Return the bytes and the number of files at a path, and whether these are all.
+
+    A folder with everything, such as a home, would take minutes: counting ends beyond `room` bytes or MAX_FILES files.
+    """
     if not path_exists(path):
-        return 0  # `asset_here` reports it
+        return 0, 0, True  # `asset_here` reports it
     if path.is_file():
-        return path.stat().st_size
-    files = (file for file in path.rglob("*") if file.is_file())
-    return sum(file.stat().st_size for file in files if not ALWAYS_SKIPPED & set(file.relative_to(path).parts))
+        return path.stat().st_size, 1, True
+    size = files = 0
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if name not in ALWAYS_SKIPPED]
+        for name in names:
+            file = Path(folder, name)
+            if name not in ALWAYS_SKIPPED and file.is_file():
+                files, size = files + 1, size + file.stat().st_size
+        if files > MAX_FILES or (room is not None and size > room):
+            return size, files, False
+    return size, files, True
 
 
 @check("here_devices", "error", "cloud.backend", "cloud.devices")

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from controller.checks import machine
+from controller.checks.assets import local_files_are_here
 from controller.checks.machine import downloads_fit, programs_are_installed, workers_disks_suffice
 from tests.controller.checks.hub import build, context, hub, plan_of, server
 
@@ -107,3 +109,34 @@ def test_a_boot_disk_has_100_gb(tmp_path: Path) -> None:
         "assets.datasets.rows.path: 99 GB do not fit on a worker's boot disk of 100 GB; read them from the bucket as "
         "they are needed"
     )
+
+
+def test_a_folder_with_everything_is_not_counted_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "MAX_FILES", 3)
+    for number in range(10):
+        (tmp_path / "many" / f"{number}").mkdir(parents=True)
+        for name in ("a", "b"):
+            (tmp_path / "many" / f"{number}" / name).touch()
+    looked_at: list[str] = []
+    is_file = Path.is_file
+    monkeypatch.setattr(Path, "is_file", lambda path: looked_at.append(path.name) or is_file(path))
+    config = plan_of(tmp_path, "{build: [a, '{output}']}").config
+    assets = config.assets.model_copy(update={"datasets": {"rows": SimpleNamespace(path=str(tmp_path / "many"))}})
+    [warning] = workers_disks_suffice(config.model_copy(update={"assets": assets}))
+    assert str(warning) == (
+        "assets.datasets.rows.path: more than 3 files, and each is hashed and uploaded by itself; pack them into "
+        "larger files, or set it to a smaller folder"
+    )
+    assert len([name for name in looked_at if name in ("a", "b")]) == 4
+
+
+@pytest.mark.parametrize("path", ["~", "~/", "/", "~/.."])
+def test_a_home_folder_is_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    (home := tmp_path / "home" / "me").mkdir(parents=True)
+    (home / "data").mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    assets = {"rows": SimpleNamespace(path=path), "fine": SimpleNamespace(path="~/data")}
+    config = plan_of(tmp_path, "{build: [a, '{output}']}").config
+    config = config.model_copy(update={"assets": config.assets.model_copy(update={"datasets": assets})})
+    message = f"{path} contains your home folder, with its keys; set it to the folder of the data alone"
+    assert [str(issue) for issue in local_files_are_here(config)] == [f"assets.datasets.rows.path: {message}"]

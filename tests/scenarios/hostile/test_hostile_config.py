@@ -181,7 +181,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         patch.setenv("SLIPWAY_HOME", str(tmp_path_factory.mktemp("home")))
         # A path of an asset may be any of this machine's, and a repository anywhere.
         patch.setattr(assets, "local_files", lambda path, hashes: (assets.AssetFile("f", path, SHA),))
-        patch.setattr(machine, "_folder_bytes", lambda *_: 0)
+        patch.setattr(machine, "_measure_folder", lambda *_: (0, 0, True))
         patch.setattr(snapshots, "checkout", lambda *_: folder)
         configs = {name: compose_raw(words) for name, words in BASES.items()}
         for data in configs.values():
