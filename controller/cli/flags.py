@@ -52,8 +52,8 @@ def _flag(name: str, words: str, values: str = "", **more: Any) -> Flag:
 
 YES = _flag("--yes", "skip confirmation prompts", action="store_true")
 SWEEP_FLAG = _flag("-m --multirun", "act on a sweep: all combinations of a=1,2 b=range(0,3) …", action="store_true")
-RUN = _flag("--run", "use the recorded run with this ID, including its code", "run", metavar="ID")
-REPEAT = _flag("--run", "repeat or resume the recorded run with this ID, including its code", "run", metavar="ID")
+RUN = _flag("--run", "act on the recorded run with this ID", "run", metavar="ID")
+REPEAT = _flag("--run", "repeat or resume the recorded run with this ID, with its own code", "run", metavar="ID")
 DRIVING = (
     YES, _flag("--detach", "return once the program has started", action="store_true"),
     _flag("--queue", "wait while another run uses the pod", action="store_true"),
@@ -79,7 +79,7 @@ CHECKPOINT = (
     _flag("run", "run ID (default: the last run)", "run", nargs="?", metavar="RUN"),
     _flag("--best", "the best checkpoint, by checkpoint.best (default: the latest)", action="store_true"),
     _flag("--step", "the checkpoint of step N", "number", type=int, metavar="N"),
-    _flag("--tokenizer", "tokenizer.json, if the run has kept none", "file", metavar="FILE"),
+    _flag("--tokenizer", "tokenizer.json, if the run's folder has none", "file", metavar="FILE"),
 )
 """Flags that select weights of a run."""
 SAMPLING = (
@@ -87,16 +87,18 @@ SAMPLING = (
     _flag("--top-k", "sample from the K likeliest tokens", "number", type=int, metavar="K"),
     _flag("--top-p", "sample from the likeliest tokens of probability P", "number", type=float, metavar="P"),
     _flag("--max-new-tokens", "tokens of a response (default: the run's)", "number", type=int, metavar="N"),
-    _flag("--seed", "another one gives other samples", "number", type=int, metavar="N"),
-    _flag("--dtype", "to compute in (default: the run's)", choices=["float32", "bfloat16"]),
+    _flag("--seed", "random seed of the samples (default: 0)", "number", type=int, metavar="N"),
+    _flag("--dtype", "dtype to compute in (default: the run's)", choices=["float32", "bfloat16"]),
 )
 """Flags that say how responses are drawn."""
 
 PROGRAM = (
-    _flag("--tpu", "slice type (default: v5litepod-16)", "word", default="", metavar="TYPE"),
-    _flag("--zone", "zone to try first (default: one that has the type)", "word", default="", metavar="ZONE"),
-    _flag("--name", "name of the run (default: the program's)", "word", default="", metavar="NAME"),
-)
+    _flag("--tpu", "for a program after --: slice type (default: v5litepod-16)", "word", default="", metavar="TYPE"),
+    _flag("--zone", "for a program after --: zone to try first (default: one with the type)", "word", default="",
+          metavar="ZONE"),
+    _flag("--name", "for a program after --: name of the run (default: the program's)", "word", default="",
+          metavar="NAME"),
+)  # fmt: skip
 """Flags that go with a program after `--`."""
 PROGRAM_VERBS = ("run", "plan", "rehearse")
 """Verbs that take a program after `--` in place of a config."""
@@ -198,20 +200,20 @@ VERBS: dict[str, Verb] = {
         "compare code, packages, config, chips and network across workers", "look", "access.md", ("verify",), (RUN,),
     ),
     "export": Verb(
-        "write the weights of a run as transformers, vLLM or another run read them", "use", "use-weights.md",
+        "export a run's weights for transformers, vLLM or another run", "use", "use-weights.md",
         ("export --to ./model", "export quickstart-f9ce2387 --best --to gs://my-bucket/model --dtype bfloat16"),
         (*CHECKPOINT, _flag("--to", "folder, or gs://BUCKET/FOLDER", "file", metavar="FOLDER"),
          _flag("--format", "hf, or slipway for model.weights (default: hf)", choices=["hf", "slipway"], default="hf"),
-         _flag("--dtype", "of the weights (default: theirs)", choices=["float32", "bfloat16", "float16"])),
+         _flag("--dtype", "dtype of the weights (default: as trained)", choices=["float32", "bfloat16", "float16"])),
     ),
     "chat": Verb(
-        "talk to the policy of a run, on this machine", "use", "use-weights.md",
+        "chat with a run's policy on this machine", "use", "use-weights.md",
         ("chat", "chat quickstart-f9ce2387 --temperature 0"), (*CHECKPOINT, *SAMPLING),
     ),
     "generate": Verb(
-        "draw responses of the policy of a run, on this machine", "use", "use-weights.md",
+        "sample responses from a run's policy on this machine", "use", "use-weights.md",
         ("generate --prompt 'Tom has 3 apples …' -n 4", "generate --prompts asked.jsonl --out said.jsonl"),
-        (*CHECKPOINT, _flag("--prompt", "a prompt; may be given several times", action="append", default=[],
+        (*CHECKPOINT, _flag("--prompt", "a prompt", action="append", default=[],
                             metavar="TEXT"),
          _flag("--prompts", "prompts, one JSON object per line", "file", metavar="FILE"),
          _flag("--column", "key of the prompt in --prompts (default: prompt)", default="prompt", metavar="KEY"),
@@ -229,7 +231,7 @@ VERBS: dict[str, Verb] = {
          _flag("--all", "also delete the network, the bucket and the service account", action="store_true")),
     ),
     "orphans": Verb(
-        "list billed slipway resources that no run uses; --delete removes them", "end", "costs.md",
+        "list billed Slipway resources that no run uses; --delete removes them", "end", "costs.md",
         ("orphans", "orphans --delete"), (YES, _flag("--delete", "delete them, after a prompt", action="store_true")),
     ),
     "init": Verb(
@@ -239,7 +241,7 @@ VERBS: dict[str, Verb] = {
          _flag("--no-bucket", "do not create the bucket now", action="store_true")),
     ),
     "witness": Verb(
-        "play a first contact: one small run, preempted once; record every request, delete everything", "setup",
+        "try everything once on your project: one small run with a preemption; record it, delete everything", "setup",
         "witness.md", ("witness cloud=mine tpu=mine", "witness --usd 2 --minutes 30 cloud=mine tpu=mine"),
         (YES, _flag("--usd", "dollars to spend at most, at the list price (default: 5)", "number", type=float,
                     default=5.0, metavar="USD"),

@@ -88,9 +88,9 @@ def _more() -> Rows:
     return [
         ("slipway VERB --help", "flags and examples of a verb"),
         ("docs", f"{docs}: first-run.md, configuration.md, sweeps.md, recovery.md, …"),
-        ("exit codes", "0 success, 2 config or preflight error, 3 wrong or faulty devices, 4 workers disagree, "
-         "5 program failed, 6 retries exhausted, 7 budget exhausted, 8 another controller took over, "
-         "9 a deletion is on record for the next verb"),
+        ("exit codes", "0 success, 1 a worker's setup failed, 2 config or preflight error, or the cloud refused, "
+         "3 wrong or faulty devices, 4 workers disagree, 5 program failed, 6 retries exhausted, 7 budget exhausted, "
+         "8 another controller took over, 9 the next verb retries a deletion, 130 interrupted"),
     ]  # fmt: skip
 
 

@@ -151,7 +151,8 @@ def with_recalled(command: Command) -> Command:
         if command.verb in last_command.PROJECT_VERBS:
             return command
         raise ConfigError(
-            f"no run was started from this folder; give {command.verb} its overrides: +experiment=NAME key=value ..."
+            f"no run was started from this folder; give {command.verb} its overrides, +experiment=NAME key=value …, or "
+            f"name a run: {_naming(command.verb)} (`slipway runs` lists them)"
         )
     words = shlex.join([*(["--run", last.run] if last.run else []), *last.overrides])
     if last.sweep and command.verb in last_command.RUN_VERBS:
@@ -160,6 +161,12 @@ def with_recalled(command: Command) -> Command:
     if last.run and command.verb in last_command.RUN_VERBS:
         command.flags.run = last.run
     return replace(command, overrides=last.overrides)
+
+
+def _naming(verb: str) -> str:
+    """Return how the verb takes the id of a run."""
+    positional = any(flag.names == ("run",) for flag in VERBS[verb].flags)
+    return f"{verb} ID" if positional else f"{verb} --run ID"
 
 
 def _with_recalled_sweep(command: Command, last: last_command.LastCommand) -> Command:
@@ -173,8 +180,8 @@ def _with_recalled_sweep(command: Command, last: last_command.LastCommand) -> Co
         return replace(command, overrides=last.overrides)
     pods = f"`slipway down -m {words}` deletes its pods, " if command.verb == "down" else ""
     raise ConfigError(
-        f"the last command of this folder was the sweep {last.sweep}; {pods}{command.verb} --run ID means one of its "
-        f"runs, and `slipway status --sweep {last.sweep}` lists them"
+        f"the last command of this folder was the sweep {last.sweep}; {pods}{_naming(command.verb)} means one of "
+        f"its runs, and `slipway status --sweep {last.sweep}` lists them"
     )
 
 

@@ -23,7 +23,7 @@ from conf.schema.config import Config
 from conf.schema.validation import validate
 from controller.agent.commands.code import unpack
 from controller.agent.tree_hash import tree_hash
-from controller.cloud.connect import open_context, project_of
+from controller.cloud.connect import missing_project, open_context, project_of
 from controller.cloud.emulator import Emulator
 from controller.config.compose import compose, compose_raw, with_overrides
 from controller.context import Context
@@ -113,13 +113,15 @@ def find_record(overrides: Sequence[str], run_id: str, folder: Path) -> RunRecor
 
 def download_record(here: Config, run_id: str) -> RunRecord:
     """Download the record of a run from the bucket of a config. Raises ConfigError if there is none."""
-    bucket = bucket_name(here, project_of(here))
+    project = project_of(here)
+    bucket = bucket_name(here, project)
     unknown = f"{run_id}: no such run on this machine{_similar_runs(here, run_id)}"
     try:
         with open_context(here) as (context, _):
             content = Ledger(context.google, bucket, run_id).read(RECORD_FILE)
     except NoCredentialsError as error:
-        raise ConfigError(f"{unknown}, and gs://{bucket} cannot be asked: {error}") from None
+        where = "the bucket" if missing_project(project) else f"gs://{bucket}"
+        raise ConfigError(f"{unknown}, and {where} cannot be read: {error}") from None
     if content is None:
         raise ConfigError(
             f"--run {run_id}: no such run on this machine or in {object_url(bucket)}; `slipway runs` lists runs; to "

@@ -12,21 +12,25 @@ class RunAlerts(Strict):
     """
 
     slow_fraction: float | None = Field(
-        gt=0, lt=1, description="slow: the throughput is below this fraction of the attempt's own median."
+        gt=0,
+        lt=1,
+        description="slow: the throughput is below this fraction of its median in the last 50 lines of metrics.",
     )
     min_tokens_per_second: float | None = Field(
-        gt=0, description="slow: the metric tokens_per_second is below this number."
+        gt=0, description="below floor: the metric tokens_per_second is below this number. null: off."
     )
     data_wait_fraction: float | None = Field(
         gt=0, lt=1, description="data wait: more than this fraction of a step is spent waiting for data."
     )
     sustained_seconds: float = Field(
-        ge=0, description="Seconds for which slow and data wait must last before they are raised."
+        ge=0, description="Seconds for which slow, below floor and data wait must last before they are raised."
     )
     loss_spike_factor: float | None = Field(
         gt=1, description="loss spike: the loss exceeds this multiple of the median of the last 20 metrics lines."
     )
-    not_finite: bool = Field(description="not finite: the loss or the gradient norm is NaN or infinite.")
+    not_finite: bool = Field(
+        description="not finite: the loss or the gradient norm is NaN or infinite, or an update was skipped."
+    )
     silent_minutes: float | None = Field(
         gt=0, description="no output: no worker has printed a line or written a metric for this many minutes."
     )

@@ -135,7 +135,7 @@ class Model(Strict):
 
 def _kind(value: Any) -> str:
     """Return the kind of a model; a decoder need not name it."""
-    return value.get("kind", "decoder") if isinstance(value, dict) else value.kind
+    return value.get("kind", "decoder") if isinstance(value, dict) else getattr(value, "kind", "decoder")
 
 
 AnyModel = Annotated[

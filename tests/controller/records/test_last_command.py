@@ -42,7 +42,7 @@ def test_status_after_a_sweep_means_the_sweep(folder: Path, capsys: pytest.Captu
     assert main.with_recalled(main.parse(["orphans"])).overrides == ("cloud=local",)
 
 
-@pytest.mark.parametrize("verb", ["logs", "cancel", "down", "ssh"])
+@pytest.mark.parametrize("verb", ["logs", "cancel", "down", "ssh", "get", "chat"])
 def test_other_verbs_after_a_sweep_do_not_take_the_run_before_it(
     folder: Path, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,5 +51,24 @@ def test_other_verbs_after_a_sweep_do_not_take_the_run_before_it(
     assert main.run([verb]) == 2
     words = " ".join(capsys.readouterr().err.split())
     assert words.startswith("error: the last command of this folder was the sweep q-5f0c0000; ")
-    assert f"{verb} --run ID means one of its runs" in words
+    naming = f"{verb} ID" if verb in ("get", "chat") else f"{verb} --run ID"
+    assert f" {naming} means one of its runs" in words
     assert ("`slipway down -m cloud=local run.seed=0,1` deletes its pods" in words) == (verb == "down")
+
+
+@pytest.mark.parametrize(("verb", "naming"), [("logs", "logs --run ID"), ("get", "get ID"), ("export", "export ID")])
+def test_without_a_run_the_message_says_how_the_verb_takes_one(
+    verb: str, naming: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([verb]) == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert words.startswith(f"error: no run was started from this folder; give {verb} its overrides")
+    assert f"or name a run: {naming} (`slipway runs` lists them)" in words
+    given = naming.replace("ID", "q-1").split()
+    assert main.parse(given).options.run_id == "q-1"
+
+
+def test_get_of_a_path_without_a_run_says_what_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["get", "logs"]) == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert words.startswith("error: get: 'logs' is not the id of a run; name the run before the path: `slipway get RUN")

@@ -1,6 +1,7 @@
 """`slipway get RUN [PATH]`: download results, checkpoints and logs of a run from its bucket."""
 
 import json
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -10,11 +11,15 @@ from controller.core.errors import ConfigError
 from controller.core.printable import printable
 from controller.core.text import plural
 from controller.progress import format_size
+from controller.records import recorder
 from controller.records.fetch import RemoteFile, fetch_file, is_complete, list_files, local_path
 from controller.run.session import Session, open_session
 
+RUN_ID = re.compile(r"-[0-9a-f]{8}(-r\d+)?$")
+
 
 def run(command: Command) -> int:
+    _raise_if_path(command)
     with open_session(command.options) as session:
         folder = Path(command.flags.to or session.plan.run_id)
         files = list_files(session.context.google, session.plan.bucket, session.ledger.prefix, command.flags.path or "")
@@ -28,6 +33,17 @@ def run(command: Command) -> int:
         same = f", {len(files) - fetched} of them unchanged" if fetched < len(files) else ""
         print(f"{plural(len(files), 'file')} in {folder}/{same}")
     return 0
+
+
+def _raise_if_path(command: Command) -> None:
+    """Raise ConfigError for `get logs`: the first word is the run."""
+    word = command.flags.run
+    if not word or command.flags.path or RUN_ID.search(word) or recorder.load_record(command.options.state_dir, word):
+        return
+    raise ConfigError(
+        f"get: {word!r} is not the id of a run; name the run before the path: `slipway get RUN {word}` "
+        "(`slipway runs` lists runs)"
+    )
 
 
 def _download(session: Session, files: list[RemoteFile], folder: Path, *, quiet: bool) -> int:

@@ -1,4 +1,4 @@
-"""`slipway chat [RUN]`: talk to the policy of a run on this machine (docs/use-weights.md)."""
+"""`slipway chat [RUN]`: chat with a run's policy on this machine (docs/use-weights.md)."""
 
 from controller.cli.main import Command
 from controller.cli.verbs.use.weights import open_weights, run_trainer, sampling_arguments
