@@ -13,6 +13,7 @@ from conf.schema.training.optimizer import Adamw
 from conf.schema.training.run_yaml import RunFile
 from tests.groups import load_group
 from trainer.distributed.mesh import MESH_AXES
+from trainer.puzzles.__main__ import main as make_puzzles
 
 
 def pytest_configure() -> None:
@@ -83,6 +84,24 @@ def lm_run(tmp_path: Path) -> dict[str, Any]:
     }
     RunFile.model_validate(raw)
     return raw
+
+
+@pytest.fixture
+def puzzle_run(lm_run: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """Eight updates of the puzzle loop on generated 4x4 sudokus."""
+    options = ["--subsample", "24", "--test", "20", "--side", "4", "--augment", "3"]
+    assert make_puzzles(["sudoku", "--source", "generated", "--output", str(tmp_path / "puzzles"), *options]) == 0
+    sizes = {"vocab_size": 6, "seq_len": 16, "puzzle_len": 2, "dim": 16, "num_heads": 2, "num_layers": 1}
+    sizes |= {"h_cycles": 2, "l_cycles": 2, "activation_dtype": "float32", "remat": "none"}
+    loop = {"epochs": None, "steps": 8, "puzzles": 24, "batch_size": 8, "supervision_steps": 3, "eval_interval": 4}
+    loop |= {"eval_puzzles": 12, "eval_puzzles_final": None, "eval_train_puzzles": 10, "boards": 2}
+    return lm_run | {
+        "model": load_group("model/trm") | sizes,
+        "data": load_group("data/puzzles") | {"path": str(tmp_path / "puzzles")},
+        "loop": load_group("loop/puzzle") | loop,
+        "optimizer": load_group("optimizer/adam_atan2")
+        | {"lr": 1e-3, "schedule": {"kind": "constant", "warmup_steps": 2}},
+    }
 
 
 @pytest.fixture

@@ -28,6 +28,9 @@ from trainer.step.metric_sums import Mean, MetricSums
 LossFn = Callable[[Params, DeviceBatch], MetricSums]
 """Returns at least "loss", a `Mean` over the rows of the batch."""
 
+CarryLossFn = Callable[[Params, DeviceBatch, Any], tuple[MetricSums, Any]]
+"""As LossFn, with arrays that each row carries from one update to the next: (params, batch, carry) to (sums, carry)."""
+
 
 class State(NamedTuple):
     """Training state that an update changes: arrays, or their abstract shapes or shardings."""
@@ -37,6 +40,7 @@ class State(NamedTuple):
     optimizer: Any  # optax.OptState
     skipped: Any  # int32 scalar: updates skipped because loss or gradient was not finite
     average: Any  # Params averaged over updates; None if `optimizer.ema_decay` is null
+    carry: Any = None  # arrays [batch, ...] that a CarryLossFn hands to the next update
 
 
 def init_state(cfg: AnyModel, opt: Optimizer, mesh: Mesh, key: jax.Array) -> State:
@@ -85,8 +89,16 @@ def state_shardings(cfg: AnyModel, opt: Optimizer, mesh: Mesh) -> State:
 
 
 def build_update(loss: LossFn, cfg: AnyModel, opt: Optimizer, mesh: Mesh, accumulation: int = 1) -> jax.stages.Wrapped:
+    """Return the update of a loss that carries nothing, see `build_carry_update`."""
+    return build_carry_update(_without_carry(loss), cfg, opt, mesh, None, accumulation)
+
+
+def build_carry_update(
+    loss: CarryLossFn, cfg: AnyModel, opt: Optimizer, mesh: Mesh, carry: Any, accumulation: int = 1
+) -> jax.stages.Wrapped:
     """Return the jitted update, (state, batch) to (state, metrics). It donates the old state's buffers.
 
+    carry: shardings of `State.carry`.
     accumulation: parts of the batch that are computed sequentially; above 1 its leaves are [A, B / A, ...]. The result
     equals that of the whole batch, however many tokens count in each part.
     An update whose loss or gradient is not finite changes only the counters, and schedules do not advance.
@@ -94,28 +106,33 @@ def build_update(loss: LossFn, cfg: AnyModel, opt: Optimizer, mesh: Mesh, accumu
     (1 or 0) and skipped, the number of non-finite updates so far.
     """
     chain, rate = build_optimizer(opt, cfg), learning_rate_schedule(opt)
-    gradient = mean_gradient(loss, cfg, mesh, accumulation)
+    gradient = _carry_gradient(loss, cfg, mesh, accumulation)
 
     def update(state: State, batch: DeviceBatch) -> tuple[State, dict[str, jax.Array]]:
-        gradients, metrics = gradient(state.params, batch)
+        gradients, metrics, carry = gradient(state.params, batch, state.carry)
         norm, done = optax.tree_utils.tree_norm(gradients), state.step - state.skipped
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
 
-        def apply() -> tuple[Any, Any, Any]:
+        def apply() -> tuple[Any, ...]:
             changes, moments = chain.update(gradients, state.optimizer, state.params)
             params = optax.apply_updates(state.params, changes)
-            return params, moments, _update_average(state, params, opt)
+            return params, moments, _update_average(state, params, opt), carry
 
         with jax.named_scope("optimizer"):
             # a branch, because a select would compute both results
-            unchanged = (state.params, state.optimizer, state.average)
-            params, moments, average = lax.cond(finite, apply, lambda: unchanged)
+            unchanged = (state.params, state.optimizer, state.average, state.carry)
+            params, moments, average, carry = lax.cond(finite, apply, lambda: unchanged)
         skipped = state.skipped + jnp.where(finite, 0, 1)
         metrics |= {"grad_norm": norm, "learning_rate": rate(done), "finite": jnp.float32(finite)}
         metrics["skipped"] = jnp.float32(skipped)
-        return State(state.step + 1, params, moments, skipped, average), metrics
+        return State(state.step + 1, params, moments, skipped, average, carry), metrics
 
-    return jax.jit(update, donate_argnums=0, out_shardings=(state_shardings(cfg, opt, mesh), None))
+    placed = state_shardings(cfg, opt, mesh)._replace(carry=carry)
+    return jax.jit(update, donate_argnums=0, out_shardings=(placed, None))
+
+
+def _without_carry(loss: LossFn) -> CarryLossFn:
+    return lambda params, batch, carry: (loss(params, batch), carry)
 
 
 def _update_average(state: State, params: Any, opt: Optimizer) -> Any:
@@ -142,45 +159,62 @@ def mean_gradient(
     Extremes take a second one, of a few bytes. Otherwise the partitioner places the collectives by the shardings of its
     arguments.
     """
+    gradient = _carry_gradient(_without_carry(loss), cfg, mesh, accumulation)
+    return lambda params, batch: gradient(params, batch, None)[:2]
 
-    def summed(params: Params, batch: DeviceBatch) -> tuple[Params, MetricSums]:
-        def total(params: Params) -> tuple[jax.Array, MetricSums]:
-            sums = jax.tree.map(jnp.float32, loss(params, batch))
-            return _loss_of(sums).total, sums
 
-        return jax.grad(total, has_aux=True)(params)
+def _carry_gradient(
+    loss: CarryLossFn, cfg: AnyModel, mesh: Mesh, accumulation: int
+) -> Callable[[Params, DeviceBatch, Any], tuple[Params, dict[str, jax.Array], Any]]:
+    """Return `mean_gradient` with a carry, which is not accumulated: a loss that has one computes all rows at once."""
 
-    def accumulated(params: Params, batch: DeviceBatch) -> tuple[Params, MetricSums]:
+    def summed(params: Params, batch: DeviceBatch, carry: Any) -> tuple[Params, MetricSums, Any]:
+        def total(params: Params) -> tuple[jax.Array, tuple[MetricSums, Any]]:
+            sums, new = loss(params, batch, carry)
+            sums = jax.tree.map(jnp.float32, sums)
+            return _loss_of(sums).total, (sums, new)
+
+        gradients, (sums, new) = jax.grad(total, has_aux=True)(params)
+        return gradients, sums, new
+
+    def accumulated(params: Params, batch: DeviceBatch, carry: Any) -> tuple[Params, MetricSums, Any]:
         if accumulation == 1:
-            return summed(params, batch)
+            return summed(params, batch, carry)
 
         def add(total: tuple[Params, MetricSums], part: DeviceBatch) -> tuple[tuple[Params, MetricSums], None]:
-            gradients, sums = summed(params, part)
+            gradients, sums, _ = summed(params, part, None)
             return placed((jax.tree.map(jnp.add, total[0], gradients), metric_sums.merge(total[1], sums))), None
 
-        first, named = jax.eval_shape(summed, params, jax.tree.map(lambda x: x[0], batch))
+        first, named, _ = jax.eval_shape(summed, params, jax.tree.map(lambda x: x[0], batch), None)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), first)
-        return lax.scan(add, placed((zeros, metric_sums.zero(named))), batch)[0]
+        return *lax.scan(add, placed((zeros, metric_sums.zero(named))), batch)[0], None
 
     def placed(total: tuple[Params, MetricSums]) -> tuple[Params, MetricSums]:
         if meshes.is_data_parallel(mesh):
             return total
         return lax.with_sharding_constraint(total[0], weights.param_shardings(cfg, mesh)), total[1]
 
-    def summed_at_once(params: Params, batch: DeviceBatch) -> tuple[Params, MetricSums]:
-        return metric_sums.all_reduce(*accumulated(params, batch))
+    def summed_at_once(params: Params, batch: DeviceBatch, carry: Any) -> tuple[Params, MetricSums, Any]:
+        gradients, sums, new = accumulated(params, batch, carry)
+        return *metric_sums.all_reduce(gradients, sums), new
 
     over_mesh = accumulated
     if meshes.is_data_parallel(mesh):
         # check_vma would make the gradient of a replicated weight an all-reduce of its own
         rows = meshes.partition_spec("batch") if accumulation == 1 else meshes.partition_spec(None, "batch")
-        specs = {"in_specs": (PartitionSpec(), rows), "out_specs": PartitionSpec()}
-        over_mesh = jax.shard_map(summed_at_once, mesh=mesh, check_vma=False, **specs)
+        everywhere = PartitionSpec()
+        over_mesh = jax.shard_map(
+            summed_at_once,
+            mesh=mesh,
+            in_specs=(everywhere, rows, rows),
+            out_specs=(everywhere, everywhere, rows),
+            check_vma=False,
+        )
 
-    def mean(params: Params, batch: DeviceBatch) -> tuple[Params, dict[str, jax.Array]]:
-        gradients, sums = over_mesh(params, batch)
+    def mean(params: Params, batch: DeviceBatch, carry: Any) -> tuple[Params, dict[str, jax.Array], Any]:
+        gradients, sums, new = over_mesh(params, batch, carry)
         weight = _loss_of(sums).weight
-        return jax.tree.map(lambda g: g / jnp.where(weight == 0, 1, weight), gradients), metric_sums.finalize(sums)
+        return jax.tree.map(lambda g: g / jnp.where(weight == 0, 1, weight), gradients), metric_sums.finalize(sums), new
 
     return mean
 

@@ -12,7 +12,7 @@ from conf.schema.training.run_yaml import RunFile, RunFileError
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from trainer import main
-from trainer.loops import lm
+from trainer.loops import lm, updates
 from trainer.telemetry.metrics import MetricsLogger
 from trainer.tokenizer import loading, training
 
@@ -61,7 +61,7 @@ def test_everything_is_compiled_before_the_first_update_ends(lm_run, tmp_path, m
 
 
 def test_an_unasked_transfer_in_the_loop_is_an_error(lm_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(lm.LmTrainer, "_after_checkpoint", lambda self, step, state: state.step + np.int32(1))
+    monkeypatch.setattr(updates.UpdateLoop, "_after_checkpoint", lambda self, step, state: state.step + np.int32(1))
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         train(lm_run, tmp_path / "a")
 

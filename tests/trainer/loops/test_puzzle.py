@@ -1,17 +1,45 @@
-"""The puzzle loop."""
+"""The puzzle loop: epochs, curricula, exact resumes on other meshes, and errors before the first update."""
 
+import json
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from conf.schema.training.even import UnevenError
 from conf.schema.training.puzzle import PuzzleLoop
+from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.trm import Trm
 from tests.groups import load_group
+from tests.trainer.loops.test_lm import changed, train
+from trainer.checkpoint.manager import CheckpointManager
+from trainer.distributed import mesh as meshes
+from trainer.loops import puzzle
 
 
 def make_loop(**changes: Any) -> PuzzleLoop:
     return PuzzleLoop.model_validate(load_group("loop/puzzle") | changes)
+
+
+def final_state(raw: dict[str, Any]) -> Any:
+    experiment = RunFile.model_validate(raw)
+    mesh = meshes.build_mesh(experiment.mesh)
+    abstract = puzzle._abstract_state(experiment, *puzzle._sections(experiment, mesh), mesh)
+    with CheckpointManager(experiment.dir, experiment.checkpoint) as checkpoints:
+        last = checkpoints.latest_step()
+        assert last is not None
+        return checkpoints.restore(last, abstract)[0]
+
+
+def without_times(lines: list[dict]) -> list[dict]:
+    return [
+        {n: v for n, v in line.items() if "time" not in n and n != "examples_per_second" and not n.endswith("_gib")}
+        for line in lines
+    ]
 
 
 @pytest.mark.parametrize(("batch", "steps"), [(768, 65_104), (256, 195_312), (6144, 8_138)])
@@ -28,3 +56,78 @@ def test_config_errors() -> None:
     with pytest.raises(UnevenError, match=r"769 puzzles cannot be split evenly over 64 devices; use 768 or") as caught:
         make_loop(batch_size=769).accumulation(64)
     assert caught.value.key == "loop.batch_size"
+
+
+def test_a_curriculum_grows_linearly_to_the_models_own_cycles() -> None:
+    curriculum = {"h_cycles": 1, "l_cycles": 2, "epochs": 10_000}
+    loop, cfg = make_loop(batch_size=6144, curriculum=curriculum), Trm.model_validate(load_group("model/trm"))
+    assert puzzle.all_cycles(cfg, loop) == [(1, 2), (1, 3), (2, 4), (2, 5), (3, 6)]
+    assert puzzle.cycles_of(cfg, loop, 813) == (1, 3)
+    assert puzzle.cycles_of(cfg, loop, 814) == (2, 4)  # half of 10,000 epochs
+    assert puzzle.cycles_of(cfg, loop, 8_000) == (3, 6)
+
+
+def test_exploration_is_drawn_evenly_and_anneals() -> None:
+    loop = make_loop(batch_size=20_000, halt_exploration=0.3, halt_exploration_final=0.05, epochs=None, steps=101)
+    for iteration, share in ((0, 0.3), (50, 0.175), (100, 0.05)):
+        counts = Counter(puzzle.exploration(loop, 7, iteration).tolist())
+        assert set(counts) == {0, *range(2, 17)}
+        assert 1 - counts.pop(0) / 20_000 == pytest.approx(share, abs=0.01)
+        assert max(counts.values()) < 1.5 * min(counts.values()) + 30
+    np.testing.assert_array_equal(puzzle.exploration(loop, 7, 3), puzzle.exploration(loop, 7, 3))
+    assert (puzzle.exploration(loop, 7, 3) != puzzle.exploration(loop, 8, 3)).any()
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_also_on_another_mesh(
+    puzzle_run: dict[str, Any], tmp_path: Path
+) -> None:
+    """The carry is in the checkpoint. The same devices give the same bits; another mesh the same numbers."""
+    run = changed(puzzle_run, loop={"curriculum": {"h_cycles": 1, "l_cycles": 1, "epochs": 2}})
+    whole, cut = (changed(run, dir=str(tmp_path / name)) for name in ("whole", "cut"))
+    expected = train(whole, tmp_path / "whole-local")
+    train(changed(cut, loop={"steps": 4}), tmp_path / "first-life")
+    resumed = train(cut, tmp_path / "second-life")
+    wanted = [line for line in without_times(expected) if line["phase"] == "train"]
+    assert [line | {"steps_total": 8} for line in without_times(resumed) if line["phase"] == "train"] == wanted
+    state = final_state(whole)
+    assert Counter(np.asarray(state.carry.steps).tolist()).keys() <= {1, 2, 3}
+    for a, b in zip(jax.tree.leaves(final_state(cut)), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(a, b)
+    elsewhere = changed(run, dir=str(tmp_path / "elsewhere"), mesh={"data": 2, "fsdp": 4})
+    train(changed(elsewhere, mesh={"data": -1, "fsdp": 1}, loop={"steps": 4}), tmp_path / "elsewhere-1")
+    train(elsewhere, tmp_path / "elsewhere-2")
+    other = final_state(elsewhere)
+    np.testing.assert_array_equal(other.carry.puzzle["inputs"], state.carry.puzzle["inputs"])
+    for a, b in zip(jax.tree.leaves(other.params), jax.tree.leaves(state.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-3)  # four steps of at most 1e-3 x pi / 2
+    result = json.loads((tmp_path / "whole-local/summary.json").read_text())
+    assert result["eval_puzzles"] == 20
+    assert result["eval_exact_low"] <= result["eval_exact_accuracy"] <= result["eval_exact_high"]
+    assert result["eval_gap"] == result["eval_train_exact_accuracy"] - result["eval_exact_accuracy"]
+    boards = [json.loads(line) for line in (tmp_path / "whole-local/transcripts.jsonl").read_text().splitlines()]
+    assert len(boards) == 4
+    assert "cells wrong, in brackets" in boards[0]["response"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"loop": {"batch_size": 12}}, r"loop\.batch_size: 12 puzzles cannot be split evenly over 8 devices; use 8 or"),
+        ({"model": {"vocab_size": 11}}, r"model\.vocab_size: is 11, but 6 in "),
+        ({"model": {"seq_len": 81}}, r"model\.seq_len: is 81, but 16 in "),
+        ({"loop": {"puzzles": 1000}}, r"loop\.puzzles: is 1000, but 24 in "),
+        ({"model": load_group("model/tiny")}, "loop.kind=puzzle needs model.kind=trm and data.kind=puzzles"),
+        (
+            {"checkpoint": {"best": {"metric": "eval_loss", "mode": "min"}}},
+            "eval_loss is not evaluated; choices: eval_",
+        ),
+    ],
+)
+def test_bad_input_is_refused_before_the_first_update(
+    puzzle_run: dict[str, Any], tmp_path: Path, sections: dict[str, Any], words: str
+) -> None:
+    run = changed(puzzle_run, **{n: v for n, v in sections.items() if n != "model" or "kind" in v or len(v) == 1})
+    if len(sections.get("model", {})) > 1:
+        run["model"] = sections["model"]
+    with pytest.raises(RunFileError, match=words):
+        train(run, tmp_path / "a")

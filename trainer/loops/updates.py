@@ -1,0 +1,165 @@
+"""The loop of optimizer updates, read from top to bottom. What an update is comes from the module of each `loop.kind`.
+
+The host runs one update ahead of the devices: while they compute, it reads and places the next batch, then logs the
+previous update. Everything is compiled before the first update.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+
+from conf.schema.training.loop import LmLoop
+from conf.schema.training.puzzle import PuzzleLoop
+from conf.schema.training.run_yaml import RunFile
+from trainer.checkpoint.manager import CheckpointManager
+from trainer.distributed.batch import Batch, DeviceBatch
+from trainer.distributed.preemption import PreemptedError, PreemptionNotice
+from trainer.distributed.runtime import gather_tree
+from trainer.step import train_step
+from trainer.step.nan_check import check_finite
+from trainer.telemetry import throughput
+from trainer.telemetry.metrics import MetricsLogger
+
+
+class Stream(Protocol):
+    """This process's rows of the batches, in order."""
+
+    def __next__(self) -> Batch: ...
+
+    def position(self) -> Any:
+        """Return this process's part of what a checkpoint needs to continue the stream."""
+        ...
+
+    def num_bad_lines(self) -> dict[str, int]: ...
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What a loop gives to `UpdateLoop`.
+
+    Attributes:
+        place: puts this process's rows on its devices.
+        update: as from `train_step.build_update`.
+        evaluate: from (state, number of updates, function to call between batches) to metrics.
+        rates: from seconds per update to metrics of speed.
+        sample: logs samples of the state after a number of updates, every `sample_interval` updates.
+        compile_seconds: what compiling took.
+    """
+
+    place: Callable[[Batch], DeviceBatch]
+    update: Callable[[train_step.State, DeviceBatch], tuple[train_step.State, dict[str, jax.Array]]]
+    evaluate: Callable[[train_step.State, int, Callable[[], None]], dict[str, float]]
+    rates: Callable[[float], dict[str, float]]
+    compile_seconds: float
+    sample: Callable[[train_step.State, int], None] | None = None
+    sample_interval: int | None = None
+
+
+class UpdateLoop:
+    """One process's part of a run: its programs, data and outputs."""
+
+    def __init__(
+        self,
+        experiment: RunFile,
+        loop: LmLoop | PuzzleLoop,
+        stream: Stream,
+        checkpoints: CheckpointManager,
+        log: MetricsLogger,
+        notice: PreemptionNotice,
+        programs: Programs,
+    ) -> None:
+        self.experiment, self.loop, self.stream = experiment, loop, stream
+        self.checkpoints, self.log, self.preemption, self.programs = checkpoints, log, notice, programs
+        self.stopwatch = throughput.Stopwatch("data_time", "transfer_time")
+        self.costs = {"compile_time": programs.compile_seconds}
+        self.first_step = self.last_logged_step = 0
+        self.pending: tuple[int, dict[str, jax.Array], Batch] | None = None
+
+    def run(self, state: train_step.State, first: int) -> None:
+        """Run all updates after the `first` ones, then finish the run."""
+        loop, profiler = self.loop, self.log.profiler(self.experiment.logging.profile)
+        self.first_step = self.last_logged_step = first
+        for step in range(first, loop.steps):
+            self._save_if_preempted(step, state)
+            with self.stopwatch.excluded():
+                self._after_checkpoint(step, state)
+            profiler.before_update(state)
+            with self.stopwatch.measure("data_time"):
+                batch = next(self.stream)
+            with self.stopwatch.measure("transfer_time"):
+                placed = jax.block_until_ready(self.programs.place(batch))
+            state, metrics = self.programs.update(state, placed)
+            self._flush()
+            self.pending = (step + 1, metrics, batch)
+            if self._needs_flush(step + 1):
+                self._flush()
+                with self.stopwatch.excluded():
+                    self._save(step + 1, state)
+        profiler.close()
+        results = self._evaluate(loop.steps, state)
+        if bad := sum(gather_tree(self.stream.num_bad_lines()).values()):
+            results["bad_lines"] = bad
+        self.log.summarize(**results, steps=loop.steps)
+
+    def _needs_flush(self, done: int) -> bool:
+        """Return whether an evaluation, sample, checkpoint or the end follows, which needs the last update's result."""
+        evaluates = done % self.loop.eval_interval == 0
+        return (
+            evaluates
+            or self._should_sample(done)
+            or done == self.loop.steps
+            or self.checkpoints.should_save(done, evaluates)
+        )
+
+    def _should_sample(self, done: int) -> bool:
+        every = self.programs.sample_interval
+        return every is not None and done % every == 0
+
+    def _after_checkpoint(self, step: int, state: train_step.State) -> None:
+        """Run the evaluation, samples and replica check due after a checkpoint, also on resuming there."""
+        if step and step % self.loop.eval_interval == 0:
+            self._evaluate(step, state)
+        if self.programs.sample and step and self._should_sample(step):
+            self.programs.sample(state, step)
+        self.checkpoints.verify_replicas(step, state)
+
+    def _save_if_preempted(self, step: int, state: train_step.State) -> None:
+        """Save and end on all processes if the VM is about to be preempted. Raises PreemptedError."""
+        if self.preemption.should_stop(step):
+            self._flush()
+            if step > self.first_step:
+                self.log.upload()
+                self.checkpoints.save(step, state, {"data": self.stream.position()})
+            raise PreemptedError
+
+    def _flush(self) -> None:
+        """Wait for the last update, check that it is finite, and log it."""
+        if self.pending is None:
+            return
+        (step, metrics, batch), self.pending = self.pending, None
+        check_finite(step, metrics, batch, self.experiment)
+        if step % self.experiment.logging.log_interval and step != self.loop.steps:
+            return
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        times = self.stopwatch.lap(step - self.last_logged_step)
+        self.last_logged_step = step
+        seconds = times["step_time"]
+        rates = self.programs.rates(seconds) | throughput.device_memory()
+        self.log.log(step, "train", **values, **times, **rates, **self.costs, steps_total=self.loop.steps)
+        self.costs = {}
+
+    def _save(self, step: int, state: train_step.State) -> None:
+        """Save a checkpoint. Call it before evaluating, so that a failed evaluation loses nothing."""
+        if step == self.loop.steps or self.checkpoints.should_save(step, evaluates=step % self.loop.eval_interval == 0):
+            self.log.upload()
+            self.checkpoints.save(step, state, {"data": self.stream.position()})
+
+    def _evaluate(self, step: int, state: train_step.State) -> dict[str, float]:
+        began = time.perf_counter()
+        results = self.programs.evaluate(state, step, lambda: self._save_if_preempted(step, state))
+        self.log.log(step, "eval", **results, eval_time=time.perf_counter() - began)
+        self.checkpoints.record_score(step, **results)
+        return results
