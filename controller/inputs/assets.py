@@ -129,7 +129,8 @@ def _identity(asset: Asset, root: Path, hashes: HashCache, key: str) -> str:
     """Hash a build's command line and every file that it or `inputs` names; the build need not have run."""
     argv = asset.build or ()
     read: dict[str, str] = {}
-    for word in dict.fromkeys([*argv, *asset.inputs]):
+    program = () if "/" in argv[0] else argv[:1]  # found on PATH: ./slipway beside it is something else
+    for word in dict.fromkeys([*argv[len(program) :], *asset.inputs]):
         path = root / word
         inside = word and path_exists(path) and path.resolve() != root.resolve()
         if word in asset.inputs and not path_exists(path):

@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
+from math import isqrt
 from zlib import crc32
 
 import numpy as np
@@ -80,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         "--augment", type=at_least_0, default=0, help="random images of each training puzzle (0)"
     )
     sudoku_parser.add_argument("--side", type=int, choices=[4, 9], default=9, help="of generated puzzles (9)")
+    sudoku_parser.add_argument("--cells", dest="side", type=_parse_cells, help="16 or 81 in place of --side")
     sudoku_parser.add_argument("--clues", type=_parse_clues, help="of generated puzzles, e.g. 30-40; more are easier")
     maze_parser.add_argument(
         "--augment", type=at_least_0, choices=range(8), default=0, help="symmetries, at most 7 (0)"
@@ -91,6 +93,12 @@ def _parse_count(least: int, word: str) -> int:
     if (count := int(word)) < least:
         raise argparse.ArgumentTypeError(f"at least {least}")
     return count
+
+
+def _parse_cells(word: str) -> int:
+    if word not in ("16", "81"):
+        raise argparse.ArgumentTypeError("16 or 81")
+    return isqrt(int(word))
 
 
 def _parse_clues(word: str) -> tuple[int, int]:

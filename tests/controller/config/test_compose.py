@@ -63,7 +63,7 @@ def test_every_experiment_composes_and_scale_beats_it(experiment: str) -> None:
     if tiny.program.kind == "trainer":
         assert tiny.loop is not None
         assert tiny.model is not None
-        assert (tiny.loop.steps, tiny.model.dim) == (4, 32)
+        assert (tiny.loop.steps, tiny.model.dim) == (4, 16 if tiny.loop.kind == "puzzle" else 32)
     for name, dataset in tiny.assets.datasets.items():
         assert dataset.files is None, f"{name} would be downloaded"
 
@@ -80,7 +80,7 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize("experiment", config_groups()["experiment"])
 def test_every_line_of_a_scale_wins_over_the_experiment(experiment: str) -> None:
     text = (CONFIG_DIR / "experiment" / f"{experiment}.yaml").read_text()
-    for base in ("quickstart", "nanochat_d16_v5e8", "gemma2b_gsm8k"):
+    for base in ("quickstart", "nanochat_d16_v5e8", "gemma2b_gsm8k", "trm_sudoku"):
         text += (CONFIG_DIR / "experiment" / f"{base}.yaml").read_text() if f"- {base}\n" in text else ""
     chosen = dict(re.findall(r"override /(\w+): (\w+)", text))
     files = [

@@ -192,6 +192,20 @@ def test_a_build_runs_once_per_words_and_inputs(tmp_path: Path) -> None:
     assert [p.name for p in first.recipe.output.parent.iterdir()] == [first.recipe.output.name]
 
 
+def test_a_folder_named_like_the_program_is_no_input(tmp_path: Path) -> None:
+    """`slipway trainer.puzzles …` beside ./slipway, whose experiments do not change what it builds."""
+    (extras := tmp_path / "code" / "slipway").mkdir(parents=True)
+    first = held(tmp_path, tmp_path / "code", build=["slipway", "trainer.puzzles", "{output}"])
+    (extras / "mine.yaml").write_text("x: 1")
+    assert (
+        held(tmp_path, tmp_path / "code", build=["slipway", "trainer.puzzles", "{output}"]).identity == first.identity
+    )
+    (tmp_path / "code" / "build.sh").write_text("true")
+    named = held(tmp_path, tmp_path / "code", build=["sh", "build.sh", "{output}"])
+    (tmp_path / "code" / "build.sh").write_text("false")
+    assert held(tmp_path, tmp_path / "code", build=["sh", "build.sh", "{output}"]).identity != named.identity
+
+
 def uploads(slipway: SlipwayCli, word: str) -> list[str]:
     made = [r for r in slipway.cloud().requests() if r["mutating"] and word in json.dumps([r["query"], r["path"]])]
     return [f"{r['method']} {r['path'].partition('/o')[0]} {r['query'].get('name', r['path'])}" for r in made]

@@ -7,7 +7,6 @@ import pytest
 from scipy import optimize
 
 from controller.report.power_law import PowerLaw, fit_power_law
-from tests.conftest import deep
 
 STUDIES = {
     "width": ((256, 384, 512, 768, 1024, 1536), 0.9, 20.0, 0.8, 0.01),
@@ -60,7 +59,7 @@ def test_planted_exponents_lie_in_the_interval(study: str) -> None:
     assert sum(held) >= 17, "at 95 % a twentieth miss; 17 of 20 or fewer in 2 of 100 tries"
 
 
-@deep
+@pytest.mark.deep
 @pytest.mark.parametrize("study", STUDIES)
 def test_planted_exponents_lie_in_the_interval_in_93_of_100_draws(study: str) -> None:
     held = np.array([covers(fit_power_law(*drawn(study, seed)), study) for seed in range(100)])

@@ -85,7 +85,7 @@ def test_one_csv_file_is_split_between_classes_of_images(tmp_path: Path, source:
 
 def test_generated_puzzles_are_no_images_of_each_other(tmp_path: Path) -> None:
     data = build(
-        tmp_path, "sudoku", "--source", "generated", "--side", 4, "--subsample", 60, "--test", 40, "--augment", 2
+        tmp_path, "sudoku", "--source", "generated", "--cells", 16, "--subsample", 60, "--test", 40, "--augment", 2
     )
     boards = np.concatenate([data.train.inputs[::3], data.test.inputs]) - 1
     assert len(set(sudoku.signatures(boards).tolist())) == 100

@@ -1,0 +1,125 @@
+"""The native experiments of the TRM study have the values of the study's own files (tests/conf/trm_sweeps.yaml)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conf.schema.config import Config
+from controller.config.compose import compose_variants
+from controller.sweep.grid import expand_grid
+from tests.conftest import deep
+from tests.paths import ROOT, SHARED
+
+TABLE: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(Path(__file__).with_name("trm_sweeps.yaml").read_text())
+"""Values by sweep and case, as the key of our config says them; `base` has those of an experiment."""
+PLANNED = SHARED / "spec" / "trm_sweeps.yaml"
+FAST = ("optimizer", "lr", "augment")
+EXPERIMENTS = {"e": "trm_sudoku_v4_32"}
+"""The experiment that a sweep is meant for, where it is not trm_sudoku_stable1."""
+KEYS = {
+    "h_cycles": "model.h_cycles", "l_cycles": "model.l_cycles", "l_layers": "model.num_layers",
+    "hidden_size": "model.dim", "num_heads": "model.num_heads", "expansion": "model.expansion",
+    "puzzle_emb_len": "model.puzzle_len", "halt_max_steps": "loop.supervision_steps",
+    "halt_exploration_prob": "loop.halt_exploration", "forward_dtype": "model.activation_dtype",
+    "global_batch_size": "loop.batch_size", "epochs": "loop.epochs", "lr": "optimizer.lr",
+    "lr_warmup_steps": "optimizer.schedule.warmup_steps", "weight_decay": "optimizer.weight_decay",
+    "beta1": "optimizer.b1", "beta2": "optimizer.b2", "ema_rate": "optimizer.ema_decay",
+}  # fmt: skip
+"""Our key for each of theirs that has the same meaning."""
+
+
+def value(config: Config, key: str) -> Any:
+    if key == "augment":
+        build = config.assets.datasets[(getattr(config.data, "path", "")).removeprefix("assets://")].build or ()
+        return int(build[build.index("--augment") + 1])
+    at: Any = config
+    for part in key.split("."):
+        at = getattr(at, part)
+    return at
+
+
+def composed(sweep: str) -> dict[str, Config]:
+    """The runs of a sweep by case, or by the value of its only parameter."""
+    words = [f"+experiment={EXPERIMENTS.get(sweep, 'trm_sudoku_stable1')}", f"sweep=trm_{sweep}"]
+    [(base, problems)] = compose_variants([words])
+    assert base is not None, problems
+    variants = expand_grid(words, base.sweep, ROOT)
+    found = {}
+    for variant, (config, problems) in zip(variants, compose_variants([v.overrides for v in variants]), strict=True):
+        assert config is not None, problems
+        assert problems == []
+        name = variant.case or variant.own_overrides[-1].partition("=")[2]
+        found[name] = config
+    return found
+
+
+@pytest.mark.parametrize("sweep", [*FAST, *deep(*sorted(set(TABLE) - {*FAST, "base"}))])
+def test_a_sweep_has_the_values_of_the_study(sweep: str) -> None:
+    found = composed(sweep)
+    assert set(found) == set(map(str, TABLE[sweep]))
+    for case, expected in TABLE[sweep].items():
+        told = {key: value(found[str(case)], key) for key in expected}
+        assert told == {key: pytest.approx(x) if isinstance(x, float) else x for key, x in expected.items()}, case
+
+
+def test_every_sweep_file_has_a_table() -> None:
+    files = {file.stem.removeprefix("trm_") for file in (ROOT / "conf" / "sweep").glob("trm_*.yaml")}
+    assert files == set(TABLE) - {"base"}
+
+
+def test_the_experiments_have_the_values_of_the_guides() -> None:
+    words = [[f"+experiment={name}"] for name in TABLE["base"]]
+    for (name, expected), (config, problems) in zip(TABLE["base"].items(), compose_variants(words), strict=True):
+        assert config is not None, problems
+        told = {key: value(config, key) for key in expected}
+        assert told == {key: pytest.approx(x) if isinstance(x, float) else x for key, x in expected.items()}, name
+
+
+@pytest.mark.skipif(not PLANNED.exists(), reason="the study's own values are not at hand")
+def test_the_table_is_that_of_the_study() -> None:
+    """Their values by our keys, for every experiment whose values the study's plan has not corrected."""
+    planned = yaml.safe_load(PLANNED.read_text())
+    base = flat(planned["lineage_1_guide1"]["base"])
+    for name, own in planned["lineage_1_guide1"]["experiments"].items():
+        assert_says(TABLE["e"][name], base, flat(own))
+    lineage = planned["lineage_2_guide4"]
+    assert_says(TABLE["base"]["trm_sudoku_stable1"], {}, flat(lineage["base"]))
+    cases = {
+        "exp01": "width", "exp02a": "n", "exp02b": "t", "exp03": "depth", "exp05": "nsup", "exp07": "dtype",
+        "exp08": "ema", "exp10": "lr",
+    }  # fmt: skip
+    for prefix, sweep in cases.items():
+        theirs = [own for name, own in lineage["experiments"].items() if name.startswith(prefix)]
+        assert len(theirs) == len(TABLE[sweep])
+        for own, ours in zip(theirs, TABLE[sweep].values(), strict=True):
+            assert_says(ours, flat(lineage["base"]), flat(own))
+
+
+def flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Their values by the last part of the key."""
+    found: dict[str, Any] = {}
+    for key, item in values.items():
+        found |= flat(item) if isinstance(item, dict) else {key.rpartition(".")[2].lower(): item}
+    return found
+
+
+def assert_says(ours: dict[str, Any], base: dict[str, Any], own: dict[str, Any]) -> None:
+    """What a file of the study changes, our table has, under our key and with its value; and it has nothing else."""
+    theirs = base | own
+    for name in own:
+        assert name not in KEYS or KEYS[name] in ours, name
+    for name, key in KEYS.items():
+        if key not in ours or name not in theirs:
+            continue
+        wanted = None if name == "ema_rate" and theirs.get("ema") is False else theirs[name]
+        assert ours[key] == (pytest.approx(float(wanted)) if isinstance(ours[key], float) else wanted), name
+    if theirs.get("mlp_t") is False:
+        assert (ours["model.mixer"], ours["model.position_embedding"]) == ("attention", theirs["pos_encodings"])
+    if own.get("lr_min_ratio", 1.0) < 1:
+        assert ours["optimizer.schedule.final_fraction"] == theirs["lr_min_ratio"]
+    if "dataset_path" in own:
+        assert f"-{ours['loop.puzzles'] // 1000}k-" in own["dataset_path"]
