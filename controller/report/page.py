@@ -57,29 +57,29 @@ def metrics_section(section: Element, report: ReportModel) -> None:
         if curves := {number: (label, curve) for number, (label, curve) in built if curve}:
             line_chart(fold, name, curves, report.interrupted_steps(metric))
         caption = "at the end of each run" if metric[0] == RESULT_FILE else "last value of each run"
-        head = ["setting", "#seeds", "#mean", "#± std", *(() if alone else COMPARISON_COLUMNS)]
-        add_table(fold, f"{name}, {caption}", head, [row[: len(head)] for row in _comparison_rows(report, metric)])
+        # On a phone only the first columns are visible without scrolling.
+        head = ["setting", "#mean", *(() if alone else COMPARISON_COLUMNS), "#± std", "#seeds"]
+        add_table(fold, f"{name}, {caption}", head, _comparison_rows(report, metric, alone=alone))
     if report.omitted_metrics:
         add_text(section, f"{plural(report.omitted_metrics, 'further metric')} left out.", class_="soft")
 
 
-def _comparison_rows(report: ReportModel, metric: Metric) -> list[Row]:
+def _comparison_rows(report: ReportModel, metric: Metric, *, alone: bool) -> list[Row]:
     compared = report.comparisons(metric)
     rows: list[Row] = []
     for i, (setting, one) in enumerate(zip(report.settings, compared, strict=True)):
         seeds = f"{one.n}" if one.n == len(setting.runs) else f"{one.n} of {len(setting.runs)}"
         mean, deviation = (format_number(value, by=one.deviation) for value in (one.mean, one.deviation))
         label = partial(add_child, tag="span", text=setting.label, class_=colour(i))
-        row: list[object] = [label, seeds, mean, deviation]
         if i == 0:
-            rows.append([*row, "baseline", "", ""])
+            rows.append([label, mean, *(() if alone else ("baseline", "", "")), deviation, seeds])
             continue
         width = None if one.low is None or one.high is None else one.high - one.low
         low, difference, high = (format_number(v, sign=True, by=width) for v in (one.low, one.difference, one.high))
         interval = f"{low} to {high}" if width is not None else "–"
         how = f"{one.how}, {plural(one.pairs, 'pair')}" if one.how == "paired" else one.how or "–"
         bold = partial(add_child, tag="b", text=interval)
-        rows.append([*row, difference, bold if one.is_significant else interval, how])
+        rows.append([label, mean, difference, bold if one.is_significant else interval, how, deviation, seeds])
     return rows
 
 

@@ -36,6 +36,6 @@ def add_text(parent: Element, *parts: str | tuple[str, str], tag: str = "p", **a
         if isinstance(part, tuple):
             add_child(whole, part[0], part[1])
         elif len(whole):
-            whole[-1].tail = printable_text(part)
+            whole[-1].tail = (whole[-1].tail or "") + printable_text(part)
         else:
-            whole.text = printable_text(part)
+            whole.text = (whole.text or "") + printable_text(part)

@@ -140,13 +140,16 @@ def test_the_page_draws_the_curves_and_holds_the_table(state: Path) -> None:
     names = [fold.findtext("summary") for fold in folds]
     assert (names[0], len(names)) == ("eval: eval_accuracy", len(found.metrics))
     assert [fold.get("open") for fold in folds] == ["", *[None] * (len(folds) - 1)]
+    text = "".join(body.find("main/section[@id='metrics']/p").itertext())  # pyright: ignore[reportOptionalMemberAccess]
+    assert text.startswith("Each line is the mean")
+    assert text.endswith("all differences are equal.")
     lines = [path for path in folds[0].iter("path") if path.find("title") is not None]
     assert [path.findtext("title") for path in lines] == [setting.label for setting in found.settings]
     means = [row.mean for row in found.comparisons(ACCURACY)]
     heights = [float(path.get("d", "").rpartition(" ")[2]) for path in lines]
     assert sorted(range(4), key=lambda i: heights[i]) == sorted(range(4), key=lambda i: -(means[i] or 0.0))
     cells = [[cell.text for cell in row] for row in folds[0].findall(".//tbody/tr")]
-    assert [row[2] for row in cells] == [
+    assert [row[1] for row in cells] == [
         format_number(row.mean, by=row.deviation) for row in found.comparisons(ACCURACY)
     ]
 
