@@ -8,10 +8,11 @@ from controller.core.layout import join_fitting, pad, wrap
 
 MAX_NUMBER = 1e15
 """Upper limit for step counts and seconds; JSON numbers are unbounded."""
-SHOWN_METRICS = ("loss", "accuracy", "reward_mean", "pass_at_k", "entropy", "kl")
+SHOWN_METRICS = ("loss", "accuracy", "exact_accuracy", "reward_mean", "pass_at_k", "entropy", "kl")
 RANKS = {"accuracy": 1, "reward_mean": 2, "tok/s": 3, "loss": 4, "pass_at_k": 5, "kl": 6, "entropy": 7}
+RANKS |= {"exact_accuracy": 1}
 """The highest rank is left out first where the line has no room; step and ETA always stay."""
-BESIDE_OTHERS = re.compile(r"(^|_)(low|high)(_|$)|^(eval_prompts|steps|warm_start_steps)$")
+BESIDE_OTHERS = re.compile(r"(^|_)(low|high)(_|$)|^(eval_prompts|eval_puzzles|steps|warm_start_steps)$")
 """Bounds of an interval, which are shown beside their value, and numbers that the config says."""
 RESULT_NAME_WIDTH = 18
 
@@ -35,6 +36,8 @@ def training_line(metrics: dict[str, Any], usd_per_hour: float | None = None, wi
     parts = [(ranks[name], f"{name} {format_number(value)}") for name, value in values.items()]
     if numeric(metrics.get("tokens_per_second")):
         parts.append((ranks["tok/s"], f"{format_number(metrics['tokens_per_second'])} tok/s"))
+    if numeric(metrics.get("examples_per_second")):
+        parts.append((ranks["tok/s"], f"{format_number(metrics['examples_per_second'])} examples/s"))
     if total and seconds:
         left = max(0.0, total - step) * seconds
         dollars = f", ${left / 3600 * usd_per_hour:,.2f}" if usd_per_hour else ""

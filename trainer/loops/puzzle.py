@@ -146,7 +146,8 @@ class _Compiled:
         self.compile_seconds = time.perf_counter() - began
 
     def programs(self) -> Programs:
-        return Programs(self.place, self.update, self.evaluate, self.rates, self.compile_seconds)
+        functions = (self.place, self.update, self.evaluate, self.rates)
+        return Programs(*functions, self.compile_seconds, of_halted=puzzle.OF_HALTED)
 
     def place(self, batch: Batch) -> DeviceBatch:
         with jax.transfer_guard("allow"):  # each device gets its rows of what every process has
@@ -167,11 +168,11 @@ class _Compiled:
         count = loop.eval_puzzles_final if last else loop.eval_puzzles
         params = train_step.eval_params(state)
         solved, ratings, boards = self.solve(params, self.dataset.test_batches(loop.batch_size, count), between)
-        found = {f"eval_{name}": value for name, value in puzzles.puzzle_metrics(solved, ratings).items()}
+        found = puzzles.puzzle_metrics(solved, ratings)
         self._show(step, boards)
         if last and state.average is not None:
             raw, ratings, _ = self.solve(state.params, self.dataset.test_batches(loop.batch_size, count), between)
-            found["eval_unaveraged_exact_accuracy"] = puzzles.puzzle_metrics(raw, ratings)["exact_accuracy"]
+            found["eval_unaveraged_exact_accuracy"] = puzzles.puzzle_metrics(raw, ratings)["eval_exact_accuracy"]
         if loop.eval_train_puzzles:
             solved, _, _ = self.solve(params, self._train_batches(), between)
             found["eval_train_exact_accuracy"] = float(solved["exact"][:, -1].mean())

@@ -4,6 +4,7 @@ The host runs one update ahead of the devices: while they compute, it reads and 
 previous update. Everything is compiled before the first update.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class Programs:
         rates: from seconds per update to metrics of speed.
         sample: logs samples of the state after a number of updates, every `sample_interval` updates.
         compile_seconds: what compiling took.
+        of_halted: metrics that are unknown after an update in which no row halted.
     """
 
     place: Callable[[Batch], DeviceBatch]
@@ -56,6 +58,7 @@ class Programs:
     compile_seconds: float
     sample: Callable[[train_step.State, int], None] | None = None
     sample_interval: int | None = None
+    of_halted: tuple[str, ...] = ()
 
 
 class UpdateLoop:
@@ -102,7 +105,7 @@ class UpdateLoop:
         results = self._evaluate(loop.steps, state)
         if bad := sum(gather_tree(self.stream.num_bad_lines()).values()):
             results["bad_lines"] = bad
-        self.log.summarize(**results, steps=loop.steps)
+        self.log.summarize(**{n: x for n, x in results.items() if "/" not in n}, steps=loop.steps)
 
     def _needs_flush(self, done: int) -> bool:
         """Return whether an evaluation, sample, checkpoint or the end follows, which needs the last update's result."""
@@ -144,6 +147,8 @@ class UpdateLoop:
         if step % self.experiment.logging.log_interval and step != self.loop.steps:
             return
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        if values.get("halted") == 0:
+            values |= dict.fromkeys(self.programs.of_halted, math.nan)
         times = self.stopwatch.lap(step - self.last_logged_step)
         self.last_logged_step = step
         seconds = times["step_time"]

@@ -5,7 +5,7 @@ ROLLOUT = (
     "samples_drawn", "truncated", "unused", "zero_variance_groups",
 )  # fmt: skip
 """Beginnings of the metrics of what the policy wrote and how it was scored."""
-TIME = ("_time", "tokens_per_second", "mfu", "_gib")
+TIME = ("_time", "tokens_per_second", "examples_per_second", "mfu", "_gib")
 """Ends of the metrics of speed and memory."""
 
 
