@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conf.schema.run.lifecycle import RecoveryPolicy
 from controller.cli import main
 from controller.cli.flags import VERBS
 from controller.config.compose import config_groups
@@ -89,3 +90,17 @@ def test_every_experiment_says_command_time_and_result() -> None:
         assert header.startswith("# @package _global_\n")
         for word in ("command:", "time:", "result:"):
             assert word in header, name
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/comparison.md"])
+def test_the_number_of_failures_is_that_of_the_policy(page: str) -> None:
+    [number] = re.findall(r"(\d+) kinds of failure", (ROOT / page).read_text())
+    assert int(number) == len(RecoveryPolicy.model_fields)
+
+
+def test_help_and_readme_name_the_same_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split()).partition("exit codes ")[2]
+    page = " ".join((ROOT / "README.md").read_text().split()).partition("Exit codes: ")[2].partition(" ## ")[0]
+    said = [re.findall(r"(?:^|[,·] )(\d+) [\w`]", words) for words in (text, page)]
+    assert said[0] == said[1] == [*map(str, range(10)), "130"]
