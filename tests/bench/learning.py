@@ -4,6 +4,8 @@
 
 Each run is the trainer by itself, one after another, on the cores given; FOLDER takes what they leave, and runs that
 are done there are not made again. Prints a table, and writes FOLDER/curves.json for tests/bench/plot_learning.py.
+A run's line also says
+when an evaluation during training first found LEVEL, in seconds from the start of the process, compilation included.
 Linux only.
 """
 
@@ -34,6 +36,8 @@ VARIANTS = {
     "token mean": ("loop=token_mean",),
 }
 """What differs from the experiment."""
+LEVEL = 0.95
+"""Held-out accuracy whose time a run's line tells."""
 
 
 def main() -> None:
@@ -63,18 +67,25 @@ def curve(name: str, seed: int, options: argparse.Namespace, folder: Path) -> di
         (folder / "run.yaml").write_text(yaml.safe_dump(run_file(words, folder)))
         env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "SLIPWAY_RUN_DIR": str(folder / "local")}
         command = ["taskset", "-c", options.cores, sys.executable, "-m", "trainer", str(folder / "run.yaml")]
-        began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        started, began, before = time.time(), time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         with (folder / "log").open("w") as log:
             subprocess.run(command, env=env, cwd=folder, check=True, stdout=log, stderr=log)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        done.write_text(json.dumps({"seconds": time.perf_counter() - began, "cpu_seconds": cpu}))
+        done.write_text(json.dumps({"began": started, "seconds": time.perf_counter() - began, "cpu_seconds": cpu}))
     lines = [json.loads(line) for line in (folder / "local/metrics.jsonl").read_text().splitlines()]
     summary = json.loads((folder / "local/summary.json").read_text())
     warm = summary["warm_start_steps"]
     evaluated = [(line["step"] - warm, line["eval_accuracy"]) for line in lines if line["phase"] == "eval"]
     points = [(0, summary["accuracy_before"]), *(point for point in evaluated if point[0] > 0)]
-    return {"points": points} | json.loads(done.read_text())
+    taken = json.loads(done.read_text())
+    return {"points": points, "seconds_to_level": seconds_to_level(lines, taken.get("began"))} | taken
+
+
+def seconds_to_level(lines: list[dict[str, Any]], began: float | None) -> float | None:
+    """Return when an evaluation first found LEVEL; None if none did, or the beginning is not known."""
+    times = [line["time"] for line in lines if line["phase"] == "eval" and line["eval_accuracy"] >= LEVEL]
+    return times[0] - began if times and began is not None else None
 
 
 def run_file(words: list[str], folder: Path) -> dict[str, Any]:
@@ -91,7 +102,8 @@ def told(name: str, seed: int, found: dict[str, Any]) -> str:
     """One run, as a line."""
     accuracies = [f"{accuracy:.3f}" for _, accuracy in found["points"]]
     seconds = f"{found['seconds']:.0f} s ({found['cpu_seconds']:.0f} of a core)"
-    return f"{name}, seed {seed}: {' '.join(accuracies)} in {seconds}"
+    reached = "" if found["seconds_to_level"] is None else f", {LEVEL} after {found['seconds_to_level']:.0f} s"
+    return f"{name}, seed {seed}: {' '.join(accuracies)} in {seconds}{reached}"
 
 
 def table(curves: dict[str, list[dict[str, Any]]]) -> str:

@@ -160,7 +160,7 @@ def ours(text: Path, steps: int, cores: str, folder: Path) -> tuple[list[dict[st
     return trained, [line for line in lines if line["phase"] == "eval"]
 
 
-def timed_trainer(result: str) -> None:
+def timed_trainer(result: str, timed_phase: str = "train") -> None:
     """The trainer, which also writes its CPU seconds at each line of updates to the file `result`."""
     from trainer import main as trainer
     from trainer.telemetry.metrics import MetricsLogger
@@ -168,7 +168,7 @@ def timed_trainer(result: str) -> None:
     log, lines = MetricsLogger.log, list[dict[str, Any]]()
 
     def log_and_note(self: MetricsLogger, step: int, phase: str, **values: Any) -> None:
-        if phase == "train":
+        if phase == timed_phase:
             lines.append({"step": step, "cpu": time.process_time()})
             Path(result).write_text(json.dumps(lines))
         log(self, step, phase, **values)

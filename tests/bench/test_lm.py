@@ -1,10 +1,10 @@
-"""What the LM bench says of its rounds, and how it knows that the cores are idle."""
+"""What the LM bench says of its rounds, how it knows that the cores are idle, and the time to an accuracy."""
 
 import math
 
 import pytest
 
-from tests.bench import lm
+from tests.bench import learning, lm
 
 STAT = """cpu  30 0 30 900 40 0 0 0 0 0
 cpu0 10 0 10 450 30 0 0 0 0 0
@@ -39,3 +39,15 @@ def test_a_busy_machine_is_refused(monkeypatch):
     monkeypatch.setattr(lm, "PATIENCE_SECONDS", -1.0)
     with pytest.raises(lm.BusyError, match=r"cores 0,1 are 40% busy; end what runs there, or measure with --loaded"):
         lm.wait_until_idle("0,1")
+
+
+def test_the_time_to_an_accuracy_ends_with_the_evaluation_that_finds_it():
+    lines = [
+        {"phase": "warm_start", "time": 1.0, "eval_accuracy": 0.99},
+        *(
+            {"phase": "eval", "time": at, "eval_accuracy": found}
+            for at, found in ((5.0, 0.94), (7.0, 0.95), (9.0, 0.99))
+        ),
+    ]
+    assert learning.seconds_to_level(lines, 2.0) == 5.0
+    assert learning.seconds_to_level(lines[:2], 2.0) is None

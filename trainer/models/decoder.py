@@ -20,6 +20,7 @@ from trainer.models.layers import (
     add_bias,
     apply_rope,
     linear,
+    linear_by_rows,
     map_chunks,
     mlp,
     norm,
@@ -85,7 +86,10 @@ def unembedding_matrix(params: Params, cfg: Model, dtype: jnp.dtype) -> jax.Arra
 
 def compute_logits(hidden: jax.Array, table: jax.Array, cfg: Model) -> jax.Array:
     """Return float32 logits [..., vocab] for hidden states [..., D] and an `unembedding_matrix`."""
-    logits = jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
+    if hidden.dtype == jnp.float32 and jax.default_backend() == "cpu":
+        logits = linear_by_rows(hidden, table)
+    else:
+        logits = jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
     return soft_cap(logits, cfg.final_logit_softcap)
 
 

@@ -70,6 +70,30 @@ def _tall_product_backward(saved: tuple[jax.Array, jax.Array], change: jax.Array
 _tall_product.defvjp(_tall_product_forward, _tall_product_backward)
 
 
+@jax.custom_vjp
+def linear_by_rows(x: jax.Array, table: jax.Array) -> jax.Array:
+    """Multiply [..., D] by the transpose of [V, D] to get [..., V].
+
+    The gradient of the table is computed as that of its transpose. Otherwise XLA on CPU transposes the gradient of the
+    logits, in the loop that computes it: a fifth of the update time of a small model.
+    """
+    return (x.reshape(-1, x.shape[-1]) @ table.T).reshape(*x.shape[:-1], -1)
+
+
+def _linear_by_rows_forward(x: jax.Array, table: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return linear_by_rows(x, table), (x, table)
+
+
+def _linear_by_rows_backward(saved: tuple[jax.Array, jax.Array], change: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, table = saved
+    rows = change.reshape(-1, change.shape[-1])
+    gradient = lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T @ rows).T
+    return (rows @ table).reshape(x.shape), gradient
+
+
+linear_by_rows.defvjp(_linear_by_rows_forward, _linear_by_rows_backward)
+
+
 def add_bias(x: jax.Array, weights: Params, name: str) -> jax.Array:
     """Add `name`_bias, if the tree has it, to x; shape and dtype are preserved.
 

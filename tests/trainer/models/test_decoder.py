@@ -16,7 +16,7 @@ from tests.trainer.models import nanochat
 from trainer.distributed import mesh
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
-from trainer.models.layers import linear
+from trainer.models.layers import linear, linear_by_rows
 from trainer.pretrained import hf_families, hf_files
 
 FAMILIES = ("gemma2", "gemma3", "llama3", "qwen2", "qwen3", "gpt2", "nanochat")
@@ -143,6 +143,16 @@ def test_gradients_of_a_product_are_those_of_the_einsum(dtype, shape):
         assert found.dtype == wanted.dtype
         tolerance = 1e-5 if dtype == "float32" else 0.1
         np.testing.assert_allclose(np.float32(found), np.float32(wanted), rtol=0, atol=tolerance)
+
+
+def test_gradients_of_logits_are_those_of_the_einsum():
+    hidden, table, change = (
+        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(((2, 5, 8), (48, 8), (2, 5, 48)))
+    )
+    out, pull = jax.vjp(linear_by_rows, hidden, table)
+    expected, expected_pull = jax.vjp(lambda x, w: jnp.einsum("btd,vd->btv", x, w), hidden, table)
+    for found, wanted in zip((out, *pull(change)), (expected, *expected_pull(change)), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
 
 
 def test_table_init_and_shapes_agree(tiny):
