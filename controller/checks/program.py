@@ -36,6 +36,13 @@ def command_is_given(config: Config) -> Iterator[Issue]:
         yield Issue("is empty; set it, e.g. 'program.command=[python, train.py]'")
 
 
+@check("caution", "warning", "program.caution")
+def program_may_not_finish(config: Config) -> Iterator[Issue]:
+    """Its source shows that it stops, never ends or loses its checkpoints. `up` asks before it starts."""
+    if config.program.caution and not config.code.stand_in:
+        yield Issue(config.program.caution)
+
+
 @check("mesh", "error", "mesh")
 def mesh_covers_devices(config: Config) -> Iterator[Issue]:
     """JAX rejects a mesh whose product is not the number of devices, but only on a billed pod."""

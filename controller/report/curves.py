@@ -8,7 +8,8 @@ from controller.report.gather import RESULT_FILE, Metric
 from controller.report.settings import Setting
 
 PREFERRED_METRICS = (
-    ("eval", "eval_accuracy"), ("test", "test_accuracy"), ("eval", "eval_loss"), ("", "accuracy"), ("", "loss"),
+    ("eval", "eval_accuracy"), ("eval", "eval_exact_accuracy"),
+    ("test", "test_accuracy"), ("eval", "eval_loss"), ("", "accuracy"), ("", "loss"),
     ("", "reward_mean"),
 )  # fmt: skip
 """Metrics that come first, if a run has them; an empty phase matches any."""

@@ -348,9 +348,14 @@ def _inject_faults(emulator: Emulator, plan: Plan) -> None:
 def confirm_cost(plan: Plan, context: Context, screen: BoardScreen, *, yes: bool) -> None:
     """Run the live checks and confirm the cost with the user, unless the pod already exists.
 
+    A program that is not expected to finish is confirmed in any case.
+
     Raises:
         ConfigError: a live check found an error, or the user declined.
     """
+    caution = plan.config.program.caution if context.is_billed and not plan.config.code.stand_in else None
+    if caution and not screen.ask(f"{caution}. Start it all the same?", yes):
+        raise ConfigError(f"program.caution: {caution}; nothing was created; pass --yes to start it all the same")
     try:
         seen = plan.observe_pod(context)
     except ServiceDisabledError:

@@ -73,6 +73,12 @@ class Program(Strict):
         description="Verdicts that the program of program=command tells by its exit code, e.g. {33: worker_lost}. Any "
         "other code but 0 and 75 is a program_error.",
     )
+    caution: Annotated[str | None, VOLATILE] = Field(
+        default=None,
+        min_length=1,
+        description="Why program=command is not expected to finish, and what takes its place: a warning of `plan`, and "
+        "`up` asks before it starts. null: nothing known.",
+    )
     needs_chips: Annotated[bool, VOLATILE] = Field(
         description="false: the program of program=command leaves the TPU chips alone, so `up` does not look at them."
     )

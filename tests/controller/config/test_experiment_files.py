@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from controller.config.compose import compose
+from controller.checks.preflight import preflight
+from controller.config.compose import CONFIG_DIR, compose
 from controller.core.errors import ConfigError
 
+LAUNCHED = {
+    file.stem: text
+    for file in (CONFIG_DIR / "experiment").glob("*.yaml")
+    if "caution:" in (text := file.read_text()) or "code:\n  repository:" in text
+}
+"""Experiments that launch someone else's program."""
 BODY = "defaults:\n  - override /loop: grpo\nloop: {steps: 7}\n"
 
 
@@ -39,3 +46,24 @@ def test_a_blank_line_may_stand_above_the_header(tmp_path: Path) -> None:
     assert problems == []
     assert config is not None
     assert config.run.name == "mine"
+
+
+@pytest.mark.parametrize("experiment", sorted(LAUNCHED))
+def test_a_launched_program_says_first_what_is_known_of_it_and_what_takes_its_place(experiment: str) -> None:
+    header = LAUNCHED[experiment].split("\n", 1)[1]
+    first = " ".join(line.lstrip("# ") for line in header.split("# Guide")[0].splitlines())
+    config, _ = compose([f"+experiment={experiment}"])
+    assert config is not None
+    caution = config.program.caution or ""
+    why, _, native = caution.removeprefix("the original program ").partition("; native in its place: +experiment=")
+    assert first.startswith(("Known not to finish: it ", "Not known to finish: it "))
+    assert first.split(": it ", 1)[1] == f"{why}. Native in its place: +experiment={native}."
+    instead, _ = compose([f"+experiment={native}"])
+    assert instead is not None
+    assert instead.program.kind == "trainer"
+    assert instead.program.caution is None
+    said = [str(finding) for finding in preflight(config) if finding.check == "caution"]
+    assert said == [f"program.caution: {caution}"]
+    tiny, _ = compose([f"+experiment={experiment}", "scale=tiny"])
+    assert tiny is not None
+    assert [finding for finding in preflight(tiny) if finding.check == "caution"] == []
