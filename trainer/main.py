@@ -26,7 +26,7 @@ from trainer.loops.registry import load_loop
 from trainer.policy.run_files import write_run_files
 from trainer.step.compile_cache import CompileCache
 from trainer.step.nan_check import DivergedError
-from trainer.telemetry import wandb
+from trainer.telemetry import startup_report, wandb
 from trainer.telemetry.metrics import MetricsLogger, run_folder
 
 JOIN_TIMEOUT_SECONDS = 300
@@ -90,9 +90,9 @@ def train(experiment: RunFile, folder: Path) -> None:
             load_loop(experiment.loop).run(remat.resolve_remat(experiment, mesh), mesh, log)
     except PreemptedError:
         if cache:  # what this attempt compiled is what the next one, on other VMs, would compile
-            cache.close()
+            startup_report.log_on_main(cache.close())
         raise
     finally:
         log.close()
     if cache:
-        cache.close()
+        startup_report.log_on_main(cache.close())

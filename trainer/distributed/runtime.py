@@ -10,10 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from conf.schema.training.run_yaml import PodFacts
+from trainer.distributed import exchange
 from trainer.distributed import mesh as meshes
-
-SHORT_TEXT_BYTES = 4096
-"""Texts are padded to this, or to the next power of two, since each length needs its own program."""
 
 HEARTBEAT_TIMEOUT_SECONDS = 30
 """Silence after which a peer counts as dead. JAX waits 100 s; a live migration of a VM may take more than 10 s."""
@@ -58,16 +56,7 @@ def join_processes(pod: PodFacts, timeout_seconds: int) -> None:
 
 def gather_texts(text: str) -> list[str]:
     """Return every process's text, in process order; all must call it. For texts of up to megabytes."""
-    if jax.process_count() == 1:
-        return [text]
-    from jax.experimental.multihost_utils import process_allgather
-
-    encoded = text.encode()
-    with jax.transfer_guard("allow"):
-        sizes = [int(size) for size in process_allgather(np.int32(len(encoded)))]
-        width = max(SHORT_TEXT_BYTES, 1 << (max(sizes) - 1).bit_length())
-        rows = np.asarray(process_allgather(np.frombuffer(encoded.ljust(width, b"\0"), np.uint8)))
-    return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
+    return [text] if jax.process_count() == 1 else exchange.connect().gather(text)
 
 
 def gather_tree(part: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,10 @@
 """The compilation cache: what one life of a run has compiled the next one loads, also on a new machine."""
 
 import logging
+import re
+import shutil
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,8 +14,9 @@ import pytest
 
 from conf.schema.training.run_yaml import RunFile
 from tests.trainer.distributed.test_agreement import pod
+from tests.trainer.processes import start_processes, start_trainer, wait_processes
 from trainer import main
-from trainer.distributed.preemption import PreemptedError, PreemptionNotice
+from trainer.distributed.preemption import HOLD_VARIABLE, PREEMPTED_EXIT_CODE, PreemptedError, PreemptionNotice
 from trainer.step.compile_cache import CACHE_FOLDER, CompileCache
 
 
@@ -52,10 +57,11 @@ def new_process() -> Iterator[Counter]:
 
 def lived(local, remote, writes=True) -> Counter:
     """A life that needs a few programs, each compiled within milliseconds."""
-    cache = CompileCache(local, str(remote), pod(), writes)
     with new_process() as counter:
+        cache = CompileCache(local, str(remote), pod(), writes)
         jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((5, 5)))
-    cache.close()
+        told = cache.close()
+    assert told == f"programs: worker 0 {counter.requested - counter.loaded} compiled, {counter.loaded} loaded"
     return counter
 
 
@@ -82,9 +88,63 @@ def test_a_restart_after_a_preemption_compiles_nothing(lm_run, tmp_path, monkeyp
     assert second.requested - second.loaded == 0
 
 
+@pytest.mark.deep
+def test_one_worker_compiles_and_a_restart_of_all_compiles_nothing(lm_run, tmp_path, compile_cache, capfd):
+    """Two workers that are preempted, then two on other machines, twice: what JAX counts on each of them."""
+    run = lm_run | {"compile_cache": True, "pod": lm_run["pod"] | {"workers": 2, "devices": 4}}
+    preempted = {"SLIPWAY_ATTEMPT": "1", HOLD_VARIABLE: "3"}
+    started = start_trainer(run, tmp_path / "0", compile_cache, preempted, preempted)
+    metrics = tmp_path / "0" / "worker-0" / "metrics.jsonl"
+    while not (metrics.exists() and '"step": 2' in metrics.read_text()):
+        assert all(process.poll() is None for process in started)
+        time.sleep(0.1)
+    started[1].send_signal(signal.SIGTERM)
+    assert [ended.exit_code for ended in wait_processes(started)] == [PREEMPTED_EXIT_CODE] * 2
+    first = compiled_and_loaded(capfd)
+    assert first[0][0] > 3
+    assert first[1] == (0, first[0][0])
+
+    finish(run, tmp_path / "1", compile_cache)
+    assert [compiled for compiled, _ in compiled_and_loaded(capfd)] == [0, 0]
+
+    shutil.rmtree(tmp_path / "bucket" / "checkpoints")
+    update = next((tmp_path / "bucket" / CACHE_FOLDER).rglob("jit_update-*"))
+    update.write_bytes(update.read_bytes()[:-1])
+    finish(run, tmp_path / "2", compile_cache)
+    assert [compiled for compiled, _ in compiled_and_loaded(capfd)] == [1, 0], "the damaged one, and only once"
+
+
+def finish(run, folder, compile_cache) -> None:
+    for ended in wait_processes(start_trainer(run, folder, compile_cache, {}, {})):
+        assert ended.exit_code == 0, ended.stderr
+
+
+def compiled_and_loaded(capfd) -> list[tuple[int, int]]:
+    """What each worker has told at its end."""
+    (told,) = (line for line in capfd.readouterr().out.splitlines() if line.startswith("programs: "))
+    return [(int(compiled), int(loaded)) for compiled, loaded in re.findall(r"(\d+) compiled, (\d+) loaded", told)]
+
+
+@pytest.mark.deep
+def test_a_worker_that_waits_for_a_dead_one_ends(tmp_path, compile_cache):
+    """Worker 0 is killed while it compiles."""
+    module = ["tests.trainer.step.dying_compiler", str(tmp_path)]
+    first, second = wait_processes(start_processes(module, tmp_path, compile_cache, {}, {}), seconds=200)
+    assert first.exit_code == -signal.SIGKILL
+    assert second.exit_code not in (0, None)
+    assert "another task died" in second.stderr
+
+
 def test_without_it_the_run_goes_on(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     lived(tmp_path / "a", tmp_path / "file" / "bucket")
     assert [record.message.split(" /")[0] for record in caplog.records if record.levelno == logging.WARNING] == [
         "cannot write compiled programs to"
     ]
+
+
+def test_with_a_jax_of_other_names_the_run_goes_on(tmp_path, monkeypatch, caplog):
+    monkeypatch.delattr("jax._src.cache_key._hash_devices")
+    assert lived(tmp_path / "a", tmp_path / "bucket").loaded == 0
+    assert "compiled programs are neither kept nor shared with JAX" in caplog.text
+    assert not (tmp_path / "bucket").exists()
