@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -15,8 +16,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,12 @@ class Emulators:
         self._forker.communicate()
         self._agent_forker.communicate()
         self._folder.cleanup()
+
+    def with_real_agents(self) -> Emulators:
+        """The same; but their workers start every agent as a VM does, and nothing of it is forked."""
+        other = copy.copy(self)
+        other.agents = ""
+        return other
 
     def start(self, state: Path, *flags: str) -> tuple[int, str]:
         """Return 0 as soon as the server answers, otherwise 2 and what it logged."""
@@ -160,10 +167,17 @@ def serve(state: str, flags: Sequence[str], environment: Mapping[str, str], agen
     log = os.open(Path(state, "server.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for standard, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
         os.dup2(file, standard)
-    forked = ForkedAgents(agents)
+    with forked_agents(agents) if agents else nullcontext():
+        return localcloud(["serve", f"--state={state}", *flags])
+
+
+@contextmanager
+def forked_agents(path: str) -> Iterator[None]:
+    """Fork the agents of this server's workers, and leave none."""
+    forked = ForkedAgents(path)
     forked.install()
     try:
-        return localcloud(["serve", f"--state={state}", *flags])
+        yield
     finally:
         forked.kill("")
 

@@ -1,8 +1,6 @@
 """Command line: `python -m controller.localcloud serve|start|stop|wipe|env|requests --state DIR`."""
 
 import argparse
-import asyncio
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -37,7 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    # Only this command needs aiohttp and asyncssh, which are slow to import.
+    # Only this command needs these, which are slow to import.
+    import asyncio
+    import logging
+
     from controller.localcloud.cloud import ServeOptions, StartError, serve
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

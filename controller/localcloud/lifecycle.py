@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 
 from controller.core.programs import own_program
-from controller.localcloud.vms.image import process_marker
 from controller.localcloud.vms.processes import kill_marked, wait_ended
 
 _START_SECONDS = 60.0
@@ -114,6 +113,8 @@ def stop(state: Path) -> bool:
 
 def wipe(state: Path) -> None:
     """Stop the server, kill every process of every worker and delete the state folder."""
+    from controller.localcloud.vms.image import process_marker  # reads tables, which no other command needs
+
     state = state.resolve()
     stop(state)
     kill_marked(process_marker(state))

@@ -66,7 +66,8 @@ class RunFile(Strict):
 def load(path: Path) -> RunFile:
     """Read and validate a `run.yaml`. Raises RunFileError."""
     try:
-        raw = yaml.safe_load(path.read_bytes())
+        text = path.read_bytes()
+        raw = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe; ten times faster
     except OSError as error:
         raise RunFileError(f"{path}: cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:

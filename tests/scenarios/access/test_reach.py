@@ -21,9 +21,11 @@ import pytest
 from conf.schema.infra.cloud import LocalCloud
 from controller.cli import main
 from controller.cli.verbs.look.forward import parse_ports
-from controller.cloud.emulator import ensure_running, run_emulator_verb, state_folder
+from controller.cloud import emulator
+from controller.cloud.emulator import ensure_running, state_folder
 from controller.core.errors import ConfigError
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.emulators import Emulators
 
 pytestmark = pytest.mark.e2e
 WORDS = [ECHO_COMMAND, "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0",
@@ -31,17 +33,18 @@ WORDS = [ECHO_COMMAND, "cloud=local", "program=command", "env.packages=image", "
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def place(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Iterator[Path]:
     """A folder whose last `up` has left a pod of four workers."""
     place = tmp_path_factory.mktemp("reach")
     (place / "hello.txt").write_text("hello\n")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(emulator, "run_emulator_verb", emulators.with_real_agents().run_emulator_verb)
         patch.chdir(place)
         patch.setenv("SLIPWAY_HOME", str(place.parent / "home"))
         assert main.run(["up", "cleanup.on_success=keep", *WORDS]) == 0
         yield place
-    status, words = run_emulator_verb(["wipe"], state_folder(str(place.parent / "home")))
-    assert status == 0, words
+        status, words = emulator.run_emulator_verb(["wipe"], state_folder(str(place.parent / "home")))
+        assert status == 0, words
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import pytest
 
+from tests.emulators import Emulators
 from tests.scenarios.chaos.harness import ChaosHarness
 
 
@@ -18,13 +19,17 @@ class ChaosHarnessFactory(Protocol):
 
 
 @pytest.fixture(scope="session")
-def make_harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosHarnessFactory]:
-    """The same stand for the same words, until something has gone wrong on it: what is left there is no one's basis."""
+def make_harness(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Iterator[ChaosHarnessFactory]:
+    """The same stand for the same words, until something has gone wrong on it: what is left there is no one's basis.
+
+    The emulated clouds are forked; what runs on their workers is started as on a user's machine.
+    """
     free: dict[tuple[str, ...], ChaosHarness] = {}
+    run_emulator_verb = emulators.with_real_agents().run_emulator_verb
 
     @contextmanager
     def lend(*words: str, keep: tuple[str, ...]) -> Iterator[ChaosHarness]:
-        stand = free.pop(words, None) or ChaosHarness(tmp_path_factory.mktemp("stand"), words, keep)
+        stand = free.pop(words, None) or ChaosHarness(tmp_path_factory.mktemp("stand"), words, keep, run_emulator_verb)
         try:
             yield stand
         except BaseException:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -65,6 +65,7 @@ class ChaosHarness:
     overrides: Sequence[str]
     keep_patterns: Sequence[str]
     """Parts of the names of objects that must be the same as in an undisturbed run."""
+    run_emulator_verb: Callable[..., tuple[int, str]]
     last_request: int = 0
     _cloud: Emulator | None = None
 
@@ -82,7 +83,7 @@ class ChaosHarness:
     def close(self) -> None:
         """Whatever runs there ends."""
         self._cloud_running.close()
-        emulator.run_emulator_verb(["wipe"], self.state)
+        self.run_emulator_verb(["wipe"], self.state)
 
     def run_slipway(self, verb: str, *more: str, jump: int = 0, apart: bool = False) -> tuple[int, str]:
         """Exit code, and stdout and stderr together; `apart`: in a process of its own, which may be killed."""
@@ -116,7 +117,8 @@ class ChaosHarness:
     def _start_cloud(self) -> Emulator:
         config = compose(["program=command", "program.command=[ls]", *LOCAL])[0]
         assert config is not None
-        return emulator.ensure_running(config.cloud, str(self.folder / "home"))  # pyright: ignore[reportArgumentType]
+        with mock.patch.object(emulator, "run_emulator_verb", self.run_emulator_verb):
+            return emulator.ensure_running(config.cloud, str(self.folder / "home"))  # pyright: ignore[reportArgumentType]
 
     @cached_property
     def run_undisturbed(self) -> ChaosResult:

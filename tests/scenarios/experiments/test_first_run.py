@@ -15,6 +15,7 @@ from controller.cli import main
 from controller.cloud import emulator
 from controller.localcloud.store import Store
 from controller.plan.permissions import CHANGE
+from tests.emulators import Emulators
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.e2e
@@ -41,8 +42,9 @@ def as_played(line: str) -> list[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder to stand in, with an empty cloud."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) -> Iterator[Path]:
+    """An empty folder to stand in, with an empty cloud, which each command starts anew."""
+    monkeypatch.setattr(emulator, "run_emulator_verb", emulators.with_real_agents().run_emulator_verb)
     project, home = tmp_path / "project", tmp_path / "home"
     project.mkdir()
     monkeypatch.chdir(project)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from controller.cli import main
-from controller.cloud import emulator
+from tests.emulators import Emulators
 from tests.paths import ROOT
 
 TRAINER = ["+experiment=quickstart"]
@@ -30,14 +30,14 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) -> Iterator[Path]:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     for name in ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT", "GOOGLE_APPLICATION_CREDENTIALS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     yield tmp_path / "home"
-    emulator.run_emulator_verb(["wipe"], tmp_path / "home" / "localcloud")
+    emulators.run_emulator_verb(["wipe"], tmp_path / "home" / "localcloud")  # in this process
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from controller.cli import main
+from controller.cloud import emulator
 from controller.cloud.emulator import mark_in_use
+from tests.emulators import Emulators
 
 pytestmark = pytest.mark.e2e
 FAST = "cloud.operation_seconds=0"
@@ -19,7 +21,9 @@ DEEP = pytest.mark.deep
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) -> Path:
+    """A state folder; the emulated clouds of rehearsals are forked, and their workers are as a user's."""
+    monkeypatch.setattr(emulator, "run_emulator_verb", emulators.with_real_agents().run_emulator_verb)
     (tmp_path / "repository").mkdir()
     monkeypatch.chdir(tmp_path / "repository")
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
