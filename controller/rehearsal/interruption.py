@@ -60,9 +60,10 @@ class Interruption:
         now = self._steps.get(self.attempt)
         if now is None:
             return False, "from where is unknown, because it reports no steps in $SLIPWAY_RUN_DIR/metrics.jsonl"
-        if not earlier or now.first > earlier[0].first:
-            reached = f"; step {earlier[-1].last} was reached before" if earlier else ""
-            return bool(earlier), f"at step {now.first}{of}{reached}"
+        if not earlier:
+            return False, f"at step {now.first}{of}; no step arrived before the preemption to compare it with"
+        if now.first > earlier[0].first:
+            return True, f"at step {now.first}{of}; step {earlier[-1].last} was reached before"
         return False, f"from the beginning, at step {now.first}{of}: it loaded no checkpoint"
 
 

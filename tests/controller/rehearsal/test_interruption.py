@@ -75,6 +75,15 @@ def test_without_steps_it_is_unknown_where_the_program_went_on() -> None:
     assert "reports no steps" in check.message
 
 
+def test_with_no_step_before_the_preemption_it_is_unknown_as_well() -> None:
+    """A machine so busy that the first attempt's steps came late."""
+    check = recovered([launched(1), said(), launched(2), *steps(3, 4)])
+    assert (check.passed, check.doubtful) == (True, True)
+    assert check.message.endswith(
+        "started again: 2 attempts; at step 3 of 100; no step arrived before the preemption to compare it with"
+    )
+
+
 def test_a_preemption_outside_of_the_program_proves_nothing() -> None:
     check = recovered([launched(1), said()], attempts=1)
     assert not check.passed

@@ -83,8 +83,10 @@ def test_the_guides_programs(experiment: str, home: Path, capsys: pytest.Capture
     if experiment == "trm_stable1":
         assert "✓ stable-1 is still there" in out
     else:
-        assert "replaced, and the program resumed: 2 attempts" in out
         assert re.search(r"resumed_from +[246]\b", out), out
+        # On a busy machine no step of the first attempt may arrive before the preemption.
+        before_it = r"resumed: 2 attempts|started again: 2 attempts; at step [357] of 8; no step arrived"
+        assert re.search(f"replaced, and the program ({before_it})", out), out
     assert nothing_is_left(home)
 
 
