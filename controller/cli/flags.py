@@ -129,8 +129,11 @@ VERBS: dict[str, Verb] = {
          _flag("--permissions", "print the permissions that up, follow and down use of you", action="store_true")),
     ),
     "fit": Verb(
-        "compile each program for TPU on this machine; report memory and FLOPs", "run", "models.md",
-        (f"fit {FLAGSHIP}",),
+        "compile each program for TPU on this machine; report memory, time and price", "run", "models.md",
+        (f"fit {FLAGSHIP}", "fit +experiment=lm_3b_v6e8 --slices v5litepod-16,v6e-8 --sort hours"),
+        (_flag("--slices", "compare the run on these accelerator types", "word", default="", metavar="TYPE,TYPE"),
+         _flag("--sort", "order of --slices: usd or hours (default: usd)", "word", default="usd",
+               choices=("usd", "hours"), metavar="usd|hours")),
     ),
     "rehearse": Verb(
         "run the same plan, scaled down, on a separate emulated cloud, with a preemption", "run", "guides.md",

@@ -1,6 +1,7 @@
-"""Estimate of a run's hours and price before it starts, from the model's arithmetic and an assumed utilization.
+"""Estimate of a run's hours and price before it starts.
 
-It is an estimate: nothing here has been measured on this user's pod. `max_cost` says what a budget enforces.
+It is the forecast of `slipway fit`, if that has compiled the run; else the model's arithmetic at a stated utilization.
+Nothing here has been measured on this user's pod. `max_cost` says what a budget enforces.
 """
 
 from dataclasses import dataclass
@@ -29,27 +30,46 @@ TEST_PROMPTS = 1319
 TEST_PUZZLES = 422_786
 """Those of Sudoku-Extreme, where loop.eval_puzzles is null."""
 GB = 1e9
+TIMED_PARTS = ("TPUs", "network")
+"""Parts of a price that grow with the hours."""
 
 
 @dataclass(frozen=True)
 class RunEstimate:
-    """Hours of the pod and USD of a run without preemptions; `usd` is None if the pod's price is unknown."""
+    """Hours of the pod and USD of a run without preemptions; `usd` is None if the pod's price is unknown.
+
+    Attributes:
+        source: "a forecast" of the compiler, or "an estimate" by arithmetic.
+        spread: how many times as long comparable runs took, from least to most; None if unknown.
+    """
 
     hours: float
     usd: float | None
     parts: tuple[tuple[str, float], ...]
     basis: str
+    source: str = "an estimate"
+    spread: tuple[float, float] | None = None
 
     def __str__(self) -> str:
-        return f"about {self.summary} (an estimate: {self.basis})"
+        return f"about {self.summary} ({self.source}: {self.basis})"
 
     @property
     def summary(self) -> str:
-        hours = f"{self.hours:.1f} h" if self.hours < 100 else f"{self.hours:.0f} h"
+        low, high = self.spread or (1.0, 1.0)
+        hours = _format_hours(self.hours)
+        if self.spread:
+            hours += f" ({_format_hours(low * self.hours)} to {_format_hours(high * self.hours)})"
         if self.usd is None:
             return f"{hours} at an unknown price"
+        usd, timed = f"${self.usd:.2f}", sum(usd for what, usd in self.parts if what in TIMED_PARTS)
+        if self.spread:
+            usd += f" (${self.usd + (low - 1) * timed:.2f} to ${self.usd + (high - 1) * timed:.2f})"
         shown = [f"${usd:.2f} {what}" for what, usd in self.parts if usd >= 0.005]
-        return f"{hours} and ${self.usd:.2f}" + (f" ({', '.join(shown)})" if len(shown) > 1 else "")
+        return f"{hours} and {usd}" + (f" ({', '.join(shown)})" if len(shown) > 1 else "")
+
+
+def _format_hours(hours: float) -> str:
+    return f"{hours:.1f} h" if hours < 100 else f"{hours:.0f} h"
 
 
 def estimate_run(config: Config, price: HourlyPrice) -> RunEstimate | None:
@@ -61,6 +81,8 @@ def estimate_run(config: Config, price: HourlyPrice) -> RunEstimate | None:
     slice_ = config.topology
     if (config.cloud.kind == "local" and price.tpu is None) or slice_.bf16_flops_per_chip is None:
         return None
+    if (found := _forecast(config, config.model, price)) is not None:
+        return found
     utilization = tpu_type_table()["generations"][slice_.generation]["utilization"]
     peak = slice_.chips * slice_.bf16_flops_per_chip
     flops, sampled = _loop_flops(config, config.model, config.loop)
@@ -70,6 +92,8 @@ def estimate_run(config: Config, price: HourlyPrice) -> RunEstimate | None:
     if sampled:
         basis += f", {DECODE_UTILIZATION:.0%} while sampling, with prompts and answers of half their limits"
     basis += f", and {SETUP_HOURS * 60:.0f} minutes of setup; not measured; preemptions not counted"
+    if isinstance(config.loop, LmLoop):
+        basis += "; `slipway fit` makes a forecast"
     return RunEstimate(hours, None if price.tpu is None else sum(usd for _, usd in parts), parts, basis)
 
 
@@ -78,6 +102,24 @@ def estimate_flops(config: Config) -> float | None:
     if config.program.kind != "trainer" or config.model is None or config.loop is None:
         return None
     return None if isinstance(config.loop, CustomLoop) else sum(_loop_flops(config, config.model, config.loop))
+
+
+def _forecast(config: Config, model: AnyModel, price: HourlyPrice) -> RunEstimate | None:
+    """Return what `slipway fit` says of this run; None if it has not compiled it, or cannot tell."""
+    known, loop = (load_fit(config) or {}).get("forecast"), config.loop
+    if not known or not isinstance(loop, LmLoop):
+        return None
+    evaluations = -(-loop.steps // loop.eval_interval) * loop.eval_batches
+    seconds = loop.steps * known["update_seconds"] + evaluations * known["eval_seconds"]
+    hours = SETUP_HOURS + seconds / 3600
+    parts = _parts(config, model, price, hours)
+    basis = (
+        f"{known['update_seconds']:.3g} s per update, from the program that `slipway fit` compiled, and "
+        f"{SETUP_HOURS * 60:.0f} minutes of setup; published runs took {known['low']:.2f} to {known['high']:.2f} times "
+        "their forecasts; preemptions not counted"
+    )
+    usd = None if price.tpu is None else sum(usd for _, usd in parts)
+    return RunEstimate(hours, usd, parts, basis, "a forecast", (known["low"], known["high"]))
 
 
 def describe_estimate(config: Config, price: HourlyPrice) -> str:

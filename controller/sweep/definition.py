@@ -226,7 +226,8 @@ def estimate(
         each = 3600 * statistics.mean(found.hours for found in guesses)
         usd = None if any(found.usd is None for found in guesses) else statistics.mean(f.usd or 0.0 for f in guesses)
         hours = math.ceil(left / pods) * each / 3600
-        return Estimate(left, each, hours, None if usd is None else left * usd, f"an estimate: {guesses[0].basis}")
+        first = guesses[0]
+        return Estimate(left, each, hours, None if usd is None else left * usd, f"{first.source}: {first.basis}")
     elif config.budget.max_hours is not None:
         each, why = 3600 * config.budget.max_hours, "at most, from budget.max_hours"
     else:

@@ -1,4 +1,4 @@
-"""The TPU compiler's verdict on one program: memory per chip, operations, and whether it fits."""
+"""The TPU compiler's verdict on one program: memory per chip, operations, time, and whether it fits."""
 
 import re
 import time
@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 import jax
 from jax.sharding import Mesh
 
+from conf.schema.infra.topology import find_topology
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile
 from trainer.fit.remat import USABLE_HBM_FRACTION, fits, programs, with_model_overrides
+from trainer.fit.schedule import parse
+from trainer.fit.step_time import device_rates, step_time
 from trainer.fit.topologies import CompilerError
 from trainer.step.program import Program
 
@@ -25,6 +28,7 @@ class MemoryReport:
         peak_gib: including all resident arrays.
         short_gib: excess of the peak over the usable memory; 0 if it fits.
         beside_gib: resident arrays that are not arguments.
+        seconds: at the chip's rates, before `forecast` calibrates it; 0 if it was not compiled.
     """
 
     name: str
@@ -38,13 +42,15 @@ class MemoryReport:
     flops: float
     recomputed_flops: float
     compile_seconds: float
+    seconds: float = 0.0
 
     def to_json(self) -> dict[str, str | bool | float]:
         """Return the program's entry in `slipway fit --json`."""
         memory = {"peak_gib": self.peak_gib, "short_gib": self.short_gib, "argument_gib": self.argument_gib}
         memory |= {"temp_gib": self.temp_gib, "beside_gib": self.beside_gib, "hbm_gib": self.hbm_gib}
         flops = {"flops": self.flops, "recomputed_flops": self.recomputed_flops}
-        return {"name": self.name, "fits": self.fits, **memory, **flops, "compile_seconds": self.compile_seconds}
+        times = {"compile_seconds": self.compile_seconds, "seconds": self.seconds}
+        return {"name": self.name, "fits": self.fits, **memory, **flops, **times}
 
 
 def measure_all(
@@ -74,14 +80,17 @@ def measure_all(
 def measure(program: Program, experiment: RunFile, mesh: Mesh) -> MemoryReport:
     """Measure one program. Raises CompilerError if the compiler rejects it for any reason except its size."""
     beside = program.resident_bytes / GIB
-    argument, temp, peak = 0.0, 0.0, beside
+    argument, temp, peak, taken = 0.0, 0.0, beside, 0.0
     began = time.perf_counter()
     if program.function is not None:
         try:
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-                memory = program.function.lower(*program.arguments).compile().memory_analysis()
+                compiled = program.function.lower(*program.arguments).compile()
+            memory = compiled.memory_analysis()
             argument, temp = memory.argument_size_in_bytes / GIB, memory.temp_size_in_bytes / GIB
             peak += memory.peak_memory_in_bytes / GIB
+            slice_ = find_topology(experiment.pod.accelerator_type)
+            taken = step_time(parse(compiled.as_text()), device_rates(slice_)).total
         except jax.errors.JaxRuntimeError as error:
             peak += requested_gib(str(error))
     seconds = time.perf_counter() - began
@@ -102,6 +111,7 @@ def measure(program: Program, experiment: RunFile, mesh: Mesh) -> MemoryReport:
         flops=flops,
         recomputed_flops=flops - least if least else 0.0,
         compile_seconds=round(seconds, 1),
+        seconds=taken,
     )
 
 

@@ -1,10 +1,11 @@
-"""Does it fit? The TPU compiler's answer, on a machine without a TPU.
+"""Does it fit, and what does it cost? The TPU compiler's answer, on a machine without a TPU.
 
-    python -m trainer.fit run.yaml [--json] [--only update,decode] [--out verdict.json]
+    python -m trainer.fit run.yaml [--json] [--only update,decode] [--out verdict.json] [--slices v5litepod-8,v6e-8]
 
 Compiles what the run would compile, for the slice it would run on, with libtpu, and reports per chip: arguments,
 temporaries, the peak with everything else that lies there, against the chip's memory. Where something does not fit, the
-first override that helps is looked for. Exit codes: 0 all fits, 2 not, or it cannot be told.
+first override that helps is looked for. With --slices, the run is compiled for each of them, and compared. Exit codes:
+0 all fits, or one of the slices does; 2 not, or it cannot be told.
 """
 
 import argparse
@@ -17,9 +18,10 @@ from typing import Any
 from jax.sharding import Mesh
 
 from conf.formats import FORMAT
+from conf.schema.infra.topology import UnknownTypeError, find_topology
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile, RunFileError, load
-from trainer.fit import suggestions, topologies
+from trainer.fit import slices, suggestions, topologies
 from trainer.fit.memory import GIB, MemoryReport, measure_all
 from trainer.fit.remat import USABLE_HBM_FRACTION, remat_candidates, with_model_overrides
 from trainer.models import attention
@@ -31,23 +33,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document to stdout")
     parser.add_argument("--only", default="", help="comma-separated names of programs; skips the search for a fix")
     parser.add_argument("--out", type=Path, help="also write the JSON document to this file")
+    parser.add_argument("--slices", default="", help="comma-separated accelerator types to compare")
+    parser.add_argument("--sort", default="usd", choices=slices.SORT_KEYS, help="order of --slices")
+    parser.add_argument("--zone", help="zone of the price; without a price there, the cheapest zone")
+    parser.add_argument("--spot", action="store_true", help="spot prices")
     options = parser.parse_args(arguments)
     only = set(filter(None, options.only.split(",")))
     try:
         experiment = load(options.run)
+        if options.slices:
+            return _compare(experiment, options)
         chosen, verdicts = measure_run(experiment, topologies.slice_mesh(experiment), only)
         short = [v for v in verdicts if not v.fits]
         fix = None if only or not short else suggestions.find_fix(chosen, verdicts, _measure)
+    except UnknownTypeError as error:
+        print(f"--slices: {error}", file=sys.stderr)
+        return 2
     except (RunFileError, topologies.CompilerError) as error:
         print(error, file=sys.stderr)
         return 2
-    found = report_json(experiment, chosen, verdicts, fix)
+    row = slices.report(chosen, find_topology(chosen.pod.accelerator_type), verdicts, options.zone, spot=options.spot)
+    found = report_json(experiment, chosen, verdicts, fix) | {"forecast": row.forecast and row.forecast.to_json()}
     if options.out:
         options.out.write_text(json.dumps(found, indent=1))
-    print(json.dumps(found, indent=1) if options.json else "\n".join(report_lines(chosen, verdicts)))
+    lines = [*report_lines(chosen, verdicts), *([] if only or short else ["", *_forecast_lines(row)])]
+    print(json.dumps(found, indent=1) if options.json else "\n".join(lines))
     if short and not options.json:
         print("\n".join(["", *failure_lines(chosen, short, fix, looked=not only)]))
     return 2 if short else 0
+
+
+def _compare(experiment: RunFile, options: argparse.Namespace) -> int:
+    """Print the run's time and price on several slices."""
+
+    def measure(candidate: RunFile) -> tuple[RunFile, list[MemoryReport]]:
+        found = measure_run(candidate, topologies.slice_mesh(candidate), set())
+        _print_progress(candidate.pod.accelerator_type, found[1])
+        return found
+
+    topologies.require_compiler()
+    names = list(dict.fromkeys(filter(None, options.slices.split(","))))
+    rows = slices.compare(experiment, names, measure, options.zone, spot=options.spot)
+    rows.sort(key=slices.sort_key(options.sort))
+    found = {"format": FORMAT, "slices": [row.to_json() for row in rows]}
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1))
+    print(json.dumps(found, indent=1) if options.json else "\n".join(slices.table(rows)))
+    return 0 if any(row.fits for row in rows) else 2
+
+
+def _forecast_lines(row: slices.SliceReport) -> list[str]:
+    return slices.table([row]) if row.forecast else [row.why]
 
 
 def measure_run(experiment: RunFile, mesh: Mesh, only: set[str]) -> tuple[RunFile, list[MemoryReport]]:

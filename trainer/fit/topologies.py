@@ -21,10 +21,7 @@ def slice_mesh(experiment: RunFile) -> Mesh:
 
     Raises CompilerError, or RunFileError if the mesh does not match the slice's devices.
     """
-    if importlib.util.find_spec("libtpu") is None:
-        raise CompilerError(
-            "the TPU compiler is not installed: run `python -m pip install libtpu` (Linux on x86_64 only, 590 MB)"
-        )
+    require_compiler()
     slice_ = find_topology(experiment.pod.accelerator_type)
     os.environ |= {
         "JAX_PLATFORMS": "cpu",
@@ -36,6 +33,14 @@ def slice_mesh(experiment: RunFile) -> Mesh:
     sizes = meshes.axis_sizes(experiment.mesh, slice_.devices)
     devices = np.array(_slice_devices(slice_)).reshape(tuple(sizes.values()))
     return Mesh(devices, meshes.MESH_AXES, axis_types=(AxisType.Auto,) * len(meshes.MESH_AXES))
+
+
+def require_compiler() -> None:
+    """Raise CompilerError if libtpu is not installed."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise CompilerError(
+            "the TPU compiler is not installed: run `python -m pip install libtpu` (Linux on x86_64 only, 590 MB)"
+        )
 
 
 def _slice_devices(slice_: Topology) -> list[Any]:

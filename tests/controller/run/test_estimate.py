@@ -87,6 +87,35 @@ def test_flops_that_fit_counted_replace_the_formula(tmp_path: Path) -> None:
     assert estimated(found).hours == pytest.approx(0.25 + 100_000 * 4e15 / 0.30 / (8 * 920e12) / 3600, rel=1e-3)
 
 
+def test_a_forecast_of_fit_replaces_the_arithmetic_and_has_an_interval(tmp_path: Path) -> None:
+    """100,000 updates of 0.5 s and 100 evaluations of 8 batches of 0.2 s, and 0.25 h of setup."""
+    found = config(*LM_3B, f"run.state_dir={tmp_path}")
+    assert "; `slipway fit` makes a forecast)" in str(estimated(found))
+    cache_file(found).parent.mkdir()
+    forecast = {"update_seconds": 0.5, "eval_seconds": 0.2, "low": 0.8, "high": 1.1}
+    cache_file(found).write_text(json.dumps({"format": 1, "programs": [], "forecast": forecast}))
+    guess = estimated(found)
+    hours = 0.25 + (100_000 * 0.5 + 100 * 8 * 0.2) / 3600
+    assert guess.hours == pytest.approx(hours)
+    assert guess.spread == (0.8, 1.1)
+    parts = dict(guess.parts)
+    assert parts["TPUs"] == pytest.approx(hours * 8 * 2.7)
+    low, high = (guess.usd + share * (parts["TPUs"] + parts["network"]) for share in (-0.2, 0.1))
+    said = str(guess)
+    assert said.startswith(f"about 14.2 h (11.3 h to 15.6 h) and ${guess.usd:.2f} (${low:.2f} to ${high:.2f}) (")
+    assert (
+        "(a forecast: 0.5 s per update, from the program that `slipway fit` compiled, and 15 minutes of setup" in said
+    )
+
+
+def test_what_fit_could_not_forecast_stays_an_estimate(tmp_path: Path) -> None:
+    found = config(*LM_3B, f"run.state_dir={tmp_path}")
+    cache_file(found).parent.mkdir()
+    cache_file(found).write_text(json.dumps({"format": 1, "programs": [], "forecast": None}))
+    assert estimated(found).source == "an estimate"
+    assert estimated(found).spread is None
+
+
 def test_no_limit_is_never_the_only_word() -> None:
     command = config("program=command", "program.command=[a]", "cloud.project=acme", "budget.usd_per_hour=3")
     price = hourly_price(command, 0.0)

@@ -13,7 +13,7 @@ import yaml
 from conf.schema.training.run_yaml import RunFile
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
-from trainer.fit import memory, report, suggestions
+from trainer.fit import memory, report, suggestions, topologies
 from trainer.fit.remat import USABLE_HBM_FRACTION, fits
 from trainer.fit.topologies import CompilerError
 
@@ -169,6 +169,32 @@ def test_without_the_compiler_there_is_a_clear_word(lm_run, tmp_path, monkeypatc
     file.write_text(yaml.safe_dump(lm_run))
     assert report.main([str(file)]) == 2
     assert capsys.readouterr().err.startswith("the TPU compiler is not installed: run `python -m pip install libtpu")
+
+
+def test_slices_without_the_compiler_or_of_an_unknown_type_are_one_line(lm_run, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(lm_run))
+    monkeypatch.setattr(topologies, "require_compiler", lambda: None)
+    assert report.main([str(file), "--slices", "v6e-8,v5e-8"]) == 2
+    assert capsys.readouterr().err == "--slices: unknown type 'v5e-8'; closest: v5litepod-8\n"
+    monkeypatch.undo()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert report.main([str(file), "--slices", "v6e-8"]) == 2
+    assert capsys.readouterr().err.startswith("the TPU compiler is not installed: run `python -m pip install libtpu`")
+
+
+@needs_compiler
+@pytest.mark.deep
+def test_slices_are_compared_by_the_compiler(lm_run, tmp_path):
+    raw = on(lm_run, "v5litepod-1", 1, {"data": -1, "fsdp": 1, "tensor": 1}, scan_layers=True)
+    raw["loop"] |= {"total_batch_tokens": 16 * 128, "seq_len": 128, "micro_batch_size": None}
+    ended = run(raw, tmp_path, "--json", "--slices", "v5litepod-1,v6e-4", "--sort", "hours")
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    rows = json.loads(ended.stdout)["slices"]
+    assert sorted(row["accelerator_type"] for row in rows) == ["v5litepod-1", "v6e-4"]
+    hours = [row["forecast"]["hours"] for row in rows]
+    assert hours == sorted(hours)
+    assert hours[0] > 0
 
 
 @pytest.mark.parametrize(
