@@ -73,6 +73,15 @@ def test_what_is_right_is_not_commented_on() -> None:
             [*GRPO, "loop.prompts_per_step=3"],
             "batch_split: error loop.prompts_per_step: 3 prompts cannot be split evenly over 16",
         ),
+        (
+            ["+experiment=trm_sudoku", "loop.batch_size=500"],
+            "batch_split: error loop.batch_size: 500 puzzles cannot be split evenly over 16 devices; use 496 or 512",
+        ),
+        (
+            ["+experiment=trm_sudoku", "model=tiny"],
+            "model_kind: error model.kind: loop.kind=puzzle cannot train a decoder; use loop=puzzle with model=trm",
+        ),
+        ([*LM, "model=trm"], "model_kind: error model.kind: loop.kind=lm cannot train a trm; use loop=puzzle with "),
         ([*GRPO, "loop.micro_batch_size=3"], "batch_split: error loop.micro_batch_size: the "),
         (
             [*LM],

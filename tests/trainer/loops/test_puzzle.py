@@ -8,17 +8,25 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from conf.schema.training.even import UnevenError
+from conf.schema.training.optimizer import Optimizer
 from conf.schema.training.puzzle import PuzzleLoop
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from conf.schema.training.trm import Trm
+from tests.conftest import deep
 from tests.groups import load_group
+from tests.trainer.conftest import make_mesh
 from tests.trainer.loops.test_lm import changed, train
+from tests.trainer.models.test_trm import make_trm
+from trainer import convert
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed import mesh as meshes
+from trainer.distributed.runtime import shard_batch
 from trainer.loops import puzzle
+from trainer.losses import puzzle as losses
+from trainer.step import train_step
 
 
 def make_loop(**changes: Any) -> PuzzleLoop:
@@ -79,7 +87,7 @@ def test_exploration_is_drawn_evenly_and_anneals() -> None:
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one_also_on_another_mesh(
-    puzzle_run: dict[str, Any], tmp_path: Path
+    puzzle_run: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The carry is in the checkpoint. The same devices give the same bits; another mesh the same numbers."""
     run = changed(puzzle_run, loop={"curriculum": {"h_cycles": 1, "l_cycles": 1, "epochs": 2}})
@@ -104,9 +112,52 @@ def test_a_resumed_run_equals_an_uninterrupted_one_also_on_another_mesh(
     assert result["eval_puzzles"] == 20
     assert result["eval_exact_accuracy_low"] <= result["eval_exact_accuracy"] <= result["eval_exact_accuracy_high"]
     assert result["eval_gap"] == result["eval_train_exact_accuracy"] - result["eval_exact_accuracy"]
+    checkpoint, copy = f"{whole['dir']}/checkpoints/8", tmp_path / "copy"
+    assert convert.main(["export", checkpoint, str(copy), "--format", "slipway"]) == 0
+    assert convert.main(["export", checkpoint, str(tmp_path / "hf")]) == 2
+    assert "transformers has no trm; use `--format slipway`" in capsys.readouterr().err
+    again = changed(whole, dir=str(tmp_path / "again"), loop={"steps": 1}, model={"weights": str(copy)})
+    assert train(again, tmp_path / "again-local")[0]["step"] == 1
     boards = [json.loads(line) for line in (tmp_path / "whole-local/transcripts.jsonl").read_text().splitlines()]
     assert len(boards) == 4
     assert "wrong, in brackets" in boards[0]["response"]
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((8, 1, 1))])
+def test_a_mesh_gives_the_numbers_of_one_device(sizes: tuple[int, int, int]) -> None:
+    """Two updates from equal weights: losses, gradients, halting and states."""
+    found = [two_updates(make_trm(mixer="attention", position_embedding="rope"), *axes) for axes in ((1, 1, 1), sizes)]
+    (one, alone), (several, spread) = found
+    for name in ("loss", "grad_norm", "q_loss"):
+        assert float(several[name]) == pytest.approx(float(one[name]), rel=1e-4), name
+    np.testing.assert_array_equal(spread.steps, alone.steps)
+    np.testing.assert_allclose(spread.latents.h, alone.latents.h, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", *deep("float16")])
+def test_activations_of_half_precision_stay_close(dtype: str) -> None:
+    (exact, _), (rounded, carry) = (
+        two_updates(make_trm(h_cycles=1, l_cycles=1, activation_dtype=name), 1, 1, 1) for name in ("float32", dtype)
+    )
+    assert carry.latents.h.dtype == dtype
+    assert float(rounded["loss"]) == pytest.approx(float(exact["loss"]), rel=0.02)
+
+
+def two_updates(cfg: Trm, *sizes: int) -> tuple[dict[str, Any], Any]:
+    """Metrics of the second update, and the carry after it."""
+    mesh, loop = make_mesh(*sizes), make_loop(batch_size=8, supervision_steps=3)
+    opt = TypeAdapter(Optimizer).validate_python(load_group("optimizer/adam_atan2"))
+    placed = jax.tree.map(lambda _: meshes.named_sharding(mesh, "batch"), losses.initial_carry(cfg, 8))
+    with jax.set_mesh(mesh):
+        carry = jax.jit(lambda: losses.initial_carry(cfg, 8), out_shardings=placed)()
+        state = train_step.init_state(cfg, opt, mesh, jax.random.key(0))._replace(carry=carry)
+        update = train_step.build_carry_update(losses.loss(cfg, loop), cfg, opt, mesh, placed)
+        for i in (1, 2):
+            cells = np.random.default_rng(i).integers(1, 6, (2, 8, 16)).astype(np.int32)
+            least = np.zeros(8, np.int32)
+            batch = {"inputs": cells[0], "labels": cells[1], "ids": least, "min_steps": least}
+            state, metrics = update(state, shard_batch(batch, mesh))
+        return jax.device_get((metrics, state.carry))
 
 
 @pytest.mark.parametrize(

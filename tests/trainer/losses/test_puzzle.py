@@ -48,10 +48,9 @@ def incoming(step: int) -> dict[str, np.ndarray]:
     ("case", "states", "gradients"),
     [
         ("mlp", 1e-4, 1e-4),
-        ("attention", 1e-4, 1e-4),
-        ("learned", 1e-4, 1e-4),
         ("attention_cycles", 1e-3, 5e-3),
         ("mlp_cycles", 1e-2, 5e-3),
+        *(pytest.param(case, 1e-4, 1e-4, marks=pytest.mark.deep) for case in ("attention", "learned")),
     ],
 )
 def test_three_chained_updates_are_those_of_the_authors_code(case: str, states: float, gradients: float) -> None:
