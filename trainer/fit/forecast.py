@@ -15,6 +15,8 @@ from conf.schema.training.run_yaml import RunFile
 FACTORS = {"v5e": 1.086, "v6e": 1.507, "v5p": 1.012, "v4": 1.281}
 INTERVAL = (0.75, 1.06)
 """Actual over forecast time, of the judged rows."""
+MIN_UPDATE_SECONDS = 0.02
+"""Shorter updates have no forecast: starting instructions and feeding data take milliseconds and are not computed."""
 
 
 @dataclass(frozen=True)

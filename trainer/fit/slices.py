@@ -76,6 +76,9 @@ def report(
         why = f"does not fit: {worst.name} needs {worst.peak_gib:.2f} of {worst.hbm_gib:.2f} GiB per device"
     elif not why and not seconds.get("update"):
         why = "no forecast: the update was not compiled"
+    elif not why and seconds["update"] < forecast.MIN_UPDATE_SECONDS:
+        computed = f"{1000 * seconds['update']:.2g} ms"
+        why = f"no forecast: the chip computes an update in {computed}; what is around it takes longer"
     if why:
         return SliceReport(slice_, verdicts, None, why)
     return SliceReport(slice_, verdicts, forecast.predict(experiment, slice_, seconds, zone, spot=spot))
@@ -109,6 +112,6 @@ def _line(row: SliceReport) -> str:
     usd = "unknown" if found.usd is None else f"{found.usd:,.2f}"
     price = "no list price" if found.usd_per_hour is None else f"{found.usd_per_hour:.2f} in {found.zone}"
     return (
-        f"{name}{'yes':<6}{found.update_seconds:>9.3f}{found.tokens_per_second:>13,.0f}{found.hours:>10,.1f}{usd:>12}"
+        f"{name}{'yes':<6}{found.update_seconds:>9.3g}{found.tokens_per_second:>13,.0f}{found.hours:>10,.1f}{usd:>12}"
         f"  {price}"
     )

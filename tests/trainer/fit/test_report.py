@@ -192,9 +192,8 @@ def test_slices_are_compared_by_the_compiler(lm_run, tmp_path):
     assert ended.returncode == 0, ended.stderr[-2000:]
     rows = json.loads(ended.stdout)["slices"]
     assert sorted(row["accelerator_type"] for row in rows) == ["v5litepod-1", "v6e-4"]
-    hours = [row["forecast"]["hours"] for row in rows]
-    assert hours == sorted(hours)
-    assert hours[0] > 0
+    assert all(row["fits"] and "the chip computes an update in" in row["why"] for row in rows)  # a toy model
+    assert all(v["seconds"] > 0 for row in rows for v in row["programs"] if v["name"] in ("update", "eval"))
 
 
 @pytest.mark.parametrize(

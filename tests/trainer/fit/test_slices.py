@@ -77,6 +77,13 @@ def test_a_slice_without_a_list_price_has_hours(experiment, monkeypatch):
     assert row.to_json()["forecast"]["usd"] is None
 
 
+def test_an_update_of_a_toy_model_has_no_forecast(experiment):
+    row = slices.report(experiment, slices.find_topology("v6e-8"), [verdict("update", 4e-5)], None, spot=False)
+    assert row.forecast is None
+    assert row.fits
+    assert row.why == "no forecast: the chip computes an update in 0.04 ms; what is around it takes longer"
+
+
 def test_an_unknown_slice_is_found_before_anything_is_compiled(experiment):
     with pytest.raises(UnknownTypeError, match="unknown type 'v5e-8'; closest: v5litepod-8"):
         slices.compare(experiment, ["v6e-8", "v5e-8"], lambda _: pytest.fail("compiled"), None, spot=False)
