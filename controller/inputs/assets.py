@@ -127,7 +127,7 @@ def path_exists(path: Path) -> bool:
 
 def _identity(asset: Asset, root: Path, hashes: HashCache, key: str) -> str:
     """Hash a build's command line and every file that it or `inputs` names; the build need not have run."""
-    argv = asset.build or ()
+    argv: tuple[str, ...] = asset.build or ()
     read: dict[str, str] = {}
     program = () if "/" in argv[0] else argv[:1]  # found on PATH: ./slipway beside it is something else
     for word in dict.fromkeys([*argv[len(program) :], *asset.inputs]):

@@ -66,7 +66,7 @@ BASES: dict[str, list[str]] = {
                  "loop=custom", "loop.run=own:loop", "+loop.options={a: b}"],
     "here": ["cloud=here", "cloud.backend=cpu", "cloud.folder=/tmp/a", "cloud.results=gs://b/r", *COMMAND],
     "repository": ["cloud=local", *COMMAND, f"code.repository={{url: 'https://h/r', commit: {COMMIT}}}",
-                   "code.exclude=[x]"],
+                   "code.exclude=[x]", "program.caution=a"],
 }  # fmt: skip
 """Configs that are right, and hold together every string that a config can hold."""
 
