@@ -81,7 +81,7 @@ def test_the_guides_programs(experiment: str, home: Path, capsys: pytest.Capture
     assert (code, err) == (0, "")
     assert "✗" not in out
     if experiment == "trm_stable1":
-        assert "✓ stable-1 is still there" in out
+        assert "✓ stable-1 still exists; no other billed resource does" in out
     else:
         assert re.search(r"resumed_from +[246]\b", out), out
         # On a busy machine no step of the first attempt may arrive before the preemption.
