@@ -85,14 +85,21 @@ def train(experiment: RunFile, folder: Path) -> None:
     log = MetricsLogger(
         folder, experiment.dir, writes=first, there=wandb.start_run(experiment, folder) if first else None
     )
+    log.phases.listen()
+    log.phases.enter("prepare")
     try:
         with jax.set_mesh(mesh):
             load_loop(experiment.loop).run(remat.resolve_remat(experiment, mesh), mesh, log)
     except PreemptedError:
-        if cache:  # what this attempt compiled is what the next one, on other VMs, would compile
-            startup_report.log_on_main(cache.close())
+        _report_end(log, cache)  # what this attempt compiled is what the next one, on other VMs, would compile
         raise
     finally:
         log.close()
-    if cache:
-        startup_report.log_on_main(cache.close())
+    _report_end(log, cache)
+
+
+def _report_end(log: MetricsLogger, cache: CompileCache | None) -> None:
+    """Keep what was compiled, and print where the time went; all processes must call it."""
+    lines = [cache.close()] if cache else []
+    for line in [*lines, *log.phases.close()]:
+        startup_report.log_on_main(line)

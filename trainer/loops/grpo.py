@@ -65,6 +65,7 @@ class GrpoTrainer:
         notice: PreemptionNotice,
     ) -> None:
         self.experiment, self.loop, self.mesh, self.checkpoints = experiment, loop, mesh, checkpoints
+        self.phases = log.phases
         self.questions = questions.load_questions(experiment, loop)
         example = self.questions.train(Draw("rollout", 0), 1)[0].row or {}
         for name in (*loop.rewards, loop.accuracy_reward):
@@ -79,15 +80,20 @@ class GrpoTrainer:
         self.saver = StateSaver(checkpoints, notice, self.telemetry)
         self.evaluations = Evaluations(loop, evaluation, log, checkpoints, self.telemetry, self.saver)
         listed = list(grpo_programs.all_programs(experiment, loop, mesh, self.sampler.programs))
+        with log.phases.measure("compile"):
+            compilation = startup_report.Compilation(listed)
         startup_report.probe_bucket(experiment.dir, mesh)
         startup_report.log_memory(listed, experiment.pod)
-        self.programs = grpo_programs.GrpoPrograms(loop, startup_report.compile_all(listed, self.telemetry.costs))
+        with log.phases.measure("restore or init"):  # while the programs compile
+            self.train_state = self._restore_or_init()
+        with log.phases.measure("compile"):
+            self.programs = grpo_programs.GrpoPrograms(loop, compilation.wait(self.telemetry.costs))
         self.rollouts = RolloutGenerator(
             loop, mesh, experiment.seed, self.questions, self.sampler, self.programs, checks, self.telemetry.stopwatch
         )
 
     def run(self) -> None:
-        train_state = self._restore_or_init()
+        train_state = self.train_state
         self.telemetry.resume(train_state.progress.total_steps)
         if left_out := self.questions.num_too_long:
             self.telemetry.log_lines([f"{left_out} questions are skipped: longer than loop.max_prompt_length"])
@@ -96,6 +102,7 @@ class GrpoTrainer:
         if train_state.progress.total_steps == 0:
             self.evaluations.log_baseline(train_state)
         if train_state.progress.phase == "warm_start":
+            self.phases.enter("warm start")
             self._warm_start(train_state)
             reference = grpo_programs.copy_reference(train_state.state.params, self.experiment, self.mesh)
             if reference:
@@ -105,7 +112,9 @@ class GrpoTrainer:
         else:
             wanted = grpo_programs.abstract_reference(self.experiment, self.mesh)
             reference = self.checkpoints.restore_reference(wanted) if wanted else wanted
+        self.phases.enter("updates")
         self._train(train_state, reference)
+        self.phases.enter("end")
         self.saver.save(train_state)
         skipped = {"questions_left_out": self.questions.num_too_long, "bad_lines": len(self.questions.bad_lines)}
         self.evaluations.summarize(train_state, **{name: count for name, count in skipped.items() if count})

@@ -20,7 +20,7 @@ from trainer.loops.updates import Programs, UpdateLoop
 from trainer.losses import lm
 from trainer.step import train_step
 from trainer.step.program import Program
-from trainer.telemetry import throughput
+from trainer.telemetry import startup_report, throughput
 from trainer.telemetry.metrics import MetricsLogger
 from trainer.telemetry.text_samples import TextSampler
 
@@ -37,9 +37,14 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
         closing(stream),
         CheckpointManager(experiment.dir, experiment.checkpoint, metrics) as checkpoints,
     ):
-        first, state = _restore_or_init(experiment, mesh, checkpoints, stream)
+        with log.phases.measure("compile"):
+            compilation = startup_report.Compilation(programs(experiment, mesh))
+        with log.phases.measure("restore or init"):  # while the programs compile
+            first, state = _restore_or_init(experiment, mesh, checkpoints, stream)
         log.resume(first)
-        compiled = _compile(experiment, loop, data, split, state, log)
+        with log.phases.measure("compile"):
+            compiled = _finish_compilation(compilation, experiment, loop, data, split, state, log)
+        log.phases.enter("updates")
         with jax.transfer_guard("disallow"):  # only explicit device_put and device_get may move data
             UpdateLoop(experiment, loop, stream, checkpoints, log, notice, compiled).run(state, first)
 
@@ -82,7 +87,8 @@ def _restore_or_init(
     return 0, train_step.init_state(experiment.decoder, experiment.optimizer, mesh, jax.random.key(experiment.seed))
 
 
-def _compile(
+def _finish_compilation(
+    compilation: startup_report.Compilation,
     experiment: RunFile,
     loop: LmLoop,
     data: batches.Dataset,
@@ -90,10 +96,9 @@ def _compile(
     state: train_step.State,
     log: MetricsLogger,
 ) -> Programs:
-    """Compile everything that runs between the first and the last update. Nothing is compiled later."""
-    began = time.perf_counter()
-    ready = {p.name: p.function.lower(*p.arguments).compile() for p in programs(experiment, split.mesh) if p.function}
-    samples = None
+    """Wait for everything that runs between the first and the last update. Nothing is compiled later."""
+    costs: dict[str, float] = {}
+    ready, began, samples = compilation.wait(costs), time.perf_counter(), None
     if loop.text_samples.interval is not None:
         samples = TextSampler(loop.text_samples, data, experiment.decoder, split.mesh, experiment.seed)
         samples.compile(state.params)
@@ -123,7 +128,7 @@ def _compile(
         assert samples is not None, "an interval is set"
         log.log_text(step, "samples", "\n\n---\n\n".join(samples.generate(train_step.eval_params(state))))
 
-    compile_seconds = time.perf_counter() - began
+    compile_seconds = costs["compile_time"] + time.perf_counter() - began
     return Programs(
         split.to_devices,
         ready["update"],

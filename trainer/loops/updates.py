@@ -159,12 +159,14 @@ class UpdateLoop:
     def _save(self, step: int, state: train_step.State) -> None:
         """Save a checkpoint. Call it before evaluating, so that a failed evaluation loses nothing."""
         if step == self.loop.steps or self.checkpoints.should_save(step, evaluates=step % self.loop.eval_interval == 0):
-            self.log.upload()
-            self.checkpoints.save(step, state, {"data": self.stream.position()})
+            with self.log.phases.measure("checkpoints"):
+                self.log.upload()
+                self.checkpoints.save(step, state, {"data": self.stream.position()})
 
     def _evaluate(self, step: int, state: train_step.State) -> dict[str, float]:
         began = time.perf_counter()
-        results = self.programs.evaluate(state, step, lambda: self._save_if_preempted(step, state))
+        with self.log.phases.measure("evaluations"):
+            results = self.programs.evaluate(state, step, lambda: self._save_if_preempted(step, state))
         self.log.log(step, "eval", **results, eval_time=time.perf_counter() - began)
         self.checkpoints.record_score(step, **results)
         return results

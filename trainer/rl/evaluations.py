@@ -26,7 +26,7 @@ class Evaluations:
 
     def log_baseline(self, train_state: TrainState) -> None:
         """Print the policy's accuracy on a few questions before training."""
-        with self.telemetry.stopwatch.excluded():
+        with self.telemetry.stopwatch.excluded(), self.telemetry.phases.measure("evaluations"):
             count = min(NUM_BASELINE_QUESTIONS, self.loop.eval_prompts)
             result = self.evaluation.greedy(train_step.eval_params(train_state.state), count)
         message = f"baseline: {_format_accuracy(result)} of {count} held-out questions answered correctly"
@@ -38,7 +38,7 @@ class Evaluations:
         phase: eval or warm_start. message: prefix of the printed line in phase eval.
         """
         self.telemetry.flush()
-        with self.telemetry.stopwatch.excluded():
+        with self.telemetry.stopwatch.excluded(), self.telemetry.phases.measure("evaluations"):
             step = train_state.progress.total_steps
             between = (lambda: self.saver.save_if_preempted(train_state)) if phase == "eval" else lambda: None
             result = self.evaluation.greedy(train_step.eval_params(train_state.state), between=between)
@@ -57,7 +57,7 @@ class Evaluations:
         when: before or after.
         """
         self.telemetry.flush()
-        with self.telemetry.stopwatch.excluded():
+        with self.telemetry.stopwatch.excluded(), self.telemetry.phases.measure("evaluations"):
             params = train_step.eval_params(train_state.state)
             result = self.evaluation.test(params, lambda: self.saver.save_if_preempted(train_state))
             if result is None:

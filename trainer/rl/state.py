@@ -45,7 +45,7 @@ class StateSaver:
     def save(self, train_state: TrainState) -> None:
         """Save a checkpoint; metrics are uploaded first, since a run that resumes from it reads them."""
         self._telemetry.flush()
-        with self._telemetry.stopwatch.excluded():
+        with self._telemetry.stopwatch.excluded(), self._telemetry.phases.measure("checkpoints"):
             self._telemetry.upload()
             rollouts = [rollout.to_json() for rollout in train_state.rollouts]
             body = {"position": train_state.progress.to_json(), **self._telemetry.to_json(), "rollouts": rollouts}

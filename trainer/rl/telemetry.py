@@ -34,6 +34,7 @@ class Telemetry:
         stopwatch: splits up the time between two lines.
         tokens: drawn and trained on since the last line.
         costs: seconds to log once, with the next line.
+        phases: where the time of the run goes.
     """
 
     def __init__(self, experiment: RunFile, loop: GrpoLoop, log: MetricsLogger) -> None:
@@ -45,6 +46,7 @@ class Telemetry:
         self.stopwatch = throughput.Stopwatch("rollout_time", "reward_time", "score_time", "update_time")
         self.tokens = {"rollout": 0, "update": 0}
         self.costs: dict[str, float] = {}
+        self.phases = log.phases
 
     def to_json(self) -> dict[str, Any]:
         """Return the telemetry as a checkpoint stores it, after a `flush`."""

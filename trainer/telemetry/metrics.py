@@ -21,6 +21,7 @@ from etils import epath
 
 from conf.schema.training.settings import ProfileSettings
 from trainer.telemetry import transcripts
+from trainer.telemetry.phases import PhaseTimes
 from trainer.telemetry.tags import curve_tag
 from trainer.telemetry.transcripts import Transcript
 
@@ -38,10 +39,14 @@ class MetricsLogger:
     """Logger that writes on process 0; on other processes every method is a no-op.
 
     local: the folder the program writes to; remote: the run's folder, local or gs://; there: the W&B run, if any.
+
+    Attributes:
+        phases: where the time of the run goes, on every process.
     """
 
     def __init__(self, local: Path, remote: str, writes: bool, there: WandbRun | None = None) -> None:
         self._writes, self._wandb = writes, there
+        self.phases = PhaseTimes()
         self._local, self._remote = local, epath.Path(remote)
         if not writes:
             return

@@ -7,6 +7,7 @@ goes, and the estimated end.
 
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -22,6 +23,8 @@ from trainer.rewards.extract import extract_answer
 from trainer.step.program import Program
 
 GIB = 2**30
+NUM_COMPILERS = 4
+"""Programs that compile at the same time; each needs several cores and gigabytes at times."""
 RATIO_TOLERANCE = 0.02
 """Allowed distance of the largest ratio from 1 at the first update: bfloat16 rounds differently between programs."""
 KL_TOLERANCE = 1e-3
@@ -66,18 +69,38 @@ def log_memory(programs: Sequence[Program], pod: PodFacts) -> None:
     log_on_main(f"memory per device, GiB{f' of {limit / GIB:.2f}' if limit else ''}, without temporaries: {phases}")
 
 
-def compile_all(programs: Iterable[Program], costs: dict[str, float]) -> dict[str, Any]:
-    """Compile programs and return them by name. costs: receives compile_time, in seconds."""
-    listed, ready, began = list(programs), dict[str, Any](), time.perf_counter()
-    for left, program in zip(range(len(listed) - 1, -1, -1), listed, strict=True):
-        start = time.perf_counter()
-        ready[program.name] = compiled = program.function.lower(*program.arguments).compile()
-        seconds = time.perf_counter() - start
-        peak = (compiled.memory_analysis().peak_memory_in_bytes + program.resident_bytes) / GIB
-        log_on_main(f"compiled {program.name} in {seconds:.1f} s, {peak:.3g} GiB per device; {left} to go")
-    log_on_main("compiled all programs; loading the state and running the first step")
-    costs["compile_time"] = time.perf_counter() - began
-    return ready
+class Compilation:
+    """Programs that compile in the background, while data, weights or a checkpoint are read."""
+
+    def __init__(self, programs: Iterable[Program]) -> None:
+        """Trace the programs here, since the mesh in context belongs to a thread, and compile them in others."""
+        self._began = time.perf_counter()
+        pool = ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="compile")
+        self._programs = [
+            (program, pool.submit(_compile, program.function.lower(*program.arguments)))
+            for program in programs
+            if program.function
+        ]
+        pool.shutdown(wait=False)
+
+    def wait(self, costs: dict[str, float]) -> dict[str, Any]:
+        """Return the compiled programs by name. costs: receives compile_time, in seconds until all are ready."""
+        ready, ended = dict[str, Any](), self._began
+        for left, (program, future) in zip(range(len(self._programs) - 1, -1, -1), self._programs, strict=True):
+            ready[program.name], seconds, at = future.result()
+            ended = max(ended, at)
+            peak = (ready[program.name].memory_analysis().peak_memory_in_bytes + program.resident_bytes) / GIB
+            log_on_main(f"compiled {program.name} in {seconds:.1f} s, {peak:.3g} GiB per device; {left} to go")
+        log_on_main("compiled all programs; running the first step")
+        costs["compile_time"] = ended - self._began
+        return ready
+
+
+def _compile(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, float, float]:
+    """Return the program, the seconds it took, and when it was ready."""
+    began = time.perf_counter()
+    compiled = lowered.compile()
+    return compiled, time.perf_counter() - began, time.perf_counter()
 
 
 def format_transcripts(examples: Iterable[tuple[Any, float]]) -> list[str]:
