@@ -127,7 +127,8 @@ def path_exists(path: Path) -> bool:
 
 def _identity(asset: Asset, root: Path, hashes: HashCache, key: str) -> str:
     """Hash a build's command line and every file that it or `inputs` names; the build need not have run."""
-    argv: tuple[str, ...] = asset.build or ()
+    assert asset.build, "only builds are identified by their command"
+    argv = asset.build
     read: dict[str, str] = {}
     program = () if "/" in argv[0] else argv[:1]  # found on PATH: ./slipway beside it is something else
     for word in dict.fromkeys([*argv[len(program) :], *asset.inputs]):
