@@ -20,6 +20,8 @@ SETUP_HOURS = 0.25
 """From the request for a pod to the first step, compilation included."""
 DECODE_UTILIZATION = 0.05
 """Of peak FLOP/s while sampling, which waits for memory. vLLM on v6e-8, Llama 3.3 70B: 5% at 64 requests, 7% at 128."""
+PUZZLE_UTILIZATION = 0.1
+"""Of peak FLOP/s while solving puzzles, whose short sequences pad badly. Assumed by the TRM study, not measured."""
 CHECKPOINT_BYTES = 12
 """Per weight: float32, and two moments of Adam."""
 WEIGHT_BYTES = 4
@@ -83,7 +85,8 @@ def estimate_run(config: Config, price: HourlyPrice) -> RunEstimate | None:
         return None
     if (found := _forecast(config, config.model, price)) is not None:
         return found
-    utilization = tpu_type_table()["generations"][slice_.generation]["utilization"]
+    usual: float = tpu_type_table()["generations"][slice_.generation]["utilization"]
+    utilization = PUZZLE_UTILIZATION if isinstance(config.loop, PuzzleLoop) else usual
     peak = slice_.chips * slice_.bf16_flops_per_chip
     flops, sampled = _loop_flops(config, config.model, config.loop)
     hours = SETUP_HOURS + (flops / utilization + sampled / DECODE_UTILIZATION) / peak / 3600

@@ -128,3 +128,13 @@ def test_no_limit_is_never_the_only_word() -> None:
         unknown, hourly_price(unknown, 0.0)
     )
     assert estimate_run(config("+experiment=quickstart"), hourly_price(config("+experiment=quickstart"), 0.0)) is None
+
+
+def test_puzzles_are_estimated_as_the_study_does(tmp_path: Path) -> None:
+    """42.7 GFLOP per example and update, 65,104 updates of 768, at 10% of 16 chips of 197 TFLOP/s: 1.9 hours."""
+    found = config("+experiment=trm_sudoku", "cloud.project=acme", f"run.state_dir={tmp_path}")
+    guess = estimated(found)
+    training = 42.7e9 * 65_104 * 768 / 0.1 / (16 * 197e12) / 3600
+    assert training == pytest.approx(1.9, abs=0.05)
+    assert training < guess.hours - 0.25 < 1.3 * training  # and evaluations, of which the last has all test puzzles
+    assert "at 10% of the chips' peak" in guess.basis
