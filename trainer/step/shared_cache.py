@@ -22,8 +22,8 @@ SUFFIX = "-cache"
 DIGEST_BYTES = hashlib.sha256().digest_size
 COMPILE_SECONDS = 3600.0
 """How long the others wait for a program that worker 0 compiles."""
-PATIENCE_SECONDS = 60.0
-"""How long a worker waits, over all programs, for worker 0 to begin to compile them."""
+PATIENCE_SECONDS = 300.0
+"""How long a worker waits, summed over all programs, for worker 0 to begin to compile them; four wait at a time."""
 
 
 def seal(value: bytes) -> bytes:
