@@ -85,7 +85,8 @@ class Stage:
     def _observe(self, shell: GcloudShell, block: Mapping[str, Any]) -> dict[str, str]:
         context = make_context(self.cloud, shell.home)
         try:
-            found = planned_actions(context, *block["observe"].split())
+            with self.lock:  # Hydra composes one config at a time
+                found = planned_actions(context, *block["observe"].split())
         finally:
             context.close()
         return {name: found[name] for name in block["same"] if found[name] != "none"}
