@@ -9,8 +9,9 @@ from controller.core.layout import join_fitting, pad, wrap
 MAX_NUMBER = 1e15
 """Upper limit for step counts and seconds; JSON numbers are unbounded."""
 SHOWN_METRICS = ("loss", "accuracy", "exact_accuracy", "reward_mean", "pass_at_k", "entropy", "kl")
-RANKS = {"accuracy": 1, "reward_mean": 2, "tok/s": 3, "loss": 4, "pass_at_k": 5, "kl": 6, "entropy": 7}
-RANKS |= {"exact_accuracy": 1}
+RANKS = {
+    "accuracy": 1, "exact_accuracy": 1, "reward_mean": 2, "tok/s": 3, "loss": 4, "pass_at_k": 5, "kl": 6, "entropy": 7,
+}  # fmt: skip
 """The highest rank is left out first where the line has no room; step and ETA always stay."""
 BESIDE_OTHERS = re.compile(r"(^|_)(low|high)(_|$)|^(eval_prompts|eval_puzzles|steps|warm_start_steps)$")
 """Bounds of an interval, which are shown beside their value, and numbers that the config says."""
@@ -51,9 +52,8 @@ def evaluation_line(metrics: dict[str, Any]) -> str:
     values.pop("time", None)
     shown = []
     for name, value in values.items():
-        if name.endswith(("_low", "_high")) and name.rpartition("_")[0] in values:
-            continue
-        shown.append(f"{name} {format_number(value)}{_interval(values, f'{name}_low', f'{name}_high')}")
+        if not _is_bound(values, name):
+            shown.append(f"{name} {format_number(value)}{_interval(values, f'{name}_low', f'{name}_high')}")
     return "  ".join([f"step {numeric(metrics.get('step'))}", *shown])
 
 
@@ -61,7 +61,8 @@ def result_lines(summary: Mapping[str, Any], width: int | None = None) -> list[s
     """Format the content of summary.json: before and after on one line with the interval, then the other values.
 
     `X_before` and `X_after` make one line; `X_low_after` and `X_high_after` are its 95% interval. Numbers without a
-    counterpart share lines, in the order in which the program gave them.
+    counterpart share lines, in the order in which the program gave them. If nothing has a before and after, each value
+    has its line, with `X_low` and `X_high` as its interval.
     """
     lines, others = [], {}
     for name, value in summary.items():
@@ -73,7 +74,11 @@ def result_lines(summary: Mapping[str, Any], width: int | None = None) -> list[s
         elif not (_has_counterpart(summary, name) or BESIDE_OTHERS.search(name)):
             others[name] = value
     if not lines:
-        return [f"{pad(name, RESULT_NAME_WIDTH)} {format_number(value)}" for name, value in summary.items()]
+        return [
+            f"{pad(name, RESULT_NAME_WIDTH)} {format_number(value)}{_interval(summary, f'{name}_low', f'{name}_high')}"
+            for name, value in summary.items()
+            if not _is_bound(summary, name)
+        ]
     rest = "  ".join(f"{name} {format_number(value)}".replace(" ", "\0") for name, value in others.items())
     return [*lines, *wrap(rest, width).replace("\0", " ").splitlines()]
 
@@ -81,6 +86,12 @@ def result_lines(summary: Mapping[str, Any], width: int | None = None) -> list[s
 def _has_counterpart(summary: Mapping[str, Any], name: str) -> bool:
     """Return whether the line of another name shows this one: `X_before` beside `X_after`."""
     return name.endswith("_before") and f"{name.removesuffix('_before')}_after" in summary
+
+
+def _is_bound(values: Mapping[str, Any], name: str) -> bool:
+    """Return whether a value is a bound of another's interval: `X_low` or `X_high`, with `X` and the other bound."""
+    base = name.rpartition("_")[0]
+    return name.endswith(("_low", "_high")) and {base, f"{base}_low", f"{base}_high"} <= values.keys()
 
 
 def _interval(values: Mapping[str, Any], low: str, high: str) -> str:

@@ -79,6 +79,16 @@ def test_the_results_are_before_and_after_with_an_interval() -> None:
     ]
 
 
+def test_results_without_a_before_have_their_interval() -> None:
+    summary = {"eval_exact_accuracy": 0.998, "eval_exact_accuracy_low": 0.989, "eval_exact_accuracy_high": 0.9997}
+    summary |= {"price_low": 3.0, "steps": 360}
+    assert result_lines(summary, 78) == [
+        "eval_exact_accuracy 0.998 (95 %: 0.989 to 0.9997)",
+        "price_low          3",
+        "steps              360",
+    ]
+
+
 def test_results_of_a_program_of_ones_own_are_shown_as_it_wrote_them() -> None:
     assert result_lines({"final_loss": 0.25, "note": "fine"}, 78) == [
         "final_loss         0.25",
