@@ -66,7 +66,7 @@ class RunEstimate:
         usd, timed = f"${self.usd:.2f}", sum(usd for what, usd in self.parts if what in TIMED_PARTS)
         if self.spread:
             usd += f" (${self.usd + (low - 1) * timed:.2f} to ${self.usd + (high - 1) * timed:.2f})"
-        shown = [f"${usd:.2f} {what}" for what, usd in self.parts if usd >= 0.005]
+        shown = [f"${usd:.2f} for {what}" for what, usd in self.parts if usd >= 0.005]
         return f"{hours} and {usd}" + (f" ({', '.join(shown)})" if len(shown) > 1 else "")
 
 

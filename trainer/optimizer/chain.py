@@ -52,7 +52,7 @@ def _direction(opt: Optimizer, cfg: AnyModel, rule: UpdateRule) -> optax.Gradien
         case _ if rule.direction == "frozen":
             return optax.set_to_zero()
         case _ if rule.used_rows:
-            return optax.stateless(lambda updates, _: jax.tree.map(jnp.sign, updates))
+            return optax.scale_by_sign()
         case Muon() if rule.is_muon:
             return muon.scale_by_muon(opt, cfg)
         case CustomOptimizer():

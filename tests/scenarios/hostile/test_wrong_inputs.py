@@ -145,7 +145,7 @@ def test_plan_of_a_sweep_needs_no_credentials(capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     assert "2 runs, 0 finished, 2 remaining" in out
     assert "time     about 0.50 h (an estimate: " in out
-    assert out.count("  0.3 h and $1.52 ($0.98 TPUs, $0.54 egress)") == 2
+    assert out.count("  0.3 h and $1.52 ($0.98 for TPUs, $0.54 for egress)") == 2
     assert "cost     about $3.05; per pod $3.92 per hour" in out
     assert "warning: cloud: no Google credentials, so nothing was checked" in out
     assert main.run(["plan", *sweep]) == 0
