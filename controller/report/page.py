@@ -22,7 +22,7 @@ from controller.report.model import ReportModel
 from controller.report.scaling import Scaling
 from controller.report.scaling_page import scaling_section
 from controller.report.summary import summary_section
-from controller.report.tables import Row, add_table, add_text
+from controller.report.tables import Row, add_table, add_text, difference_cells
 from controller.report.timeline import SPAN_KINDS, Timeline
 
 MAX_TRANSCRIPT_RUNS, MAX_TRANSCRIPTS, MAX_TEXT_LENGTH = 24, 4, 700
@@ -74,9 +74,7 @@ def _comparison_rows(report: ReportModel, metric: Metric, *, alone: bool) -> lis
         if i == 0:
             rows.append([label, mean, *(() if alone else ("baseline", "", "")), deviation, seeds])
             continue
-        width = None if one.low is None or one.high is None else one.high - one.low
-        low, difference, high = (format_number(v, sign=True, by=width) for v in (one.low, one.difference, one.high))
-        interval = f"{low} to {high}" if width is not None else "–"
+        difference, interval = difference_cells(one)
         how = f"{one.how}, {plural(one.pairs, 'pair')}" if one.how == "paired" else one.how or "–"
         bold = partial(add_child, tag="b", text=interval)
         rows.append([label, mean, difference, bold if one.is_significant else interval, how, deviation, seeds])

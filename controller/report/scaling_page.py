@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterable
 from statistics import fmean
 from xml.etree.ElementTree import Element
 
+from controller.core.text import plural
 from controller.report.drawing import BOTTOM, LEFT, WIDTH, colour, format_duration, format_number, ticks
 from controller.report.markup import add_child
 from controller.report.model import ReportModel
 from controller.report.power_law import SAMPLES, PowerLaw
 from controller.report.scaling import Scaling, ScalingRow
-from controller.report.tables import add_table, add_text
+from controller.report.tables import add_table, add_text, difference_cells
 
 HEIGHT = 300
 LOGARITHMIC_FROM = 4.0
@@ -20,14 +21,16 @@ LOGARITHMIC_FROM = 4.0
 def scaling_lines(scaling: Scaling) -> list[str]:
     """Return what a terminal shows: the fit, the Pareto front, who reached the level."""
     front = ", ".join(f"{format_number(row.x)}: {_mean(row)}" for row in scaling.rows if row.on_front)
-    lines = [f"{scaling.metric[1]} against {scaling.x_name}: {len(scaling.points)} runs; Pareto front {front}"]
+    lines = [
+        f"{scaling.metric[1]} against {scaling.x_name}: {plural(len(scaling.points), 'run')}; Pareto front {front}"
+    ]
     if scaling.fit:
         lines += [f"  {line}" for line in fit_lines(scaling.fit)]
     if scaling.level is not None:
         reached = [f"{format_number(row.x)}: {_reached(row)}" for row in scaling.rows]
         lines.append(f"  reached {scaling.level:g} at {'; '.join(reached)}")
     if scaling.left_out:
-        lines.append(f"  left out: {scaling.left_out} runs without {scaling.x_name} or {scaling.metric[1]}")
+        lines.append(f"  left out: {plural(scaling.left_out, 'run')} without {scaling.x_name} or {scaling.metric[1]}")
     return lines
 
 
@@ -64,16 +67,13 @@ def scaling_section(section: Element, scaling: Scaling, report: ReportModel) -> 
         class_="soft",
     )
     if scaling.left_out:
-        add_text(section, f"{scaling.left_out} runs have no such number and are left out.", class_="soft")
+        add_text(section, f"Left out, without such a number: {plural(scaling.left_out, 'run')}.", class_="soft")
 
 
 def _cells(row: ScalingRow) -> list[object]:
     one = row.compared
-    width = None if one.low is None or one.high is None else one.high - one.low
-    low, difference, high = (format_number(v, sign=True, by=width) for v in (one.low, one.difference, one.high))
-    interval = "–" if width is None else f"{low} to {high}"
     mean, deviation = (format_number(value, by=one.deviation) for value in (one.mean, one.deviation))
-    compared = [difference, interval, one.how] if one.how else ["baseline", "", ""]
+    compared = [*difference_cells(one), one.how] if one.how else ["baseline", "", ""]
     return [row.setting.label, format_number(row.x), one.n, mean, deviation, *compared, "yes" if row.on_front else "–"]
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
+from controller.report.drawing import format_number
 from controller.report.markup import add_child, printable_text
+from controller.report.stats import Comparison
 
 Row = Sequence[object]
 """Cells of a table: text, or a function that fills the cell."""
@@ -27,6 +29,13 @@ def add_table(parent: Element, label: str, head: Sequence[str], rows: Sequence[R
                     cell(element)
                 else:
                     element.text = printable_text(cell)
+
+
+def difference_cells(one: Comparison) -> tuple[str, str]:
+    """Return the difference from the baseline and its interval; a dash where there is none."""
+    width = None if one.low is None or one.high is None else one.high - one.low
+    low, difference, high = (format_number(v, sign=True, by=width) for v in (one.low, one.difference, one.high))
+    return difference, "–" if width is None else f"{low} to {high}"
 
 
 def add_text(parent: Element, *parts: str | tuple[str, str], tag: str = "p", **attributes: object) -> None:
