@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from conf.schema.base import without_volatile
 from conf.schema.config import digest
@@ -30,8 +30,8 @@ class Setting:
 def group_settings(runs: Sequence[RecordedRun], baseline: str = "") -> list[Setting]:
     """Return the settings, the baseline first.
 
-    `baseline` holds overrides that only one setting has. If empty, the setting with the fewest overrides of its own is
-    the baseline, the oldest of them if several.
+    `baseline` is a label, or holds overrides (or the name of a case) that only one setting has. If empty, the setting
+    with the fewest overrides of its own is the baseline, the oldest of them if several.
 
     Raises:
         ConfigError: no setting, or more than one, has the overrides of `baseline`.
@@ -41,10 +41,15 @@ def group_settings(runs: Sequence[RecordedRun], baseline: str = "") -> list[Sett
         groups.setdefault(_setting_key(run), []).append(run)
     found = list(groups.values())
     own = _distinct_overrides([group[0] for group in found])
-    labels = _labels(found, _short_keys(own))
+    cases = [_case(group[0]) for group in found]
+    short = _short_keys([[w for w in words if w not in case.words] for words, case in zip(own, cases, strict=True)])
+    labels = _labels(
+        found, [[case.name, *words] if case.name else words for case, words in zip(cases, short, strict=True)]
+    )
     if baseline:
         wanted = set(baseline.split())
-        chosen = [i for i, overrides in enumerate(own) if labels[i] == baseline or wanted <= set(overrides)]
+        chosen = [i for i, label in enumerate(labels) if label == baseline]
+        chosen = chosen or [i for i, overrides in enumerate(own) if wanted <= {*overrides, cases[i].name}]
         if len(chosen) != 1:
             said = "no setting has" if not chosen else f"{len(chosen)} settings have"
             raise ConfigError(f"--baseline {baseline}: {said} these overrides; settings: {'; '.join(labels)}")
@@ -52,6 +57,23 @@ def group_settings(runs: Sequence[RecordedRun], baseline: str = "") -> list[Sett
         chosen = [min(range(len(found)), key=lambda i: (len(own[i]), i))] if found else []
     order = [*chosen, *(i for i in range(len(found)) if i not in chosen)]
     return [Setting(labels[i], *_latest_per_seed(found[i])) for i in order]
+
+
+class _Case(NamedTuple):
+    name: str = ""
+    words: tuple[str, ...] = ()
+
+
+def _case(run: RecordedRun) -> _Case:
+    """Return the case of the run's sweep with the most overrides among those whose overrides the run has."""
+    config = (run.record or {}).get("config")
+    sweep = config.get("sweep") if isinstance(config, dict) else None
+    cases = sweep.get("cases") if isinstance(sweep, dict) else None
+    found = [_Case()]
+    for name, words in cases.items() if isinstance(cases, dict) else ():
+        if isinstance(words, list) and set(map(str, words)) <= set(run.overrides):
+            found.append(_Case(str(name), tuple(map(str, words))))
+    return max(found, key=lambda case: (len(case.words), bool(case.name)))
 
 
 def _setting_key(run: RecordedRun) -> str:

@@ -92,6 +92,8 @@ def estimate_run(config: Config, price: HourlyPrice) -> RunEstimate | None:
     hours = SETUP_HOURS + (flops / utilization + sampled / DECODE_UTILIZATION) / peak / 3600
     parts = _parts(config, config.model, price, hours)
     basis = f"{flops + sampled:.1e} FLOPs at {utilization:.0%} of the chips' peak".replace("e+", "e")
+    if isinstance(config.loop, PuzzleLoop):
+        basis += ", which is assumed"
     if sampled:
         basis += f", {DECODE_UTILIZATION:.0%} while sampling, with prompts and answers of half their limits"
     basis += f", and {SETUP_HOURS * 60:.0f} minutes of setup; not measured; preemptions not counted"

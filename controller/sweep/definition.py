@@ -17,6 +17,7 @@ from controller.config.compose import compose, compose_variants
 from controller.config.this_machine import share_devices
 from controller.context import Context
 from controller.core.errors import ConfigError
+from controller.core.finding import Finding
 from controller.core.text import plural
 from controller.gcp.prices import hourly_price
 from controller.inputs.code import CodeSnapshot, take_snapshot
@@ -32,9 +33,17 @@ from controller.sweep.hydra_launchers import apply_launcher
 
 @dataclass(frozen=True)
 class SweepJob:
+    """One run of a sweep. `findings` are what the offline checks say of its config, without errors."""
+
     variant: Variant
     config: Config
     run_id: str
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def caution(self) -> str | None:
+        """Return why the run is not expected to finish."""
+        return None if self.config.code.stand_in else self.config.program.caution
 
 
 @dataclass(frozen=True)
@@ -104,14 +113,15 @@ class JobBuilder:
         for variant, (config, problems) in zip(
             variants, compose_variants(overrides, extra_dir=self.folder / "slipway"), strict=True
         ):
-            errors = [f for f in preflight(config) if f.severity == "error"] if config else []
+            findings = tuple(preflight(config)) if config else ()
+            errors = [f for f in findings if f.severity == "error"]
             if config is None or problems or errors:
                 raise ConfigError([f"{variant.title}: {problem}" for problem in [*problems, *errors]])
             try:
                 config = with_resolved_weights(config)
             except ConfigError as error:
                 raise ConfigError([f"{variant.title}: {problem}" for problem in error.problems]) from None
-            yield SweepJob(variant, config, self.build_plan(config).run_id)
+            yield SweepJob(variant, config, self.build_plan(config).run_id, findings)
 
     def build_plan(self, config: Config) -> Plan:
         key = digest([config.program.kind, config.code.model_dump(mode="json"), bool(references(config))])
@@ -143,7 +153,9 @@ def define_sweep(overrides: Sequence[str], folder: Path) -> SweepDefinition:
         same, space = split_overrides(overrides, folder)
         essential = tuple(word for word in same if not word.lstrip("+").startswith("sweep.pods="))
         return SweepDefinition(base, (), folder, essential, space)
-    jobs = {job.run_id: job for job in JobBuilder(folder).build_jobs(expand_grid(overrides, base.sweep, folder))}
+    jobs: dict[str, SweepJob] = {}
+    for job in JobBuilder(folder).build_jobs(expand_grid(overrides, base.sweep, folder)):
+        jobs.setdefault(job.run_id, job)  # of equal runs the first names them
     pods = {job.config.pod_name for job in jobs.values()}
     if len(pods) > 1:
         raise ConfigError(
@@ -226,8 +238,8 @@ def estimate(
         each = 3600 * statistics.mean(found.hours for found in guesses)
         usd = None if any(found.usd is None for found in guesses) else statistics.mean(f.usd or 0.0 for f in guesses)
         hours = math.ceil(left / pods) * each / 3600
-        first = guesses[0]
-        return Estimate(left, each, hours, None if usd is None else left * usd, f"{first.source}: {first.basis}")
+        basis = f"{guesses[0].source}: {'the first run has ' if len(guesses) > 1 else ''}{guesses[0].basis}"
+        return Estimate(left, each, hours, None if usd is None else left * usd, basis)
     elif config.budget.max_hours is not None:
         each, why = 3600 * config.budget.max_hours, "at most, from budget.max_hours"
     else:

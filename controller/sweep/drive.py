@@ -54,7 +54,7 @@ def drive_session(session: SweepSession, options: RunOptions, builder: JobBuilde
         raise LeaseLostError(_holder_message(other))
     if not options.json:
         print("\n".join(session.summary_lines()))
-    _confirm_cost(session, options)
+    confirm_cost(session, options)
     if session.remaining:  # create shared resources once, the lease's bucket included
         first = builder.build_plan(with_pod_number(base, 1))
         reconcile(first.resources[: first.resources.index(first.node)], session.context)
@@ -114,9 +114,15 @@ def _search_source(session: SweepSession, builder: JobBuilder) -> JobSource:
     return SearchSource(search, definition.fixed_overrides, definition.space, builder, journal, last_runs)
 
 
-def _confirm_cost(session: SweepSession, options: RunOptions) -> None:
+def confirm_cost(session: SweepSession, options: RunOptions) -> None:
+    """Confirm the runs with the user, and first those that are not expected to finish. Raises ConfigError."""
     if not session.remaining or not session.context.is_billed or options.yes:
         return
+    for caution in session.cautions():
+        if options.json or not confirm(f"{caution}. Start such runs all the same?"):
+            raise ConfigError(
+                f"program.caution: {caution}; nothing was created; pass --yes to start such runs all the same"
+            )
     if options.json or not confirm(f"Start {plural(session.remaining, 'run')}?"):
         raise ConfigError("nothing was created; pass --yes to skip the prompt")
 

@@ -54,6 +54,15 @@ class SweepSession:
             return max(0, search.trials - ended)
         return sum(job.run_id not in self.finished_runs for job in self.definition.jobs)
 
+    def cautions(self) -> list[str]:
+        """Return why runs that are left are not expected to finish; of a search, what its own config says."""
+        if self.definition.space is not None:
+            base = self.definition.base_config
+            found = [None if base.code.stand_in else base.program.caution]
+        else:
+            found = [job.caution for job in self.definition.jobs if job.run_id not in self.finished_runs]
+        return list(dict.fromkeys(caution for caution in found if caution))
+
     def lease(self) -> Lease:
         seconds = self.definition.base_config.recovery.lease_duration_seconds
         return sweep_lease(self.context, self.bucket, self.definition.id, seconds)

@@ -81,6 +81,25 @@ def test_runs_that_differ_only_in_the_seed_are_one_setting(state: Path) -> None:
     assert group_settings(runs_of(state), "lr=0.0007 kl_coef=0.001")[0].label == "lr=0.0007 kl_coef=0.001"
 
 
+def test_a_setting_of_a_named_case_has_its_name(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The case with the most overrides that the run has; `base` has none, so every run has them."""
+    cases = {"base": [], "no_kl": ["loop.kl_coef=0"], "slow": ["optimizer.lr=0.0001", "loop.kl_coef=0"]}
+    for words in (("loop.kl_coef=0.001",), ("loop.kl_coef=0",), CASES[0], ("loop.kl_coef=0", "optimizer.lr=0.5")):
+        run = write_run(state, words, 0, START_TIME, metric_lines(CASES[0], 0, 20, 5))
+        record = state / "runs" / run / "record.json"
+        document = json.loads(record.read_text())
+        document["config"]["sweep"]["cases"] = cases
+        record.write_text(json.dumps(document))
+    told = report(capsys, "--baseline", "slow")
+    assert told["baseline"] == "slow"
+    labels = [run["label"] for run in told["runs"]]
+    assert sorted(labels) == ["base kl_coef=0.001 seed 0", "no_kl lr=0.5 seed 0", "no_kl seed 0", "slow seed 0"]
+    assert main.run(["report", "--baseline", "no_kl"]) == 0
+    capsys.readouterr()
+    assert main.run(["report", "--baseline", "fast"]) == 2
+    assert "no setting has these overrides; settings: " in capsys.readouterr().err
+
+
 def test_a_repeated_seed_counts_once_and_another_pod_is_the_same_setting(state: Path) -> None:
     lines = metric_lines(CASES[0], 0, 20, 5)
     write_run(state, CASES[0], 0, 1000.0, lines)

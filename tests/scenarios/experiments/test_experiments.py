@@ -93,6 +93,13 @@ def test_the_plan_is_whole(name: str, repository: list[str]) -> None:
     assert not [word for word in plan.argv if "{" in word], plan.argv
 
 
+def test_a_sweep_of_such_a_program_says_so_once(repository: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "-m", "+experiment=trm_stable1", "cloud.project=a-project", *repository, "run.seed=0,1"]
+    assert main.run(words) == 0
+    out = capsys.readouterr().out
+    assert out.count("warning: program.caution: the original program stops before the first update") == 1
+
+
 def variables(plan: Plan) -> dict[str, str]:
     placed: Any = next(resource for resource in plan.resources if resource.kind == "run config")
     return dict(placed.variables)

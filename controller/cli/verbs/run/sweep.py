@@ -2,12 +2,14 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from controller.checks.preflight import probe_cloud
+from controller.checks.preflight import preflight, probe_cloud
 from controller.cli.main import Command
 from controller.cli.verbs.look.sweep_status import show_status
 from controller.cloud.connect import missing_project
@@ -16,9 +18,9 @@ from controller.core.finding import Finding
 from controller.core.layout import width_of, wrap
 from controller.records.last_command import LastCommand, save
 from controller.sweep.board import format_counts, format_table
-from controller.sweep.definition import SweepDefinition, override_key
+from controller.sweep.definition import SweepDefinition, SweepJob, override_key
 from controller.sweep.drive import delete_pods, drive_sweep
-from controller.sweep.session import open_sweep
+from controller.sweep.session import SweepSession, open_sweep
 
 
 def up(command: Command) -> int:
@@ -37,8 +39,7 @@ def plan(command: Command) -> int:
         definition, rows = session.definition, session.board_rows()
         if command.flags.json:
             states = {row.run: row.state for row in rows}
-            runs = [{"run": job.run_id, "case": job.variant.case, "words": job.variant.own_overrides,
-                     "state": states[job.run_id]} for job in definition.jobs]  # fmt: skip
+            runs = [_job_json(session, job, states[job.run_id]) for job in definition.jobs]
             document = {"sweep": definition.id, "runs": runs, "pods": definition.sweep.pods}
             print(json.dumps(document | {"estimate": asdict(session.estimate())}, indent=1))
             return 0
@@ -59,9 +60,29 @@ def plan(command: Command) -> int:
             ]
         else:
             findings = probe_cloud(definition.base_config, session.context)
+        findings = [*findings, *_offline_findings(definition)]
         findings = [finding for finding in findings if finding.severity != "note"]
         print("\n".join(wrap(f"{finding.severity}: {finding}", width, 2) for finding in findings))
         return 2 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _job_json(session: SweepSession, job: SweepJob, state: str) -> dict[str, Any]:
+    guess = session.estimate_of(job)
+    estimate = {"hours": guess and guess.hours, "usd": guess and guess.usd}
+    words = job.variant.own_overrides
+    return {"run": job.run_id, "case": job.variant.case, "words": words, "state": state, **estimate}
+
+
+def _offline_findings(definition: SweepDefinition) -> list[Finding]:
+    """Return each finding about the runs once, with the number of runs unless it is about all."""
+    jobs = definition.jobs
+    if not jobs:
+        return preflight(definition.base_config)
+    counts = Counter(finding for job in jobs for finding in job.findings)
+    return [
+        finding if count == len(jobs) else replace(finding, message=f"{finding.message} ({count} of {len(jobs)} runs)")
+        for finding, count in counts.items()
+    ]
 
 
 def status(command: Command) -> int:
