@@ -6,6 +6,7 @@ from xml.etree.ElementTree import Element
 
 from controller.report.curves import Curve
 from controller.report.markup import add_child
+from controller.report.stats import Comparison
 from controller.report.timeline import SPAN_KINDS, Timeline
 
 COLOURS, DASHES = 8, 3
@@ -127,3 +128,10 @@ def format_number(value: float | None, *, sign: bool = False, by: float | None =
     if by and 1e-5 < by < 1e5 and abs(value) < 1e6:
         how = f".{max(0, 2 - math.floor(math.log10(by)))}f"
     return f"{value:{'+' if sign else ''}{how}}".replace("-", "−")
+
+
+def difference_cells(one: Comparison) -> tuple[str, str]:
+    """Return the difference from the baseline and its interval; a dash where there is none."""
+    width = None if one.low is None or one.high is None else one.high - one.low
+    low, difference, high = (format_number(v, sign=True, by=width) for v in (one.low, one.difference, one.high))
+    return difference, "–" if width is None else f"{low} to {high}"

@@ -14,15 +14,23 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from controller.core.text import plural
+from controller.report.boards import draw_boards, parse_board
 from controller.report.curves import build_curve, points_per_curve
-from controller.report.drawing import colour, format_duration, format_number, kind_colour, line_chart, timeline_bar
+from controller.report.drawing import (
+    colour,
+    difference_cells,
+    format_duration,
+    format_number,
+    kind_colour,
+    line_chart,
+    timeline_bar,
+)
 from controller.report.gather import RESULT_FILE, Metric, RecordedRun
-from controller.report.markup import add_child, serialize_page
+from controller.report.markup import Row, add_child, add_table, add_text, serialize_page
 from controller.report.model import ReportModel
 from controller.report.scaling import Scaling
 from controller.report.scaling_page import scaling_section
 from controller.report.summary import summary_section
-from controller.report.tables import Row, add_table, add_text, difference_cells
 from controller.report.timeline import SPAN_KINDS, Timeline
 
 MAX_TRANSCRIPT_RUNS, MAX_TRANSCRIPTS, MAX_TEXT_LENGTH = 24, 4, 700
@@ -152,22 +160,31 @@ def transcripts_section(section: Element, report: ReportModel) -> None:
     for run in runs[:MAX_TRANSCRIPT_RUNS]:
         fold = add_child(section, "details")
         head = ["step", "prompt", "response", "parsed answer", "expected answer", "#reward"]
-        rows = [_transcript_row(document) for document in sample_transcripts(run.transcripts)]
-        count = f"{len(rows)} of {plural(len(run.transcripts), 'transcript')}"
+        documents = sample_transcripts(run.transcripts)
+        count = f"{len(documents)} of {plural(len(run.transcripts), 'transcript')}"
         add_child(fold, "summary", f"{report.run_label(run)}: {count}")
-        add_table(fold, f"Transcripts of {report.run_label(run)}", head, rows)
+        found = [(document, parse_board(document.get("board"))) for document in documents]
+        for document, board in found:
+            if board is not None:
+                draw_boards(fold, board, f"update {document.get('step', 0)!s:.20}")
+        if rows := [_transcript_row(document) for document, board in found if board is None]:
+            add_table(fold, f"Transcripts of {report.run_label(run)}", head, rows)
     if (rest := len(runs) - MAX_TRANSCRIPT_RUNS) > 0:
         add_text(section, f"{rest} further runs have transcripts.jsonl.", class_="soft")
 
 
 def _transcript_row(document: dict[str, Any]) -> Row:
-    when = " ".join(str(document.get(key, ""))[:40] for key in ("step", "phase"))
+    when = _transcript_time(document)
     values = [document.get(key) for key in ("prompt", "response", "extracted", "answer")]
     texts = ["nothing" if value is None else _truncate(str(value)) for value in values]
     reward = document.get("reward")
     is_number = isinstance(reward, int | float) and abs(reward) < 1e9
     cells = [partial(add_child, tag="span", text=text, class_="text") for text in texts]
     return [when, *cells, format_number(reward if is_number else None)]
+
+
+def _transcript_time(document: dict[str, Any]) -> str:
+    return " ".join(str(document.get(key, ""))[:40] for key in ("step", "phase"))
 
 
 def sample_transcripts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -6,12 +6,20 @@ from statistics import fmean
 from xml.etree.ElementTree import Element
 
 from controller.core.text import plural
-from controller.report.drawing import BOTTOM, LEFT, WIDTH, colour, format_duration, format_number, ticks
-from controller.report.markup import add_child
+from controller.report.drawing import (
+    BOTTOM,
+    LEFT,
+    WIDTH,
+    colour,
+    difference_cells,
+    format_duration,
+    format_number,
+    ticks,
+)
+from controller.report.markup import add_child, add_table, add_text
 from controller.report.model import ReportModel
 from controller.report.power_law import SAMPLES, PowerLaw
 from controller.report.scaling import Scaling, ScalingRow
-from controller.report.tables import add_table, add_text, difference_cells
 
 HEIGHT = 300
 LOGARITHMIC_FROM = 4.0

@@ -8,9 +8,8 @@ from controller.core.metric_lines import result_lines
 from controller.report.curves import build_curve, is_preferred, points_per_curve
 from controller.report.drawing import colour, line_chart
 from controller.report.gather import RESULT_FILE, Metric, RecordedRun
-from controller.report.markup import add_child
+from controller.report.markup import Row, add_child, add_table, add_text
 from controller.report.model import ReportModel
-from controller.report.tables import Row, add_table, add_text
 
 MAX_CHARTS, MAX_RESULTS = 4, 6
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from trainer.evaluation.statistics import wilson_interval
+from trainer.telemetry.transcripts import Transcript
 
 
 def puzzle_metrics(solved: dict[str, np.ndarray], ratings: np.ndarray) -> dict[str, float]:
@@ -41,24 +42,33 @@ def puzzle_metrics(solved: dict[str, np.ndarray], ratings: np.ndarray) -> dict[s
     return {name: float(value) for name, value in found.items()}
 
 
-def board_text(cells: np.ndarray, width: int, kind: str, labels: np.ndarray | None = None) -> str:
-    """Return a puzzle as lines of text. With labels, a cell that differs from its label is in brackets."""
-    symbols = "?.123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ" if kind == "sudoku" else "?#.SGo"
-    shown = []
-    for i, cell in enumerate(cells.tolist()):
-        symbol = symbols[cell] if cell < len(symbols) else str(cell)
-        wrong = labels is not None and labels[i] not in (0, cell)
-        shown.append(f"[{symbol}]" if wrong else f" {symbol} ")
-    return "\n".join("".join(shown[start : start + width]).rstrip() for start in range(0, len(shown), width))
+def board(dataset: Any, inputs: np.ndarray, labels: np.ndarray, answers: np.ndarray) -> dict[str, Any]:
+    """Return a puzzle, its solution, and the answer after each step ([steps, cells]), a character per cell.
+
+    `?` is a cell that does not count, or a token without a symbol. Steps that change nothing are left out.
+    """
+    symbols = "?.123456789" if dataset.kind == "sudoku" else "?#.SGo"
+
+    def text(cells: np.ndarray) -> str:
+        return "".join(symbols[cell] if cell < len(symbols) else "?" for cell in cells.tolist())
+
+    changed = [i for i, answer in enumerate(answers) if i == 0 or (answer != answers[i - 1]).any()]
+    steps = {str(i + 1): text(answers[i]) for i in changed}
+    head = {"kind": dataset.kind, "width": dataset.width}
+    return {**head, "puzzle": text(inputs), "solution": text(labels), "steps": steps}
 
 
-def solution_text(dataset: Any, inputs: np.ndarray, labels: np.ndarray, answers: np.ndarray) -> str:
-    """Return a puzzle and the answer after each step, [steps, cells]; steps that change nothing are left out."""
-    parts = ["puzzle\n" + board_text(inputs, dataset.width, dataset.kind)]
-    for step, answer in enumerate(answers):
-        if step == 0 or (answer != answers[step - 1]).any():
-            wrong = int(((answer != labels) & (labels != 0)).sum())
-            said = "solved" if not wrong else f"{wrong} cell{'s' if wrong > 1 else ''} wrong, in brackets"
-            board = board_text(answer, dataset.width, dataset.kind, labels)
-            parts.append(f"after step {step + 1}: {said}\n{board}")
-    return "\n\n".join(parts)
+def board_transcript(board: dict[str, Any]) -> Transcript:
+    """Return what transcripts say of a board; reward 1 if it is solved."""
+
+    def grid(cells: str) -> str:
+        return "\n".join(cells[i : i + board["width"]] for i in range(0, len(cells), board["width"]))
+
+    wrong = {
+        step: sum(a != b and b != "?" for a, b in zip(cells, board["solution"], strict=True))
+        for step, cells in board["steps"].items()
+    }
+    said = [f"after step {step}: {f'{count} wrong' if count else 'solved'}" for step, count in wrong.items()]
+    last = "\n".join([*said, "", grid([*board["steps"].values()][-1])])
+    solved = float([*wrong.values()][-1] == 0)
+    return Transcript(grid(board["puzzle"]), grid(board["solution"]), last, None, solved, board)

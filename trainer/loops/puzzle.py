@@ -27,8 +27,8 @@ from trainer.puzzles.dataset import PuzzleDataset
 from trainer.step import train_step
 from trainer.step.program import Program, abstract_rows
 from trainer.telemetry import throughput
+from trainer.telemetry.boards import draw_puzzle
 from trainer.telemetry.metrics import MetricsLogger
-from trainer.telemetry.transcripts import Transcript
 
 Solved = tuple[dict[str, np.ndarray], np.ndarray, list[np.ndarray]]
 """Results per puzzle, ratings, and inputs, labels and answers of the shown boards."""
@@ -207,15 +207,10 @@ class _Compiled:
 
     def _show(self, step: int, boards: list[np.ndarray]) -> None:
         inputs, labels, answers = boards
-        rows = []
-        for i in range(len(inputs)):
-            text = puzzles.solution_text(self.dataset, inputs[i], labels[i], answers[:, i])
-            puzzle_text, *each = text.split("\n\n")
-            right = bool(((answers[-1, i] == labels[i]) | (labels[i] == puzzle.IGNORED)).all())
-            solution = puzzles.board_text(labels[i], self.dataset.width, self.dataset.kind)
-            rows.append(Transcript(puzzle_text, solution, "\n\n".join(each), None, float(right)))
-            self.log.log_text(step, f"boards/{i + 1}", f"```\n{text}\n```")
-        self.log.log_transcripts(step, "eval", rows)
+        shown = [puzzles.board(self.dataset, inputs[i], labels[i], answers[:, i]) for i in range(len(inputs))]
+        for i, board in enumerate(shown):
+            self.log.log_picture(step, f"boards/{i + 1}", draw_puzzle(board))
+        self.log.log_transcripts(step, "eval", [puzzles.board_transcript(board) for board in shown])
 
 
 def _sections(experiment: RunFile, mesh: Mesh) -> tuple[Trm, PuzzleLoop]:

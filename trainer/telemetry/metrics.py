@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from etils import epath
 
 from conf.schema.training.settings import ProfileSettings
 from trainer.telemetry import transcripts
+from trainer.telemetry.boards import encode_png
 from trainer.telemetry.phases import PhaseTimes
 from trainer.telemetry.tags import curve_tag
 from trainer.telemetry.transcripts import Transcript
@@ -100,6 +102,11 @@ class MetricsLogger:
     def log_text(self, step: int, name: str, text: str) -> None:
         if self._writes:
             self._events.add_event(_text_event(step, time.time(), name, text))
+
+    def log_picture(self, step: int, name: str, picture: np.ndarray) -> None:
+        """Log a picture, uint8 [height, width, 3], for TensorBoard."""
+        if self._writes:
+            self._events.add_event(_picture_event(step, time.time(), name, picture))
 
     def log_transcripts(self, step: int, phase: str, rows: Sequence[Transcript]) -> None:
         """Log prompts and responses: a JSON line each, and a table for TensorBoard."""
@@ -181,6 +188,15 @@ def _text_event(step: int, now: float, name: str, text: str) -> Event:
     tensor = TensorProto(dtype=DataType.DT_STRING, string_val=[text.encode()])
     value = Summary.Value(tag=name, metadata=kind, tensor=tensor)
     return Event(wall_time=now, step=step, summary=Summary(value=[value]))
+
+
+def _picture_event(step: int, now: float, name: str, picture: np.ndarray) -> Event:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    height, width, channels = picture.shape
+    image = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=encode_png(picture))
+    return Event(wall_time=now, step=step, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
 
 
 def _session_start_event(step: int) -> Event:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 MAX_CELL_CHARS = 2000
 """Maximum characters of a table cell; the JSON lines hold everything."""
@@ -9,17 +10,19 @@ MAX_CELL_CHARS = 2000
 
 @dataclass(frozen=True)
 class Transcript:
-    """One response. answer: the correct one; extracted: the answer extracted from the response, or None."""
+    """One response. answer: the correct one; extracted: the one in the response, or None; board: of a puzzle."""
 
     prompt: str
     answer: str
     response: str
     extracted: str | None
     reward: float
+    board: dict[str, Any] | None = None
 
-    def to_json(self) -> dict[str, str | float | None]:
-        asked = {"prompt": self.prompt, "answer": self.answer, "response": self.response}
-        return {**asked, "extracted": self.extracted, "reward": self.reward}
+    def to_json(self) -> dict[str, Any]:
+        found = {"prompt": self.prompt, "answer": self.answer, "response": self.response}
+        found |= {"extracted": self.extracted, "reward": self.reward}
+        return found | ({"board": self.board} if self.board else {})
 
 
 def markdown_table(transcripts: Sequence[Transcript]) -> str:

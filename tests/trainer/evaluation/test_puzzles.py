@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from trainer.evaluation.puzzles import board_text, puzzle_metrics, solution_text
+from trainer.evaluation.puzzles import board, board_transcript, puzzle_metrics
 
 
 def test_metrics_are_those_counted_by_hand() -> None:
@@ -27,15 +27,19 @@ def test_metrics_are_those_counted_by_hand() -> None:
     assert ratings == {"exact_by_rating/0": 1, "exact_by_rating/1_to_9": 1, "exact_by_rating/10_to_99": 0}
 
 
-def test_wrong_cells_are_in_brackets_and_steps_without_a_change_left_out() -> None:
+def test_a_board_has_the_answers_that_change_anything() -> None:
+    """The last cell does not count: its label is padding. Token 12 has no symbol."""
     data, labels = SimpleNamespace(kind="sudoku", width=2), np.array([2, 3, 4, 0])
-    answers = np.array([[2, 4, 4, 9], [2, 4, 4, 9], [2, 3, 4, 9]])
-    text = solution_text(data, np.array([2, 1, 1, 1]), labels, answers)
-    assert text == "\n\n".join(
-        [
-            "puzzle\n 1  .\n .  .",
-            "after step 1: 1 cell wrong, in brackets\n 1 [3]\n 3  8",
-            "after step 3: solved\n 1  2\n 3  8",
-        ]
-    )
-    assert board_text(np.array([1, 2, 3, 5]), 4, "maze") == " #  .  S  o"
+    answers = np.array([[2, 4, 4, 9], [2, 4, 4, 9], [2, 3, 4, 12]])
+    found = board(data, np.array([2, 1, 1, 1]), labels, answers)
+    assert found == {
+        "kind": "sudoku", "width": 2, "puzzle": "1...", "solution": "123?", "steps": {"1": "1338", "3": "123?"},
+    }  # fmt: skip
+    row = board_transcript(found)
+    assert row.to_json() == {
+        "prompt": "1.\n..", "answer": "12\n3?", "response": "after step 1: 1 wrong\nafter step 3: solved\n\n12\n3?",
+        "extracted": None, "reward": 1.0, "board": found,
+    }  # fmt: skip
+    assert board_transcript(found | {"steps": {"1": "1338"}}).reward == 0
+    maze = board(SimpleNamespace(kind="maze", width=2), np.array([1, 2, 3, 4]), labels, answers[:0])
+    assert (maze["puzzle"], maze["steps"]) == ("#.SG", {})
