@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from conf.schema.config import Config
+from controller.cli import main
 from controller.config.compose import compose_variants
 from controller.sweep.grid import expand_grid
 from tests.conftest import deep
@@ -23,7 +25,8 @@ EXPERIMENTS = {"e": "trm_sudoku_v4_32"}
 KEYS = {
     "h_cycles": "model.h_cycles", "l_cycles": "model.l_cycles", "l_layers": "model.num_layers",
     "hidden_size": "model.dim", "num_heads": "model.num_heads", "expansion": "model.expansion",
-    "puzzle_emb_len": "model.puzzle_len", "halt_max_steps": "loop.supervision_steps",
+    "puzzle_emb_len": "model.puzzle_len", "puzzle_emb_ndim": "model.puzzle_width",
+    "halt_max_steps": "loop.supervision_steps",
     "halt_exploration_prob": "loop.halt_exploration", "forward_dtype": "model.activation_dtype",
     "global_batch_size": "loop.batch_size", "epochs": "loop.epochs", "lr": "optimizer.lr",
     "lr_warmup_steps": "optimizer.schedule.warmup_steps", "weight_decay": "optimizer.weight_decay",
@@ -93,10 +96,52 @@ def test_the_table_is_that_of_the_study() -> None:
         "exp08": "ema", "exp10": "lr",
     }  # fmt: skip
     for prefix, sweep in cases.items():
-        theirs = [own for name, own in lineage["experiments"].items() if name.startswith(prefix)]
+        theirs = experiments_of(lineage, prefix)
         assert len(theirs) == len(TABLE[sweep])
         for own, ours in zip(theirs, TABLE[sweep].values(), strict=True):
             assert_says(ours, flat(lineage["base"]), flat(own))
+
+
+@pytest.mark.skipif(not PLANNED.exists(), reason="the study's own values are not at hand")
+def test_the_table_has_the_studys_data_sets_and_contributions() -> None:
+    lineage = yaml.safe_load(PLANNED.read_text())["lineage_2_guide4"]
+    sizes = [own["data"].split("-")[2:5:2] for own in experiments_of(lineage, "exp04a_")]
+    assert sorted(int(puzzles) for puzzles, _ in sizes) == list(TABLE["data"])
+    assert {augment for _, augment in sizes} == {"1000"}
+    images = [own.get("data", "sudoku-extreme-1k-aug-1000") for own in experiments_of(lineage, "exp04b_")]
+    assert images == [f"sudoku-extreme-1k-aug-{case['augment']}" for case in TABLE["augment"].values()]
+    base, curriculum = (flat(own) for own in experiments_of(lineage, "contrib01_"))
+    assert (base["use_curriculum_recursion"], TABLE["curriculum"]["constant"]) == (False, {"loop.curriculum": None})
+    assert list(TABLE["curriculum"]["curriculum"].values()) == [
+        curriculum[f"curriculum_{name}"] for name in ("start_h_cycles", "start_l_cycles", "end_epoch")
+    ]
+    annealed, constant = (flat(own) for own in experiments_of(lineage, "contrib02_"))
+    assert list(TABLE["halting"]["annealed"].values()) == [
+        annealed["halt_exploration_prob"], annealed["halt_exploration_final"],
+    ]  # fmt: skip
+    assert constant["use_adaptive_halting"] is False
+    assert TABLE["halting"]["constant"]["loop.halt_exploration"] == lineage["base"]["arch"]["halt_exploration_prob"]
+
+
+def experiments_of(lineage: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
+    return [own for name, own in lineage["experiments"].items() if name.startswith(prefix)]
+
+
+@pytest.mark.parametrize("sweep", ["t", *deep(*sorted(set(TABLE) - {"t", "base"}))])
+def test_plan_lists_every_run_with_hours_and_dollars(
+    sweep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    words = ["plan", "-m", "+experiment=trm_sudoku", f"sweep=trm_{sweep}", "run.seed=0,1,2", "cloud.project=p"]
+    assert main.run([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    runs, names = told["runs"], {str(name) for name in TABLE[sweep]} - {"e2_2_t3_n6"}  # e1_3_batch_1024 again
+    assert {run["case"] or run["words"][-1].partition("=")[2] for run in runs} == names
+    assert len({run["run"] for run in runs}) == len(runs) == 3 * len(names)
+    assert all(run["hours"] > 0.25 and run["usd"] > 1 for run in runs)
+    assert told["estimate"]["hours"] == pytest.approx(sum(run["hours"] for run in runs))
+    assert told["estimate"]["usd"] == pytest.approx(sum(run["usd"] for run in runs))
+    assert "FLOPs at 10% of the chips' peak, which is assumed" in told["estimate"]["why"]
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:
