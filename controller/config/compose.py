@@ -107,6 +107,8 @@ def _apply_overrides(made: Any, overrides: Sequence[str]) -> None:
     try:
         for override in OverridesParser.create().parse_overrides([normalize_override(word) for word in overrides]):
             key = override.key_or_group
+            if override.is_sweep_override():
+                raise ConfigError(_several_values(key, override.input_line.partition("=")[2]))
             OmegaConf.update(made, key, override.value(), merge=f"{key}=" not in REPLACED, force_add=True)
     except HydraException as error:
         raise ConfigError(_translate_error(error, overrides, None)) from None
@@ -133,6 +135,10 @@ def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any
     if replaced := [word for word in overrides if word.lstrip("+").startswith(REPLACED)]:
         _apply_overrides(made, replaced)
     return made
+
+
+def _several_values(key: str, value: str) -> str:
+    return f"{key}: {value!r} is several values; for a sweep add -m, for a list write '{key}=[{value}]'"
 
 
 def search_path_override(extra_dir: Path | None) -> list[str]:
@@ -251,7 +257,7 @@ def _translate_error(error: Exception, overrides: Sequence[str], extra_dir: Path
         if not _parses(override):
             return f"{key}: {value!r} cannot be parsed; {_quoting_hint(key, value)}"
         if f"'{override}'" in str(error) and "Ambiguous value" in str(error):
-            return f"{key}: {value!r} is several values; for a sweep add -m, for a list write '{key}=[{value}]'"
+            return _several_values(key, value)
     cause: BaseException = error
     while not str(cause).strip() and cause.__cause__ is not None:
         cause = cause.__cause__  # Hydra sometimes wraps its message in an exception without one

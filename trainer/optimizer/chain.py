@@ -63,9 +63,11 @@ def _direction(opt: Optimizer, cfg: AnyModel, rule: UpdateRule) -> optax.Gradien
             return scale_by_adam_atan2(rule.b1, rule.b2)
         case Lion():
             return optax.scale_by_lion(b1=rule.b1, b2=rule.b2)
-        case Adamw() | Muon():
-            epsilon = opt.eps if isinstance(opt, Adamw) else opt.adamw.eps
-            return optax.scale_by_adam(b1=rule.b1, b2=rule.b2, eps=epsilon)
+        case Muon():
+            return optax.scale_by_adam(b1=rule.b1, b2=rule.b2, eps=opt.adamw.eps)
+        case Adamw():
+            adam = optax.scale_by_adam(b1=rule.b1, b2=rule.b2, eps=opt.eps)
+            return adam if opt.update_clip is None else optax.chain(adam, optax.clip_by_block_rms(opt.update_clip))
 
 
 class DescentState(NamedTuple):

@@ -16,6 +16,7 @@ from conf.schema.training.run_yaml import RunFileError
 from trainer.extension import load_extension
 from trainer.rewards.equal import is_equal
 from trainer.rewards.extract import MAX_RESPONSE_CHARS, extract_answer, extract_boxed, has_marked_answer
+from trainer.rewards.strict import INTEGER, is_integer_answer, last_box
 
 
 def answer_match(response: str, answer: str) -> float:
@@ -42,6 +43,17 @@ def boxed_lenient(response: str, answer: str) -> float:
     return float(given is not None and is_equal(given, answer, lenient=True))
 
 
+def boxed_strict(response: str, answer: str) -> float:
+    """Return 1 if the last box holds the right integer and nothing else, as Simply judges; see `strict`.
+
+    An answer that is no integer is compared as in `boxed`.
+    """
+    given, right = last_box(response), answer.replace(",", "").strip()
+    if not given:
+        return 0.0
+    return float(is_integer_answer(given, right) if INTEGER.fullmatch(right) else is_equal(given, right))
+
+
 def answer_format(response: str, answer: str) -> float:
     """Return 1 if the response marks its answer, with `####` or a closed box, correct or not."""
     return float(has_marked_answer(response))
@@ -62,6 +74,7 @@ REWARDS: dict[str, Reward] = {
     "answer_match_lenient": answer_match_lenient,
     "boxed": boxed,
     "boxed_lenient": boxed_lenient,
+    "boxed_strict": boxed_strict,
     "format": answer_format,
     "length": length,
 }

@@ -116,7 +116,7 @@ def _num_micro_batches(per_device: int, micro_batch_size: int | None) -> int:
 
 
 GRPO_LOSSES = ("grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo")
-REWARDS = ("answer_match", "answer_match_lenient", "boxed", "boxed_lenient", "format", "length")
+REWARDS = ("answer_match", "answer_match_lenient", "boxed", "boxed_lenient", "boxed_strict", "format", "length")
 
 
 def _known_reward(name: str) -> str:
@@ -205,7 +205,8 @@ class GrpoLoop(Strict):
     rewards: dict[Annotated[str, AfterValidator(_known_reward)], float] = Field(
         min_length=1,
         description="Weight by reward: answer_match, boxed, format, length, or module:function. answer_match_lenient "
-        "and boxed_lenient also accept an expression left to compute, 9+9 for 18.",
+        "and boxed_lenient also accept an expression left to compute, 9+9 for 18; boxed_strict wants the bare number "
+        "in the last box.",
     )
     accuracy_reward: Annotated[str, AfterValidator(_known_reward)] = Field(
         description="Reward that tells whether an answer is correct, by a score of 1: for accuracy and tests."

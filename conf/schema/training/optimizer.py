@@ -87,6 +87,7 @@ class Adamw(_OptimizerBase):
     b1: Decay = Field(description="Decay of the first moment per update.")
     b2: Decay = Field(description="Decay of the second moment per update.")
     eps: float = Field(gt=0, lt=1, description="Added to the root of the second moment.")
+    update_clip: float | None = Field(gt=0, description="Maximum root mean square of a weight's step. null: no limit.")
 
 
 class AdamAtan2(_OptimizerBase):

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from controller.config.compose import CONFIG_DIR, compose, compose_raw, config_groups, normalize_override
+from controller.config.compose import (
+    CONFIG_DIR,
+    compose,
+    compose_raw,
+    compose_variants,
+    config_groups,
+    normalize_override,
+)
 from controller.core.errors import ConfigError
 from tests.groups import load_group
 
@@ -143,6 +150,11 @@ def test_a_value_that_hydra_reads_otherwise_gets_the_cure(override: str, message
     with pytest.raises(ConfigError) as caught:
         compose(["+experiment=quickstart", override])
     assert message in str(caught.value)
+
+
+def test_a_case_of_a_sweep_that_gives_several_values_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer\.lr: '1e-4,7e-4' is several values; for a sweep add -m"):
+        list(compose_variants([["+experiment=quickstart", "optimizer.lr=1e-4,7e-4"]]))
 
 
 def test_the_cures_are_understood_and_rewards_are_replaced() -> None:

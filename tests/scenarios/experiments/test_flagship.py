@@ -10,7 +10,7 @@ from controller.checks.preflight import preflight
 from controller.cli import main
 from controller.inputs.assets import resolve_assets
 
-FLAGSHIPS = {"gemma2b_gsm8k": 1e-7, "gemma2b_gsm8k_fast": 1e-6}
+FLAGSHIPS = {"gemma2b_gsm8k": 1e-7, "gemma2b_gsm8k_fast": 1e-6, "gemma2b_gsm8k_lenient": 1e-7}
 
 
 def composed(name: str, *words: str) -> Config:
@@ -32,7 +32,7 @@ def test_settings(name: str, lr: float) -> None:
         4,
         128,
     )
-    assert (loop.max_prompt_length, loop.max_prompt_length + loop.max_new_tokens) == (1024, 2048)
+    assert (loop.max_prompt_length, loop.max_prompt_length + loop.max_new_tokens) == (512, 2048)
     assert (loop.loss_type, loop.temperature, loop.clip_ratio_low, loop.clip_ratio_high) == (
         "token_mean",
         1.0,
@@ -44,6 +44,7 @@ def test_settings(name: str, lr: float) -> None:
     assert all(stop in "\n" * 3 for stop in loop.sampler.stop)
     assert loop.sampler.slots == 128
     assert (optimizer.lr, optimizer.b1, optimizer.b2, optimizer.max_grad_norm) == (lr, 0.9, 0.95, 1.0)
+    assert (optimizer.update_clip, optimizer.weight_decay) == (1.0, 0.0)
     assert optimizer.schedule.model_dump() == {"kind": "constant", "warmup_steps": 1}
     assert config.checkpoint.save_interval == 20
     data: Any = config.data
@@ -51,6 +52,28 @@ def test_settings(name: str, lr: float) -> None:
         *("none", "<bos>", "<eos>"),
         "assets://gemma-2-2b/tokenizer.json",
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "reward", "prompt"),
+    [
+        (
+            *("gemma2b_gsm8k", "boxed_strict"),
+            "Question: How many? Put your answer number as the format: \\boxed{<Your Answer>}.\nAnswer: ",
+        ),
+        ("gemma2b_gsm8k_lenient", "answer_match", "Question: How many?\nAnswer:"),
+    ],
+)
+def test_prompt_and_reward_go_together(name: str, reward: str, prompt: str) -> None:
+    """The first is Simply's evaluation; the second that of `sft_gsm8k`, which it continues."""
+    config = composed(name)
+    loop: Any = config.loop
+    data: Any = config.data
+    assert ({key for key, weight in loop.rewards.items() if weight}, loop.accuracy_reward) == ({reward}, reward)
+    assert data.prompt.question.format(question="How many?") == prompt
+    if name == "gemma2b_gsm8k_lenient":
+        tuned: Any = composed("sft_gsm8k", "model.weights=gs://b/w", "data.tokenizer=gs://b/t/tokenizer.json").data
+        assert tuned.template.prompt == data.prompt.question
 
 
 def test_weights_that_no_key_names_are_not_fetched(tmp_path: Path) -> None:

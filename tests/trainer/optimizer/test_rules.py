@@ -137,3 +137,22 @@ def test_the_gradient_is_clipped_by_its_global_norm(norm, expected):
     changes, _ = jax.jit(lambda g, p: chain.update(g, chain.init(p), p))(gradients, params)
     clipped = np.abs(np.array(expected))
     np.testing.assert_allclose(changes["layers"]["residual_scale"], -clipped / (clipped + 0.5), rtol=1e-5)
+
+
+def test_a_step_is_clipped_by_its_root_mean_square_weight_by_weight():
+    raw = load_group("optimizer/adamw") | {"b1": 0.0, "b2": 0.0, "eps": 0.5, "lr": 1.0, "max_grad_norm": None}
+    constant = {"schedule": {"kind": "constant", "warmup_steps": 0}}
+    opt = Adamw.model_validate(raw | constant | {"update_clip": 0.5})
+    cfg = model("nanochat_d16")
+    params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), weights.abstract_params(cfg))
+    gradients = jax.tree.map(np.copy, params)
+    gradients["layers"]["residual_scale"] = np.array([3, 4], np.float32)
+    gradients["layers"]["embedding_scale"] = np.array([0.1, -0.2], np.float32)
+    chain = build_optimizer(opt, cfg)
+    changes, _ = jax.jit(lambda g, p: chain.update(g, chain.init(p), p))(gradients, params)
+    steps = {name: -g / (np.abs(g) + 0.5) for name, g in gradients["layers"].items() if g.any()}
+    large, small = steps["residual_scale"], steps["embedding_scale"]
+    rms = np.sqrt(np.mean(large**2))
+    assert np.sqrt(np.mean(small**2)) < 0.5 < rms
+    np.testing.assert_allclose(changes["layers"]["residual_scale"], large * 0.5 / rms, rtol=1e-5)
+    np.testing.assert_allclose(changes["layers"]["embedding_scale"], small, rtol=1e-5)
