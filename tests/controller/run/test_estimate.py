@@ -65,7 +65,7 @@ def test_a_local_layer_sees_its_window_only() -> None:
 
 
 def test_grpo_samples_scores_and_updates() -> None:
-    """16 prompts of 8 answers, half of 1024 + 1024 tokens each; per token a forward pass is a third of an update.
+    """16 prompts of 8 answers, half of 512 + 1536 tokens each; per token a forward pass is a third of an update.
 
     An update has the pass of the update, one of the old policy and one of the reference: 1 + 2/3.
     """
@@ -73,7 +73,7 @@ def test_grpo_samples_scores_and_updates() -> None:
     assert found.model is not None
     each = token_flops(found.model, 1024)
     training = 2000 * 128 * 1024 * each * (1 + 2 / 3)
-    sampling = (2000 * 128 + 20 * 256) * 512 * each / 3
+    sampling = (2000 * 128 + 20 * 256) * 768 * each / 3
     hours = 0.25 + (training / 0.30 + sampling / 0.05) / (16 * 197e12) / 3600
     assert estimated(found).hours == pytest.approx(hours)
     assert "5% while sampling" in str(estimated(found))
