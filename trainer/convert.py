@@ -1,12 +1,12 @@
-"""Weights in and out.
+"""Convert weights between Hugging Face's format and Slipway's.
 
     python -m trainer.convert import FROM TO   # FROM: a Hugging Face folder
     python -m trainer.convert export FROM TO   # TO: a folder that transformers reads
 
-FROM and TO are local or gs://. What `import` writes is what `model.weights` of an experiment names: an Orbax checkpoint
-of the weights in the types they came in, and model.yaml, which says what model they are of. `export` takes that, or a
-checkpoint of a run, RUN/checkpoints/STEP, with its tokenizer and chat template; `--format slipway` writes what `import`
-does.
+`import` writes a folder for `model.weights`: an Orbax checkpoint of the weights, with their dtypes unchanged, and
+model.yaml, which describes the model. `export` reads such a folder or a checkpoint of a run, RUN/checkpoints/STEP, with
+its tokenizer and chat template; with `--format slipway` it writes what `import` writes.
+Exit codes: 0 done, 2 bad arguments or weights.
 """
 
 import argparse
@@ -24,15 +24,16 @@ from trainer.pretrained.hf_files import PretrainedError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 it cannot be done (one line on stderr says why)."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.convert", description=__doc__)
-    parser.add_argument("action", choices=["import", "export"])
-    parser.add_argument("source", type=epath.Path)
-    parser.add_argument("target", type=epath.Path)
-    parser.add_argument("--format", choices=FORMATS, default="hf", help="of an export (hf)")
-    parser.add_argument(
-        "--dtype", choices=["float32", "bfloat16", "float16"], help="of an export (that of the weights)"
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tokenizer", help="tokenizer.json of an export, if the source has none")
+    parser.add_argument("action", choices=["import", "export"], help="into Slipway's format, or out of it")
+    parser.add_argument("source", type=epath.Path, metavar="FROM", help="folder to read, local or gs://…")
+    parser.add_argument("target", type=epath.Path, metavar="TO", help="folder to write, local or gs://…")
+    parser.add_argument("--format", choices=FORMATS, default="hf", help="format of an export (default: hf)")
+    dtypes = ["float32", "bfloat16", "float16"]
+    parser.add_argument("--dtype", choices=dtypes, help="dtype of an export (default: that of the weights)")
+    parser.add_argument("--tokenizer", metavar="FILE", help="tokenizer.json of an export, if the source has none")
     options = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")  # a TPU that is here is left to who trains on it
     try:

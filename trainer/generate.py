@@ -30,11 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add_arguments(parser)
     asked = parser.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt; may be given several times")
+    asked.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt; can be repeated")
     asked.add_argument("--prompts", type=Path, metavar="FILE", help="prompts, one JSON object per line")
-    parser.add_argument("--column", default="prompt", help="key of the prompt in --prompts (prompt)")
-    parser.add_argument("-n", "--samples", type=count, default=1, metavar="N", help="samples per prompt (1)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON lines there instead of text to the screen")
+    parser.add_argument(
+        "--column", default="prompt", metavar="KEY", help="key of the prompt in --prompts (default: prompt)"
+    )
+    parser.add_argument("-n", "--samples", type=count, default=1, metavar="N", help="samples per prompt (default: 1)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write JSON lines to a file")
     parser.add_argument(
         "--raw", action="store_true", help="continue the prompts as they are, without the run's wording"
     )

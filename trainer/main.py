@@ -35,8 +35,8 @@ JOIN_TIMEOUT_SECONDS = 300
 
 def main() -> None:
     """Run the experiment that the first argument names, and end the process with an exit code."""
-    parser = argparse.ArgumentParser(prog="Train as run.yaml specifies.", description="Train what run.yaml says.")
-    parser.add_argument("run_file", type=Path, metavar="run.yaml")
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="Train as run.yaml specifies.")
+    parser.add_argument("run_file", type=Path, metavar="run.yaml", help="what to train, as `slipway up` wrote it")
     path = parser.parse_args().run_file
     faulthandler.register(signal.SIGQUIT)  # SIGQUIT prints every thread's stack and does nothing else
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")

@@ -16,7 +16,7 @@ PLAIN_WIDTH = 110
 """Columns without a terminal."""
 BOLD, CYAN, END = "\x1b[1m", "\x1b[36m", "\x1b[0m"
 ABOUT = {
-    "cloud": "Google Cloud, or the emulated cloud on this machine",
+    "cloud": "Google Cloud (gcp), the emulated cloud (local), or this machine itself (here)",
     "tpu": "size and zone of the pod",
     "network": "addresses, NAT, firewall",
     "assets": "files to copy to the bucket",

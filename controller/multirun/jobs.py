@@ -1,7 +1,7 @@
 """Turns the jobs of a request into runs of a sweep, which have the same ids every time, and drives them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from controller.multirun.recorder import RETURN_VALUE
 from controller.multirun.request import Request
 from controller.plan.build import build_plan
 from controller.records.ledger import Ledger
+from controller.records.recorder import JOB_MODULE
 from controller.run.options import RunOptions
 from controller.sweep.definition import JobBuilder, SweepDefinition, with_pod_number
 from controller.sweep.drive import RunsFailedError, drive_session
@@ -24,7 +25,7 @@ from controller.sweep.grid import Variant
 from controller.sweep.pods import delete_if_unused
 from controller.sweep.session import SweepSession, open_definition
 
-PACKAGE = "slipway_job"
+PACKAGE = JOB_MODULE.partition(".")[0]
 """Package on the workers that runs a job."""
 SHIPPED = (
     "__init__.py", "agent/__init__.py", "agent/formats.py", "agent/fs.py", "agent/process.py", "agent/storage.py",
@@ -59,7 +60,7 @@ def run_jobs(request: Request) -> list[Answer]:
     builder = JobBuilder(request.folder, shipped_files())
     definition = define_jobs(request, builder)
     unique = {job.run_id: job for job in definition.jobs}  # a sweeper may propose a job twice
-    once = SweepDefinition(definition.base_config, tuple(unique.values()), request.folder)
+    once = replace(definition, jobs=tuple(unique.values()))
     errors: Mapping[str, str] = {}
     options = RunOptions(yes=request.yes, take_over=request.take_over)
     with open_definition(once) as session:
@@ -98,7 +99,7 @@ def define_jobs(request: Request, builder: JobBuilder) -> SweepDefinition:
     ]
     jobs = tuple(builder.build_jobs(variants))
     _require_hydra(jobs[0].config, request)
-    return SweepDefinition(jobs[0].config, jobs, request.folder)
+    return SweepDefinition(jobs[0].config, jobs, request.folder, batches=request.batches)
 
 
 def shared_overrides(request: Request) -> tuple[str, ...]:
@@ -113,7 +114,8 @@ def _without_outputs(request: Request, words: Sequence[str]) -> list[str]:
     """Return the override that keeps the app's outputs out of its code: otherwise each multirun would be a new one."""
     top = repository_root(request.folder).resolve()
     places = [Path(request.folder, folder).resolve() for folder in request.own_folders]
-    inside = [f"/{place.relative_to(top).as_posix()}/" for place in places if top in place.parents]
+    outermost = [place for place in places if not any(other in place.parents for other in places)]
+    inside = [f"/{place.relative_to(top).as_posix()}/" for place in outermost if top in place.parents]
     excluded = compose_raw(words, extra_dir=request.folder / "slipway")["code"]["exclude"]
     return [f"code.exclude={quote_words([*excluded, *inside])}"]
 
@@ -122,7 +124,7 @@ def command(request: Request, words: tuple[str, ...]) -> list[str]:
     """Return the command of a job on a worker."""
     place = request.folder.resolve().relative_to(repository_root(request.folder).resolve()).as_posix()
     inside = [] if place == "." else ["--in", place]
-    return ["python", "-m", f"{PACKAGE}.multirun.job", *inside, *request.app, *words]
+    return ["python", "-m", JOB_MODULE, *inside, *request.app, *words]
 
 
 def shipped_files() -> dict[str, Path]:

@@ -37,6 +37,7 @@ class Request:
         zone: zone of the pods; empty: that of the slice type.
         name: name of the runs; empty: derived from the app.
         keep: whether more jobs will follow, so that the pods stay.
+        batches: what all batches of a sweeper have in common, so that they are one sweep; empty for a single batch.
         fetch_max_mb: largest output, in MB, that is copied to this machine.
         yes: whether to create billed resources without a prompt.
         take_over: whether to replace another controller of the same jobs.
@@ -51,6 +52,7 @@ class Request:
     zone: str
     name: str
     keep: bool
+    batches: str
     fetch_max_mb: float
     yes: bool
     take_over: bool

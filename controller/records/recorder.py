@@ -33,6 +33,8 @@ RECORD_FILE = "record.json"
 LOCAL_METRICS_FILE = "told.jsonl"
 """Metrics lines as they arrived: the only copy if the program does not upload metrics.jsonl."""
 REPEAT_SUFFIX = re.compile(r"-r(\d+)$")
+JOB_MODULE = "slipway_job.multirun.job"
+"""Module on the workers that runs a job of someone else's Hydra app, whose words follow it in the command."""
 RunRecord = dict[str, Any]
 
 
@@ -212,8 +214,19 @@ def row_from_record(document: RunRecord) -> RunRecord:
     commit = document.get("git", {}).get("commit")
     name = {"name": config["run"]["name"], "seed": config["run"]["seed"], "overrides": document["overrides"]}
     command = config.get("program", {}).get("command")  # null for the bundled trainer
+    if command and JOB_MODULE in command:
+        command, name["overrides"] = split_job(command)
     program = {"program": program_name(command)} if command else {}
     return {**row, **name, **program, **pod, "commit": commit, "code": document["code_sha256"]}
+
+
+def split_job(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return how a job of a Hydra app starts the app, and the app's own words, which tell one job from another."""
+    words = list(command[command.index(JOB_MODULE) + 1 :])
+    if words[0] == "--in":
+        del words[:2]
+    size = 2 if words[0] == "-m" else 1
+    return words[:size], words[size:]
 
 
 def program_name(words: Sequence[str]) -> str:

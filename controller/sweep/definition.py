@@ -56,6 +56,8 @@ class SweepDefinition:
     fixed_overrides: tuple[str, ...] = ()
     space: SearchSpace | None = None
     """Search space of a search."""
+    batches: str = ""
+    """What all batches of a search by someone else's program have in common; they are one sweep."""
 
     @property
     def sweep(self) -> Sweep:
@@ -64,6 +66,8 @@ class SweepDefinition:
     @property
     def id(self) -> str:
         """Return the sweep id: the same runs are the same sweep, on any number of pods."""
+        if self.batches:
+            return f"{self.base_config.run.name}-{digest(self.batches)[:8]}"
         if self.space is not None:
             what = [
                 self.fixed_overrides,

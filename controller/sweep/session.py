@@ -102,6 +102,9 @@ class SweepSession:
         if self.definition.space is not None:
             return list(known.values())
         table, rows = {row["run"]: row for row in index.load_rows(self.context.state_dir)}, []
+        if self.definition.batches:
+            jobs = {job.run_id for job in self.definition.jobs}
+            rows = [row for run, row in known.items() if run not in jobs and row.state not in ("waiting", "running")]
         for job in self.definition.jobs:
             row = known.get(job.run_id) or BoardRow(job.run_id, job.variant.title)
             record: dict[str, Any] = table.get(job.run_id, {})
@@ -125,12 +128,11 @@ class SweepSession:
             cost += max_cost(base, price)
         else:
             cost = "none: " + ("this machine" if base.cloud.kind == "here" else "the cloud is emulated on this machine")
-        return [
+        lines = [
             f"sweep    {self.definition.id}: {self._count_message()}, {self.remaining} remaining",
             f"pods     {plural(sweep.pods, 'pod')} of {tpu}; on failure: {sweep.on_failure}",
-            f"time     {hours} ({guess.why})",
-            f"cost     {cost}",
         ]
+        return [*lines, f"time     {hours} ({guess.why})", f"cost     {cost}"] if self.remaining else lines[:1]
 
     def _count_message(self) -> str:
         if (search := self.definition.sweep.search) is not None:

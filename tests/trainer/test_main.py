@@ -1,5 +1,7 @@
 """The program as a whole: exit codes and messages, with real processes where several must agree."""
 
+import argparse
+import importlib
 import json
 import os
 import re
@@ -162,3 +164,32 @@ def test_data_that_one_worker_cannot_read_end_the_run_with_its_words(pair, tmp_p
     assert len(alone) == 1, ended
     assert f"data.path: {path}:401 is not JSON: Expecting value, at character 0 of the line\n" in alone[0].stderr
     assert "Traceback" not in alone[0].stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("trainer.main", []),
+        ("trainer.fit.report", []),
+        ("trainer.chat", []),
+        ("trainer.generate", []),
+        ("trainer.convert", []),
+        ("trainer.puzzles.__main__", []),
+        ("trainer.puzzles.__main__", ["sudoku"]),
+        ("trainer.puzzles.__main__", ["maze"]),
+        ("trainer.tokenizer.__main__", []),
+        ("trainer.tokenizer.__main__", ["train"]),
+    ],
+)
+def test_the_help_of_each_program_describes_each_argument(module, words, monkeypatch):
+    printed = []
+    monkeypatch.setattr(argparse.ArgumentParser, "print_help", lambda parser, file=None: printed.append(parser))
+    monkeypatch.setattr(sys, "argv", ["program", *words, "--help"])
+    with pytest.raises(SystemExit):
+        importlib.import_module(module).main()
+    [parser] = printed
+    assert parser.prog.startswith("python -m trainer")
+    assert [action.dest for action in parser._actions if not (action.help or action.choices)] == []
+    described = parser.format_help().splitlines()
+    assert all(line in described for line in (parser.description or "").splitlines()), "its lines are run together"
+    assert max(map(len, described)) <= 120

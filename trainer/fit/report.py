@@ -1,11 +1,11 @@
-"""Does it fit, and what does it cost? The TPU compiler's answer, on a machine without a TPU.
+"""Compile a run for TPU on a machine without one: whether it fits the chips, and what it costs.
 
     python -m trainer.fit run.yaml [--json] [--only update,decode] [--out verdict.json] [--slices v5litepod-8,v6e-8]
 
-Compiles what the run would compile, for the slice it would run on, with libtpu, and reports per chip: arguments,
-temporaries, the peak with everything else that lies there, against the chip's memory. Where something does not fit, the
-first override that helps is looked for. With --slices, the run is compiled for each of them, and compared. Exit codes:
-0 all fits, or one of the slices does; 2 not, or it cannot be told.
+libtpu compiles each program of the run for its slice. The report shows, per chip, arguments, temporaries and the peak
+with everything else in memory, beside the memory that a chip has. If a program does not fit, the report names the first
+override that helps. --slices compares several slices.
+Exit codes: 0 everything fits (with --slices: on one of them), 2 it does not, or cannot be compiled.
 """
 
 import argparse
@@ -28,12 +28,16 @@ from trainer.models import attention
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainer.fit", description=__doc__)
-    parser.add_argument("run", type=Path, help="run.yaml")
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.fit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, metavar="run.yaml", help="the run to compile")
     parser.add_argument("--json", action="store_true", help="print one JSON document to stdout")
-    parser.add_argument("--only", default="", help="comma-separated names of programs; skips the search for a fix")
-    parser.add_argument("--out", type=Path, help="also write the JSON document to this file")
-    parser.add_argument("--slices", default="", help="comma-separated accelerator types to compare")
+    parser.add_argument(
+        "--only", default="", metavar="NAMES", help="comma-separated names of programs; skips the search for a fix"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON document to this file")
+    parser.add_argument("--slices", default="", metavar="TYPES", help="comma-separated accelerator types to compare")
     parser.add_argument("--sort", default="usd", choices=slices.SORT_KEYS, help="order of --slices")
     parser.add_argument("--zone", help="zone of the price; without a price there, the cheapest zone")
     parser.add_argument("--spot", action="store_true", help="spot prices")

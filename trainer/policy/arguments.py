@@ -11,12 +11,14 @@ from trainer.policy.policy import Policy, Sampling
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the folder of weights and how to draw responses."""
     parser.add_argument("folder", type=epath.Path, help="RUN/checkpoints/STEP, or a folder of exported weights")
-    parser.add_argument("--temperature", type=_temperature, help="0: greedy (default: the run's, or 1)")
-    parser.add_argument("--top-k", type=count, help="sample from this many of the likeliest tokens")
-    parser.add_argument("--top-p", type=_share, help="sample from the likeliest tokens with this probability")
-    parser.add_argument("--max-new-tokens", type=count, help="tokens of a response (default: the run's, or 256)")
-    parser.add_argument("--seed", type=int, default=0, help="another one gives other samples (0)")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="to compute in (default: the run's)")
+    parser.add_argument("--temperature", type=_temperature, metavar="T", help="0: greedy (default: the run's, or 1)")
+    parser.add_argument("--top-k", type=count, help="sample from the K likeliest tokens", metavar="K")
+    parser.add_argument("--top-p", type=_share, help="sample from the likeliest tokens of probability P", metavar="P")
+    parser.add_argument(
+        "--max-new-tokens", type=count, metavar="N", help="tokens of a response (default: the run's, or 256)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the samples (default: 0)")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="dtype to compute in (default: the run's)")
     parser.add_argument("--tokenizer", metavar="FILE", help="tokenizer.json, if the folder has none")
 
 

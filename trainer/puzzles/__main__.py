@@ -68,24 +68,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="sudoku | maze")
     at_least_0, at_least_1 = partial(_parse_count, 0), partial(_parse_count, 1)
-    for kind in (sudoku_parser := kinds.add_parser("sudoku"), maze_parser := kinds.add_parser("maze")):
-        kind.add_argument("--source", required=True, help="generated, hf://OWNER/NAME, a folder, a CSV file")
-        kind.add_argument("--output", required=True, help="folder, local or gs://…")
-        kind.add_argument(
-            "--subsample", type=at_least_1, help="training puzzles, chosen by the seed (all; generated: 1000)"
-        )
-        kind.add_argument("--test", type=at_least_1, help="test puzzles (all; of a CSV file or generated: 1000)")
-        kind.add_argument("--min-rating", type=at_least_0, help="leave out easier puzzles (none)")
-        kind.add_argument("--seed", type=at_least_0, default=0)
+    for kind in (
+        sudoku_parser := kinds.add_parser("sudoku", help="puzzles of 4 x 4 or 9 x 9 cells"),
+        maze_parser := kinds.add_parser("maze", help="shortest paths through mazes"),
+    ):
+        kind.add_argument("--source", required=True, help="generated, hf://OWNER/NAME, a folder or a CSV file")
+        kind.add_argument("--output", required=True, metavar="FOLDER", help="folder to write, local or gs://…")
+        many = "number of training puzzles, drawn by --seed (default: all; generated: 1000)"
+        kind.add_argument("--subsample", type=at_least_1, metavar="N", help=many)
+        many = "number of test puzzles (default: all; of a CSV file or generated: 1000)"
+        kind.add_argument("--test", type=at_least_1, metavar="N", help=many)
+        kind.add_argument("--min-rating", type=at_least_0, metavar="R", help="leave out puzzles with a lower rating")
+        kind.add_argument("--seed", type=at_least_0, default=0, metavar="N", help="random seed (default: 0)")
+    many = "random images of each training puzzle (default: 0)"
+    sudoku_parser.add_argument("--augment", type=at_least_0, default=0, metavar="N", help=many)
+    side = "side of generated puzzles: 4 or 9 (default: 9)"
+    sudoku_parser.add_argument("--side", type=int, choices=[4, 9], default=9, metavar="N", help=side)
     sudoku_parser.add_argument(
-        "--augment", type=at_least_0, default=0, help="random images of each training puzzle (0)"
+        "--cells", dest="side", type=_parse_cells, metavar="N", help="the same as cells: 16 or 81"
     )
-    sudoku_parser.add_argument("--side", type=int, choices=[4, 9], default=9, help="of generated puzzles (9)")
-    sudoku_parser.add_argument("--cells", dest="side", type=_parse_cells, help="16 or 81 in place of --side")
-    sudoku_parser.add_argument("--clues", type=_parse_clues, help="of generated puzzles, e.g. 30-40; more are easier")
-    maze_parser.add_argument(
-        "--augment", type=at_least_0, choices=range(8), default=0, help="symmetries, at most 7 (0)"
-    )
+    clues = "clues of generated puzzles, such as 30 or 30-40; more clues are easier"
+    sudoku_parser.add_argument("--clues", type=_parse_clues, metavar="RANGE", help=clues)
+    many = "symmetric images of each training puzzle, at most 7 (default: 0)"
+    maze_parser.add_argument("--augment", type=at_least_0, choices=range(8), default=0, metavar="N", help=many)
     return parser
 
 

@@ -3,7 +3,7 @@
     python -m trainer.tokenizer train 'shards/*.parquet' --output FOLDER [--vocab 65536] [--column text]
 
 Writes FOLDER/tokenizer.json, for `data.tokenizer`, and FOLDER/token_bytes.npy, how many bytes of text each token stands
-for. Files ending in .parquet and .jsonl hold a document per row; any other file is one document of text.
+for. Files that end in .parquet or .jsonl hold a document per row; any other file is one document of text.
 Exit codes: 0 done, 2 bad arguments or data.
 """
 
@@ -52,10 +52,14 @@ def _parser() -> argparse.ArgumentParser:
     train = parser.add_subparsers(required=True, metavar="train").add_parser("train", help="train a byte-pair encoding")
     train.add_argument("path", help="data set: a local path or gs://…, with * and ** as wildcards")
     train.add_argument("--output", required=True, help="folder for tokenizer.json and token_bytes.npy")
-    train.add_argument("--vocab", type=_parse_vocab_size, default=65_536, help="ids with special tokens (65536)")
-    train.add_argument("--column", default="text", help="column of .parquet and .jsonl files (text)")
-    train.add_argument("--max-chars", type=int, default=2_000_000_000, help="characters to learn from (2000000000)")
-    train.add_argument("--doc-chars", type=int, default=10_000, help="characters used per row (10000)")
+    size = "vocabulary size, special tokens included (default: 65536)"
+    train.add_argument("--vocab", type=_parse_vocab_size, default=65_536, metavar="N", help=size)
+    column = "column of .parquet and .jsonl files (default: text)"
+    train.add_argument("--column", default="text", metavar="KEY", help=column)
+    most = "characters to learn from, at most (default: 2000000000)"
+    train.add_argument("--max-chars", type=int, default=2_000_000_000, metavar="N", help=most)
+    most = "characters to use of each row, at most (default: 10000)"
+    train.add_argument("--doc-chars", type=int, default=10_000, metavar="N", help=most)
     return parser
 
 

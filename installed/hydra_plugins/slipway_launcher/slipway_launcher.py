@@ -136,10 +136,12 @@ class SlipwayLauncher(Launcher):
 
     def _request(self, jobs: list[dict[str, Any]], *, keep: bool) -> dict[str, Any]:
         settings, folder = self.settings, Path(self.config.hydra.runtime.cwd)
+        app = app_words(self.config, self.task_function, folder)
+        sweeper = OmegaConf.to_container(self.config.hydra.sweeper, resolve=False)
         return {
             "format": 1,
             "folder": str(folder),
-            "app": app_words(self.config, self.task_function, folder),
+            "app": app,
             "jobs": jobs,
             "own_folders": output_folders(self.config),
             "given": local_overrides(settings),
@@ -147,6 +149,7 @@ class SlipwayLauncher(Launcher):
             "zone": settings["zone"] or "",
             "name": settings["name"] or "",
             "keep": keep,
+            "batches": json.dumps([app, list(self.config.hydra.overrides.task), sweeper], default=str) if keep else "",
             "fetch_max_mb": settings["fetch_max_mb"],
             "yes": settings["yes"],
             "take_over": settings["take_over"],

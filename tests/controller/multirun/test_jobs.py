@@ -12,13 +12,18 @@ from typing import Any, cast
 
 import pytest
 
+from controller.core.clock import Clock
 from controller.core.errors import ConfigError, SlipwayError
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import NotFoundError
 from controller.multirun.jobs import command, define_jobs, shared_overrides, shipped_files
 from controller.multirun.output import describe_job, fetch_output
 from controller.multirun.request import Job, Request
+from controller.records.recorder import row_from_record, split_job
+from controller.sweep.board import Board, BoardRow
 from controller.sweep.definition import JobBuilder
+from controller.sweep.session import open_definition
+from tests.golden import golden
 
 
 @pytest.fixture
@@ -31,7 +36,7 @@ def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
     jobs = tuple(Job(f"lr={lr}", (f"lr={lr}", "note=${x}, 'y'"), tmp_path / lr) for lr in ("1", "2", "1"))
     given = ("cloud=local", "sweep.pods=2")
     return Request(
-        lab, ("app.py",), jobs, ("multirun", "results"), given, "v5litepod-1", "", "", False, 1.0, False, False
+        lab, ("app.py",), jobs, ("multirun", "results"), given, "v5litepod-1", "", "", False, "", 1.0, False, False
     )
 
 
@@ -66,6 +71,39 @@ def test_shipped_files_are_the_agents_and_the_jobs(request_: Request) -> None:
     snapshot = builder.build_plan(define_jobs(request_, builder).base_config).snapshot
     with tarfile.open(fileobj=io.BytesIO(snapshot.archive)) as tar:
         assert {"lab/app.py", "slipway_job/multirun/job.py", "slipway_job/agent/storage.py"} <= set(tar.getnames())
+
+
+def test_batches_of_a_sweeper_are_one_sweep_which_shows_the_runs_of_earlier_ones(request_: Request) -> None:
+    first, second, third = (replace(request_, jobs=(job,), batches="app, n_trials=3") for job in request_.jobs)
+    builder = JobBuilder(request_.folder, shipped_files())
+    found = [define_jobs(request, builder) for request in (first, second, third)]
+    assert found[0].id == found[1].id != define_jobs(replace(first, batches="n_trials=4"), builder).id
+    assert define_jobs(replace(first, batches=""), builder).id != define_jobs(replace(second, batches=""), builder).id
+    earlier, now = found[0].jobs[0].run_id, found[1].jobs[0].run_id
+    with open_definition(found[1]) as session:
+        session.board_file.parent.mkdir(parents=True)
+        lines = [BoardRow(earlier, "lr=1", state="finished"), BoardRow("app-killed", "lr=3", state="running")]
+        Board([*lines, BoardRow(now, "lr=2", state="running")], session.board_file, Clock(), json_lines=False).close()
+        assert [(row.run, row.state) for row in session.board_rows()] == [(earlier, "finished"), (now, "running")]
+        assert len(session.summary_lines()) == 4
+        [line] = replace(session, finished_runs={now}).summary_lines()  # nothing is left that takes time or money
+        assert line == f"sweep    {found[1].id}: 1 run, 1 finished, 0 remaining"
+
+
+def test_folders_inside_another_that_is_left_out_are_not_named(request_: Request) -> None:
+    dated = replace(request_, own_folders=("multirun", "multirun/2026-11-23/05-48-12", "results"))
+    assert shared_overrides(dated) == shared_overrides(request_)
+
+
+def test_the_table_of_runs_shows_the_apps_words(request_: Request) -> None:
+    job = define_jobs(request_, JobBuilder(request_.folder, shipped_files())).jobs[0]
+    assert split_job(job.config.program.command or ()) == (["app.py"], ["lr=1", "note=${x}, 'y'"])
+    module = command(replace(request_, app=("-m", "lab.app")), ("lr=1",))
+    assert split_job(module) == (["-m", "lab.app"], ["lr=1"])
+    record = golden("record")
+    record["config"] |= {"program": {"command": module}}
+    row = row_from_record(record)
+    assert (row["program"], row["overrides"]) == ("lab.app", ["lr=1"])
 
 
 def test_pods_stay_only_while_more_jobs_will_come(request_: Request) -> None:

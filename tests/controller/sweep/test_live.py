@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -187,6 +188,15 @@ def test_a_sweep_of_another_machine_is_known_from_the_table(state: Path, capsys:
     assert "--sweep q-: ambiguous, matches q-abc, q-xyz" in err
     assert "no such sweep; the latest: q-abc, q-xyz" in err
     assert "--follow: needs --sweep ID" in err
+
+
+def test_a_name_means_its_newest_sweep(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for age, name in enumerate(("q-222", "q-111", "q-other-333")):
+        file = state / "sweeps" / f"{name}.json"
+        board(file, BoardRow(f"{name}-run", "")).close()
+        os.utime(file, (1e9 - age, 1e9 - age))
+    assert status("--sweep", "q") == 0
+    assert capsys.readouterr().out.startswith("sweep q-222: 1 waiting\n")
 
 
 def test_following_says_what_changes_until_it_is_over(state: Path) -> None:

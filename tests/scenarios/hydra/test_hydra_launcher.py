@@ -9,13 +9,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from controller.cloud import emulator
+from controller.localcloud import lifecycle
+from controller.localcloud.vms.image import process_marker
+from controller.localcloud.vms.processes import kill_marked
 from tests.controller.cli.verbs.run.test_up import until
 from tests.controller.conftest import SlipwayCli
 from tests.controller.sweep.test_pool import launches
@@ -50,6 +56,28 @@ class App:
         """What the folder of each job says about it, by the folder's name, of the last multirun."""
         last = max(self.folder.glob(pattern), key=lambda folder: folder.stat().st_mtime_ns)
         return {file.parent.name: json.loads(file.read_text()) for file in sorted(last.glob("*/slipway.json"))}
+
+
+def started(slipway: SlipwayCli) -> Counter[str]:
+    """How often each run was launched."""
+    return Counter(name.split("/")[1] for name in launches(slipway))
+
+
+def finished(slipway: SlipwayCli) -> set[str]:
+    objects = slipway.cloud().get("state")["objects"]
+    return {name.split("/")[1] for names in objects.values() for name in names if name.endswith("/result.json")}
+
+
+def reboot(slipway: SlipwayCli, app: subprocess.Popen[str]) -> None:
+    """End all processes: the app, its controller, the emulated cloud and everything on its workers."""
+    cloud = emulator.state_folder(str(slipway.home))
+    server = lifecycle.find_endpoint(cloud)
+    assert server is not None
+    ended = [psutil.Process(server["pid"]), *psutil.Process(app.pid).children(recursive=True), psutil.Process(app.pid)]
+    for process in ended:
+        process.kill()
+    kill_marked(process_marker(cloud.resolve()))
+    app.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -105,6 +133,40 @@ def test_an_interrupted_multirun_goes_on_without_running_anything_twice(
     assert launches(slipway)[:2] == before or set(before) < set(launches(slipway))
     assert len(launches(slipway)) == 3
     assert slipway.cloud().get("state")["node"] == {}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("app", ["structured"], indirect=True)
+def test_a_search_goes_on_after_a_reboot_and_runs_nothing_twice(
+    slipway: SlipwayCli, app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary, go = tmp_path / "tmp", tmp_path / "go"
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    temporary.mkdir()
+    go.touch()
+    words = ["app.py", "-m", *SLIPWAY, FAST, "hydra.launcher.pods=2", "hydra/sweeper=asking", f"wait_for={go}"]
+    first = app.start(*words)
+    until(lambda: finished(slipway) != set(), 300)  # the first batch is one job
+    go.unlink()
+    until(lambda: len(started(slipway)) - len(finished(slipway)) == 2, 300)  # two jobs of a later batch
+    reboot(slipway, first)
+    shutil.rmtree(temporary)
+    temporary.mkdir()
+    before, done = started(slipway), finished(slipway)
+    assert len(done) < len(before)
+    go.touch()
+    code, out = app.run(*words)
+    assert code == 0, out
+    tried = ast.literal_eval(out.rpartition("tried ")[2].splitlines()[0])
+    assert len(tried) == 6
+    assert all(value == pytest.approx(10 * rate) for rate, value in tried)
+    after = started(slipway)
+    assert len(after) == 6, "the sweeper proposed the same jobs as before the reboot"
+    assert {run for run, count in after.items() if count > 1} <= set(before) - done
+    assert max(after.values()) <= 2
+    assert slipway.cloud().get("state")["node"] == {}
+    code, out, _ = slipway("status", "--sweep", "app")
+    assert "6 finished" in out, out  # all batches are one sweep
 
 
 @pytest.mark.deep

@@ -62,10 +62,17 @@ def _format_change(line: BoardRow, clock: Clock) -> str:
 
 
 def resolve_sweep_id(state: Path, name: str) -> str:
-    """Return the sweep with this id, or the only one whose id starts with it. Raises ConfigError otherwise."""
+    """Return the sweep with this id, the newest whose runs have this name, or the only one whose id starts with it.
+
+    Raises:
+        ConfigError: there is no such sweep, or several.
+    """
     ended = {row["sweep"]: None for row in index.load_rows(state) if row.get("sweep")}
     known = list(dict.fromkeys([*ended, *(file.stem for file in sorted(state.glob("sweeps/*.json")))]))
     found = [name] if name in known else [each for each in known if each.startswith(name)]
+    if called := [each for each in found if each.rpartition("-")[0] == name]:
+        boards = {each: state / "sweeps" / f"{each}.json" for each in called}
+        found = [max(called, key=lambda each: boards[each].stat().st_mtime if boards[each].is_file() else 0.0)]
     if len(found) == 1:
         return found[0]
     if found:
