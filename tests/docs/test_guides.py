@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pkgutil
 import re
 import subprocess
@@ -23,6 +24,7 @@ from tests.paths import ROOT
 
 CONTENT = yaml.safe_load((ROOT / "docs" / "guides.yaml").read_text())
 ROWS: dict[str, dict[str, Any]] = CONTENT["rows"]
+TESTS: dict[str, str] = CONTENT["tests"]
 LINES = {0: 78, 1: 52, 2: 41, 3: 27, 4: 20}
 """How many lines each guide has, and below, how many contradictions there are."""
 CONTRADICTIONS = 25
@@ -64,7 +66,6 @@ EXISTS = {
     "page": lambda name: (ROOT / name).is_file(),
     "file": lambda name: (ROOT / name).is_file(),
     **{group: config_groups()[group].__contains__ for group in ("experiment", "program", "scale", "tpu")},
-    "later": bool,
     "none": bool,
 }
 
@@ -73,19 +74,35 @@ def test_every_line_is_there_once_and_in_order() -> None:
     lines = [f"{guide}.{n}" for guide, count in LINES.items() for n in range(1, count + 1)]
     assert list(ROWS) == [*lines, *(f"C{n}" for n in range(1, CONTRADICTIONS + 1))]
     text = (ROOT / "docs" / "guides.yaml").read_text()
-    names = re.findall(r'^  "?([\dC][\d.]*)"?:', text, re.MULTILINE)
+    names = re.findall(r'^  "?([\dC][\d.]*)"?: \{', text, re.MULTILINE)
     assert len(names) == len(set(names)) == len(ROWS)
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_what_covers_a_line_exists(name: str) -> None:
     row = ROWS[name]
-    assert set(row) == {"what", "by"}
+    assert set(row) in ({"what", "by", "tests"}, {"what", "by", "untested"})
     assert row["by"]
     for item in row["by"]:
         sort, _, subject = item.partition(" ")
         assert sort in EXISTS, item
         assert EXISTS[sort](subject), item
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_a_named_test_exists_and_a_row_needs_it(name: str) -> None:
+    file, _, function = TESTS[name].partition("::")
+    tree = ast.parse((ROOT / file).read_text())
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert any(name in row.get("tests", ()) for row in ROWS.values())
+
+
+def test_every_row_names_tests_or_says_why_there_is_none() -> None:
+    for name, row in ROWS.items():
+        assert row.get("tests") or row.get("untested"), name
+        assert set(row.get("tests", ())) <= TESTS.keys(), name
+    untested = [name for name, row in ROWS.items() if "untested" in row]
+    assert untested == ["0.75", "0.78", "1.3", "1.51", "2.35", "2.36", "C10", "C23"]
 
 
 def test_each_guide_is_one_command() -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from conf.schema.training.loop import LmLoop
+from conf.schema.training.model import Model
 from controller.checks.preflight import preflight
 from controller.config.compose import CONFIG_DIR, compose
 from controller.core.errors import ConfigError
+from controller.run.estimate import token_flops
+
+
+def flat(file: Path) -> str:
+    """Return the header of an experiment as one line."""
+    return " ".join(line.lstrip("# ") for line in file.read_text().splitlines() if line.startswith("#"))
+
 
 LAUNCHED = {
     file.stem: text
@@ -16,6 +26,9 @@ LAUNCHED = {
     if "caution:" in (text := file.read_text()) or "code:\n  repository:" in text
 }
 """Experiments that launch someone else's program."""
+RATE = re.compile(r"([\d.]+) h (?:on a [\w-]+ )?at (?:the )?([\d,]+)")
+PEAK = re.compile(r"at ([\d,]+) tokens/s, (\d+)% of the chips' peak")
+RATED = [file.stem for file in (CONFIG_DIR / "experiment").glob("*.yaml") if RATE.search(flat(file))]
 BODY = "defaults:\n  - override /loop: grpo\nloop: {steps: 7}\n"
 
 
@@ -67,3 +80,23 @@ def test_a_launched_program_says_first_what_is_known_of_it_and_what_takes_its_pl
     tiny, _ = compose([f"+experiment={experiment}", "scale=tiny"])
     assert tiny is not None
     assert [finding for finding in preflight(tiny) if finding.check == "caution"] == []
+
+
+@pytest.mark.parametrize("experiment", sorted(RATED))
+def test_hours_of_a_header_follow_from_its_rate(experiment: str) -> None:
+    """Hours are the guide's tokens over tokens/s; a share of the peak is that of the model's arithmetic."""
+    header = flat(CONFIG_DIR / "experiment" / f"{experiment}.yaml")
+    tokens = re.search(r"([\d.]+) G tokens", header)
+    assert tokens is not None, "the header says how many"
+    config, _ = compose([f"+experiment={experiment}"])
+    assert config is not None
+    if isinstance(config.loop, LmLoop):
+        assert float(tokens[1]) == pytest.approx(config.loop.steps * config.loop.total_batch_tokens / 1e9, rel=0.01)
+    for hours, rate in RATE.findall(header):
+        assert float(hours) == pytest.approx(float(tokens[1]) * 1e9 / float(rate.replace(",", "")) / 3600, rel=0.01)
+    for rate, share in PEAK.findall(header):
+        assert isinstance(config.model, Model)
+        assert isinstance(config.loop, LmLoop)
+        flops = float(rate.replace(",", "")) * token_flops(config.model, config.loop.seq_len)
+        peak = config.topology.chips * (config.topology.bf16_flops_per_chip or 0)
+        assert int(share) == pytest.approx(100 * flops / peak, abs=1)

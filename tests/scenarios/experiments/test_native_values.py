@@ -1,0 +1,74 @@
+"""Native experiments have the values that their guides give, as written here from the guides and the programs' flags.
+
+Those of TRM are in tests/conf/test_trm_sweeps.py, those of Simply in test_flagship.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conf.schema.config import Config
+from controller.checks.fit import estimate_num_params
+from controller.cli import main
+
+NANOCHAT = {
+    "model.num_layers": 16, "model.dim": 1024, "model.num_heads": 8, "model.num_kv_heads": 8, "model.head_dim": 128,
+    "model.mlp_dim": 4096, "model.vocab_size": 65536, "model.attention_pattern": "LLLG",
+    "loop.steps": 50_000, "loop.total_batch_tokens": 524_288, "loop.micro_batch_size": 8, "loop.eval_interval": 250,
+    "loop.eval_batches": 20, "loop.text_samples.interval": 2000, "checkpoint.save_interval": 500,
+    "optimizer.kind": "muon", "optimizer.lr": 0.02, "optimizer.weight_decay": 0.2, "optimizer.adamw.b1": 0.8,
+    "optimizer.adamw.b2": 0.95, "optimizer.schedule.warmup_steps": 0, "optimizer.schedule.final_fraction": 0.0,
+    "optimizer.schedule.decay_steps": 20_000, "optimizer.max_grad_norm": None, "data.kind": "parquet",
+}  # fmt: skip
+"""Guide 2's flags (2.13 to 2.17) and the defaults of scripts/base_train.py; eval_tokens is 20 x 524,288."""
+MACHINES = {
+    "v5e": ((), {"tpu.accelerator_type": "v5litepod-8", "loop.seq_len": 1024, "model.sliding_window": 513}),
+    "v6e": (
+        ("tpu=v6e_4", "loop.seq_len=2048", "model.sliding_window=1025"),
+        {"tpu.accelerator_type": "v6e-4", "loop.seq_len": 2048, "model.sliding_window": 1025},
+    ),
+}
+"""Words after +experiment=nanochat_d16, as its header gives them, and what the guide says of that machine."""
+LM_3B = {
+    "tpu.accelerator_type": "v6e-8", "mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "loop.steps": 100_000,
+    "loop.total_batch_tokens": 32 * 4096, "loop.seq_len": 4096, "model.max_seq_len": 4096, "model.vocab_size": 49_152,
+    "checkpoint.save_interval": 500, "optimizer.lr": 3e-4, "optimizer.schedule.warmup_steps": 2000,
+    "optimizer.weight_decay": 0.1, "optimizer.max_grad_norm": 1.0,
+}  # fmt: skip
+"""Guide 3's command (3.7, 3.14); the vocabulary is SmolLM's, rates are those of its program's 3B config."""
+
+
+def composed(*words: str) -> Config:
+    return main.parse(["plan", *words, "cloud.project=a-project"]).options.cloud_config()
+
+
+def values(config: Config, keys: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key in keys:
+        at: Any = config
+        for part in key.split("."):
+            at = getattr(at, part)
+        found[key] = at
+    return found
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_nanochat_has_the_values_of_its_guide(machine: str) -> None:
+    words, own = MACHINES[machine]
+    config = composed("+experiment=nanochat_d16", *words)
+    expected = NANOCHAT | own
+    assert values(config, expected) == expected
+    rates: Any = {group.match: group.lr for group in config.optimizer.param_groups}  # pyright: ignore
+    assert rates["embedding"] == 0.3
+    assert rates["unembedding"] == 0.004
+    rows = config.loop.total_batch_tokens / config.loop.seq_len / config.topology.devices  # pyright: ignore
+    assert rows / config.loop.micro_batch_size == 8, "accumulation steps (2.8)"  # pyright: ignore
+
+
+def test_the_causal_3b_model_has_the_values_of_its_guide() -> None:
+    config = composed("+experiment=lm_3b_v6e8")
+    assert values(config, LM_3B) == LM_3B
+    assert config.model is not None
+    assert estimate_num_params(config.model) == pytest.approx(3e9, rel=0.1)
