@@ -75,7 +75,9 @@ def read_csv(file: str, kind: Kind, limit: int | None, seed: int, min_rating: in
         RunFileError: with file and line.
     """
     random = Random(seed)  # noqa: S311  (no secret)
-    keyed = ((random.random(), row) for row in _rows(file) if min_rating is None or row.rating >= min_rating)
+    needs_rating = kind is SUDOKU or min_rating is not None  # what the ratings of mazes are, nobody documents
+    rows_of_file = _rows(file, needs_rating)
+    keyed = ((random.random(), row) for row in rows_of_file if min_rating is None or row.rating >= min_rating)
     rows = [row for _, row in (keyed if limit is None else nsmallest(limit, keyed, key=lambda pair: pair[0]))]
     rows.sort()
     if len(rows) < (limit or 1):
@@ -86,7 +88,7 @@ def read_csv(file: str, kind: Kind, limit: int | None, seed: int, min_rating: in
     return Puzzles(boards[0], boards[1], np.array([row.rating for row in rows], np.int32), np.arange(len(rows) + 1))
 
 
-def _rows(file: str) -> Iterator[Row]:
+def _rows(file: str, needs_rating: bool) -> Iterator[Row]:
     try:
         with epath.Path(file).open("rb") as raw:
             reader = csv.reader(io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""))
@@ -98,9 +100,10 @@ def _rows(file: str) -> Iterator[Row]:
             for row in reader:
                 if len(row) != len(header):
                     raise RunFileError(f"{file}:{reader.line_num}: {len(row)} columns, but {len(header)} in the header")
-                if rating is not None and not row[rating].isdecimal():
+                rated = rating is not None and row[rating].isdecimal()
+                if needs_rating and rating is not None and not rated:
                     raise RunFileError(f"{file}:{reader.line_num}: rating {row[rating]!r:.20} is no number")
-                yield Row(reader.line_num, row[question], row[answer], -1 if rating is None else int(row[rating]))
+                yield Row(reader.line_num, row[question], row[answer], int(row[rating]) if rated and rating else -1)
     except FileNotFoundError:
         raise RunFileError(f"{file} does not exist") from None
     except IsADirectoryError:

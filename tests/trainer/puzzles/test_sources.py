@@ -182,3 +182,42 @@ def test_a_data_set_of_the_hub(
     assert asked == [("me/sudoku", "train.csv", "dataset"), ("me/sudoku", "test.csv", "dataset")]
     assert main(["sudoku", "--source", "hf://nobody/nothing", "--output", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err == "--source: cannot download train.csv of hf://nobody/nothing: no network\n"
+
+
+SUDOKU_EXTREME = Path(__file__).with_name("sudoku_extreme")
+"""train.csv and test.csv in the layout of the published files, with generated puzzles."""
+
+
+def test_sudoku_extreme_is_read_as_its_authors_builder_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """dataset/build_sudoku_dataset.py takes columns by position: blanks are dots, a token is the digit + 1."""
+    monkeypatch.setattr(
+        huggingface_hub, "hf_hub_download", lambda repository, file, repo_type: str(SUDOKU_EXTREME / file)
+    )
+    data = build(tmp_path, "sudoku", "--source", "hf://sapientinc/sudoku-extreme", "--augment", 5)
+    assert (data.height, data.width, data.vocabulary, data.cells) == (9, 9, 11, 81)
+    for split, read, step in (("train", data.train, 6), ("test", data.test, 1)):
+        header, *rows = (SUDOKU_EXTREME / f"{split}.csv").read_text().splitlines()
+        assert header == "source,question,answer,rating"
+        theirs = [row.split(",") for row in rows]
+        for array, column in ((read.inputs, 1), (read.labels, 2)):
+            tokens = [[ord(cell) - ord("0") + 1 for cell in row[column].replace(".", "0")] for row in theirs]
+            np.testing.assert_array_equal(array[::step], tokens)
+        assert read.ratings.tolist() == [int(row[3]) for row in theirs]
+        assert read.groups.tolist() == [step * i for i in range(len(theirs) + 1)]
+    harder = build(tmp_path, "sudoku", "--source", SUDOKU_EXTREME, "--min-rating", 10, name="hard")
+    assert min(harder.train.ratings) >= 10
+
+
+def test_mazes_may_have_any_rating(tmp_path: Path) -> None:
+    """Spaces at both ends of a board are cells. The columns of three rows: ` S `, ` # `, `G  `."""
+    rows = [["made", " S  # G  ", "oS o# G  ", rating] for rating in ("112.5", "")]
+    for split in ("train", "test"):
+        write_csv(tmp_path / "mazes" / f"{split}.csv", rows)
+    data = build(tmp_path, "maze", "--source", tmp_path / "mazes")
+    assert data.train.ratings.tolist() == [-1, -1]
+    assert data.train.inputs[0].tolist() == [2, 3, 2, 2, 1, 2, 4, 2, 2]
+    assert (
+        main(["maze", "--source", str(tmp_path / "mazes"), "--min-rating", "1", "--output", str(tmp_path / "no")]) == 2
+    )
