@@ -12,6 +12,7 @@ import pytest
 from controller.core.errors import CloudError, ConfigError
 from controller.gcp.errors import NotFoundError
 from controller.records import fetch
+from controller.records.checkpoints import fetch_checkpoint
 from controller.records.fetch import fetch_file, is_complete, list_files, local_path
 
 CONTENT = bytes(range(256)) * 40
@@ -116,3 +117,40 @@ def test_an_object_that_was_replaced_meanwhile_is_an_error(bucket: Any, tmp_path
 def test_no_name_leads_out_of_the_folder(path: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no path inside a folder"):
         local_path(tmp_path, path)
+
+
+def test_a_checkpoint_is_copied_once_and_replaces_another(tmp_path: Path) -> None:
+    run = "runs/r-1/"
+    needed = {f"{run}run.yaml": b"model: 1", f"{run}tokenizer/vocab.json": b"{}"}
+    first, second = {f"{run}checkpoints/3/state/a": CONTENT}, {f"{run}checkpoints/9/state/a": b"nine"}
+    bucket: Any = Bucket(needed | first | second | {f"{run}logs/a.log": CONTENT, f"{run}checkpoints/30/b": b"thirty"})
+    moves: list[tuple[str, int, int]] = []
+
+    def fetch_step(step: int) -> Path:
+        return fetch_checkpoint(bucket, "bucket", "r-1", step, tmp_path, lambda *move: moves.append(move))
+
+    folder = fetch_step(3)
+    assert folder == tmp_path / "weights/r-1/checkpoints/3"
+    below = folder.parents[1]
+    copied = {path.relative_to(below).as_posix() for path in below.rglob("*") if path.is_file()}
+    assert copied == {"run.yaml", "tokenizer/vocab.json", "checkpoints/3/state/a"}
+    assert (folder / "state/a").read_bytes() == CONTENT
+    sizes = len(CONTENT) + sum(map(len, needed.values()))
+    assert (sum(size for _, size, _ in moves), {total for _, _, total in moves}) == (sizes, {sizes})
+    sent = bucket.sent
+    assert fetch_step(3) == folder
+    assert bucket.sent == sent
+    assert (fetch_step(9) / "state/a").read_bytes() == b"nine"
+    assert not folder.exists()
+
+
+def test_a_checkpoint_on_this_machine_is_where_it_is_and_a_full_disk_is_named(tmp_path: Path) -> None:
+    def moved(*_: object) -> None:
+        raise AssertionError("nothing is copied")
+
+    bucket: Any = Bucket({"runs/r-1/run.yaml": b"model: 1"})
+    results = str(tmp_path / "results")
+    assert fetch_checkpoint(bucket, results, "r-1", 3, tmp_path, moved) == Path(results, "runs/r-1/checkpoints/3")
+    (tmp_path / "weights").write_text("no folder")
+    with pytest.raises(ConfigError, match=r"^run\.state_dir: .*weights/r-1 cannot be written: "):
+        fetch_checkpoint(bucket, "bucket", "r-1", 3, tmp_path, moved)
