@@ -60,10 +60,10 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, partition_spec(*axes))
 
 
-def splits_evenly(axis: str, size: int) -> bool:
-    """Return whether the mesh in context, if any, splits an axis of this size evenly by its rule."""
+def padding(axis: str, size: int) -> int:
+    """Return how many entries an axis of this size lacks for the mesh in context, if any, to split it evenly."""
     mesh = jax.sharding.get_abstract_mesh()
-    return mesh.empty or bool(mesh.manual_axes) or size % num_shards(mesh, axis) == 0
+    return 0 if mesh.empty or mesh.manual_axes else -size % num_shards(mesh, axis)
 
 
 def is_data_parallel(mesh: Mesh) -> bool:

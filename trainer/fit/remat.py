@@ -16,10 +16,11 @@ USABLE_HBM_FRACTION = 0.936
 libtpu reserves 0.27 GiB there; the rest is for code, batches in transit, and fragmentation.
 """
 REMAT_POLICIES = {
-    "decoder": ("none", "products", "outputs", "attention", "full"),
+    "decoder": ("none", "products", "outputs", "attention", "full", "chunks"),
     "trm": ("none", "outputs", "full"),
 }
-"""From saving everything to recomputing everything, by the model's kind."""
+"""From saving everything to recomputing everything, by the model's kind. `offload` takes the host's memory, which the
+compiler does not know, so it is not among them."""
 
 
 def resolve_remat(experiment: RunFile, mesh: Mesh) -> RunFile:

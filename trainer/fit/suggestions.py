@@ -72,7 +72,8 @@ def with_overrides(experiment: RunFile, overrides: Overrides) -> RunFile:
 def remat_candidates(experiment: RunFile) -> Iterator[Overrides]:
     """Yield policies that save less than the experiment's."""
     policies = REMAT_POLICIES[experiment.model.kind]
-    for policy in policies[policies.index(experiment.model.remat) + 1 :]:
+    kept = "outputs" if experiment.model.remat == "offload" else experiment.model.remat
+    for policy in policies[policies.index(kept) + 1 :]:
         yield {"model.remat": policy}
 
 

@@ -22,21 +22,22 @@ def token_logprobs(
     gives the distribution that a sampler at that temperature draws from. Both results are differentiable.
     """
     # On a mesh, each device holds a shard of the vocabulary and also scores its neighbours' rows. Only one chunk's
-    # hidden states move, and neither the output layer nor its gradient is ever whole on a device.
-    split = meshes.splits_evenly("logits", cfg.vocab_size)
-    rows, ids_axis = ("rows", "logits") if split else ("batch", "vocab")
-    table = unembedding_matrix(params, cfg, hidden.dtype)
-    if split:
-        table = meshes.constrain(table, "logits", None)
+    # hidden states move, and neither the output layer nor its gradient is ever whole on a device. A vocabulary that
+    # the devices do not divide gets rows of zeros here, whose logits are masked; the weights keep their shape.
+    padding = meshes.padding("logits", cfg.vocab_size)
+    table = jnp.pad(unembedding_matrix(params, cfg, hidden.dtype), ((0, padding), (0, 0)))
+    table = meshes.constrain(meshes.constrain(table, "vocab", "embed"), "logits", None)
     table = table.astype(jnp.float32)  # the type in which the gradients of the chunks are added up
+    all_ids = jnp.arange(cfg.vocab_size + padding)
 
     def score(table: jax.Array, states: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-        states, ids = meshes.constrain(states, rows, None, None), meshes.constrain(ids, rows, None)
-        logits = meshes.constrain(
-            compute_logits(states, table.astype(states.dtype), cfg) / temperature, rows, None, ids_axis
-        )
+        states, ids = meshes.constrain(states, "rows", None, None), meshes.constrain(ids, "rows", None)
+        logits = compute_logits(states, table.astype(states.dtype), cfg) / temperature
+        if padding:
+            logits = jnp.where(all_ids < cfg.vocab_size, logits, jnp.finfo(logits.dtype).min)
+        logits = meshes.constrain(logits, "rows", None, "logits")
         total = jax.nn.logsumexp(logits, axis=-1)
-        is_target = ids[..., None] == jnp.arange(logits.shape[-1])
+        is_target = ids[..., None] == all_ids
         chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
         mean = jnp.sum(jnp.exp(logits - total[..., None]) * logits, axis=-1)
         return meshes.constrain(chosen - total, "batch", None), meshes.constrain(total - mean, "batch", None)

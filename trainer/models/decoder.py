@@ -33,16 +33,17 @@ from trainer.models.weights import Params
 REMAT_SAVED_NAMES = {
     "products": ("product", "output", "attention"),
     "outputs": ("output", "attention"),
+    "offload": ("output", "attention"),
     "attention": ("attention",),
     "full": (),
+    "chunks": (),
 }
 """Names of the arrays inside a layer that are saved for the backward pass, by `model.remat`."""
-FFN_CHUNK_TOKENS = {"outputs": 4096, "attention": 4096, "full": 2048}
-"""Tokens per device in each feed-forward chunk when the block is recomputed in the backward pass.
+FFN_CHUNK_TOKENS = 4096
+"""Tokens per device in each feed-forward chunk with `model.remat` chunks.
 
-The block's inner arrays, several times as wide as the residual stream, are the largest of all. By the chips'
-specifications, gathering the sharded weights for each chunk of 4096 takes a quarter (v5e) to half (v6e) of the time of
-the matrix products, and may overlap with them.
+The block's inner arrays, several times as wide as the residual stream, are the largest of all. Weights that `mesh.fsdp`
+shards are gathered for each chunk, forward and backward: on v6e that takes longer than the matrix products.
 """
 
 
@@ -162,7 +163,12 @@ def _with_remat(compute: Callable[..., jax.Array], cfg: Model) -> Callable[..., 
     """Wrap `compute` to save what `model.remat` selects for the backward pass; inputs are always saved."""
     if cfg.remat == "none":
         return compute
-    return jax.checkpoint(compute, policy=jax.checkpoint_policies.save_only_these_names(*REMAT_SAVED_NAMES[cfg.remat]))
+    policies, names = jax.checkpoint_policies, REMAT_SAVED_NAMES[cfg.remat]
+    if cfg.remat == "offload":  # to the memory of the TPU's host, while the next layers are computed
+        offloaded = {"names_which_can_be_saved": (), "names_which_can_be_offloaded": names}
+        places = {"offload_src": "device", "offload_dst": "pinned_host"}
+        return jax.checkpoint(compute, policy=policies.save_and_offload_only_these_names(**offloaded, **places))
+    return jax.checkpoint(compute, policy=policies.save_only_these_names(*names))
 
 
 def _unstack_layers(layers: Params, count: int) -> list[Params]:
@@ -199,15 +205,15 @@ def decoder_layer(
         return x + (norm(out, weights, "post_mlp_norm", cfg) if cfg.post_norms else out)
 
     with jax.named_scope("mlp"):
-        x = map_chunks(feed_forward, _ffn_chunk_size(x, cfg), x, keep=REMAT_SAVED_NAMES.get(cfg.remat, ()))
+        x = map_chunks(feed_forward, _ffn_chunk_size(x, cfg), x)
     return meshes.constrain(x, "batch", None, None)
 
 
 def _ffn_chunk_size(x: jax.Array, cfg: Model) -> int:
-    """Return the positions of each row per feed-forward chunk; all of them where the block's products are saved."""
-    if cfg.remat not in FFN_CHUNK_TOKENS:
+    """Return the most positions of each row per feed-forward chunk."""
+    if cfg.remat != "chunks":
         return x.shape[1]
-    return max(1, FFN_CHUNK_TOKENS[cfg.remat] // meshes.rows_per_device(x.shape[0]))
+    return max(1, FFN_CHUNK_TOKENS // meshes.rows_per_device(x.shape[0]))
 
 
 def _project_qkv(

@@ -105,10 +105,12 @@ class Model(Strict):
         description="auto: the fastest kernel that the backend has for this model. plain: the reference."
     )
     scan_layers: bool = Field(description="Compile one period of layers and loop over it, or unroll all layers.")
-    remat: Literal["none", "products", "outputs", "attention", "full", "auto"] = Field(
+    remat: Literal["none", "products", "outputs", "offload", "attention", "full", "chunks", "auto"] = Field(
         description="What the backward pass keeps, from most to least. none: everything. products: all products with "
         "weights. outputs: attention's inputs and what attention and the feed-forward block add to the residual "
-        "stream. attention: attention's inputs. full: each layer's input. auto: the first of these that fits."
+        "stream. offload: the same, in the memory of the TPU's host. attention: attention's inputs. full: each layer's "
+        "input. chunks: as full, with the feed-forward block in chunks of 4,096 tokens, which is slow with mesh.fsdp. "
+        "auto: the first that fits; never offload."
     )
     weights: str | None = Field(
         min_length=1,

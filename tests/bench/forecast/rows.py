@@ -4,7 +4,7 @@
     python -m tests.bench.forecast judge                # factors, errors and ranks, from that file
 
 The rows are in `rows.yaml`. A row is compiled as the bundled trainer would run it, with the recipe's flags,
-with the feed-forward block in one piece as in MaxText, and with 5 periods of layers: the loop's trip count, and the
+and with 5 periods of layers: the loop's trip count, and the
 leading axis of what lies outside of it, stand for the others (`--whole` compiles all layers, to compare). The compiler
 writes its schedule before it generates code; only that is read here, because code for a large program takes minutes.
 `slipway fit` reads the same text afterwards.
@@ -91,9 +91,8 @@ def compile_row(name: str, *, whole: bool) -> None:
 
     from trainer.fit import topologies
     from trainer.fit.remat import programs, with_model_overrides
-    from trainer.models import attention, decoder
+    from trainer.models import attention
 
-    decoder.FFN_CHUNK_TOKENS.clear()
     experiment = experiment_of(words_of(name, whole=whole))
     mesh = topologies.slice_mesh(experiment)
     experiment = with_model_overrides(experiment, attention=attention.choose_kernel(experiment.model, "tpu"))

@@ -9,7 +9,7 @@ from tests.conftest import deep
 from tests.trainer.conftest import make_mesh
 from trainer.fit.remat import REMAT_POLICIES
 from trainer.losses import token_logprobs
-from trainer.models import decoder, weights
+from trainer.models import decoder, layers, weights
 from trainer.step.program import Program
 
 BATCH, LENGTH = 4, 22
@@ -32,12 +32,12 @@ def tokens():
 @pytest.mark.parametrize("post_norms", [True, *deep(False)])
 @pytest.mark.parametrize("scan", [True, *deep(False)])
 def test_loss_and_gradients_are_those_of_no_policy(tiny, tokens, post_norms, scan, monkeypatch):
-    """In chunks of 10 positions, where the policy computes the feed-forward block again; the last one is shorter."""
-    monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", dict.fromkeys(decoder.FFN_CHUNK_TOKENS, 10 * BATCH))
+    """`chunks` has chunks of 8 of 22 positions; the last one is padded."""
+    monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", 10 * BATCH)
     tiny = tiny.model_copy(update={"post_norms": post_norms, "logit_chunk": 8})
     params = jax.jit(weights.init_params, static_argnums=0)(tiny, jax.random.key(0))
     loss, gradients = gradient_of(tiny.model_copy(update={"remat": "none"}))(params, tokens)
-    for policy in REMAT_POLICIES["decoder"][1:]:
+    for policy in (*REMAT_POLICIES["decoder"][1:], "offload"):
         cfg = tiny.model_copy(update={"remat": policy, "scan_layers": scan})
         found, others = gradient_of(cfg)(params, tokens)
         np.testing.assert_allclose(found, loss, rtol=1e-6)
@@ -47,10 +47,10 @@ def test_loss_and_gradients_are_those_of_no_policy(tiny, tokens, post_norms, sca
 
 def test_chunks_count_the_tokens_of_a_device(tiny, tokens, monkeypatch):
     """Four rows on two devices: 12 tokens are 6 positions of each row."""
-    monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", dict.fromkeys(decoder.FFN_CHUNK_TOKENS, 12))
+    monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", 12)
     seen = []
-    monkeypatch.setattr(decoder, "map_chunks", lambda function, size, x, keep: (seen.append(size), function(x))[1])
-    for policy, size in (("full", 6), ("none", LENGTH)):
+    monkeypatch.setattr(decoder, "map_chunks", lambda function, size, x: (seen.append(size), function(x))[1])
+    for policy, size in (("chunks", 6), ("full", LENGTH)):
         cfg = tiny.model_copy(update={"remat": policy, "num_layers": 1})
         with jax.set_mesh(make_mesh(1, 2, 4)):
             gradient_of(cfg).lower(weights.abstract_params(cfg), tokens)
@@ -58,11 +58,25 @@ def test_chunks_count_the_tokens_of_a_device(tiny, tokens, monkeypatch):
         seen.clear()
 
 
+@pytest.mark.parametrize(
+    ("length", "most", "count", "size"),
+    [(8192, 1365, 8, 1024), (8192, 1024, 8, 1024), (22, 10, 3, 8), (100, 100, 1, 100), (1, 4, 1, 1)],
+)
+def test_chunks_have_no_padding_where_a_few_more_avoid_it(length, most, count, size):
+    """A limit of 4,096 tokens, on a device with 3 rows of 8,192, is no divisor of them."""
+    seen = []
+    x = jnp.arange(length, dtype=jnp.float32).reshape(1, length, 1)
+    found = layers.map_chunks(lambda part: (seen.append(part.shape[1]), 2 * part)[1], most, x)
+    np.testing.assert_array_equal(found, 2 * x)
+    assert set(seen) == {size}
+    assert count == -(-length // size)
+
+
 @pytest.mark.parametrize("post_norms", [False, True])
 def test_chunks_cost_no_operations(tiny, tokens, post_norms, monkeypatch):
-    cfg = tiny.model_copy(update={"post_norms": post_norms, "remat": "full"})
+    cfg = tiny.model_copy(update={"post_norms": post_norms, "remat": "chunks"})
     counts = []
     for size in (LENGTH * BATCH, LENGTH * BATCH // 2):
-        monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", dict.fromkeys(decoder.FFN_CHUNK_TOKENS, size))
+        monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", size)
         counts.append(Program("gradient", gradient_of(cfg), (weights.abstract_params(cfg), tokens)).flops())
     assert counts[0] == counts[1]

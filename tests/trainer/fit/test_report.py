@@ -124,7 +124,8 @@ class Compiler:
 
     def verdict(self, experiment: RunFile, name: str) -> memory.MemoryReport:
         rows = experiment.loop.micro_batch_size or 4
-        depends_on = {"none": 8, "products": 6, "outputs": 5, "attention": 4, "full": 3}[experiment.model.remat] * rows
+        kept = {"none": 8, "products": 6, "outputs": 5, "attention": 4, "full": 3, "chunks": 3}
+        depends_on = kept[experiment.model.remat] * rows
         depends_on += experiment.model.logit_chunk / 16 + 64 / experiment.mesh.fsdp
         peak = depends_on if name == "update" else 1.0
         hbm = experiment.pod.hbm_bytes_per_chip or 0
@@ -138,11 +139,11 @@ class Compiler:
         (97, ["model.remat=products"]),
         (92, ["model.remat=outputs"]),
         (84, ["model.remat=full"]),
-        (80, ["model.remat=full", "model.logit_chunk=64"]),
-        (77.5, ["model.remat=full", "model.logit_chunk=16"]),
-        (71.5, ["model.remat=full", "model.logit_chunk=16", "loop.micro_batch_size=2"]),
-        (68.5, ["model.remat=full", "model.logit_chunk=16", "loop.micro_batch_size=1"]),
-        (13, ["model.remat=full", "model.logit_chunk=16", "loop.micro_batch_size=1", "mesh.data=1", "mesh.fsdp=8"]),
+        (80, ["model.remat=chunks", "model.logit_chunk=64"]),
+        (77.5, ["model.remat=chunks", "model.logit_chunk=16"]),
+        (71.5, ["model.remat=chunks", "model.logit_chunk=16", "loop.micro_batch_size=2"]),
+        (68.5, ["model.remat=chunks", "model.logit_chunk=16", "loop.micro_batch_size=1"]),
+        (13, ["model.remat=chunks", "model.logit_chunk=16", "loop.micro_batch_size=1", "mesh.data=1", "mesh.fsdp=8"]),
         (5, None),
     ],
 )

@@ -83,3 +83,33 @@ def test_no_array_of_batch_sequence_vocab_is_compiled(tiny, sizes):
     per_device = batch * length * 2048 // int(np.prod(sizes))
     assert per_device // 8 in sizes_found  # a chunk of logits: the search sees what it should
     assert max(sizes_found) < per_device
+
+
+def test_a_vocabulary_that_the_devices_do_not_divide(tiny):
+    """Values and gradients are those of one device, and no device holds the whole output layer or its gradient."""
+    cfg = tiny.model_copy(update={"vocab_size": 1021, "logit_chunk": 8})
+    devices, length = make_mesh(1, 8, 1), 16
+    hidden = jax.random.normal(jax.random.key(1), (8, length, cfg.dim))
+    targets = jax.random.randint(jax.random.key(2), (8, length), 0, 1021).at[:, 0].set(1020)
+    params = {"embedding": jax.random.normal(jax.random.key(0), (1021, cfg.dim))}
+
+    def loss(params, hidden):
+        logprobs, entropy = token_logprobs.token_logprobs(hidden, params, targets, cfg)
+        return (logprobs + 0.5 * entropy).sum()
+
+    wanted = jax.tree.leaves(jax.value_and_grad(loss, (0, 1))(params, hidden))
+    kept = mesh.named_sharding(devices, "vocab", "embed")
+    placed = {"embedding": jax.device_put(params["embedding"], kept)}
+
+    def gradient(params, hidden):
+        total, (of_params, of_hidden) = jax.value_and_grad(loss, (0, 1))(params, hidden)
+        return total, (jax.lax.with_sharding_constraint(of_params, {"embedding": kept}), of_hidden)
+
+    with jax.set_mesh(devices):
+        compiled = jax.jit(gradient).lower(placed, hidden).compile()
+        found = jax.tree.leaves(compiled(placed, hidden))
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-4)
+    shapes = set(re.findall(r"f32\[([\d,]+)\]", compiled.as_text()))
+    assert f"128,{cfg.dim}" in shapes  # one device's part of 1,024 rows
+    assert not {f"{n},{cfg.dim}" for n in (1021, 1024)} & shapes
