@@ -1,7 +1,6 @@
 """Deep supervision on puzzles: what an update and an evaluation are. `updates.UpdateLoop` runs them."""
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,10 +22,10 @@ from trainer.evaluation import puzzles
 from trainer.loops.updates import Programs, UpdateLoop
 from trainer.losses import puzzle
 from trainer.models.weights import Params
-from trainer.puzzles.dataset import PuzzleDataset
+from trainer.puzzles.dataset import EvalBatch, PuzzleDataset
 from trainer.step import train_step
 from trainer.step.program import Program, abstract_rows
-from trainer.telemetry import throughput
+from trainer.telemetry import startup_report, throughput
 from trainer.telemetry.boards import draw_puzzle
 from trainer.telemetry.metrics import MetricsLogger
 
@@ -46,17 +45,14 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     stream = PuzzleStream(dataset, loop, experiment.seed)
     metrics = ("eval_exact_accuracy", "eval_cell_accuracy", "eval_q_accuracy", "eval_lm_loss")
     with PreemptionNotice() as notice, CheckpointManager(experiment.dir, experiment.checkpoint, metrics) as checkpoints:
-        abstract = _abstract_state(experiment, cfg, loop, mesh)
-        if resumed := checkpoints.restore_latest(abstract):
-            first, state = resumed.step, resumed.state
-            stream.iteration = resumed.position["data"]["iteration"]
-        else:
-            first = 0
-            state = train_step.init_state(cfg, experiment.optimizer, mesh, jax.random.key(experiment.seed))
-            made = jax.jit(lambda: puzzle.initial_carry(cfg, loop.rows), out_shardings=_shardings(abstract.carry))
-            state = state._replace(carry=made())
+        with log.phases.measure("compile"):
+            compilation = startup_report.Compilation(programs(experiment, mesh))
+        with log.phases.measure("restore or init"):  # while the programs compile
+            first, state = _restore_or_init(experiment, cfg, loop, mesh, checkpoints, stream)
         log.resume(first)
-        compiled = _Compiled(experiment, cfg, loop, mesh, stream, log).programs()
+        with log.phases.measure("compile"):
+            compiled = _Compiled(experiment, cfg, loop, mesh, stream, log, compilation).programs()
+        log.phases.enter("updates")
         with jax.transfer_guard("disallow"):  # only explicit device_put and device_get may move data
             UpdateLoop(experiment, loop, stream, checkpoints, log, notice, compiled).run(state, first)
 
@@ -132,22 +128,39 @@ def all_cycles(cfg: Trm, loop: PuzzleLoop) -> list[tuple[int, int]]:
     return list(dict.fromkeys([*seen, (cfg.h_cycles, cfg.l_cycles)]))
 
 
+def _restore_or_init(
+    experiment: RunFile, cfg: Trm, loop: PuzzleLoop, mesh: Mesh, checkpoints: CheckpointManager, stream: PuzzleStream
+) -> tuple[int, train_step.State]:
+    """Return the number of updates and the state after them, with the stream at the same position."""
+    abstract = _abstract_state(experiment, cfg, loop, mesh)
+    if resumed := checkpoints.restore_latest(abstract):
+        stream.iteration = resumed.position["data"]["iteration"]
+        return resumed.step, resumed.state
+    state = train_step.init_state(cfg, experiment.optimizer, mesh, jax.random.key(experiment.seed))
+    made = jax.jit(lambda: puzzle.initial_carry(cfg, loop.rows), out_shardings=_shardings(abstract.carry))
+    return 0, state._replace(carry=made())
+
+
 class _Compiled:
     """The compiled programs of a run, as `UpdateLoop` calls them."""
 
     def __init__(
-        self, experiment: RunFile, cfg: Trm, loop: PuzzleLoop, mesh: Mesh, stream: PuzzleStream, log: MetricsLogger
+        self,
+        experiment: RunFile,
+        cfg: Trm,
+        loop: PuzzleLoop,
+        mesh: Mesh,
+        stream: PuzzleStream,
+        log: MetricsLogger,
+        compilation: startup_report.Compilation,
     ) -> None:
         self.experiment, self.cfg, self.loop, self.mesh, self.log = experiment, cfg, loop, mesh, log
         self.stream, self.dataset = stream, stream.dataset
-        began = time.perf_counter()
-        made = [p for p in programs(experiment, mesh) if p.function]
-        self.ready = {p.name: p.function.lower(*p.arguments).compile() for p in made}
-        self.compile_seconds = time.perf_counter() - began
+        self.costs: dict[str, float] = {}
+        self.ready = compilation.wait(self.costs)
 
     def programs(self) -> Programs:
-        functions = (self.place, self.update, self.evaluate, self.rates)
-        return Programs(*functions, self.compile_seconds, of_halted=puzzle.OF_HALTED)
+        return Programs(self.place, self.update, self.evaluate, self.rates, self.costs["compile_time"])
 
     def place(self, batch: Batch) -> DeviceBatch:
         with jax.transfer_guard("allow"):  # each device gets its rows of what every process has
@@ -174,36 +187,27 @@ class _Compiled:
             raw, ratings, _ = self.solve(state.params, self.dataset.test_batches(loop.batch_size, count), between)
             found["eval_unaveraged_exact_accuracy"] = puzzles.puzzle_metrics(raw, ratings)["eval_exact_accuracy"]
         if loop.eval_train_puzzles:
-            solved, _, _ = self.solve(params, self._train_batches(), between)
+            originals = self.dataset.original_batches(loop.batch_size, loop.eval_train_puzzles)
+            solved, _, _ = self.solve(params, originals, between)
             found["eval_train_exact_accuracy"] = float(solved["exact"][:, -1].mean())
             found["eval_gap"] = found["eval_train_exact_accuracy"] - found["eval_exact_accuracy"]
         return found
 
-    def solve(self, params: Params, batches: Iterator[Any], between: Callable[[], None]) -> Solved:
-        """Solve batches of (inputs, labels, ids, ratings, size), of which the first `size` rows are puzzles."""
+    def solve(self, params: Params, batches: Iterator[EvalBatch], between: Callable[[], None]) -> Solved:
+        """Return the results of all puzzles, and the boards of the first ones."""
         parts, ratings, boards = [], [], []
         for batch in batches:
-            placed = self.place({"inputs": batch[0], "labels": batch[1], "ids": batch[2]})
+            placed = self.place({"inputs": batch.inputs, "labels": batch.labels, "ids": batch.ids})
             found = dict(self.ready["eval"](params, placed))
             shown = np.asarray(jax.device_get(found.pop("boards").addressable_data(0)))
             with jax.transfer_guard("allow"):
-                parts.append({name: runtime.gather_batch(x)[: batch[4]] for name, x in found.items()})
-            ratings.append(batch[3][: batch[4]])
+                parts.append({name: runtime.gather_batch(x)[: batch.size] for name, x in found.items()})
+            ratings.append(batch.ratings[: batch.size])
             if not boards:
-                n = min(self.loop.boards, batch[4])
-                boards = [batch[0][:n], batch[1][:n], shown[:, :n]]
+                n = min(self.loop.boards, batch.size)
+                boards = [batch.inputs[:n], batch.labels[:n], shown[:, :n]]
             between()
         return {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}, np.concatenate(ratings), boards
-
-    def _train_batches(self) -> Iterator[Any]:
-        """Yield the first member of each of the first groups: the puzzles before any augmentation."""
-        train, size = self.dataset.train, self.loop.batch_size
-        rows = train.groups[:-1][: self.loop.eval_train_puzzles]
-        for start in range(0, len(rows), size):
-            chosen = rows[start : start + size]
-            filled = np.pad(chosen, (0, size - len(chosen)), mode="edge")
-            inputs, labels = (x[filled].astype(np.int32) for x in (train.inputs, train.labels))
-            yield inputs, labels, np.zeros(size, np.int32), np.full(size, -1), len(chosen)
 
     def _show(self, step: int, boards: list[np.ndarray]) -> None:
         inputs, labels, answers = boards

@@ -4,7 +4,6 @@ The host runs one update ahead of the devices: while they compute, it reads and 
 previous update. Everything is compiled before the first update.
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,7 +47,6 @@ class Programs:
         rates: from seconds per update to metrics of speed.
         sample: logs samples of the state after a number of updates, every `sample_interval` updates.
         compile_seconds: what compiling took.
-        of_halted: metrics that are unknown after an update in which no row halted.
     """
 
     place: Callable[[Batch], DeviceBatch]
@@ -58,7 +56,6 @@ class Programs:
     compile_seconds: float
     sample: Callable[[train_step.State, int], None] | None = None
     sample_interval: int | None = None
-    of_halted: tuple[str, ...] = ()
 
 
 class UpdateLoop:
@@ -147,8 +144,6 @@ class UpdateLoop:
         if step % self.experiment.logging.log_interval and step != self.loop.steps:
             return
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        if values.get("halted") == 0:
-            values |= dict.fromkeys(self.programs.of_halted, math.nan)
         times = self.stopwatch.lap(step - self.last_logged_step)
         self.last_logged_step = step
         seconds = times["step_time"]

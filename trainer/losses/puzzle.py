@@ -21,8 +21,6 @@ from trainer.step.train_step import CarryLossFn
 
 IGNORED = 0
 """Label of a cell that does not count."""
-OF_HALTED = ("cell_accuracy", "exact_accuracy", "steps", "q_accuracy")
-"""Metrics of the rows that halt in an update."""
 
 
 class Carry(NamedTuple):
@@ -82,9 +80,9 @@ def loss(cfg: Trm, loop: PuzzleLoop) -> CarryLossFn:
             changes = jnp.where(new.steps > 1, change, 0).sum()  # the initial state is no answer
             total += loop.consistency_weight * changes
             named["consistency"] = Mean(changes, rows)
-        ended = (answer.cells, answer.exact, new.steps, (answer.halt >= 0) == answer.exact)
-        for name, x in zip(OF_HALTED, ended, strict=True):
-            named[name] = Mean(jnp.where(counted, x, 0).sum(), counted.sum())
+        of_halted = {"cell_accuracy": answer.cells, "exact_accuracy": answer.exact, "steps": new.steps}
+        of_halted["q_accuracy"] = (answer.halt >= 0) == answer.exact
+        named |= {name: Mean(jnp.where(counted, x, 0).sum(), counted.sum()) for name, x in of_halted.items()}
         named["halted"] = Mean(halted.sum(), rows)
         return {"loss": Mean(total, rows), **named}, new._replace(halted=halted)
 

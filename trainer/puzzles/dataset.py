@@ -30,8 +30,8 @@ Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Inputs and labels, int32 [batch, cells], and puzzle identifiers, int32 [batch]."""
 
 
-class TestBatch(NamedTuple):
-    """Test puzzles. Rows from `size` on are padding: inputs and labels are 0."""
+class EvalBatch(NamedTuple):
+    """Puzzles in order. Rows from `size` on are padding, 0."""
 
     inputs: np.ndarray
     labels: np.ndarray
@@ -113,17 +113,23 @@ class PuzzleDataset:
     def _epoch(self) -> Callable[[int, int], np.ndarray]:
         return lru_cache(maxsize=2)(partial(epoch_rows, self.train.groups))
 
-    def test_batches(self, batch_size: int, limit: int | None = None) -> Iterator[TestBatch]:
-        """Yield the first `limit` test puzzles in order; the last batch is padded."""
+    def test_batches(self, batch_size: int, limit: int | None = None) -> Iterator[EvalBatch]:
+        """Yield the first `limit` test puzzles."""
         test = self.test
         of_row = np.repeat(test.ratings, np.diff(test.groups))
-        count = min(len(test.inputs), limit or len(test.inputs))
-        for start in range(0, count, batch_size):
-            rows = np.arange(start, min(start + batch_size, count))
-            missing = batch_size - len(rows)
-            inputs, labels, ids = (np.pad(a, [(0, missing), (0, 0)][: a.ndim]) for a in self._take(test, rows))
-            ratings = np.pad(of_row[rows], (0, missing), constant_values=-1)
-            yield TestBatch(inputs, labels, ids, ratings, len(rows))
+        return self._in_batches(test, np.arange(len(test.inputs))[:limit], of_row[:limit], batch_size)
+
+    def original_batches(self, batch_size: int, limit: int) -> Iterator[EvalBatch]:
+        """Yield the first `limit` training puzzles, without their images."""
+        train = self.train
+        return self._in_batches(train, train.groups[:-1][:limit], train.ratings[:limit], batch_size)
+
+    def _in_batches(self, split: Split, rows: np.ndarray, ratings: np.ndarray, batch_size: int) -> Iterator[EvalBatch]:
+        for start in range(0, len(rows), batch_size):
+            taken = [*self._take(split, rows[start : start + batch_size]), ratings[start : start + batch_size]]
+            size = len(taken[0])
+            inputs, labels, ids, rated = (np.pad(a, [(0, batch_size - size), (0, 0)][: a.ndim]) for a in taken)
+            yield EvalBatch(inputs, labels, ids, rated, size)
 
     def _take(self, split: Split, rows: np.ndarray) -> Batch:
         return split.inputs[rows].astype(np.int32), split.labels[rows].astype(np.int32), np.zeros(len(rows), np.int32)

@@ -62,11 +62,14 @@ def zero(sums: MetricSums) -> MetricSums:
 
 
 def finalize(sums: MetricSums) -> dict[str, jax.Array]:
-    """Return means and extremes by name; a mean over nothing is 0."""
-    return {
-        name: entry.total / jnp.where(entry.weight == 0, 1, entry.weight) if isinstance(entry, Mean) else entry.value
-        for name, entry in sums.items()
-    }
+    """Return means and extremes by name. A mean over nothing is NaN; the loss is 0, because nothing has diverged."""
+
+    def value(name: str, entry: Mean | Max | Min) -> jax.Array:
+        if not isinstance(entry, Mean):
+            return entry.value
+        return jnp.where(entry.weight == 0, 0 if name == "loss" else jnp.nan, entry.total / entry.weight)
+
+    return {name: value(name, entry) for name, entry in sums.items()}
 
 
 def all_reduce(gradients: Params, sums: MetricSums) -> tuple[Params, MetricSums]:

@@ -73,7 +73,7 @@ def test_test_batches_come_in_order_with_ratings_and_padding(folder: Path) -> No
     assert first.inputs[:, 0].tolist() == [1, 2, 3]
     assert (first.size, last.size) == (3, 2)
     assert last.labels[:, 0].tolist() == [104, 105, 0]
-    assert last.ratings.tolist() == [40, -1, -1]
+    assert last.ratings.tolist() == [40, -1, 0]
     limited = list(PuzzleDataset.open(str(folder)).test_batches(3, limit=4))
     assert [batch.size for batch in limited] == [3, 1]
 

@@ -27,5 +27,8 @@ def test_merged_with_zero_nothing_changes():
     assert metric_sums.merge(sums, metric_sums.zero(sums)) == sums
 
 
-def test_a_mean_over_nothing_is_0():
-    assert metric_sums.finalize({"loss": Mean(jnp.float32(0), jnp.float32(0))}) == {"loss": 0}
+def test_a_mean_over_nothing_is_unknown_but_the_loss_is_0():
+    nothing = Mean(jnp.float32(0), jnp.float32(0))
+    found = metric_sums.finalize({"loss": nothing, "steps": nothing})
+    assert found["loss"] == 0
+    assert np.isnan(found["steps"])
