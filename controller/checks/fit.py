@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,4 +100,14 @@ def matrix_weights(model: Model) -> int:
     """Return the number of weights in the matrices of all layers."""
     attention = 2 * model.dim * model.head_dim * (model.num_heads + model.num_kv_heads)
     feed_forward = (3 if model.mlp in ("geglu", "swiglu") else 2) * model.dim * model.mlp_dim
-    return model.num_layers * (attention + feed_forward)
+    if model.attention_form == "maha":
+        attention += (model.maha.scales - 1) * model.dim * (2 * model.num_heads * model.head_dim + 3 * model.dim)
+    return model.num_layers * (attention + feed_forward + 2 * _residual_weights(model))
+
+
+def _residual_weights(model: Model) -> int:
+    """Return the weights of one residual connection."""
+    if model.residual in ("plain", "nash_hc"):
+        return model.dim**2 if model.residual == "nash_hc" else 0
+    n = model.hyper.streams
+    return n * model.dim * (2 * n + (n * n if model.residual == "mhc" else math.factorial(n)))

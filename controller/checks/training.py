@@ -42,6 +42,19 @@ def model_suits_the_loop(config: Config) -> Iterator[Issue]:
         yield Issue(f"loop.kind={config.loop.kind} cannot read data.kind={config.data.kind}; puzzles need loop=puzzle")
 
 
+@check("attention_form", "error", "model.attention_form")
+def attention_form_suits_the_loop(config: Config) -> Iterator[Issue]:
+    """Attention at several scales has no cache to generate with, and its scales do not separate documents in a row."""
+    if config.program.kind != "trainer" or getattr(config.model, "attention_form", "causal") == "causal":
+        return
+    if isinstance(config.loop, GrpoLoop):
+        yield Issue("maha cannot generate, which loop=grpo needs; use loop=lm or model.attention_form=causal")
+    elif getattr(getattr(config.loop, "text_samples", None), "interval", None) is not None:
+        yield Issue("maha cannot generate; set loop.text_samples.interval=null")
+    if getattr(config.data, "packing", None) == "documents":
+        yield Issue("maha needs one document per row; set data.packing=stream")
+
+
 @check("batch_split", "error", "loop.KEY")
 def batch_splits_evenly(config: Config) -> Iterator[Issue]:
     """Every device must get the same number of rows of each batch."""

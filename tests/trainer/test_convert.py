@@ -184,6 +184,8 @@ def test_a_folder_that_holds_a_model_is_not_overwritten(imported, tmp_path, caps
         ("gemma2", {"rope_local_theta": 100.0}),
         ("gpt2", {"tie_word_embeddings": False}),
         ("nanochat", {}),
+        ("llama3", {"residual": "mhc"}),
+        ("llama3", {"attention_form": "maha"}),
     ],
 )
 def test_what_transformers_cannot_be_told_is_not_exported(tmp_path, capsys, family, switches):
@@ -200,7 +202,11 @@ def test_what_transformers_cannot_be_told_is_not_exported(tmp_path, capsys, fami
     (tmp_path / "model.yaml").write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
     assert run("export", tmp_path, tmp_path / "out") == 2
     said = capsys.readouterr().err
-    assert said.startswith("model: transformers has no architecture with these settings; `--format slipway` exports")
+    why = "model: transformers has no architecture with these settings"
+    for key in switches.keys() & {"residual", "attention_form"}:
+        why = f"model.{key}: no published layout of weights has {switches[key]}, only "
+    assert said.startswith(why)
+    assert "; `--format slipway` exports" in said
     assert said.count("\n") == 1
     assert not (tmp_path / "out").exists()
 

@@ -14,8 +14,8 @@ from conf.schema.training.loop import LmLoop
 from conf.schema.training.model import Model
 from trainer.distributed.batch import DeviceBatch
 from trainer.extension import load_extension
-from trainer.losses import token_logprobs
-from trainer.models import decoder
+from trainer.losses import residual_stability, token_logprobs
+from trainer.models import decoder, maha
 from trainer.models.weights import Params
 from trainer.step.metric_sums import Mean, MetricSums
 from trainer.step.train_step import LossFn
@@ -35,7 +35,10 @@ def loss(cfg: Model, loop: LmLoop | None = None) -> LossFn:
     def sums(params: Params, batch: DeviceBatch) -> MetricSums:
         hidden = _hidden_states(params, cfg, batch)
         nats = token_logprobs.cross_entropy(hidden, params, batch["targets"], batch["weights"], cfg)
-        return {"loss": Mean(nats, batch["weights"].sum())}
+        total = batch["weights"].sum()
+        if penalty := maha.sparsity_penalty(cfg):
+            return {"loss": Mean(nats + penalty * total, total), "cross_entropy": Mean(nats, total)}
+        return {"loss": Mean(nats, total)}
 
     return sums
 
@@ -60,12 +63,17 @@ def build_eval(cfg: Model, accumulation: int) -> EvalFn:
     """
 
     def part(params: Params, token_bytes: jax.Array, batch: DeviceBatch) -> MetricSums:
-        hidden = _hidden_states(params, cfg, batch)
+        stability: MetricSums = {}
+        if cfg.residual == "plain":
+            hidden = _hidden_states(params, cfg, batch)
+        else:
+            given = batch["tokens"], _positions_of(batch), batch.get("segments")
+            hidden, stability = residual_stability.forward(params, cfg, *given)
         logprobs, _ = token_logprobs.token_logprobs(hidden, params, batch["targets"], cfg)
         nats = -logprobs * batch["weights"]
         stands_for = token_bytes[batch["targets"]]
         in_text = jnp.where(stands_for > 0, nats, 0).sum()
-        return {
+        return stability | {
             "loss": Mean(nats.sum(), batch["weights"].sum()),
             "bits_per_byte": Mean(in_text, math.log(2) * (stands_for * batch["weights"]).sum()),
         }
@@ -78,8 +86,9 @@ def build_eval(cfg: Model, accumulation: int) -> EvalFn:
 
 
 def _hidden_states(params: Params, cfg: Model, batch: DeviceBatch) -> jax.Array:
-    tokens = batch["tokens"]
-    positions = batch.get("positions")
-    if positions is None:
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    return decoder.forward(params, cfg, tokens, positions, batch.get("segments"))
+    return decoder.forward(params, cfg, batch["tokens"], _positions_of(batch), batch.get("segments"))
+
+
+def _positions_of(batch: DeviceBatch) -> jax.Array:
+    positions, tokens = batch.get("positions"), batch["tokens"]
+    return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape) if positions is None else positions

@@ -6,6 +6,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,10 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from conf.schema.training.model import Model
+from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
 from trainer.extension import model_family
+from trainer.models import maha, residual
 from trainer.models.attention import self_attention, soft_cap
 from trainer.models.layers import (
     add_bias,
@@ -67,11 +70,21 @@ def forward(
     """
     if cfg.implementation is not None:
         return model_family(cfg.implementation).forward(params, cfg, tokens, positions, segments)
-    if attention is None:
-        attention = partial(_causal_attention, segments=segments, cfg=cfg)
-    x = embed(params, cfg, tokens, positions)
-    x = _apply_layers(params["layers"], cfg, x, positions, attention)
-    return norm(x, params, "final_norm", cfg)
+    attention = attention or causal_attention(segments, cfg)
+    first = embed(params, cfg, tokens, positions)
+
+    def layer(i: int, x: jax.Array, weights: Params) -> jax.Array:
+        def compute(x: jax.Array, first: jax.Array, weights: Params) -> jax.Array:
+            return decoder_layer(x, first, weights, cfg, positions, is_local_layer(cfg, i), attention)
+
+        return _with_remat(compute, cfg)(x, first, weights)
+
+    return final_hidden(apply_layers(params["layers"], cfg, first, layer), params, cfg)
+
+
+def final_hidden(x: jax.Array, params: Params, cfg: Model) -> jax.Array:
+    """Return hidden states [..., D] for the state after the last layer."""
+    return norm(residual.merge_streams(x, cfg), params, "final_norm", cfg)
 
 
 def unembed(params: Params, cfg: Model, hidden: jax.Array) -> jax.Array:
@@ -100,7 +113,7 @@ def is_local_layer(cfg: Model, layer: int) -> bool:
 
 
 def embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-    """Return the first layer's input, [B, T, D], for tokens and positions [B, T]."""
+    """Return the first layer's input, [B, T, D] (times the residual streams), for tokens and positions [B, T]."""
     with jax.named_scope("embed"):
         x = _look_up(meshes.constrain(params["embedding"], "vocab", "embed"), tokens, cfg)
         if cfg.scale_embedding:
@@ -109,7 +122,7 @@ def embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -
             x = x + _look_up(meshes.constrain(params["position_embedding"], None, "embed"), positions, cfg)
         if cfg.norm_embedding:
             x = norm(x, params, "embedding_norm", cfg)
-        return meshes.constrain(x, "batch", None, None)
+        return meshes.constrain(residual.split_streams(x, cfg), "batch", None, None)
 
 
 def _look_up(table: jax.Array, ids: jax.Array, cfg: Model) -> jax.Array:
@@ -123,40 +136,38 @@ def _look_up(table: jax.Array, ids: jax.Array, cfg: Model) -> jax.Array:
     return meshes.constrain(found, "rows", None, "embed")
 
 
-def _causal_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, window: int | None, *, segments: jax.Array | None, cfg: Model
-) -> jax.Array:
-    return self_attention(query, key, value, segments, window, cfg)
+def causal_attention(segments: jax.Array | None, cfg: Model) -> AttentionFn:
+    """Return the attention of whole rows; see `forward`."""
+    if cfg.attention_form == "maha" and segments is not None:
+        raise RunFileError("model.attention_form: maha needs one document per row, so not data.packing=documents")
+    return lambda query, key, value, window: self_attention(query, key, value, segments, window, cfg)
 
 
-def _apply_layers(layers: Params, cfg: Model, x: jax.Array, positions: jax.Array, attention: AttentionFn) -> jax.Array:
-    """Apply all layers to whole sequences, scanned over periods of the pattern so that each window is a constant."""
-    first = x
+def apply_layers(layers: Params, cfg: Model, state: Any, layer: Callable[[int, Any, Params], Any]) -> Any:
+    """Apply `layer` (number, state, its weights) for all layers.
 
-    def computed(i: int, x: jax.Array, weights: Params) -> jax.Array:
-        def compute(x: jax.Array, first: jax.Array, weights: Params) -> jax.Array:
-            return decoder_layer(x, first, weights, cfg, positions, is_local_layer(cfg, i), attention)
-
-        return _with_remat(compute, cfg)(x, first, weights)
-
+    If scanned, then over periods of the attention pattern, so that each window is a constant; only the number's place
+    in the pattern is right.
+    """
     if not cfg.scan_layers:
         for i, weights in enumerate(_unstack_layers(layers, cfg.num_layers)):
-            x = computed(i, x, weights)
-        return x
+            state = layer(i, state, weights)
+        return state
     period = len(cfg.attention_pattern)
     whole = cfg.num_layers // period * period
     scanned, rest = jax.tree.map(lambda w: w[:whole], layers), jax.tree.map(lambda w: w[whole:], layers)
 
-    def step(x: jax.Array, group: Params) -> tuple[jax.Array, None]:
+    def step(state: Any, group: Params) -> tuple[Any, None]:
         for i, weights in enumerate(_unstack_layers(group, period)):
-            x = computed(i, x, weights)
-        return x, None
+            state = layer(i, state, weights)
+        return state, None
 
     if whole:
-        x, _ = lax.scan(step, x, jax.tree.map(lambda w: w.reshape(whole // period, period, *w.shape[1:]), scanned))
+        stacked = jax.tree.map(lambda w: w.reshape(whole // period, period, *w.shape[1:]), scanned)
+        state, _ = lax.scan(step, state, stacked)
     for i, weights in enumerate(_unstack_layers(rest, cfg.num_layers - whole)):
-        x = computed(whole + i, x, weights)
-    return x
+        state = layer(whole + i, state, weights)
+    return state
 
 
 def _with_remat(compute: Callable[..., jax.Array], cfg: Model) -> Callable[..., jax.Array]:
@@ -185,27 +196,36 @@ def decoder_layer(
     positions: jax.Array,
     local: bool,
     attention: AttentionFn,
+    connect: residual.Connection = residual.connect,
 ) -> jax.Array:
     """Return the residual stream [B, T, D] after one layer.
 
-    first: the stream before all layers; weights: this layer's own.
+    first: the stream before all layers; weights: this layer's own; connect: adds a branch to the stream.
     """
     if cfg.residual_scalars:
         x = weighted_sum(x, first, weights["residual_scale"], weights["embedding_scale"])
-    with jax.named_scope("attention"):
-        query, key, value = _project_qkv(norm(x, weights, "attention_norm", cfg), weights, cfg, positions, local)
-        mixed = attention(query, key, value, cfg.sliding_window if local else None)
+
+    def one_scale(x: jax.Array, own: Params, positions: jax.Array, value: jax.Array | None = None) -> jax.Array:
+        query, key, projected = _project_qkv(x, own, cfg, positions, local)
+        mixed = attention(query, key, projected if value is None else value, cfg.sliding_window if local else None)
         heads = mixed.shape[2:]
-        out = linear(mixed.reshape(*mixed.shape[:2], -1), weights["output"].reshape(math.prod(heads), -1))
-        out = checkpoint_name(add_bias(out, weights, "output"), "output")
-        x = x + (norm(out, weights, "post_attention_norm", cfg) if cfg.post_norms else out)
+        out = linear(mixed.reshape(*mixed.shape[:2], -1), own["output"].reshape(math.prod(heads), -1))
+        return checkpoint_name(add_bias(out, own, "output"), "output")
+
+    def attend(x: jax.Array) -> jax.Array:
+        x = norm(x, weights, "attention_norm", cfg)
+        attend_to = partial(maha.attend, cfg=cfg, one_scale=one_scale) if cfg.attention_form == "maha" else one_scale
+        out = attend_to(x, weights, positions)
+        return norm(out, weights, "post_attention_norm", cfg) if cfg.post_norms else out
 
     def feed_forward(x: jax.Array) -> jax.Array:
         out = mlp(norm(x, weights, "mlp_norm", cfg), weights, cfg)
-        return x + (norm(out, weights, "post_mlp_norm", cfg) if cfg.post_norms else out)
+        return norm(out, weights, "post_mlp_norm", cfg) if cfg.post_norms else out
 
+    with jax.named_scope("attention"):
+        x = connect(attend, x, weights, "attention", cfg)
     with jax.named_scope("mlp"):
-        x = map_chunks(feed_forward, _ffn_chunk_size(x, cfg), x)
+        x = map_chunks(lambda x: connect(feed_forward, x, weights, "mlp", cfg), _ffn_chunk_size(x, cfg), x)
     return meshes.constrain(x, "batch", None, None)
 
 

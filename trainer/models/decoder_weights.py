@@ -12,6 +12,7 @@ from jax.nn.initializers import Initializer, normal, ones, zeros
 
 from conf.schema.training.model import Model
 from trainer.extension import model_family
+from trainer.models import maha, residual
 from trainer.models.weights import Params, Weight
 
 
@@ -34,7 +35,7 @@ def weight_table(cfg: Model) -> Params:
         "embedding": Weight((cfg.vocab_size, cfg.dim), ("vocab", "embed"), inits.embedding),
         "layers": {
             name: Weight((cfg.num_layers, *w.shape), ("layers", *w.axes), w.init)
-            for name, w in [*_attention_weights(cfg, inits), *_mlp_weights(cfg, inits), *_residual_weights(cfg)]
+            for name, w in _layer_weights(cfg, inits)
         },
         **dict(_norm_weights(cfg, "final_norm")),
     }
@@ -72,6 +73,14 @@ def _norm_weights(cfg: Model, name: str, axis: str = "embed", size: int | None =
         yield name, Weight(shape, (axis,), zeros if cfg.norm == "rms_plus_one" else ones)
     if cfg.norm == "layer":
         yield f"{name}_bias", Weight(shape, (axis,), zeros)
+
+
+def _layer_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
+    yield from _attention_weights(cfg, inits)
+    yield from maha.weight_entries(cfg, inits.by_dim)
+    yield from _mlp_weights(cfg, inits)
+    yield from _residual_weights(cfg)
+    yield from residual.weight_entries(cfg)
 
 
 def _attention_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:

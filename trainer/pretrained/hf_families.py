@@ -33,7 +33,7 @@ def hf_config(cfg: Model) -> dict[str, Any]:
     """Return a config.json from which transformers builds the same model. Raises UnknownArchitectureError."""
     kind = next((kind for kind, family in FAMILIES.items() if family == family_of(cfg)), None)
     if kind is None:
-        raise UnknownArchitectureError("model: transformers has no architecture with these settings")
+        raise UnknownArchitectureError(_why_unpublished(cfg))
     classes = {"gemma2": "Gemma2", "gemma3_text": "Gemma3", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
     common = {
         "model_type": kind,
@@ -82,6 +82,8 @@ COMPUTE_KEYS = {
     "logit_chunk",
     "weights",
     "config_json",
+    "hyper",
+    "maha",
 }
 """Model keys without a counterpart in config.json: initial values, and how the model is computed."""
 
@@ -101,11 +103,18 @@ def family_of(cfg: Model) -> str | None:
     return None
 
 
+def _why_unpublished(cfg: Model) -> str:
+    for key, usual in (("residual", "plain"), ("attention_form", "causal")):
+        if (value := getattr(cfg, key)) != usual:
+            return f"model.{key}: no published layout of weights has {value}, only {usual}"
+    return "model: transformers has no architecture with these settings"
+
+
 def tensor_mappings(cfg: Model) -> Iterator[TensorMapping]:
     """Yield all tensors of a checkpoint of the model. Raises UnknownArchitectureError for an unsupported family."""
     family = family_of(cfg)
     if family is None:
-        raise UnknownArchitectureError("model: transformers has no architecture with these settings")
+        raise UnknownArchitectureError(_why_unpublished(cfg))
     if family == "gpt2":
         yield from _gpt2_tensors(cfg)
         return

@@ -8,7 +8,6 @@ from jax import lax
 
 from conf.schema.training.model import Model
 from trainer.models import decoder
-from trainer.models.layers import norm
 from trainer.models.weights import Params
 from trainer.sampler import cache as caches
 from trainer.sampler.cache import KVCache
@@ -132,4 +131,4 @@ def _decode_step(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tu
             return mixed
 
         x = decoder.decoder_layer(x, first, weights, cfg, positions, decoder.is_local_layer(cfg, i), attend)
-    return norm(x[:, 0], copy, "final_norm", cfg), KVCache(tuple(keys), tuple(values))
+    return decoder.final_hidden(x[:, 0], copy, cfg), KVCache(tuple(keys), tuple(values))

@@ -44,6 +44,8 @@ class Sampler:
     """
 
     def __init__(self, cfg: Model, settings: SamplerSettings, mesh: Mesh, stops: StopCriteria) -> None:
+        if cfg.attention_form == "maha":
+            raise RunFileError("model.attention_form: maha has no cache, so it cannot generate; only causal can")
         self.settings, self.stops = settings, stops
         self.programs = SamplerPrograms(cfg, settings, mesh, stops.token_ids)
         self.slots = self.programs.slots

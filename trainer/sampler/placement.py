@@ -65,7 +65,7 @@ def copy_params(params: Params, cfg: Model) -> Params:
 
     def typed(path: Any, weight: jax.Array) -> jax.Array:
         name = path[-1].key
-        in_float32 = "norm" in name or name.endswith(("_bias", "_scale"))
+        in_float32 = "norm" in name or name.endswith(("_bias", "_scale", "_logits"))
         return weight if in_float32 else weight.astype(cfg.activation_dtype)
 
     copy = jax.tree.map_with_path(typed, params)

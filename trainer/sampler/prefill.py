@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from conf.schema.training.model import Model
 from trainer.models import attention, decoder
-from trainer.models.layers import norm
 from trainer.models.weights import Params
 from trainer.sampler.cache import KVCache
 
@@ -34,4 +33,4 @@ def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> 
     for i, weights in enumerate(copy["layers"]):
         x = decoder.decoder_layer(x, first, weights, cfg, positions, decoder.is_local_layer(cfg, i), attend)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
-    return PrefillResult(norm(last, copy, "final_norm", cfg)[:, 0], KVCache(tuple(keys), tuple(values)))
+    return PrefillResult(decoder.final_hidden(last[:, 0], copy, cfg), KVCache(tuple(keys), tuple(values)))

@@ -10,7 +10,7 @@ import jax
 from conf.schema.infra.topology import find_topology
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import PodFacts
-from trainer.models import weights
+from trainer.models import maha, weights
 from trainer.models.decoder import is_local_layer
 
 GIB = 2**30
@@ -58,8 +58,11 @@ def model_flops(cfg: Model, tokens: int, sequence: int) -> float:
     if cfg.implementation is not None:
         return 6.0 * tokens * weights.num_params(cfg)
     table = weights.weight_table(cfg)
-    layers = sum(math.prod(w.shape) for w in table["layers"].values() if len(w.shape) > 2)
+    uses = maha.uses_per_token(cfg)
+    layers = sum(uses.get(name, 1) * math.prod(w.shape) for name, w in table["layers"].items() if len(w.shape) > 2)
     seen = sum(min(sequence, cfg.sliding_window) if is_local_layer(cfg, i) else sequence for i in range(cfg.num_layers))
+    if cfg.attention_form == "maha":  # a quarter of the pairs at each further scale
+        seen *= sum(0.25**scale for scale in range(cfg.maha.scales))
     return tokens * (6.0 * (layers + cfg.vocab_size * cfg.dim) + 12.0 * cfg.num_heads * cfg.head_dim * seen)
 
 

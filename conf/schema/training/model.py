@@ -49,6 +49,37 @@ class YarnRopeScaling(Strict):
 RopeScaling = Annotated[LinearRopeScaling | Llama3RopeScaling | YarnRopeScaling, Field(discriminator="kind")]
 
 
+class HyperConnections(Strict):
+    """Of `residual` other than plain."""
+
+    streams: int = Field(default=4, ge=2, le=8, description="Residual streams of mhc (and mhc_lite: at most 5).")
+    sinkhorn_iterations: int = Field(
+        default=20, ge=1, le=1000, description="Of mhc and nash_hc: normalizations of columns, then rows, of H."
+    )
+    init_diag: bool = Field(
+        default=True,
+        description="Of nash_hc: H begins with 1 - 1 / (2 num_layers) on its diagonal. false: with 1 / dim everywhere, "
+        "as published, which erases the skip connection.",
+    )
+
+
+class Maha(Strict):
+    """Of `attention_form: maha`."""
+
+    scales: int = Field(default=4, ge=1, le=8, description="Scale l has a token for 2^l positions.")
+    aggregation: Literal["nash", "convex"] = Field(
+        default="nash",
+        description="Weights of the scales. nash: per position, by best responses to the others. convex: learned.",
+    )
+    nash_iterations: int = Field(default=3, ge=0, le=100, description="Best responses. 0: equal weights.")
+    sparsity: float = Field(
+        default=0.0,
+        ge=0,
+        description="Of convex: factor of the sum of the weights' absolute values, in each layer, in the training "
+        "loss. They sum to 1, so it adds a constant and changes no gradient.",
+    )
+
+
 class Model(Strict):
     """A decoder: its sizes, the switches that differ between families, and how it is computed."""
 
@@ -97,6 +128,17 @@ class Model(Strict):
     residual_scalars: bool = Field(
         description="Each layer starts with x = a x + b x0, where a and b are learned scalars and x0 the embeddings."
     )
+    residual: Literal["plain", "mhc", "mhc_lite", "nash_hc"] = Field(
+        default="plain",
+        description="plain: x + f(x). mhc: parallel streams, mixed by doubly stochastic matrices of each token. "
+        "mhc_lite: by convex sums of permutations. nash_hc: learned mixing of channels (docs/nash-mhc.md).",
+    )
+    hyper: HyperConnections = Field(default=HyperConnections(), description="Settings of residual other than plain.")
+    attention_form: Literal["causal", "maha"] = Field(
+        default="causal",
+        description="causal: one attention. maha: one at each of several resolutions, then a weighted sum; no sampler.",
+    )
+    maha: Maha = Field(default=Maha(), description="Settings of attention_form maha.")
     tie_word_embeddings: bool = Field(description="Use the embedding table as the output layer.")
     init: Literal["fan_in", "gpt2", "nanochat"] = Field(description="Distribution of the initial weights.")
 
@@ -132,6 +174,17 @@ class Model(Strict):
     def _heads_share_keys(self) -> "Model":
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
+        return self
+
+    @model_validator(mode="after")
+    def _forms_suit_the_model(self) -> "Model":
+        if self.residual == "mhc_lite" and self.hyper.streams > 5:
+            raise ValueError(f"residual mhc_lite has streams! permutations: hyper.streams ({self.hyper.streams}) > 5")
+        if self.attention_form == "maha":
+            wanted = {"biases": "none", "attention_pattern": "G", "num_kv_heads": self.dim / self.head_dim}
+            for key, value in wanted.items():
+                if getattr(self, key) != value:
+                    raise ValueError(f"attention_form maha needs {key} {value:{'' if isinstance(value, str) else 'g'}}")
         return self
 
 

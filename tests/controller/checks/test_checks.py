@@ -81,6 +81,24 @@ def test_what_is_right_is_not_commented_on() -> None:
             ["+experiment=trm_sudoku", "model=tiny"],
             "model_kind: error model.kind: loop.kind=puzzle cannot train a decoder; use loop=puzzle with model=trm",
         ),
+        (
+            [
+                *GRPO,
+                "model=llama3_1b",
+                "model.num_kv_heads=32",
+                "model.attention_pattern=G",
+                "model.attention_form=maha",
+            ],
+            "attention_form: error model.attention_form: maha cannot generate, which loop=grpo needs; use loop=lm or ",
+        ),
+        (
+            ["+experiment=nash_mhc_small", "loop.text_samples.interval=5"],
+            "attention_form: error model.attention_form: maha cannot generate; set loop.text_samples.interval=null",
+        ),
+        (
+            ["+experiment=nash_mhc_small", "data.packing=documents"],
+            "attention_form: error model.attention_form: maha needs one document per row; set data.packing=stream",
+        ),
         ([*LM, "model=trm"], "model_kind: error model.kind: loop.kind=lm cannot train a trm; use loop=puzzle with "),
         ([*GRPO, "loop.micro_batch_size=3"], "batch_split: error loop.micro_batch_size: the "),
         (
@@ -171,13 +189,13 @@ def test_an_incomplete_trainer_is_told_of_each_missing_group() -> None:
     ("overrides", "said"),
     [
         (
-            ["+experiment=nash_mhc_3b", "tpu=v6e_1"],
+            ["+experiment=nash_mhc_original", "tpu=v6e_1"],
             "devices: error tpu.accelerator_type: the program needs exactly 8 devices (program.devices), and "
             "v6e-1 is v6e, "
             "1 device on 1 VM; types that fit: v6e-8, ",
         ),
         (
-            ["+experiment=nash_mhc_3b", "tpu=v5litepod_16"],
+            ["+experiment=nash_mhc_original", "tpu=v5litepod_16"],
             "devices: error tpu.accelerator_type: the program needs exactly 8 devices and 1 VM "
             "(program.devices), and v5l",
         ),
@@ -205,11 +223,11 @@ def test_an_incomplete_trainer_is_told_of_each_missing_group() -> None:
             "mesh.data=-1; or a slice that fits: v6e-8, ",
         ),
         (
-            ["+experiment=nash_mhc_3b", "tpu.zone=us-central2-b"],
+            ["+experiment=nash_mhc_original", "tpu.zone=us-central2-b"],
             "zone: warning tpu.zone: us-central2-b has no v6e; zones that have it: asia-",
         ),
         (
-            ["+experiment=nash_mhc_3b", "tpu.runtime_version=v2-alpha"],
+            ["+experiment=nash_mhc_original", "tpu.runtime_version=v2-alpha"],
             "runtime: error tpu.runtime_version: v2-alpha is an image for v2, v3, v4, not for v6e; use "
             "v2-alpha-tpuv6e, or",
         ),

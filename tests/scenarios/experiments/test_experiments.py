@@ -25,7 +25,7 @@ EXPERIMENTS = {
     "trm_stable1": ("v4-64", "us-central2-b", 8, "tpu-ubuntu2204-base", "3.11"),
     "nanochat_d16_v5e8": ("v5litepod-8", "us-west4-a", 1, "v2-alpha-tpuv5-lite", "3.11"),
     "nanochat_d16_v6e4": ("v6e-4", "asia-northeast1-b", 1, "v2-alpha-tpuv6e", "3.11"),
-    "nash_mhc_3b": ("v6e-8", "us-east5-b", 1, "v2-alpha-tpuv6e", "3.11"),
+    "nash_mhc_original": ("v6e-8", "us-east5-b", 1, "v2-alpha-tpuv6e", "3.11"),
 }
 
 
@@ -151,7 +151,7 @@ def test_nanochat_accumulates_eight_times_on_both_machines(name: str, length: in
 
 
 def test_the_mesh_of_nash_mhc_has_the_devices_of_its_pod(repository: list[str]) -> None:
-    config, plan = planned("nash_mhc_3b", *repository)
+    config, plan = planned("nash_mhc_original", *repository)
     flags = dict(word.removeprefix("--").split("=") for word in plan.argv if "=" in word)
     assert int(flags["mesh-data"]) * int(flags["mesh-fsdp"]) * int(flags["mesh-tp"]) == config.topology.devices == 8
 

@@ -78,7 +78,7 @@ def bytes_per_device(cfg: Model, mesh: Mesh) -> int:
     return total
 
 
-def train_on_mesh(cfg: Model, devices: Mesh) -> dict[str, np.ndarray]:
+def train_on_mesh(cfg: Model, devices: Mesh, updates: int = NUM_UPDATES) -> dict[str, np.ndarray]:
     """`curve` [UPDATES, 2]: loss and norm of the gradient; `gradient/…`: its running mean (Adam's first moment) after
     the last update, of every weight; `held`: bytes of weights and moments on each device of this process; `table`:
     as many as the weight table says."""
@@ -86,7 +86,7 @@ def train_on_mesh(cfg: Model, devices: Mesh) -> dict[str, np.ndarray]:
         state = train_step.init_state(cfg, adamw(), devices, jax.random.key(5))
         step = train_step.build_update(make_loss(cfg), cfg, adamw(), devices)
         placed, found = shard_batch(make_rows(), devices), []
-        for _ in range(NUM_UPDATES):
+        for _ in range(updates):
             state, metrics = step(state, placed)
             found.append([metrics["loss"], metrics["grad_norm"]])
         whole = jax.jit(lambda tree: tree, out_shardings=NamedSharding(devices, PartitionSpec()))

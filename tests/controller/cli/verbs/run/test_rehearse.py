@@ -73,7 +73,7 @@ def test_the_quick_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None
         pytest.param("trm_stable1", marks=DEEP),
         "nanochat_d16_v5e8",
         pytest.param("nanochat_d16_v6e4", marks=DEEP),
-        pytest.param("nash_mhc_3b", marks=DEEP),
+        pytest.param("nash_mhc_original", marks=DEEP),
     ],
 )
 def test_the_guides_programs(experiment: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:

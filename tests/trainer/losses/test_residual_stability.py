@@ -1,0 +1,70 @@
+"""The metrics of residual connections: values known in advance, scanned and unrolled; they are part of evaluations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.trainer.models.test_residual import model_of, perturbed, tokens_and_positions
+from trainer.losses import lm, residual_stability
+from trainer.models import decoder, weights
+from trainer.step import metric_sums
+
+
+def measured(cfg, params):
+    tokens, positions = tokens_and_positions()
+    hidden, sums = jax.jit(residual_stability.forward, static_argnums=1)(params, cfg, tokens, positions)
+    expected = jax.jit(decoder.forward, static_argnums=1)(params, cfg, tokens, positions)
+    np.testing.assert_allclose(hidden, expected, atol=1e-5)
+    return {name.removeprefix("residual_"): float(x) for name, x in metric_sums.finalize(sums).items()}
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_at_the_start_streams_are_kept_apart(scan):
+    cfg = model_of(residual="mhc", scan_layers=scan)
+    found = measured(cfg, weights.init_params(cfg, jax.random.key(0)))
+    assert found["row_error"] < 1e-5
+    assert found["column_error"] < 1e-3
+    assert found["gain"] == pytest.approx(1, abs=1e-3)
+    assert found["product_gain"] == pytest.approx(1, abs=2e-3)
+    assert found["product_diagonal"] == pytest.approx(1, abs=0.01)
+    assert found["concentration"] == pytest.approx(0.25, abs=0.02)
+
+
+def test_the_published_mixing_of_channels_leaves_one_average():
+    cfg = model_of(residual="nash_hc", hyper={"init_diag": False})
+    found = measured(cfg, weights.init_params(cfg, jax.random.key(0)))
+    assert found["product_diagonal"] == pytest.approx(1 / cfg.dim, rel=1e-3)
+    assert found["product_gain"] == pytest.approx(1, abs=1e-3)
+
+
+def test_streams_that_all_go_to_the_first_are_seen():
+    cfg = model_of(residual="mhc", num_layers=1, hyper={"streams": 3})
+    params = weights.init_params(cfg, jax.random.key(0))
+    first = jnp.zeros(15).at[3:6].set(jnp.array([20.0, -20.0, -20.0]))
+    params["layers"] |= {f"{name}_streams_bias": first[None] for name in ("attention", "mlp")}
+    found = measured(cfg, params)
+    assert found["concentration"] == pytest.approx(1, abs=1e-3)
+    assert found["product_diagonal"] == pytest.approx(1 / 3, abs=0.05)
+
+
+def test_evaluations_have_them_and_the_same_loss():
+    cfg, (tokens, _) = model_of(residual="mhc_lite"), tokens_and_positions()
+    params, ones = perturbed(cfg), jnp.ones(tokens.shape)
+    batch = {"tokens": tokens, "targets": jnp.roll(tokens, -1, axis=1), "weights": ones}
+    found = metric_sums.finalize(jax.jit(lm.build_eval(cfg, 1))(params, jnp.ones(cfg.vocab_size, int), batch))
+    loss = metric_sums.finalize(jax.jit(lm.loss(cfg))(params, batch))["loss"]
+    assert float(found["loss"]) == pytest.approx(float(loss), rel=1e-5)
+    assert float(found["residual_row_error"]) < 1e-5
+    assert float(found["residual_column_error"]) < 1e-5
+
+
+def test_the_published_penalty_is_a_constant():
+    learned = {"scales": 2, "aggregation": "convex"}
+    cfg = model_of(attention_form="maha", maha=learned | {"sparsity": 0.5})
+    (tokens, _), params = tokens_and_positions(), perturbed(cfg)
+    batch = {"tokens": tokens, "targets": jnp.roll(tokens, -1, axis=1), "weights": jnp.ones(tokens.shape)}
+    found = metric_sums.finalize(jax.jit(lm.loss(cfg))(params, batch))
+    assert float(found["loss"] - found["cross_entropy"]) == pytest.approx(0.5 * cfg.num_layers, rel=1e-5)
+    without = metric_sums.finalize(jax.jit(lm.loss(model_of(attention_form="maha", maha=learned)))(params, batch))
+    assert float(without["loss"]) == pytest.approx(float(found["cross_entropy"]), rel=1e-6)

@@ -1,0 +1,169 @@
+"""Residual forms against a reference in NumPy; what holds at the start; Sinkhorn; gradients; decoding; meshes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+from pydantic import ValidationError
+
+from conf.schema.training.model import Model
+from tests.conftest import deep
+from tests.groups import load_group
+from tests.trainer.conftest import make_mesh
+from tests.trainer.distributed import mesh_agreement
+from tests.trainer.models import nash_reference
+from trainer.models import decoder, residual, weights
+from trainer.sampler import Sampler, SamplerSettings, StopCriteria
+
+FORMS = ("mhc", "mhc_lite", "nash_hc")
+SIZES = {
+    **{"num_layers": 2, "dim": 16, "num_heads": 4, "num_kv_heads": 4, "head_dim": 4, "mlp_dim": 24, "vocab_size": 31},
+    **{"activation_dtype": "float32", "scan_layers": False, "remat": "none", "max_seq_len": 64, "logit_chunk": 8},
+}
+forward = jax.jit(decoder.forward, static_argnums=1)
+
+
+def model_of(**changes: object) -> Model:
+    return Model(**load_group("model/family/llama3") | SIZES | changes)
+
+
+def perturbed(cfg: Model, size: float = 0.5) -> weights.Params:
+    """Weights far from their special initial values."""
+    params = weights.init_params(cfg, jax.random.key(0))
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    return tree.unflatten([w + size * jax.random.normal(k, w.shape) / 4 for w, k in zip(leaves, keys, strict=True)])
+
+
+def tokens_and_positions(length: int = 13, rows: int = 2) -> tuple[jax.Array, jax.Array]:
+    tokens = jax.random.randint(jax.random.key(2), (rows, length), 0, SIZES["vocab_size"])
+    return tokens, jnp.broadcast_to(jnp.arange(length), (rows, length))
+
+
+@pytest.mark.parametrize("form", ["plain", *FORMS])
+def test_hidden_states_equal_the_reference(form):
+    cfg, (tokens, positions) = model_of(residual=form, hyper={"streams": 3}), tokens_and_positions()
+    params = perturbed(cfg)
+    found = forward(params, cfg, tokens, positions)
+    for row, ids in zip(found, tokens, strict=True):
+        expected = nash_reference.hidden_states(jax.tree.map(np.asarray, params), cfg, np.asarray(ids))
+        np.testing.assert_allclose(row, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", ["mhc", *deep("mhc_lite")])
+def test_at_the_start_the_streams_compute_what_one_does(form):
+    """With their scales at 0 exactly, as far as columns add up to 1; at the initial 0.01 nearly, after 24 layers."""
+    (tokens, positions), plain = tokens_and_positions(), model_of(num_layers=24, scan_layers=True)
+    cfg = model_of(num_layers=24, scan_layers=True, residual=form)
+    params = weights.init_params(cfg, jax.random.key(0))
+    layers = {name: w for name, w in params["layers"].items() if "_streams" not in name}
+    expected = forward(params | {"layers": layers}, plain, tokens, positions)
+    still = {name: 0 * w if name.endswith("_streams_scale") else w for name, w in params["layers"].items()}
+    np.testing.assert_allclose(forward(params | {"layers": still}, cfg, tokens, positions), expected, atol=2e-4)
+    found = forward(params, cfg, tokens, positions)
+    assert 0 < np.sqrt(((found - expected) ** 2).mean()) < 0.02 * np.sqrt((expected**2).mean())
+
+
+def test_the_mixing_of_channels_begins_with_most_of_the_skip_or_as_published_without_it():
+    kept = {}
+    for init_diag in (True, False):
+        cfg = model_of(residual="nash_hc", hyper={"init_diag": init_diag}, dim=64, head_dim=16)
+        layer = jax.tree.map(lambda w: w[0], weights.init_params(cfg, jax.random.key(0))["layers"])
+        x = jax.random.normal(jax.random.key(1), (1, 5, cfg.dim))
+        out = residual.connect(jnp.zeros_like, x, layer, "mlp", cfg)
+        kept[init_diag] = jnp.linalg.norm(out) / jnp.linalg.norm(x)
+    assert kept[True] == pytest.approx(1 - 1 / (2 * SIZES["num_layers"]), abs=0.02)
+    assert kept[False] < 0.2
+
+
+@pytest.mark.parametrize(("scale", "diagonal"), [(0.01, 8), (0.5, 0), (1, 0)])
+def test_sinkhorn_is_doubly_stochastic(scale, diagonal):
+    """As at the start, and far from it. Where both are large, columns converge slowly: that is why they are logged."""
+    logits = scale * jax.random.normal(jax.random.key(0), (4, 4, 3, 50)) + diagonal * jnp.eye(4)[..., None, None]
+    found = residual.sinkhorn(logits, 20)
+    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(found.sum(axis=0), 1, atol=1e-4)
+    assert found.min() >= 0
+
+
+def test_permutations_mix_exactly():
+    found = residual.permutations(4)
+    assert found.shape == (24, 4, 4)
+    assert len({matrix.tobytes() for matrix in found}) == 24
+    assert (found.sum(axis=1) == 1).all()
+    assert (found.sum(axis=2) == 1).all()
+    assert (found[0] == np.eye(4)).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_equal_finite_differences(form):
+    cfg = model_of(residual=form, num_layers=1, dim=8, num_heads=2, num_kv_heads=2, mlp_dim=8, hyper={"streams": 2})
+    (tokens, positions), params = tokens_and_positions(5, 1), perturbed(cfg)
+    aim = jax.random.normal(jax.random.key(3), (1, 5, 8))
+
+    def loss(params: weights.Params) -> jax.Array:
+        return (forward(params, cfg, tokens, positions) * aim).mean()
+
+    check_grads(jax.jit(loss), (params,), order=1, modes=["rev"], atol=2e-2, rtol=2e-2, eps=1e-2)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_are_finite_where_all_tokens_are_equal(form):
+    cfg, (tokens, positions) = model_of(residual=form), tokens_and_positions()
+    params = weights.init_params(cfg, jax.random.key(0))
+
+    def loss(params: weights.Params) -> jax.Array:
+        return (forward(params, cfg, 0 * tokens, positions) ** 2).sum()
+
+    for at_zero in (False, True):
+        params = jax.tree.map(jnp.zeros_like, params) if at_zero else params
+        assert all(np.isfinite(g).all() for g in jax.tree.leaves(jax.jit(jax.grad(loss))(params)))
+
+
+@pytest.mark.parametrize("form", ["mhc_lite", *deep("mhc", "nash_hc")])
+@pytest.mark.parametrize(("remat", "scan"), [("full", True), pytest.param("attention", False, marks=pytest.mark.deep)])
+def test_recomputing_changes_nothing(form, remat, scan):
+    cfg, (tokens, positions) = model_of(residual=form), tokens_and_positions(12)
+    params, saving = perturbed(cfg), model_of(residual=form, remat=remat, scan_layers=scan)
+
+    def gradient(cfg: Model) -> weights.Params:
+        return jax.jit(jax.grad(lambda p: (decoder.forward(p, cfg, tokens, positions)[..., 0]).sum()))(params)
+
+    for found, wanted in zip(jax.tree.leaves(gradient(saving)), jax.tree.leaves(gradient(cfg)), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("form", ["mhc", *deep("mhc_lite", "nash_hc")])
+def test_greedy_replies_with_a_cache_are_those_of_whole_rows(form):
+    cfg = model_of(residual=form)
+    params, prompts = perturbed(cfg), [[3, 1, 4, 1], [5, 9, 2]]
+    sampler = Sampler(cfg, SamplerSettings(4, 6, slots=2, chunk=3), make_mesh(1, 1, 1), StopCriteria(()))
+    copy = sampler.load_params(params)
+    drawn = sampler.generate(copy, prompts, 1, jax.random.key(0), 0.0)
+    for prompt, found in zip(prompts, sorted(drawn, key=lambda completion: completion.row), strict=True):
+        row = jnp.array([[*prompt, *found.tokens.tolist()]])
+        hidden = forward(params, cfg, row, jnp.arange(row.shape[1])[None])
+        chosen = decoder.unembed(params, cfg, hidden).argmax(axis=-1)[0, len(prompt) - 1 : -1]
+        np.testing.assert_array_equal(found.tokens, chosen)
+
+
+def small_on_meshes(**changes: object) -> Model:
+    return mesh_agreement.model_of(scan_layers=True, num_heads=4, num_kv_heads=4, attention_pattern="G", **changes)
+
+
+@pytest.mark.deep  # test_maha.py has a fast one, with streams
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 4, 2), (4, 1, 2)])
+@pytest.mark.parametrize("form", FORMS)
+def test_updates_on_any_mesh(form, sizes):
+    found, alone = (
+        mesh_agreement.train_on_mesh(small_on_meshes(residual=form), make_mesh(*shape)) for shape in (sizes, (1, 1, 1))
+    )
+    assert len(found["curve"]) == 50
+    np.testing.assert_allclose(found["curve"], alone["curve"], rtol=1e-4)
+    assert set(found["held"]) == {int(found["table"])}
+
+
+def test_too_many_permutations_are_an_error():
+    with pytest.raises(ValidationError, match="streams! permutations"):
+        model_of(residual="mhc_lite", hyper={"streams": 6})
