@@ -67,12 +67,15 @@ def string_fields(annotation: Any = Config, path: tuple[str, ...] = ()) -> Itera
 
 def with_value(raw: dict[str, Any], path: Sequence[str], value: str) -> dict[str, Any] | None:
     """A copy of the data with the value there; None where the data has no such place."""
-    found = copy.deepcopy(raw)
+    found = dict(raw)
     at: Any = found
     for part in path[:-1]:
-        if isinstance(at, dict) and part == "*":
-            part = next(iter(at), None)
-        at = at.get(part) if isinstance(at, dict) else at[0] if isinstance(at, list) and at else None
+        key: Any = 0 if isinstance(at, list) else next(iter(at), None) if part == "*" else part
+        inner = at[key] if at and (isinstance(at, list) or key in at) else None
+        if not isinstance(inner, dict | list):
+            return None
+        at[key] = copy.copy(inner)  # the rest is shared
+        at = at[key]
     last = path[-1]
     if isinstance(at, dict) and last == "<key>" and at:
         at[value] = at.pop(next(iter(at)))

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from conf.schema.renamed_keys import RENAMED, successors
 
 MAX_SHOWN_CHARS = 600
 """Limit for a message, and for each value in it."""
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 VALUE_HINTS = {
     "project": "use a project ID such as my-project or example.com:my-project",
@@ -95,7 +97,7 @@ def _unprintable_values(value: Any, key: str = "") -> Iterator[ConfigProblem]:
     """Yield keys and values that no file, argument or variable can contain. Training text may contain NUL."""
     if isinstance(value, str) and not key.startswith("data.") and "\0" in value:
         yield ConfigProblem(key, "contains a NUL character, which arguments, variables and paths cannot")
-    if isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value):
+    if isinstance(value, str) and LONE_SURROGATE.search(value):
         yield ConfigProblem(key, "contains a lone surrogate, which files cannot")
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for name, child in items:

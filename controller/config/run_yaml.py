@@ -8,6 +8,7 @@ import yaml
 from conf.formats import FORMAT
 from conf.schema.config import Config
 from conf.schema.infra.cloud import HereCloud
+from conf.schema.infra.topology import YamlDumper
 from controller.core.errors import ConfigError
 from controller.core.text import object_url
 
@@ -39,7 +40,7 @@ def render(config: Config, run_id: str, bucket: str, prefixes: Mapping[str, str]
     }
     sections = ("model", "data", "loop", "optimizer", "mesh", "checkpoint", "logging")
     content |= {name: _resolve(plain[name], bucket, prefixes, name) for name in sections if plain[name] is not None}
-    return yaml.safe_dump(content, sort_keys=False)
+    return yaml.dump(content, Dumper=YamlDumper, sort_keys=False)
 
 
 def run_url(config: Config, bucket: str, run_id: str) -> str:

@@ -16,6 +16,7 @@ import conf
 
 TABLE_FILE = Path(conf.__file__).with_name("tpu_types.yaml")
 YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times faster where libyaml is present
+YamlDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class UnknownTypeError(ValueError):
