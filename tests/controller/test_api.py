@@ -11,7 +11,7 @@ import pytest
 from controller import api
 from controller.records import index
 from controller.sweep.definition import define_sweep
-from tests.controller.conftest import ECHO_COMMAND, FOUR_WORKERS, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 
 @pytest.mark.e2e
@@ -41,23 +41,24 @@ def test_from_a_config_to_rows_metrics_and_the_record(slipway: SlipwayCli) -> No
 def test_the_workers_of_a_pod_are_fabric_connections(slipway: SlipwayCli) -> None:
     from fabric import Connection, ThreadingGroup
 
+    two = ("tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b")
     with pytest.raises(api.ConfigError, match="no run was started from this folder"):
         api.pod()
     with pytest.raises(api.ConfigError, match="is absent; run `slipway up`"):
-        api.pod(*slipway.line(ECHO_COMMAND, FOUR_WORKERS))
-    assert slipway("up", ECHO_COMMAND, FOUR_WORKERS, "cleanup.on_success=keep")[0] == 0
+        api.pod(*slipway.line(ECHO_COMMAND, *two))
+    assert slipway("up", ECHO_COMMAND, *two, "cleanup.on_success=keep")[0] == 0
     with api.pod() as pod:
-        assert len(pod) == 4
-        connection = pod.connection(worker=2)
+        assert len(pod) == 2
+        connection = pod.connection(worker=1)
         assert isinstance(connection, Connection)
         ran = connection.run("basename $(dirname $HOME); exit 3", hide=True, warn=True)
-        assert (ran.stdout, ran.exited) == ("worker-2\n", 3)
+        assert (ran.stdout, ran.exited) == ("worker-1\n", 3)
         connection.put(io.BytesIO(b"notes"), "notes.txt")
         assert (connection.run("cat notes.txt", hide=True).stdout, connection.user) == ("notes", "slipway")
         everywhere = ThreadingGroup.from_connections(pod.connections()).run("basename $(dirname $HOME)", hide=True)
-        assert sorted(result.stdout for result in everywhere.values()) == [f"worker-{n}\n" for n in range(4)]
-        with pytest.raises(api.ConfigError, match="the pod has workers 0 to 3"):
-            pod.connection(worker=4)
+        assert sorted(result.stdout for result in everywhere.values()) == [f"worker-{n}\n" for n in range(2)]
+        with pytest.raises(api.ConfigError, match="the pod has workers 0 to 1"):
+            pod.connection(worker=2)
     with pytest.raises(api.SlipwayError, match="closed on this side"):
         connection.run("true")
 

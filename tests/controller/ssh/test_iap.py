@@ -11,10 +11,10 @@ from conf.schema.infra.network import IAP_RANGE
 from controller.cli import main
 from controller.cloud.emulator import Emulator
 from controller.ssh import iap
-from tests.controller.conftest import ECHO_COMMAND, FOUR_WORKERS, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND, ONE_WORKER, SlipwayCli
 
 pytestmark = pytest.mark.e2e
-KEEP = [ECHO_COMMAND, FOUR_WORKERS, "cleanup.on_success=keep"]
+KEEP = [ECHO_COMMAND, ONE_WORKER, "cleanup.on_success=keep"]
 HIDDEN = [f"network.ssh_source_ranges=[{IAP_RANGE}]"]
 
 
@@ -27,24 +27,24 @@ def test_a_pod_without_external_addresses_runs_a_program(slipway: SlipwayCli) ->
     assert (code, err) == (0, "")
     assert "hello from worker 0" in out
     cloud = slipway.cloud()
-    assert tunnels(cloud) == 4
+    assert tunnels(cloud) == 1
     [node] = cloud.get("state")["node"].values()
     assert not any("accessConfig" in endpoint for endpoint in node["networkEndpoints"])
     [worker, *_] = cloud.get("state")["worker"].values()
     with pytest.raises(ConnectionRefusedError):  # there is no other way
         socket.create_connection((worker["host"], worker["port"]), timeout=5)
     assert (
-        main.run(["exec", "--worker", "2", "--", "head -c 4000000 /dev/zero | tr '\\0' x | tee all | sha256sum"]) == 0
+        main.run(["exec", "--worker", "0", "--", "head -c 4000000 /dev/zero | tr '\\0' x | tee all | sha256sum"]) == 0
     )
     assert hashlib.sha256(b"x" * 4_000_000).hexdigest() in slipway.capsys.readouterr().out
-    assert main.run(["exec", "--worker", "2", "--json", "--", "cat all"]) == 0  # many windows of the tunnel
+    assert main.run(["exec", "--worker", "0", "--json", "--", "cat all"]) == 0  # many windows of the tunnel
     assert "x" * 4_000_000 in slipway.capsys.readouterr().out
     what_goes_wrong_is_told_apart(cloud)
 
 
 def target(cloud: Emulator, **changed: object) -> iap.IapTarget:
     [node] = cloud.get("state")["node"].values()
-    plain = {"project": "slipway-local", "zone": node["name"].split("/")[3], "instance": f"t1v-n-{node['id']}-w-3"}
+    plain = {"project": "slipway-local", "zone": node["name"].split("/")[3], "instance": f"t1v-n-{node['id']}-w-0"}
     return iap.IapTarget(**{**plain, **changed})  # pyright: ignore[reportArgumentType]
 
 

@@ -10,11 +10,12 @@ from controller.cli import main
 from controller.cloud.connect import open_context
 from controller.run.session import open_session
 from controller.ssh.fleet import WorkerError, failures
-from tests.controller.conftest import ECHO_COMMAND, FOUR_WORKERS, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND, ONE_WORKER, SlipwayCli
 from tests.controller.localcloud.harness import EmulatedCloud
 
 pytestmark = pytest.mark.e2e
-KEEP = [ECHO_COMMAND, FOUR_WORKERS, "cleanup.on_success=keep"]
+KEEP = [ECHO_COMMAND, ONE_WORKER, "cleanup.on_success=keep"]
+TWO = [ECHO_COMMAND, "tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b", "cleanup.on_success=keep"]
 
 
 def fault(slipway: SlipwayCli, **spec: object) -> None:
@@ -29,16 +30,16 @@ def test_ssh_that_is_refused_for_a_while_is_waited_for(slipway: SlipwayCli) -> N
 
 
 def test_ssh_that_stays_refused_is_told(slipway: SlipwayCli) -> None:
-    fault(slipway, kind="ssh_refused", seconds=600, worker=2)
-    code, _, err = slipway("up", *KEEP, "ssh.ready_timeout_seconds=0.5")
+    fault(slipway, kind="ssh_refused", seconds=600, worker=1)
+    code, _, err = slipway("up", *TWO, "ssh.ready_timeout_seconds=0.5")
     assert code != 0
-    assert "worker 2: no SSH" in err
-    assert "worker 1" not in err
+    assert "worker 1: no SSH" in err
+    assert "worker 0" not in err
 
 
 def test_a_worker_that_freezes_is_noticed(slipway: SlipwayCli) -> None:
-    assert slipway("up", *KEEP)[0] == 0
-    with open_session(main.parse(slipway.line("status", *KEEP)).options) as now:
+    assert slipway("up", *TWO)[0] == 0
+    with open_session(main.parse(slipway.line("status", *TWO)).options) as now:
         fleet = now.authorized_fleet()
         assert not failures(fleet.call_all("observe", {}))
         access = fleet._params
@@ -90,7 +91,7 @@ def test_os_login_where_the_project_wants_it(slipway: SlipwayCli) -> None:
     code, out, err = slipway("up", *KEEP)
     assert (code, err) == (0, "")
     assert "hello from worker 0" in out
-    assert main.run(["exec", "--worker", "3", "--", "echo $USER"]) == 0
+    assert main.run(["exec", "--worker", "0", "--", "echo $USER"]) == 0
     assert slipway.capsys.readouterr().out == "you_example_com\n"
     [profile] = cloud.get("state")["loginProfile"].values()
     assert len(profile["sshPublicKeys"]) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.controller.conftest import ECHO_COMMAND, FOUR_WORKERS, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.inputs.wheels import git_repository, package_repository, write_wheel
 
 pytestmark = pytest.mark.e2e
@@ -45,20 +45,20 @@ def test_requirements_and_private_packages_are_the_same_on_all_workers(slipway: 
 
 
 def test_setup_runs_once_on_each_worker_and_shows_who_failed(slipway: SlipwayCli) -> None:
-    picky = "[ $TPU_WORKER_ID != 2 ] || [ -e ../go ] || (echo no license; exit 3)"
+    picky = "[ $TPU_WORKER_ID != 1 ] || [ -e ../go ] || (echo no license; exit 3)"
     setup = f'[[sh,-c,"echo once >> ../times"],[sh,-c,"{picky}"]]'
-    words = ["up", "program.command=[cat,../times]", f"program.setup={setup}", KEEP, FOUR_WORKERS]
+    words = ["up", "program.command=[cat,../times]", f"program.setup={setup}", KEEP, *TWO_WORKERS]
     code, _, err = slipway(*words)
     assert code == 1
-    assert "worker 2 printed:" in err
+    assert "worker 1 printed:" in err
     assert "no license" in err
     assert "ended with code 3" in err
-    for run in (slipway.home / "localcloud" / "nodes").glob("*/worker-2/home/.slipway/runs/*"):
+    for run in (slipway.home / "localcloud" / "nodes").glob("*/worker-1/home/.slipway/runs/*"):
         (run / "go").touch()
     code, out, _ = slipway(*words)
     assert code == 0
     assert out.count("once") == 1  # worker 0 had been done
-    assert slipway.json("logs", "--worker", "2", *words[1:]) == {"log": "once\nonce\n"}
+    assert slipway.json("logs", "--worker", "1", *words[1:]) == {"log": "once\nonce\n"}
 
 
 def test_no_venv(slipway: SlipwayCli) -> None:
