@@ -84,13 +84,10 @@ FOUND: dict[str, tuple[int, tuple[Spec, ...]]] = {
     ),
 }
 """Schedules under which something went wrong once."""
-FAST = ("the network goes while a pod is asked for",)
 
 
-@pytest.mark.parametrize(
-    "what",
-    [name if name in FAST else pytest.param(name, marks=pytest.mark.deep) for name in FOUND],
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("what", FOUND)
 def test_what_went_wrong_once(what: str, make_harness: ChaosHarnessFactory) -> None:
     survives(make_harness, *FOUND[what])
 

@@ -26,7 +26,7 @@ from tests.emulators import Emulators
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.e2e
-SOME = 4
+SOME = 2
 """The number of points without --deep."""
 PARTS = 16
 """The number of tests that share all points, so that several processes or shards can run them."""

@@ -182,7 +182,7 @@ def test_supervised_loss_is_the_mean_over_response_tokens(small, case):
     assert sums["loss"][1] == batch["mask"].sum()
 
 
-@pytest.mark.parametrize("name", ["dr_grpo", "dapo", *deep("grpo", "token_mean", "gspo", "rloo")])
+@pytest.mark.parametrize("name", ["dr_grpo", *deep("dapo", "grpo", "token_mean", "gspo", "rloo")])
 def test_many_devices_or_parts_equal_one(small, case, name):
     """Update and metrics, however tokens and samples that are left out fall on devices and parts."""
     params, batch, _ = case

@@ -72,6 +72,7 @@ def test_logits_equal_the_reference(expected, params, cfg):
     np.testing.assert_allclose(unembed(params, cfg, hidden), expected["logits"], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("cfg", [*deep(False), True], indirect=True, ids=["unrolled", "scanned"])
 def test_loss_and_gradient_norm_equal_the_reference(expected, params, cfg):
     tokens = expected["tokens"]
     counted = np.ones_like(tokens)

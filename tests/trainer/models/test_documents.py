@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from conf.schema.training.model import Model
+from tests.conftest import deep
 from tests.trainer.conftest import make_mesh
 from trainer.distributed import mesh
 from trainer.losses import token_logprobs
@@ -98,6 +99,7 @@ def test_another_document_of_the_row_leaves_no_trace(tiny, packed, kernel):
     np.testing.assert_array_equal(np.asarray(before)[same], np.asarray(after)[same])
 
 
+@pytest.mark.parametrize("kernel", ["splash", *deep("plain", "cudnn")], indirect=True)
 def test_documents_on_a_mesh(tiny, packed, kernel):
     """Rows, heads and weights split over eight devices."""
     cfg = tiny.model_copy(update={"attention": kernel, "scan_layers": True, "remat": "attention"})

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from conf.schema.training.trm import Trm
+from tests.conftest import deep
 from tests.groups import load_group
 from trainer.models import trm, weights
 
@@ -39,7 +40,7 @@ def test_initial_weights_have_their_variance() -> None:
     np.testing.assert_array_equal(params["halt_bias"], -5)
 
 
-@pytest.mark.parametrize("policy", ["outputs", "full"])
+@pytest.mark.parametrize("policy", ["outputs", *deep("full")])
 def test_recomputation_changes_no_gradient(policy: str) -> None:
     def gradient(cfg: Trm) -> Any:
         params = weights.init_params(cfg, jax.random.key(0))

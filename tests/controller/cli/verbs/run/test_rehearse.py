@@ -71,7 +71,7 @@ def test_the_quick_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None
         pytest.param("simply_gemma2_2b_gsm8k", marks=DEEP),
         pytest.param("trm_e1_1_baseline_xla", marks=DEEP),
         pytest.param("trm_stable1", marks=DEEP),
-        "nanochat_d16_v5e8",
+        pytest.param("nanochat_d16_v5e8", marks=DEEP),
         pytest.param("nanochat_d16_v6e4", marks=DEEP),
         pytest.param("nash_mhc_original", marks=DEEP),
     ],

@@ -232,9 +232,8 @@ def test_no_process_of_a_run_is_left(slipway: SlipwayCli) -> None:
     until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if home in " ".join(p.info["cmdline"] or [])])
 
 
-@pytest.mark.parametrize(
-    "killed_at", ["launched", pytest.param("TPU", marks=DEEP), pytest.param("network", marks=DEEP)]
-)
+@pytest.mark.deep  # test_killed.py: the same before two requests of every run
+@pytest.mark.parametrize("killed_at", ["launched", "TPU", "network"])
 def test_killed_anywhere_up_again_converges(slipway: SlipwayCli, killed_at: str) -> None:
     slipway.cloud()  # awake: another process would start it with a new interpreter
     command = [sys.executable, "-m", "controller", *slipway.line("up", SLOW)]
