@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-PANELS = 6
+PANELS = 4
 """Boards in a row of the picture."""
 SIZE, LEAST = 144, 8
 """Pixels of a board's side, about, and of a cell's at least."""

@@ -41,7 +41,7 @@ def test_a_maze_shows_the_way_and_what_is_wrong_with_it() -> None:
 
 def test_many_steps_continue_in_further_rows() -> None:
     steps = {str(n): SUDOKU["solution"] for n in range(1, 8)}
-    assert draw_puzzle(SUDOKU | {"steps": steps}).shape == (2 * 153 + 8, 6 * 153 + 8, 3)
+    assert draw_puzzle(SUDOKU | {"steps": steps}).shape == (2 * 153 + 8, 4 * 153 + 8, 3)
 
 
 def test_a_png_file_holds_the_picture() -> None:
