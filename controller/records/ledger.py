@@ -6,13 +6,20 @@ https://cloud.google.com/storage/docs/request-preconditions
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from controller.core.formats import Document, dump, load
+from controller.core.errors import SlipwayError
+from controller.core.formats import Document, dump, has_format, load
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import ConflictError, NotFoundError
+
+T = TypeVar("T")
+
+UNKNOWN_POD = ""
+"""The pod of a launch whose record is damaged."""
 
 
 @dataclass(frozen=True)
@@ -43,34 +50,81 @@ class Result(Document):
     cleanup: str = "keep"
 
 
+class DamagedRecordError(SlipwayError):
+    """An object of a run's record is not what Slipway wrote there."""
+
+    exit_code = 2
+
+
+def parse_record(content: bytes, parse: Callable[[Any, str], T], name: str) -> T:
+    """Parse an object of a run's record.
+
+    Raises:
+        DamagedRecordError: it is no document of Slipway, or lacks a key.
+        FormatError: a later Slipway wrote it.
+    """
+    try:
+        body = json.loads(content)
+    except ValueError as error:
+        raise DamagedRecordError(f"{name} is damaged: no JSON ({error})") from None
+    if not has_format(body):
+        raise DamagedRecordError(f"{name} is damaged: no document of Slipway")
+    try:
+        return parse(body, name)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedRecordError(f"{name} is damaged: {type(error).__name__} {error}") from None
+
+
+def read_objects(google: GoogleClient, bucket: str, prefix: str) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Yield metadata and content of the objects under a prefix, by name; those that vanish meanwhile are left out."""
+    try:
+        items = list(google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=prefix))
+    except NotFoundError:
+        return
+    for item in sorted(items, key=lambda item: item["name"]):
+        try:
+            yield item, google.download(bucket, item["name"])
+        except NotFoundError:
+            continue
+
+
 class Ledger:
-    """Reader and writer of the record of one run."""
+    """Reader and writer of the record of one run.
+
+    A damaged record of a launch or an incident ends no run: `problems` names it.
+    """
 
     def __init__(self, google: GoogleClient, bucket: str, run_id: str) -> None:
         self._google, self.bucket, self.run_id = google, bucket, run_id
         self.prefix = f"runs/{run_id}"
+        self.problems: list[str] = []
 
     def result(self) -> Result | None:
-        """Return the result; None if the run has not finished successfully or does not exist."""
-        content = self.read("result.json")
-        return None if content is None else Result.from_json(json.loads(content), f"{self.prefix}/result.json")
+        """Return the result; None if the run has not finished successfully or does not exist.
+
+        Raises:
+            DamagedRecordError: the object is not what Slipway wrote.
+        """
+        content, name = self.read("result.json"), f"{self.prefix}/result.json"
+        return None if content is None else parse_record(content, Result.from_json, name)
 
     def record_result(self, result: Result) -> None:
         """Record the result; only the first one counts."""
         self.create("result.json", json.dumps(result.to_json(), indent=1))
 
     def launches(self) -> list[Launch]:
-        """Return every launch, oldest first."""
-        try:
-            items = list(
-                self._google.list_all(
-                    "storage", "objects.list", "items", bucket=self.bucket, prefix=f"{self.prefix}/launches/"
-                )
-            )
-        except NotFoundError:
-            return []
-        names = [item["name"] for item in items]
-        found = [Launch.from_json(json.loads(self._google.download(self.bucket, name)), name) for name in names]
+        """Return every launch, oldest first; one whose record is damaged has its number and time, and UNKNOWN_POD."""
+        found: list[Launch] = []
+        for item, content in read_objects(self._google, self.bucket, f"{self.prefix}/launches/"):
+            number = re.fullmatch(r"(\d+)\.json", item["name"].rpartition("/")[2])
+            if number is None:  # somebody else's
+                continue
+            try:
+                found.append(parse_record(content, Launch.from_json, item["name"]))
+            except DamagedRecordError as error:
+                self._report(error)
+                written = datetime.fromisoformat(item["updated"]).timestamp()
+                found.append(Launch(int(number[1]), UNKNOWN_POD, written))
         return sorted(found, key=lambda launch: launch.attempt)
 
     def record_launch(self, launch: Launch) -> bool:
@@ -85,15 +139,19 @@ class Ledger:
     def is_cancelled(self, attempt: int) -> bool:
         return self.read(f"cancels/{attempt:04d}.json") is not None
 
-    def incidents(self) -> list[dict[str, Any]]:
+    def incidents(self, parse: Callable[[Any, str], T] = lambda body, _: body) -> list[T]:
         """Return the incidents of the run, oldest first: each failed attempt and the response to it."""
-        try:
-            where = {"bucket": self.bucket, "prefix": f"{self.prefix}/verdicts/"}
-            items = list(self._google.list_all("storage", "objects.list", "items", **where))
-        except NotFoundError:
-            return []
-        names = sorted(item["name"] for item in items)
-        return [json.loads(self._google.download(self.bucket, name)) for name in names]
+        found: list[T] = []
+        for item, content in read_objects(self._google, self.bucket, f"{self.prefix}/verdicts/"):
+            try:
+                found.append(parse_record(content, parse, item["name"]))
+            except DamagedRecordError as error:
+                self._report(error)
+        return found
+
+    def _report(self, error: DamagedRecordError) -> None:
+        if str(error) not in self.problems:
+            self.problems.append(str(error))
 
     def add_incident(self, number: int, document: dict[str, Any]) -> None:
         """Record an incident; the first one with a number counts."""
@@ -141,7 +199,10 @@ class Ledger:
         content = self.read(name.removeprefix(f"{self.prefix}/"))
         if content is None:
             return None
-        ended = load(content, name)
+        try:
+            ended = load(content, name)
+        except ValueError:
+            return "an end whose record is damaged"
         return f"code {ended['code']}" if ended.get("code") is not None else ended.get("signal") or "an error"
 
     def read(self, name: str) -> bytes | None:

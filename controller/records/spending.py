@@ -15,6 +15,7 @@ from controller.core.formats import Document, dump, load
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import NotFoundError
 from controller.gcp.prices import HourlyPrice, hourly_price
+from controller.records.ledger import DamagedRecordError, parse_record, read_objects
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import claim_name, end_name, short_uid
 
@@ -161,13 +162,20 @@ class Spending:
         return max(0.0, min(left)) if left else None
 
     def _read_all(self) -> list[PodLifetime]:
-        prefix = f"runs/{self._run_id}/pods/"
+        objects = read_objects(self._google, self._bucket, f"runs/{self._run_id}/pods/")
+        return [self._parse(item, content) for item, content in objects]
+
+    def _parse(self, item: dict[str, Any], content: bytes) -> PodLifetime:
+        """Parse a lifetime; one whose record is damaged counts from the time in its name to its last write."""
         try:
-            items = list(self._google.list_all("storage", "objects.list", "items", bucket=self._bucket, prefix=prefix))
-        except NotFoundError:
-            return []
-        names = [item["name"] for item in items]
-        return [PodLifetime.from_json(json.loads(self._google.download(self._bucket, name)), name) for name in names]
+            return parse_record(content, PodLifetime.from_json, item["name"])
+        except DamagedRecordError as error:
+            uid, _, began = item["name"].rpartition("/")[2].removesuffix(".json").rpartition("-")
+            if not began.isdecimal():
+                raise
+            written = datetime.fromisoformat(item["updated"]).timestamp()
+            ended = max(float(began), written)
+            return PodLifetime(uid, "unknown", "", "", "", self.rate().total, float(began), ended, str(error))
 
     def _read_run(self, run_id: str) -> "Spending":
         return Spending(self._google, self._clock, self._bucket, run_id, self._config)

@@ -263,7 +263,7 @@ class RecoveryExecutor:
 
     def _load_incidents(self) -> list[policy.Incident]:
         if self._incidents is None:
-            self._incidents = [policy.Incident.from_json(document, "verdict") for document in self.ledger.incidents()]
+            self._incidents = self.ledger.incidents(policy.Incident.from_json)
         return self._incidents
 
     def _record_incident(self, episode: policy.Incident) -> None:

@@ -37,6 +37,8 @@ class AttemptResult:
     """Outcome of the program; None if we detached and the program continues."""
     error: SlipwayError | None = None
     """Why the program was not launched; None if it was."""
+    launched: float = 0.0
+    """When it was launched, in seconds since the epoch."""
 
 
 @dataclass
@@ -76,7 +78,8 @@ class AttemptRunner:
         self._note(message, attempt=launched.attempt, launched=True)
         if self.options.detach:
             return AttemptResult(launched.attempt)
-        return AttemptResult(launched.attempt, self.follow(node, fleet, launched, was_running))
+        outcome = self.follow(node, fleet, launched, was_running)
+        return AttemptResult(launched.attempt, outcome, launched=launched.time)
 
     def provision(self) -> tuple[Node, Fleet]:
         """Create the pod and set up its workers, for this run alone."""

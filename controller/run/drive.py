@@ -139,6 +139,7 @@ class RunDriver:
         self._delegates_to_bastion = plan.config.recovery.driver == "bastion" and not on_bastion
         self._cost_confirmed = on_bastion
         self._take_over = options.take_over
+        self._problems_noted = 0
 
     def run(self) -> Result | None:
         """Drive the run under the lease of its pod.
@@ -234,6 +235,7 @@ class RunDriver:
             if over := self.spending.budget_exceeded():
                 self._stop_over_budget(over)
             attempt = self.attempts.run()
+            self._note_damaged_records()
             if attempt.outcome is None:
                 return None
             match attempt.outcome.verdict.kind:
@@ -290,7 +292,8 @@ class RunDriver:
         assert attempt.outcome is not None, "a run that was followed to its end"
         self.lease.ensure()
         ended = self.context.clock.now()
-        started = self.ledger.launches()[0].time
+        started = min(attempt.launched, *(launch.time for launch in self.ledger.launches()), ended)
+        self._note_damaged_records()
         ends = sorted(attempt.outcome.ends)
         summary: dict[str, Any] = next((end["summary"] for _, end in ends if end["summary"]), {})
         result = Result(
@@ -332,6 +335,11 @@ class RunDriver:
         """Delete the pod, unless it was adopted."""
         if not self.plan.node.adopt:
             destroy([replace(self.plan.node, depends_on=())], self.context)
+
+    def _note_damaged_records(self) -> None:
+        for problem in self.ledger.problems[self._problems_noted :]:
+            self._emit_note(f"warning: gs://{self.plan.bucket}/{problem}; the run goes on without it")
+        self._problems_noted = len(self.ledger.problems)
 
     def _emit_note(self, message: str) -> None:
         self.context.events.note(self.plan.run_id, message)

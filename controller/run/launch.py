@@ -10,7 +10,7 @@ from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartRequest,
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
 from controller.plan.build import Plan
-from controller.records.ledger import Launch, Ledger
+from controller.records.ledger import UNKNOWN_POD, Launch, Ledger
 from controller.resources.pod.node import Node
 from controller.resources.workers.base import active_runs, raise_failures
 from controller.resources.workers.venv import Venv
@@ -29,8 +29,8 @@ def launch(
     while True:
         launches = ledger.launches()
         last = launches[-1] if launches else None
-        if last is not None and last.node_uid == node.status.uid:
-            states = _states(fleet, plan.run_id, last.attempt)
+        states = [] if last is None else _states_on(node, fleet, plan.run_id, last)
+        if last is not None and states:
             ended_badly = any(s["state"] == "exited" and s["code"] != 0 for s in states)
             if not ended_badly:
                 if any(s["state"] == "absent" for s in states):
@@ -59,10 +59,18 @@ def stop(fleet: Fleet, run_id: str, grace_seconds: float = 10.0) -> None:
     raise_failures(answers, f"stop {run_id}")
 
 
-def _states(fleet: Fleet, run_id: str, attempt: int) -> list[State]:
-    answers = fleet.call_all(STATE, {"run_id": run_id, "attempt": attempt})
+def _states_on(node: Node, fleet: Fleet, run_id: str, launched: Launch) -> list[State]:
+    """Return each worker's state of a launch; none if it was made on another pod.
+
+    If a damaged record does not say on which pod it was made, the workers do.
+    """
+    if launched.node_uid not in (node.status.uid, UNKNOWN_POD):
+        return []
+    answers = fleet.call_all(STATE, {"run_id": run_id, "attempt": launched.attempt})
     raise_failures(answers, f"inspect {run_id}")
-    return [a for a in answers if isinstance(a, dict)]
+    states = [a for a in answers if isinstance(a, dict)]
+    is_elsewhere = launched.node_uid == UNKNOWN_POD and all(s["state"] == "absent" for s in states)
+    return [] if is_elsewhere else states
 
 
 def worker_variables(node: Node, worker: int) -> dict[str, str]:

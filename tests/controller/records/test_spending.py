@@ -1,0 +1,47 @@
+"""A damaged record of a pod's time still counts against the budget."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from controller.core.clock import Clock
+from controller.gcp.folder_store import FolderClient
+from controller.records.ledger import DamagedRecordError
+from controller.records.spending import PodLifetime, Spending
+from controller.run.options import RunOptions
+
+BEGAN, WRITTEN, ENDED = 1_700_000_000, 1_700_007_200, 1_700_010_800
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Path:
+    (folder := tmp_path / "runs/r-1/pods").mkdir(parents=True)
+    life = PodLifetime("uid-2", "pod", "v6e-1", "us-east5-b", "spot", 2.0, WRITTEN, ENDED, "finished")
+    (folder / f"{life.key}.json").write_text(json.dumps(life.to_json()))
+    return folder
+
+
+def spending(tmp_path: Path) -> Spending:
+    words = ("+experiment=quickstart", "cloud=local", "budget.usd_per_hour=3", "budget.max_hours=2.5")
+    return Spending(FolderClient(Clock()), Clock(), str(tmp_path), "r-1", RunOptions(words).config()[0])
+
+
+def test_it_counts_from_the_time_in_its_name_to_its_last_write(pods: Path, tmp_path: Path) -> None:
+    damaged = pods / f"abc-{BEGAN}.json"
+    damaged.write_text("{")
+    os.utime(damaged, (WRITTEN, WRITTEN))
+    account = spending(tmp_path)
+    assert [life.hours(ENDED) for life in account.lifetimes()] == [2.0, 1.0]
+    assert account.usage().usd == 2 * 3.0 + 1 * 2.0
+    assert "have run for 3.00 h" in account.budget_exceeded()
+    assert "is damaged" in account.lifetimes()[0].why
+
+
+def test_without_a_time_in_its_name_it_is_an_error_that_names_it(pods: Path, tmp_path: Path) -> None:
+    (pods / "notes.json").write_text("{")
+    with pytest.raises(DamagedRecordError, match=r"pods/notes\.json is damaged"):
+        spending(tmp_path).usage()
