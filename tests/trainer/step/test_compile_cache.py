@@ -27,6 +27,7 @@ def own_cache():
     names += ("jax_persistent_cache_min_compile_time_secs",)
     shared = {name: getattr(jax.config, name) for name in names}
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)  # JAX's default
+    jax.config.update("jax_compilation_cache_dir", None)  # what other tests have compiled is not there
     yield
     for name, value in shared.items():
         jax.config.update(name, value)
