@@ -177,7 +177,7 @@ def _number(report: ReportModel, run: RecordedRun, name: str) -> float | None:
         config = validate(raw)[0] if isinstance(raw, dict) else None
         value = RUN_NUMBERS[name](run, report.times[run.id], config)
         return None if value is None else float(value)
-    keys = flat(raw) if isinstance(raw, dict) else {}
+    keys = flat({key: raw[key] for key in raw if key != "sweep"}) if isinstance(raw, dict) else {}
     if len(ends := [key for key in keys if key == name or key.endswith(f".{name}")]) > 1 and name not in keys:
         raise ConfigError(f"--x {name}: which one: {', '.join(ends[:MAX_CHOICES])}")
     value = keys.get(name if name in keys else ends[0]) if ends else None

@@ -156,6 +156,15 @@ def test_bad_words(state: Path, words: list[str], message: str, capsys: pytest.C
     assert message in capsys.readouterr().err
 
 
+def test_the_values_of_the_sweep_are_no_keys_of_their_own(state: Path) -> None:
+    """The record of a run of `sweep=…` has sweep.params.model.dim beside model.dim."""
+    for record in (state / "runs").glob("*/record.json"):
+        document = json.loads(record.read_text())
+        document["config"]["sweep"]["params"] = {"model.dim": "32,64,128,256,512"}
+        record.write_text(json.dumps(document))
+    assert [row.x for row in measured(state, "dim").rows] == list(DIMS)
+
+
 def test_runs_without_the_number_are_counted(state: Path) -> None:
     write_run(state, ["model.dim=1024"], 0, START_TIME + 5000, metric_lines(["loop.kl_coef=0"], 0, 2, 1))
     assert measured(state, "dim").left_out == 1
