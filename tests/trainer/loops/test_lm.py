@@ -57,6 +57,21 @@ def test_loss_falls_and_is_reported_on_held_out_text(lm_run, tmp_path):
     assert json.loads((tmp_path / "a/summary.json").read_text())["eval_loss"] == pytest.approx(held_out[-1])
 
 
+@pytest.mark.deep
+def test_streams_and_scales_resume_bit_for_bit_and_report_their_stability(lm_run, tmp_path):
+    model = {"residual": "mhc", "attention_form": "maha", "maha": {"scales": 2}, "num_kv_heads": 4, "head_dim": 8}
+    new = changed(lm_run, model=model | {"attention_pattern": "G"}, mesh={"data": 2, "fsdp": 2, "tensor": 2})
+    whole, cut = changed(new, dir=str(tmp_path / "whole")), changed(new, dir=str(tmp_path / "cut"))
+    expected = train(whole, tmp_path / "a")
+    train(changed(cut, loop={"steps": 4}), tmp_path / "b")
+    resumed = train(cut, tmp_path / "c")
+    assert resumed[-1]["eval_loss"] == expected[-1]["eval_loss"]
+    for one, other in zip(jax.tree.leaves(final_state(cut)), jax.tree.leaves(final_state(whole)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert resumed[-1]["eval_residual_column_error"] < 1e-3
+    assert resumed[-1]["eval_residual_product_gain"] == pytest.approx(1, abs=0.01)
+
+
 @pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((8, 1, 1))])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(lm_run, tmp_path, sizes):
     axes = dict(zip(meshes.MESH_AXES, sizes, strict=True))
