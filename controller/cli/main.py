@@ -75,6 +75,8 @@ def parse(argv: Sequence[str]) -> Command:
     if overrides and not VERBS[verb].config:
         raise ConfigError(f"{verb}: takes no config overrides; see slipway {verb} --help")
     _raise_if_experiment(verb, arguments)
+    if verb == "run" and not rest:
+        _raise_if_program(arguments)
     return Command(verb, parser(verb).parse_args(arguments), overrides, rest)
 
 
@@ -84,6 +86,14 @@ def _raise_if_experiment(verb: str, arguments: Sequence[str]) -> None:
     word = arguments[0] if arguments else ""
     if VERBS[verb].config and not takes_words and word in config_groups(Path.cwd() / "slipway")["experiment"]:
         raise ConfigError(f"{verb}: does not take {word!r}; did you mean +experiment={word}?")
+
+
+def _raise_if_program(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for `run python train.py`: the program's words are not separated from Slipway's."""
+    takes_value = [name for flag in VERBS["run"].flags if "metavar" in flag.argparse_options for name in flag.names]
+    for at, (before, word) in enumerate(zip(["", *arguments], arguments, strict=False)):
+        if not word.startswith("-") and before not in takes_value:
+            raise ConfigError(f"run: the program goes after --: slipway run -- {shlex.join(arguments[at:])}")
 
 
 def resolve_verb(verb: str) -> str:
@@ -96,6 +106,8 @@ def resolve_verb(verb: str) -> str:
     hint = f"did you mean {near[0]!r}? " if near else ""
     if verb in config_groups(Path.cwd() / "slipway")["experiment"]:
         hint = f"did you mean +experiment={verb}? "
+    if verb.startswith("python") or "." in verb:
+        hint = f"did you mean `slipway run -- {verb} …`? "
     raise ConfigError(f"unknown verb {verb!r}; {hint}verbs: {', '.join(VERBS)} (config overrides are key=value)")
 
 
@@ -131,14 +143,17 @@ def with_program(command: Command) -> Command:
         command.remainder, Path.cwd(), flags.tpu, flags.zone, flags.name, on_this_machine=command.verb == "rehearse"
     )
     overrides = program.overrides(command.overrides)
-    print(f"({shlex.join(overrides)})", file=sys.stderr)
+    _note(f"({shlex.join(overrides)})")
     if not any(word.startswith((*PACKAGE_KEYS, "+experiment=")) for word in overrides):
-        print(
+        _note(
             "note: no uv.lock, requirements.txt or pyproject.toml here: the workers get Slipway's own packages, with "
-            "JAX; env.requirements names others",
-            file=sys.stderr,
+            "JAX; env.requirements names others"
         )
     return replace(command, overrides=overrides)
+
+
+def _note(text: str) -> None:
+    print(wrap(text, width_of(sys.stderr), 2), file=sys.stderr)
 
 
 def with_recalled(command: Command) -> Command:
@@ -157,7 +172,7 @@ def with_recalled(command: Command) -> Command:
     words = shlex.join([*(["--run", last.run] if last.run else []), *last.overrides])
     if last.sweep and command.verb in last_command.RUN_VERBS:
         return _with_recalled_sweep(command, last)
-    print(f"last run of this folder: {words}", file=sys.stderr)
+    _note(f"last run of this folder: {words}")
     if last.run and command.verb in last_command.RUN_VERBS:
         command.flags.run = last.run
     return replace(command, overrides=last.overrides)
@@ -173,7 +188,7 @@ def _with_recalled_sweep(command: Command, last: last_command.LastCommand) -> Co
     """Let `status` mean the sweep that was started last; the other verbs need one of its runs, or its pods."""
     words = shlex.join(last.sweep_words)
     if command.verb == "status" and not command.flags.all:
-        print(f"last sweep of this folder: -m {words}", file=sys.stderr)
+        _note(f"last sweep of this folder: -m {words}")
         command.flags.sweep = last.sweep
         return command
     if command.verb == "status":

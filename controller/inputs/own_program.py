@@ -62,7 +62,7 @@ class OwnProgram:
         words = ["program=command", f"program.command={quote_words(self._started_in_folder())}"]
         if name := self.name or ("" if "run.name" in keys else program_name(self.argv)):
             words.append(f"run.name={name}")
-        words += self._slice(keys)
+        words += self._slice(keys, given)
         if not keys & PACKAGE_KEYS and "experiment" not in keys:
             on_this_machine = self.on_this_machine or any(f"cloud={kind}" in given for kind in HERE_CLOUDS)
             words += ["env.packages=image"] if on_this_machine else self.packages()
@@ -100,7 +100,10 @@ class OwnProgram:
         enter = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", place]
         return [*self.argv] if place == "." else [*enter, *self.argv]
 
-    def _slice(self, keys: Set[str]) -> list[str]:
+    def _slice(self, keys: Set[str], given: Sequence[str]) -> list[str]:
+        if "cloud=here" in given and (self.tpu or self.zone):
+            flag = f"--tpu {self.tpu}" if self.tpu else f"--zone {self.zone}"
+            raise ConfigError(f"{flag}: cloud=here runs on this machine; leave {flag.partition(' ')[0]} out")
         if self.tpu and (twice := keys & SLICE_KEYS):
             raise ConfigError(f"--tpu {self.tpu}: {sorted(twice)[0]} is given too; remove one of them")
         if self.zone and "tpu.zone" in keys:

@@ -146,7 +146,10 @@ def _check_key(what: str, key: str, keys: Set[str] | None) -> None:
 def _parse_condition(condition: str, keys: Set[str] | None) -> Callable[[RunRow], bool]:
     match = CONDITION.match(condition)
     if match is None:
-        raise ConfigError(f"--where {condition}: expected KEY OPERATOR VALUE; operators: {' '.join(OPERATORS)}")
+        raise ConfigError(
+            f"--where {condition}: expected KEY OPERATOR VALUE; operators: {' '.join(OPERATORS)}; quote "
+            "the condition, since a shell takes < and > for itself"
+        )
     key, judge, wanted = match["key"], OPERATORS[match["sign"]], _parse_number(match["value"])
     _check_key(f"--where {condition}", key, keys)
     if match["sign"] in ("<", ">", "<=", ">=") and isinstance(wanted, str) and key.startswith(NUMBERS):

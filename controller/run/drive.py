@@ -285,7 +285,8 @@ class RunDriver:
             self._emit_note(f"cannot see whether the pod is left ({error}); `slipway orphans` lists what is billed")
             return
         if node is not None and not node.adopt:
-            self._emit_note(f"{node.title} is kept (price: {self.spending.rate(node)}); `slipway down` deletes it")
+            price = f" (price: {self.spending.rate(node)})" if self.context.is_billed else ""
+            self._emit_note(f"{node.title} is kept{price}; `slipway down` deletes it")
 
     def _finalize(self, attempt: AttemptResult) -> Result:
         """Record the result, then delete the pod if the policy says so."""

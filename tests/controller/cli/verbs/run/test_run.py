@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,15 @@ def test_a_program_runs_once_and_its_words_mean_the_same_run(slipway: SlipwayCli
     [
         ("run", "run: no program; add it: -- python train.py"),
         ("plan --tpu v6e-8", "--tpu: no program"),
+        ("run python train.py --lr 1", r"run: the program goes after --: slipway run -- python train.py --lr 1$"),
+        ("run --tpu v6e-8 --yes train.py", r"run: the program goes after --: slipway run -- train.py$"),
+        ("train.py", "unknown verb 'train.py'; did you mean `slipway run -- train.py …`"),
+        ("python train.py", "unknown verb 'python'; did you mean `slipway run -- python …`"),
+        (
+            "run --tpu v6e-8 cloud=here -- python -m lab.train",
+            "--tpu v6e-8: cloud=here runs on this machine; leave --tpu",
+        ),
+        ("plan cloud=here --zone us-a1-b -- python -m lab.train", "--zone us-a1-b: cloud=here runs on this machine"),
         ("up -- python train.py", "up: takes no command after --; `slipway run` runs a program"),
         ("status -- python train.py", "status: takes no command after --; only run, plan, rehearse, ssh, exec do"),
     ],
@@ -70,6 +80,18 @@ def test_words_are_shown_as_the_overrides_that_they_stand_for(capsys: pytest.Cap
     assert command.overrides[:4] == known
     assert command.overrides[-1] == "budget.max_usd=5"
     assert f"({' '.join(known[:1])} 'program.command=[python,-m,lab.train]'" in capsys.readouterr().err
+
+
+def test_these_words_fit_a_terminal_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    with_program("plan cloud=gcp budget.max_usd=5 budget.max_hours=2 -- python -m lab.train --steps 100")
+    err = capsys.readouterr().err
+    assert "budget.max_hours=2" in err
+    assert "env.requirements names others" in " ".join(err.split())
+    assert max(map(len, err.splitlines())) <= 80
 
 
 def test_packages_that_nobody_named_are_said(capsys: pytest.CaptureFixture[str], slipway: SlipwayCli) -> None:
