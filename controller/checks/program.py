@@ -58,10 +58,9 @@ def mesh_covers_devices(config: Config) -> Iterator[Issue]:
     if (free and devices % product) or (not free and product != devices):
         fitting = f"choose sizes whose product {'divides' if free else 'is'} {devices}, or mesh.data=-1"
         slices = fitting_types(config.topology, lambda t: t.devices % product == 0 if free else t.devices == product)
-        message = (
-            f"{shape} does not match the {devices} devices of {config.topology.accelerator_type}; {fitting}; or a slice"
-        )
-        yield Issue(f"{message} that fits: {slices}")
+        message = f"{shape} does not match the {plural(devices, 'device')} of {config.topology.accelerator_type}"
+        other = "" if config.cloud.kind == "here" else f"; or a slice that fits: {slices}"
+        yield Issue(f"{message}; {fitting}{other}")
 
 
 @check("devices", "error", "tpu.accelerator_type")

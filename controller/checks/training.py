@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from conf.schema.config import Config
 from conf.schema.training.data import CustomDocuments, JsonlData, ParquetData, PuzzleData, TextData
 from conf.schema.training.loop import CustomLoop, GrpoLoop, LmLoop, PuzzleLoop, UnevenError
-from conf.schema.training.prompts import CustomQuestions
+from conf.schema.training.prompts import CustomQuestions, QuestionData
 from conf.schema.training.schedule import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
 from conf.schema.training.trm import Trm
 from controller.core.finding import Issue, check
@@ -30,16 +30,23 @@ def weights_split_evenly(config: Config) -> Iterator[Issue]:
                 yield Issue(message, f"model.{name}")
 
 
-@check("model_kind", "error", "model.kind")
-def model_suits_the_loop(config: Config) -> Iterator[Issue]:
-    """The puzzle loop trains a recursive model on puzzles; the other loops of Slipway train a decoder on text."""
+@check("model_kind", "error", "model.kind", "data.kind")
+def model_and_data_suit_the_loop(config: Config) -> Iterator[Issue]:
+    """The puzzle loop trains a recursive model on puzzles, lm a decoder on text, grpo a decoder on questions."""
     if config.program.kind != "trainer" or isinstance(config.loop, CustomLoop | None):
         return
-    is_puzzle = isinstance(config.loop, PuzzleLoop)
+    kind, is_puzzle = config.loop.kind, isinstance(config.loop, PuzzleLoop)
     if config.model is not None and isinstance(config.model, Trm) != is_puzzle:
-        yield Issue(f"loop.kind={config.loop.kind} cannot train a {config.model.kind}; use loop=puzzle with model=trm")
+        message = f"loop.kind={kind} cannot train a {config.model.kind}; use loop=puzzle with model=trm"
+        yield Issue(message, "model.kind")
     if config.data is not None and isinstance(config.data, PuzzleData) != is_puzzle:
-        yield Issue(f"loop.kind={config.loop.kind} cannot read data.kind={config.data.kind}; puzzles need loop=puzzle")
+        message = f"loop.kind={kind} cannot read data.kind={config.data.kind}; puzzles need loop=puzzle"
+        yield Issue(message, "data.kind")
+    elif isinstance(config.loop, GrpoLoop | LmLoop) and config.data is not None:
+        asks = isinstance(config.loop, GrpoLoop)
+        if isinstance(config.data, QuestionData) != asks:
+            choices = "questions: arithmetic, gsm8k or questions" if asks else "text: text, jsonl, parquet or documents"
+            yield Issue(f"loop.kind={kind} cannot read data.kind={config.data.kind}; it needs {choices}", "data.kind")
 
 
 @check("attention_form", "error", "model.attention_form")

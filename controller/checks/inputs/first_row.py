@@ -9,7 +9,7 @@ from conf.extension import wanted_by_name
 from conf.schema.config import Config
 from conf.schema.training.data import JsonlData, ParquetData
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.prompts import Gsm8kData
+from conf.schema.training.prompts import ArithmeticData, Gsm8kData
 from controller.checks.inputs.files import paths_here
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
@@ -28,6 +28,8 @@ KEYS = (
 def first_rows_have_the_columns(config: Config) -> Iterator[Issue]:
     """A column that the data lack, or a line that is no JSON, ends the run after the pod was billed."""
     data = config.data
+    if config.program.kind == "trainer" and isinstance(data, ArithmeticData):
+        yield from _reward_issues(config, "a problem of data=arithmetic", {})
     if config.program.kind != "trainer" or not isinstance(data, Gsm8kData | JsonlData | ParquetData):
         return
     for name in ("path", "validation_path", "eval_path"):
@@ -52,7 +54,7 @@ def first_rows_have_the_columns(config: Config) -> Iterator[Issue]:
                 message = f"the first row of {file} has no {data.answer_mark!r} in column {data.answer_column!r}"
                 yield Issue(f"{message}; null takes the whole column", "data.answer_mark")
         if name == "path" and isinstance(data, Gsm8kData):
-            yield from _reward_issues(config, file, row)
+            yield from _reward_issues(config, f"the first row of {file}", row)
 
 
 def _columns(data: Gsm8kData | JsonlData | ParquetData) -> Mapping[str, str]:
@@ -62,7 +64,7 @@ def _columns(data: Gsm8kData | JsonlData | ParquetData) -> Mapping[str, str]:
     return dict.fromkeys(data.columns, "data.text_column" if data.template is None else "data.template")
 
 
-def _reward_issues(config: Config, file: Path, row: Mapping[str, Any]) -> Iterator[Issue]:
+def _reward_issues(config: Config, source: str, row: Mapping[str, Any]) -> Iterator[Issue]:
     if not isinstance(config.loop, GrpoLoop):
         return
     try:
@@ -76,8 +78,9 @@ def _reward_issues(config: Config, file: Path, row: Mapping[str, Any]) -> Iterat
             continue  # `extension` reports it
         required = wanted_by_name(signature).required if signature is not None else ()
         for missing in [name for name in required if name not in ("prompt", "row", *row)]:
-            message = f"reward {use.reference} takes {missing!r}, but the first row of {file} has no such column"
-            yield Issue(f"{message}; it has {_names(row)}, and prompt and row are passed too", use.key)
+            message = f"reward {use.reference} takes {missing!r}, but {source} has no such column"
+            columns = f"it has {_names(row)}, and prompt and row are" if row else "only prompt and row are"
+            yield Issue(f"{message}; {columns} passed too", use.key)
 
 
 class _UnreadableError(ValueError):

@@ -99,6 +99,14 @@ def test_what_is_right_is_not_commented_on() -> None:
             ["+experiment=nash_mhc_small", "data.packing=documents"],
             "attention_form: error model.attention_form: maha needs one document per row; set data.packing=stream",
         ),
+        (
+            [*GRPO, "data=jsonl", "data.path=x"],
+            "model_kind: error data.kind: loop.kind=grpo cannot read data.kind=jsonl; it needs questions: arithmetic, ",
+        ),
+        (
+            [*LM[:1], "data=arithmetic", *LM[3:]],
+            "model_kind: error data.kind: loop.kind=lm cannot read data.kind=arithmetic; it needs text: text, jsonl",
+        ),
         ([*LM, "model=trm"], "model_kind: error model.kind: loop.kind=lm cannot train a trm; use loop=puzzle with "),
         ([*GRPO, "loop.micro_batch_size=3"], "batch_split: error loop.micro_batch_size: the "),
         (
@@ -219,7 +227,7 @@ def test_an_incomplete_trainer_is_told_of_each_missing_group() -> None:
         ),
         (
             ["+experiment=lm_3b_v6e8", "tpu=v6e_1"],
-            "mesh: error mesh: 2 x 2 x 2 does not match the 1 devices of v6e-1; choose sizes whose product is 1, or "
+            "mesh: error mesh: 2 x 2 x 2 does not match the 1 device of v6e-1; choose sizes whose product is 1, or "
             "mesh.data=-1; or a slice that fits: v6e-8, ",
         ),
         (

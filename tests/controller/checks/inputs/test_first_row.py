@@ -28,6 +28,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_reward_that_wants_a_column_of_generated_problems_is_named(folder: Path) -> None:
+    generated = ("cloud.project=acme", "model=tiny", "loop=grpo", "optimizer=adamw", "data=arithmetic")
+    [found] = issues(folder, *generated, "loop.accuracy_reward='mine:reward'")
+    assert found == (
+        "loop.accuracy_reward: reward mine:reward takes 'levle', but a problem of data=arithmetic has no such column; "
+        "only prompt and row are passed too"
+    )
+    assert issues(folder, *generated) == []
+
+
 def test_missing_columns_of_questions_and_rewards_are_named(folder: Path) -> None:
     paths = [f"data.{name}=assets://mine/a.jsonl" for name in ("path", "eval_path")]
     found = issues(folder, *GRPO, *paths, "loop.accuracy_reward='mine:reward'")
