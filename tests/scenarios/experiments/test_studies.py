@@ -17,7 +17,7 @@ from controller.cloud import emulator
 from controller.records import index
 from tests.scenarios.experiments.test_quickstart import client
 
-pytestmark = [pytest.mark.e2e, pytest.mark.deep]
+pytestmark = [pytest.mark.e2e, pytest.mark.deep, pytest.mark.timeout(5400)]  # 15 runs, minutes on an idle machine
 WORDS = (
     "+experiment=trm_sudoku", "scale=tiny", "cloud=local", "env.packages=image", "tpu=v5litepod_1",
     "tpu.zone=us-central1-a", "sweep.pods=2", "cloud.operation_seconds=0", "run.seed=0,1,2", "checkpoint.max_to_keep=2",
