@@ -46,7 +46,8 @@ def tokens_are_encrypted(config: Config) -> Iterator[Issue]:
 @check("fetch_on", "warning", "assets.fetch_on")
 def pod_has_something_to_fetch(config: Config) -> Iterator[Issue]:
     """The pod can fetch only downloads. Local and built files are always uploaded from this machine."""
-    if config.assets.fetch_on == "pod" and not any(True for _ in _downloads(config)):
+    from_hub = any((asset.source or "").startswith("hf://") for _, _, asset in config.assets.iter_assets())
+    if config.assets.fetch_on == "pod" and not from_hub and not any(True for _ in _downloads(config)):
         yield Issue("pod has no effect: no asset has files to download; other assets are uploaded from this machine")
 
 

@@ -88,8 +88,10 @@ def _validate(data: dict[str, Any]) -> tuple[Config | None, list[ConfigProblem]]
 
 
 def _is_pretrained(model: Any) -> bool:
-    """Return whether config.json has to complete the model: it has no switches, or names that file."""
-    return isinstance(model, dict) and ("norm" not in model or model.get("config_json") is not None)
+    """Return whether the model has to be completed: it has no switches, or names config.json or weights on the Hub."""
+    weights = model.get("weights") if isinstance(model, dict) else None
+    from_hub = isinstance(weights, str) and weights.startswith("hf://")
+    return isinstance(model, dict) and ("norm" not in model or model.get("config_json") is not None or from_hub)
 
 
 def _is_value_override(word: str) -> bool:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from conf.hugging_face.config_json import UnknownArchitectureError, model_from_config
+from conf.schema.infra.assets import parse_source
 from conf.schema.training.model import KEYS_FREE_OF_WEIGHTS, family_switches
 from conf.schema.validation import ConfigProblem
+from controller.config.hub_model import HUB, hub_file, with_hub_weights
 
 KEY = "model.config_json"
 ASSET = "assets://"
@@ -28,6 +30,9 @@ class _UnreadableError(ValueError):
 
 def with_pretrained_model(data: dict[str, Any]) -> tuple[dict[str, Any], list[ConfigProblem]]:
     """Return composed data whose model is complete, and what is wrong with its config.json."""
+    data, problems = with_hub_weights(data)
+    if problems:
+        return data, problems
     model = data.get("model")
     if not isinstance(model, dict) or "config_json" not in model:
         return data, []
@@ -68,6 +73,8 @@ def _local_file(source: str, data: Mapping[str, Any]) -> Path:
     """Return the file of a source; that of a repository is downloaded once."""
     if source.startswith(ASSET):
         return _file_of_asset(source, data)
+    if source.startswith(HUB):
+        return _file_of_hub(source)
     if "://" in source:
         raise _UnreadableError(f"is not read from here; set {KEY} to {INSTEAD}")
     path = _with_file(Path(source).expanduser())
@@ -87,10 +94,20 @@ def _file_of_asset(source: str, data: Mapping[str, Any]) -> Path:
     asset = ((data.get("assets") or {}).get("models") or {}).get(name) or {}
     if (folder := asset.get("path")) is not None:
         return _with_file(Path(folder).expanduser() / rest)
+    if str(asset.get("source")).startswith(HUB):
+        return _file_of_hub(asset["source"], rest)
     words = [str(word) for word in asset.get("build") or ()]
     if "download" in words[:2] and (repository := next(filter(REPOSITORY.fullmatch, words), None)):
         return _downloaded(repository)
     raise _UnreadableError(f"assets.models.{name}.path is not set; set {KEY} to {INSTEAD}")
+
+
+def _file_of_hub(source: str, folder: str = "") -> Path:
+    try:
+        address = parse_source(source)
+        return hub_file(address, f"{address.folder}{folder}/{FILE}".lstrip("/"))
+    except ValueError as error:
+        raise _UnreadableError(str(error)) from None
 
 
 def _downloaded(repository: str) -> Path:

@@ -37,13 +37,14 @@ class BuildRecipe:
 
 @dataclass(frozen=True)
 class ResolvedAsset:
-    """Contents of an asset as far as known: `files`, or the recipe that will make them."""
+    """Contents of an asset as far as known: `files`, the recipe that will make them, or the source that has them."""
 
     kind: Kind
     name: str
     identity: str
     files: tuple[AssetFile, ...] = ()
     recipe: BuildRecipe | None = None
+    source: str | None = None
 
     @property
     def path(self) -> str:
@@ -93,6 +94,8 @@ def resolve_asset(kind: Kind, name: str, asset: Asset, root: Path, state: Path, 
         identity = _identity(asset, root, hashes, key)
         output = state / "builds" / f"{name}-{identity[:12]}"
         return ResolvedAsset(kind, name, identity, recipe=BuildRecipe(asset.build, root, output))
+    if asset.source:  # its files are pinned when the first of them is fetched, so a plan needs no network
+        return ResolvedAsset(kind, name, digest([asset.source]), source=asset.source)
     if asset.files:
         cache = state / "downloads"
         items = sorted(asset.files.items())

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from controller.core.errors import CloudError
 from controller.inputs.assets import AssetFile, BuildRecipe
+from controller.inputs.hub import HUGGING_FACE
 
 CHUNK = 1 << 20
-HUGGING_FACE = "huggingface.co"
 TAIL_LINES = 20
 
 

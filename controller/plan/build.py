@@ -30,6 +30,7 @@ from controller.resources.project.services import Services
 from controller.resources.uploads.assets import UploadedAsset
 from controller.resources.uploads.code import CodeArchive
 from controller.resources.uploads.secrets import Secrets
+from controller.resources.uploads.sources import SourcedAsset
 from controller.resources.uploads.wheels import Wheels
 
 R = TypeVar("R", bound=Resource)
@@ -158,7 +159,8 @@ def _resources_before_pod(
         depends_on = (*depends_on, secrets.id)
     for asset in held.values():
         if not fetched_on_pod(config, asset):
-            yield UploadedAsset(name=asset.name, bucket=bucket, content=asset, vault=vault, depends_on=depends_on)
+            copied = SourcedAsset if asset.source else UploadedAsset
+            yield copied(name=asset.name, bucket=bucket, content=asset, vault=vault, depends_on=depends_on)
     yield CodeArchive(name=code.sha256, bucket=bucket, snapshot=code, depends_on=depends_on)
     if requirements.git:
         yield Wheels.for_lines(requirements.git, config.env.python, bucket, depends_on)

@@ -21,6 +21,7 @@ from controller.reconcile.resource import Resource
 from controller.resources.pod.node import Node
 from controller.resources.uploads.assets import PodFetchedAsset
 from controller.resources.uploads.code import CodeArchive
+from controller.resources.uploads.sources import PodFetchedSource
 from controller.resources.uploads.wheels import Wheels
 from controller.resources.workers.chips import FreeChips
 from controller.resources.workers.code import WorkerCode
@@ -90,14 +91,16 @@ class WorkerInputs:
 
 def fetched_on_pod(config: Config, asset: ResolvedAsset) -> bool:
     """Return whether the pod downloads the asset; local and generated files are sent from this machine."""
-    return config.assets.fetch_on == "pod" and any(source.url for source in asset.files)
+    from_hub = asset.source is not None and asset.source.startswith("hf://")
+    return config.assets.fetch_on == "pod" and (from_hub or any(source.url for source in asset.files))
 
 
 def _pod_fetched_assets(run: WorkerInputs, tidied: str) -> Iterator[PodFetchedAsset]:
     where: dict[str, Any] = {"node": run.node.id, "bucket": run.code.bucket, "vault": run.vault}
     for asset in run.assets.values():
         if fetched_on_pod(run.config, asset):
-            yield PodFetchedAsset(name=asset.name, content=asset, **where, depends_on=(tidied,))
+            fetched = PodFetchedSource if asset.source else PodFetchedAsset
+            yield fetched(name=asset.name, content=asset, **where, depends_on=(tidied,))
 
 
 def worker_resources(run: WorkerInputs) -> Iterator[Resource]:

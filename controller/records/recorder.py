@@ -20,6 +20,7 @@ from controller.agent.protocol import OBSERVE
 from controller.context import Context
 from controller.core.events import Event, jsonl_listener
 from controller.core.formats import dump, load
+from controller.gcp.client import GoogleClient
 from controller.inputs.assets import ResolvedAsset
 from controller.inputs.git_status import collect_git_status as git_record
 from controller.plan.build import Plan
@@ -89,6 +90,7 @@ class Recorder:
         plan, ledger = self._plan, self._ledger
         if (known := ledger.read(RECORD_FILE)) is None:
             document = describe_plan(plan, self._overrides) | {"worker_0": _worker_0_facts(plan, fleet)}
+            document["assets"] = [_with_pinned(asset, plan, self._context.google) for asset in document["assets"]]
             document |= {"created": self._context.clock.now(), "prices": self._price_fields(), "sweep": self._sweep}
             document |= self._handed_over_code_origin() or self._repeated_run_origin() or self._save_code_state()
             shown = {key: document[key] for key in ("run", "overrides", "code_sha256", "config")}
@@ -279,6 +281,18 @@ def _cost_fields(spending: Spending) -> RunRecord:
     return {"pod_hours": round(spent.hours, 4), "usd": usd, "pods": [life.to_json() for life in spending.lifetimes()]}
 
 
+def _with_pinned(asset: RunRecord, plan: Plan, google: GoogleClient) -> RunRecord:
+    """Add to an asset with a source the commit that was fetched, and the SHA-256 of its files."""
+    if "source" not in asset:
+        return asset
+    prefix = next(content.prefix for content in plan.assets if content.identity == asset["identity"])
+    pinned = load(google.download(plan.bucket, f"{prefix}/source.json"), "source.json")
+    hashes = json.loads(google.download(plan.bucket, f"{prefix}/manifest.json"))
+    files = {name: text for name, text in hashes.items() if ":" not in text}  # objects of a bucket have an MD5
+    return asset | {"revision": pinned["revision"], "files": files}
+
+
 def _asset_manifest(content: ResolvedAsset) -> RunRecord:
     files = {source.name: source.sha256 for source in content.files}
-    return {"kind": content.kind, "name": content.name, "identity": content.identity, "files": files}
+    told = {"kind": content.kind, "name": content.name, "identity": content.identity, "files": files}
+    return told | ({"source": content.source} if content.source else {})

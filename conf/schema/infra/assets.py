@@ -1,7 +1,8 @@
 """Assets copied to the bucket before the program starts: datasets, weights and tokenizers."""
 
+import re
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -9,6 +10,45 @@ from conf.schema.base import VOLATILE, Name, Strict
 
 Kind = Literal["dataset", "model", "tokenizer"]
 FileName = Annotated[str, StringConstraints(pattern=r"^[^/\\\x00-\x1f\x7f]+(/[^/\\\x00-\x1f\x7f]+)*$")]
+
+HUB_SOURCE = re.compile(
+    r"hf://(?P<type>datasets/)?(?P<repository>[\w.-]+/[\w.-]+?)(@(?P<revision>refs/(?:pr|convert)/[^/@]+|[^/@]+))?"
+    r"(/(?P<pattern>.*))?"
+)
+BUCKET_SOURCE = re.compile(r"gs://(?P<repository>[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9])(/(?P<pattern>.*))?")
+
+
+class SourceAddress(NamedTuple):
+    """Parts of `source`: a repository of the Hugging Face Hub, or a bucket, and which of its files.
+
+    `kind`: `model` or `dataset` on the Hub, else `bucket`. `pattern` is a glob; `**` stands for everything.
+    """
+
+    kind: Literal["model", "dataset", "bucket"]
+    repository: str
+    revision: str | None
+    pattern: str
+
+    @property
+    def folder(self) -> str:
+        """The folder before the first wildcard, with a slash; files are named relative to it in the asset."""
+        literal = re.split(r"[*?\[]", self.pattern, maxsplit=1)[0]
+        return literal[: literal.rfind("/") + 1]
+
+
+def parse_source(text: str) -> SourceAddress:
+    """Return the parts of `source`. Raises ValueError if it is neither hf://… nor gs://…."""
+    hub, bucket = HUB_SOURCE.fullmatch(text), BUCKET_SOURCE.fullmatch(text)
+    found = hub or bucket
+    if found is None or ".." in (found["pattern"] or "").split("/"):
+        raise ValueError(
+            f"source: {text!r} is neither hf://[datasets/]OWNER/NAME[@REVISION][/PATTERN] nor gs://BUCKET/PATTERN"
+        )
+    pattern = (found["pattern"] or "").lstrip("/")
+    pattern = f"{pattern}**" if not pattern or pattern.endswith("/") else pattern
+    if hub is None:
+        return SourceAddress("bucket", found["repository"], None, pattern)
+    return SourceAddress("dataset" if hub["type"] else "model", hub["repository"], hub["revision"], pattern)
 
 
 class RemoteFile(Strict):
@@ -21,8 +61,11 @@ class RemoteFile(Strict):
 
 
 class Asset(Strict):
-    """A local path, files to download, or a command that makes them. The content identifies a run, not its source."""
+    """Where an asset's files come from: the Hub or a bucket, this machine, the web, or a command that makes them."""
 
+    source: Annotated[str | None, VOLATILE] = Field(
+        default=None, description="hf://[datasets/]OWNER/NAME[@REVISION][/PATTERN], or gs://BUCKET/PATTERN."
+    )
     path: Annotated[str | None, VOLATILE] = Field(default=None, description="Local file or folder.")
     files: Annotated[dict[FileName, RemoteFile] | None, VOLATILE] = Field(
         default=None, description="Files to download, by file name."
@@ -34,12 +77,23 @@ class Asset(Strict):
         default=(), description="Files and folders that the build reads, besides those named in the command."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _prefer_path(cls, data: Any) -> Any:
+        """Let a copy on this machine take the place of what an experiment would fetch or build."""
+        if isinstance(data, dict) and data.get("path") is not None:
+            return {key: value for key, value in data.items() if key not in ("source", "files", "build", "inputs")}
+        return data
+
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
-        if (self.path is not None) + bool(self.files) + bool(self.build) != 1:
+        if (self.source is not None) + (self.path is not None) + bool(self.files) + bool(self.build) != 1:
             raise ValueError(
-                "set exactly one of path (local), files (downloads) or build (a command that makes the files)"
+                "set one of source (hf:// or gs://), path (local), files (downloads) or build (a command that makes "
+                "the files); path takes the place of the others"
             )
+        if self.source is not None:
+            parse_source(self.source)
         if self.build and not any("{output}" in word for word in self.build):
             raise ValueError("build: must contain {output}, the folder that the command fills")
         if up := [name for name in self.files or () if {".", ".."} & set(name.split("/"))]:
@@ -54,7 +108,7 @@ class Assets(Strict):
     models: dict[Name, Asset] = Field(description="Model weights.")
     tokenizers: dict[Name, Asset]
     fetch_on: Annotated[Literal["laptop", "pod"], VOLATILE] = Field(
-        description="Where `files` are downloaded. laptop: this machine, before the TPU exists. pod: worker 0."
+        description="Where hf:// and `files` are fetched. laptop: this machine, before the TPU exists. pod: worker 0."
     )
 
     def iter_assets(self) -> Iterator[tuple[Kind, str, Asset]]:

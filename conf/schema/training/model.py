@@ -156,8 +156,9 @@ class Model(Strict):
     )
     weights: str | None = Field(
         min_length=1,
-        description="Initial weights: a folder from Hugging Face, `slipway export` or `python -m trainer.convert`, "
-        "a checkpoint of a run RUN/checkpoints/STEP, or run:ID, run:ID@best, run:ID@STEP. null: random.",
+        description="Initial weights: hf://OWNER/NAME, a folder of Hugging Face, `slipway export` or `python -m "
+        "trainer.convert`, a checkpoint of a run RUN/checkpoints/STEP, or run:ID, run:ID@best, run:ID@STEP. "
+        "null: random.",
     )
     config_json: str | None = Field(
         default=None,

@@ -1,26 +1,22 @@
 """Hugging Face: what the plan downloads from there can be read with your token."""
 
-import os
 import re
 import shlex
-import socket
-import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
 from controller.gcp.errors import ServiceDisabledError
-from controller.inputs.download import HUGGING_FACE, token_for
+from controller.inputs.download import token_for
+from controller.inputs.hub import HUGGING_FACE, PUBLIC_FILES, hub_endpoint, lookup_problem
 from controller.plan.build import Plan
 from controller.plan.missing import missing_assets
 
 TIMEOUT_SECONDS = 10.0
-PUBLIC_FILES = (".gitattributes", "README.md")
 COMMANDS = ("hf", "huggingface-cli")
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
 TYPES = ("model", "dataset", "space")
@@ -38,8 +34,6 @@ DUPLICATED_DESCRIPTOR = re.compile(r"\d*[<>]&[\d-]+")
 COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
 EXPANDED = re.compile(r"[$`*?\[{}<>]")
 """Characters of a word that a shell may replace by others."""
-PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-"""Environment variables that name a proxy, which looks names up itself. On macOS the system's settings do so too."""
 
 
 class HubSource(NamedTuple):
@@ -94,12 +88,12 @@ def hub_sources(plan: Plan, context: Context) -> list[HubSource]:
 
 def download_bytes(source: HubSource) -> int | None:
     """Return the size of a download; None if the Hub does not tell."""
-    if _lookup_problem(_endpoint()):
+    if lookup_problem(hub_endpoint()):
         return None  # `hugging_face` reports it
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage] - httpx's
 
-    api = HfApi(endpoint=_endpoint(), token=(get_token() if source.token is None else source.token) or False)
+    api = HfApi(endpoint=hub_endpoint(), token=(get_token() if source.token is None else source.token) or False)
     where = {"repo_type": source.repo_type, "revision": source.revision, "timeout": TIMEOUT_SECONDS}
     try:
         described = api.repo_info(source.repository, **where, files_metadata=True)
@@ -131,13 +125,9 @@ def _secrets(plan: Plan, context: Context) -> dict[str, str]:
     return plan.vault.values()
 
 
-def _endpoint() -> str:
-    return (os.environ.get("HF_ENDPOINT") or f"https://{HUGGING_FACE}").rstrip("/")
-
-
 def _parse_url(url: str) -> tuple[str, str, str, str] | None:
     """Return (type, repository, revision, file) of a file on the Hub; None for another URL."""
-    for endpoint in (_endpoint(), f"https://{HUGGING_FACE}"):
+    for endpoint in (hub_endpoint(), f"https://{HUGGING_FACE}"):
         pattern = rf"{re.escape(endpoint)}/(?:(dataset|space)s/)?({REPOSITORY.pattern})/resolve/([^/?]+)/([^?]+)"
         if found := re.match(pattern, url):
             return found[1] or "model", found[2], found[4], found[5]
@@ -200,13 +190,13 @@ def _parse_command(key: str, program: str, words: Sequence[str]) -> Iterator[Hub
 
 def _ask(source: HubSource) -> Iterator[Issue]:
     """Ask the Hub for metadata, as the download will."""
-    if problem := _lookup_problem(_endpoint()):
-        yield Issue(f"{source.page(_endpoint())} was not checked: {problem}", source.key, "note")
+    if problem := lookup_problem(hub_endpoint()):
+        yield Issue(f"{source.page(hub_endpoint())} was not checked: {problem}", source.key, "note")
         return
     from huggingface_hub import HfApi, get_hf_file_metadata, get_token, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # pyright: ignore[reportPrivateImportUsage] - httpx's
 
-    endpoint = _endpoint()
+    endpoint = hub_endpoint()
     token = (get_token() if source.token is None else source.token) or False
     api = HfApi(endpoint=endpoint, token=token)
     where = {"repo_type": source.repo_type, "revision": source.revision}
@@ -224,20 +214,6 @@ def _ask(source: HubSource) -> Iterator[Issue]:
     except (HTTPError, OSError, ValueError) as error:
         message = f"{source.page(endpoint)} was not checked: {type(error).__name__}: {error}"
         yield Issue(" ".join(message.split()), source.key, "note")
-
-
-def _lookup_problem(endpoint: str) -> str:
-    """Return why the Hub's name cannot be looked up; empty if it can, or if a proxy does so.
-
-    Without a network this saves the import of the Hub's library, which takes longer than all other checks together.
-    """
-    host = urlsplit(endpoint).hostname
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError as error:
-        proxied = sys.platform == "darwin" or any(name.lower() in PROXIES for name in os.environ)
-        return "" if proxied else f"{host} cannot be looked up ({error.strerror}); check this machine's network"
-    return ""
 
 
 def _explain(source: HubSource, error: Exception, endpoint: str, *, has_token: bool) -> Issue:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from controller.agent.protocol import FETCH_ASSET, FetchAssetRequest
 from controller.context import Context
 from controller.core.errors import CloudError
+from controller.gcp.client import GoogleClient
 from controller.gcp.errors import NotFoundError
 from controller.inputs.assets import AssetFile, ResolvedAsset, local_files, manifest_text
 from controller.inputs.download import download_file, run_recipe, token_for
@@ -43,7 +44,7 @@ class AssetInBucket(Resource):
 
     @property
     def title(self) -> str:
-        how = "built by a command" if self.content.recipe else f"{len(self.content.files)} files"
+        how = "built by a command" if self.content.recipe else self.content.source or f"{len(self.content.files)} files"
         return f"{self.content.kind} {self.name} in the bucket ({how})"
 
     @property
@@ -111,7 +112,7 @@ class UploadedAsset(AssetInBucket):
             return
         other = next((o for o, what in stored.items() if what == same), None)
         if other is not None:
-            _rewrite_object(context, self.bucket, other, name)
+            rewrite_object(context.google, (self.bucket, other), (self.bucket, name))
             return
         session = context.state_dir / "uploads" / f"{source.sha256}-{self.content.identity[:12]}"
         got = context.google.upload_file(self.bucket, name, source.local, session, moved)
@@ -121,18 +122,19 @@ class UploadedAsset(AssetInBucket):
             )
 
 
-def _rewrite_object(context: Context, bucket: str, source: str, target: str) -> None:
+def rewrite_object(google: GoogleClient, source: tuple[str, str], target: tuple[str, str], **conditions: str) -> None:
     """Copy an object, in several calls if large (https://cloud.google.com/storage/docs/json_api/v1/objects/rewrite)."""
     place = {
-        "sourceBucket": bucket,
-        "sourceObject": source,
-        "destinationBucket": bucket,
-        "destinationObject": target,
+        "sourceBucket": source[0],
+        "sourceObject": source[1],
+        "destinationBucket": target[0],
+        "destinationObject": target[1],
         "body": {},
+        **conditions,
     }
-    answer = context.google.call("storage", "objects.rewrite", **place)
+    answer = google.call("storage", "objects.rewrite", **place)
     while not answer.get("done", True):
-        answer = context.google.call("storage", "objects.rewrite", **place, rewriteToken=answer["rewriteToken"])
+        answer = google.call("storage", "objects.rewrite", **place, rewriteToken=answer["rewriteToken"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,15 +143,18 @@ class PodFetchedAsset(AssetInBucket, WorkerResource):
 
     kind: ClassVar[str] = "asset"
 
-    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
-        files = {f.name: {"url": f.url, "sha256": f.sha256} for f in self.content.files}
+    def downloads(self, context: Context) -> tuple[tuple[AssetFile, ...], dict[str, str]]:
+        """Return the files with their addresses, and the tokens of those that need one."""
         secrets = self.vault.values()
-        tokens = {f.name: token for f in self.content.files if (token := token_for(f, secrets))}
+        return self.content.files, {f.name: token for f in self.content.files if (token := token_for(f, secrets))}
+
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        files, tokens = self.downloads(context)
         payload: FetchAssetRequest = {
             "bucket": self.bucket,
             "prefix": self.content.prefix,
-            "files": files,
-            "manifest": manifest_text(self.content.files),
+            "files": {f.name: {"url": f.url, "sha256": f.sha256} for f in files},
+            "manifest": manifest_text(files),
             "tokens": tokens,
         }
         fleet = self.fleet(context, observed)

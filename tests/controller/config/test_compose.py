@@ -87,7 +87,7 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize("experiment", config_groups()["experiment"])
 def test_every_line_of_a_scale_wins_over_the_experiment(experiment: str) -> None:
     text = (CONFIG_DIR / "experiment" / f"{experiment}.yaml").read_text()
-    for base in ("quickstart", "nanochat_d16_v5e8", "gemma2b_gsm8k", "trm_sudoku"):
+    for base in ("quickstart", "nanochat_d16", "nanochat_d16_v5e8", "gemma2b_gsm8k", "trm_sudoku"):
         text += (CONFIG_DIR / "experiment" / f"{base}.yaml").read_text() if f"- {base}\n" in text else ""
     chosen = dict(re.findall(r"override /(\w+): (\w+)", text))
     files = [

@@ -1,0 +1,156 @@
+"""Files of the Hub: pinned, resumed, verified; each mistake in a source is one clear error."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from conf.schema.infra.assets import parse_source
+from controller.inputs import hub as inputs
+from controller.inputs.hub import SourceError, fetch_file, list_source, lookup_problem, require_readable
+from controller.localcloud.hub import HubFault, HubServer
+from tests.hub import ACCEPTED, CONTENT, MODEL, OTHER, asked, hub, write
+
+__all__ = ["hub"]
+
+
+def fetched(hub: HubServer, folder: Path, source: str = MODEL, token: str | None = None, name: str = "") -> Path:
+    """Fetch one file of a source, without pauses."""
+    address, access = asked(hub, source, token)
+    commit, files = list_source(address, access)
+    file = next(f for f in files if f.name == (name or "model.safetensors"))
+    target = folder / "fetched"
+    fetch_file(address, commit, file, target, access, lambda size: None, lambda seconds: None)
+    return target
+
+
+def test_names_are_relative_to_the_folder_before_the_first_wildcard(hub: HubServer) -> None:
+    address, access = asked(hub, "hf://datasets/acme/rows/data/train-[01]*")
+    commit, files = list_source(address, access)
+    assert [f.name for f in files] == ["train-0.parquet", "train-1.parquet"]
+    assert len(commit) == 40
+    whole = list_source(asked(hub, "hf://datasets/acme/rows")[0], access)[1]
+    assert whole[0].name == "data/train-0.parquet"
+    pinned, _ = asked(hub, f"hf://acme/open@{list_source(asked(hub)[0], access)[0]}/*.json")
+    assert [f.path for f in list_source(pinned, access)[1]] == ["config.json"]
+
+
+@pytest.mark.parametrize("source", ["hf://acme", "https://x/y", "hf://acme/open/../x", "gs://B/x", "hf://a/b@"])
+def test_what_is_no_source_is_refused(source: str) -> None:
+    with pytest.raises(ValueError, match=r"neither hf://.* nor gs://"):
+        parse_source(source)
+
+
+def test_a_cut_connection_is_resumed_and_all_bytes_are_right(hub: HubServer, tmp_path: Path) -> None:
+    (part := tmp_path / "fetched.part").write_bytes(CONTENT[:100_000])  # of a process that was killed
+    assert fetched(hub, tmp_path).read_bytes() == CONTENT
+    assert hub.state.sent == [("model.safetensors", 100_000, len(CONTENT) - 100_000)]
+    assert not part.exists()
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_an_overloaded_hub_is_asked_again(hub: HubServer, tmp_path: Path, status: int) -> None:
+    hub.state.faults.append(HubFault("/lfs/|resolve", status=status, times=2))
+    assert fetched(hub, tmp_path).read_bytes() == CONTENT
+
+
+def test_a_token_reaches_the_hub_and_not_its_storage(hub: HubServer, tmp_path: Path) -> None:
+    """The emulated storage refuses a request with a token, as the real one does."""
+    assert fetched(hub, tmp_path, "hf://acme/gated", ACCEPTED).read_bytes() == CONTENT
+    assert ACCEPTED not in repr(asked(hub, token=ACCEPTED))
+
+
+@pytest.mark.parametrize(
+    ("source", "token", "expected"),
+    [
+        ("hf://acme/opne", None, "Hugging Face has no model acme/opne (401), or it is private and needs a token"),
+        ("hf://acme/opne", OTHER, "Hugging Face has no model acme/opne (404), or your token has no access to it"),
+        ("hf://datasets/acme/open", OTHER, "Hugging Face has no dataset acme/open (404)"),
+        ("hf://acme/open@v9", None, "model acme/open has no revision v9; "),
+        ("hf://acme/open/*.gguf", None, "model acme/open: no file matches '*.gguf' at revision main; see "),
+        ("hf://acme/gated", None, "model acme/gated is gated (401): accept its license at "),
+        ("hf://acme/gated", OTHER, "model acme/gated is gated (403): accept its license at "),
+        ("hf://acme/open", "hf_wrong", "Hugging Face rejects your token (401); make a new one at "),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_a_line(hub: HubServer, source: str, token: str | None, expected: str) -> None:
+    address, access = asked(hub, source, token)
+    with pytest.raises(SourceError) as caught:
+        require_readable(address, *list_source(address, access), access)
+    assert str(caught.value).startswith(expected)
+    assert caught.value.lasting
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fault", "lasting", "expected"),
+    [
+        (HubFault("/lfs/", corrupt=True), True, "model.safetensors has SHA-256 "),
+        (HubFault("/lfs/", cut=0, times=99), False, "`slipway up` resumes"),
+        (HubFault("/lfs/", status=503, times=99), False, "answered 503; `slipway up` resumes"),
+        (HubFault("/lfs/", loop=True, times=99), True, "is redirected in a circle"),
+        (HubFault("/resolve/", loop=True, times=99), True, "is redirected in a circle"),
+        (HubFault("/resolve/", status=404, times=99), True, "acme/open"),
+    ],
+)
+def test_a_file_that_does_not_come_is_an_error(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: HubFault, lasting: bool, expected: str
+) -> None:
+    from huggingface_hub import file_download
+
+    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
+    hub.state.faults.append(fault)
+    with pytest.raises(SourceError) as caught:
+        fetched(hub, tmp_path)
+    assert expected in str(caught.value)
+    assert "Signature" not in str(caught.value), "a signed address is a key to the file"
+    assert caught.value.lasting == lasting
+    assert not (tmp_path / "fetched").exists(), "nothing that is wrong or short is kept as the file"
+
+
+def test_a_file_of_git_is_verified_too(hub: HubServer, tmp_path: Path) -> None:
+    hub.state.faults.append(HubFault("GET .*resolve", corrupt=True))
+    with pytest.raises(SourceError, match=r"config\.json has git id .*, but the Hub lists"):
+        fetched(hub, tmp_path, name="config.json")
+
+
+def test_a_full_disk_is_found_before_the_download(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    with pytest.raises(SourceError, match=r"model\.safetensors needs 0\.0 GB in .*run\.state_dir"):
+        fetched(hub, tmp_path)
+    assert hub.state.sent == []
+
+
+def test_a_disk_that_fills_up_meanwhile_is_an_error(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: object, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(inputs._CountedFile, "write", full)
+    with pytest.raises(SourceError, match=r"no space left in .*; free some, `slipway up` resumes"):
+        fetched(hub, tmp_path)
+
+
+def test_another_size_than_listed_is_an_error(hub: HubServer, tmp_path: Path) -> None:
+    address, access = asked(hub)
+    commit, files = list_source(address, access)
+    wrong = next(f for f in files if f.sha256)._replace(size=7)
+    with pytest.raises(SourceError, match=r"has 320000 bytes, but 7 in the list of its commit"):
+        fetch_file(address, commit, wrong, tmp_path / "x", access, lambda size: None, lambda seconds: None)
+
+
+def test_without_a_network_the_name_is_named() -> None:
+    assert lookup_problem("https://nowhere.invalid").startswith("nowhere.invalid cannot be looked up")
+
+
+def test_a_new_commit_has_new_files(hub: HubServer) -> None:
+    address, access = asked(hub)
+    before = list_source(address, access)[0]
+    write(hub.state.folder / "models/acme/open", {"new.txt": b"x"})
+    assert list_source(address, access)[0] != before
