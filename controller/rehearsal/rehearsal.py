@@ -26,6 +26,7 @@ from controller.plan.build import Plan, build_plan
 from controller.plan.preview import preview_resources
 from controller.reconcile.reconciler import reconcile
 from controller.records.ledger import Ledger, Result
+from controller.rehearsal.hub import emulated_hub, with_recipe
 from controller.rehearsal.interruption import FAULT_KEY, PREEMPTION, SECONDS_AFTER_OUTPUT, Interruption
 from controller.run.drive import drive
 from controller.run.options import RunOptions
@@ -75,6 +76,7 @@ class Rehearsal:
         made = f"{len(shared)} shared resources created, and unchanged when observed again{_join_names(changed)}"
         return [
             Check(not changed, made),
+            *_check_recipe(plan, state["objects"].get(plan.bucket, [])),
             Check(bool(ledger.launches()), f"a {pod}, reached and verified"),
             *check_recovery(state["fault"], len(ledger.launches()), self.interruption),
             Check(result is not None, f"the program exited with 0 on {workers} of {plural(workers, 'worker')}"),
@@ -108,6 +110,7 @@ def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
             plan = build_plan(config, project_of(config), Path.cwd())
             doing("starting the emulated cloud")
             _wipe_cloud(folder)
+            stack.enter_context(emulated_hub(config, folder / "hub"))
             context, emulator = stack.enter_context(open_context(config, keep_awake=True))
         assert emulator is not None, "a rehearsal is on the emulated cloud"
         if config.tpu.adopt:
@@ -126,6 +129,10 @@ def _rehearsal_config(options: RunOptions) -> tuple[Config, Path]:
     given = {_key(override) for override in overrides}
     defaults = [override for override in REHEARSAL_OVERRIDES if _key(override) not in given]
     config = replace(options, overrides=(*overrides, "cloud=local", *defaults)).checked_config()
+    if config.program.kind == "trainer" and "scale" not in given:
+        with suppress(ConfigError):  # without a scale it may lack data; then there is no recipe to rehearse
+            full, _ = replace(options, overrides=(*overrides, "cloud=local")).config(resolve=False)
+            config = with_recipe(config, full, given)
     assert isinstance(config.cloud, LocalCloud)
     folder = Path(config.run.state_dir).expanduser() / "rehearsals" / config.run.name
     run = config.run.model_copy(update={"state_dir": str(folder)})
@@ -160,6 +167,14 @@ def default_faults(config: Config) -> tuple[dict[str, Any], ...]:
     if config.code.stand_in:
         return ({"kind": "preempted", "after_object": "/commit_success"},)
     return ()
+
+
+def _check_recipe(plan: Plan, objects: Sequence[str]) -> list[Check]:
+    """Check that what the experiment fetches from the Hub is in the bucket."""
+    wanted = [content for content in plan.assets if content.source]
+    there = [content for content in wanted if f"{content.prefix}/manifest.json" in objects]
+    names = ", ".join(content.source or "" for content in wanted)
+    return [Check(there == wanted, f"fetched from an emulated Hugging Face Hub: {names}")] if wanted else []
 
 
 def _check_leftovers(plan: Plan, left: list[str]) -> Check:
