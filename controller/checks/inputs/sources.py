@@ -10,11 +10,11 @@ from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
 from controller.core.text import plural
 from controller.gcp.errors import NoCredentialsError, ServiceDisabledError
-from controller.inputs.hub import HubAccess, SourceError, hub_endpoint, list_source, require_readable
+from controller.inputs.hub import SourceError, list_source, require_readable
 from controller.plan.build import Plan
 from controller.plan.missing import missing_assets
 from controller.progress import format_size
-from controller.resources.uploads.sources import THREADS, hub_token, list_objects
+from controller.resources.uploads.sources import THREADS, hub_access, list_objects
 
 
 @check("source", "error", "assets.KIND.NAME.source", also="note", of_plan=True)
@@ -47,7 +47,7 @@ def _questions(plan: Plan, context: Context, source: str, key: str) -> Iterator[
         plan.vault.load(context.google)
     except (ConfigError, ServiceDisabledError):
         return  # another check reports it
-    access = HubAccess(hub_endpoint(), hub_token(plan.vault))
+    access = hub_access(plan.vault)
     commit, files = list_source(address, access)
     require_readable(address, commit, files, access)
     folder = Path(plan.config.run.state_dir).expanduser()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from conf.schema.infra.assets import SourceAddress, parse_source
 from controller.context import Context
@@ -212,18 +213,24 @@ def source_copy(asset: AssetInBucket, context: Context) -> SourceCopy:
     """Return the copy of an asset's source by this machine."""
     assert asset.content.source, "the plan gives assets with a source only"
     folder = context.state_dir / "fetches" / asset.content.prefix.rpartition("/")[2]
-    access = HubAccess(hub_endpoint(), hub_token(asset.vault))
+    access = hub_access(asset.vault)
     place = (asset.bucket, asset.content.prefix, asset.content.source, folder)
     return SourceCopy(context.google, *place, access, context.clock.sleep)
 
 
-def hub_token(vault: Vault) -> str | None:
-    """Return the token for the Hub: that of `env.secrets`, else the one that `hf auth login` stored here."""
-    if token := vault.values().get(HUB_TOKEN):
-        return token
+def hub_access(vault: Vault) -> HubAccess:
+    """Return the Hub with the token of `env.secrets`, else with the one that `hf auth login` stored here.
+
+    Raises:
+        SourceError: the token would be sent unencrypted.
+    """
     from huggingface_hub import get_token
 
-    return get_token()
+    endpoint, token = hub_endpoint(), vault.values().get(HUB_TOKEN) or get_token()
+    place = urlsplit(endpoint)
+    if token and place.scheme != "https" and place.hostname not in ("127.0.0.1", "localhost", "::1"):
+        raise SourceError(f"HF_ENDPOINT: {endpoint} would get the token unencrypted; use https")
+    return HubAccess(endpoint, token)
 
 
 def list_objects(google: GoogleClient, address: SourceAddress) -> tuple[SourceFile, ...]:

@@ -99,6 +99,14 @@ def test_a_disk_that_is_too_small_is_an_error(hub: HubServer, tmp_path: Path, mo
     assert said(tmp_path, "hf://acme/open")[0].startswith("error: its 4 largest files take 320 kB; ")
 
 
+def test_a_token_is_not_sent_unencrypted(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", ACCEPTED)
+    monkeypatch.setenv("HF_ENDPOINT", "http://mirror.example")
+    assert said(tmp_path, "hf://acme/open") == [
+        "error: HF_ENDPOINT: http://mirror.example would get the token unencrypted; use https"
+    ]
+
+
 def test_this_machine_reaches_no_bucket(tmp_path: Path) -> None:
     [line] = said(tmp_path, "gs://mine/text/*", "cloud=here")
     assert "is in a bucket, which cloud=here does not reach" in line

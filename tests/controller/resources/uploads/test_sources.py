@@ -181,8 +181,13 @@ def test_up_copies_a_gated_model_and_the_pod_fetches_another(
     code, out, err = slipway("up", *words, "cleanup.on_success=keep")
     assert (code, err) == (0, ""), err
     assert "model gated in the bucket (hf://acme/gated)" in out
-    rows = "assets.datasets.rows.source=hf://datasets/acme/rows/data/*"
-    code, out, err = slipway("up", *words, "assets.fetch_on=pod", rows)
+    [(bucket, objects)] = slipway.cloud().get("state")["objects"].items()
+    gated = next(name for name in objects if name.endswith("/config.json")).rpartition("/")[0]
+    more = [
+        "assets.datasets.rows.source=hf://datasets/acme/rows/data/*",
+        f"assets.models.copied.source=gs://{bucket}/{gated}/*",
+    ]
+    code, out, err = slipway("up", *words, "assets.fetch_on=pod", *more)
     assert (code, err) == (0, ""), err
     state = slipway.cloud().get("state")
     [objects] = state["objects"].values()
@@ -191,6 +196,8 @@ def test_up_copies_a_gated_model_and_the_pod_fetches_another(
     assert sorted(name for asset, name in names if asset.startswith("rows-")) == [*about, *parts]
     model = ["README.md", "config.json", "model.safetensors"]
     assert sorted(name for asset, name in names if asset.startswith("gated-")) == sorted([*about, *model])
+    copied = {name for asset, name in names if asset.startswith("copied-")}
+    assert copied >= {"config.json", "model.safetensors"}, "copied inside Cloud Storage, at their generation"
     records = [json.loads(path.read_text()) for path in slipway.home.glob("runs/*/record.json")]
     pinned = [asset for record in records for asset in record["assets"] if asset["name"] == "gated"]
     commit = hub.state.commit(hub.state.folder / "models/acme/gated")
