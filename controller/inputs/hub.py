@@ -101,7 +101,7 @@ def list_source(address: SourceAddress, access: HubAccess) -> tuple[str, tuple[S
     from huggingface_hub.hf_api import RepoFile
 
     api = HfApi(endpoint=access.endpoint, token=access.auth)
-    where = {"repo_type": address.kind}
+    where: dict[str, Any] = {"repo_type": address.kind}
     try:
         commit = api.repo_info(address.repository, revision=address.revision, timeout=TIMEOUT_SECONDS, **where).sha
         assert commit, "the Hub names the commit of every revision"

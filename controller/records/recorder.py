@@ -89,7 +89,7 @@ class Recorder:
         """Write the inputs of the run unless they are recorded already; record.json is written last."""
         plan, ledger = self._plan, self._ledger
         if (known := ledger.read(RECORD_FILE)) is None:
-            document = describe_plan(plan, self._overrides) | {"worker_0": _worker_0_facts(plan, fleet)}
+            document: RunRecord = describe_plan(plan, self._overrides) | {"worker_0": _worker_0_facts(plan, fleet)}
             document["assets"] = [_with_pinned(asset, plan, self._context.google) for asset in document["assets"]]
             document |= {"created": self._context.clock.now(), "prices": self._price_fields(), "sweep": self._sweep}
             document |= self._handed_over_code_origin() or self._repeated_run_origin() or self._save_code_state()

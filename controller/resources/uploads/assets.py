@@ -153,7 +153,7 @@ class PodFetchedAsset(AssetInBucket, WorkerResource):
         payload: FetchAssetRequest = {
             "bucket": self.bucket,
             "prefix": self.content.prefix,
-            "files": {f.name: {"url": f.url, "sha256": f.sha256} for f in files},
+            "files": {f.name: {"url": f.url or "", "sha256": f.sha256} for f in files},
             "manifest": manifest_text(files),
             "tokens": tokens,
         }
