@@ -81,9 +81,10 @@ def _asset_of(value: Any) -> str:
 
 def _is_stand_in(model: Any) -> bool:
     """Return whether a small model is a Gemma 2, of which a stand-in can be written."""
-    switches = family_switches(STAND_IN)
-    kept = [key for key in switches if key not in SIZES]
-    return isinstance(model, Model) and all(getattr(model, key) == switches[key] for key in kept)
+    if not isinstance(model, Model):
+        return False
+    switches, made = family_switches(STAND_IN), model.model_dump(mode="json")
+    return all(made[key] == value for key, value in switches.items() if key not in SIZES)
 
 
 @contextmanager
