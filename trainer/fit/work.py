@@ -11,7 +11,8 @@ FREE = frozenset(
 )  # fmt: skip
 """Instructions that take no time of the TensorCore; copies between HBM and VMEM run beside it."""
 KERNEL_PRODUCTS = {"dkv": 4, "dq": 3, "fwd": 2}
-"""Products of one [T, S] matrix in splash attention's kernels, by a part of the kernel's name."""
+"""Products of one [T, S] matrix in splash attention's kernels, by a part of the kernel's name; one more in a `dkv` that
+also computes the gradient of the queries."""
 
 
 def product_flops(module: Module, instruction: Instruction, body: Body) -> float:
@@ -78,6 +79,8 @@ def kernel_flops(instruction: Instruction, body: Body) -> float:
     products = next((n for part, n in KERNEL_PRODUCTS.items() if part in instruction.name), 0)
     if len(heads) < 2 or not products:
         return 0.0
+    if products == KERNEL_PRODUCTS["dkv"] and any(len(d) > len(heads[0]) for _, d, _ in shapes(instruction.shape)):
+        products, blocks = products + 1, []  # blocks of keys are larger than those of queries
     (*batch, num_heads, length, width), keys = heads[0], heads[1][-2]  # a batch of one row has no axis
     share = blocks[0][2] / blocks[0][1] if blocks and blocks[0][2] < blocks[0][1] else 0.5
     return products * 2.0 * math.prod(batch) * num_heads * length * keys * width * share

@@ -19,6 +19,8 @@ Kernel = Literal["plain", "splash", "cudnn"]
 SPLASH_BLOCK = 512
 """Queries and keys per block of the TPU kernel; sequences are padded to a multiple of 128."""
 LANES = 128
+FUSED_BLOCKS = 4
+"""Most blocks of keys with which one kernel computes all gradients: it writes that of the queries once per block."""
 
 
 def choose_kernel(cfg: Model, backend: str) -> Kernel:
@@ -129,14 +131,19 @@ def splash_attention(
     block = next(size for size in (SPLASH_BLOCK, 384, 256, LANES) if padded % size == 0)
     shape = (padded, padded)
     mask = masks.CausalMask(shape) if window is None else masks.LocalMask(shape, (window - 1, 0), 0)
+    most = 4 * block if head_dim <= LANES else 2 * block  # the kernel's memory on v5e
+    wide = next(size for size in (most, 2 * block, block) if padded % size == 0)
+    # two kernels compute the logits twice, but skip what a window hides
+    fused = window is None and padded // wide <= FUSED_BLOCKS
     run = kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
         head_shards=1,
         q_seq_shards=1,
         attn_logits_soft_cap=cfg.attn_logit_softcap,
         block_sizes=kernels.BlockSizes(
-            block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block,
-            block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block,
+            block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block,
+            block_kv_dkv=wide if fused else block, block_kv_dkv_compute=block, use_fused_bwd_kernel=fused,
+            block_q_dq=None if fused else block, block_kv_dq=None if fused else block,
         ),
         residual_checkpoint_name="attention",
         interpret=interpret,

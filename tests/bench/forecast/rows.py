@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -82,7 +83,8 @@ def experiment_of(words: list[str]) -> Any:
     config, problems = compose(words)
     if config is None:
         raise SystemExit("\n".join(str(problem) for problem in problems))
-    return RunFile.model_validate(yaml.safe_load(render(config, "forecast", "bucket", {})))
+    anywhere = {name: name for name in re.findall(r"assets://([^/\"]+)", config.model_dump_json())}
+    return RunFile.model_validate(yaml.safe_load(render(config, "forecast", "bucket", anywhere)))
 
 
 def compile_row(name: str, *, whole: bool) -> None:

@@ -99,6 +99,16 @@ def test_operations_of_attention_follow_its_mask(name, blocks, products, share):
     assert work.kernel_flops(kernel, body) == products * 2 * 3 * 32 * 8192 * 8192 * 128 * share
 
 
+def test_operations_of_the_kernel_that_computes_all_gradients():
+    """It writes the gradient of the queries once per block of keys, and its blocks are not square."""
+    _, kernel, body = instruction(
+        "%m = s8[1,16,4]{2,1,0} parameter(0)\n%q = bf16[3,32,8192,128]{3,2,1,0} parameter(1)\n"
+        "%k = bf16[3,8,8192,128]{3,2,1,0} parameter(2)\n"
+        "%splash_mha_dkv.1 = (bf16[3,4,32,8192,128]{4,3,2,1,0}, bf16[3,8,8192,128]{3,2,1,0}) custom-call(%m, %q, %k)"
+    )
+    assert work.kernel_flops(kernel, body) == 5 * 2 * 3 * 32 * 8192 * 8192 * 128 * 0.5
+
+
 @pytest.mark.parametrize(
     ("kind", "sent"),
     [("all-gather", 3), ("reduce-scatter", 0.75), ("all-reduce", 1.5), ("all-to-all", 0.75), ("collective-permute", 1)],
