@@ -83,13 +83,14 @@ def test_one_csv_file_is_split_between_classes_of_images(tmp_path: Path, source:
     assert min(data.train.ratings.min(), data.test.ratings.min()) == 2
 
 
-def test_generated_puzzles_are_no_images_of_each_other(tmp_path: Path) -> None:
+def test_generated_puzzles_are_no_images_of_each_other(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     data = build(
         tmp_path, "sudoku", "--source", "generated", "--cells", 16, "--subsample", 60, "--test", 40, "--augment", 2
     )
     boards = np.concatenate([data.train.inputs[::3], data.test.inputs]) - 1
     assert len(set(sudoku.signatures(boards).tolist())) == 100
     assert data.splits["train"] == {"groups": 60, "examples": 180}
+    assert "of these none is an image of a training puzzle" in capsys.readouterr().out
 
 
 def test_the_arrays_of_the_study(tmp_path: Path, puzzles: np.ndarray) -> None:
