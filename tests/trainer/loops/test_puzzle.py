@@ -1,6 +1,7 @@
 """The puzzle loop: epochs, curricula, exact resumes on other meshes, and errors before the first update."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_also_on_another_mesh(
     whole, cut = (changed(run, dir=str(tmp_path / name)) for name in ("whole", "cut"))
     expected = train(whole, tmp_path / "whole-local")
     train(changed(cut, loop={"steps": 4}), tmp_path / "first-life")
+    shutil.copytree(tmp_path / "cut", tmp_path / "elsewhere")
     resumed = train(cut, tmp_path / "second-life")
     wanted = [line for line in without_times(expected) if line["phase"] == "train"]
     assert [line | {"steps_total": 8} for line in without_times(resumed) if line["phase"] == "train"] == wanted
@@ -103,7 +105,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one_also_on_another_mesh(
     for a, b in zip(jax.tree.leaves(final_state(cut)), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(a, b)
     elsewhere = changed(run, dir=str(tmp_path / "elsewhere"), mesh={"data": 2, "fsdp": 4})
-    train(changed(elsewhere, mesh={"data": -1, "fsdp": 1}, loop={"steps": 4}), tmp_path / "elsewhere-1")
     train(elsewhere, tmp_path / "elsewhere-2")
     other = final_state(elsewhere)
     np.testing.assert_array_equal(other.carry.puzzle["inputs"], state.carry.puzzle["inputs"])
@@ -130,7 +131,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one_also_on_another_mesh(
 @pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((8, 1, 1))])
 def test_a_mesh_gives_the_numbers_of_one_device(sizes: tuple[int, int, int]) -> None:
     """Two updates from equal weights: losses, gradients, halting and states."""
-    found = [two_updates(make_trm(mixer="attention", position_embedding="rope"), *axes) for axes in ((1, 1, 1), sizes)]
+    cfg = make_trm(h_cycles=1, l_cycles=1, mixer="attention", position_embedding="rope")
+    found = [two_updates(cfg, *axes) for axes in ((1, 1, 1), sizes)]
     (one, alone), (several, spread) = found
     for name in ("loss", "grad_norm", "q_loss"):
         assert float(several[name]) == pytest.approx(float(one[name]), rel=1e-4), name
