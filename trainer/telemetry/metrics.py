@@ -8,6 +8,7 @@ Everything is written to a local folder and uploaded as whole files: event files
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -17,17 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 from etils import epath
 
 from conf.schema.training.settings import ProfileSettings
 from trainer.telemetry import transcripts
-from trainer.telemetry.boards import encode_png
 from trainer.telemetry.phases import PhaseTimes
 from trainer.telemetry.tags import curve_tag
 from trainer.telemetry.transcripts import Transcript
 
 if TYPE_CHECKING:
+    from PIL import Image
     from tensorboard.compat.proto.event_pb2 import Event
 
     from trainer.telemetry.wandb import WandbRun
@@ -103,8 +103,8 @@ class MetricsLogger:
         if self._writes:
             self._events.add_event(_text_event(step, time.time(), name, text))
 
-    def log_picture(self, step: int, name: str, picture: np.ndarray) -> None:
-        """Log a picture, uint8 [height, width, 3], for TensorBoard."""
+    def log_picture(self, step: int, name: str, picture: Image.Image) -> None:
+        """Log a picture for TensorBoard."""
         if self._writes:
             self._events.add_event(_picture_event(step, time.time(), name, picture))
 
@@ -190,12 +190,13 @@ def _text_event(step: int, now: float, name: str, text: str) -> Event:
     return Event(wall_time=now, step=step, summary=Summary(value=[value]))
 
 
-def _picture_event(step: int, now: float, name: str, picture: np.ndarray) -> Event:
+def _picture_event(step: int, now: float, name: str, picture: Image.Image) -> Event:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    height, width, channels = picture.shape
-    image = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=encode_png(picture))
+    png = io.BytesIO()
+    picture.save(png, "PNG")
+    image = Summary.Image(height=picture.height, width=picture.width, colorspace=3, encoded_image_string=png.getvalue())
     return Event(wall_time=now, step=step, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
 
 

@@ -1,5 +1,6 @@
 """The puzzle loop: epochs, curricula, exact resumes on other meshes, and errors before the first update."""
 
+import io
 import json
 import shutil
 from collections import Counter
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
@@ -124,8 +126,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one_also_on_another_mesh(
     assert len(boards) == 4
     assert boards[0]["board"]["steps"].keys() >= {"1"}
     events = [event for file in (tmp_path / "whole-local/tb").iterdir() for event in EventFileLoader(str(file)).Load()]
-    pictures = [event.step for event in events for value in event.summary.value if value.tag == "boards/1"]
-    assert pictures == [4, 8]
+    logged = [(event.step, value) for event in events for value in event.summary.value if value.tag == "boards/1"]
+    assert [step for step, _ in logged] == [4, 8]
+    width, height, png = logged[0][1].tensor.string_val  # as the loader migrates a picture
+    assert Image.open(io.BytesIO(png)).size == (int(width), int(height))
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((8, 1, 1))])
