@@ -117,7 +117,8 @@ def test_updates_on_any_mesh(sizes, request):
     updates = mesh_agreement.NUM_UPDATES if request.config.getoption("--deep") else 3
     cfg = small_on_meshes(residual="mhc", attention_form="maha", maha=NASH)
     found, alone = (mesh_agreement.train_on_mesh(cfg, make_mesh(*shape), updates) for shape in (sizes, (1, 1, 1)))
-    np.testing.assert_allclose(found["curve"], alone["curve"], rtol=1e-4)
+    np.testing.assert_allclose(found["curve"][:, 0], alone["curve"][:, 0], rtol=1e-4)
+    np.testing.assert_allclose(found["curve"][:, 1], alone["curve"][:, 1], rtol=1e-3)  # the gradient's norm
     assert set(found["held"]) == {int(found["table"])}
 
 

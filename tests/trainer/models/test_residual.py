@@ -160,7 +160,8 @@ def test_updates_on_any_mesh(form, sizes):
         mesh_agreement.train_on_mesh(small_on_meshes(residual=form), make_mesh(*shape)) for shape in (sizes, (1, 1, 1))
     )
     assert len(found["curve"]) == 50
-    np.testing.assert_allclose(found["curve"], alone["curve"], rtol=1e-4)
+    np.testing.assert_allclose(found["curve"][:, 0], alone["curve"][:, 0], rtol=1e-4)
+    np.testing.assert_allclose(found["curve"][:, 1], alone["curve"][:, 1], rtol=1e-3)  # the gradient's norm
     assert set(found["held"]) == {int(found["table"])}
 
 
