@@ -16,7 +16,7 @@ from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from tests.trainer.processes import results, start_trainer, wait_processes
 from trainer.checkpoint.manager import CheckpointManager
-from trainer.step import train_step
+from trainer.loops.registry import load_loop
 
 STEPS, EVERY = 20, 3
 
@@ -39,6 +39,13 @@ def lm(lm_run, tmp_path) -> dict[str, Any]:
 def grpo(grpo_run) -> dict[str, Any]:
     loop = grpo_run["loop"] | {"steps": STEPS - 4, "warm_start_steps": 4}
     return grpo_run | {"loop": loop, "checkpoint": kept(grpo_run)}
+
+
+@pytest.fixture
+def puzzle(puzzle_run) -> dict[str, Any]:
+    """Rows carry their states from one update to the next, and most have not halted when a life ends."""
+    loop = puzzle_run["loop"] | {"steps": STEPS, "eval_interval": 7}
+    return puzzle_run | {"loop": loop, "checkpoint": kept(puzzle_run)}
 
 
 def kept(run: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +97,11 @@ def saved(run: dict[str, Any], folder: Path, step: int) -> tuple[list[np.ndarray
     """Arrays and position of a checkpoint."""
     experiment = RunFile.model_validate(on(run, 1, folder / "bucket"))
     checkpoints = CheckpointManager(experiment.dir, experiment.checkpoint)
-    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, make_mesh(8, 1, 1))
+    abstract, _ = next(
+        program.arguments
+        for program in load_loop(experiment.loop).programs(experiment, make_mesh(8, 1, 1))
+        if program.name == "update"
+    )
     state, position = checkpoints.restore(step, abstract)
     checkpoints.close()
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)], position
@@ -123,7 +134,7 @@ def test_a_run_that_is_killed_during_a_write_ends_as_if_nothing_had_happened(lm,
 
 @pytest.mark.e2e
 @pytest.mark.deep
-@pytest.mark.parametrize(("name", "workers", "seed"), [("lm", 1, 1), ("lm", 4, 2), ("grpo", 1, 3)])
+@pytest.mark.parametrize(("name", "workers", "seed"), [("lm", 1, 1), ("lm", 4, 2), ("grpo", 1, 3), ("puzzle", 2, 4)])
 def test_a_killed_run_ends_as_if_nothing_had_happened(request, tmp_path, compile_cache, name, workers, seed):
     run, whole, cut = request.getfixturevalue(name), tmp_path / "whole", tmp_path / "cut"
     live(run, workers, whole, compile_cache)
@@ -139,4 +150,5 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(request, tmp_path, compile
         expected, expected_position = saved(run, whole, STEPS)
         assert position == expected_position
         for array, wanted in zip(arrays, expected, strict=True):
-            np.testing.assert_allclose(array, wanted, atol=1e-5)
+            # the carried states have gone through dozens of calls of the net
+            np.testing.assert_allclose(array, wanted, atol=1e-4 if name == "puzzle" else 1e-5)
