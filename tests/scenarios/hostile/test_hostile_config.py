@@ -58,6 +58,7 @@ BASES: dict[str, list[str]] = {
               *(f"assets.{kind}={{n: {{path: data}}}}" for kind in KINDS)],
     "builds": ["cloud=local", *COMMAND,
                *(f"assets.{kind}={{n: {{build: [make, '{{output}}'], inputs: [data]}}}}" for kind in KINDS)],
+    "sources": ["cloud=local", *COMMAND, *(f"assets.{kind}={{n: {{source: 'gs://bucket/w/*'}}}}" for kind in KINDS)],
     "own": ["+experiment=quickstart", "data=questions", "data.source=own:questions", "+data.options={a: b}",
             "loop.loss_type=own:loss", "+loop.loss_options={a: b}", "+loop.evaluations={style: 'own:evaluation'}",
             "optimizer=custom", "optimizer.rule=own:rule", "+optimizer.options={a: b}", "code.checks=[own:check]",
