@@ -110,7 +110,7 @@ def _apply_overrides(made: Any, overrides: Sequence[str]) -> None:
         for override in OverridesParser.create().parse_overrides([normalize_override(word) for word in overrides]):
             key = override.key_or_group
             if override.is_sweep_override():
-                raise ConfigError(_several_values(key, override.input_line.partition("=")[2]))
+                raise ConfigError(_several_values(key, str(override.input_line).partition("=")[2]))
             OmegaConf.update(made, key, override.value(), merge=f"{key}=" not in REPLACED, force_add=True)
     except HydraException as error:
         raise ConfigError(_translate_error(error, overrides, None)) from None
