@@ -15,6 +15,7 @@ from pathlib import Path
 import conf
 from conf.extension import MODULES_FOLDER
 from conf.schema.config import Config
+from conf.schema.validation import escape_line
 from controller.core.errors import ConfigError
 from controller.inputs.references import references
 
@@ -42,7 +43,11 @@ def module_files(config: Config, folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for name in config.code.modules:
         root = folder / Path(name).expanduser()
-        if not root.is_dir() and name != DEFAULT_FOLDER:
+        try:
+            exists = root.is_dir()
+        except OSError as error:  # the name is too long
+            raise ConfigError(f"code.modules: {escape_line(name)}: {error.strerror}; set another folder") from None
+        if not exists and name != DEFAULT_FOLDER:
             raise ConfigError(f"code.modules: there is no folder {root}; set the folders with your Python files")
         for path in sorted(root.rglob("*.py")):
             relative = path.relative_to(root)

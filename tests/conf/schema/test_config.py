@@ -43,7 +43,7 @@ def test_virtual_devices_stand_for_emulated_chips_only() -> None:
     assert mesh_axes(emulated) == {"data": 2, "fsdp": 1, "tensor": 1}
     assert list(mesh_covers_devices(config(*words, "mesh.data=2"))) == []
     issue, *_ = mesh_covers_devices(config(*words, "cloud=gcp", "cloud.project=acme", "mesh.data=2"))
-    assert "2 x 1 x 1 does not match the 1 devices" in issue.message
+    assert "2 x 1 x 1 does not match the 1 device of" in issue.message
 
 
 @pytest.mark.parametrize("change", ["run.seed=1", "optimizer.lr=1e-5", "loop.steps=7", "tpu.accelerator_type=v4-32"])
