@@ -128,6 +128,9 @@ def test_a_preempted_sweep_ends_every_run_once_and_its_report_adds_up(
     loss = last["eval", "eval_lm_loss"]
     known = [v for v in order if v != "null"]
     assert document["scaling"]["left_out"] == 3 * (len(order) - len(known))
-    against = sorted(document["scaling"]["settings"], key=lambda row: [float(v) for v in known].index(row["x"]))
+    against = document["scaling"]["settings"]
+    for row, v in zip(against, sorted(known, key=float), strict=True):
+        assert row["x"] == pytest.approx(float(v)), "a mean over seeds"
+    against = [against[sorted(known, key=float).index(v)] for v in known]
     assert_says(against, [[loss[run] for run in by_value[v]] for v in known], comparisons=len(known) - 1)
     assert cloud(home).get("state")["node"] == {}, "no pod is left"
