@@ -10,7 +10,7 @@ from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
 from controller.core.text import plural
 from controller.gcp.errors import NoCredentialsError, ServiceDisabledError
-from controller.inputs.hub import SourceError, list_source, require_readable
+from controller.inputs.hub import SourceError, hub_endpoint, list_source, lookup_problem, require_readable
 from controller.plan.build import Plan
 from controller.plan.missing import missing_assets
 from controller.progress import format_size
@@ -47,6 +47,9 @@ def _questions(plan: Plan, context: Context, source: str, key: str) -> Iterator[
         plan.vault.load(context.google)
     except (ConfigError, ServiceDisabledError):
         return  # another check reports it
+    endpoint = hub_endpoint()
+    if endpoint.startswith("https:") and (problem := lookup_problem(endpoint)):  # before the Hub's library is imported
+        raise SourceError(f"{address.repository}: {problem}", lasting=False)
     access = hub_access(plan.vault)
     commit, files = list_source(address, access)
     require_readable(address, commit, files, access)

@@ -16,7 +16,7 @@ PADDING = {"gemma2_2b": 128, "gemma2_9b": 128}
 
 def test_every_model_is_compared():
     ours = {file.stem for file in (CONF / "model").glob("*.yaml")}
-    assert ours == PUBLISHED.keys() | {"nanochat_d16", "nash_mhc_3b", "tiny", "trm", "pretrained"}
+    assert ours == PUBLISHED.keys() | {"nanochat_d16", "nash_mhc_3b", "tiny", "trm", "pretrained", "hf"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
