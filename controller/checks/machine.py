@@ -21,6 +21,7 @@ from controller.inputs.assets import ALWAYS_SKIPPED, path_exists
 from controller.inputs.download import part_path, search_path
 from controller.plan.build import Plan
 from controller.plan.missing import missing_assets
+from controller.progress import format_size
 
 GB = 1e9
 BOOT_DISK_GB = 100
@@ -68,7 +69,8 @@ def downloads_fit(plan: Plan, context: Context) -> Iterator[Issue]:
     free = shutil.disk_usage(folder if path_exists(folder) else Path.home()).free
     if sizes.total() > free:
         largest = max(sizes, key=lambda key: sizes[key])
-        message = f"{sizes.total() / GB:.1f} GB are downloaded to {folder}, which has {free / GB:.1f} GB free"
+        size = format_size(sizes.total())
+        message = f"{size} are downloaded to {folder}, which has {format_size(free)} free"
         yield Issue(f"{message}; free some space, or set run.state_dir to a folder on a larger disk", largest)
 
 

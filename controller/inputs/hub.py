@@ -24,7 +24,8 @@ ATTEMPTS = 6
 """Tries of a request in a row without a byte more."""
 PAUSE_SECONDS = 1.0
 """Pause before the second try; each further one takes twice as long."""
-REFUSALS = (401, 403, 404)
+REFUSALS = (400, 401, 403, 404)
+LOG_IN = "export HF_TOKEN, which env.secrets.HF_TOKEN passes on"
 PUBLIC_FILES = (".gitattributes", "README.md")
 """Files that even a gated repository shows."""
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
@@ -108,7 +109,7 @@ def list_source(address: SourceAddress, access: HubAccess) -> tuple[str, tuple[S
         entries = api.list_repo_tree(address.repository, recursive=True, revision=commit, **where)
         found = [entry for entry in entries if isinstance(entry, RepoFile)]
     except (HTTPError, OSError, ValueError) as error:
-        raise SourceError(explain(address, error, access), lasting=_status(error) in REFUSALS) from None
+        raise _refusal(address, access, error) from None
     matches = re.compile(glob_translate(address.pattern)).match
     files = tuple(
         SourceFile(f.path.removeprefix(address.folder), f.path, f.size, f.lfs.sha256 if f.lfs else None, f.blob_id)
@@ -117,42 +118,69 @@ def list_source(address: SourceAddress, access: HubAccess) -> tuple[str, tuple[S
     )
     if not files:
         message = f"no file matches {address.pattern!r} at revision {address.revision or 'main'}"
-        raise SourceError(f"{address.kind} {address.repository}: {message}; see {page(address, access.endpoint)}")
+        raise SourceError(f"{address.kind} {address.repository}: {message}; see {question(address, access).page}")
     return commit, files
 
 
-def page(address: SourceAddress, endpoint: str) -> str:
-    """Return the address of the repository's page."""
-    return f"{endpoint}/{'datasets/' if address.kind == 'dataset' else ''}{address.repository}"
+class HubQuestion(NamedTuple):
+    """What was asked of the Hub, as far as a message about its refusal needs it; `log_in` says how to give a token."""
+
+    kind: str
+    repository: str
+    revision: str | None
+    file: str | None
+    endpoint: str
+    has_token: bool
+    log_in: str = LOG_IN
+
+    @property
+    def page(self) -> str:
+        """Address of the repository's page."""
+        return f"{self.endpoint}/{'' if self.kind == 'model' else f'{self.kind}s/'}{self.repository}"
 
 
-def explain(address: SourceAddress, error: Exception, access: HubAccess) -> str:
+def question(address: SourceAddress, access: HubAccess, file: SourceFile | None = None) -> HubQuestion:
+    """Return the question about a source, or about one of its files."""
+    path, has_token = file and file.path, bool(access.token)
+    return HubQuestion(address.kind, address.repository, address.revision, path, access.endpoint, has_token)
+
+
+def explain(asked: HubQuestion, error: Exception) -> str:
     """Return what the Hub refused, and what to do about it."""
     from huggingface_hub import errors
 
-    name, place, has_token = f"{address.kind} {address.repository}", page(address, access.endpoint), bool(access.token)
-    status = _status(error)
-    log_in = "export HF_TOKEN, which env.secrets.HF_TOKEN passes on"
+    name, place = f"{asked.kind} {asked.repository}", asked.page
+    status, revision, tokens = error_status(error), asked.revision or "main", f"{asked.endpoint}/settings/tokens"
     if isinstance(error, errors.GatedRepoError):
-        remedy = "with the account of your token" if has_token else f"then {log_in}"
+        remedy = "with the account of your token" if asked.has_token else f"then {asked.log_in}"
         return f"{name} is gated ({status}): accept its license at {place}, {remedy}"
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"{name} has no revision {address.revision}; {place}/tree/main lists its branches and tags"
+        return f"{name} has no revision {revision}; {place}/tree/main lists its branches and tags"
     if isinstance(error, errors.EntryNotFoundError):
-        return f"{name} has no such file ({status}); see {place}"
+        return f"{name} has no file {asked.file} in revision {revision}; see {place}/tree/{revision}"
     if isinstance(error, errors.RepositoryNotFoundError):
-        remedy = "your token has no access to it" if has_token else f"it is private and needs a token: {log_in}"
+        remedy = f"it is private and needs a token: {asked.log_in}"
+        remedy = "your token has no access to it" if asked.has_token else remedy
         return f"Hugging Face has no {name} ({status}), or {remedy}; look at {place}"
     if status == 401:
-        return (
-            f"Hugging Face rejects your token (401); make a new one at {access.endpoint}/settings/tokens, and {log_in}"
-        )
+        return f"Hugging Face rejects your token (401); make a new one at {tokens}, and {asked.log_in}"
+    if status == 403 and asked.has_token:
+        return f"your token may not read {name} (403); see {place} and its permissions at {tokens}"
+    if status == 403:
+        return f"{name} may not be read without a token (403): {asked.log_in}; see {place}"
     if status:
         return f"{name}: Hugging Face answered {status}; try again later"
     return f"{name}: {_described(error)}"
 
 
-def _status(error: Exception) -> int:
+def _refusal(
+    address: SourceAddress, access: HubAccess, error: Exception, file: SourceFile | None = None
+) -> SourceError:
+    return SourceError(explain(question(address, access, file), error), lasting=error_status(error) in REFUSALS)
+
+
+def error_status(error: Exception) -> int:
+    """Return the status of the answer that a request ended with; 0 if there was none."""
     return getattr(getattr(error, "response", None), "status_code", 0)
 
 
@@ -164,7 +192,7 @@ def require_readable(address: SourceAddress, commit: str, files: Sequence[Source
     try:
         _metadata(address, commit, file, access)
     except (HTTPError, OSError) as error:
-        raise SourceError(explain(address, error, access), lasting=_status(error) in REFUSALS) from None
+        raise _refusal(address, access, error, file) from None
 
 
 def fetch_file(
@@ -252,14 +280,14 @@ def _download(
             )
     except HfHubHTTPError as error:
         status = error.response.status_code
-        if status in (400, 401, 404):
-            raise SourceError(explain(address, error, access)) from None
+        if status in REFUSALS and status != 403:  # a signed address expires with a 403
+            raise _refusal(address, access, error, file) from None
         return f"answered {status}"
     except (HTTPError, OSError) as error:
         if getattr(error, "errno", None) == errno.ENOSPC:
             raise SourceError(f"{file.path}: no space left in {part.parent}; free some, `slipway up` resumes") from None
         if type(error).__name__ == "TooManyRedirects":
-            message = f"{file.path} is redirected in a circle; see {page(address, access.endpoint)}"
+            message = f"{file.path} is redirected in a circle; see {question(address, access).page}"
             raise SourceError(f"{address.repository}: {message}") from None
         return _described(error)
     return ""
@@ -280,8 +308,8 @@ def _metadata(address: SourceAddress, commit: str, file: SourceFile, access: Hub
     try:
         found = get_hf_file_metadata(url, token=access.auth, timeout=TIMEOUT_SECONDS, endpoint=access.endpoint)
     except HfHubHTTPError as error:
-        if _status(error) in REFUSALS:
-            raise SourceError(explain(address, error, access)) from None
+        if error_status(error) in REFUSALS:
+            raise _refusal(address, access, error, file) from None
         raise
     if found.size not in (None, file.size):
         told = f"has {found.size} bytes, but {file.size} in the list of its commit"

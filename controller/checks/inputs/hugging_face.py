@@ -12,7 +12,17 @@ from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
 from controller.gcp.errors import ServiceDisabledError
 from controller.inputs.download import token_for
-from controller.inputs.hub import HUGGING_FACE, PUBLIC_FILES, hub_endpoint, lookup_problem
+from controller.inputs.hub import (
+    HUGGING_FACE,
+    LOG_IN,
+    PUBLIC_FILES,
+    REFUSALS,
+    HubQuestion,
+    error_status,
+    explain,
+    hub_endpoint,
+    lookup_problem,
+)
 from controller.plan.build import Plan
 from controller.plan.missing import missing_assets
 
@@ -59,9 +69,12 @@ class HubSource(NamedTuple):
             return name == self.file
         return not self.include or any(fnmatch(name, pattern) for pattern in self.include)
 
-    def page(self, endpoint: str) -> str:
-        """Return the address of the repository's page."""
-        return f"{endpoint}/{'' if self.repo_type == 'model' else self.repo_type + 's/'}{self.repository}"
+    @property
+    def log_in(self) -> str:
+        """How to give the download a token."""
+        if self.token is None:
+            return "`hf auth login`"
+        return "pass it with --token" if self.local is None else LOG_IN
 
 
 @check(
@@ -190,13 +203,13 @@ def _parse_command(key: str, program: str, words: Sequence[str]) -> Iterator[Hub
 
 def _ask(source: HubSource) -> Iterator[Issue]:
     """Ask the Hub for metadata, as the download will."""
-    if problem := lookup_problem(hub_endpoint()):
-        yield Issue(f"{source.page(hub_endpoint())} was not checked: {problem}", source.key, "note")
+    endpoint, what = hub_endpoint(), f"{source.repo_type} {source.repository}"
+    if problem := lookup_problem(endpoint):
+        yield Issue(f"was not checked: {what}: {problem}", source.key, "note")
         return
     from huggingface_hub import HfApi, get_hf_file_metadata, get_token, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # pyright: ignore[reportPrivateImportUsage] - httpx's
+    from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage] - httpx's
 
-    endpoint = hub_endpoint()
     token = (get_token() if source.token is None else source.token) or False
     api = HfApi(endpoint=endpoint, token=token)
     where = {"repo_type": source.repo_type, "revision": source.revision}
@@ -209,39 +222,10 @@ def _ask(source: HubSource) -> Iterator[Issue]:
         if file is not None:
             url = hf_hub_url(source.repository, file, **where, endpoint=endpoint)
             get_hf_file_metadata(url, token=token, timeout=TIMEOUT_SECONDS, endpoint=endpoint)
-    except HfHubHTTPError as error:
-        yield _explain(source, error, endpoint, has_token=bool(token))
     except (HTTPError, OSError, ValueError) as error:
-        message = f"{source.page(endpoint)} was not checked: {type(error).__name__}: {error}"
-        yield Issue(" ".join(message.split()), source.key, "note")
-
-
-def _explain(source: HubSource, error: Exception, endpoint: str, *, has_token: bool) -> Issue:
-    from huggingface_hub import errors
-
-    page, name = source.page(endpoint), f"{source.repo_type} {source.repository}"
-    status = getattr(getattr(error, "response", None), "status_code", 0)
-    if source.token is None:
-        log_in = "`hf auth login`"
-    elif source.local is None:
-        log_in = "pass it with --token"
-    else:
-        log_in = "export HF_TOKEN, which env.secrets.HF_TOKEN passes on"
-    if isinstance(error, errors.GatedRepoError):
-        remedy = "with the account of your token" if has_token else f"then {log_in}"
-        message = f"{name} is gated ({status}): accept its license at {page}, {remedy}"
-    elif isinstance(error, errors.RevisionNotFoundError):
-        message = f"{name} has no revision {source.revision}; {page}/tree/main lists its branches and tags"
-    elif isinstance(error, errors.EntryNotFoundError):
-        revision = source.revision or "main"
-        message = f"{name} has no file {source.file} in revision {revision}; see {page}/tree/{revision}"
-    elif isinstance(error, errors.RepositoryNotFoundError):
-        remedy = "your token has no access to it" if has_token else f"it is private and needs a token: {log_in}"
-        message = f"Hugging Face has no {name} ({status}), or {remedy}; look at {page}"
-    elif status == 401:
-        message = f"Hugging Face rejects your token (401); make a new one at {endpoint}/settings/tokens, and {log_in}"
-    elif status == 403:
-        message = f"your token may not read {name} (403); see {page} and its permissions at {endpoint}/settings/tokens"
-    else:
-        return Issue(f"{page} was not checked: Hugging Face answered {status}", source.key, "note")
-    return Issue(message, source.key, None if source.certain else "warning")
+        asked = (source.repo_type, source.repository, source.revision, source.file)
+        message = explain(HubQuestion(*asked, endpoint, bool(token), source.log_in), error)
+        if error_status(error) in REFUSALS:
+            yield Issue(message, source.key, None if source.certain else "warning")
+        else:
+            yield Issue(f"was not checked: {message}", source.key, "note")

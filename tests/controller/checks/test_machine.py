@@ -12,9 +12,15 @@ import pytest
 from controller.checks import machine
 from controller.checks.assets import local_files_are_here
 from controller.checks.machine import downloads_fit, programs_are_installed, workers_disks_suffice
-from tests.controller.checks.hub import build, context, hub, plan_of, server
+from controller.localcloud.hub import HubServer
+from controller.progress import format_size
+from tests.controller.checks.plans import build, context, plan_of
+from tests.hub import CONTENT, hub
 
-__all__ = ["hub", "server"]
+__all__ = ["hub"]
+
+WHOLE = len(b"# it" + b"{}" + CONTENT)
+"""Bytes of acme/open and of acme/gated."""
 
 
 def test_the_program_of_a_build_must_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,9 +39,9 @@ def test_the_program_of_a_build_must_be_installed(tmp_path: Path, monkeypatch: p
     assert list(programs_are_installed(plan_of(tmp_path, "{build: [sh, -c, 'ls {output}']}"), context())) == []
 
 
-@pytest.mark.parametrize(("free", "fits"), [(3_000_000_000, True), (2_999_999_999, False)])
+@pytest.mark.parametrize(("free", "fits"), [(WHOLE, True), (WHOLE - 1, False)])
 def test_a_download_must_fit_on_this_disk(
-    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
     found = [str(f) for f in downloads_fit(plan_of(tmp_path, build("acme/open")), context())]
@@ -43,56 +49,57 @@ def test_a_download_must_fit_on_this_disk(
         found == []
         if fits
         else [
-            f"assets.models.weights.build: 3.0 GB are downloaded to {tmp_path}, which has 3.0 GB free; free some "
-            f"space, "
-            "or set run.state_dir to a folder on a larger disk"
+            f"assets.models.weights.build: 320 kB are downloaded to {tmp_path}, which has 320 kB free; free some "
+            "space, or set run.state_dir to a folder on a larger disk"
         ]
     )
     part = plan_of(tmp_path, build("acme/open", "--include", "'*.safetensors'"))
-    assert list(downloads_fit(part, context())) == []  # a third of it
+    assert list(downloads_fit(part, context())) == []
 
 
-def test_a_resumed_download_needs_only_the_rest(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=400_000_000))
+def test_a_resumed_download_needs_only_the_rest(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=100_000))
     plan = plan_of(tmp_path, one_file(hub))
     assert len(list(downloads_fit(plan, context()))) == 1
     (tmp_path / "downloads").mkdir()
     with (tmp_path / "downloads" / ("a" * 64 + ".part")).open("wb") as file:
-        file.truncate(599_999_999)  # a sparse file
+        file.truncate(len(CONTENT) - 100_001)
     assert len(list(downloads_fit(plan, context()))) == 1
     with (tmp_path / "downloads" / ("a" * 64 + ".part")).open("wb") as file:
-        file.truncate(600_000_000)
+        file.truncate(len(CONTENT) - 100_000)
     assert list(downloads_fit(plan, context())) == []
 
 
-@pytest.mark.parametrize(("where", "gigabytes"), [("laptop", "4.0"), ("pod", "3.0")])
+@pytest.mark.parametrize(("where", "size"), [("laptop", WHOLE + len(CONTENT)), ("pod", WHOLE)])
 def test_a_file_that_the_pod_fetches_needs_no_space_here(
-    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, gigabytes: str
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, size: int
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
     both = (f"assets.fetch_on={where}", f"+assets.datasets.rows={one_file(hub)}")
     [issue] = downloads_fit(plan_of(tmp_path, build("acme/open"), *both), context())
-    assert issue.message.startswith(f"{gigabytes} GB are downloaded to {tmp_path}")
+    assert issue.message.startswith(f"{format_size(size)} are downloaded to {tmp_path}")
 
 
-def test_the_downloads_of_a_build_add_up(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=4_999_999_999))
+def test_the_downloads_of_a_build_add_up(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=2 * WHOLE - 1))
     line = "{build: [sh, -c, 'hf download acme/open && hf download acme/gated && ls {output}']}"
     [issue] = downloads_fit(plan_of(tmp_path, line), context())
-    assert issue.message.startswith("5.0 GB are downloaded")
+    assert issue.message.startswith(f"{format_size(2 * WHOLE)} are downloaded")
 
 
 @pytest.mark.parametrize(("files", "refused"), [("$FILES", 0), ("*.json", 1)])
 def test_files_that_only_the_shell_knows_are_not_counted(
-    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: str, refused: int
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: str, refused: int
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=999_999_999))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1))
     plan = plan_of(tmp_path, f"{{build: [sh, -c, 'hf download acme/open {files} --local-dir {{output}}']}}")
-    assert ["1.0 GB" in issue.message for issue in downloads_fit(plan, context())] == [True] * refused
+    assert [issue.message.startswith("2 B are") for issue in downloads_fit(plan, context())] == [True] * refused
 
 
-def one_file(hub: str) -> str:
-    return f"{{files: {{f: {{url: '{hub}/acme/open/resolve/main/model.safetensors', sha256: {'a' * 64}}}}}}}"
+def one_file(hub: HubServer) -> str:
+    return f"{{files: {{f: {{url: '{hub.endpoint}/acme/open/resolve/main/model.safetensors', sha256: {'a' * 64}}}}}}}"
 
 
 def test_a_boot_disk_has_100_gb(tmp_path: Path) -> None:

@@ -86,6 +86,21 @@ def test_what_cannot_be_read_is_said_in_a_line(hub: HubServer, source: str, toke
 
 
 @pytest.mark.parametrize(
+    ("token", "expected"),
+    [
+        (None, "model acme/open may not be read without a token (403): export HF_TOKEN, which"),
+        (OTHER, "your token may not read model acme/open (403); see HUB/acme/open and its permissions at HUB/settings"),
+    ],
+)
+def test_a_token_without_the_permission_is_not_told_to_wait(hub: HubServer, token: str | None, expected: str) -> None:
+    hub.state.faults.append(HubFault("/api/", status=403))
+    with pytest.raises(SourceError) as caught:
+        list_source(*asked(hub, token=token))
+    assert str(caught.value).startswith(expected.replace("HUB", hub.endpoint))
+    assert caught.value.lasting
+
+
+@pytest.mark.parametrize(
     ("fault", "lasting", "expected"),
     [
         (HubFault("/lfs/", corrupt=True), True, "model.safetensors has SHA-256 "),

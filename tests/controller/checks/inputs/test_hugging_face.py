@@ -1,4 +1,4 @@
-"""What Hugging Face refuses is found by asking a small Hub on loopback."""
+"""What Hugging Face refuses is found by asking the emulated Hub."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 
 from controller.checks.inputs.hugging_face import HubSource, hub_sources, hub_sources_can_be_read
 from controller.checks.preflight import probe_plan
-from tests.controller.checks.hub import ACCEPTED, OTHER, build, context, hub, plan_of, server
+from controller.localcloud.hub import HubFault, HubServer
+from tests.controller.checks.plans import build, context, plan_of
+from tests.hub import ACCEPTED, OTHER, hub
 
-__all__ = ["hub", "server"]
+__all__ = ["hub"]
 
 
 def said(tmp_path: Path, asset: str, *overrides: str, present: tuple[str, ...] = ()) -> list[str]:
@@ -34,7 +36,7 @@ def url(address: str) -> str:
     [
         (("acme/open",), "", []),
         (("acme/open", "config.json"), "", []),
-        (("acme/rows", "--repo-type", "dataset", "--revision", "v1"), "", []),
+        (("acme/rows", "--repo-type", "dataset", "--revision", "main"), "", []),
         (("acme/gated",), ACCEPTED, []),
         (
             ("acme/gated",),
@@ -79,15 +81,29 @@ def url(address: str) -> str:
     ],
 )
 def test_each_refusal_names_the_page_to_open(
-    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], token: str, expected: list[str]
+    hub: HubServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    token: str,
+    expected: list[str],
 ) -> None:
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
-    lines = [f"error assets.models.weights.build: {line.replace('HUB', hub)}" for line in expected]
+    lines = [f"error assets.models.weights.build: {line.replace('HUB', hub.endpoint)}" for line in expected]
     assert said(tmp_path, build(*words)) == lines
 
 
-def test_what_a_script_would_download_is_a_warning(hub: str, tmp_path: Path) -> None:
+def test_a_token_without_the_permission_is_named(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", OTHER)
+    hub.state.faults.append(HubFault("/api/", status=403))
+    [refused] = said(tmp_path, build("acme/open"))
+    assert refused.startswith("error assets.models.weights.build: your token may not read model acme/open (403); see ")
+
+
+def test_what_a_script_would_download_is_a_warning(hub: HubServer, tmp_path: Path) -> None:
     line = "{build: [sh, -c, 'mkdir {output} && hf download acme/gated --local-dir {output} && ls']}"
     [warning] = said(tmp_path, line)
     assert warning.startswith("warning ")
@@ -128,50 +144,52 @@ def test_all_patterns_of_huggingface_cli_are_read(tmp_path: Path) -> None:
     assert [source.includes(name) for name in names] == [True, True, False, False]
 
 
-def test_a_token_on_the_command_line_is_used(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_on_the_command_line_is_used(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said(tmp_path, build("acme/gated", "--token", ACCEPTED)) == []
     monkeypatch.setenv("HF_TOKEN", ACCEPTED)
     [refused] = said(tmp_path, build("acme/gated", "--token", "hf_expired"))
-    assert refused.endswith(f"make a new one at {hub}/settings/tokens, and pass it with --token")
+    assert refused.endswith(f"make a new one at {hub.endpoint}/settings/tokens, and pass it with --token")
 
 
 @pytest.mark.parametrize("where", ["laptop", "pod"])
 def test_files_are_asked_for_with_the_token_that_fetches_them(
-    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    gated, on = url(f"{hub}/acme/gated/resolve/main/model.safetensors"), f"assets.fetch_on={where}"
+    gated, on = url(f"{hub.endpoint}/acme/gated/resolve/main/model.safetensors"), f"assets.fetch_on={where}"
     [error] = said(tmp_path, gated, on)
     assert error.startswith("error assets.models.weights.files.f.url: model acme/gated is gated (401): accept its lic")
     assert error.endswith("then export HF_TOKEN, which env.secrets.HF_TOKEN passes on")
     monkeypatch.setenv("MINE", ACCEPTED)
     named = gated.replace("sha256", "token_secret: MINE, sha256")
     assert said(tmp_path, named, on, "+env.secrets.MINE=env") == []
-    [absent] = said(tmp_path, url(f"{hub}/datasets/acme/rows/resolve/v1/row.jsonl"), on)
-    assert absent.endswith(f"has no file row.jsonl in revision v1; see {hub}/datasets/acme/rows/tree/v1")
+    [absent] = said(tmp_path, url(f"{hub.endpoint}/datasets/acme/rows/resolve/main/row.jsonl"), on)
+    assert absent.endswith(f"has no file row.jsonl in revision main; see {hub.endpoint}/datasets/acme/rows/tree/main")
 
 
-def test_what_is_there_already_is_not_asked_for(hub: str, tmp_path: Path) -> None:
+def test_what_is_there_already_is_not_asked_for(hub: HubServer, tmp_path: Path) -> None:
     assert said(tmp_path, build("acme/gated"), present=("weights",)) == []
     (tmp_path / "downloads").mkdir()
     (tmp_path / "downloads" / ("a" * 64)).touch()
-    assert said(tmp_path, url(f"{hub}/acme/gated/resolve/main/f")) == []
+    assert said(tmp_path, url(f"{hub.endpoint}/acme/gated/resolve/main/f")) == []
     [recipe] = [asset.recipe for asset in plan_of(tmp_path, build("acme/gated")).assets]
     assert recipe is not None
     recipe.output.mkdir(parents=True)
     assert said(tmp_path, build("acme/gated")) == []
 
 
-def test_a_hub_that_does_not_answer_is_a_note(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [broken] = said(tmp_path, build("acme/broken"))
-    assert broken.endswith("was not checked: Hugging Face answered 500")
+def test_a_hub_that_does_not_answer_is_a_note(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.state.faults.append(HubFault("/api/", status=500))
+    [broken] = said(tmp_path, build("acme/open"))
+    expected = "was not checked: model acme/open: Hugging Face answered 500; try again later"
+    assert broken == f"note assets.models.weights.build: {expected}"
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     [note] = [f for f in probe_plan(plan_of(tmp_path, build("acme/open")), context()) if f.check == "hugging_face"]
     assert note.severity == "note"
-    assert note.message.startswith("http://127.0.0.1:1/acme/open was not checked: ConnectError")
+    assert note.message.startswith("was not checked: model acme/open: ConnectError")
 
 
 def test_without_a_network_nobody_waits_for_the_library(
-    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://no-such-host.invalid")
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
@@ -179,8 +197,7 @@ def test_without_a_network_nobody_waits_for_the_library(
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # an import would fail
     [line] = said(tmp_path, build("acme/open"))
     assert line.startswith(
-        "note assets.models.weights.build: https://no-such-host.invalid/acme/open was not checked: "
-        "no-such-host.invalid cannot be looked up ("
+        "note assets.models.weights.build: was not checked: model acme/open: no-such-host.invalid cannot be looked up ("
     )
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")  # it looks names up itself
     with pytest.raises(ImportError):

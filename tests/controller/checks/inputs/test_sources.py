@@ -13,7 +13,7 @@ from controller.checks.inputs.sources import sources_can_be_read
 from controller.context import Context
 from controller.gcp.errors import ForbiddenError, NotFoundError
 from controller.localcloud.hub import HubFault, HubServer
-from tests.controller.checks.hub import EmptyBucket, plan_of
+from tests.controller.checks.plans import EmptyBucket, plan_of
 from tests.hub import ACCEPTED, OTHER, hub
 
 __all__ = ["hub"]

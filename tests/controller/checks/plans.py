@@ -1,0 +1,39 @@
+"""Plans that download, and a project whose bucket has some assets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from controller.config.compose import compose
+from controller.context import Context
+from controller.gcp.errors import NotFoundError
+from controller.inputs.code import UnfetchedSnapshot
+from controller.plan.build import Plan, build_plan
+
+
+class EmptyBucket:
+    def __init__(self, *present: str) -> None:
+        self.present = present
+
+    def call(self, api: str, method: str, **parameters: Any) -> dict[str, Any]:
+        if any(parameters["object"].startswith(f"assets/{name}-") for name in self.present):
+            return {}
+        raise NotFoundError("get", 404, "notFound", "no such object")
+
+
+def plan_of(tmp_path: Path, asset: str, *overrides: str) -> Plan:
+    words = ["cloud.project=acme", "program=command", "program.command=[a]", f"run.state_dir={tmp_path}"]
+    config, problems = compose([*words, f"+assets.models.weights={asset}", *overrides])
+    assert config is not None, problems
+    return build_plan(config, "acme", tmp_path, UnfetchedSnapshot(tmp_path, (), "0" * 40))
+
+
+def context(*present: str) -> Context:
+    """A context whose bucket has these assets."""
+    return cast(Context, SimpleNamespace(google=EmptyBucket(*present)))
+
+
+def build(*words: str) -> str:
+    return f"{{build: [hf, download, {', '.join(words)}, --local-dir, '{{output}}']}}"
