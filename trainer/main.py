@@ -47,7 +47,7 @@ def main() -> None:
         print(error, file=sys.stderr)
         sys.exit(2)
     try:
-        runtime.set_cpu_threads(experiment.pod, experiment.mesh.cpu_devices_per_chip)
+        runtime.set_cpu_threads(experiment.pod)
         runtime.join_processes(experiment.pod, JOIN_TIMEOUT_SECONDS)
         gcs_retry.install_gcs_retries()
         quiet_credentials.find_credentials(experiment.dir)

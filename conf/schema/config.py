@@ -60,11 +60,6 @@ class Config(Strict):
         return find_topology(self.tpu.accelerator_type)
 
     @property
-    def num_devices(self) -> int:
-        """JAX devices of the bundled trainer: those of the slice, or what stands for them on an emulated one."""
-        return self.topology.devices * (self.mesh.cpu_devices_per_chip if self.cloud.kind == "local" else 1)
-
-    @property
     def region(self) -> str:
         return zone_region(self.tpu.zone)
 

@@ -48,7 +48,7 @@ def mesh_covers_devices(config: Config) -> Iterator[Issue]:
     """JAX rejects a mesh whose product is not the number of devices, but only on a billed pod."""
     if config.program.kind != "trainer":
         return
-    devices = config.num_devices
+    devices = config.topology.devices
     axes = {"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
     product = 1
     for size in axes.values():

@@ -172,7 +172,7 @@ def mesh_axes(config: Config) -> dict[str, int] | None:
     product = 1
     for size in sizes.values():
         product *= size if size > 0 else 1
-    left, rest = divmod(config.num_devices, product)
+    left, rest = divmod(config.topology.devices, product)
     if rest or (-1 not in sizes.values() and left != 1):
         return None
     return {name: size if size > 0 else left for name, size in sizes.items()}

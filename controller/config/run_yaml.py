@@ -32,7 +32,7 @@ def render(config: Config, run_id: str, bucket: str, prefixes: Mapping[str, str]
         "pod": {
             "accelerator_type": topology.accelerator_type,
             "workers": topology.workers,
-            "devices": config.num_devices,
+            "devices": topology.devices,
             "backend": backend(config),
             "hbm_bytes_per_chip": topology.hbm_bytes_per_chip,
             "bf16_flops_per_chip": topology.bf16_flops_per_chip,

@@ -21,17 +21,13 @@ class JoinError(RuntimeError):
     """The processes did not connect to each other in time."""
 
 
-def set_cpu_threads(pod: PodFacts, devices_per_chip: int = 1) -> None:
-    """Give XLA's CPU backend its devices and enough threads. Call it before any use of JAX; a no-op on other backends.
-
-    devices_per_chip: `mesh.cpu_devices_per_chip`; with 1, the devices that the environment says are right.
+def set_cpu_threads(pod: PodFacts) -> None:
+    """Give XLA's CPU backend enough threads. Call it before any use of JAX; a no-op on other backends.
 
     Each virtual device may hold a thread while it waits in a collective. With the default of a thread per core, a
     worker with more devices than cores can deadlock: all threads wait for a device that gets none.
     """
     if pod.backend == "cpu":
-        if devices_per_chip > 1:
-            jax.config.update("jax_num_cpu_devices", pod.devices // pod.workers)
         # with more threads than available cores, each operation would wait for the last thread
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         os.environ.setdefault("PJRT_NPROC", str(max(cores, 2 * pod.devices // pod.workers)))

@@ -16,13 +16,6 @@ class Mesh(Strict):
     data: int = Field(ge=-1, le=65536, description="Devices that hold full copies of the weights and split the batch.")
     fsdp: int = Field(ge=-1, le=65536, description="Devices that split the batch and the weights.")
     tensor: int = Field(ge=-1, le=65536, description="Devices that split heads, feed-forward width and vocabulary.")
-    cpu_devices_per_chip: int = Field(
-        default=1,
-        ge=1,
-        le=64,
-        description="Virtual devices in place of each chip that cloud=local emulates. One for each core that the run "
-        "may use computes small models faster than one device that uses all cores. Real chips ignore it.",
-    )
 
     @model_validator(mode="after")
     def _sizes(self) -> "Mesh":

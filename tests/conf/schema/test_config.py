@@ -6,15 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from conf.schema.config import Config
 from conf.schema.infra.topology import TABLE_FILE, UnknownTypeError, find_topology, tpu_type_table
-from controller.checks.program import mesh_covers_devices
-from controller.checks.training import mesh_axes
 from controller.config.compose import compose
 from controller.config.editor_schemas import schema_files
-from controller.config.run_yaml import render
 
 TINY = ["cloud=local", "loop=grpo", "model=tiny", "optimizer=adamw", "data=arithmetic"]
 
@@ -33,17 +29,6 @@ def test_the_same_config_and_code_have_the_same_id_whatever_the_place() -> None:
     )
     assert here.run_id("c0de", {}) == there.run_id("c0de", {})
     assert here.run_id("c0de", {}).startswith("run-")
-
-
-def test_virtual_devices_stand_for_emulated_chips_only() -> None:
-    words = ["tpu=v5litepod_1", "mesh.cpu_devices_per_chip=2"]
-    emulated, real = config(*words), config(*words, "cloud=gcp", "cloud.project=acme")
-    assert (emulated.num_devices, real.num_devices) == (2, 1)
-    assert yaml.safe_load(render(emulated, "run", "bucket", {}))["pod"]["devices"] == 2
-    assert mesh_axes(emulated) == {"data": 2, "fsdp": 1, "tensor": 1}
-    assert list(mesh_covers_devices(config(*words, "mesh.data=2"))) == []
-    issue, *_ = mesh_covers_devices(config(*words, "cloud=gcp", "cloud.project=acme", "mesh.data=2"))
-    assert "2 x 1 x 1 does not match the 1 device of" in issue.message
 
 
 @pytest.mark.parametrize("change", ["run.seed=1", "optimizer.lr=1e-5", "loop.steps=7", "tpu.accelerator_type=v4-32"])

@@ -87,23 +87,25 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize("experiment", config_groups()["experiment"])
 def test_every_line_of_a_scale_wins_over_the_experiment(experiment: str) -> None:
     text = (CONFIG_DIR / "experiment" / f"{experiment}.yaml").read_text()
-    for base in ("quickstart", "nanochat_d16", "nanochat_d16_v5e8", "gemma2b_gsm8k", "trm_sudoku"):
-        text += (CONFIG_DIR / "experiment" / f"{base}.yaml").read_text() if f"- {base}\n" in text else ""
+    for base in re.findall(r"^  - (\w+)$", text, re.MULTILINE):
+        if base != "_self_":  # its choices come first, and the experiment overrides them
+            text = (CONFIG_DIR / "experiment" / f"{base}.yaml").read_text() + text
     chosen = dict(re.findall(r"override /(\w+): (\w+)", text))
     files = [
         f"tiny_{chosen.get('program', 'trainer')}",
         f"loop/tiny_{chosen.get('loop')}",
         f"data/tiny_{chosen.get('data')}",
+        f"model/tiny_{chosen.get('model')}",
     ]
     composed = dict(leaves(compose_raw([f"+experiment={experiment}", "scale=tiny"])))
-    lines = [
-        (key, value)
+    lines = {
+        key: value  # of the last file that has the key
         for name in ["tiny", *files]
         if (CONFIG_DIR / "scale" / f"{name}.yaml").exists()
         for key, value in leaves(load_group(f"scale/{name}"))
-    ]
+    }
     assert len(lines) >= 4
-    for key, value in lines:
+    for key, value in lines.items():
         assert composed[key] == value or "${" in str(value), key
 
 

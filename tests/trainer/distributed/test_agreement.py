@@ -70,16 +70,6 @@ def test_virtual_devices_get_threads(monkeypatch, facts, threads):
     assert os.environ["PJRT_NPROC"] == threads
 
 
-def test_several_cpu_devices_stand_for_a_chip(monkeypatch):
-    made = []
-    monkeypatch.setattr("jax.config.update", lambda name, value: made.append((name, value)))
-    runtime.set_cpu_threads(pod(devices=8, workers=4))  # what the environment says is right
-    runtime.set_cpu_threads(pod(backend="tpu"), devices_per_chip=2)
-    assert made == []
-    runtime.set_cpu_threads(pod(devices=8, workers=4), devices_per_chip=2)
-    assert made == [("jax_num_cpu_devices", 2)]
-
-
 def test_other_data_are_a_disagreement(tmp_path, lm_run, monkeypatch):
     """What worker 1 finds on its disk is not what worker 0 finds on its own."""
     run_file = tmp_path / "run.yaml"
