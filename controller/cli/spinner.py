@@ -1,6 +1,7 @@
 """A spinner with what is being done, for waits before a run's own screen opens. Only on a terminal."""
 
 import sys
+import time
 from threading import Lock, Timer
 from types import TracebackType
 from typing import Any, Self
@@ -10,6 +11,8 @@ from controller.core.printable import printable, unsanitized_stream
 
 DELAY_SECONDS = 0.7
 """What is done sooner needs no spinner, and no import of rich."""
+QUIET_SECONDS = 3.0
+"""After so long without news, a spinner shows how long."""
 
 
 class Spinner:
@@ -19,7 +22,7 @@ class Spinner:
         self._stream = unsanitized_stream(sys.stderr)
         self._timer = None if quiet or not self._stream.isatty() else Timer(delay, self._open)
         self._lock = Lock()
-        self._text = ""
+        self._text, self._since = "", time.monotonic()
         self._live: Any = None
         self._ended = False
 
@@ -30,7 +33,7 @@ class Spinner:
         return self
 
     def __call__(self, text: str) -> None:
-        self._text = text
+        self._text, self._since = text, time.monotonic()
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -43,6 +46,12 @@ class Spinner:
             if self._live is not None:
                 self._live.stop()
 
+    def _line(self, width: int) -> str:
+        """Return what is being done, and for how many seconds once that is long."""
+        seconds = time.monotonic() - self._since
+        waited = f"  {seconds:.0f} s" if seconds >= QUIET_SECONDS else ""
+        return f"{shorten(printable(self._text), width - 4 - len(waited))} …{waited}"
+
     def _open(self) -> None:
         """Begin to draw; runs in the timer's thread. What the main thread prints appears above the spinner."""
         from rich.console import Console
@@ -54,7 +63,7 @@ class Spinner:
         dots = Dots("dots", style="cyan")
 
         def draw() -> Dots:
-            dots.update(text=Text(f"{shorten(printable(self._text), console.width - 4)} …"))
+            dots.update(text=Text(self._line(console.width)))
             return dots
 
         with self._lock:

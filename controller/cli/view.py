@@ -5,6 +5,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from controller.cli.spinner import QUIET_SECONDS
 from controller.core.layout import shorten, width_of, wrap
 from controller.core.printable import printable, unsanitized_stream
 from controller.plan.build import Plan
@@ -12,8 +13,6 @@ from controller.run.text_screen import TextScreen
 
 SPINNER_WIDTH = 12
 """Columns of a spinner, its spaces and its seconds."""
-QUIET_SECONDS = 3.0
-"""After so long without news, a spinner shows how long."""
 
 
 class View(TextScreen):
@@ -61,7 +60,7 @@ class View(TextScreen):
         if quiet < QUIET_SECONDS or (self._under_way and not last):
             return Group(*steps, *([Text(f"  {shorten(last, room)}")] if last else []))
         waiting = last or ("waiting for the program's output" if self._launched else "working")
-        return Group(*steps, Spinner("dots", Text(f" {shorten(waiting, room)}  {quiet:.0f} s"), style="cyan"))
+        return Group(*steps, Spinner("dots", Text(f"{shorten(waiting, room)}  {quiet:.0f} s"), style="cyan"))
 
     def _print(self, *parts: str | tuple[str, str], indent: int | None = None) -> None:
         from rich.text import Text

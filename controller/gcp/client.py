@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from controller.core.clock import Clock
 from controller.gcp.credentials import NO_CREDENTIALS
-from controller.gcp.errors import GoogleError, NoCredentialsError, http_error
+from controller.gcp.errors import UNREACHABLE, GoogleError, NoCredentialsError, http_error
+from controller.gcp.retries import Retries
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -35,7 +36,6 @@ VERSIONS = {
     "storage": "v1",
     "tpu": "v2",
 }
-ATTEMPTS = 6
 CHECK_NETWORK = "Google cannot be reached: check the network of this machine"
 WAIT_TIMEOUT_SECONDS = 150.0
 """Timeout of `operations.wait`, which Compute Engine answers within two minutes; other requests have 60 s."""
@@ -61,6 +61,7 @@ class GoogleClient:
         self._credentials, self._clock, self._roots = credentials, clock, dict(roots or {})
         self._methods: dict[tuple[str, str], Callable[..., Any]] = {}
         self._lock = threading.Lock()
+        self._retries = Retries(clock)
         self._idle_connections: list[Any] = []
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
         self.before_pod_write: Callable[[], object] = lambda: None
@@ -215,16 +216,7 @@ class GoogleClient:
     def _with_retries(self, act: Callable[..., Any], *arguments: Any) -> Any:
         if self._credentials is None:
             raise NoCredentialsError(NO_CREDENTIALS)
-        from tenacity import Retrying, retry_if_exception, stop_after_attempt
-
-        retrying = Retrying(
-            stop=stop_after_attempt(ATTEMPTS),
-            wait=_backoff_seconds,
-            retry=retry_if_exception(lambda e: isinstance(e, GoogleError) and e.is_transient),
-            sleep=self._clock.sleep,
-            reraise=True,
-        )
-        return retrying(act, *arguments)
+        return self._retries.call(act, *arguments)
 
     def _execute_once(
         self,
@@ -374,13 +366,7 @@ def _translate_errors(what: str) -> Iterator[None]:
         raise http_error(what, error) from None
     except GoogleAuthError as error:
         if isinstance(error, TransportError) or error.retryable:  # the token server was not reached, or is overloaded
-            raise GoogleError(what, 503, "UNREACHABLE", f"{error}; {CHECK_NETWORK}") from None
+            raise GoogleError(what, 503, UNREACHABLE, f"{error}; {CHECK_NETWORK}") from None
         raise NoCredentialsError(f"Google rejected the credentials ({error}); log in again") from None
     except (OSError, httplib2.HttpLib2Error, HTTPException) as error:
-        raise GoogleError(what, 503, "UNREACHABLE", f"{error}; {CHECK_NETWORK}") from None
-
-
-def _backoff_seconds(state: Any) -> float:
-    """Return Retry-After, else 1, 2, 4 ... seconds. https://cloud.google.com/storage/docs/retry-strategy."""
-    error = state.outcome.exception()
-    return error.retry_after or min(2.0 ** (state.attempt_number - 1), 30.0)
+        raise GoogleError(what, 503, UNREACHABLE, f"{error}; {CHECK_NETWORK}") from None

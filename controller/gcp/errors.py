@@ -8,6 +8,8 @@ from controller.core.errors import CloudError, ConfigError
 from controller.gcp.credentials import GCLOUD_PROJECT, NO_QUOTA_PROJECT
 
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+UNREACHABLE = "UNREACHABLE"
+"""Reason of an error that came from the way to Google, and not from Google."""
 PERMANENT_ERROR = re.compile(r"quota limit|quota '[^']*' exhausted|no more capacity", re.IGNORECASE)
 """Messages of a 429 that no retry will change. The caller decides what to do."""
 

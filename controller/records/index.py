@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,13 +28,18 @@ def index_file(state: Path) -> Path:
     return state / "runs" / "index.jsonl"
 
 
-def load_rows(state: Path) -> list[RunRow]:
-    """Return every run that this state folder knows, oldest first; a line cut short by a crash is skipped."""
+def load_rows(state: Path, damaged: list[int] | None = None) -> list[RunRow]:
+    """Return every run that this state folder knows, oldest first; the numbers of damaged lines go into `damaged`.
+
+    A crash or a full disk may cut a line short.
+    """
     file = index_file(state)
     found: dict[str, RunRow] = {}
-    for line in file.read_bytes().splitlines() if file.is_file() else ():
+    for number, line in enumerate(file.read_bytes().splitlines() if file.is_file() else (), 1):
         if row := _parse_row(line, str(file)):
             found[row["run"]] = {**found.get(row["run"], {}), **row}
+        elif damaged is not None:
+            damaged.append(number)
     return sorted(found.values(), key=lambda row: row.get("created", 0.0))
 
 
@@ -44,8 +50,11 @@ def append_rows(state: Path, new: Iterable[RunRow]) -> None:
         return
     file = index_file(state)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with file.open("ab") as out:
+    with file.open("a+b") as out:
         fcntl.flock(out, fcntl.LOCK_EX)  # controllers of several runs append at the same time
+        if out.seek(0, os.SEEK_END):
+            out.seek(-1, os.SEEK_END)
+            text = text if out.read() == b"\n" else f"\n{text}"  # leave a line that was cut short on its own
         out.write(text.encode())
 
 

@@ -339,7 +339,7 @@ class RunDriver:
 
     def _note_damaged_records(self) -> None:
         for problem in self.ledger.problems[self._problems_noted :]:
-            self._emit_note(f"warning: gs://{self.plan.bucket}/{problem}; the run goes on without it")
+            self._emit_note(f"warning: {object_url(self.plan.bucket, problem)}; the run goes on without it")
         self._problems_noted = len(self.ledger.problems)
 
     def _emit_note(self, message: str) -> None:

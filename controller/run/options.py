@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,13 @@ class RunOptions:
     """Print JSON lines, and never ask."""
     waiting: Waiting = silent_wait
     """Shows what is being done until the plan and its cloud are open."""
+
+    @contextmanager
+    def showing(self, text: str) -> Iterator[None]:
+        """Show what is being done while the context is open."""
+        with self.waiting() as doing:
+            doing(text)
+            yield
 
     @property
     def state_dir(self) -> Path:

@@ -134,23 +134,24 @@ def delete_pods(options: RunOptions) -> list[str]:
         ConfigError: a run is active there and the user declined to end it.
     """
     with open_sweep(options) as session:
-        plans = session.pod_plans()
-        nodes = {plan.node.name: node for plan in plans if (node := managed_node(plan, session.context)) is not None}
-        lease = session.lease()
-        other = lease.current_other()
-        running = sorted(set().union(*(running_runs(node, session.context) for node in nodes.values())))
+        with options.showing("looking for the pods of the sweep"):
+            plans, context = session.pod_plans(), session.context
+            nodes = {plan.node.name: node for plan in plans if (node := managed_node(plan, context)) is not None}
+            lease = session.lease()
+            other = lease.current_other()
+            running = sorted(set().union(*(running_runs(node, context) for node in nodes.values())))
         if running or other is not None:
             ended = ", ".join(running) or f"controller {other.record if other else 'unknown'}"
             if not confirm("Continue?", yes=options.yes, details=[f"This ends {ended}"]):
                 reasons = [f"{', '.join(running)} is running on the pods"] if running else []
                 reasons += [f"{other.record} controls the sweep"] if other is not None else []
                 raise ConfigError(f"nothing was deleted; {'; '.join(reasons)}; pass --yes to skip the prompt")
-        with lease.released_on_exit():
+        with lease.released_on_exit(), options.showing(f"deleting {plural(len(nodes), 'pod')}"):
             if nodes or other is not None:
                 lease.take_over("deleted", _print_error)
             for plan in plans:
                 if (node := nodes.get(plan.node.name)) is not None:
-                    force_delete(plan, session.context, node)
+                    force_delete(plan, context, node)
     return list(nodes)
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import time
+from itertools import count, pairwise
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from controller.cli import spinner
 from controller.cli.main import parse
 from controller.cli.spinner import Spinner
 from controller.config.compose import compose
 from controller.core.errors import ConfigError
 from controller.run import session
 from controller.run.options import RunOptions
+from tests.paths import ROOT
 
 ERASE_LINE = "\x1b[2K"
 LIMIT_SECONDS = 60.0
@@ -51,6 +57,31 @@ def test_it_shows_what_is_done_and_disappears(monkeypatch: pytest.MonkeyPatch) -
     shown = screen.getvalue()
     assert shown.rindex(ERASE_LINE) > shown.rindex("starting")
     assert "\x1b[2J" not in shown
+
+
+def test_a_long_wait_shows_its_seconds_and_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = count(100, 5)
+    monkeypatch.setattr(spinner, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    doing = Spinner(quiet=True)
+    doing("observing what exists")
+    doing._since += 5
+    seen = [doing._line(80) for _ in range(700)]
+    assert seen[:3] == ["observing what exists …", "observing what exists …  5 s", "observing what exists …  10 s"]
+    assert all(before != after for before, after in pairwise(seen))
+    assert len(doing._line(20)) <= 18
+    doing("starting")
+    assert doing._line(80) == "starting …  5 s"  # counted anew
+
+
+OPENS_A_CLOUD = re.compile(r"\bopen_(?:session|context|run|sweep|weights)\(")
+SHOWS_WHAT_IS_DONE = re.compile(r"\.(?:showing|waiting)\(|\bView\(|\bopen_weights\(")
+VERBS = sorted((ROOT / "controller/cli/verbs").glob("*/*.py"))
+
+
+@pytest.mark.parametrize("file", VERBS, ids=lambda file: file.stem)
+def test_a_verb_that_asks_a_cloud_or_the_workers_shows_what_it_does(file: Path) -> None:
+    text = file.read_text()
+    assert not OPENS_A_CLOUD.search(text) or SHOWS_WHAT_IS_DONE.search(text)
 
 
 def test_a_failure_erases_it_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from google.auth.exceptions import RefreshError, TransportError
 from googleapiclient import discovery
 
 from controller.core.errors import CloudError
-from controller.gcp.client import ATTEMPTS, GoogleClient
+from controller.gcp.client import GoogleClient
 from controller.gcp.errors import GoogleError, NoCredentialsError
+from controller.gcp.retries import ATTEMPTS
 from tests.controller.localcloud.harness import COMPUTE
 from tests.controller.resources.conftest import EmulatedProject
 
@@ -84,6 +85,21 @@ def test_a_token_server_that_cannot_be_reached_is_asked_again(project: EmulatedP
     with pytest.raises(GoogleError, match=r"access token: 503 UNREACHABLE.*check the network") as caught:
         GoogleClient(Offline(*[error] * ATTEMPTS), project.clock).token()
     assert caught.value.is_transient
+
+
+def test_a_machine_without_a_network_is_told_in_seconds_and_an_outage_is_waited_for(project: EmulatedProject) -> None:
+    """A plan sends three requests in a row before it ends; once Google was reached, a run must survive an outage."""
+    credentials, clock = Offline(*[TransportError("no route")] * 99), project.clock
+    client = GoogleClient(credentials, clock)
+    for _ in range(3):
+        with pytest.raises(GoogleError, match="no route; Google cannot be reached: check the network"):
+            client.token()
+    assert clock.sleeps == [1.0, 2.0, 4.0]
+    credentials.errors, clock.sleeps[:] = [], []
+    assert client.token() == "fresh"
+    credentials.errors, credentials.token = [TransportError("no route")] * (ATTEMPTS - 1), None
+    assert client.token() == "fresh"
+    assert clock.sleeps == [1.0, 2.0, 4.0, 8.0, 16.0]
 
 
 def test_credentials_that_google_rejects_end_at_once(project: EmulatedProject) -> None:

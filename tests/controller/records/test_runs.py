@@ -79,13 +79,23 @@ def test_runs_without_a_number_come_first() -> None:
     assert [row["run"] for row in filter_rows(rows, [], "loss", None)] == ["b", "d", "c", "a"]
 
 
-def test_the_last_row_of_a_run_counts_and_a_torn_line_does_not(tmp_path: Path) -> None:
+def test_the_last_row_of_a_run_counts_and_a_torn_line_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
     index.append_rows(tmp_path, ROWS)
     index.append_rows(tmp_path, [{"run": "a-2", "state": "finished"}])
+    assert main.run(["runs"]) == 0
+    assert capsys.readouterr().err == ""
     with index.index_file(tmp_path).open("a") as out:
         out.write('{"run": "c-4", "st')
+    index.append_rows(tmp_path, [{"run": "d-5", "state": "running"}])  # not lost with the line before it
     states = {row["run"]: row["state"] for row in index.load_rows(tmp_path)}
-    assert states == {"a-1": "finished", "a-2": "finished", "b-3": "finished"}
+    assert states == {"a-1": "finished", "a-2": "finished", "b-3": "finished", "d-5": "running"}
+    assert main.run(["runs", "--json"]) == 0
+    said = capsys.readouterr()
+    assert len(json.loads(said.out)) == 4
+    assert said.err.startswith(f"warning: {index.index_file(tmp_path)}: line 5 cannot be read; ")
 
 
 def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ NOTE = "preempted: us-central1-a has taken the pod back after 14 minutes; replac
 GRPO = {"phase": "grpo", "step": 165, "steps_total": 188, "loss": 6.268e-05, "accuracy": 0.7797,
         "reward_mean": 0.7797, "pass_at_k": 0.975, "entropy": 0.6857, "kl": 0.06269, "tokens_per_second": 43210.0,
         "step_time": 2.0}  # fmt: skip
+SPINNER = re.compile("[\u2800-\u28ff]")
 EVAL = {"phase": "eval", "step": 188, "eval_accuracy": 0.8984, "eval_accuracy_low": 0.8553, "eval_accuracy_high": 0.93}
 
 
@@ -147,6 +150,48 @@ def test_a_wait_shows_its_seconds_and_a_new_attempt_forgets_the_old_one(
     assert training.endswith("ETA 0:46")
     view(event("note", plan.run_id, "launched attempt 2 on 4 workers", attempt=2))
     assert "grpo" not in moving(view, 1009.0, monkeypatch)
+
+
+STARTED: dict[str, Any] = {"data": {"title": "TPU v5litepod-16"}}
+TRAINING = Event(1000.0, "metrics", "r", "", {"metrics": GRPO})
+LAUNCHED = Event(1000.0, "note", "r", "launched attempt 1 on 4 workers", {"attempt": 1})
+LONG_WAITS = {
+    "for the lease of the pod": [],
+    "for another run on the pod": [Event(1000.0, "note", "r", "waiting for run-1")],
+    "for capacity": [Event(1000.0, "step_started", "node/p", "us-central1-a: no capacity", **STARTED)],
+    "for the venv on all workers": [Event(1000.0, "step_started", "venv/v", "create", **STARTED)],
+    "for SSH": [Event(1000.0, "step_started", "ssh/p", "no answer yet", **STARTED)],
+    "for an upload that is stuck": [
+        Event(1000.0, "step_started", "model/gemma", "create", **STARTED),
+        Event(1000.0, "progress", "model/gemma", "1 GB of 4 GB, 9 MB/s"),
+    ],
+    "for the first output": [LAUNCHED],
+    "for a compilation": [LAUNCHED, Event(1000.0, "log", "r", "compiled update in 19.2 s; 2 to go", {"worker": 0})],
+    "for a step": [LAUNCHED, TRAINING],
+    "while only another worker speaks": [
+        LAUNCHED,
+        *(Event(1000.0 + 5 * i, "log", "r", "x", {"worker": 1}) for i in range(99)),
+    ],
+    "for the network": [LAUNCHED, TRAINING, Event(1000.0, "note", "r", "network lost; waiting")],
+    "for the last logs": [LAUNCHED, TRAINING, Event(1000.0, "metrics", "r", "", {"metrics": EVAL})],
+    "for the deletion of the pod": [TRAINING, Event(1000.0, "step_started", "node/p", "delete", **STARTED)],
+}
+
+
+@pytest.mark.parametrize("wait", LONG_WAITS)
+def test_on_a_terminal_no_wait_is_silent_for_more_than_5_seconds(
+    wait: str, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What moves is compared without the spinner: words and seconds, each second of an hour."""
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr("controller.run.text_screen.time.time", lambda: 1000.0)
+    view = View(plan, json_lines=False)
+    for one in LONG_WAITS[wait]:
+        view(one)
+    shown = [SPINNER.sub("", moving(view, 1000.0 + second, monkeypatch)) for second in range(0, 3600, 5)]
+    assert all(before != after for before, after in pairwise(shown)), wait
+    assert all(f"{second} s" in text for second, text in zip(range(5, 3600, 5), shown[1:], strict=False))
+    assert max(len(line) for text in shown for line in text.splitlines()) <= 80
 
 
 def test_a_file_keeps_a_sentence_whole(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,3 +58,7 @@ def test_a_run_survives_the_loss_of_its_record(
     if how != "deleted" and pattern in ("**/*", "launches/*"):
         assert "launches/0001.json is damaged" in out
         assert "the run goes on without it" in out
+        assert main.run(["status"]) == 0
+        [warning] = [line for line in capsys.readouterr().out.splitlines() if "warning: " in line]
+        assert warning.startswith(f"     warning: {tmp_path}")
+        assert "/launches/0001.json is damaged: " in warning

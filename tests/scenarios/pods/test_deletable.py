@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from controller.agent.protocol import Command
-from controller.gcp import client, errors
+from controller.gcp import client, errors, retries
 from controller.reconcile.resource import Resource
 from controller.run import handover
 from controller.ssh.connect import WorkerError
@@ -174,7 +174,7 @@ def nothing_is_billed(slipway: SlipwayCli) -> bool:
 
 def inject(slipway: SlipwayCli, row: Failure, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Make the step fail from now on, without pauses between retries; the list fills with the commands refused."""
-    monkeypatch.setattr(client, "_backoff_seconds", lambda state: 0.0)
+    monkeypatch.setattr(retries, "_backoff_seconds", lambda state: 0.0)
     struck: list[str] = []
     if row.what in OBJECTS.get(row.step, ()):
         really_upload = client.GoogleClient.upload

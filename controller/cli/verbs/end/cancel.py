@@ -13,7 +13,7 @@ from controller.run.session import open_session
 
 
 def run(command: Command) -> int:
-    with open_session(command.options) as session:
+    with open_session(command.options) as session, command.options.showing("ending the run on every worker"):
         run_id, fleet = session.plan.run_id, session.fleet()
         running = running_runs(fleet) if fleet is not None else set()
         cancelled = run_id in running

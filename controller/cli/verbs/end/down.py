@@ -24,7 +24,8 @@ HIDDEN = (
 def run(command: Command) -> int:
     with open_session(command.options) as session:
         session.require_pod()
-        teardown = plan_teardown(session, command.flags.all)
+        with command.options.showing("looking for what Slipway created"):
+            teardown = plan_teardown(session, command.flags.all)
         running = teardown.running
         ends_work = bool(running) or (teardown.may_run and bool(teardown.present))
         if (teardown.present or running) and (teardown.everything or ends_work) and not _confirm(command, teardown):
@@ -33,9 +34,10 @@ def run(command: Command) -> int:
             raise ConfigError(f"nothing was deleted; {names}pass --yes to skip the prompt")
         with View(session.plan, json_lines=command.flags.json) as view:
             teardown.execute(view)
-        others = other_buckets(session) if teardown.everything else []
-        undo = session.plan.get(Services).disable_command(session.context)
-        hidden, name = unreadable_zones(session), session.plan.node.name
+        with command.options.showing("looking for what is left"):
+            others = other_buckets(session) if teardown.everything else []
+            undo = session.plan.get(Services).disable_command(session.context)
+            hidden, name = unreadable_zones(session), session.plan.node.name
     if command.flags.json:
         kept_ids = [row.resource.id for row in teardown.kept]
         deleted = [r.id for r in teardown.present]

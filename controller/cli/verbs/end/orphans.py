@@ -20,9 +20,10 @@ def run(command: Command) -> int:
     require_pods(config)
     project = require_project(project_of(config))
     with open_context(config) as (context, _):
-        for line in retry_deletions(context, list(slipway_buckets(context))):
-            print(line, file=sys.stderr)
-        found = billed_items(context, [bucket_name(config, project)])
+        with command.options.showing("looking for billed resources in every zone"):
+            for line in retry_deletions(context, list(slipway_buckets(context))):
+                print(line, file=sys.stderr)
+            found = billed_items(context, [bucket_name(config, project)])
         doomed = [thing for thing in found if not thing.use] if command.flags.delete else []
         details = ["This deletes:", *(f"  {thing.title}: {thing.why}" for thing in doomed)]
         if doomed and not confirm("Continue?", yes=command.flags.yes, details=details):
@@ -30,7 +31,8 @@ def run(command: Command) -> int:
         pending: list[str] = []
         for thing in doomed:
             try:
-                delete(context, thing)
+                with command.options.showing(f"deleting {thing.title}"):
+                    delete(context, thing)
             except DeletionPendingError as error:
                 pending.append(str(error))
             else:

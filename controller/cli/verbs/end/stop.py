@@ -15,7 +15,8 @@ from controller.run.session import Session, open_session
 def run(command: Command) -> int:
     with open_session(command.options) as session:
         session.require_pod()
-        node = session.node()
+        with command.options.showing("observing the pod"):
+            node = session.node()
         name = session.plan.node.name
         if not isinstance(node, Node) or node.status.state not in ("READY", "STOPPED"):
             raise ConfigError(f"pod {name} is absent or not ready, so it cannot be stopped; see `slipway status`")
@@ -25,20 +26,25 @@ def run(command: Command) -> int:
             raise ConfigError(f"tpu.capacity: {node.cannot_stop}")
         stopped = node.is_ready
         if stopped:
-            _record_stops(command, session)
-            lease = pod_lease(session.plan, session.context)
-            with lease.released_on_exit():
-                lease.take_over("stopped")
-                node.stop(session.context)
-                lease.release("stopped", 0)
-            close_billing(
-                session.context.google, session.context.clock, session.plan.bucket, session.plan.config, node, "stopped"
-            )
+            with command.options.showing(f"stopping {name}"):
+                _stop(command, session, node)
     if command.flags.json:
         print(json.dumps({"pod": name, "stopped": stopped}))
     else:
         print(f"{name} is {'' if stopped else 'already '}stopped; `slipway up` starts it, `slipway down` deletes it")
     return 0
+
+
+def _stop(command: Command, session: Session, node: Node) -> None:
+    """Stop the pod under its lease, and end its billing on record."""
+    _record_stops(command, session)
+    plan, context = session.plan, session.context
+    lease = pod_lease(plan, context)
+    with lease.released_on_exit():
+        lease.take_over("stopped")
+        node.stop(context)
+        lease.release("stopped", 0)
+    close_billing(context.google, context.clock, plan.bucket, plan.config, node, "stopped")
 
 
 def _record_stops(command: Command, session: Session) -> None:

@@ -27,7 +27,8 @@ def run(command: Command) -> int:
         raise ConfigError("exec: needs a command after --, such as slipway exec --worker all -- nproc")
     shell = command.remainder[0] if len(command.remainder) == 1 else shlex.join(command.remainder)
     with open_session(command.options) as session:
-        fleet = session.authorized_fleet()
+        with command.options.showing("connecting to the workers"):
+            fleet = session.authorized_fleet()
         if command.flags.worker != "all" and not command.flags.json:
             link = fleet.connection(session.parse_worker(command.flags.worker))
             return link.follow(shell, _writer_for(sys.stdout), _writer_for(sys.stderr))

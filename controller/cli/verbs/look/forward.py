@@ -13,8 +13,9 @@ def run(command: Command) -> int:
     port, remote = parse_ports(command.flags.port)
     with open_session(command.options) as session:
         worker = session.parse_worker(command.flags.worker)
-        link = session.authorized_fleet().ssh_connection(worker)
-        link.connection().open()  # fail now if the connection is broken, not at the first page
+        with command.options.showing(f"connecting to worker {worker}"):
+            link = session.authorized_fleet().ssh_connection(worker)
+            link.connection().open()  # fail now if the connection is broken, not at the first page
         forward = PortForward(link, port, remote, lambda message: print(f"warning: {message}", file=sys.stderr))
         if command.flags.json:
             print(json.dumps({"port": forward.port, "worker": worker, "remote": remote}), flush=True)

@@ -22,7 +22,9 @@ def run(command: Command) -> int:
     _raise_if_path(command)
     with open_session(command.options) as session:
         folder = Path(command.flags.to or session.plan.run_id)
-        files = list_files(session.context.google, session.plan.bucket, session.ledger.prefix, command.flags.path or "")
+        with command.options.showing("listing the files of the run"):
+            path = command.flags.path or ""
+            files = list_files(session.context.google, session.plan.bucket, session.ledger.prefix, path)
         if command.flags.list:
             _print_listing(files, as_json=command.flags.json)
             return 0

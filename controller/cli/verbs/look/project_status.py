@@ -23,7 +23,7 @@ def run(command: Command) -> int:
     config = command.options.cloud_config()
     require_pods(config)
     project = require_project(project_of(config))
-    with open_context(config) as (context, _):
+    with open_context(config) as (context, _), command.options.showing("looking for pods in every zone"):
         buckets = list(dict.fromkeys([*slipway_buckets(context), bucket_name(config, project)]))
         pods = project_pods(context, buckets)
     on_pods = {pod.run for pod in pods}

@@ -21,7 +21,7 @@ from controller.report.scaling_page import scaling_lines
 def run(command: Command) -> int:
     flags = command.flags
     state, name, rows = requested_runs(command)
-    with _file_reader(command, state) as read:
+    with _file_reader(command, state) as read, command.options.showing("reading metrics and transcripts"):
         found = build_report(name, gather_runs(rows, read), flags.baseline)
     scaling = _scaling(found, flags)
     # not in the folder of the user's code by default: the page would be shipped, and make every run a new one

@@ -24,7 +24,11 @@ def run(command: Command) -> int:
         refresh_index(command, state)
     if flags.diff:
         return _print_diff(command, state)
-    rows = filter_rows(index.load_rows(state), flags.where, flags.sort, flags.last)
+    damaged: list[int] = []
+    rows = filter_rows(index.load_rows(state, damaged), flags.where, flags.sort, flags.last)
+    if damaged:
+        where = f"{index.index_file(state)}: line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged))}"
+        print(f"warning: {where} cannot be read; `slipway runs --refresh` reads the bucket's table", file=sys.stderr)
     if flags.csv:
         print(as_csv(rows), end="")
     else:
@@ -59,7 +63,7 @@ def refresh_index(command: Command, state: Path) -> None:
     from controller.plan.project import bucket_name
 
     config = command.options.cloud_config()
-    with open_context(config) as (context, _):
+    with open_context(config) as (context, _), command.options.showing("reading the table of runs in the bucket"):
         found = index.list_published_rows(context.google, bucket_name(config, project_of(config)))
     known = {row["run"]: row for row in index.load_rows(state)}
     index.append_rows(

@@ -13,7 +13,9 @@ def run(command: Command) -> int:
         worker = session.parse_worker(command.flags.worker)
         on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         line = shell_command(session.plan.run_id, command.remainder, on_terminal=on_terminal)
-        return open_shell(session.authorized_fleet().ssh_connection(worker), line)
+        with command.options.showing(f"connecting to worker {worker}"):
+            link = session.authorized_fleet().ssh_connection(worker)
+        return open_shell(link, line)
 
 
 def shell_command(run_id: str, words: tuple[str, ...], *, on_terminal: bool) -> str:

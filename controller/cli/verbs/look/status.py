@@ -13,6 +13,7 @@ from controller.config.run_yaml import run_url
 from controller.core.errors import ConfigError
 from controller.core.layout import DEFAULT_WIDTH, width_of, wrap
 from controller.core.metric_lines import result_lines
+from controller.core.text import object_url
 from controller.gcp.errors import NotFoundError
 from controller.gcp.prices import monthly_storage_price
 from controller.lease.lease import pod_lease
@@ -88,6 +89,7 @@ def gather_status(session: Session) -> dict[str, Any]:
     }
     run["alerts"] = _alerts(session, run["state"] == "running", now)
     run["is_followed"] = run["state"] != "running" or driver is not None
+    run["damaged"] = [object_url(session.plan.bucket, problem) for problem in session.ledger.problems]
     return {"pod": pod, "run": run, "cost": _cost_status(session, node), "workers": workers}
 
 
@@ -189,6 +191,7 @@ def format_status(document: dict[str, Any]) -> list[str]:
     if not run["is_followed"]:
         lines.append("     no controller follows it, so nothing raises alerts; the same `slipway up` re-attaches")
     lines += [f"     {_format_episode(episode)}" for episode in run["verdicts"]]
+    lines += [f"     warning: {problem}" for problem in run["damaged"]]
     lines += [f"     {line}" for line in result_lines(run["summary"], (width_of(sys.stdout) or DEFAULT_WIDTH) - 5)]
     lines.append(f"     {run['results']}")
     lines.append(f"cost {_format_cost(document['cost'])}")

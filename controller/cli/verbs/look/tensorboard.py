@@ -29,7 +29,8 @@ def run(command: Command) -> int:
     live = {row["run"] for row in rows if row.get("state") != "finished"}
     with open_context(compose_config(rows, command)) as (context, _):
         mirror = TensorBoardMirror(context.google, rows[0]["bucket"], folders)
-        copied = mirror.update(set(folders))
+        with command.options.showing("copying TensorBoard files from the bucket"):
+            copied = mirror.update(set(folders))
         if not any(path.is_dir() for path in folders.values()):
             raise ConfigError(f"none of {plural(len(rows), 'run')} has written TensorBoard files to the bucket")
         said = {"folder": str(folder), "runs": len(folders), "files": copied, "url": f"http://localhost:{flags.port}/"}

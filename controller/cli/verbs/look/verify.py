@@ -21,7 +21,7 @@ COLUMNS = ("code", "packages", "config", "chips", "devices", "reaches worker 0",
 
 
 def run(command: Command) -> int:
-    with open_session(command.options) as session:
+    with open_session(command.options) as session, command.options.showing("hashing code and packages on every worker"):
         fleet = session.fleet()
         if fleet is None:
             raise ConfigError(f"pod {session.plan.node.name} is absent or not ready; run `slipway up`")

@@ -59,7 +59,8 @@ def plan(command: Command) -> int:
                 )
             ]
         else:
-            findings = probe_cloud(definition.base_config, session.context)
+            with command.options.showing("checking the project"):
+                findings = probe_cloud(definition.base_config, session.context)
         findings = [*findings, *_offline_findings(definition)]
         findings = [finding for finding in findings if finding.severity != "note"]
         print("\n".join(wrap(f"{finding.severity}: {finding}", width, 2) for finding in findings))

@@ -63,7 +63,8 @@ def run(command: Command) -> int:
     with open_context(config) as (context, _):
         if not context.google.has_credentials:
             raise ConfigError(SIGN_IN_MESSAGE)
-        offered, why = list_choices(context)
+        with command.options.showing("asking for the quota of every zone"):
+            offered, why = list_choices(context)
         choice = _select(command, offered, why)
         _write_config(files, config, project, choice)
         bucket = _create_bucket(command, config, project, choice, context)
@@ -178,7 +179,8 @@ def _create_bucket(
     question = f"Create bucket {name} in {placed.cloud.bucket_location or zone_region(choice.zone)} now?"
     if not command.flags.yes and (command.flags.json or not confirm(question)):
         return None
-    reconcile([r for r in shared_resources(placed, name) if isinstance(r, Services | Bucket)], context)
+    with command.options.showing(f"creating {name}"):
+        reconcile([r for r in shared_resources(placed, name) if isinstance(r, Services | Bucket)], context)
     return name
 
 

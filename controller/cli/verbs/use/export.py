@@ -36,7 +36,8 @@ def run(command: Command) -> int:
             return code
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         if remote:
-            _upload(session, folder, files, flags.to)
+            with command.options.showing(f"uploading to {flags.to}"):
+                _upload(session, folder, files, flags.to)
     if flags.json:
         names = [path.relative_to(folder).as_posix() for path in files]
         print(json.dumps({"run": weights.run_id, "step": weights.step, "to": flags.to, "files": names}))

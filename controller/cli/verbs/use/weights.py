@@ -57,7 +57,8 @@ def open_weights(command: Command) -> Iterator[tuple[Session, RunWeights]]:
                 f"{command.verb}: {plan.run_id} ran a program of its own, whose checkpoints only it can read; "
                 "`slipway get` downloads them"
             )
-        step = choose_step(google, plan.bucket, plan.run_id, wanted, command.verb)
+        with command.options.showing("looking for checkpoints"):
+            step = choose_step(google, plan.bucket, plan.run_id, wanted, command.verb)
         shown = sys.stderr.isatty() and not flags.json
         total_moved = 0
 

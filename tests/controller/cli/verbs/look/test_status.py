@@ -14,6 +14,7 @@ RUN = "gemma2b-of-a-researcher-who-names-runs-018e4c33"
 DRIVER = "somebody@a-workstation.of.the.department (bastion) for another-run-12345678 since 2026-11-23 00:09:16 UTC"
 WHY = "worker 11: ResourceExhaustedError: out of memory while trying to allocate 17179869184 bytes on device 3 of 4"
 ERROR = "SSH to 10.128.0.17 was refused: the host key has changed since 2026-11-22; run `slipway verify`"
+BUCKET = "gs://a-bucket-with-a-name-as-long-as-google-allows-62c990"
 DOCUMENT: dict[str, Any] = {
     "pod": {"name": "slipway-v5litepod-256-62c990", "state": "ready in us-central1-a, spot", "driver": DRIVER},
     "run": {
@@ -25,9 +26,10 @@ DOCUMENT: dict[str, Any] = {
             for attempt in (1, 2)
         ],
         "summary": {"accuracy_before": 0.25, "accuracy_after": 0.75, "accuracy_low_after": 0.7, "steps": 188},
+        "damaged": [f"{BUCKET}/runs/{RUN}/launches/0001.json is damaged: no JSON (Expecting value: line 1 column 1)"],
         "alerts": [],
         "is_followed": True,
-        "results": f"gs://a-bucket-with-a-name-as-long-as-google-allows-62c990/runs/{RUN}",
+        "results": f"{BUCKET}/runs/{RUN}",
     },
     "cost": {"pod_hours": 12.5, "usd": 1234.56, "usd_per_hour": 98.76, "price": "Google's list price of 2026-11-01",
              "stored_gb": 123.4, "stored_usd_per_month": 2.47, "pods": []},
@@ -58,6 +60,7 @@ def test_no_line_is_wider_than_80_columns_and_nothing_is_cut(
         DRIVER,
         f"attempt 2: {WHY}",
         DOCUMENT["run"]["results"],
+        f"warning: {DOCUMENT['run']['damaged'][0]}",
         "accuracy 0.25 → 0.75",
         f"worker 63: {ERROR}",
     ):

@@ -1,0 +1,54 @@
+"""Repeat requests that Google refuses for now, or that do not reach it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from controller.core.clock import Clock
+from controller.gcp.errors import UNREACHABLE, GoogleError
+
+ATTEMPTS = 6
+FIRST_ATTEMPTS = 4
+"""Attempts of a request while Google has never been reached: a machine without a network is told so in seconds."""
+
+
+class Retries:
+    """Repeats the requests of one client; threads may share it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._patience = FIRST_ATTEMPTS
+        """Attempts while the network is down: all once Google was reached, one after giving up before that."""
+
+    def call(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function until it succeeds or fails for good. Raises its last error."""
+        from tenacity import Retrying, retry_if_exception
+
+        retrying = Retrying(
+            stop=self._has_tried_enough,
+            wait=_backoff_seconds,
+            retry=retry_if_exception(lambda e: isinstance(e, GoogleError) and e.is_transient),
+            sleep=self._clock.sleep,
+            reraise=True,
+        )
+        try:
+            answer = retrying(act, *arguments)
+        except GoogleError as error:
+            if error.reason != UNREACHABLE:
+                self._patience = ATTEMPTS
+            elif self._patience < ATTEMPTS:
+                self._patience = 1
+            raise
+        self._patience = ATTEMPTS
+        return answer
+
+    def _has_tried_enough(self, state: Any) -> bool:
+        """Return whether a request that failed for now is not sent again."""
+        if state.outcome.exception().reason != UNREACHABLE:
+            self._patience = ATTEMPTS
+        return state.attempt_number >= self._patience
+
+
+def _backoff_seconds(state: Any) -> float:
+    """Return Retry-After, else 1, 2, 4 ... seconds. https://cloud.google.com/storage/docs/retry-strategy."""
+    error = state.outcome.exception()
+    return error.retry_after or min(2.0 ** (state.attempt_number - 1), 30.0)
