@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from conf.schema.training.trm import Trm
 from trainer.distributed import mesh as meshes
-from trainer.models.layers import apply_rope
+from trainer.models.layers import apply_rope, linear
 from trainer.models.weights import Params
 
 REMAT_SAVED_NAMES = {"outputs": ("output",), "full": ()}
@@ -91,7 +91,7 @@ def heads(params: Params, cfg: Trm, h: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def swiglu(x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
-    return checkpoint_name((jax.nn.silu(x @ gate) * (x @ up)) @ down, "output")
+    return checkpoint_name(linear(jax.nn.silu(linear(x, gate)) * linear(x, up), down), "output")
 
 
 def rms(x: jax.Array, cfg: Trm) -> jax.Array:
@@ -102,13 +102,14 @@ def rms(x: jax.Array, cfg: Trm) -> jax.Array:
 
 def attend(w: Params, cfg: Trm, z: jax.Array) -> jax.Array:
     """Return the output of attention from every position to every position."""
-    query, key, value = (jnp.einsum("btd,dhk->bthk", z, w[name]) for name in ("query", "key", "value"))
+    query, key, value = (linear(z, w[name]) for name in ("query", "key", "value"))
     if cfg.position_embedding == "rope":
         query, key = _rotated(query, cfg), _rotated(key, cfg)
     scores = jnp.einsum("bqhk,bshk->bhqs", query, key, preferred_element_type=jnp.float32)
     shares = jax.nn.softmax(scores * query.shape[-1] ** -0.5, axis=-1).astype(z.dtype)
     mixed = jnp.einsum("bhqs,bshk->bqhk", shares, value)
-    return checkpoint_name(jnp.einsum("bqhk,hkd->bqd", mixed, w["output"]), "output")
+    joined = mixed.reshape(*mixed.shape[:2], -1)
+    return checkpoint_name(linear(joined, w["output"].reshape(joined.shape[-1], -1)), "output")
 
 
 def _rotated(x: jax.Array, cfg: Trm) -> jax.Array:
