@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from conf.schema.config import Config
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.model import Model
 from controller.checks.preflight import preflight
 from controller.config.compose import CONFIG_DIR, compose
 from controller.core.errors import ConfigError
+from controller.run.drive import confirm_cost
 from controller.run.estimate import token_flops
 
 
@@ -77,9 +81,38 @@ def test_a_launched_program_says_first_what_is_known_of_it_and_what_takes_its_pl
     assert instead.program.caution is None
     said = [str(finding) for finding in preflight(config) if finding.check == "caution"]
     assert said == [f"program.caution: {caution}"]
+    assert asked_before(config) == [f"{caution}. Start it all the same?"]
     tiny, _ = compose([f"+experiment={experiment}", "scale=tiny"])
     assert tiny is not None
     assert [finding for finding in preflight(tiny) if finding.check == "caution"] == []
+
+
+def asked_before(config: Config) -> list[str]:
+    """What `up` asks on a pod that exists; it goes no further without a yes."""
+    asked: list[str] = []
+    plan: Any = SimpleNamespace(config=config, observe_pod=lambda context: object())
+    context: Any = SimpleNamespace(is_billed=True)
+    screen: Any = SimpleNamespace(ask=lambda question, yes: asked.append(question))
+    with pytest.raises(ConfigError, match=r"program\.caution: .*; nothing was created"):
+        confirm_cost(plan, context, screen, yes=False)
+    return asked
+
+
+def test_every_launched_program_has_such_an_experiment() -> None:
+    chosen = {found[1] for text in LAUNCHED.values() if (found := re.search(r"override /program: (\w+)", text))}
+    assert chosen == {file.stem for file in (CONFIG_DIR / "program").glob("*.yaml")} - {"command", "trainer"}
+
+
+@pytest.mark.parametrize("experiment", sorted(LAUNCHED))
+def test_no_header_states_a_number_that_its_program_cannot_reach(experiment: str) -> None:
+    time, result = (re.search(rf"#   {name}: +(.*)", LAUNCHED[experiment]) for name in ("time", "result"))
+    assert time is not None
+    assert result is not None
+    if "# Known not to finish" in LAUNCHED[experiment]:
+        assert re.match("(stops at once|without end); the guide means ", time[1])
+        assert result[1] == "none"
+    else:
+        assert re.search("not measured|that its author saw", time[1])
 
 
 @pytest.mark.parametrize("experiment", sorted(RATED))

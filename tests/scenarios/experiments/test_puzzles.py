@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.cli import main
-from tests.scenarios.experiments.test_quickstart import folder_of, homes, weights
+from tests.scenarios.experiments.test_quickstart import folder_of, homes, run, weights
 from tests.trainer.processes import results
 
 __all__ = ["homes"]
@@ -31,13 +30,6 @@ SHORT = [
 ]
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    code = main.run(["up", *SHORT, *words])
-    out, err = capsys.readouterr()
-    assert code == 0, out + err
-    return out
-
-
 def metric_lines(folder: Path) -> list[dict[str, Any]]:
     return results([json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()])
 
@@ -47,10 +39,10 @@ def metric_lines(folder: Path) -> list[dict[str, Any]]:
 def test_a_preempted_run_has_the_same_metrics_and_state(homes: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Every line of metrics, and weights, moments, average and the rows' carried states of the last checkpoint."""
     quiet = homes("quiet")
-    run(capsys)
+    run(capsys, short=SHORT)
     undisturbed = folder_of(quiet)
     disturbed_home = homes("disturbed")
-    out = run(capsys, "cloud.faults=[{kind: preempted, after_object: checkpoints/3/commit_success}]")
+    out = run(capsys, "cloud.faults=[{kind: preempted, after_object: checkpoints/3/commit_success}]", short=SHORT)
     assert "preempted: " in out
     disturbed = folder_of(disturbed_home)
     left, right = weights(undisturbed), weights(disturbed)

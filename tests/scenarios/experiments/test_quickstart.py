@@ -35,8 +35,9 @@ SHORT = [
 ]
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    code = main.run(["up", *SHORT, *words])
+def run(capsys: pytest.CaptureFixture[str], *words: str, short: list[str] = SHORT) -> str:
+    """What `up` prints of a run that finishes."""
+    code = main.run(["up", *short, *words])
     out, err = capsys.readouterr()
     assert code == 0, out + err
     return out
