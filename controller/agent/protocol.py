@@ -350,7 +350,7 @@ class WatchLine(TypedDict, total=False):
 class SetWatchdogRequest(TypedDict):
     project: str
     deletes: list[str]
-    tpu_api: str
+    delete_permission: str
     projects_api: str
     idle_seconds: NotRequired[float | None]
     seconds_left: NotRequired[float | None]
@@ -368,7 +368,7 @@ class WatchdogState(TypedDict):
 
 
 class InstalledWatchdog(WatchdogState):
-    """Watchdog with `allowed`: whether the service account may delete TPUs, or null if unknown."""
+    """Watchdog with `allowed`: whether the service account may delete the pod, or null if unknown."""
 
     allowed: bool | None
 

@@ -2,7 +2,7 @@
 
 Its heartbeat keeps the dead man's switch (`controller/resources/pod/dead_mans_switch.py`) from doing so.
 
-It runs on worker 0 and calls the TPU API as the VM's service account, with a token from the metadata server. What needs
+It runs on worker 0 and calls Google as the VM's service account, with a token from the metadata server. What needs
 HTTP imports it: that takes half of the time of `watchdog_state`, which needs none.
 """
 
@@ -26,13 +26,12 @@ MAX_POLL_SECONDS = 15.0
 """Maximum seconds between two checks."""
 RETRY_AFTER_REFUSAL_SECONDS = 60.0
 """Seconds before a refused deletion is retried."""
-DELETE_PERMISSION = "tpu.nodes.delete"
 
 
 def set_watchdog(
     project: str,
     deletes: list[str],
-    tpu_api: str,
+    delete_permission: str,
     projects_api: str,
     idle_seconds: float | None = None,
     seconds_left: float | None = None,
@@ -43,8 +42,8 @@ def set_watchdog(
 
     Args:
         project: project of the pod, to check the permission to delete.
-        deletes: resources to delete, in order, as paths with queries below `tpu_api`; missing ones are skipped.
-        tpu_api: base URL of the TPU API.
+        deletes: URLs of what to delete, in order, until one exists.
+        delete_permission: permission that the deletion needs.
         projects_api: base URL of the Resource Manager API.
         idle_seconds: delete the pod after this long without a program or an SSH session; None: never.
         seconds_left: delete the pod after this long, whatever runs; None: never.
@@ -54,7 +53,6 @@ def set_watchdog(
     now = wall_time()
     order = {
         "deletes": deletes,
-        "tpu_api": tpu_api,
         "idle_seconds": idle_seconds,
         "until": None if seconds_left is None else now + seconds_left,
         "bucket": bucket,
@@ -66,7 +64,7 @@ def set_watchdog(
         write_json(_limits_file(), order)
         if not _is_running():
             _spawn_watchdog()
-    return {**watchdog_state(), "allowed": _may_delete(projects_api, project)}
+    return {**watchdog_state(), "allowed": _may_delete(projects_api, project, delete_permission)}
 
 
 def watchdog_state() -> WatchdogState:
@@ -159,9 +157,9 @@ def _delete_pod(order: dict[str, Any], why: str) -> str | None:
         except TransferError as error:  # the note is optional; the deletion is not
             print(error, file=sys.stderr, flush=True)
     refusals = []
-    for place in order["deletes"]:
+    for url in order["deletes"]:
         try:
-            _request(f"{order['tpu_api']}v2/{place}", "DELETE")
+            _request(url, "DELETE")
             return None
         except HTTPError as error:
             if error.code != 404:
@@ -171,14 +169,14 @@ def _delete_pod(order: dict[str, Any], why: str) -> str | None:
     return "; ".join(refusals) or None
 
 
-def _may_delete(projects_api: str, project: str) -> bool | None:
+def _may_delete(projects_api: str, project: str, permission: str) -> bool | None:
     from http.client import HTTPException
     from urllib.parse import quote
 
-    body = json.dumps({"permissions": [DELETE_PERMISSION]}).encode()
+    body = json.dumps({"permissions": [permission]}).encode()
     try:
         answer = _request(f"{projects_api}v1/projects/{quote(project)}:testIamPermissions", "POST", body)
-        return DELETE_PERMISSION in answer.get("permissions", [])
+        return permission in answer.get("permissions", [])
     except (AgentError, HTTPException, OSError, ValueError, KeyError):
         return None
 

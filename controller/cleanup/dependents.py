@@ -12,6 +12,7 @@ from controller.resources.network.firewall import Firewall
 from controller.resources.network.nat import Router
 from controller.resources.network.vpc import SWITCH_RECORD, Network, PrivateAccess, Subnet
 from controller.resources.pod.node import Node
+from controller.resources.pod.planes import project_slices
 from controller.resources.project.accounts import ServiceAccount
 
 Item = dict[str, Any]
@@ -87,32 +88,18 @@ def _in_network(context: Context, network: Network, doomed: set[str]) -> Iterato
 
 def _machines(context: Context, node: Node) -> Iterator[tuple[str, str, tuple[str, str], str]]:
     """Yield every TPU, queued TPU and instance except our pod: title, network, (region, subnet), account."""
-    parent = f"projects/{context.project}/locations/-"
-    mine = node.paths(context)
-    try:
-        for item in context.google.list_all("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
-            if item["name"] not in mine:
-                yield f"TPU {leaf(item['name'])} in {_zone(item['name'])}", *_node_title(item, _zone(item["name"]))
-        method = "projects.locations.queuedResources.list"
-        for item in context.google.list_all("tpu", method, "queuedResources", parent=parent):
-            for spec in item.get("tpu", {}).get("nodeSpec", []):
-                zone = _zone(item["name"])
-                if f"{spec.get('parent', '')}/nodes/{spec.get('nodeId')}" not in mine:
-                    yield f"queued resource {leaf(item['name'])} in {zone}", *_node_title(spec.get("node", {}), zone)
-    except ServiceDisabledError:
-        pass  # where the API is off there are none
+    for status in project_slices(context):
+        if node.may_be(status):
+            continue
+        place, network = status.place, status.spec.network or "default"
+        title = f"TPU {status.name}" if status.uid else f"queued resource {status.name}"
+        subnet = (place.region, place.subnetwork or network)
+        yield f"{title} in {place.zone}", network, subnet, status.spec.service_account
     for scope, item in aggregated(context, "instances"):
         account = next((a.get("email", "") for a in item.get("serviceAccounts", [])), "")
         for card in item.get("networkInterfaces", []):
             place = (_region(scope), leaf(card.get("subnetwork", "")))
             yield f"instance {item['name']} in {scope}", leaf(card.get("network", "")), place, account
-
-
-def _node_title(item: Item, zone: str) -> tuple[str, tuple[str, str], str]:
-    config = item.get("networkConfig", {})
-    network = leaf(config.get("network") or "default")
-    subnet = leaf(config.get("subnetwork") or network)
-    return network, (_region(zone), subnet), item.get("serviceAccount", {}).get("email", "")
 
 
 def _regional(context: Context, collection: str, network: str) -> Iterator[tuple[str, Item]]:
@@ -152,11 +139,6 @@ def _require_off(context: Context, error: ServiceDisabledError) -> None:
     name = f"projects/{context.project}/services/compute.googleapis.com"
     if context.google.call("serviceusage", "services.get", name=name).get("state") == "ENABLED":
         raise error
-
-
-def _zone(name: str) -> str:
-    """Return the zone in `projects/p/locations/ZONE/nodes/n`."""
-    return name.split("/")[3]
 
 
 def _region(zone: str) -> str:

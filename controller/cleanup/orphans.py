@@ -11,14 +11,13 @@ from controller.gcp.errors import ForbiddenError, NotFoundError, ServiceDisabled
 from controller.gcp.names import is_labelled, is_marked, leaf
 from controller.gcp.operations import wait_compute
 from controller.gcp.prices import HOURS_PER_MONTH, SPOT_TIERS, load_prices
+from controller.gcp.timestamps import parse_timestamp
 from controller.lease.store import BucketLeaseStore
 from controller.records.ledger import Ledger
 from controller.records.spending import read_claim
 from controller.resources.bastion.vm import POD_LABEL, RUN_LABEL
-from controller.resources.pod import node_api as nodes
-from controller.resources.pod.node_api import NodeProvisioner, parse_timestamp
-from controller.resources.pod.provisioner import WAITING_STATES
-from controller.resources.pod.queued_api import QueuedProvisioner
+from controller.resources.pod.planes import all_provisioners, project_slices
+from controller.resources.pod.provisioner import WAITING_STATES, SliceStatus
 from controller.run.queue import PodQueue
 
 MIN_AGE_SECONDS = 1800.0
@@ -60,12 +59,9 @@ def delete(context: Context, thing: BilledItem) -> None:
     """Delete one item; no error when it is gone already."""
     where = {"project": context.project}
     match thing.kind:
-        case "TPU":
-            QueuedProvisioner(MIN_AGE_SECONDS).delete(context, thing.name, thing.place)
-            NodeProvisioner(MIN_AGE_SECONDS).delete(context, thing.name, thing.place)
-            return
-        case "queued TPU":
-            QueuedProvisioner(MIN_AGE_SECONDS).delete(context, thing.name, thing.place)
+        case "TPU" | "queued TPU":
+            for provisioner in all_provisioners(MIN_AGE_SECONDS).values():
+                provisioner.delete(context, thing.name, thing.place)
             return
         case "disk":
             method, where = "disks.delete", where | {"zone": thing.place, "disk": thing.name}
@@ -93,37 +89,26 @@ def slipway_buckets(context: Context) -> Iterator[str]:
 
 def _pods(context: Context, buckets: list[str]) -> Iterator[BilledItem]:
     """Yield nodes, and queued requests without a node."""
-    parent, known = f"projects/{context.project}/locations/-", set[tuple[str, str]]()
-    try:
-        for answer in context.google.list_all("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
-            name, zone = leaf(answer["name"]), answer["name"].split("/")[3]
-            known.add((zone, name))
-            if is_labelled(answer):
-                yield _pod(context, buckets, name, answer)
-        method = "projects.locations.queuedResources.list"
-        for request in context.google.list_all("tpu", method, "queuedResources", parent=parent):
-            name, zone = leaf(request["name"]), request["name"].split("/")[3]
-            specs = [spec.get("node", {}) for spec in request.get("tpu", {}).get("nodeSpec", [])]
-            ours = any(is_labelled(spec) for spec in specs)
-            if not ours or (zone, name) in known:
-                continue
-            state = request.get("state", {}).get("state", "")
-            waits = state in WAITING_STATES or state in ("PROVISIONING", "CREATING")
-            use = f"{state.lower()}, not billed until it has a node" if waits else ""
-            yield BilledItem("queued TPU", name, zone, 0.0, use, f"{state.lower()}, counts against the quota")
-    except ServiceDisabledError:
-        return  # where the API is off there are none
+    for slice_ in project_slices(context):
+        if not slice_.is_labelled:
+            continue
+        if slice_.uid:
+            yield _pod(context, buckets, slice_)
+            continue
+        state = slice_.state.lower()
+        waits = slice_.state in WAITING_STATES or slice_.state == "PROVISIONING"
+        use = f"{state}, not billed until it has a node" if waits else ""
+        yield BilledItem("queued TPU", slice_.name, slice_.place.zone, 0.0, use, f"{state}, counts against the quota")
 
 
-def _pod(context: Context, buckets: list[str], name: str, answer: dict[str, Any]) -> BilledItem:
-    slice_ = nodes.parse_node(answer)
-    zone = slice_.place.zone
+def _pod(context: Context, buckets: list[str], slice_: SliceStatus) -> BilledItem:
+    name, zone = slice_.name, slice_.place.zone
     usd = 0.0 if slice_.state in STOPPED else _price(slice_.spec.accelerator_type, zone, slice_.place.capacity)
     use, why = "", f"{slice_.state.lower()}, not used by any known run"
     if slice_.state in STOPPED:
         why = f"{slice_.state.lower()}: its disks may be billed, and it counts against the quota"
         return BilledItem("TPU", name, zone, usd, "", why)
-    age = context.clock.now() - parse_timestamp(answer.get("createTime"))
+    age = context.clock.now() - slice_.created
     for bucket in buckets:
         try:
             if waiting := PodQueue(context.google, context.clock, bucket, name).waiting_runs():

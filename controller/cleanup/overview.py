@@ -1,18 +1,16 @@
 """Every pod of the project at a glance: its state, the run on it, that run's newest checkpoint, and the price."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from controller.alerts.alert import read_alerts
 from controller.cleanup.orphans import billed_items
 from controller.context import Context
-from controller.gcp.errors import ForbiddenError, NotFoundError, ServiceDisabledError
-from controller.gcp.names import is_labelled, leaf
+from controller.gcp.errors import ForbiddenError, NotFoundError
 from controller.lease.store import BucketLeaseStore
 from controller.records.ledger import Ledger
 from controller.records.spending import read_claim
-from controller.resources.pod.node_api import parse_node
+from controller.resources.pod.planes import project_slices
 from controller.resources.pod.provisioner import SliceStatus
 
 
@@ -51,11 +49,11 @@ def project_pods(context: Context, buckets: Sequence[str]) -> list[PodOverview]:
     """
     items = {(item.place, item.name): item for item in billed_items(context, [*buckets]) if "TPU" in item.kind}
     found = []
-    for zone, name, answer in _nodes(context):
-        item = items.pop((zone, name), None)
+    for status in project_slices(context):
+        zone, name = status.place.zone, status.name
+        item = items.pop((zone, name), None) if status.uid else None
         if item is None:
-            continue  # it was deleted in between
-        status = parse_node(answer)
+            continue  # a request without a node, or it was deleted in between
         bucket, run = _claim(context, buckets, name, status.uid)
         step, age = _checkpoint(context, bucket, run) if run else (None, None)
         holder = _controller(context, bucket, name) if run else ""
@@ -65,17 +63,6 @@ def project_pods(context: Context, buckets: Sequence[str]) -> list[PodOverview]:
     for (zone, name), item in items.items():
         found.append(PodOverview(name, zone, "", "queued", "", item.use or item.why, "", None, None, item.usd_per_hour))
     return sorted(found, key=lambda pod: (not pod.controller, not pod.run, pod.pod))
-
-
-def _nodes(context: Context) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield zone, name and description of our nodes."""
-    parent = f"projects/{context.project}/locations/-"
-    try:
-        for answer in context.google.list_all("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
-            if is_labelled(answer):
-                yield answer["name"].split("/")[3], leaf(answer["name"]), answer
-    except ServiceDisabledError:
-        return  # where the API is off there are none
 
 
 def _state(status: SliceStatus) -> str:

@@ -14,7 +14,7 @@ from controller.resources.pod.pending_deletion import (
     forget_deletion,
     recorded_deletions,
 )
-from controller.resources.pod.queued_api import QueuedProvisioner, request_path
+from controller.resources.pod.tpu_api.queued import QueuedProvisioner, request_path
 
 
 def retry_deletions(context: Context, buckets: Sequence[str] = ()) -> list[str]:

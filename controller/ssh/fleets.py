@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from controller.gcp.worker_vms import WorkerVms
 from controller.ssh.fleet import Fleet
 
 
@@ -13,7 +14,7 @@ class SshTarget:
 
     Attributes:
         name: name of the pod.
-        node: full resource name of its node.
+        vms: its VMs.
         uid: identifies this incarnation.
         zone: zone of the node.
         network: name or URL of its network.
@@ -22,7 +23,7 @@ class SshTarget:
     """
 
     name: str
-    node: str
+    vms: WorkerVms
     uid: str
     zone: str
     network: str

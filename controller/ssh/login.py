@@ -1,16 +1,15 @@
-"""Account on the workers: an SSH key in the nodes' metadata, or in the user's OS Login profile."""
+"""Account on the workers: an SSH key in the VMs' metadata, or in the user's OS Login profile."""
 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from controller.core.clock import Clock
 from controller.core.errors import SlipwayError
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import ConflictError, NotFoundError
-from controller.gcp.operations import wait_rpc
 from controller.gcp.os_login import OsLogin
+from controller.gcp.worker_vms import WorkerVms
 from controller.ssh.client_key import public_key_line
 
 CONFLICT_SECONDS = 120.0
@@ -47,7 +46,7 @@ class Login:
 
     @cached_property
     def uses_os_login(self) -> bool:
-        """Return whether the key belongs in the OS Login profile, not in the nodes' metadata."""
+        """Return whether the key belongs in the OS Login profile, not in the VMs' metadata."""
         return self._os_login.is_enforced if self.os_login is None else self.os_login
 
     def user_name(self) -> str:
@@ -58,12 +57,12 @@ class Login:
             raise SlipwayError("your OS Login profile does not have Slipway's SSH key; `slipway up` adds it")
         return name
 
-    def is_authorized(self, node: str, known_keys: str = "") -> bool:
-        """Return whether the workers of a node accept the key.
+    def is_authorized(self, vms: WorkerVms, known_keys: str = "") -> bool:
+        """Return whether the workers accept the key.
 
         Args:
-            node: full resource name.
-            known_keys: the node's `ssh-keys` when last observed; the key may have been added since.
+            vms: the workers' VMs.
+            known_keys: their `ssh-keys` when last observed; the key may have been added since.
         """
         if self.uses_os_login:
             return self._os_login.login(self._public_key) is not None
@@ -71,37 +70,25 @@ class Login:
         if line in known_keys.splitlines():
             return True
         try:
-            return line in self._metadata(node).get("ssh-keys", "").splitlines()
+            return line in vms.ssh_keys(self.google).splitlines()
         except NotFoundError:
             return False
 
-    def authorize(self, node: str) -> None:
+    def authorize(self, vms: WorkerVms) -> None:
         """Make the workers accept the key, as `gcloud compute tpus tpu-vm ssh` does; other keys stay."""
         if self.uses_os_login:
             self._os_login.add_key(self._public_key)
             return
         late = self.clock.deadline(CONFLICT_SECONDS)
-        while not self.is_authorized(node):
+        while not self.is_authorized(vms):
             try:
-                self._add_key(node)
-            except ConflictError:  # another client changes the node at this moment, maybe for a key too
+                vms.add_ssh_key(self, self.key_line())
+            except ConflictError:  # another client changes a VM at this moment, maybe for a key too
                 if late():
                     raise
                 self.clock.sleep(self.poll_seconds)
             else:
                 return
-
-    def _add_key(self, node: str) -> None:
-        metadata = self._metadata(node)
-        lines = [*metadata.get("ssh-keys", "").splitlines(), self.key_line()]
-        body = {"metadata": metadata | {"ssh-keys": "\n".join(filter(None, lines))}}
-        operation = self.google.call(
-            "tpu", "projects.locations.nodes.patch", name=node, updateMask="metadata", body=body
-        )
-        wait_rpc(self, "tpu", operation, "projects.locations.operations.get")
-
-    def _metadata(self, node: str) -> dict[str, Any]:
-        return dict(self.google.call("tpu", "projects.locations.nodes.get", name=node).get("metadata", {}))
 
     @cached_property
     def _os_login(self) -> OsLogin:

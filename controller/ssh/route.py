@@ -130,10 +130,7 @@ def _may_contain_us(block: str) -> bool:
 
 
 class GuestAttributes:
-    """Reads the workers' guest attributes: SSH host keys and VM names.
-
-    https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/getGuestAttributes
-    """
+    """Reads the workers' guest attributes: SSH host keys and VM names."""
 
     def __init__(self, google: GoogleClient, pod: SshTarget, project: str, iap: str) -> None:
         self._google, self._pod, self._project, self._iap = google, pod, project, iap
@@ -164,22 +161,20 @@ class GuestAttributes:
     def _name(self, worker: int) -> str:
         return self._names[worker] if worker < len(self._names) else ""
 
-    def _read(self) -> list[list[dict[str, str]]]:
+    def _read(self) -> Sequence[Sequence[dict[str, str]]]:
         """Return each worker's attributes; none before the first worker has published any.
 
         Raises:
             PermissionError: Google refuses them, for instance by an organization policy.
             ConnectionRefusedError: Google could not be asked.
         """
-        method = "projects.locations.nodes.getGuestAttributes"
         try:
-            answer = self._google.call("tpu", method, name=self._pod.node, body={"workerIds": [""]})
+            found = self._pod.vms.guest_attributes(self._google)
         except ForbiddenError as error:
             raise PermissionError(f"{error}. {NO_ATTRIBUTES_HINT}") from error
         except GoogleError as error:
             if error.status not in NOTHING_PUBLISHED:
                 raise ConnectionRefusedError(f"cannot read its guest attributes: {error}") from error
-            answer = {}
-        found = [w.get("queryValue", {}).get("items", []) for w in answer.get("guestAttributes", [])]
+            found = []
         self._names = [next((i["value"] for i in items if i["key"] == "hostname"), "") for items in found]
         return found

@@ -7,7 +7,7 @@ from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import SlipwayError
 from controller.core.events import Event
-from controller.gcp.operations import wait_rpc
+from controller.gcp.operations import OperationFailedError
 from controller.plan.build import Plan
 from controller.resources.pod.node import Node
 from controller.witness.drill import CHECKPOINT
@@ -149,18 +149,13 @@ class FirstRun:
                 return
             self._log.begin("preempt")
             self.preempted = True
-            operation = self._context.google.call(
-                "tpu", "projects.locations.nodes.delete", name=node.path(self._context)
-            )
+            node.plane.delete_by_hand(self._context, node.name, node.place.zone)
         except InterruptedSleepError:
             return
+        except OperationFailedError as error:  # the controller may have replaced the node already
+            self._log.note(f"the deletion by hand: {error}")
         except SlipwayError as error:  # the program would wait for ever
             self._limit.stop(f"the node could not be preempted by hand: {error}")
-            return
-        try:
-            wait_rpc(self._context, "tpu", operation, "projects.locations.operations.get", FACTS_SECONDS)
-        except (SlipwayError, InterruptedSleepError) as error:  # the controller may have replaced the node already
-            self._log.note(f"the deletion by hand: {error}")
 
     def _has_checkpoint(self) -> bool:
         prefix = f"runs/{self._plan.run_id}/checkpoints/{CHECKPOINT}/commit_success"

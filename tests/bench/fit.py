@@ -23,12 +23,8 @@ CASES = {
     "nanochat d16, 32 x 2048": [
         *LM, "tpu=v6e_4", "model=nanochat_d16", "loop.total_batch_tokens=65536", "loop.seq_len=2048",
     ],
-    "3B (Llama-like), 32 x 4096, mesh 2x2x2": [
-        *LM, "tpu=v6e_8", "model=llama3_1b", "model.num_layers=28", "model.num_heads=16", "model.num_kv_heads=16",
-        "model.head_dim=128", "model.mlp_dim=5504", "model.vocab_size=49152",
-        "model.tie_word_embeddings=false", "model.rope_scaling=null",
-        "loop.total_batch_tokens=131072", "loop.seq_len=4096", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2",
-    ],
+    "3B (Llama-like), 32 x 4096, mesh 2x2x2": ["+experiment=lm_3b_v6e8"],
+    "Nash-MHC 3B, 32 x 4096, mesh 2x2x2": ["+experiment=nash_mhc_3b"],
     "Gemma-2 9B, 64 x 2048": [
         *LM, "tpu.accelerator_type=v5litepod-64", "model=gemma2_9b",
         "loop.total_batch_tokens=131072", "loop.seq_len=2048", "mesh.data=1", "mesh.fsdp=-1",

@@ -66,8 +66,8 @@ def last_sign(homes: list[str], proc: str = "/proc") -> float | None:
     return max(times)
 
 
-def delete_pod(api: str, resources: list[str], send: Callable[[str, str, dict[str, str]], bytes]) -> None:
-    """Delete the resources in order, as the VM's service account; only worker 0 does.
+def delete_pod(urls: list[str], send: Callable[[str, str, dict[str, str]], bytes]) -> None:
+    """Delete the first of the resources that exists, as the VM's service account; only worker 0 does.
 
     A resource that does not exist is skipped. Raises the error of a request that fails, after trying the others.
     """
@@ -84,14 +84,14 @@ def delete_pod(api: str, resources: list[str], send: Callable[[str, str, dict[st
             raise
     token = loads(send("GET", f"{root}service-accounts/default/token", asked))["access_token"]
     failed = None
-    for resource in resources:
+    for url in urls:
         try:
-            send("DELETE", f"{api}v2/{resource}", {"Authorization": f"Bearer {token}"})
-            print(f"deleting {resource}", flush=True)
+            send("DELETE", url, {"Authorization": f"Bearer {token}"})
+            print(f"deleting {url}", flush=True)
             return
         except HTTPError as error:
             if error.code != 404:
-                print(f"{resource}: {error.code} {error.read(500)!r}", file=sys.stderr, flush=True)
+                print(f"{url}: {error.code} {error.read(500)!r}", file=sys.stderr, flush=True)
                 failed = error
     if failed:
         raise failed
@@ -106,9 +106,9 @@ def send_request(method: str, url: str, headers: dict[str, str]) -> bytes:
         return answer.read()
 
 
-def main(limit: str, api: str, *resources: str) -> None:
+def main(limit: str, *urls: str) -> None:
     homes = os.environ.get("SLIPWAY_HOMES", "/home/*:/root").split(":")
-    watch(float(limit), lambda: last_sign(homes), lambda: delete_pod(api, list(resources), send_request))
+    watch(float(limit), lambda: last_sign(homes), lambda: delete_pod(list(urls), send_request))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The pod: one slice with all of its VMs, in the first of its places with capacity.
 
-`search.py` and the two provisioners create a slice; this module decides what must be done.
+`search.py` and the provisioners create a slice; this module decides what must be done.
 """
 
 from collections.abc import Collection, Iterator
@@ -13,9 +13,13 @@ from controller.core.finding import Finding, Rule
 from controller.core.text import plural
 from controller.gcp.errors import GoogleError
 from controller.gcp.names import TAG
+from controller.gcp.worker_vms import WorkerVms
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope, difference
-from controller.resources.pod import data_disk, node_api
+from controller.resources.pod import data_disk
+from controller.resources.pod.plane import Plane
+from controller.resources.pod.planes import all_provisioners, plane_of
 from controller.resources.pod.provisioner import (
+    DELETE_SECONDS,
     NOT_OBSERVED,
     WAITING_STATES,
     Place,
@@ -23,7 +27,6 @@ from controller.resources.pod.provisioner import (
     SliceSpec,
     SliceStatus,
 )
-from controller.resources.pod.queued_api import QueuedProvisioner
 from controller.resources.pod.refusals import classify
 from controller.resources.pod.search import CapacitySearch
 from controller.resources.pod.slices import Slices
@@ -135,7 +138,7 @@ class Node(Resource):
         if status.pending and mine and not self._queue_timed_out(context, status):
             state = status.state.lower().replace("_", " ")
             if status.state == "DELETING":
-                return Pending(state, node_api.DELETE_SECONDS, _DELETION_PENDING_HINT)
+                return Pending(state, DELETE_SECONDS, _DELETION_PENDING_HINT)
             return Pending(f"{state} in {status.place.zone}" if status.place.queued else state)
         return replace(self, status=status)
 
@@ -219,16 +222,21 @@ class Node(Resource):
         if elsewhere and status is not None:
             self._search(context).run(after=self._place_like(status))
 
-    def path(self, context: Context) -> str:
-        """Return the full name in its zone, or in the first zone to try."""
-        return node_api.node_path(context, self.name, self.place.zone)
+    @property
+    def plane(self) -> Plane:
+        """The plane of the pod; before it is observed, that of the first place to try."""
+        return plane_of(self.place.provisioner)
+
+    def vms(self, context: Context) -> WorkerVms:
+        """Return the VMs of an observed node."""
+        return self.plane.vms(context, self.name, self.status)
 
     def ssh_target(self, context: Context) -> SshTarget:
         """Return what SSH needs to know of an observed node."""
         status = self.status
         return SshTarget(
             name=self.name,
-            node=self.path(context),
+            vms=self.vms(context),
             uid=status.uid,
             zone=status.place.zone,
             network=status.spec.network,
@@ -241,24 +249,20 @@ class Node(Resource):
         return context.fleets.of(self.ssh_target(context))
 
     def accepts_our_key(self, context: Context) -> bool:
-        return context.ssh_login.is_authorized(self.path(context), self.status.ssh_keys)
+        return context.ssh_login.is_authorized(self.vms(context), self.status.ssh_keys)
 
-    def paths(self, context: Context) -> set[str]:
-        """Return the full names that it may have."""
-        return {node_api.node_path(context, self.name, zone) for zone in self._zones}
+    def may_be(self, status: SliceStatus) -> bool:
+        """Return whether a slice of the project has the pod's name, in one of its zones."""
+        return status.name == self.name and status.place.zone in self._zones
 
     def stop(self, context: Context) -> None:
         """Stop an observed node; see `cannot_stop` first."""
-        self._node_api.stop(context, self.name, self.place.zone)
+        self.plane.stop(context, self.name, self.place.zone, self.create_seconds)
 
     @property
     def cannot_stop(self) -> str:
-        """Why an observed node cannot be stopped, or '': https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm."""
-        if self.spec.workers > 1:
-            return f"Google can stop only pods with one VM, and {self.name} has {self.spec.workers}"
-        if self.place.capacity in ("spot", "preemptible"):
-            return f"Google cannot stop {self.place.capacity} pods; `slipway down` deletes it"
-        return ""
+        """Why an observed node cannot be stopped, or ''."""
+        return self.plane.cannot_stop(self.name, self.spec, self.place)
 
     @property
     def _zones(self) -> tuple[str, ...]:
@@ -266,13 +270,8 @@ class Node(Resource):
         return (self.place.zone,) if self.status.uid else tuple(dict.fromkeys(place.zone for place in self.places))
 
     @property
-    def _node_api(self) -> node_api.NodeProvisioner:
-        return node_api.NodeProvisioner(self.create_seconds)
-
-    @property
     def _slices(self) -> Slices:
-        queued = QueuedProvisioner(self.create_seconds)
-        return Slices(self.name, self._zones, {"queued": queued, "node": self._node_api})
+        return Slices(self.name, self._zones, all_provisioners(self.create_seconds))
 
     def _search(self, context: Context) -> CapacitySearch:
         return CapacitySearch(
@@ -294,7 +293,7 @@ class Node(Resource):
         zone = status.place.zone
         context.events.note(self.id, "the node is stopped; starting it")
         try:
-            self._node_api.start(context, self.name, zone)
+            plane_of(status.place.provisioner).start(context, self.name, zone, self.create_seconds)
         except GoogleError as error:
             if classify(error.reason, error.message) != "stock_out":
                 raise

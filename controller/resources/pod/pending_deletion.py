@@ -15,7 +15,7 @@ from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.formats import Document, FormatError
 from controller.gcp.errors import GoogleError, NotFoundError
-from controller.resources.pod.node_api import parse_timestamp
+from controller.gcp.timestamps import parse_timestamp
 
 PREFIX = "deletions/"
 """Objects of the bucket that record these requests."""

@@ -1,7 +1,6 @@
 """Spec and status of a slice, and the interface of the APIs that create one.
 
-Two APIs are implemented: TPU nodes (`node_api.py`) and queued resources (`queued_api.py`). Google offers newer
-generations (7x) through Compute Engine only; that would be a third implementation of the same three methods.
+The provisioners of one API belong to a plane (`plane.py`).
 """
 
 import hashlib
@@ -16,6 +15,8 @@ from controller.resources.pod.data_disk import disk_type
 WAITING_STATES = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"})
 """States of a queued request without capacity yet; Google uses the last two for the same thing."""
 REPAIR_STATES = frozenset({"REPAIRING", "REIMAGING", "RESTARTING"})
+DELETE_SECONDS = 900.0
+"""How long a deletion may take."""
 ProvisionerName = Literal["node", "queued"]
 
 
@@ -139,6 +140,7 @@ class SliceStatus:
     spec: SliceSpec
     place: Place
     state: str
+    name: str = ""
     pending: bool = False
     uid: str = ""
     created: float = 0.0

@@ -13,8 +13,9 @@ from controller.core.errors import CloudError, RetriesExhaustedError
 from controller.gcp.client import PROPAGATION_SECONDS
 from controller.gcp.errors import ConflictError, GoogleError
 from controller.gcp.operations import wait_compute
-from controller.resources.pod import data_disk, node_api
+from controller.resources.pod import data_disk
 from controller.resources.pod.pending_deletion import DeletionPendingError
+from controller.resources.pod.planes import plane_of
 from controller.resources.pod.provisioner import (
     WAITING_STATES,
     Place,
@@ -126,10 +127,9 @@ class CapacitySearch:
         return refusal
 
     def _request_service_agent(self, place: Place) -> None:
-        """Request the account with which Google creates TPU VMs in the project; usually it makes it by itself."""
-        method, parent = "projects.locations.generateServiceIdentity", node_api.zone_path(self.context, place.zone)
+        """Request the account with which Google creates VMs in the project; usually it makes it by itself."""
         try:
-            self.context.google.call("tpu", method, parent=parent, body={})
+            plane_of(place.provisioner).request_service_agent(self.context, place.zone)
         except GoogleError as error:
             self.context.events.note(self.subject, f"cannot request the TPU Service Agent: {error}")
 

@@ -26,14 +26,13 @@ def startup_script(*parts: str) -> str:
     return "#!/bin/bash\n" + "".join(parts)
 
 
-def switch_part(limit_seconds: float, tpu_api: str, resources: Sequence[str]) -> str:
+def switch_part(limit_seconds: float, deletions: Sequence[str]) -> str:
     """Return the part that starts the dead man's switch.
 
     Args:
         limit_seconds: seconds without a sign of life.
-        tpu_api: base URL of the TPU API.
-        resources: what to delete, in order: paths with queries below `tpu_api`.
+        deletions: URLs of what to delete, in order.
     """
     source = Path(dead_mans_switch.__file__).read_text()
-    arguments = shlex.join([f"{limit_seconds:.10g}", tpu_api, *resources])
+    arguments = shlex.join([f"{limit_seconds:.10g}", *deletions])
     return _SWITCH.format(source=source, arguments=arguments)

@@ -48,14 +48,11 @@ class ThisMachine(Node):
     def pod_seen(self, context: Context, since: float = 0.0) -> PodStatus:
         return self._status().pod_seen(self.status.uid, since)
 
-    def path(self, context: Context) -> str:
-        return self.name
-
-    def paths(self, context: Context) -> set[str]:
-        return {self.name}
+    def may_be(self, status: SliceStatus) -> bool:
+        return False
 
     def ssh_target(self, context: Context) -> SshTarget:
-        return SshTarget(self.name, self.name, self.status.uid, "", "", (), (("127.0.0.1", None),))
+        return SshTarget(self.name, self.vms(context), self.status.uid, "", "", (), (("127.0.0.1", None),))
 
     def accepts_our_key(self, context: Context) -> bool:
         return True

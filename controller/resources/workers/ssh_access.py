@@ -48,7 +48,7 @@ class SshAccess(WorkerResource):
     def authorize_key(self, context: Context, node: Node) -> None:
         """Authorize our key on the workers, as the pod may have been created by someone else."""
         if not node.accepts_our_key(context):
-            context.ssh_login.authorize(node.path(context))
+            context.ssh_login.authorize(node.vms(context))
 
 
 def _pod_is_gone(context: Context, node: Node, looks: list[float]) -> bool:

@@ -7,7 +7,6 @@ from controller.agent.protocol import SET_WATCHDOG, WATCHDOG_STATE, SetWatchdogR
 from controller.context import Context
 from controller.reconcile.resource import Absent, Diff, ObservedResources
 from controller.resources.pod.node import Node
-from controller.resources.pod.node_api import delete_requests
 from controller.resources.pod.provisioner import end_name
 from controller.resources.workers.base import WorkerResource, raise_failures
 
@@ -50,8 +49,8 @@ class Watchdog(WorkerResource):
         """
         payload: SetWatchdogRequest = {
             "project": context.project,
-            "deletes": delete_requests(context.project, node.name, node.place.zone),
-            "tpu_api": context.google.root("tpu"),
+            "deletes": node.plane.deletions(context, node.name, node.place.zone),
+            "delete_permission": node.plane.delete_permission,
             "projects_api": context.google.root("cloudresourcemanager"),
             "idle_seconds": self.idle_seconds,
             "seconds_left": None if hours_left is None else 3600 * _with_grace(hours_left),

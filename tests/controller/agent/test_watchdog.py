@@ -74,7 +74,8 @@ def apis(worker: AgentWorker) -> Iterator[Apis]:
 
 
 def order(apis: Apis, **changed: Any) -> dict[str, Any]:
-    given = {"project": "p", "deletes": [QUEUED, NODE], "tpu_api": apis.url, "projects_api": apis.url}
+    deletes = [f"{apis.url}v2/{path}" for path in (QUEUED, NODE)]
+    given = {"project": "p", "deletes": deletes, "delete_permission": "tpu.nodes.delete", "projects_api": apis.url}
     return {**given, "bucket": "b", "note_object": "pods/pod/ends/1.json", **changed}
 
 

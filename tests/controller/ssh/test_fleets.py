@@ -6,9 +6,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from controller.resources.pod.tpu_api.plane import NodeVms
 from controller.ssh.fleets import Fleets, SshTarget
 
-POD = SshTarget("pod", "projects/p/locations/z/nodes/pod", "one", "z", "n", ("slipway",), (("10.0.0.2", None),))
+POD = SshTarget(
+    "pod", NodeVms("projects/p/locations/z/nodes/pod"), "one", "z", "n", ("slipway",), (("10.0.0.2", None),)
+)
 
 
 def test_a_new_incarnation_closes_the_connections_to_the_old_one() -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from conf.schema.infra.network import IAP_RANGE
+from controller.resources.pod.tpu_api.plane import NodeVms
 from controller.ssh.fleets import SshTarget
 from controller.ssh.route import PodConnector, admits_ssh, choose_route
 
@@ -70,5 +71,7 @@ def test_the_tags_of_the_pod_itself_decide(tags: tuple[str, ...], way: str) -> N
     connector = PodConnector(
         cast(Any, config), cast(Any, google), cast(Any, None), cast(Any, SimpleNamespace(project="p")), lambda: HERE
     )
-    pod = SshTarget("pod", "projects/p/locations/z/nodes/pod", "one", "z", "n", tags, (("10.0.0.2", "34.0.0.2"),))
+    pod = SshTarget(
+        "pod", NodeVms("projects/p/locations/z/nodes/pod"), "one", "z", "n", tags, (("10.0.0.2", "34.0.0.2"),)
+    )
     assert connector.route_to(pod) == way

@@ -18,7 +18,7 @@ from controller.witness.stand_ins import StandIns
 
 KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIJ0q" + "kZ3x9T5m" * 5
 PARENT = "projects/p/locations/us-central1-a"
-OUR_SCRIPT = startup_script(switch_part(900, "https://tpu.googleapis.com/", [f"v2/{PARENT}/nodes/pod"]))
+OUR_SCRIPT = startup_script(switch_part(900, [f"https://tpu.googleapis.com/v2/{PARENT}/nodes/pod"]))
 THEIR_SCRIPT = "#!/bin/bash\nexport WANDB_API_KEY=0123456789abcdef"
 OUR_NODE = {
     "name": f"{PARENT}/nodes/pod",

@@ -13,9 +13,10 @@ import pytest
 from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
-from controller.resources.pod import node_api, queued_api
+from controller.gcp.timestamps import parse_timestamp
 from controller.resources.pod.provisioner import Place, SliceSpec
 from controller.resources.pod.slices import Slices
+from controller.resources.pod.tpu_api import nodes, queued
 from controller.ssh.login import Login
 
 RECORDED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("gcloud.json").read_text())
@@ -56,14 +57,14 @@ def plain(value: Any, key: str = "") -> Any:
 
 
 def test_a_spot_node_is_asked_for_as_gcloud_does(context: Context) -> None:
-    sent = {**node_api.node_body(context, "n1", SPEC, PLACE), "schedulingConfig": node_api.scheduling("spot")}
+    sent = {**nodes.node_body(context, "n1", SPEC, PLACE), "schedulingConfig": nodes.scheduling("spot")}
     assert plain(sent) == plain(recorded("tpu-vm create", "--spot")["body"])
 
 
 def test_an_on_demand_node_too(context: Context) -> None:
     there = recorded("tpu-vm create n1 --accelerator-type=v4-8 --version=tpu-ubuntu2204-base")
     there = next(r for r in RECORDED if r["label"].endswith("--version=tpu-ubuntu2204-base"))
-    sent = {**node_api.node_body(context, "n1", SPEC, PLACE), "schedulingConfig": node_api.scheduling("on_demand")}
+    sent = {**nodes.node_body(context, "n1", SPEC, PLACE), "schedulingConfig": nodes.scheduling("on_demand")}
     assert sent["schedulingConfig"] == there["body"]["schedulingConfig"]
     assert set(plain(there["body"])) <= set(plain(sent))
 
@@ -71,7 +72,7 @@ def test_an_on_demand_node_too(context: Context) -> None:
 def test_a_queued_resource_is_asked_for_as_gcloud_does(context: Context) -> None:
     there = recorded("queued-resources create", "--spot")
     spec = replace(SPEC, valid_until_seconds=6 * 3600.0, network="default", external_ip=True)
-    sent = queued_api.request_body(context, "qn1", spec, QUEUED)
+    sent = queued.request_body(context, "qn1", spec, QUEUED)
     wanted = there["body"]
     assert {k: v for k, v in sent.items() if k != "tpu"} == {k: v for k, v in wanted.items() if k != "tpu"}
     [mine], [theirs] = sent["tpu"]["nodeSpec"], wanted["tpu"]["nodeSpec"]
@@ -86,7 +87,7 @@ def test_a_queued_resource_is_asked_for_as_gcloud_does(context: Context) -> None
 
 def test_a_guaranteed_queued_resource_has_gclouds_tier(context: Context) -> None:
     there = recorded("queued-resources create", "--guaranteed")["body"]
-    sent = queued_api.request_body(context, "n1", SPEC, replace(QUEUED, capacity="on_demand"))
+    sent = queued.request_body(context, "n1", SPEC, replace(QUEUED, capacity="on_demand"))
     assert set(sent) == set(there) == {"guaranteed", "tpu"}
 
 
@@ -98,12 +99,12 @@ def test_a_guaranteed_queued_resource_has_gclouds_tier(context: Context) -> None
     ],
 )
 def test_the_other_tiers(context: Context, capacity: str, fields: dict[str, Any]) -> None:
-    sent = queued_api.request_body(context, "n1", replace(SPEC, reservation="mine"), replace(QUEUED, capacity=capacity))
+    sent = queued.request_body(context, "n1", replace(SPEC, reservation="mine"), replace(QUEUED, capacity=capacity))
     assert {k: v for k, v in sent.items() if k != "tpu"} == fields
 
 
 def test_a_data_disk_is_attached_and_mounted_by_the_node_itself(context: Context) -> None:
-    sent = node_api.node_body(context, "n1", replace(SPEC, data_disk_gb=100), PLACE)
+    sent = nodes.node_body(context, "n1", replace(SPEC, data_disk_gb=100), PLACE)
     assert sent["dataDisks"] == [{"sourceDisk": "projects/p1/zones/us-central2-b/disks/n1-data", "mode": "READ_WRITE"}]
     script = sent["metadata"]["startup-script"]
     assert str(100 * 2**30) in script
@@ -115,24 +116,24 @@ def test_a_pod_starts_its_dead_mans_switch_unless_that_is_off(context: Context) 
     known = replace(context, google=cast(Any, google))
     limited = replace(SPEC, heartbeat_timeout_seconds=7200.0)
     sent = [
-        node_api.node_body(known, "n1", limited, PLACE),
-        queued_api.request_body(known, "n1", limited, QUEUED)["tpu"]["nodeSpec"][0]["node"],
+        nodes.node_body(known, "n1", limited, PLACE),
+        queued.request_body(known, "n1", limited, QUEUED)["tpu"]["nodeSpec"][0]["node"],
     ]
-    where = "projects/p1/locations/us-central2-b"
-    switch = f"7200 https://tpu.googleapis.com/ '{where}/queuedResources/n1?force=true' {where}/nodes/n1 <"
+    where = "https://tpu.googleapis.com/v2/projects/p1/locations/us-central2-b"
+    switch = f"7200 '{where}/queuedResources/n1?force=true' {where}/nodes/n1 <"
     for body in sent:
         assert switch in body["metadata"]["startup-script"]
         assert "lsblk" not in body["metadata"]["startup-script"]
-    both = node_api.node_body(known, "n1", replace(limited, data_disk_gb=100), PLACE)["metadata"]["startup-script"]
+    both = nodes.node_body(known, "n1", replace(limited, data_disk_gb=100), PLACE)["metadata"]["startup-script"]
     assert switch in both
     assert "lsblk" in both
-    assert "startup-script" not in node_api.node_body(context, "n1", SPEC, PLACE)["metadata"]
+    assert "startup-script" not in nodes.node_body(context, "n1", SPEC, PLACE)["metadata"]
 
 
 def test_times_are_read_to_the_microsecond() -> None:
-    assert node_api.parse_timestamp("2026-11-20T23:28:17.123456789Z") == pytest.approx(1795217297.123456)
-    assert node_api.parse_timestamp("2026-11-20T23:28:17Z") == 1795217297
-    assert node_api.parse_timestamp(None) == 0
+    assert parse_timestamp("2026-11-20T23:28:17.123456789Z") == pytest.approx(1795217297.123456)
+    assert parse_timestamp("2026-11-20T23:28:17Z") == 1795217297
+    assert parse_timestamp(None) == 0
 
 
 REQUEST = {
@@ -143,7 +144,7 @@ REQUEST = {
     "tpu": {"nodeSpec": [{"node": {"acceleratorType": "v4-8", "labels": {"managed-by": "slipway"}}}]},
 }
 NODE = {"name": "projects/p/locations/us-central2-b/nodes/q", "id": "1", "acceleratorType": "v4-8"}
-CREATED = node_api.parse_timestamp("2026-11-20T00:00:00Z")
+CREATED = parse_timestamp("2026-11-20T00:00:00Z")
 
 
 @pytest.mark.parametrize(
@@ -170,14 +171,14 @@ def test_a_request_and_its_node_are_one_thing(
     state: str, of_node: str | None, later: float, seen: str, pending: bool
 ) -> None:
     answer = None if of_node is None else {**NODE, "state": of_node}
-    found = queued_api.parse_request({**REQUEST, "state": {"state": state}}, answer, CREATED + later)
+    found = queued.parse_request({**REQUEST, "state": {"state": state}}, answer, CREATED + later)
     assert (found.state, found.pending) == (seen, pending)
     assert found.place.zone == "us-central2-b"
     assert found.place.queued
 
 
 def test_what_a_waiting_request_wants_is_known_from_it() -> None:
-    found = queued_api.parse_request({**REQUEST, "state": {"state": "ACCEPTED"}}, None, CREATED)
+    found = queued.parse_request({**REQUEST, "state": {"state": "ACCEPTED"}}, None, CREATED)
     assert (found.spec.accelerator_type, found.place.capacity) == ("v4-8", "spot")
     assert found.labels == (("managed-by", "slipway"),)
     assert found.uid == ""
@@ -197,7 +198,7 @@ def test_a_repair_that_google_reports_lets_host_keys_change(
     answer: dict[str, Any], repaired: list[str], tmp_path: Path
 ) -> None:
     told: list[str] = []
-    status = node_api.parse_node({**NODE, "id": "7", **answer})
+    status = nodes.parse_node({**NODE, "id": "7", **answer})
     api = SimpleNamespace(observe=lambda context, name, zone: status)
     context = SimpleNamespace(fleets=SimpleNamespace(expect_new_host_keys=told.append), state_dir=tmp_path)
     slices = Slices("q", ["us-central2-b"], {"node": cast(Any, api)})

@@ -110,7 +110,7 @@ class Google:
 
 
 def asked(google: Google) -> list[str]:
-    delete_pod("https://tpu.googleapis.com/", [QUEUED, NODE], google)
+    delete_pod([f"https://tpu.googleapis.com/v2/{path}" for path in (QUEUED, NODE)], google)
     return google.deleted
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from controller.core.errors import CloudError
 from controller.reconcile.resource import Absent
-from controller.resources.pod import node_api
-from controller.resources.pod.node_api import parse_node
 from controller.resources.pod.provisioner import SliceStatus
+from controller.resources.pod.tpu_api import nodes
+from controller.resources.pod.tpu_api.nodes import parse_node
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.fake_pod import PROVISIONERS, TWO_ZONES, A, B, Pod, pod
@@ -106,9 +106,7 @@ def test_a_pod_that_is_not_what_was_requested_is_not_made_again(
     project: EmulatedProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = pod(project, "tpu.provisioner=node")
-    monkeypatch.setattr(
-        node_api, "parse_node", lambda found, *way: parse_node(found | {"runtimeVersion": "other"}, *way)
-    )
+    monkeypatch.setattr(nodes, "parse_node", lambda found, *way: parse_node(found | {"runtimeVersion": "other"}, *way))
     with pytest.raises(CloudError, match=r"other settings than requested \(runtime_version: other -> .*slipway down"):
         made.up()
     assert len(made.creation_requests()) == 1

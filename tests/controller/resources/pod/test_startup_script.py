@@ -14,7 +14,7 @@ METADATA_VALUE_BYTES = 256 << 10
 
 def test_it_starts_the_switch_in_the_background_with_exactly_its_arguments(tmp_path: Path) -> None:
     hostile = """it's "$(touch hit)" `touch hit` \\ END_OF_DEAD_MANS_SWITCH"""
-    script = startup_script("mounted=yes\n", switch_part(7200.0, "https://tpu.googleapis.com/", [hostile, "b"]))
+    script = startup_script("mounted=yes\n", switch_part(7200.0, [hostile, "b"]))
     assert len(script.encode()) < METADATA_VALUE_BYTES / 10
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -25,13 +25,13 @@ def test_it_starts_the_switch_in_the_background_with_exactly_its_arguments(tmp_p
     subprocess.run(["bash", "-c", ". ./script; wait"], cwd=tmp_path, env=variables, check=True)
     words = (tmp_path / "seen").read_text().split("\0")
     assert words[:4] == ["python3", "-I", "-S", "-c"]
-    assert words[5:] == ["7200", "https://tpu.googleapis.com/", hostile, "b", ""]
+    assert words[5:] == ["7200", hostile, "b", ""]
     compile(words[4], "switch", "exec")
     assert not (tmp_path / "hit").exists()
 
 
 def test_the_mount_of_a_data_disk_comes_first() -> None:
-    script = startup_script(mount_part(100), switch_part(60.0, "https://tpu.googleapis.com/", ["a"]))
+    script = startup_script(mount_part(100), switch_part(60.0, ["a"]))
     assert script.startswith("#!/bin/bash\n")
     assert script.index("mkfs") < script.index("setsid")
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)

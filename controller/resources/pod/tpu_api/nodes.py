@@ -1,7 +1,6 @@
 """TPU nodes, created at once (https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes)."""
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from controller.context import Context
@@ -9,15 +8,23 @@ from controller.core.errors import CloudError
 from controller.gcp.errors import ConflictError, GoogleError, NotFoundError
 from controller.gcp.names import LABEL, TAG, leaf
 from controller.gcp.operations import OperationFailedError, wait_rpc
+from controller.gcp.timestamps import parse_timestamp
 from controller.resources.pod import data_disk
-from controller.resources.pod.provisioner import Endpoint, Place, ProvisionerName, SliceSpec, SliceStatus, Symptom
+from controller.resources.pod.provisioner import (
+    DELETE_SECONDS,
+    Endpoint,
+    Place,
+    ProvisionerName,
+    SliceSpec,
+    SliceStatus,
+    Symptom,
+)
 from controller.resources.pod.startup_script import STARTUP_SCRIPT, startup_script, switch_part
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TIER_LABEL = "slipway-capacity"
 TRANSITIONAL_STATES = frozenset({"CREATING", "RESTARTING", "REIMAGING", "DELETING", "REPAIRING", "STOPPING", "STARTING",
                       "HIDING", "UNHIDING", "UNKNOWN"})  # fmt: skip
-DELETE_SECONDS = 900.0
 API = "tpu"
 
 
@@ -41,7 +48,7 @@ class NodeProvisioner:
             nodeId=name,
             body={**node_body(context, name, spec, place), "schedulingConfig": scheduling(place.capacity)},
         )
-        wait_rpc(context, API, operation, "projects.locations.operations.get", self.create_seconds)
+        wait_done(context, operation, self.create_seconds)
 
     def delete(self, context: Context, name: str, zone: str) -> None:
         late = context.clock.deadline(DELETE_SECONDS)
@@ -57,15 +64,10 @@ class NodeProvisioner:
                     raise
             context.clock.sleep(context.poll_seconds)
 
-    def start(self, context: Context, name: str, zone: str) -> None:
-        """Start a stopped node with one VM; GoogleError if there is no capacity."""
-        operation = _call(context, "start", name, zone, body={})
-        wait_rpc(context, API, operation, "projects.locations.operations.get", self.create_seconds)
 
-    def stop(self, context: Context, name: str, zone: str) -> None:
-        """Stop a node with one VM. After that, only its disks are billed."""
-        operation = _call(context, "stop", name, zone, body={})
-        wait_rpc(context, API, operation, "projects.locations.operations.get", self.create_seconds)
+def wait_done(context: Context, operation: dict[str, Any], seconds: float) -> None:
+    """Wait for an operation of the TPU API. Raises OperationFailedError."""
+    wait_rpc(context, API, operation, "projects.locations.operations.get", seconds)
 
 
 def wait_deleted(context: Context, operation: dict[str, Any]) -> bool:
@@ -75,7 +77,7 @@ def wait_deleted(context: Context, operation: dict[str, Any]) -> bool:
         OperationFailedError: Google did not delete it.
     """
     try:
-        wait_rpc(context, API, operation, "projects.locations.operations.get", DELETE_SECONDS)
+        wait_done(context, operation, DELETE_SECONDS)
     except OperationFailedError:
         raise
     except GoogleError as error:
@@ -121,16 +123,15 @@ def node_body(context: Context, name: str, spec: SliceSpec, place: Place) -> dic
         node["dataDisks"] = [{"sourceDisk": disk, "mode": "READ_WRITE"}]
         parts.append(data_disk.mount_part(spec.data_disk_gb))
     if spec.heartbeat_timeout_seconds is not None:
-        doomed = delete_requests(context.project, name, place.zone)
-        parts.append(switch_part(spec.heartbeat_timeout_seconds, context.google.root(API), doomed))
+        parts.append(switch_part(spec.heartbeat_timeout_seconds, deletions(context, name, place.zone)))
     if parts:
         metadata[STARTUP_SCRIPT] = startup_script(*parts)
     return node
 
 
-def delete_requests(project: str, name: str, zone: str) -> list[str]:
-    """Return what to delete, as paths with queries; the queued request is first: it holds the node and outlives it."""
-    where = f"projects/{project}/locations/{zone}"
+def deletions(context: Context, name: str, zone: str) -> list[str]:
+    """Return what to delete, as URLs; the queued request is first: it holds the node and outlives it."""
+    where = f"{context.google.root(API)}v2/{zone_path(context, zone)}"
     return [f"{where}/queuedResources/{name}?force=true", f"{where}/nodes/{name}"]
 
 
@@ -158,12 +159,14 @@ def parse_node(answer: dict[str, Any], provisioner: ProvisionerName = "node") ->
         for i, e in enumerate(answer.get("networkEndpoints", []))
     )
     return SliceStatus(
+        name=leaf(answer["name"]),
         spec=SliceSpec(
             workers=len(endpoints),
             accelerator_type=answer.get("acceleratorType", ""),
             runtime_version=answer.get("runtimeVersion", ""),
             network=leaf(network.get("network", "")),
             external_ip=network.get("enableExternalIps", False),
+            service_account=answer.get("serviceAccount", {}).get("email", ""),
         ),
         place=Place(zone, capacity_of(answer), leaf(network.get("subnetwork", "")), provisioner),
         state=state,
@@ -185,11 +188,3 @@ def parse_node(answer: dict[str, Any], provisioner: ProvisionerName = "node") ->
         ),
         maintenance=maintenance if maintenance in ("PENDING", "ONGOING") else "",
     )
-
-
-def parse_timestamp(timestamp: str | None) -> float:
-    """Parse RFC 3339 to seconds since the epoch; 0 where Google sends none. Nanoseconds are cut to microseconds."""
-    if not timestamp:
-        return 0.0
-    head, dot, tail = timestamp.rstrip("Z").partition(".")
-    return datetime.fromisoformat(f"{head}{dot}{tail[:6]}+00:00").timestamp()

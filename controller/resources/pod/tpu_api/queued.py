@@ -10,10 +10,12 @@ from typing import Any
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.gcp.errors import ConflictError, GoogleError, NotFoundError
+from controller.gcp.names import leaf
 from controller.gcp.operations import code_name, wait_rpc
-from controller.resources.pod import node_api
+from controller.gcp.timestamps import parse_timestamp
 from controller.resources.pod.pending_deletion import DeletionPendingError, PendingDeletion, record_deletion
-from controller.resources.pod.provisioner import WAITING_STATES, Place, SliceSpec, SliceStatus
+from controller.resources.pod.provisioner import DELETE_SECONDS, WAITING_STATES, Place, SliceSpec, SliceStatus
+from controller.resources.pod.tpu_api import nodes
 
 FLEX_API = "tpu:v2alpha1"
 """The only API with flex-start, as of revision 20261001 of the discovery documents."""
@@ -43,7 +45,7 @@ class QueuedProvisioner:
             return None
         try:
             answer = context.google.call(
-                "tpu", "projects.locations.nodes.get", name=node_api.node_path(context, name, zone)
+                "tpu", "projects.locations.nodes.get", name=nodes.node_path(context, name, zone)
             )
         except NotFoundError:
             answer = None
@@ -54,7 +56,7 @@ class QueuedProvisioner:
         operation = context.google.call(
             api,
             "projects.locations.queuedResources.create",
-            parent=node_api.zone_path(context, place.zone),
+            parent=nodes.zone_path(context, place.zone),
             queuedResourceId=name,
             body=request_body(context, name, spec, place),
         )
@@ -72,7 +74,7 @@ class QueuedProvisioner:
         Raises:
             DeletionPendingError: it is still PROVISIONING. Its deletion is on record then.
         """
-        late = context.clock.deadline(node_api.DELETE_SECONDS)
+        late = context.clock.deadline(DELETE_SECONDS)
         give_up = context.clock.deadline(0.0 if recorded else PROVISIONING_SECONDS)
         while (found := self.observe(context, name, zone)) is not None:
             if late():
@@ -91,9 +93,9 @@ class QueuedProvisioner:
                 if found.state == "PROVISIONING" and give_up() and (recorded or self._record(context, name, zone)):
                     raise DeletionPendingError(DELETION_PENDING.format(name=name, zone=zone)) from error
             context.clock.sleep(context.poll_seconds)
-        nodes = node_api.NodeProvisioner(self.create_seconds)
-        if nodes.observe(context, name, zone) is not None:  # a node that outlived its request
-            nodes.delete(context, name, zone)
+        maker = nodes.NodeProvisioner(self.create_seconds)
+        if maker.observe(context, name, zone) is not None:  # a node that outlived its request
+            maker.delete(context, name, zone)
 
     def _record(self, context: Context, name: str, zone: str) -> bool:
         """Record that the request is to be deleted; False if it no longer exists."""
@@ -111,17 +113,17 @@ class QueuedProvisioner:
         operation = context.google.call(
             "tpu", "projects.locations.queuedResources.delete", name=request_path(context, name, zone), force=True
         )
-        return node_api.wait_deleted(context, operation)
+        return nodes.wait_deleted(context, operation)
 
 
 def request_path(context: Context, name: str, zone: str) -> str:
-    return f"{node_api.zone_path(context, zone)}/queuedResources/{name}"
+    return f"{nodes.zone_path(context, zone)}/queuedResources/{name}"
 
 
 def request_body(context: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
     """Return the body of a create request, with the fields that `gcloud compute tpus queued-resources create` sends."""
-    where = node_api.zone_path(context, place.zone)
-    node = {"node": node_api.node_body(context, name, spec, place), "nodeId": name, "parent": where}
+    where = nodes.zone_path(context, place.zone)
+    node = {"node": nodes.node_body(context, name, spec, place), "nodeId": name, "parent": where}
     request: dict[str, Any] = {"tpu": {"nodeSpec": [node]}}
     if spec.valid_until_seconds is not None:
         request["queueingPolicy"] = {"validUntilDuration": f"{spec.valid_until_seconds:.0f}s"}
@@ -144,9 +146,10 @@ def parse_request(queued: dict[str, Any], answer: dict[str, Any] | None, now: fl
     """Return the status of a request with its node. The node's state wins where it says more than the request's."""
     where = queued["name"].split("/")[3]
     specs = queued.get("tpu", {}).get("nodeSpec") or [{}]
-    wanted = {"name": f"projects/-/locations/{where}/nodes/-", **specs[0].get("node", {}), "state": "UNKNOWN"}
+    name = f"projects/-/locations/{where}/nodes/{leaf(queued['name'])}"
+    wanted = {**specs[0].get("node", {}), "name": name, "state": "UNKNOWN"}
     wanted.setdefault("schedulingConfig", {"spot": "spot" in queued, "reserved": "reservationName" in queued})
-    current = node_api.parse_node(answer or wanted, "queued")
+    current = nodes.parse_node(answer or wanted, "queued")
     told = queued.get("state", {})
     state = told.get("state", "STATE_UNSPECIFIED")
     failure = told.get("failedData", {}).get("error", {})
@@ -161,7 +164,7 @@ def parse_request(queued: dict[str, Any], answer: dict[str, Any] | None, now: fl
         state=state,
         pending=state in TRANSITIONAL_STATES or (answer is not None and state == current.state and current.pending),
         uid=current.uid if answer else "",
-        created=node_api.parse_timestamp(queued.get("createTime")),
+        created=parse_timestamp(queued.get("createTime")),
         code=code_name(failure) if failure else "",
         message=failure.get("message", ""),
     )
@@ -171,6 +174,6 @@ def has_expired(queued: dict[str, Any], now: float) -> bool:
     """Return whether a request has expired. Google keeps it in the queue, but will never serve it."""
     policy = queued.get("queueingPolicy", {})
     if duration := policy.get("validUntilDuration"):
-        return now > node_api.parse_timestamp(queued.get("createTime")) + float(duration.rstrip("s"))
+        return now > parse_timestamp(queued.get("createTime")) + float(duration.rstrip("s"))
     until = policy.get("validUntilTime") or policy.get("validInterval", {}).get("endTime")
-    return until is not None and now > node_api.parse_timestamp(until)
+    return until is not None and now > parse_timestamp(until)

@@ -1,0 +1,99 @@
+"""The Cloud TPU API as a plane: TPU nodes and queued resources (https://cloud.google.com/tpu/docs/reference/rest)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from controller.context import Context
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import ServiceDisabledError
+from controller.gcp.operations import Caller, wait_rpc
+from controller.gcp.worker_vms import WorkerVms
+from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
+from controller.resources.pod.tpu_api import nodes, queued
+
+
+@dataclass(frozen=True)
+class TpuApi:
+    """Implements `Plane`."""
+
+    delete_permission: str = "tpu.nodes.delete"
+
+    def provisioners(self, create_seconds: float) -> Mapping[ProvisionerName, Provisioner]:
+        return {"queued": queued.QueuedProvisioner(create_seconds), "node": nodes.NodeProvisioner(create_seconds)}
+
+    def slices(self, context: Context) -> Iterator[SliceStatus]:
+        parent, known = f"projects/{context.project}/locations/-", set[tuple[str, str]]()
+        try:
+            for node in context.google.list_all(nodes.API, "projects.locations.nodes.list", "nodes", parent=parent):
+                status = nodes.parse_node(node)
+                known.add((status.place.zone, status.name))
+                yield status
+            method = "projects.locations.queuedResources.list"
+            for request in context.google.list_all(nodes.API, method, "queuedResources", parent=parent):
+                status = queued.parse_request(request, None, context.clock.now())
+                if (status.place.zone, status.name) not in known:
+                    yield status
+        except ServiceDisabledError:
+            return  # where the API is off there are none
+
+    def vms(self, context: Context, name: str, status: SliceStatus) -> WorkerVms:
+        return NodeVms(nodes.node_path(context, name, status.place.zone))
+
+    def deletions(self, context: Context, name: str, zone: str) -> list[str]:
+        return nodes.deletions(context, name, zone)
+
+    def delete_by_hand(self, context: Context, name: str, zone: str) -> None:
+        path = nodes.node_path(context, name, zone)
+        operation = context.google.call(nodes.API, "projects.locations.nodes.delete", name=path)
+        nodes.wait_deleted(context, operation)
+
+    def request_service_agent(self, context: Context, zone: str) -> None:
+        method = "projects.locations.generateServiceIdentity"
+        context.google.call(nodes.API, method, parent=nodes.zone_path(context, zone), body={})
+
+    def cannot_stop(self, name: str, spec: SliceSpec, place: Place) -> str:
+        """See https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm."""
+        if spec.workers > 1:
+            return f"Google can stop only pods with one VM, and {name} has {spec.workers}"
+        if place.capacity in ("spot", "preemptible"):
+            return f"Google cannot stop {place.capacity} pods; `slipway down` deletes it"
+        return ""
+
+    def start(self, context: Context, name: str, zone: str, seconds: float) -> None:
+        path = nodes.node_path(context, name, zone)
+        operation = context.google.call(nodes.API, "projects.locations.nodes.start", name=path, body={})
+        nodes.wait_done(context, operation, seconds)
+
+    def stop(self, context: Context, name: str, zone: str, seconds: float) -> None:
+        path = nodes.node_path(context, name, zone)
+        operation = context.google.call(nodes.API, "projects.locations.nodes.stop", name=path, body={})
+        nodes.wait_done(context, operation, seconds)
+
+
+@dataclass(frozen=True)
+class NodeVms:
+    """The VMs of a TPU node, whose metadata they share; `node` is its full resource name."""
+
+    node: str
+
+    def ssh_keys(self, google: GoogleClient) -> str:
+        return self._metadata(google).get("ssh-keys", "")
+
+    def add_ssh_key(self, caller: Caller, line: str) -> None:
+        metadata = self._metadata(caller.google)
+        lines = [*metadata.get("ssh-keys", "").splitlines(), line]
+        body = {"metadata": metadata | {"ssh-keys": "\n".join(filter(None, lines))}}
+        operation = caller.google.call(
+            nodes.API, "projects.locations.nodes.patch", name=self.node, updateMask="metadata", body=body
+        )
+        wait_rpc(caller, nodes.API, operation, "projects.locations.operations.get")
+
+    def guest_attributes(self, google: GoogleClient) -> Sequence[Sequence[dict[str, str]]]:
+        """See https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/getGuestAttributes."""
+        method = "projects.locations.nodes.getGuestAttributes"
+        answer = google.call(nodes.API, method, name=self.node, body={"workerIds": [""]})
+        return [worker.get("queryValue", {}).get("items", []) for worker in answer.get("guestAttributes", [])]
+
+    def _metadata(self, google: GoogleClient) -> dict[str, Any]:
+        return dict(google.call(nodes.API, "projects.locations.nodes.get", name=self.node).get("metadata", {}))
