@@ -18,10 +18,10 @@ SPINNER_WIDTH = 12
 class View(TextScreen):
     """Event listener that draws the progress; use it as a context manager."""
 
-    def __init__(self, plan: Plan, *, json_lines: bool) -> None:
+    def __init__(self, plan: Plan, *, json_lines: bool, discards: bool = False) -> None:
         from rich.console import Console
 
-        super().__init__(plan, json_lines=json_lines)
+        super().__init__(plan, json_lines=json_lines, discards=discards)
         stream = unsanitized_stream(sys.stderr if json_lines else sys.stdout)
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
         self._live: Any = None

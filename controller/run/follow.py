@@ -321,7 +321,8 @@ class Follower:
                 about = {"worker": worker, "exception": found.message}
                 self.context.events.emit("traceback", self.run_id, found.text.rstrip(), **about)
         elif "warning" in line or "lost" in line:
-            self.context.events.note(self.run_id, f"worker {worker}: {line.get('warning') or line.get('lost')}")
+            message = line.get("lost") or f"worker {worker}: {line['warning']}"  # a lost worker names itself
+            self.context.events.note(self.run_id, message)
 
     def _name_silent_workers(self, streams: list[_Stream]) -> None:
         """Report workers that have printed a traceback and nothing since; they may wait for the others at exit."""

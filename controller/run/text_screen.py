@@ -32,8 +32,9 @@ PAST_TENSE = {"create": "created", "update": "updated", "replace": "replaced", "
 class TextScreen:
     """A screen that prints lines: on a bastion, under `controller.api`. `cli.view.View` adds color and redraws."""
 
-    def __init__(self, plan: Plan, *, json_lines: bool = False) -> None:
-        self._plan, self._json = plan, json_lines
+    def __init__(self, plan: Plan, *, json_lines: bool = False, discards: bool = False) -> None:
+        """Initialize the screen; with `discards`, the results are deleted at the end, as those of a rehearsal are."""
+        self._plan, self._json, self._discards = plan, json_lines, discards
         self._redraws = False
         self._stream: Any = sys.stderr if json_lines else sys.stdout
         self._under_way: dict[str, tuple[float, str]] = {}
@@ -156,6 +157,8 @@ class TextScreen:
         attempts = f" in {result.attempts} attempts" if result.attempts > 1 else ""
         spent = f"; {cost}" if cost else ""
         self._print(("finished", "green"), f" after {format_duration(result.seconds)}{attempts}{spent}", indent=2)
+        if self._discards:
+            return
         self._print(f"results  {run_url(self._plan.config, self._plan.bucket, result.run_id)}")
         self._print(f"next     slipway report · slipway tensorboard · slipway get {result.run_id}", indent=9)
 

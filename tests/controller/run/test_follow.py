@@ -155,6 +155,7 @@ def test_a_broken_stream_is_taken_up_where_it_stopped() -> None:
     resumed = [payload for worker, payload in fleet.asked if worker == 0][1]
     assert (resumed["log_offset"], resumed["metrics_offset"]) == (4, 9)
     assert [e.message for e in events if e.kind == "log"] == ["a", "b"]
+    assert [e.message for e in events if e.kind == "note"] == ["worker 0 (10.0.0.2): the connection was lost"]
 
 
 @pytest.mark.parametrize(

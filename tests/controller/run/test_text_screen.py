@@ -116,6 +116,15 @@ def test_unchanged_steps_are_one_line_and_changed_ones_stay(show: Callable[..., 
     ]
 
 
+def test_results_that_are_deleted_at_once_are_not_offered(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    with TextScreen(plan, discards=True) as view:
+        view.show_result(Result(plan.run_id, "finished", 2, 0.0, 238.0, {"accuracy": 0.5}), cost="4.2 pod minutes")
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "  accuracy           0.5",
+        "finished after 3:58 in 2 attempts; 4.2 pod minutes",
+    ]
+
+
 def test_a_long_note_is_wrapped_between_words(show: Callable[..., list[str]], plan: Plan) -> None:
     lines = show(event("note", plan.run_id, NOTE))
     assert len(lines) == 3

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from controller.cli.main import Command
 from controller.cli.view import View
+from controller.core.layout import width_of, wrap
 from controller.plan.build import Plan
 from controller.rehearsal.rehearsal import Check, open_rehearsal
 
@@ -13,17 +14,19 @@ from controller.rehearsal.rehearsal import Check, open_rehearsal
 def run(command: Command) -> int:
     with open_rehearsal(command.options) as rehearsal:
         try:
-            with View(rehearsal.plan, json_lines=command.flags.json) as view:
+            with View(rehearsal.plan, json_lines=command.flags.json, discards=True) as view:
                 result = rehearsal.run(view)
         except BaseException:
             print(rehearsal.keep_for_inspection(), file=sys.stderr)
             raise
-        checks = rehearsal.checks(result)
+        with command.options.showing("checking what the run has left"):
+            checks = rehearsal.checks(result)
     if command.flags.json:
         rows = [{"proven": check.passed, "words": check.message, "warning": check.doubtful} for check in checks]
         print(json.dumps({"rehearsed": rehearsal.plan.run_id, "facts": rows}))
     else:
-        print("\n".join(as_lines(rehearsal.plan, checks)))
+        width = width_of(sys.stdout)
+        print("\n".join(wrap(line, width, 4) for line in as_lines(rehearsal.plan, checks)))
     return 0 if all(check.passed for check in checks) else 2
 
 

@@ -23,7 +23,7 @@ def run(command: Command) -> int:
         command.options,
         Limits(usd, minutes),
         folder,
-        lambda plan: View(plan, json_lines=is_json),
+        lambda plan: View(plan, json_lines=is_json, discards=True),
         lambda line: print(line, file=sys.stderr),
     )
     outcome = witness.play()

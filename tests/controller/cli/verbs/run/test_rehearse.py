@@ -113,12 +113,17 @@ def test_your_own_program_and_misfortune(home: Path, capsys: pytest.CaptureFixtu
     assert nothing_is_left(home)
 
 
-def test_misfortune_that_never_came_proves_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_misfortune_that_never_came_proves_nothing(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     Path("hello.txt").write_text("hello\n")
     mine = ["program=command", "program.command=[cat,hello.txt]", "tpu=v5litepod_8"]
     code, out, _ = rehearse(capsys, *mine, "cloud.faults=[{kind: preempted, after_object: nowhere}]")
     assert code == 2
     assert "✗ preempted (after_object nowhere): did not occur" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "slipway get" not in out
     assert nothing_is_left(home)
 
 
