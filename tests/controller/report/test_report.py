@@ -284,6 +284,17 @@ def test_the_summary_has_the_charts_that_matter_and_each_runs_results(state: Pat
     assert strokes > 0
 
 
+def test_the_page_says_how_much_there_is_and_where_the_rest_is(tmp_path: Path) -> None:
+    run = write_run(tmp_path, (), 0, START_TIME, metric_lines(CASES[0], 0, 30, 5), usd=None)
+    page = render(report_of(tmp_path), START_TIME)
+    folded = f"{len(runs_of(tmp_path)[0].transcripts)} transcripts"
+    assert "<title>quickstart: report</title>" in page
+    assert ">not billed or unknown<" in page
+    assert f"8 of {folded}</summary>" in page
+    for command in (f"slipway logs --run {run}", f"slipway get {run}", "slipway tensorboard"):
+        assert f"<code>{command}</code>" in page
+
+
 def test_results_before_and_after_are_one_line(tmp_path: Path) -> None:
     accuracy = {"accuracy_before": 0.4883, "accuracy_after": 0.8984}
     interval = {"accuracy_low_after": 0.85, "accuracy_high_after": 0.93}

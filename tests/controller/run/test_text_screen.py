@@ -203,6 +203,16 @@ def test_on_a_terminal_no_wait_is_silent_for_more_than_5_seconds(
     assert max(len(line) for text in shown for line in text.splitlines()) <= 80
 
 
+@pytest.mark.parametrize(("typed", "agrees"), [("y\n", True), ("yes\n", True), ("\n", False), ("n\n", False)])
+def test_a_question_says_its_default(typed: str, agrees: bool, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", screen := Tty())
+    monkeypatch.setattr(sys, "stdin", Tty(typed))
+    monkeypatch.setenv("TERM", "dumb")
+    with View(plan, json_lines=False) as view:
+        assert view.ask("Create it?", yes=False) == agrees
+    assert "Create it? [y/N] " in COLOUR.sub("", screen.getvalue())
+
+
 def test_a_file_keeps_a_sentence_whole(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS")
     monkeypatch.setattr(sys, "stdout", screen := io.StringIO())

@@ -16,7 +16,7 @@ from controller.gcp.prices import hourly_price
 from controller.records import index
 from controller.run.estimate import estimate_run
 from controller.sweep.board import BoardRow, format_table, sparkline
-from controller.sweep.definition import define_sweep, estimate
+from controller.sweep.definition import Estimate, define_sweep, estimate
 from controller.sweep.pool import GridSource
 from tests.controller.cli.verbs.run.test_up import until
 from tests.controller.conftest import SlipwayCli
@@ -128,12 +128,17 @@ def test_runs_of_another_scale_or_cloud_say_nothing_about_these(
     ]
     index.append_rows(tmp_path, [*rows, {**rows[0], "run": "real", "cloud": "gcp", "seconds": 7.0}])
 
-    def each(*words: str) -> float | None:
+    def guess(*words: str) -> Estimate:
         made = define_sweep([quickstart, "run.seed=0,1", *words], tmp_path)
         about = (made.fixed_words, made.swept_keys)
-        return estimate(made.base_config, 2, 1, tmp_path, 0.0, (), about).seconds_each
+        return estimate(made.base_config, 2, 1, tmp_path, 0.0, (), about)
+
+    def each(*words: str) -> float | None:
+        return guess(*words).seconds_each
 
     assert each() == 300.0
+    assert guess().why == "from 1 finished run like these"
+    assert guess("optimizer.lr=0.1,0.2").why == "from 2 finished runs like these"
     assert each("optimizer.lr=0.1,0.2") == 310.0
     assert each(tiny) == 20.0
     assert each("optimizer.lr=0.1,0.2", tiny) == 20.0

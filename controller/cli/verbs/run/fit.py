@@ -6,6 +6,7 @@ The compiler runs in a child process, which imports JAX. The result for the conf
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def run(command: Command) -> int:
         asked = own_program("trainer.fit", str(file), *flags)
         places = [*(str(Path.cwd() / name) for name in config.code.modules), os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
+        if sys.stderr.isatty() and not command.flags.json:
+            print("compiling each program for the TPU; a large model takes minutes …", file=sys.stderr)
         code = subprocess.run(asked, env=environment, check=False).returncode
         if answer.is_file() and not command.flags.slices:
             kept = cache_file(config)

@@ -72,6 +72,8 @@ def open_weights(command: Command) -> Iterator[tuple[Session, RunWeights]]:
         folder = fetch_checkpoint(google, plan.bucket, plan.run_id, step, session.context.state_dir, moved)
         if shown and total_moved:
             print(f"\r{'':<{WIDTH}}", end="\r", file=sys.stderr, flush=True)
+        if shown:
+            print(f"{plan.run_id}, step {step}: starting JAX and reading the weights …", file=sys.stderr)
         yield session, RunWeights(plan.run_id, step, folder)
 
 
