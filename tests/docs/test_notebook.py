@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.paths import ROOT
 
+IMPORT = re.compile(r"(?:import|from) ")
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 
 
@@ -29,6 +31,18 @@ def test_every_cell_is_python_and_nothing_is_stored() -> None:
     assert not any(cell.get("outputs") for cell in read.cells)
     for source in sources():
         compile(source, str(NOTEBOOK), "exec")
+
+
+def test_the_first_cell_installs_what_the_others_import() -> None:
+    """Without the packages that only development needs."""
+    import nbformat
+
+    read: Any = nbformat.read(NOTEBOOK, as_version=4)
+    [install] = [cell.source for cell in read.cells if cell.source.startswith("%pip")]
+    imported = {
+        line.split()[1].partition(".")[0] for cell in sources() for line in cell.splitlines() if IMPORT.match(line)
+    }
+    assert imported - {"slipway"} == set(install.removeprefix("%pip install -q .. ").split())
 
 
 @pytest.mark.e2e

@@ -220,6 +220,21 @@ def test_silence_after_an_exception_in_a_thread_is_an_error_of_that_worker(monke
     assert fleet.told_to_stop == [0, 1]
 
 
+def test_an_exception_of_any_worker_is_shown_live_and_its_silence_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.run.traceback_watch.SILENT_SECONDS", 0.1)
+    log = 'Traceback (most recent call last):\n  File "/w/d.py", line 7, in f\n    x\nKeyError: 1\n'
+    alive: list[Any] = [{"heartbeat": 1.0}, "pause"] * 20
+    fleet = FakeFleet(
+        [[*alive, end(1, ended=9.0)]], [[{"log": log, "offset": 9}, *alive, end(1, ended=8.0, log_tail=log)]]
+    )
+    outcome, events = follow(fleet)
+    [shown] = [event for event in events if event.kind == "traceback"]
+    assert (shown.data["worker"], shown.data["exception"]) == (1, "KeyError: 1 (d.py:7)")
+    said = [event.message for event in events if event.kind == "note"]
+    assert "worker 1 has been silent since KeyError: 1 (d.py:7); its program has not ended" in said
+    assert (outcome.verdict.kind, outcome.verdict.worker) == (VerdictKind.PROGRAM_ERROR, 1)
+
+
 def test_nobody_waits_for_a_stopped_program_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its peers died of its silence, which is no cause: they say that they lost somebody."""
     monkeypatch.setattr("controller.run.follow.ROOT_CAUSE_SECONDS", 1e9)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.records.ledger import UNKNOWN_POD, Launch
-from controller.run.launch import launch
+from controller.run.launch import PEER_PORT, _start, launch
 
 POD = "pod-1"
 
@@ -23,6 +23,31 @@ class Ledger:
     def record_launch(self, launch: Launch) -> bool:
         self.kept.append(launch)
         return True
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted", "has_hook"), [("command", True, True), ("command", False, False), ("trainer", True, False)]
+)
+def test_each_worker_is_told_who_it_is_and_the_exit_hook_is_a_choice(kind: str, wanted: bool, has_hook: bool) -> None:
+    sent: list[dict[str, Any]] = []
+    fleet: Any = SimpleNamespace(call_all=lambda _, payloads: sent.extend(payloads) or [{} for _ in payloads])
+    endpoints = [SimpleNamespace(internal=f"10.0.0.{2 + worker}") for worker in range(3)]
+    node: Any = SimpleNamespace(status=SimpleNamespace(endpoints=endpoints))
+    config = SimpleNamespace(program=SimpleNamespace(kind=kind), recovery=SimpleNamespace(exit_on_exception=wanted))
+    plan: Any = SimpleNamespace(
+        run_id="r-1", argv=["x"], config=config, notice=None, get=lambda _: SimpleNamespace(name="v"),
+        snapshot=SimpleNamespace(sha256="c"), vault=SimpleNamespace(values=list),
+        node=SimpleNamespace(spec=SimpleNamespace(workers=3)),
+    )  # fmt: skip
+    ledger: Any = SimpleNamespace(bucket="b", log_object=lambda *_: "log", exit_object=lambda *_: "exit")
+    _start(plan, ledger, node, fleet, 1)
+    assert [payload["exit_hook"] for payload in sent] == [has_hook] * 3
+    for worker, payload in enumerate(sent):
+        assert payload["env"] == {
+            "SLIPWAY_WORKER": str(worker),
+            "SLIPWAY_WORKERS": "3",
+            "SLIPWAY_COORDINATOR": f"10.0.0.2:{PEER_PORT}",
+        }
 
 
 @pytest.mark.parametrize(

@@ -75,14 +75,16 @@ def test_words_and_variables_arrive_as_they_are(run: ProgramRun) -> None:
     assert seen["argv"] == HOSTILE
     assert {key: seen["env"][key] for key in files | payload} == files | payload
     assert seen["env"]["BOTH"] == "payload"
+    assert "exit_hook" not in seen["env"].get("PYTHONPATH", "")
     assert (seen["stdin"], seen["umask"]) == ("", 0o022)
     assert not (run.worker.home / "evil").exists()
 
 
 def test_a_program_knows_where_it_is(run: ProgramRun) -> None:
-    run.start(SAY)
+    run.start(SAY, exit_hook=True)
     run.wait_ended()
     seen = json.loads((run.folder / "seen").read_text())
+    assert seen["env"]["PYTHONPATH"].partition(":")[0].endswith("/exit_hook")
     [venv] = (run.worker.root / "venv").iterdir()
     expected = {
         "SLIPWAY_RUN_DIR": str(run.folder),
