@@ -102,8 +102,8 @@ def format_table(rows: Sequence[RunRow], width: int | None = None) -> list[str]:
     metrics = _choose_metrics(rows)
     columns |= {name.removeprefix("metrics."): [_format_cell(name, row.get(name)) for row in rows] for name in metrics}
     own = [[word for word in row.get("overrides") or () if word not in shared] for row in rows]
-    columns["words"] = [shlex.join(words) for words in own]
-    titles, lines, left_out = fit_table(columns, width, _concessions(columns, metrics, own), folded="words")
+    columns["overrides"] = [shlex.join(words) for words in own]
+    titles, lines, left_out = fit_table(columns, width, _concessions(columns, metrics, own), folded="overrides")
     table = [GAP.join(cells).rstrip() for cells in [titles, *lines]]
     if left_out:
         table += wrap(f"not shown: {', '.join(left_out)}; --csv shows all", width, 2).splitlines()
@@ -118,7 +118,7 @@ def _concessions(
         ("created", [when[5:] for when in columns["created"]]),  # without the year
         ("type", None),
         ("attempts", None),
-        ("words", short_overrides([shlex.join(words) for words in own])),
+        ("overrides", short_overrides([shlex.join(words) for words in own])),
         ("run", short_ids(columns["run"])),
         ("usd", None),
     ]

@@ -117,7 +117,8 @@ def _resource_lines(preview: RunPreview) -> list[str]:
         return [f"  {ACTION_SIGNS['unknown']} unknown  {preview.plan.node.title} and {others}; --json lists them"]
     lines: list[str] = []
     for row in preview.rows:
-        lines.append(f"  {ACTION_SIGNS[row.action]} {row.action:<8} {row.resource.title}")
+        label = "exists" if row.action == "none" else row.action
+        lines.append(f"  {ACTION_SIGNS[row.action]} {label:<8} {row.resource.title}")
         if row.action in ("update", "replace") and row.diff:
             lines += [f"               {change}" for change in row.diff.changes]
     return lines

@@ -18,7 +18,7 @@ def test_it_writes_what_plan_then_understands(slipway: SlipwayCli) -> None:
     assert main.run(["plan", "cloud=mine", "tpu=mine", "program=command", ECHO_COMMAND, "env.packages=image"]) == 0
     out, _ = slipway.capsys.readouterr()
     assert "in us-east5-b" in out
-    assert "= none     bucket slipway-local-slipway-us-east5" in out
+    assert "= exists   bucket slipway-local-slipway-us-east5" in out
     code, _, err = slipway("init")
     assert code == 2
     assert "already there; pass --yes to overwrite" in err
