@@ -9,6 +9,8 @@ from pathlib import Path
 PROGRAM = re.compile(r"(trainer|controller)\.[\w.]+")
 """`slipway trainer.convert …` is `python -m trainer.convert …`: an installed Slipway is not found by `python -m`."""
 
+OWN_PACKAGES = ("", "conf", "controller", "slipway", "trainer")
+
 OBJECTS_PER_COLLECTION = 50_000
 """Python's default of 700 spends a tenth of a short verb on collections: what imports create is never garbage."""
 
@@ -23,9 +25,20 @@ def main() -> int:
 
         command = own_program(*sys.argv[1:])
         os.execv(command[0], command)  # noqa: S606 - our own program
-    from controller.cli.main import run  # imports `conf`, which may exist in the working directory too
+    try:
+        from controller.cli.main import run  # imports `conf`, which may exist in the working directory too
 
-    return run(sys.argv[1:])
+        return run(sys.argv[1:])
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in OWN_PACKAGES:
+            raise
+        print(
+            f"error: {sys.executable} lacks the package {package}; install Slipway with its dependencies: "
+            "`python -m pip install slipway`, or `-e .` in a clone",
+            file=sys.stderr,
+        )
+        return 2
 
 
 def _leave_out_the_working_directory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -49,6 +50,17 @@ def _with_dependencies(lines: list[str]) -> set[str]:
         except PackageNotFoundError:  # for another system
             continue
     return found
+
+
+def test_a_missing_dependency_is_one_line(tmp_path: Path) -> None:
+    """As of `python -m controller` in a clone before its installation."""
+    script = RUN_WITHOUT.format(absent={"pydantic"}, words=["plan", "+experiment=quickstart"])
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "SLIPWAY_HOME": str(tmp_path)},
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"error: {sys.executable} lacks the package pydantic; install Slipway with its dependencies")
 
 
 def test_it_is_a_part_of_the_dependencies() -> None:

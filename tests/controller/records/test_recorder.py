@@ -112,6 +112,7 @@ def test_a_failed_run_of_code_without_git_is_on_record_all_the_same(slipway: Sli
     assert code == 5
     [row] = index.load_rows(slipway.home)
     assert row["state"] == "failed"
+    assert row["seconds"] >= 0
     assert "worker" in row["reason"]
     assert row["commit"] is None
 
