@@ -59,7 +59,6 @@ class GoogleClient:
 
     def __init__(self, credentials: Credentials | None, clock: Clock, roots: Mapping[str, str] | None = None) -> None:
         self._credentials, self._clock, self._roots = credentials, clock, dict(roots or {})
-        self._methods: dict[tuple[str, str], Callable[..., Any]] = {}
         self._lock = threading.Lock()
         self._retries = Retries(clock)
         self._idle_connections: list[Any] = []
@@ -255,24 +254,9 @@ class GoogleClient:
                 listener({**call, "seconds": seconds})
 
     def _method(self, api: str, method: str) -> Callable[..., Any]:
-        """Return the function that makes requests of a method.
-
-        The library would build every method of a resource, and of its parents, for each request; here it sees only
-        the part of the discovery document that describes this one.
-        """
-        from googleapiclient.discovery import build_from_document
-
+        """Return the function that makes requests of a method."""
         with self._lock:
-            if (api, method) not in self._methods:
-                *parents, leaf = method.split(".")
-                document = _cut_document(_discovery_document(api), parents, leaf.removesuffix("_media"))
-                if root := self._roots.get(api.partition(":")[0]):
-                    document["rootUrl"] = document["mtlsRootUrl"] = root
-                node = build_from_document(document, credentials=self._credentials)
-                for parent in parents:
-                    node = getattr(node, parent)()
-                self._methods[api, method] = getattr(node, leaf)
-            return self._methods[api, method]
+            return _method_of(api, method, self._roots.get(api.partition(":")[0]))
 
     @contextmanager
     def _connection(self, method_id: str) -> Iterator[Any]:
@@ -342,11 +326,38 @@ def _discovery_document(api: str) -> dict[str, Any]:
     return json.loads(str(get_static_doc(name, version or VERSIONS[name])))
 
 
+@cache
+def _method_of(api: str, method: str, root: str | None) -> Callable[..., Any]:
+    """Return the function that makes requests of a method; each is executed with a connection of its client.
+
+    The library would build every method of a resource, and of its parents, for each request; here it sees only the part
+    of the discovery document that describes this one.
+    """
+    from googleapiclient.discovery import build_from_document
+    from googleapiclient.http import build_http
+
+    *parents, leaf = method.split(".")
+    document = _cut_document(_discovery_document(api), parents, leaf.removesuffix("_media"))
+    document["schemas"] = {"Any": {"id": "Any", "type": "any"}}
+    if root:
+        document["rootUrl"] = document["mtlsRootUrl"] = root
+    node = build_from_document(document, http=build_http())
+    for parent in parents:
+        node = getattr(node, parent)()
+    return getattr(node, leaf)
+
+
 def _cut_document(document: Mapping[str, Any], parents: Sequence[str], leaf: str) -> dict[str, Any]:
-    """Return a copy of a discovery document that describes only one method, `leaf` of the resource at `parents`."""
+    """Return a copy of a discovery document that describes only one method, `leaf` of the resource at `parents`.
+
+    Its request and response are any JSON: the library uses their schemas for docstrings only, and writing those takes
+    longer than everything else.
+    """
     rest = {key: value for key, value in document.items() if key not in ("methods", "resources")}
     if not parents:
-        return {**rest, "methods": {leaf: document["methods"][leaf]}}
+        method = document["methods"][leaf]
+        bodies = {key: {"$ref": "Any"} for key in ("request", "response") if key in method}
+        return {**rest, "methods": {leaf: {**method, **bodies}}}
     first, *others = parents
     return {**rest, "resources": {first: _cut_document(document["resources"][first], others, leaf)}}
 
