@@ -7,6 +7,7 @@ module defines and how its functions are called.
 import ast
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -49,16 +50,25 @@ def module_files(config: Config, folder: Path) -> dict[str, Path]:
             raise ConfigError(f"code.modules: {escape_line(name)}: {error.strerror}; set another folder") from None
         if not exists and name != DEFAULT_FOLDER:
             raise ConfigError(f"code.modules: there is no folder {root}; set the folders with your Python files")
-        for path in sorted(root.rglob("*.py")):
+        for path in sorted(python_files(root)):
             relative = path.relative_to(root)
-            hidden = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
-            if hidden or not path.is_file() or spec.match_file(relative.as_posix()):
+            if spec.match_file(relative.as_posix()):
                 continue
             if relative.as_posix() in found:
                 message = f"{found[relative.as_posix()]} and {path} would be the same module; rename one"
                 raise ConfigError(f"code.modules: {message}")
             found[relative.as_posix()] = path
     return found
+
+
+def python_files(root: Path) -> Iterator[Path]:
+    """Yield the Python files in a folder; hidden folders, such as a `.venv`, are not looked into."""
+    for place, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name[0] != "." and name != "__pycache__"]
+        for name in names:
+            path = Path(place, name)
+            if name[0] != "." and name.endswith(".py") and path.is_file():
+                yield path
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """kill -9 of the controller before any request of an `up`, Google's and the workers': the next `up` converges.
 
-Usually before a few of the requests that may change something. With --deep before each of those: between two of them
+Usually before one of the requests that may change something. With --deep before each of those: between two of them
 everything is as it was before the first. With --deep and SLIPWAY_KILL_POINTS=all before every request; with a number
 before so many, spread over the whole.
 """
@@ -26,7 +26,7 @@ from tests.emulators import Emulators
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.e2e
-SOME = 2
+SOME = 1
 """The number of points without --deep."""
 PARTS = 16
 """The number of tests that share all points, so that several processes or shards can run them."""
