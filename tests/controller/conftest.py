@@ -102,23 +102,24 @@ def slipway(
 def composed_once() -> Iterator[Callable[..., Any]]:
     """Hydra composes a choice of groups once: that takes more than a tenth of a second.
 
-    Single values are then set on a copy, as in `compose_variants`. Where the user has YAML of their own, and where
-    Hydra refuses something, it composes every time, since the files may have changed.
+    Single values are then set on a copy, as in `compose_variants`. What the user's own YAML says is part of the choice.
+    Where Hydra refuses something, it composes every time.
     """
     really, known = compose._compose_unresolved, {}
 
     def compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any:
-        if extra_dir is not None and extra_dir.is_dir():
-            return really(overrides, extra_dir)
+        own = sorted(extra_dir.rglob("*")) if extra_dir is not None else []
         values = [word for word in overrides if compose._is_value_override(word)]
-        key = (compose.CONFIG_DIR, *(word for word in overrides if word not in values))
+        groups = [word for word in overrides if word not in values]
         try:
+            said = [(str(file), file.read_text()) for file in own if file.suffix == ".yaml"]
+            key = (compose.CONFIG_DIR, *groups, *said)
             if key not in known:
-                known[key] = really(key[1:], None)
+                known[key] = really(groups, extra_dir)
             made = copy.deepcopy(known[key])
             compose._apply_overrides(made, values)
-        except ConfigError:
-            return really(overrides, None)
+        except (ConfigError, OSError, UnicodeDecodeError):
+            return really(overrides, extra_dir)
         return made
 
     with pytest.MonkeyPatch.context() as patch:

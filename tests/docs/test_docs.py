@@ -37,28 +37,34 @@ def test_no_page_holds_a_merge_conflict(page: Path) -> None:
     assert not re.findall(r"^(?:<{7}|>{7}|={7})(?: .*)?$", page.read_text(), re.MULTILINE)
 
 
-@pytest.fixture
-def as_after_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which `slipway init` has written cloud=mine and tpu=mine, and the reader the files of the pages."""
+    project = tmp_path_factory.mktemp("project")
     for group, base in (("cloud", "gcp"), ("tpu", "v5litepod_16")):
-        file = tmp_path / "slipway" / group / "mine.yaml"
+        file = project / "slipway" / group / "mine.yaml"
         file.parent.mkdir(parents=True)
         file.write_text(f"defaults: [{base}, _self_]\n")
     for page in PAGES:
         for written in USER_FILE.finditer(page.read_text()):
-            file = tmp_path / written["path"]
+            file = project / written["path"]
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(written["yaml"])
-    monkeypatch.chdir(tmp_path)
+    (project / "train.py").touch()
+    return project
+
+
+@pytest.fixture
+def as_after_init(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "a-project")
 
 
 @pytest.mark.parametrize("words", COMMANDS)
 @pytest.mark.usefixtures("as_after_init")
-def test_commands_are_understood(words: str, tmp_path: Path) -> None:
+def test_commands_are_understood(words: str) -> None:
     if "wandb" in words:
         pytest.importorskip("wandb")
-    (tmp_path / "train.py").touch()
     command = main.with_program(main.parse(shlex.split(words)))
     if getattr(command.flags, "plan", None):
         return  # a file of the reader's

@@ -8,6 +8,7 @@ import pytest
 from conf.hugging_face.config_json import UnknownArchitectureError, model_from_config
 from conf.hugging_face.fields import FIELDS
 from conf.schema.training.model import Model
+from tests.conftest import deep
 
 TEXT = sorted(FIELDS.keys() - {"gemma3"})
 ROTARY = sorted(FIELDS.keys() - {"gemma3", "gpt2"})
@@ -206,7 +207,7 @@ VALUES = (
 )
 
 
-@pytest.mark.parametrize("kind", FIELDS)
+@pytest.mark.parametrize("kind", ["gemma3", *deep(*sorted(FIELDS.keys() - {"gemma3", "gpt2"})), "gpt2"])
 def test_any_value_of_any_field_gives_a_model_or_its_own_error(kind):
     for name in FIELDS[kind]:
         for value in VALUES:

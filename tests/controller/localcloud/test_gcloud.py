@@ -76,6 +76,7 @@ def test_iam(gcloud: Gcloud) -> None:
     gcloud(f"storage buckets add-iam-policy-binding gs://gcloud-bucket {member} --role=roles/storage.objectAdmin")
 
 
+@pytest.mark.deep  # tests/controller/gcloud: what gcloud sends and describes, in every run
 def test_storage(gcloud: Gcloud, cloud: EmulatedCloud, tmp_path: Path) -> None:
     tree = tmp_path / "tree" / "folder"
     tree.mkdir(parents=True)

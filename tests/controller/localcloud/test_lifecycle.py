@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import deep
 from tests.controller.localcloud.harness import COMPUTE, NODES, EmulatedCloud, is_alive, run_localcloud, wait_for
 
 
-@pytest.mark.parametrize("command", ["serve", "start"])
+@pytest.mark.parametrize("command", ["start", *deep("serve")])  # `start` starts `serve`
 def test_a_port_in_use_names_its_key(tmp_path: Path, command: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -26,7 +27,7 @@ def test_a_port_in_use_names_its_key(tmp_path: Path, command: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["serve", "start"])
+@pytest.mark.parametrize("command", ["start", *deep("serve")])  # `start` starts `serve`
 def test_a_state_folder_that_cannot_be_made_names_its_key(tmp_path: Path, command: str) -> None:
     (tmp_path / "file").write_text("in the way")
     done = run_localcloud(command, tmp_path / "file" / "state")

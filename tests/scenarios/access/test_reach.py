@@ -38,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Ite
     place = tmp_path_factory.mktemp("reach")
     (place / "hello.txt").write_text("hello\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(emulator, "run_emulator_verb", emulators.with_real_agents().run_emulator_verb)
+        patch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
         patch.chdir(place)
         patch.setenv("SLIPWAY_HOME", str(place.parent / "home"))
         assert main.run(["up", "cleanup.on_success=keep", *WORDS]) == 0

@@ -26,7 +26,7 @@ JUMPING = 5
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
-        metafunc.parametrize("seed", seeds(metafunc.config.getoption("--chaos"), fast=(0,), deep=60))
+        metafunc.parametrize("seed", seeds(metafunc.config.getoption("--chaos"), fast=(5,), deep=60))
 
 
 def of_counter(seed: int) -> tuple[int, tuple[Spec, ...]]:

@@ -27,7 +27,7 @@ host, bucket = os.environ["STORAGE_EMULATOR_HOST"], os.environ["SLIPWAY_BUCKET"]
 def begun():
     return len(json.load(urlopen(f"{host}/storage/v1/b/{bucket}/o?prefix=begun/")).get("items", []))
 
-while worker == "2" and attempt == "1" and begun() < 3:
+while worker == "LAST" and attempt == "1" and begun() < OTHERS:
     time.sleep(0.1)
 name = f"begun/{worker}-{attempt}"
 url = f"{host}/upload/storage/v1/b/{bucket}/o?uploadType=media&name={name}"
@@ -40,7 +40,7 @@ def barrier():
 barrier()
 print("done in attempt", attempt)
 """
-"""Waits, as good as for ever, in its first attempt, as JAX does in a collective, and ends in its second. Worker 2 is
+"""Waits, as good as for ever, in its first attempt, as JAX does in a collective, and ends in its second. One worker is
 the last to begin, so that no fault strikes while a worker is still being told to."""
 SAVES = """
 import os, signal, sys, time
@@ -56,6 +56,7 @@ print("done in attempt", os.environ["SLIPWAY_ATTEMPT"])
 """
 RUN = ("program.command=[python,train.py]", "env.packages=image")
 FOUR = (*RUN, FOUR_WORKERS)
+TWO = (*RUN, "tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b")
 
 
 @dataclass
@@ -73,11 +74,13 @@ class Recovered:
         return found[0]
 
 
-def up(slipway: SlipwayCli, fault: str, *words: str) -> Recovered:
-    """A run that is struck as soon as the program of worker 2 has begun."""
-    (slipway.repository / "train.py").write_text(PROGRAM)
-    code, out, err = slipway("up", *FOUR, *words, f"cloud.faults=[{{{fault}, after_object: begun/2-1}}]")
-    run = slipway.json("plan", *FOUR, *words)["run"]
+def up(slipway: SlipwayCli, fault: str, *words: str, pod: tuple[str, ...] = FOUR, last: int = 2) -> Recovered:
+    """A run that is struck as soon as the program of worker `last` has begun, which is the last to do so."""
+    others = 3 if pod == FOUR else 1
+    program = PROGRAM.replace("LAST", str(last)).replace("OTHERS", str(others))
+    (slipway.repository / "train.py").write_text(program)
+    code, out, err = slipway("up", *pod, *words, f"cloud.faults=[{{{fault}, after_object: begun/{last}-1}}]")
+    run = slipway.json("plan", *pod, *words)["run"]
     events = (slipway.home / "runs" / run / "events.jsonl").read_text().splitlines()
     met: Any = next(iter(slipway.cloud().get("state")["fault"].values()))
     struck = met["due"]
@@ -104,10 +107,10 @@ def deletions(slipway: SlipwayCli) -> int:
 
 
 def test_one_dead_worker_ends_and_restarts_all(slipway: SlipwayCli) -> None:
-    found = up(slipway, "kind: killed, worker: 2")
+    found = up(slipway, "kind: killed, worker: 1", pod=TWO, last=1)
     assert (found.code, found.err) == (0, "")
-    words = "worker lost: worker 2: its program was terminated by SIGKILL from outside; restarting the program on every"
-    noticed = found.after("worker 2: its program was terminated by SIGKILL from outside; stopping the others")
+    words = "worker lost: worker 1: its program was terminated by SIGKILL from outside; restarting the program on every"
+    noticed = found.after("worker 1: its program was terminated by SIGKILL from outside; stopping the others")
     print("\ndead worker:", noticed, found.after(words), found.after("launched attempt 2"))
     assert "done in attempt 2" in found.out
 
