@@ -4,6 +4,7 @@ A terminal has 80 columns unless its user makes it wider, so what tells rows apa
 """
 
 import os
+import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,6 +70,12 @@ def wrap(text: str, width: int | None, indent: int = 0) -> str:
         for line in text.splitlines()
     ]
     return "\n".join(part for line in lines for part in line)
+
+
+def print_wrapped(lines: Iterable[str], indent: int = 2) -> None:
+    """Print lines, wrapped to the width of the terminal."""
+    width = width_of(sys.stdout)
+    print("\n".join(wrap(line, width, indent) for line in lines))
 
 
 def join_fitting(first: str, optional: Sequence[tuple[int, str]], width: int | None) -> str:

@@ -38,12 +38,13 @@ def short_ids(ids: Sequence[str]) -> list[str]:
 
 def short_overrides(titles: Sequence[str]) -> list[str]:
     """Shorten `optimizer.lr=1e-4` to `lr=1e-4`, unless two keys would be called the same."""
-    keys = {word.partition("=")[0] for title in titles for word in title.split(" ") if "=" in word}
+    keys = {word.partition("=")[0].lstrip("'") for title in titles for word in title.split(" ") if "=" in word}
     ends = [key.rpartition(".")[2] for key in keys]
     unique = {key: end for key, end in zip(keys, ends, strict=True) if ends.count(end) == 1}
 
     def short(word: str) -> str:
-        key, equals, value = word.partition("=")
-        return f"{unique.get(key, key)}={value}" if equals else word
+        quoted, equals, value = word.partition("=")
+        key = quoted.lstrip("'")
+        return f"{quoted.removesuffix(key)}{unique.get(key, key)}={value}" if equals else word
 
     return [" ".join(map(short, title.split(" "))) for title in titles]

@@ -189,9 +189,8 @@ class RecoveryExecutor:
             said.append(log_excerpt(ends[verdict.worker]["log_tail"], ends[verdict.worker]["code"]))
         if fix := self._hint(verdict.kind):
             said.append(f"to fix: {fix}")
-        said.append(
-            f"logs: {object_url(self.plan.bucket, self.ledger.prefix)}/logs/; fix the cause, then run `up` again"
-        )
+        logs = f"{object_url(self.plan.bucket, self.ledger.prefix)}/logs/"
+        said.append(f"logs: {logs}; fix the cause, then run the same command again")
         raise ERRORS_BY_KIND.get(verdict.kind, ProgramFailedError)("\n".join(said))
 
     def _headline(self, outcome: AttemptOutcome) -> str:

@@ -221,7 +221,9 @@ def check_recovery(faults: Mapping[str, Any], attempts: int, interruption: Inter
 def _check_resumption(what: str, attempts: int, interruption: Interruption) -> Check:
     """Check whether a preemption interrupted the program, and from where it went on."""
     if attempts < 2:
-        return Check(False, f"{what}: nothing proven, because it struck while the program was not running")
+        return Check(
+            False, f"{what}: nothing proven, because it struck while the program was not running; let it run longer"
+        )
     resumed, where = interruption.resumption()
     verb = "resumed" if resumed else "started again"
     return Check(True, f"{what}: replaced, and the program {verb}: {attempts} attempts; {where}", not resumed)

@@ -375,7 +375,8 @@ def confirm_cost(plan: Plan, context: Context, screen: BoardScreen, *, yes: bool
     if errors := [finding for finding in findings if finding.severity == "error"]:
         raise ConfigError(errors)
     for finding in findings:
-        context.events.note(plan.run_id, f"{finding.severity}: {finding}")
+        if finding.severity != "note":  # `plan` shows those; nothing needs to be done about them
+            context.events.note(plan.run_id, f"{finding.severity}: {finding}")
     if not context.is_billed or plan.node.adopt:
         return
     price = hourly_price(plan.config, context.clock.now())

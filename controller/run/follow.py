@@ -321,7 +321,7 @@ class Follower:
                 about = {"worker": worker, "exception": found.message}
                 self.context.events.emit("traceback", self.run_id, found.text.rstrip(), **about)
         elif "warning" in line or "lost" in line:
-            message = line.get("lost") or f"worker {worker}: {line['warning']}"  # a lost worker names itself
+            message = line.get("lost") or f"worker {worker}: {line.get('warning')}"  # a lost worker names itself
             self.context.events.note(self.run_id, message)
 
     def _name_silent_workers(self, streams: list[_Stream]) -> None:

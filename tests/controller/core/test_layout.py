@@ -60,3 +60,4 @@ def test_ids_and_overrides_keep_what_differs() -> None:
     assert (len(long), long.endswith("0b1c2d3e")) == (26, True)
     assert short_overrides(["optimizer.lr=1 run.seed=0", "optimizer.lr=2 run.seed=0"]) == ["lr=1 seed=0", "lr=2 seed=0"]
     assert short_overrides(["a.lr=1 b.lr=2"]) == ["a.lr=1 b.lr=2"]
+    assert short_overrides(["'program.command=[a, b]' run.name=x"]) == ["'command=[a, b]' name=x"]

@@ -7,6 +7,7 @@ started yet, from a request for the lease.
 import json
 
 from controller.cli.main import Command
+from controller.core.layout import print_wrapped
 from controller.lease.lease import pod_lease
 from controller.run.launch import running_runs, stop
 from controller.run.session import open_session
@@ -31,8 +32,8 @@ def run(command: Command) -> int:
     elif cancelled:
         here = session.plan.config.cloud.kind == "here"
         pod = "" if here else "the pod stays, `slipway down` deletes it; "
-        print(f"{run_id} is cancelled; {pod}`slipway up` resumes the run")
+        print_wrapped([f"{run_id} is cancelled; {pod}`slipway up` resumes the run"])
     else:
         others = f"; running on the pod: {', '.join(sorted(running))}" if running else ""
-        print(f"{run_id} is not running{others}")
+        print_wrapped([f"{run_id} is not running{others}"])
     return 0

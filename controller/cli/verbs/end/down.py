@@ -6,6 +6,7 @@ from controller.cleanup.teardown import Teardown, other_buckets, plan_teardown, 
 from controller.cli.main import Command
 from controller.cli.view import View
 from controller.core.errors import CloudError, ConfigError
+from controller.core.layout import print_wrapped
 from controller.core.ui import confirm
 from controller.resources.project.bucket import Bucket
 from controller.resources.project.services import Services
@@ -43,7 +44,7 @@ def run(command: Command) -> int:
         deleted = [r.id for r in teardown.present]
         print(json.dumps({"deleted": deleted, "kept": kept_ids, "other_buckets": others, "undo": [undo]}))
     else:
-        print("\n".join([*_summary_lines(teardown, undo), *map(BUCKET_STAYS.format, others)]))
+        print_wrapped([*_summary_lines(teardown, undo), *map(BUCKET_STAYS.format, others)])
     if hidden:
         raise CloudError(HIDDEN.format(name=name, zones=", ".join(hidden)))
     return 0

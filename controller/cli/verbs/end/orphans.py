@@ -9,6 +9,7 @@ from controller.cleanup.orphans import BilledItem, billed_items, delete, slipway
 from controller.cli.main import Command
 from controller.cloud.connect import open_context, project_of, require_pods, require_project
 from controller.core.errors import ConfigError
+from controller.core.layout import print_wrapped
 from controller.core.ui import confirm
 from controller.plan.project import bucket_name
 from controller.records.pending_deletions import retry_deletions
@@ -43,7 +44,7 @@ def run(command: Command) -> int:
         document = {"things": [asdict(thing) for thing in found], "deleted": [thing.title for thing in doomed]}
         print(json.dumps(document, indent=1))
     elif not doomed:
-        print("\n".join(format_items(found, project, command.overrides)))
+        print_wrapped(format_items(found, project, command.overrides), indent=4)
     return 0
 
 

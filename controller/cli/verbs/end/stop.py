@@ -4,6 +4,7 @@ import json
 
 from controller.cli.main import Command
 from controller.core.errors import ConfigError
+from controller.core.layout import print_wrapped
 from controller.lease.lease import pod_lease
 from controller.records.ledger import Ledger
 from controller.records.spending import close_billing
@@ -31,7 +32,8 @@ def run(command: Command) -> int:
     if command.flags.json:
         print(json.dumps({"pod": name, "stopped": stopped}))
     else:
-        print(f"{name} is {'' if stopped else 'already '}stopped; `slipway up` starts it, `slipway down` deletes it")
+        is_stopped = f"{name} is {'' if stopped else 'already '}stopped"
+        print_wrapped([f"{is_stopped}; `slipway up` starts it, `slipway down` deletes it"])
     return 0
 
 

@@ -23,13 +23,14 @@ def run(command: Command) -> int:
     flags = command.flags
     with open_session(command.options) as session:
         workers = session.parse_workers(flags.worker)
-        with command.options.showing("connecting to the workers"):
-            launches, fleet = session.ledger.launches(), session.fleet()
+        launches = session.ledger.launches()
         if not launches:
             raise ConfigError(f"{session.plan.run_id} was never launched; run `slipway up` first")
         attempt = select_attempt(launches, flags.attempt)
         if len(launches) > 1 and not flags.json:
             print(f"(attempt {attempt} of {len(launches)}; --attempt N shows another)", file=sys.stderr)
+        with command.options.showing("connecting to the workers"):
+            fleet = session.fleet()
         logs = _Logs(session, fleet, attempt, follow=flags.follow)
         if len(workers) == 1:
             logs.show(workers[0], _write_json if flags.json else _write_text)

@@ -1,7 +1,6 @@
 """`slipway report`: write one HTML page about runs, a sweep or a single run (docs/report.md)."""
 
 import json
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from controller.cli.main import Command
 from controller.cli.verbs.look.runs import requested_runs
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
-from controller.core.layout import width_of, wrap
+from controller.core.layout import print_wrapped
 from controller.core.text import plural
 from controller.report.gather import FileReader, bucket_reader, gather_runs, local_reader
 from controller.report.model import ReportModel, build_report
@@ -39,8 +38,7 @@ def run(command: Command) -> int:
         print(json.dumps({"file": str(file), **found.to_json(), **more}, indent=1))
     else:
         what = f"{plural(len(found.settings), 'setting')}, {plural(len(found.runs), 'run')}"
-        said = f"{file}: {what}, {file.stat().st_size / 1e6:.1f} MB; open it in a browser"
-        print(wrap(said, width_of(sys.stdout), 2))
+        print_wrapped([f"{file}: {what}, {file.stat().st_size / 1e6:.1f} MB; open it in a browser"])
         for line in scaling_lines(scaling) if scaling else ():
             print(line)
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from controller.cli.main import Command
 from controller.cli.view import View
-from controller.core.layout import width_of, wrap
+from controller.core.layout import print_wrapped
 from controller.plan.build import Plan
 from controller.rehearsal.rehearsal import Check, open_rehearsal
 
@@ -25,8 +25,7 @@ def run(command: Command) -> int:
         rows = [{"proven": check.passed, "words": check.message, "warning": check.doubtful} for check in checks]
         print(json.dumps({"rehearsed": rehearsal.plan.run_id, "facts": rows}))
     else:
-        width = width_of(sys.stdout)
-        print("\n".join(wrap(line, width, 4) for line in as_lines(rehearsal.plan, checks)))
+        print_wrapped(as_lines(rehearsal.plan, checks), indent=4)
     return 0 if all(check.passed for check in checks) else 2
 
 
