@@ -53,15 +53,19 @@ def adamw() -> Adamw:
 
 @pytest.fixture
 def lm_run(tmp_path: Path) -> dict[str, Any]:
+    return make_lm_run(tmp_path)
+
+
+def make_lm_run(folder: Path) -> dict[str, Any]:
     """A run.yaml, as data, of a few steps of the LM loop on one worker with eight devices."""
-    text = tmp_path / "corpus.txt"
+    text = folder / "corpus.txt"
     text.write_text("".join(f"{i} and {i + 1} make {2 * i + 1}. " for i in range(300)))
     raw = {
         "format": 1,
         "id": "lm-test",
         "name": "lm",
         "seed": 7,
-        "dir": str(tmp_path / "bucket"),
+        "dir": str(folder / "bucket"),
         "compile_cache": False,
         "pod": {
             "accelerator_type": "v5litepod-8",
@@ -105,7 +109,11 @@ def puzzle_run(lm_run: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def grpo_run(lm_run: dict[str, Any]) -> dict[str, Any]:
+def grpo_run(tmp_path: Path) -> dict[str, Any]:
+    return make_grpo_run(tmp_path)
+
+
+def make_grpo_run(folder: Path) -> dict[str, Any]:
     """Three supervised updates, then two rollouts with two updates each."""
     loop = {
         "steps": 4,
@@ -122,9 +130,10 @@ def grpo_run(lm_run: dict[str, Any]) -> dict[str, Any]:
         "test_prompts": 5,
         "transcripts": 3,
     }
-    return lm_run | {
+    base = make_lm_run(folder)
+    return base | {
         "model": load_group("model/tiny") | {"vocab_size": 260, "num_layers": 1, "dim": 32, "mlp_dim": 64},
         "data": load_group("data/arithmetic"),
         "loop": load_group("loop/grpo") | loop,
-        "checkpoint": lm_run["checkpoint"] | {"max_to_keep": 10},
+        "checkpoint": base["checkpoint"] | {"max_to_keep": 10},
     }

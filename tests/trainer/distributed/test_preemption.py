@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.trainer.loops.test_lm import changed, final_state, train
+from tests.trainer.lives import SharedPrograms, train
+from tests.trainer.loops.test_lm import changed, final_state
 from trainer.distributed.preemption import PreemptedError, PreemptionNotice
 from trainer.loops import lm
 
@@ -33,16 +34,17 @@ class Scripted(PreemptionNotice):
 def test_a_noticed_run_saves_and_goes_on_to_the_same_numbers(lm_run, tmp_path, monkeypatch, capsys, at, saved):
     """Before the first update; after the third, where no checkpoint is due; amid the evaluation after the fourth."""
     whole, cut = changed(lm_run, dir=str(tmp_path / "whole")), changed(lm_run, dir=str(tmp_path / "cut"))
+    SharedPrograms().install(monkeypatch)
     expected = train(whole, tmp_path / "whole-local")
-    monkeypatch.setattr(Scripted, "at", at, raising=False)
-    monkeypatch.setattr(lm, "PreemptionNotice", Scripted)
-    with pytest.raises(PreemptedError):
-        train(cut, tmp_path / "first-life")
+    with monkeypatch.context() as patch:
+        patch.setattr(Scripted, "at", at, raising=False)
+        patch.setattr(lm, "PreemptionNotice", Scripted)
+        with pytest.raises(PreemptedError):
+            train(cut, tmp_path / "first-life")
     step = saved[-1] if saved else 0
     assert f"saving a checkpoint after update {step}, then exiting" in capsys.readouterr().out
     assert sorted(int(p.name) for p in Path(tmp_path, "cut/checkpoints").iterdir()) == saved
     assert len((tmp_path / "first-life/metrics.jsonl").read_text().splitlines()) == step
-    monkeypatch.undo()
     resumed = train(cut, tmp_path / "second-life")
     same = [(line["step"], line["phase"], line.get("loss"), line.get("eval_loss")) for line in resumed]
     assert same == [(line["step"], line["phase"], line.get("loss"), line.get("eval_loss")) for line in expected]

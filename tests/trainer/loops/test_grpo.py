@@ -1,10 +1,14 @@
 """The GRPO loop: phases, what it leaves behind, and a resume that is exact in either phase."""
 
 import copy
+import io
 import json
 import time
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,9 +16,9 @@ import pytest
 
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from tests.groups import load_group
-from tests.trainer.conftest import make_mesh
+from tests.trainer.conftest import make_grpo_run, make_mesh
+from tests.trainer.lives import SharedPrograms, run_until, train
 from tests.trainer.processes import results
-from trainer import main
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed import mesh as meshes
 from trainer.distributed.preemption import PreemptedError, PreemptionNotice
@@ -22,20 +26,12 @@ from trainer.distributed.runtime import shard_batch
 from trainer.losses.grpo import supervised_loss
 from trainer.rl import telemetry
 from trainer.rl.programs import abstract_reference, build_update, copy_reference
+from trainer.rl.rollouts import RolloutGenerator
 from trainer.step import train_step
-from trainer.telemetry import startup_report, throughput
+from trainer.telemetry import throughput
 
 MOVING = {"rewards": {"tests.trainer.variety:distinct_characters": 1.0}}
 """Without a right answer there would be nothing to learn, and every resume would be exact."""
-
-
-class KilledError(Exception):
-    """Stands for whatever ends a process."""
-
-
-def train(raw, folder: Path) -> list[dict]:
-    main.train(RunFile.model_validate(raw), folder)
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def saved(raw, *steps: int) -> list[tuple[train_step.State, dict]]:
@@ -46,40 +42,6 @@ def saved(raw, *steps: int) -> list[tuple[train_step.State, dict]]:
     found = [checkpoints.restore(step, abstract) for step in steps]
     checkpoints.close()
     return found
-
-
-@pytest.fixture
-def compiled_once(monkeypatch) -> None:
-    """All lives of a test are of one config: what its programs are compiled to is made in the first."""
-    compilation, ready = startup_report.Compilation, {}
-
-    class Remembered:
-        def __init__(self, programs):
-            self.real = None if ready else compilation(programs)
-
-        def wait(self, costs):
-            if self.real:
-                ready.update(self.real.wait(costs))
-            costs.setdefault("compile_time", 0.0)
-            return ready
-
-    monkeypatch.setattr(startup_report, "Compilation", Remembered)
-
-
-def run_until(raw, folder: Path, last_save: int, monkeypatch) -> None:
-    """Run, and be killed as soon as that checkpoint is complete."""
-    save = CheckpointManager.save
-
-    def save_and_die(self, step, state, position):
-        save(self, step, state, position)
-        if step == last_save:
-            self.close()
-            raise KilledError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(CheckpointManager, "save", save_and_die)
-        with pytest.raises(KilledError):
-            train(raw, folder)
 
 
 FIRST_MINUTES = (
@@ -110,10 +72,42 @@ def slow_updates(monkeypatch, seconds: float) -> None:
     monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: read() + waited[0]))
 
 
-def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path, capfd, monkeypatch) -> None:
-    slow_updates(monkeypatch, 1e6)
-    lines = train(grpo_run, tmp_path / "a")
-    told = capfd.readouterr().out.splitlines()
+@dataclass(frozen=True)
+class WholeRun:
+    """A run that nothing interrupted, what it left, and what its programs were compiled to."""
+
+    raw: dict[str, Any]
+    local: Path
+    lines: list[dict[str, Any]]
+    printed: list[str]
+    programs: SharedPrograms
+
+
+AHEAD = ((2, 2, 2), 1)
+"""Weights and batch are split, and the next rollout is drawn before the updates of this one."""
+
+
+@pytest.fixture(scope="module", params=[AHEAD], ids=["ahead"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WholeRun:
+    """params: mesh and `loop.async_depth`."""
+    sizes, depth = request.param
+    folder, programs, printed = tmp_path_factory.mktemp("whole"), SharedPrograms(), io.StringIO()
+    base = make_grpo_run(folder)
+    raw = base | {
+        "mesh": dict(zip(meshes.MESH_AXES, sizes, strict=True)),
+        "loop": base["loop"] | MOVING | {"async_depth": depth, "length_buckets": [32]},
+        "checkpoint": base["checkpoint"] | {"save_interval": 1},
+        "logging": base["logging"] | {"log_interval": 2},
+    }
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        slow_updates(patch, 1e6)
+        programs.install(patch)
+        lines = train(raw, folder / "local")
+    return WholeRun(raw, folder / "local", lines, printed.getvalue().splitlines(), programs)
+
+
+def test_both_phases_are_told_and_summed_up(whole: WholeRun) -> None:
+    lines, told = whole.lines, whole.printed
     places = [next(i for i, line in enumerate(told) if line.startswith(words)) for words in FIRST_MINUTES]
     assert places == sorted(places)
     assert sum(line.startswith("--- its answer: ") for line in told) == 2
@@ -121,7 +115,7 @@ def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path, capfd, monkeypat
     update_1 = told[places[-3]].split()
     assert float(update_1[3].rstrip(",")) == pytest.approx(0, abs=1e-6)
     assert (update_1[5], update_1[7]) == ("1", "1;")
-    assert [line["step"] for line in lines if line["phase"] == "grpo"] == [4, 5, 6, 7]
+    assert [line["step"] for line in lines if line["phase"] == "grpo"] == [4, 6, 7]
     last = [line for line in lines if line["phase"] == "grpo"][-1]
     names = ("loss", "accuracy", "pass_at_k", "entropy", "learning_rate", "tokens_per_second", "step_time", "kl")
     ratios = ("clip_fraction", "ratio_min", "ratio_mean", "ratio_max", "sampler_trainer_logp_diff")
@@ -137,11 +131,11 @@ def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path, capfd, monkeypat
             assert round(line["update_time"] / 1e6) == 1
             assert line["other_time"] < 1e5
     assert last["ratio_min"] <= last["ratio_mean"] <= last["ratio_max"]
-    assert last["response_length"] <= last["response_length_max"] <= grpo_run["loop"]["max_new_tokens"]
+    assert last["response_length"] <= last["response_length_max"] <= whole.raw["loop"]["max_new_tokens"]
     assert last["sampler_trainer_logp_diff_max"] < 1e-4
     assert last["steps_total"] == 7
     assert next(line for line in lines if "step_time" in line)["compile_time"] > 0
-    summary = json.loads((tmp_path / "a/summary.json").read_text())
+    summary = json.loads((whole.local / "summary.json").read_text())
     assert summary.keys() >= {"accuracy_before", "accuracy_after", "eval_prompts", "steps"}
     assert (summary["eval_prompts"], summary["warm_start_steps"], summary["steps"]) == (40, 3, 4)
     tests = [line for line in lines if line["phase"] == "test"]
@@ -150,53 +144,47 @@ def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path, capfd, monkeypat
         for name in ("test_accuracy", "test_accuracy_low", "test_pass_at_1", "test_pass_at_2", "test_majority_at_2"):
             assert 0 <= line[name] == summary[f"{name}_{when}"] <= 1
     assert any(line.startswith("test before GRPO: 0.") for line in told)
-    rows = [json.loads(line) for line in (Path(grpo_run["dir"]) / "transcripts.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (Path(whole.raw["dir"]) / "transcripts.jsonl").read_text().splitlines()]
     assert [(row["step"], row["phase"]) for row in rows] == [
         *((step, phase) for step, phase in ((3, "test"), (6, "eval"), (7, "eval"), (7, "test")) for _ in range(3))
     ]
     assert rows[0].keys() == {"step", "phase", "prompt", "answer", "response", "extracted", "reward"}
-    remote = Path(grpo_run["dir"])
+    remote = Path(whole.raw["dir"])
     assert (remote / "summary.json").exists()
     assert (remote / "reference").is_dir()
     assert list((remote / "tb").glob("events.out.tfevents.*"))
 
 
 @pytest.mark.parametrize(
-    ("sizes", "depth", "kills"),
+    ("whole", "kills"),
     [
-        ((2, 2, 2), 1, (5,)),
-        pytest.param((2, 2, 2), 1, (3, 5), marks=pytest.mark.deep),
-        pytest.param((2, 2, 2), 1, (3, 4, 5), marks=pytest.mark.deep),
-        pytest.param((8, 1, 1), 0, (3, 4, 5), marks=pytest.mark.deep),
+        (AHEAD, (5,)),
+        pytest.param(AHEAD, (3, 5), marks=pytest.mark.deep),
+        pytest.param(AHEAD, (3, 4, 5), marks=pytest.mark.deep),
+        pytest.param(((8, 1, 1), 0), (3, 4, 5), marks=pytest.mark.deep),
     ],
+    indirect=["whole"],
 )
-def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(
-    grpo_run, tmp_path, monkeypatch, compiled_once, sizes, depth, kills
-):
+def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(whole, tmp_path, monkeypatch, kills):
     """Bit for bit in weights, optimizer and position; the same numbers, each once, in metrics.jsonl."""
-    changes = {
-        "mesh": dict(zip(meshes.MESH_AXES, sizes, strict=True)),
-        "loop": grpo_run["loop"] | MOVING | {"async_depth": depth, "length_buckets": [32]},
-        "checkpoint": grpo_run["checkpoint"] | {"save_interval": 1},
-        "logging": grpo_run["logging"] | {"log_interval": 2},
-    }
-    whole, cut = (grpo_run | changes | {"dir": str(tmp_path / name)} for name in ("whole", "cut"))
-    expected = train(whole, tmp_path / "whole-local")
+    whole.programs.install(monkeypatch)
+    cut = whole.raw | {"dir": str(tmp_path / "cut")}
     for life, killed_at in enumerate(kills):  # at the end of the warm start; after each update of a rollout
         run_until(cut, tmp_path / f"life-{life}", killed_at, monkeypatch)
     lines = train(cut, tmp_path / "last-life")
-    saved_whole = saved(whole, *range(1, 8))
+    saved_whole = saved(whole.raw, *range(1, 8))
     for (state, position), (state_whole, position_whole) in zip(saved(cut, *range(1, 8)), saved_whole, strict=True):
         assert position == position_whole
         for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(state_whole), strict=True):
             np.testing.assert_array_equal(a, b)
     moved = np.abs(saved_whole[3][0].params["embedding"] - saved_whole[6][0].params["embedding"]).max()
     assert moved > 1e-4
-    assert results(lines) == results(expected)
-    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "cut")]
+    assert results(lines) == results(whole.lines)
+    summaries = [json.loads((Path(run["dir"]) / "summary.json").read_text()) for run in (whole.raw, cut)]
     assert summaries[0] == summaries[1]
 
 
+@pytest.mark.deep  # tests/trainer/losses: equal rewards have advantages of exactly 0, and those a gradient of exactly 0
 def test_a_constant_reward_changes_no_weight(grpo_run, tmp_path):
     """Not by a bit. In float32 the mean of six rewards of 1.3 is off by a rounding error."""
     constant = {"rewards": {"tests.trainer.variety:constant": 1.3}, "group_size": 6, "kl_coef": 0.0, "eval_prompts": 8}
@@ -209,32 +197,28 @@ def test_a_constant_reward_changes_no_weight(grpo_run, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, state.params, start.params)
 
 
-def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch, compiled_once):
+def test_a_notice_amid_a_draw_costs_no_update(whole, tmp_path, monkeypatch):
     """Saved is what was there before the draw, with the rollout that is ready; the next life draws anew."""
-    changes = {
-        "loop": grpo_run["loop"] | MOVING | {"async_depth": 1, "test_samples_per_prompt": None},
-        "checkpoint": grpo_run["checkpoint"] | {"save_interval": 100},
-    }
-    whole, cut = (grpo_run | changes | {"dir": str(tmp_path / name)} for name in ("whole", "cut"))
-    expected = train(whole, tmp_path / "whole-local")
-    asked = []
+    whole.programs.install(monkeypatch)
+    cut = whole.raw | {"dir": str(tmp_path / "cut"), "checkpoint": whole.raw["checkpoint"] | {"save_interval": 100}}
+    draws, generate = [], RolloutGenerator.generate
 
-    def told(self, step: int) -> bool:
-        asked.append(step)
-        return asked == [*range(4), 3, 3]  # before updates, and before the chunk of the first and second draw
+    def counted(self, *arguments):
+        draws.append(None)
+        return generate(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PreemptionNotice, "should_stop", told)
+        patch.setattr(RolloutGenerator, "generate", counted)
+        patch.setattr(PreemptionNotice, "should_stop", lambda self, step: len(draws) == 2)
         with pytest.raises(PreemptedError):
             train(cut, tmp_path / "life")
     [(_, position)] = saved(cut, 3)
     assert len(position["rollouts"]) == 1
-    ratios = {line["step"]: line["ratio_max"] - 1 for line in expected if line["phase"] == "grpo"}
-    assert ratios[4] == pytest.approx(0, abs=1e-4)
-    assert ratios[6] > 1e-3  # the second rollout was drawn before the updates of the first, and the ratio tells
+    [(_, after_one_update)] = saved(whole.raw, 4)
+    assert len(after_one_update["rollouts"]) == 2  # the second was drawn before the updates of the first
     lines = train(cut, tmp_path / "last-life")
-    assert results(lines) == results(expected)
-    [(state, _)], [(state_whole, _)] = saved(cut, 7), saved(whole, 7)
+    assert results(lines) == results(whole.lines)
+    [(state, _)], [(state_whole, _)] = saved(cut, 7), saved(whole.raw, 7)
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(state_whole), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -263,19 +247,19 @@ def test_bad_input_is_refused_before_the_first_step(grpo_run, tmp_path, sections
 
 def test_an_update_in_parts_is_that_of_the_whole_batch(grpo_run):
     """Sixteen responses on two devices, eight or two at a time."""
-    states = []
+    states, mesh, opt = [], make_mesh(1, 2, 1), RunFile.model_validate(grpo_run).optimizer
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 256, (16, 40), dtype=np.int32)
+    mask = (np.arange(39) < random.integers(1, 40, (16, 1))).astype(np.float32)
+    first = train_step.init_state(RunFile.model_validate(grpo_run).model, opt, mesh, jax.random.key(0))
     for micro_batch_size in (None, 2):
         experiment = RunFile.model_validate(
             grpo_run | {"loop": grpo_run["loop"] | {"micro_batch_size": micro_batch_size}}
         )
-        mesh, opt = make_mesh(1, 2, 1), experiment.optimizer
-        random = np.random.default_rng(0)
-        tokens = random.integers(0, 256, (16, 40), dtype=np.int32)
-        mask = (np.arange(39) < random.integers(1, 40, (16, 1))).astype(np.float32)
         with jax.set_mesh(mesh):
-            state = train_step.init_state(experiment.model, opt, mesh, jax.random.key(0))
-            train = build_update(supervised_loss(experiment.model), experiment, opt, mesh)
-            state, metrics = train(state, shard_batch({"tokens": tokens, "mask": mask}, mesh))
+            start = jax.tree.map(lambda x: jax.device_put(np.asarray(x), x.sharding), first)  # updates take the buffers
+            update = build_update(supervised_loss(experiment.model), experiment, opt, mesh)
+            state, metrics = update(start, shard_batch({"tokens": tokens, "mask": mask}, mesh))
         states.append(jax.device_get((state, metrics)))
     for a, b in zip(*(jax.tree.leaves(s) for s in states), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,17 +9,11 @@ import pytest
 
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from tests.conftest import deep
-from trainer import main
+from tests.trainer.lives import SharedPrograms, run_until, train
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed import mesh as meshes
 from trainer.step import train_step
 from trainer.step.nan_check import DivergedError
-
-
-def train(raw, folder: Path) -> list[dict]:
-    """Run it in this process; the lines of metrics."""
-    main.train(RunFile.model_validate(raw), folder)
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def final_state(raw) -> train_step.State:
@@ -73,25 +66,23 @@ def test_streams_and_scales_resume_bit_for_bit_and_report_their_stability(lm_run
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((8, 1, 1))])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(lm_run, tmp_path, sizes):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(lm_run, tmp_path, monkeypatch, sizes):
+    """Once it is finished, it is only evaluated again."""
+    SharedPrograms().install(monkeypatch)
     axes = dict(zip(meshes.MESH_AXES, sizes, strict=True))
     whole = changed(lm_run, dir=str(tmp_path / "whole"), mesh=axes)
     cut = changed(lm_run, dir=str(tmp_path / "cut"), mesh=axes)
     expected = train(whole, tmp_path / "whole-local")
-    train(changed(cut, loop={"steps": 4}), tmp_path / "first-life")
+    run_until(cut, tmp_path / "first-life", 4, monkeypatch)
     resumed = train(cut, tmp_path / "second-life")
     same = [(a["step"], a["phase"], a.get("loss")) for a in resumed if a["phase"] == "train"]
     assert same == [(b["step"], b["phase"], b.get("loss")) for b in expected if b["phase"] == "train"]
-    for a, b in zip(jax.tree.leaves(final_state(cut)), jax.tree.leaves(final_state(whole)), strict=True):
+    finished = final_state(whole)
+    for a, b in zip(jax.tree.leaves(final_state(cut)), jax.tree.leaves(finished), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_a_finished_run_is_only_evaluated_again(lm_run, tmp_path):
-    train(lm_run, tmp_path / "a")
-    before = final_state(lm_run)
-    lines = train(lm_run, tmp_path / "b")
+    lines = train(cut, tmp_path / "third-life")
     assert [line["step"] for line in lines if line["phase"] == "train"] == [1, 2, 3, 4, 5, 6]
-    for a, b in zip(jax.tree.leaves(final_state(lm_run)), jax.tree.leaves(before), strict=True):
+    for a, b in zip(jax.tree.leaves(final_state(cut)), jax.tree.leaves(finished), strict=True):
         np.testing.assert_array_equal(a, b)
 
 

@@ -45,11 +45,6 @@ def params(family: str) -> weights.Params:
     return jax.tree.map(jnp.asarray, read)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["unrolled", "scanned"])
-def cfg(family: str, request: pytest.FixtureRequest) -> Model:
-    return described(family, request.param)
-
-
 def described(family: str, scan: bool) -> Model:
     remat = "full" if scan else "none"
     computed = {"scan_layers": scan, "remat": remat, "logit_chunk": 7, "activation_dtype": "float32"}
@@ -66,25 +61,24 @@ def positions_of(tokens: jax.Array | np.ndarray) -> np.ndarray:
     return np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
 
 
-def test_logits_equal_the_reference(expected, params, cfg):
-    tokens = expected["tokens"]
-    hidden = forward(params, cfg, tokens, positions_of(tokens))
-    np.testing.assert_allclose(unembed(params, cfg, hidden), expected["logits"], rtol=0, atol=1e-5)
+def few(*fast: str) -> list[object]:
+    """Families for every run; `--deep` tries the others, too."""
+    return [*fast, *deep(*(name for name in FAMILIES if name not in fast))]
 
 
-@pytest.mark.parametrize("cfg", [*deep(False), True], indirect=True, ids=["unrolled", "scanned"])
-def test_loss_and_gradient_norm_equal_the_reference(expected, params, cfg):
-    tokens = expected["tokens"]
+@pytest.mark.parametrize("scan", [*deep(False), True], ids=["unrolled", "scanned"])
+def test_logits_loss_and_gradient_norm_equal_the_reference(family, expected, params, scan):
+    cfg, tokens = described(family, scan), expected["tokens"]
     counted = np.ones_like(tokens)
     counted[:, -1] = 0  # the last token has no successor
 
-    @jax.value_and_grad
-    def loss(params: weights.Params) -> jax.Array:
+    def loss(params: weights.Params) -> tuple[jax.Array, jax.Array]:
         hidden = decoder.forward(params, cfg, tokens, positions_of(tokens))
         total = token_logprobs.cross_entropy(hidden, params, np.roll(tokens, -1, axis=1), counted, cfg)
-        return total / counted.sum()
+        return total / counted.sum(), decoder.unembed(params, cfg, hidden)
 
-    value, gradient = jax.jit(loss)(params)
+    (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-5)
     norm = np.sqrt(sum(np.vdot(g, g) for g in jax.tree.leaves(gradient)))
     np.testing.assert_allclose(value, expected["loss"], rtol=1e-6)
     np.testing.assert_allclose(norm, expected["gradient_norm"], rtol=1e-5)
@@ -92,6 +86,13 @@ def test_loss_and_gradient_norm_equal_the_reference(expected, params, cfg):
         if cfg.residual_scalars:
             found = gradient["layers"][ours]
             np.testing.assert_allclose(found, expected[f"{theirs}_gradient"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", few("gemma2", "nanochat"), indirect=True)
+def test_logits_of_unrolled_layers_equal_the_reference(family, expected, params):
+    cfg, tokens = described(family, scan=False), expected["tokens"]
+    hidden = forward(params, cfg, tokens, positions_of(tokens))
+    np.testing.assert_allclose(unembed(params, cfg, hidden), expected["logits"], rtol=0, atol=1e-5)
 
 
 def test_documents_in_one_row_do_not_see_each_other(tiny):
@@ -105,6 +106,7 @@ def test_documents_in_one_row_do_not_see_each_other(tiny):
 
 
 @pytest.mark.parametrize("scan", [True, *deep(False)], ids=["scanned", "unrolled"])
+@pytest.mark.parametrize("family", few("gemma2", "qwen3"), indirect=True)  # gradients of others: test_gradient_dtype.py
 def test_bfloat16_activations_stay_close(family, expected, params, scan):
     tokens = expected["tokens"]
     cfg = described(family, scan)
