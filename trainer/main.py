@@ -12,10 +12,11 @@ import sys
 import traceback
 from pathlib import Path
 
+import fsspec
 import jax
 
 from conf.schema.training.run_yaml import LocalRunFileError, RunFile, RunFileError, load
-from trainer.checkpoint import gcs_retry, quiet_credentials
+from trainer.checkpoint import quiet_credentials
 from trainer.distributed import agreement, runtime
 from trainer.distributed import mesh as meshes
 from trainer.distributed.checksums import DisagreementError
@@ -49,7 +50,7 @@ def main() -> None:
     try:
         runtime.set_cpu_threads(experiment.pod)
         runtime.join_processes(experiment.pod, JOIN_TIMEOUT_SECONDS)
-        gcs_retry.install_gcs_retries()
+        _install_gcs_retries()
         quiet_credentials.find_credentials(experiment.dir)
         agreement.check_devices(experiment.pod)
         agreement.check_agreement(path, experiment)
@@ -70,6 +71,12 @@ def main() -> None:
         traceback.print_exc()
         runtime.exit_now(1)
     runtime.exit_together(code)
+
+
+def _install_gcs_retries() -> None:
+    """Use the retrying file system for all gs:// paths of this process; gcsfs is imported at the first of them."""
+    for scheme in ("gs", "gcs"):
+        fsspec.register_implementation(scheme, "trainer.checkpoint.gcs_retry.RetryingFileSystem", clobber=True)
 
 
 def train(experiment: RunFile, folder: Path) -> None:

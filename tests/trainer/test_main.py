@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,39 @@ import yaml
 
 from conf.schema.training.run_yaml import RunFile
 from tests.groups import load_group
-from tests.trainer.processes import CODE, ROOT, results, start_processes, start_trainer, wait_processes
-from trainer.main import train
+from tests.trainer.processes import (
+    CODE,
+    ROOT,
+    ProcessResult,
+    results,
+    start_processes,
+    start_trainer,
+    wait_processes,
+)
+from trainer import main
+
+
+@pytest.fixture
+def run_here(tmp_path, monkeypatch, capsys):
+    """Run the program of the only worker in this process: a function from run.yaml, as data, to how it ended."""
+
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(main.faulthandler, "register", lambda _: None)
+    monkeypatch.setattr(main, "_install_gcs_retries", lambda: None)
+    monkeypatch.setattr(main.runtime, "_exit", end)
+    monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))
+
+    def run(raw: dict[str, Any]) -> ProcessResult:
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw))
+        monkeypatch.setattr(sys, "argv", ["trainer", str(tmp_path / "run.yaml")])
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        assert isinstance(ended.value.code, int)
+        return ProcessResult(ended.value.code, capsys.readouterr().err)
+
+    return run
 
 
 @pytest.fixture
@@ -49,7 +81,7 @@ def test_grpo_on_two_workers_has_the_numbers_of_one(grpo_run, tmp_path, compile_
     pair = alone | {"pod": grpo_run["pod"] | {"workers": 2, "devices": 4}, "dir": str(tmp_path / "bucket")}
     for ended in wait_processes(start_trainer(pair, tmp_path / "run", compile_cache, {}, {})):
         assert ended.exit_code == 0, ended.stderr
-    train(RunFile.model_validate(alone), tmp_path / "local")
+    main.train(RunFile.model_validate(alone), tmp_path / "local")
     one, two = (
         results([json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()])
         for name in ("alone", "bucket")
@@ -84,6 +116,13 @@ def test_a_worker_whose_weights_are_others_is_named_and_all_exit_4(lm_run, tmp_p
         assert "Traceback" not in ended.stderr
 
 
+def test_wrong_number_of_devices_exits_3(lm_run, run_here):
+    ended = run_here(lm_run | {"pod": lm_run["pod"] | {"devices": 4}})
+    assert ended.exit_code == 3
+    assert re.search(r"^0 +cpu +cpu +8$", ended.stderr, re.MULTILINE)
+
+
+@pytest.mark.deep
 def test_wrong_number_of_devices_exits_3_on_every_worker(pair, tmp_path, compile_cache):
     for ended in wait_processes(start_trainer(pair, tmp_path / "run", compile_cache, {}, {"JAX_NUM_CPU_DEVICES": "1"})):
         assert ended.exit_code == 3
@@ -99,7 +138,7 @@ def test_a_killed_worker_ends_the_other(pair, tmp_path, compile_cache):
     processes = start_trainer(endless, tmp_path / "run", compile_cache, {}, {})
     metrics = tmp_path / "run/worker-0/metrics.jsonl"
     deadline = time.monotonic() + 400
-    while not (metrics.exists() and '"step": 20,' in metrics.read_text()):
+    while not (metrics.exists() and '"step": 2,' in metrics.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     processes[1].send_signal(signal.SIGKILL)
@@ -112,24 +151,22 @@ def test_a_killed_worker_ends_the_other(pair, tmp_path, compile_cache):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"mesh": {"data": 3, "fsdp": 1, "tensor": 1}}, "mesh: data 3 x fsdp 1 x tensor 1 does not make 2 devices"),
+        ({"mesh": {"data": 3, "fsdp": 1, "tensor": 1}}, "mesh: data 3 x fsdp 1 x tensor 1 does not make 8 devices"),
         (
             {"data": load_group("data/text") | {"path": "absent.txt"}},
             "data.path: absent.txt does not exist",
         ),
     ],
 )
-def test_what_only_the_worker_can_see_exits_2(lm_run, tmp_path, compile_cache, change, words):
-    run = lm_run | {"pod": lm_run["pod"] | {"devices": 2}} | change
-    (ended,) = wait_processes(start_trainer(run, tmp_path / "run", compile_cache, {}))
+def test_what_only_the_worker_can_see_exits_2(lm_run, run_here, change, words):
+    ended = run_here(lm_run | change)
     assert ended.exit_code == 2
     assert ended.stderr.strip().endswith(words) or words in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_a_bad_run_file_exits_2(lm_run, tmp_path, compile_cache):
-    bad = lm_run | {"loop": lm_run["loop"] | {"steps": -1, "stepz": 3}}
-    (ended,) = wait_processes(start_trainer(bad, tmp_path / "run", compile_cache, {}))
+def test_a_bad_run_file_exits_2(lm_run, run_here):
+    ended = run_here(lm_run | {"loop": lm_run["loop"] | {"steps": -1, "stepz": 3}})
     assert ended.exit_code == 2
     assert ended.stderr.splitlines()[0].endswith("run.yaml: 2 invalid keys")
     assert "  loop.steps: Input should be greater than or equal to 1 (got -1)" in ended.stderr

@@ -6,7 +6,6 @@ everything else, gives up after half a minute by default.
 
 from typing import Any
 
-import fsspec
 from gcsfs import GCSFileSystem
 from gcsfs.retry import retry_request
 
@@ -20,9 +19,3 @@ class RetryingFileSystem(GCSFileSystem):
     @retry_request(retries=MAX_ATTEMPTS)  # pyright: ignore[reportCallIssue]
     async def _request(self, *args: Any, **kwargs: Any) -> Any:
         return await super()._request(*args, **kwargs)
-
-
-def install_gcs_retries() -> None:
-    """Use the retrying file system for all gs:// paths of this process; call it before the first access."""
-    for scheme in ("gs", "gcs"):
-        fsspec.register_implementation(scheme, RetryingFileSystem, clobber=True)

@@ -1,10 +1,23 @@
 """Object storage that refuses for a while: gcsfs as the trainer sets it goes on asking."""
 
+import importlib
+
+import fsspec
 import gcsfs.retry
 import pytest
 
 from tests.controller.localcloud.conftest import cloud as cloud
+from trainer import main
 from trainer.checkpoint.gcs_retry import RetryingFileSystem
+
+
+def test_the_trainer_uses_it_for_all_paths_of_buckets(monkeypatch):
+    known = importlib.import_module("fsspec.registry")
+    for table in (known.known_implementations, known._registry):
+        for scheme in ("gs", "gcs"):
+            monkeypatch.delitem(table, scheme, raising=False)  # put back afterwards
+    main._install_gcs_retries()
+    assert {fsspec.get_filesystem_class(scheme) for scheme in ("gs", "gcs")} == {RetryingFileSystem}
 
 
 def test_gcsfs_outlasts_a_storm(cloud, monkeypatch):
