@@ -68,7 +68,7 @@ def test_fifty_updates_in_four_processes(alone, tmp_path, compile_cache):
             assert_agree(found, alone)
 
 
-@pytest.mark.parametrize("sizes", [*mesh_agreement.MESHES[:3], *deep(mesh_agreement.MESHES[3])])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), *deep(*(s for s in mesh_agreement.MESHES if s != (2, 2, 2)))])
 def test_activations_are_split_as_the_table_says(sizes):
     """Of all arrays of the compiled update, those whose size is a multiple of the sequence's prime length."""
     length, devices = 23, make_mesh(*sizes)

@@ -13,6 +13,7 @@ from trainer.models import decoder, layers, weights
 from trainer.step.program import Program
 
 BATCH, LENGTH = 4, 22
+LG = ((True, "LG"), (False, "LG"))
 
 
 def gradient_of(cfg):
@@ -30,11 +31,11 @@ def tokens():
 
 
 @pytest.mark.parametrize("post_norms", [True, *deep(False)])
-@pytest.mark.parametrize("scan", [True, *deep(False)])
-def test_loss_and_gradients_are_those_of_no_policy(tiny, tokens, post_norms, scan, monkeypatch):
+@pytest.mark.parametrize(("scan", "pattern"), [(True, "L"), *(pytest.param(*x, marks=pytest.mark.deep) for x in LG)])
+def test_loss_and_gradients_are_those_of_no_policy(tiny, tokens, post_norms, scan, pattern, monkeypatch):
     """`chunks` has chunks of 8 of 22 positions; the last one is padded."""
     monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", 10 * BATCH)
-    tiny = tiny.model_copy(update={"post_norms": post_norms, "logit_chunk": 8})
+    tiny = tiny.model_copy(update={"post_norms": post_norms, "logit_chunk": 8, "attention_pattern": pattern})
     params = jax.jit(weights.init_params, static_argnums=0)(tiny, jax.random.key(0))
     loss, gradients = gradient_of(tiny.model_copy(update={"remat": "none"}))(params, tokens)
     for policy in (*REMAT_POLICIES["decoder"][1:], "offload"):

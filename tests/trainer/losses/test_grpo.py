@@ -53,10 +53,24 @@ def case(small, loop):
     return params, batch, now
 
 
-def test_loss_is_that_of_the_log_probabilities(small, loop, case):
+@pytest.fixture(scope="module")
+def differentiate(small, loop):
+    """(params, batch) to ((loss, sums), gradient), compiled once."""
+    return differentiator(small, loop)
+
+
+def differentiator(small: Model, loop: GrpoLoop):
+    def total(params, batch):
+        sums = grpo.loss(small, loop)(params, batch)
+        return sums["loss"][0], sums
+
+    return jax.jit(jax.value_and_grad(total, has_aux=True))
+
+
+def test_loss_is_that_of_the_log_probabilities(small, loop, case, differentiate):
     """Carried through the model to the weights; the loss itself is tested in test_losses.py."""
     params, batch, now = case
-    sums = jax.jit(grpo.loss(small, loop))(params, batch)
+    (_, sums), gradient = differentiate(params, batch)
     _, entropy = logprobs(params, small, batch, loop.temperature)
     for name, entry in grpo.policy_loss_terms(now, entropy, batch, loop).items():
         np.testing.assert_allclose(sums[name], entry, rtol=1e-4, err_msg=name)
@@ -65,23 +79,27 @@ def test_loss_is_that_of_the_log_probabilities(small, loop, case):
     pull = jax.jit(lambda p, s: jax.vjp(lambda p: grpo.per_token_logps(p, small, batch, loop.temperature)[0], p)[1](s))
     (expected,) = pull(params, slope)
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 0.1
-    gradient = jax.jit(jax.grad(lambda p: grpo.loss(small, loop)(p, batch)["loss"][0]))(params)
     for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
-def test_the_policy_that_drew_is_the_one_that_learns_where_each_rollout_has_one_update(small, loop, case):
+def test_the_policy_that_drew_is_the_one_that_learns_where_each_rollout_has_one_update(
+    small, loop, case, differentiate
+):
     """`old` is then what the update computes: the gradient is that of a batch that has it from the policy itself."""
     params, batch, now = case
-    once = loop.model_copy(update={"updates_per_rollout": 1})
+    once = differentiator(small, loop.model_copy(update={"updates_per_rollout": 1}))
+    ((ours, _), mine), ((theirs, _), others) = once(params, batch), differentiate(params, batch | {"old": now})
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), mine, others)
 
-    def gradient(loop, batch):
-        return jax.jit(jax.value_and_grad(lambda p: grpo.loss(small, loop)(p, batch)["loss"][0]))(params)
 
-    for ours, theirs in zip(
-        jax.tree.leaves(gradient(once, batch)), jax.tree.leaves(gradient(loop, batch | {"old": now})), strict=True
-    ):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+def test_advantages_of_0_have_a_gradient_of_exactly_0(small, loop, case):
+    """Without a KL: a reward that is the same for all moves no weight."""
+    params, batch, _ = case
+    free = differentiator(small, loop.model_copy(update={"kl_coef": 0.0}))
+    _, gradient = free(params, batch | {"advantage": np.zeros(ROWS, np.float32)})
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient))
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 1), *deep((2, 1, 1))])
@@ -118,19 +136,18 @@ def test_without_a_weight_of_the_kl_no_reference_is_held_or_scored(grpo_run):
     assert not none.any()
 
 
-def test_what_lies_outside_the_response_changes_nothing(small, loop, case):
+def test_what_lies_outside_the_response_changes_nothing(case, differentiate):
     params, batch, _ = case
     outside = batch["mask"] == 0
     other = batch | {name: np.where(outside, batch[name] - 1, batch[name]) for name in ("old", "reference")}
-    gradient = jax.jit(jax.grad(lambda p, b: grpo.loss(small, loop)(p, b)["loss"][0]))
-    for a, b in zip(jax.tree.leaves(gradient(params, batch)), jax.tree.leaves(gradient(params, other)), strict=True):
-        np.testing.assert_array_equal(a, b)
+    gradients = (differentiate(params, given)[1] for given in (batch, other))
+    jax.tree.map(np.testing.assert_array_equal, *gradients)
 
 
-def test_an_empty_response_counts_as_a_row_without_loss(small, loop, case):
+def test_an_empty_response_counts_as_a_row_without_loss(small, loop, case, differentiate):
     params, batch, _ = case
     empty = batch | {"mask": batch["mask"] * (np.arange(ROWS) != 1)[:, None].astype(np.float32)}
-    sums = jax.jit(grpo.loss(small, loop))(params, empty)
+    (_, sums), _ = differentiate(params, empty)
     others = np.arange(ROWS) != 1
     fewer = jax.jit(grpo.loss(small, loop))(params, {name: value[others] for name, value in batch.items()})
     np.testing.assert_allclose(sums["loss"][0], fewer["loss"][0], rtol=1e-5)
@@ -148,11 +165,7 @@ def test_a_batch_in_a_longer_bucket_is_the_same_batch(small, case, name):
         wide = random.normal(size=(ROWS, 5)).astype(np.float32) * (field != "mask")
         padded[field] = np.concatenate([batch[field], wide], axis=1)
 
-    def total(params, batch):
-        sums = grpo.loss(small, cfg)(params, batch)
-        return sums["loss"][0], sums
-
-    compute = jax.jit(jax.value_and_grad(total, has_aux=True))
+    compute = differentiator(small, cfg)
     (_, sums), gradient = compute(params, batch)
     (_, wide_sums), wide_gradient = compute(params, padded)
     for a, b in zip(jax.tree.leaves((sums, gradient)), jax.tree.leaves((wide_sums, wide_gradient)), strict=True):
@@ -183,7 +196,7 @@ def test_supervised_loss_is_the_mean_over_response_tokens(small, case):
 
 
 @pytest.mark.parametrize("name", ["dr_grpo", *deep("dapo", "grpo", "token_mean", "gspo", "rloo")])
-def test_many_devices_or_parts_equal_one(small, case, name):
+def test_many_devices_or_parts_equal_one(small, case, name, request):
     """Update and metrics, however tokens and samples that are left out fall on devices and parts."""
     params, batch, _ = case
     batch = {k: np.concatenate([v, v[:2]]) for k, v in batch.items()}
@@ -201,7 +214,8 @@ def test_many_devices_or_parts_equal_one(small, case, name):
 
     expected, told = updated((1, 1, 1), 1)
     assert all(np.isfinite(value) for value in told.values())
-    for sizes, parts in (((4, 1, 1), 1), ((4, 1, 1), 2), ((2, 2, 1), 1)):
+    more = [((4, 1, 1), 1)] if request.config.getoption("--deep") else []
+    for sizes, parts in (((4, 1, 1), 2), ((2, 2, 1), 1), *more):
         found, metrics = updated(sizes, parts)
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, atol=2e-6)

@@ -49,7 +49,7 @@ def incoming(step: int) -> dict[str, np.ndarray]:
     [
         ("mlp", 1e-4, 1e-4),
         ("attention_cycles", 1e-3, 5e-3),
-        ("mlp_cycles", 1e-2, 5e-3),
+        pytest.param("mlp_cycles", 1e-2, 5e-3, marks=pytest.mark.deep),
         *(pytest.param(case, 1e-4, 1e-4, marks=pytest.mark.deep) for case in ("attention", "learned")),
     ],
 )
@@ -99,9 +99,11 @@ def test_the_gradient_is_finite_where_the_literal_formula_is_not() -> None:
         return jnp.log(s / s.sum(-1, keepdims=True))
 
     x = jnp.float32([[1.0, -3.0, 0.0, 50.0, -1e4, 1e6]])
-    np.testing.assert_allclose(puzzle.log_stablemax(x), literal(x), rtol=1e-5, atol=1e-5)
-    assert not np.isfinite(jax.grad(lambda x: literal(x)[0, 0])(x)).all()
-    assert np.isfinite(jax.grad(lambda x: puzzle.log_stablemax(x)[0, 0])(x)).all()
+    found, wanted = (jax.jit(f)(x) for f in (puzzle.log_stablemax, literal))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    finite, undefined = (jax.jit(jax.grad(lambda x, f=f: f(x)[0, 0]))(x) for f in (puzzle.log_stablemax, literal))
+    assert not np.isfinite(undefined).all()
+    assert np.isfinite(finite).all()
 
 
 def test_exploration_delays_halting_and_evaluation_never_halts() -> None:

@@ -55,7 +55,7 @@ def test_plain_equals_what_is_written_out(tiny, window, cap, documents):
     cfg = tiny.model_copy(update={"attn_logit_softcap": cap})
     query, key, value = inputs(cfg, 30)
     segments = packed(30) if documents else None
-    found = plain(query, key, value, segments, window, cfg)
+    found = jax.jit(lambda *qkv: plain(*qkv, segments, window, cfg))(query, key, value)
     np.testing.assert_allclose(found, written_out(query, key, value, segments, window, cap), atol=2e-6)
 
 
@@ -73,18 +73,19 @@ def test_splash_equals_plain(tiny, length, window, cap, documents):
     weights = jax.random.normal(jax.random.key(9), query.shape)
     segments = packed(length) if documents else None
 
-    def total(attend):
-        return lambda *qkv: (attend(*qkv) * weights).sum()
+    def computed(attend):
+        def total(*qkv):
+            out = attend(*qkv)
+            return (out * weights).sum(), out
 
-    def splash(*qkv):
-        return attention.splash_attention(*qkv, segments, window=window, cfg=cfg, interpret=True)
+        (_, out), gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))(query, key, value)
+        return out, gradients
 
-    def reference(*qkv):
-        return plain(*qkv, segments, window, cfg)
-
-    np.testing.assert_allclose(splash(query, key, value), reference(query, key, value), atol=2e-5)
-    found = jax.grad(total(splash), argnums=(0, 1, 2))(query, key, value)
-    wanted = jax.grad(total(reference), argnums=(0, 1, 2))(query, key, value)
+    out, found = computed(
+        lambda *qkv: attention.splash_attention(*qkv, segments, window=window, cfg=cfg, interpret=True)
+    )
+    expected, wanted = computed(lambda *qkv: plain(*qkv, segments, window, cfg))
+    np.testing.assert_allclose(out, expected, atol=2e-5)
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-4)
 

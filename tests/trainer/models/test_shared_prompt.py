@@ -47,12 +47,14 @@ def batch() -> dict[str, jax.Array]:
     return jax.tree.map(jnp.asarray, {"tokens": tokens, "mask": mask} | fields)
 
 
-@pytest.fixture(scope="module", params=["gemma2", "gpt2"])
+FAMILIES = {"gemma2": {}, "gpt2": values("model/family/gpt2")}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest) -> tuple[Model, weights.Params]:
     """With windows shorter than a response, soft-caps and rotary positions; with learned positions."""
     computed = {"sliding_window": 5, "activation_dtype": "float32", "remat": "full", "logit_chunk": 4}
-    family = {"gpt2": values("model/family/gpt2"), "gemma2": {}}[request.param]
-    cfg = Model(**values("model/tiny") | family | computed)
+    cfg = Model(**values("model/tiny") | FAMILIES[request.param] | computed)
     return cfg, jax.jit(weights.init_params, static_argnums=0)(cfg, jax.random.key(0))
 
 
@@ -67,6 +69,7 @@ def test_log_probabilities_and_entropies_are_those_of_rows_by_themselves(model, 
         np.testing.assert_allclose(other * batch["mask"], one * batch["mask"], atol=2e-5)
 
 
+@pytest.mark.parametrize("model", ["gemma2", *deep("gpt2")], indirect=True)
 @pytest.mark.parametrize("shape", [(2, 2, 2), *deep((1, 1, 1), (4, 1, 1))])
 def test_loss_and_gradient_are_those_of_rows_by_themselves(model, batch, loop, shape):
     cfg, params = model

@@ -12,7 +12,7 @@ from tests.conftest import deep
 from trainer.rewards.functions import REWARDS, answer_match, check_columns, resolve
 from trainer.rewards.pool import RewardPool, RewardResult, Submission
 
-SECONDS, SHORT = 300.0, 2.0
+SECONDS, SHORT = 300.0, 1.0
 """The time limit of a check: one that no check reaches, and one for those that hang."""
 HANGING = r"\boxed{9^{9^{9^{9^9}}}}"
 
