@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.trainer.models.test_residual import model_of, perturbed, tokens_and_positions
+from tests.conftest import deep
+from tests.trainer.models.test_residual import initial, model_of, perturbed, tokens_and_positions
 from trainer.losses import lm, residual_stability
-from trainer.models import decoder, weights
+from trainer.models import decoder
 from trainer.step import metric_sums
 
 
@@ -19,10 +20,10 @@ def measured(cfg, params):
     return {name.removeprefix("residual_"): float(x) for name, x in metric_sums.finalize(sums).items()}
 
 
-@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("scan", [*deep(False), True])
 def test_at_the_start_streams_are_kept_apart(scan):
     cfg = model_of(residual="mhc", scan_layers=scan)
-    found = measured(cfg, weights.init_params(cfg, jax.random.key(0)))
+    found = measured(cfg, initial(cfg))
     assert found["row_error"] < 1e-5
     assert found["column_error"] < 1e-3
     assert found["gain"] == pytest.approx(1, abs=1e-3)
@@ -33,14 +34,14 @@ def test_at_the_start_streams_are_kept_apart(scan):
 
 def test_the_published_mixing_of_channels_leaves_one_average():
     cfg = model_of(residual="nash_hc", hyper={"init_diag": False})
-    found = measured(cfg, weights.init_params(cfg, jax.random.key(0)))
+    found = measured(cfg, initial(cfg))
     assert found["product_diagonal"] == pytest.approx(1 / cfg.dim, rel=1e-3)
     assert found["product_gain"] == pytest.approx(1, abs=1e-3)
 
 
 def test_streams_that_all_go_to_the_first_are_seen():
     cfg = model_of(residual="mhc", num_layers=1, hyper={"streams": 3})
-    params = weights.init_params(cfg, jax.random.key(0))
+    params = initial(cfg)
     first = jnp.zeros(15).at[3:6].set(jnp.array([20.0, -20.0, -20.0]))
     params["layers"] |= {f"{name}_streams_bias": first[None] for name in ("attention", "mlp")}
     found = measured(cfg, params)

@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
 from pydantic import ValidationError
 
 from conf.schema.training.run_yaml import RunFileError
+from tests.conftest import deep
 from tests.trainer.conftest import make_mesh
 from tests.trainer.distributed import mesh_agreement
+from tests.trainer.finite_differences import check_gradient
 from tests.trainer.models import nash_reference
 from tests.trainer.models.test_residual import (
     FORMS,
@@ -19,10 +20,13 @@ from tests.trainer.models.test_residual import (
     small_on_meshes,
     tokens_and_positions,
 )
+from trainer.distributed.runtime import shard_batch
 from trainer.models import decoder, weights
 from trainer.sampler import Sampler, SamplerSettings, StopCriteria
+from trainer.step import train_step
 from trainer.telemetry import throughput
 
+SMALL = {"num_layers": 1, "dim": 8, "num_heads": 2, "num_kv_heads": 2, "mlp_dim": 8}
 NASH, CONVEX = {"scales": 3, "nash_iterations": 3}, {"scales": 3, "aggregation": "convex"}
 
 
@@ -44,7 +48,7 @@ ATTENTIONS = {
     "nash": {"attention_form": "maha", "maha": NASH},
     "convex": {"attention_form": "maha", "maha": CONVEX},
 }
-FAST = {("mhc", "nash"), ("mhc_lite", "convex"), ("nash_hc", "causal")}
+FAST = {("plain", "nash"), ("mhc_lite", "convex"), ("nash_hc", "causal")}
 EVERY = [
     pytest.param(residual, form, marks=() if (residual, form) in FAST else pytest.mark.deep)
     for residual in ("plain", *FORMS)
@@ -55,7 +59,7 @@ EVERY = [
 @pytest.mark.parametrize(("residual", "form"), EVERY)
 def test_nothing_depends_on_the_future(residual, form):
     """The Jacobian of each position's output by each later position's embedding is exactly 0."""
-    cfg, length = model_of(residual=residual, scan_layers=True, **ATTENTIONS[form]), 11
+    cfg, length = model_of(residual=residual, scan_layers=True, hyper={"streams": 2}, **ATTENTIONS[form]), 11
     params, (_, positions) = perturbed(cfg), tokens_and_positions(length, 1)
     aim = jax.random.normal(jax.random.key(5), (cfg.dim,))
 
@@ -68,34 +72,34 @@ def test_nothing_depends_on_the_future(residual, form):
     assert (np.diag(found) > 0).all()
 
 
-@pytest.mark.parametrize("settings", [NASH, CONVEX])
-def test_gradients_are_finite_where_all_tokens_are_equal(settings):
-    cfg, (tokens, positions) = model_of(attention_form="maha", maha=settings), tokens_and_positions()
-    params = perturbed(cfg)
-    params["layers"] |= {"output": 0 * params["layers"]["output"]}  # every scale finds the same
-
-    def loss(params: weights.Params) -> jax.Array:
-        return (forward(params, cfg, 0 * tokens, positions) ** 2).sum()
-
-    assert all(np.isfinite(g).all() for g in jax.tree.leaves(jax.jit(jax.grad(loss))(params)))
-
-
 @pytest.mark.parametrize("settings", [{"scales": 2, "nash_iterations": 0}, {"scales": 2, "aggregation": "convex"}])
 def test_gradients_equal_finite_differences(settings):
     """Best responses have no gradient, on purpose."""
-    small = {"num_layers": 1, "dim": 8, "num_heads": 2, "num_kv_heads": 2, "mlp_dim": 8}
-    cfg = model_of(attention_form="maha", maha=settings, **small)
+    cfg = model_of(attention_form="maha", maha=settings, **SMALL)
     (tokens, positions), params = tokens_and_positions(6, 1), perturbed(cfg)
     aim = jax.random.normal(jax.random.key(3), (1, 6, 8))
 
     def loss(params: weights.Params) -> jax.Array:
-        return (forward(params, cfg, tokens, positions) * aim).mean()
+        return (decoder.forward(params, cfg, tokens, positions) * aim).mean()
 
-    check_grads(jax.jit(loss), (params,), order=1, modes=["rev"], atol=2e-2, rtol=2e-2, eps=1e-2)
+    check_gradient(jax.jit(jax.value_and_grad(loss)), params)
 
 
-def test_recomputing_changes_nothing():
-    cfg, (tokens, positions) = model_of(attention_form="maha", maha=NASH, residual="mhc"), tokens_and_positions(12)
+@pytest.mark.parametrize("settings", [NASH, *deep(CONVEX)])
+def test_gradients_are_finite_where_all_tokens_are_equal(settings):
+    cfg, (tokens, positions) = model_of(attention_form="maha", maha=settings, **SMALL), tokens_and_positions()
+    params = perturbed(cfg)
+    params["layers"] |= {"output": 0 * params["layers"]["output"]}  # every scale finds the same
+
+    def loss(params: weights.Params) -> jax.Array:
+        return (decoder.forward(params, cfg, 0 * tokens, positions) ** 2).sum()
+
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(jax.jit(jax.grad(loss))(params)))
+
+
+@pytest.mark.parametrize("residual", ["plain", *deep("mhc")])
+def test_recomputing_changes_nothing(residual):
+    cfg, (tokens, positions) = model_of(attention_form="maha", maha=NASH, residual=residual), tokens_and_positions(12)
     params = perturbed(cfg)
 
     def gradient(**changes: object) -> weights.Params:
@@ -107,16 +111,26 @@ def test_recomputing_changes_nothing():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-4)
 
 
-MESHES = [
-    pytest.param(sizes, marks=() if sizes == (2, 2, 2) else pytest.mark.deep) for sizes in mesh_agreement.MESHES[1:]
-]
+def test_loss_and_gradient_on_a_mesh_are_those_of_one_device():
+    cfg = small_on_meshes(residual="mhc", attention_form="maha", maha={"scales": 2, "nash_iterations": 1}, remat="none")
+    params, rows, found = perturbed(cfg), mesh_agreement.make_rows(), []
+    for sizes in ((1, 1, 1), (2, 2, 2)):
+        devices = make_mesh(*sizes)
+        with jax.set_mesh(devices):
+            compute = jax.jit(train_step.mean_gradient(mesh_agreement.make_loss(cfg), cfg, devices))
+            placed = jax.device_put(params, weights.param_shardings(cfg, devices))
+            found.append(jax.device_get(compute(placed, shard_batch(rows, devices))))
+    (alone, expected), (split, told) = found
+    np.testing.assert_allclose(told["loss"], expected["loss"], rtol=1e-5)
+    for (path, a), b in zip(jax.tree.leaves_with_path(alone), jax.tree.leaves(split), strict=True):
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-4 * np.abs(a).max(), err_msg=jax.tree_util.keystr(path))
 
 
-@pytest.mark.parametrize("sizes", MESHES)
-def test_updates_on_any_mesh(sizes, request):
-    updates = mesh_agreement.NUM_UPDATES if request.config.getoption("--deep") else 3
+@pytest.mark.deep
+@pytest.mark.parametrize("sizes", mesh_agreement.MESHES[1:])
+def test_updates_on_any_mesh(sizes):
     cfg = small_on_meshes(residual="mhc", attention_form="maha", maha=NASH)
-    found, alone = (mesh_agreement.train_on_mesh(cfg, make_mesh(*shape), updates) for shape in (sizes, (1, 1, 1)))
+    found, alone = (mesh_agreement.train_on_mesh(cfg, make_mesh(*shape)) for shape in (sizes, (1, 1, 1)))
     np.testing.assert_allclose(found["curve"][:, 0], alone["curve"][:, 0], rtol=1e-4)
     np.testing.assert_allclose(found["curve"][:, 1], alone["curve"][:, 1], rtol=1e-3)  # the gradient's norm
     assert set(found["held"]) == {int(found["table"])}
