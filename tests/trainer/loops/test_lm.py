@@ -1,7 +1,6 @@
-"""The LM loop: it learns, and a resume is exact."""
+"""The LM loop: a resume is exact, errors come early. test_lm_runtime.py shows that it learns."""
 
 import copy
-import json
 
 import jax
 import numpy as np
@@ -30,24 +29,6 @@ def changed(raw, **sections):
     for name, values in sections.items():
         new[name] = new[name] | values if isinstance(values, dict) else values
     return new
-
-
-def test_loss_falls_and_is_reported_on_held_out_text(lm_run, tmp_path):
-    lines = train(
-        changed(
-            lm_run,
-            loop={"steps": 60, "eval_interval": 30},
-            logging={"log_interval": 20},
-            checkpoint={"save_interval": 60},
-        ),
-        tmp_path / "a",
-    )
-    losses = [line["loss"] for line in lines if line["phase"] == "train"]
-    held_out = [line["eval_loss"] for line in lines if line["phase"] == "eval"]
-    assert len(losses) == 3
-    assert losses[-1] < 2.6 < np.log(256) < losses[0] + 2
-    assert held_out[1] < held_out[0]
-    assert json.loads((tmp_path / "a/summary.json").read_text())["eval_loss"] == pytest.approx(held_out[-1])
 
 
 @pytest.mark.deep

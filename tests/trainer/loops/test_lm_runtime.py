@@ -28,7 +28,7 @@ def train(raw, folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_everything_is_compiled_before_the_first_update_ends(lm_run, tmp_path, monkeypatch):
+def test_it_learns_and_everything_is_compiled_before_the_first_update_ends(lm_run, tmp_path, monkeypatch):
     """60 updates with evaluations, samples and checkpoints: one program each, and nothing is compiled on the way."""
     samples = lm_run["loop"]["text_samples"] | {"interval": 24, "prompts": ["1 and ", "7"], "max_new_tokens": 6}
     lengths = {"steps": 60, "total_batch_tokens": 640, "micro_batch_size": 2, "eval_interval": 30}
@@ -49,6 +49,11 @@ def test_everything_is_compiled_before_the_first_update_ends(lm_run, tmp_path, m
     assert len(compiled) > 3
     assert set(seen[:-1]) == {seen[0]}
     assert {line["step"] for line in lines if line["phase"] == "train"} == set(range(6, 61, 6))
+    losses = [line["loss"] for line in lines if line["phase"] == "train"]
+    held_out = [line["eval_loss"] for line in lines if line["phase"] == "eval"]
+    assert losses[-1] < 2.6 < np.log(256) < losses[0] + 2
+    assert held_out[1] < held_out[0]
+    assert json.loads((tmp_path / "a/summary.json").read_text())["eval_loss"] == pytest.approx(held_out[-1])
     last = [line for line in lines if line["phase"] == "train"][-1]
     assert 0 < last["data_time"] + last["transfer_time"] < last["step_time"]
     assert "compile_time" in lines[0]

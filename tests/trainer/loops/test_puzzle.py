@@ -174,14 +174,21 @@ def test_activations_of_half_precision_stay_close(dtype: str, mixer: str) -> Non
 
 
 @cache
+def first_state(cfg: Trm) -> tuple[Optimizer, train_step.State]:
+    """The optimizer, and what every mesh starts from."""
+    opt = TypeAdapter(Optimizer).validate_python(load_group("optimizer/adam_atan2"))
+    return opt, jax.device_get(train_step.init_state(cfg, opt, make_mesh(1, 1, 1), jax.random.key(0)))
+
+
+@cache
 def two_updates(cfg: Trm, *sizes: int) -> tuple[dict[str, Any], Any]:
     """Metrics of the second update, and the carry after it."""
     mesh, loop = make_mesh(*sizes), make_loop(batch_size=8, supervision_steps=3)
-    opt = TypeAdapter(Optimizer).validate_python(load_group("optimizer/adam_atan2"))
+    opt, first = first_state(cfg.model_copy(update={"activation_dtype": "float32"}))
     placed = jax.tree.map(lambda _: meshes.named_sharding(mesh, "batch"), losses.initial_carry(cfg, 8))
     with jax.set_mesh(mesh):
         carry = jax.jit(lambda: losses.initial_carry(cfg, 8), out_shardings=placed)()
-        state = train_step.init_state(cfg, opt, mesh, jax.random.key(0))._replace(carry=carry)
+        state = jax.device_put(first, train_step.state_shardings(cfg, opt, mesh))._replace(carry=carry)
         update = train_step.build_carry_update(losses.loss(cfg, loop), cfg, opt, mesh, placed)
         for i in (1, 2):
             cells = np.random.default_rng(i).integers(1, 6, (2, 8, 16)).astype(np.int32)

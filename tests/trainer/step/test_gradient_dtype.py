@@ -25,6 +25,7 @@ SUMMED = ("embedding", "position_embedding", "unembedding", "_bias", "_scale", "
 TOKENS, LENGTH = 65_536, 64
 
 
+@functools.cache
 def start(cfg: Model) -> weights.Params:
     """Initial weights, moved so that no gradient is 0."""
     random = np.random.default_rng(1)
@@ -35,7 +36,7 @@ def start(cfg: Model) -> weights.Params:
 def gradient(cfg: Model, batch: dict[str, np.ndarray], sizes: tuple[int, int, int], parts: int = 1) -> weights.Params:
     """Of the LM loss."""
     mesh = make_mesh(*sizes)
-    params = start(cfg)
+    params = start(cfg.model_copy(update={"activation_dtype": "float32"}))
     dealt = meshes.named_sharding(mesh, "batch")
     if parts > 1:
         batch = {name: x.reshape(parts, -1, x.shape[1]) for name, x in batch.items()}

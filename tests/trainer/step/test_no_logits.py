@@ -33,8 +33,9 @@ def experiment(request: pytest.FixtureRequest) -> RunFile:
     return RunFile.model_validate(raw | {"model": model, "loop": raw["loop"] | sizes[request.param]})
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), *deep((8, 1, 1), (2, 2, 2))])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((8, 1, 1), (1, 1, 1))])
 def test_logits_exist_for_a_chunk_of_positions(experiment, sizes):
+    """And every program compiles from its shapes."""
     devices = math.prod(sizes)
     mesh = make_mesh(*sizes)
     chunk = ROWS * CHUNK * VOCAB // devices

@@ -51,14 +51,14 @@ def experiment(request: pytest.FixtureRequest) -> RunFile:
     return RunFile.model_validate(request.getfixturevalue(f"{request.param}_run"))
 
 
-def test_every_program_of_a_loop_compiles_from_its_shapes(experiment):
+def test_every_program_of_a_loop_is_known_by_its_shapes(experiment):
+    """test_no_logits.py compiles them."""
     mesh = make_mesh(2, 2, 2)
     with jax.set_mesh(mesh):
         found = {p.name: p for p in remat.programs(experiment, mesh)}
         assert found.pop("resident").flops() == 0
         for name, program in found.items():
             assert (program.flops() > 0) == (name not in ("reshard", "admit"))  # which move and copy
-            program.function.lower(*program.arguments).compile()
     held = bytes_per_device(experiment.model, mesh)
     if experiment.loop.kind == "lm":
         assert found.keys() == {"update", "eval"}
