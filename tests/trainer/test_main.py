@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -188,14 +189,28 @@ def test_nothing_touches_a_backend_at_import():
     )
 
 
-def test_data_that_one_worker_cannot_read_end_the_run_with_its_words(pair, tmp_path, compile_cache):
-    path = tmp_path / "rows.jsonl"
+def run_with_a_bad_row(run: dict[str, Any], path: Path) -> dict[str, Any]:
+    """It trains for a while before it meets the row."""
     path.write_text('{"text": "a line of text"}\n' * 400 + "oops\n")
     data = load_group("data/jsonl") | {"path": str(path), "streams": 2, "shuffle": False, "eval_path": str(path)}
     data |= {"eval_fraction": 0, "tokenizer": "bytes"}
-    loop = pair["loop"] | {"steps": 1_000_000, "eval_interval": 1_000_000}
-    run = pair | {"data": data, "model": pair["model"] | {"vocab_size": 260}, "loop": loop}
-    run |= {"checkpoint": pair["checkpoint"] | {"save_interval": 1_000_000}}
+    loop = run["loop"] | {"steps": 1_000_000, "eval_interval": 1_000_000}
+    run = run | {"data": data, "model": run["model"] | {"vocab_size": 260}, "loop": loop}
+    return run | {"checkpoint": run["checkpoint"] | {"save_interval": 1_000_000}}
+
+
+def test_data_that_cannot_be_read_end_the_run(lm_run, tmp_path, run_here):
+    path = tmp_path / "rows.jsonl"
+    ended = run_here(run_with_a_bad_row(lm_run, path))
+    assert ended.exit_code == 2
+    assert ended.stderr == f"data.path: {path}:401 is not JSON: Expecting value, at character 0 of the line\n"
+    assert (tmp_path / "run/metrics.jsonl").read_text().startswith('{"step": 1,')
+
+
+@pytest.mark.deep
+def test_data_that_one_worker_cannot_read_end_the_run_with_its_words(pair, tmp_path, compile_cache):
+    path = tmp_path / "rows.jsonl"
+    run = run_with_a_bad_row(pair, path)
     ended = wait_processes(start_trainer(run, tmp_path / "run", compile_cache, {}, {}))
     alone = [worker for worker in ended if worker.exit_code == 2]
     assert len(alone) == 1, ended

@@ -12,6 +12,7 @@ from tests.trainer.conftest import make_mesh
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
 from trainer.sampler import Completion, Sampler, SamplerSettings, StopCriteria
+from trainer.sampler.programs import SamplerPrograms
 from trainer.tokenizer.byte_level import EOS_ID, PAD, decode
 
 RESPONSE, SAMPLES = 10, 2
@@ -31,6 +32,12 @@ def params_of(cfg):
     return initial(cfg, jax.random.key(0))
 
 
+@cache
+def programs_of(cfg, settings, mesh, ends):
+    """Compiled once, whatever is drawn with them."""
+    return SamplerPrograms(cfg, settings, mesh, ends)
+
+
 def drawn(cfg, *, sizes=(1, 1, 1), temperature=1.0, seed=0, ends=(EOS_ID,), texts=(), prompts=PROMPTS, **changes):
     """By row."""
     mesh = make_mesh(*sizes)
@@ -39,6 +46,7 @@ def drawn(cfg, *, sizes=(1, 1, 1), temperature=1.0, seed=0, ends=(EOS_ID,), text
     )
     with jax.set_mesh(mesh):
         sampler = Sampler(cfg, settings, mesh, StopCriteria(ends, texts, decode))
+        sampler.programs = programs_of(cfg, settings, mesh, tuple(ends))
         copy = sampler.load_params(jax.device_put(params_of(cfg), weights.param_shardings(cfg, mesh)))
         found = list(sampler.generate(copy, prompts, SAMPLES, jax.random.key(seed), temperature))
     assert sorted(response.row for response in found) == list(range(len(prompts) * SAMPLES))
@@ -90,7 +98,7 @@ def test_logprobs_are_those_of_the_trainer(tiny, temperature):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"chunk": 3},
+        pytest.param({"chunk": 3}, marks=pytest.mark.deep),
         {"slots": 5, "chunk": 2},
         pytest.param({"slots": 1, "chunk": 7}, marks=pytest.mark.deep),
         pytest.param({"sizes": (8, 1, 1)}, marks=pytest.mark.deep),
@@ -186,8 +194,9 @@ def test_what_is_asked_between_chunks_may_end_the_draw(tiny):
         if len(asked) == 3:
             raise InterruptedError
 
-    settings, mesh = SamplerSettings(8, RESPONSE, ROWS, chunk=2), make_mesh(1, 1, 1)
-    sampler = Sampler(tiny, settings, mesh, StopCriteria(()))
+    settings, mesh = SamplerSettings(8, RESPONSE, slots=5, chunk=2), make_mesh(1, 1, 1)
+    sampler = Sampler(tiny, settings, mesh, StopCriteria(OFTEN))
+    sampler.programs = programs_of(tiny, settings, mesh, OFTEN)
     with pytest.raises(InterruptedError):
         list(sampler.generate(sampler.load_params(params_of(tiny)), PROMPTS, SAMPLES, jax.random.key(0), 1.0, between))
     assert len(asked) == 3
