@@ -293,6 +293,9 @@ def test_the_page_says_how_much_there_is_and_where_the_rest_is(tmp_path: Path) -
     assert f"8 of {folded}</summary>" in page
     for command in (f"slipway logs --run {run}", f"slipway get {run}", "slipway tensorboard"):
         assert f"<code>{command}</code>" in page
+    body = ElementTree.fromstring(page[page.index("<body>") : page.index("</html>")])
+    tables = [(parent.get("class"), child) for parent in body.iter() for child in parent if child.tag == "table"]
+    assert {parent for parent, _ in tables} == {"scroll"}, "a wide table scrolls by itself on a narrow screen"
 
 
 def test_results_before_and_after_are_one_line(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from controller.run.estimate import describe_estimate
 from controller.run.preview import RunPreview, preview_run
 
 ACTION_SIGNS = {"none": "=", "create": "+", "update": "~", "replace": "±", "wait": "…", "unknown": "?"}
+NONE_FOUND = "no Google credentials"
+"""Beginning of what a check and every resource say; once is enough."""
 LINE_START = re.compile(r"  \S \w+ +|(?:run|pod|results|price|estimate|limit|now) +| +")
 """What stands before the text of a line: the sign and action of a resource, or the name of a value."""
 
@@ -94,7 +96,9 @@ def format_plan(preview: RunPreview) -> list[str]:
     if preview.status:
         lines.append(f"now      {preview.status}")
     lines.append("")
-    if unseen := _unseen_lines([row.observed for row in preview.rows if isinstance(row.observed, Unknown)]):
+    told = any(f.message.startswith(NONE_FOUND) for f in preview.findings)
+    unknown = [row.observed for row in preview.rows if isinstance(row.observed, Unknown)]
+    if unseen := _unseen_lines([s for s in unknown if not (told and s.why.startswith(NONE_FOUND))]):
         lines += [*unseen, ""]  # first: without credentials it is every line
     lines += _resource_lines(preview)
     if preview.findings:

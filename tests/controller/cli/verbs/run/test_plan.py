@@ -10,6 +10,7 @@ import pytest
 from controller.cli import main
 from controller.cli.verbs.run.plan import _wrapped, format_permissions, format_plan
 from controller.core.finding import Finding
+from controller.gcp.credentials import NO_CREDENTIALS
 from controller.gcp.prices import hourly_price
 from controller.plan.build import Plan, build_plan
 from controller.plan.permissions import permissions_of_plan
@@ -68,6 +69,15 @@ def test_a_fresh_projects_plan_creates_what_disabled_apis_would_manage(plan: Pla
     assert [line.strip() for line in lines if line.startswith("  +")] == [
         f"+ create   {r.title}" for r in plan.resources
     ]
+
+
+def test_missing_credentials_are_said_once(plan: Plan) -> None:
+    rows = [ResourcePreview(r, Unknown(NO_CREDENTIALS), None) for r in plan.resources]
+    price = hourly_price(plan.config, 0.0)
+    finding = Finding("credentials", "warning", "cloud", "no Google credentials, so nothing was checked; run …")
+    for findings in ([], [finding]):
+        lines = format_plan(RunPreview(plan, rows, findings, price, ""))
+        assert len([line for line in lines if "no Google credentials" in line]) == 1
 
 
 def test_no_line_of_the_permissions_is_wider_than_80_columns(plan: Plan) -> None:
