@@ -125,8 +125,9 @@ def test_gradients_equal_finite_differences_and_are_finite_where_all_tokens_are_
         assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
 
 
-@pytest.mark.parametrize("form", ["mhc_lite", *deep("mhc", "nash_hc")])
-@pytest.mark.parametrize(("remat", "scan"), [("full", True), pytest.param("attention", False, marks=pytest.mark.deep)])
+@pytest.mark.deep  # tests/trainer/fit/test_remat.py has every policy
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("remat", "scan"), [("full", True), ("attention", False)])
 def test_recomputing_changes_nothing(form, remat, scan):
     cfg, (tokens, positions) = model_of(residual=form, hyper={"streams": 2}), tokens_and_positions(12)
     params, saving = perturbed(cfg), cfg.model_copy(update={"remat": remat, "scan_layers": scan})
