@@ -79,14 +79,67 @@ class Prompt(Protocol):
     def __call__(self, question: str, /) -> str: ...
 
 
-class Evaluation(Protocol):
-    """Return metrics of a GRPO evaluation: `loop.evaluations`, called with the answers to the held-out questions.
+class EvaluatedModel(Protocol):
+    """The model that is being trained, as an evaluation of a language model sees it.
 
-    It runs on every process with the same answers, whenever accuracy is measured. Each number is logged as
-    `eval_<name in loop.evaluations>_<name here>`.
+    The function runs on worker 0 alone; all workers compute what it asks for.
     """
 
-    def __call__(self, answers: Sequence[Answered], /) -> Mapping[str, float]: ...
+    step: int
+    """Updates done."""
+    max_seq_len: int
+    """Tokens that the model can read. Of a longer text it reads the end."""
+    bos: tuple[int, ...]
+    """Token before each text; the newline's, if the tokenizer has none."""
+    eos: int | None
+
+    def encode(self, texts: Sequence[str], /) -> list[list[int]]:
+        """Return the tokens of each text, without special tokens."""
+        ...
+
+    def decode(self, tokens: Sequence[int], /) -> str: ...
+
+    def score(self, rows: Sequence[Sequence[int]], /) -> list[tuple[Array, Array]]:
+        """Return for tokens 1 to n - 1 of each row their log-probabilities in nats, and whether each is the likeliest.
+
+        Where the model could not read the beginning, they are NaN and False.
+        """
+        ...
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        /,
+        max_new_tokens: int,
+        stop: Sequence[str] = (),
+        temperature: float = 0.0,
+    ) -> list[str]:
+        """Return the continuation of each prompt, up to the end-of-text token or the first of the texts `stop`."""
+        ...
+
+
+class EvaluatedSolver(Protocol):
+    """The model of the puzzle loop, as an evaluation sees it."""
+
+    step: int
+    dataset: Any
+    """A `PuzzleDataset`, with `test_batches`."""
+
+    def solve(self, puzzles: Array, /) -> Array:
+        """Return the answers to puzzles, int32 [N, cells], after all supervision steps."""
+        ...
+
+
+class Evaluation(Protocol):
+    """Return metrics of the run so far: `loop.evaluations`, with its options. It runs on worker 0.
+
+    If the first parameter is called `model`, it gets an EvaluatedModel, or an EvaluatedSolver in the puzzle loop.
+    Otherwise it gets the answers to the held-out questions, which only the GRPO loop has. Each metric is logged as
+    `eval_<name in loop.evaluations>_<name here>`. A list of numbers, one for each example, becomes their mean with its
+    standard error and interval. An exception, NaN or too long a time is an alert, and the run goes on.
+    """
+
+    def __call__(self, answers_or_model: Any, /, **options: Any) -> "Mapping[str, float | Sequence[float]]": ...
 
 
 class PolicyLoss(Protocol):
@@ -284,6 +337,15 @@ def call_problem(signature: inspect.Signature, kind: str, options: Iterable[str]
         called = ", ".join([*arguments, *(f"{name}=…" for name in options)])
         return f"takes {signature}, but is called as ({called}): {error}"
     return ""
+
+
+def wants_model(function: Any) -> bool:
+    """Return whether an evaluation, or its signature, wants the model in place of answers."""
+    try:
+        signature = function if isinstance(function, inspect.Signature) else inspect.signature(function)
+    except (TypeError, ValueError):  # without a signature, as some of C
+        return False
+    return next(iter(signature.parameters), "") == "model"
 
 
 def load(kind: str, reference: str, key: str, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from conf.schema.config import Config
 from conf.schema.training.data import CustomDocuments
+from conf.schema.training.evaluations import BUILT_IN
 from conf.schema.training.loop import GRPO_LOSSES, REWARDS, CustomLoop, GrpoLoop, LmLoop
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import CustomOptimizer
@@ -49,16 +50,22 @@ def trainer_references(config: Config) -> Iterator[Use]:
         yield Use("optimizer rule", "optimizer.rule", opt.rule, opt.options)
     if isinstance(model, Model) and model.implementation is not None:
         yield Use("model family", "model.implementation", model.implementation)
+    yield from (use for use in evaluations(config) if use.reference not in BUILT_IN.values())
     match loop:
         case GrpoLoop():
             yield from (Use("reward", "loop.rewards", name) for name in loop.rewards if name not in REWARDS)
             if loop.accuracy_reward not in REWARDS:
                 yield Use("reward", "loop.accuracy_reward", loop.accuracy_reward)
-            for name, reference in loop.evaluations.items():
-                yield Use("evaluation", f"loop.evaluations.{name}", reference)
             if loop.loss_type not in GRPO_LOSSES:
                 yield Use("policy loss", "loop.loss_type", loop.loss_type, loop.loss_options)
         case LmLoop() if loop.loss != "cross_entropy":
             yield Use("token loss", "loop.loss", loop.loss, loop.loss_options)
         case CustomLoop():
             yield Use("loop", "loop.run", loop.run, loop.options)
+
+
+def evaluations(config: Config) -> Iterator[Use]:
+    """Yield the functions of `loop.evaluations`, those that are shipped too."""
+    if config.program.kind == "trainer":
+        for name, wanted in getattr(config.loop, "evaluations", {}).items():
+            yield Use("evaluation", f"loop.evaluations.{name}", wanted.reference, wanted.options)

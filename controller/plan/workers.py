@@ -35,6 +35,7 @@ from controller.resources.workers.watchdog import Watchdog
 
 LOCK_FILE = Path(conf.__file__).with_name("requirements.txt")
 WANDB_LOCK_FILE = Path(conf.__file__).with_name("wandb.txt")
+EVALS_LOCK_FILE = Path(conf.__file__).with_name("evals.txt")
 PIN = re.compile(r"^(?P<name>[\w.-]+)(\[.*?\])?==.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 """One package of a lock file, with its hashes."""
 
@@ -67,12 +68,20 @@ def with_own_python(config: Config) -> Config:
 
 
 def _lock(config: Config) -> str:
-    """Return the pinned packages, plus those that logging.wandb needs."""
+    """Return the pinned packages, plus those that logging.wandb and the evaluation lm_eval need."""
     text = LOCK_FILE.read_text()
-    if config.program.kind != "trainer" or config.logging.wandb is None:
+    if config.program.kind != "trainer":
         return text
-    there = {match["name"] for match in PIN.finditer(text)}
-    return text + "".join(match[0] for match in PIN.finditer(WANDB_LOCK_FILE.read_text()) if match["name"] not in there)
+    more = [WANDB_LOCK_FILE] if config.logging.wandb is not None else []
+    for file in [*more, EVALS_LOCK_FILE] if uses_lm_eval(config) else more:
+        there = {match["name"] for match in PIN.finditer(text)}
+        text += "".join(match[0] for match in PIN.finditer(file.read_text()) if match["name"] not in there)
+    return text
+
+
+def uses_lm_eval(config: Config) -> bool:
+    """Return whether an evaluation needs the package lm_eval on the workers."""
+    return any(wanted.run == "lm_eval" for wanted in getattr(config.loop, "evaluations", {}).values())
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,10 @@ def test_grpo_with_data_prompt_reward_loss_evaluation_and_rule_of_ones_own(
         "loss_type": "my_losses:cispo",
         "loss_options": {"cap": 1.5},
         "rewards": {"my_reward:brief": 1.0, "my_reward:concise": 0.1},
-        "evaluations": {"style": "my_evaluation:style"},
+        "evaluations": {
+            "style": "my_evaluation:style",
+            "counting": {"run": "my_evaluation:counting", "options": {"upto": 8}, "interval": "end"},
+        },
         "max_prompt_length": 60,
         "warm_start_steps": 0,
         "test_samples_per_prompt": None,
@@ -65,13 +68,15 @@ def test_grpo_with_data_prompt_reward_loss_evaluation_and_rule_of_ones_own(
         "optimizer": load_group("optimizer/custom") | rule,
     }
     lines = train(raw, tmp_path / "run")
-    evaluated = next(line for line in lines if line["phase"] == "eval")
+    evaluated = next(line for line in lines if line.get("evaluation") == "style")
     assert evaluated["eval_style_characters"] > 0
     assert 0 <= evaluated["eval_style_empty"] <= 1
     trained = [line for line in lines if line["phase"] == "grpo"]
     assert len(trained) == 4
     assert all(line["loss"] is not None for line in trained)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["eval_style_characters"] > 0
+    assert summary["eval_counting_successor_low"] <= summary["eval_counting_successor"]
     assert summary["bad_lines"] == 2  # in path and in eval_path
     skipped = "2 rows are skipped (data.on_bad_line); the first: my_questions:some_bad, row 0 of train has no text in"
     assert skipped in capfd.readouterr().out
@@ -86,9 +91,13 @@ def test_language_models_with_data_loss_and_model_of_ones_own(lm_run: Any, tmp_p
     raw = lm_run | {
         "data": data | {"eval_fraction": 0.2, "packing": "documents"},
         "model": lm_run["model"] | {"implementation": "my_model:GatedAverage", "vocab_size": 260},
-        "loop": lm_run["loop"] | {"loss": "my_losses:focal", "loss_options": {"gamma": 1.0}, "steps": 12},
+        "loop": lm_run["loop"]
+        | {"loss": "my_losses:focal", "loss_options": {"gamma": 1.0}, "steps": 12}
+        | {"evaluations": {"counting": "my_evaluation:counting"}},
     }
-    lines = [line for line in train(raw, tmp_path / "run") if line["phase"] == "train"]
+    written = train(raw, tmp_path / "run")
+    assert [line["step"] for line in written if "eval_counting_successor" in line] == [4, 8, 12]
+    lines = [line for line in written if line["phase"] == "train"]
     assert all(line["loss"] < line["cross_entropy"] for line in lines)  # a focal weight is below 1
     assert lines[-1]["cross_entropy"] < lines[0]["cross_entropy"]
 

@@ -13,8 +13,8 @@ from trainer.tokenizer import loading
 class PromptEncoder:
     """Encodes prompts with the tokenizer, template and wording of `data`.
 
-    ends: ids of the special tokens that end a response; the first one follows a worked answer. vocab: ids that the
-    model must know.
+    stop_tokens: ids of the special tokens that end a response; the first one follows a worked answer. vocab_size: ids
+    that the model must know. bos: the token before each prompt, if any.
     """
 
     def __init__(self, data: QuestionData) -> None:
@@ -22,20 +22,20 @@ class PromptEncoder:
         if data.tokenizer == loading.CHARACTERS:
             raise RunFileError("data.tokenizer: characters requires a text, not questions; use bytes")
         self._prompt, self._template = data.prompt, chat.CHAT_TEMPLATES.get(data.chat_template)
-        self._tokenizer = loading.load_tokenizer(data.tokenizer)
+        self.tokenizer = loading.load_tokenizer(data.tokenizer)
         bos = data.bos or (self._template.bos if self._template else None)
-        self._bos = [self._special_id(bos, "data.bos" if data.bos else "data.chat_template")] if bos else []
+        self.bos = [self._special_id(bos, "data.bos" if data.bos else "data.chat_template")] if bos else []
         ends = [self._special_id(self._template.end_of_turn, "data.chat_template")] if self._template else []
         ends += [self._special_id(data.eos, "data.eos")] if data.eos else []
         self.stop_tokens = tuple(dict.fromkeys(ends))
-        self.vocab_size = self._tokenizer.vocab_size
+        self.vocab_size = self.tokenizer.vocab_size
 
     def encode(self, problems: Sequence[Problem]) -> list[Question]:
         """Return questions with tokenized prompts and tokenized worked answers, including their end."""
         prompts = [self._parts(problem.question) for problem in problems]
         texts = [piece for pieces in prompts for piece in pieces if not isinstance(piece, SpecialToken)]
         worked = [self._format_solution(problem.solution) for problem in problems]
-        ids = (found.tolist() for found in self._tokenizer.encode([*texts, *worked]))
+        ids = (found.tolist() for found in self.tokenizer.encode([*texts, *worked]))
         tokens = [self._to_ids(pieces, ids) for pieces in prompts]
         return [
             Question(chat.render(pieces), prompt, problem.answer, [*answer, self.stop_tokens[0]], problem.row)
@@ -44,7 +44,7 @@ class PromptEncoder:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a response, without special tokens."""
-        return self._tokenizer.decode(tokens)
+        return self.tokenizer.decode(tokens)
 
     def _parts(self, question: str) -> list[PromptPart]:
         return (
@@ -55,7 +55,7 @@ class PromptEncoder:
 
     def _to_ids(self, pieces: Sequence[PromptPart], texts: Iterator[list[int]]) -> list[int]:
         """Return the ids of a prompt. texts: ids of its text pieces, in order."""
-        ids = list(self._bos)
+        ids = list(self.bos)
         for piece in pieces:
             ids += (
                 [self._special_id(piece.name, "data.chat_template")] if isinstance(piece, SpecialToken) else next(texts)
@@ -68,7 +68,7 @@ class PromptEncoder:
         return text.strip() if self._template else text
 
     def _special_id(self, name: str, key: str) -> int:
-        special = self._tokenizer.special_tokens
+        special = self.tokenizer.special_tokens
         if name not in special:
             choices = ", ".join(list(special)[:12]) or "none"
             raise RunFileError(f"{key}: the tokenizer has no special token {name}; it has {choices}")

@@ -2,18 +2,16 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 
 from conf.extension import Answered
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.run_yaml import RunFileError
 from trainer.data.problem import Question
 from trainer.data.questions import QuestionSet
 from trainer.evaluation import statistics
 from trainer.evaluation.answering import AnswerEvaluator, GradedAnswers
-from trainer.extension import load_extension
 from trainer.models.weights import Params
 from trainer.rewards.pool import RewardPool
 from trainer.sampler import Sampler
@@ -28,13 +26,16 @@ class EvalResult:
     """Result of an evaluation.
 
     accuracy: fraction of correct answers; interval: its 95 % confidence interval; values: by metric name; transcripts:
-    on process 0.
+    on process 0; answers: to the held-out questions, for `loop.evaluations`, whose
+    results are plugin_values.
     """
 
     accuracy: float
     interval: tuple[float, float]
     values: dict[str, float]
     transcripts: list[Transcript]
+    answers: Sequence[Answered] = ()
+    plugin_values: Mapping[str, float] = field(default_factory=dict)
 
 
 class Evaluator:
@@ -44,10 +45,6 @@ class Evaluator:
         """Raise RunFileError if there are too few questions."""
         self._loop, self._sampler = loop, sampler
         self._answer_evaluator = AnswerEvaluator(sampler, asked.prompt_encoder, checks, loop.accuracy_reward)
-        self._own = {
-            name: load_extension("evaluation", reference, f"loop.evaluations.{name}")
-            for name, reference in loop.evaluations.items()
-        }
         self._validation = asked.validation(loop.eval_prompts)
         self._test = [] if loop.test_samples_per_prompt is None else asked.test(loop.test_prompts)
         self._key = jax.random.fold_in(jax.random.key(seed), TEST_KEY_OFFSET)
@@ -64,8 +61,12 @@ class Evaluator:
         right = sum(answer for (answer,) in found.correct)
         accuracy, interval = right / len(asked), statistics.wilson_interval(right, len(asked))
         values = {"eval_accuracy": accuracy, "eval_accuracy_low": interval[0], "eval_accuracy_high": interval[1]}
-        values |= self._own_metrics(asked, found)
-        return EvalResult(accuracy, interval, values | {"eval_time": time.perf_counter() - began}, found.transcripts)
+        values |= {"eval_time": time.perf_counter() - began}
+        answers = [
+            Answered(question.prompt, text, question.answer, correct)
+            for question, (text,), (correct,) in zip(asked, found.texts, found.correct, strict=True)
+        ]
+        return EvalResult(accuracy, interval, values, found.transcripts, answers if self._loop.evaluations else ())
 
     def test(self, params: Params, between: Callable[[], None] = lambda: None) -> EvalResult | None:
         """Draw `loop.test_samples_per_prompt` answers to each of `loop.test_prompts` questions; None if null."""
@@ -85,22 +86,8 @@ class Evaluator:
     ) -> GradedAnswers:
         copy, kept = self._sampler.load_params(params), self._loop.transcripts
         return self._answer_evaluator.evaluate(
-            copy, asked, samples, self._key, temperature, kept, between, keep_texts=bool(self._own)
+            copy, asked, samples, self._key, temperature, kept, between, keep_texts=bool(self._loop.evaluations)
         )
-
-    def _own_metrics(self, asked: Sequence[Question], found: GradedAnswers) -> dict[str, float]:
-        """Return the metrics of the user's evaluations. Raises RunFileError if one returns no numbers."""
-        answers = [
-            Answered(question.prompt, text, question.answer, right)
-            for question, (text,), (right,) in zip(asked, found.texts, found.correct, strict=True)
-        ]
-        metrics: dict[str, float] = {}
-        for name, function in self._own.items():
-            value = function(answers)
-            if not isinstance(value, Mapping) or not all(isinstance(v, int | float) for v in value.values()):
-                raise RunFileError(f"loop.evaluations.{name}: must return numbers by name, not {value!r}")
-            metrics |= {f"eval_{name}_{key}": float(number) for key, number in value.items()}
-        return metrics
 
 
 def multi_sample_metrics(found: GradedAnswers, samples: int) -> dict[str, float]:

@@ -20,6 +20,8 @@ from trainer.data.prompting import PromptEncoder
 from trainer.distributed import mesh as meshes
 from trainer.distributed.preemption import PreemptionNotice
 from trainer.evaluation.accuracy import Evaluator
+from trainer.evaluation.model import TextModel
+from trainer.evaluation.plugins import EvaluationPlugins
 from trainer.models.weights import Params
 from trainer.pretrained import store
 from trainer.rewards.functions import check_columns, resolve
@@ -78,7 +80,9 @@ class GrpoTrainer:
         evaluation = Evaluator(loop, self.questions, self.sampler, checks, experiment.seed)
         self.telemetry = Telemetry(experiment, loop, log)
         self.saver = StateSaver(checkpoints, notice, self.telemetry)
-        self.evaluations = Evaluations(loop, evaluation, log, checkpoints, self.telemetry, self.saver)
+        text = (prompting.tokenizer, prompting.bos, prompting.stop_tokens)
+        plugins = EvaluationPlugins(loop, log, lambda: TextModel(experiment.decoder, mesh, *text))
+        self.evaluations = Evaluations(loop, evaluation, plugins, log, checkpoints, self.telemetry, self.saver)
         listed = list(grpo_programs.all_programs(experiment, loop, mesh, self.sampler.programs))
         with log.phases.measure("compile"):
             compilation = startup_report.Compilation(listed)

@@ -16,6 +16,8 @@ from trainer.checkpoint.manager import CheckpointManager
 from trainer.data import batches
 from trainer.distributed import batch_sharding
 from trainer.distributed.preemption import PreemptionNotice
+from trainer.evaluation.model import TextModel
+from trainer.evaluation.plugins import EvaluationPlugins
 from trainer.loops.updates import Programs, UpdateLoop
 from trainer.losses import lm
 from trainer.step import train_step
@@ -128,6 +130,14 @@ def _finish_compilation(
         assert samples is not None, "an interval is set"
         log.log_text(step, "samples", "\n\n---\n\n".join(samples.generate(train_step.eval_params(state))))
 
+    ends = [] if data.eos_id is None else [data.eos_id]
+    plugins = EvaluationPlugins(
+        loop, log, lambda: TextModel(experiment.decoder, split.mesh, data.tokenizer, data.bos_ids, ends)
+    )
+
+    def run_plugins(state: train_step.State, step: int, between: Callable[[], None]) -> dict[str, float]:
+        return plugins.run(step, step, train_step.eval_params(state), between)
+
     compile_seconds = costs["compile_time"] + time.perf_counter() - began
     return Programs(
         split.to_devices,
@@ -137,6 +147,7 @@ def _finish_compilation(
         compile_seconds,
         sample if samples else None,
         loop.text_samples.interval,
+        run_plugins,
     )
 
 

@@ -19,6 +19,8 @@ from trainer.distributed import runtime
 from trainer.distributed.batch import Batch, DeviceBatch
 from trainer.distributed.preemption import PreemptionNotice
 from trainer.evaluation import puzzles
+from trainer.evaluation.model import PuzzleModel
+from trainer.evaluation.plugins import EvaluationPlugins
 from trainer.loops.updates import Programs, UpdateLoop
 from trainer.losses import puzzle
 from trainer.models.weights import Params
@@ -160,7 +162,13 @@ class _Compiled:
         self.ready = compilation.wait(self.costs)
 
     def programs(self) -> Programs:
-        return Programs(self.place, self.update, self.evaluate, self.rates, self.costs["compile_time"])
+        costs, loop = self.costs["compile_time"], self.loop
+        own = EvaluationPlugins(loop, self.log, lambda: PuzzleModel(self.cfg, loop, self.mesh, self.dataset))
+
+        def run_plugins(state: train_step.State, step: int, between: Callable[[], None]) -> dict[str, float]:
+            return own.run(step, step, train_step.eval_params(state), between)
+
+        return Programs(self.place, self.update, self.evaluate, self.rates, costs, plugins=run_plugins)
 
     def place(self, batch: Batch) -> DeviceBatch:
         with jax.transfer_guard("allow"):  # each device gets its rows of what every process has

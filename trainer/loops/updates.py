@@ -47,6 +47,7 @@ class Programs:
         rates: from seconds per update to metrics of speed.
         sample: logs samples of the state after a number of updates, every `sample_interval` updates.
         compile_seconds: what compiling took.
+        plugins: runs the evaluations of `loop.evaluations` that are due; arguments as of `evaluate`.
     """
 
     place: Callable[[Batch], DeviceBatch]
@@ -56,6 +57,7 @@ class Programs:
     compile_seconds: float
     sample: Callable[[train_step.State, int], None] | None = None
     sample_interval: int | None = None
+    plugins: Callable[[train_step.State, int, Callable[[], None]], dict[str, float]] | None = None
 
 
 class UpdateLoop:
@@ -160,8 +162,12 @@ class UpdateLoop:
 
     def _evaluate(self, step: int, state: train_step.State) -> dict[str, float]:
         began = time.perf_counter()
+
+        def between() -> None:
+            self._save_if_preempted(step, state)
+
         with self.log.phases.measure("evaluations"):
-            results = self.programs.evaluate(state, step, lambda: self._save_if_preempted(step, state))
-        self.log.log(step, "eval", **results, eval_time=time.perf_counter() - began)
-        self.checkpoints.record_score(step, **results)
-        return results
+            results = self.programs.evaluate(state, step, between)
+            self.log.log(step, "eval", **results, eval_time=time.perf_counter() - began)
+            self.checkpoints.record_score(step, **results)
+            return results | (self.programs.plugins(state, step, between) if self.programs.plugins else {})

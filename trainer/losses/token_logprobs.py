@@ -3,6 +3,8 @@
 Logits exist for `model.logit_chunk` positions of each sequence at a time and are recomputed in the backward pass.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -21,6 +23,36 @@ def token_logprobs(
     hidden: [B, T, D] from `decoder.forward`; targets: [B, T] token ids. Logits are divided by `temperature`, which
     gives the distribution that a sampler at that temperature draws from. Both results are differentiable.
     """
+
+    def statistics(logits: jax.Array, is_target: jax.Array) -> tuple[jax.Array, jax.Array]:
+        total = jax.nn.logsumexp(logits, axis=-1)
+        chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
+        mean = jnp.sum(jnp.exp(logits - total[..., None]) * logits, axis=-1)
+        return chosen - total, total - mean
+
+    return _map_logits(statistics, hidden, params, targets, cfg, temperature)
+
+
+def target_scores(hidden: jax.Array, params: Params, targets: jax.Array, cfg: Model) -> tuple[jax.Array, jax.Array]:
+    """Return each target's log-probability in nats, float32, and whether it is the likeliest token, bool: [B, T]."""
+
+    def statistics(logits: jax.Array, is_target: jax.Array) -> tuple[jax.Array, jax.Array]:
+        likeliest = logits.argmax(axis=-1, keepdims=True) == jnp.arange(logits.shape[-1])
+        chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
+        return chosen - jax.nn.logsumexp(logits, axis=-1), (likeliest & is_target).any(axis=-1)
+
+    return _map_logits(statistics, hidden, params, targets, cfg)
+
+
+def _map_logits(
+    statistics: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
+    hidden: jax.Array,
+    params: Params,
+    targets: jax.Array,
+    cfg: Model,
+    temperature: float = 1.0,
+) -> tuple[jax.Array, jax.Array]:
+    """Return two statistics of each position's logits [B, n, vocab], which also get where its target is."""
     # On a mesh, each device holds a shard of the vocabulary and also scores its neighbours' rows. Only one chunk's
     # hidden states move, and neither the output layer nor its gradient is ever whole on a device. A vocabulary that
     # the devices do not divide gets rows of zeros here, whose logits are masked; the weights keep their shape.
@@ -36,11 +68,8 @@ def token_logprobs(
         if padding:
             logits = jnp.where(all_ids < cfg.vocab_size, logits, jnp.finfo(logits.dtype).min)
         logits = meshes.constrain(logits, "rows", None, "logits")
-        total = jax.nn.logsumexp(logits, axis=-1)
-        is_target = ids[..., None] == all_ids
-        chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
-        mean = jnp.sum(jnp.exp(logits - total[..., None]) * logits, axis=-1)
-        return meshes.constrain(chosen - total, "batch", None), meshes.constrain(total - mean, "batch", None)
+        first, second = statistics(logits, ids[..., None] == all_ids)
+        return meshes.constrain(first, "batch", None), meshes.constrain(second, "batch", None)
 
     with jax.named_scope("token_logprobs"):
         return map_chunks(lambda states, ids: score(table, states, ids), cfg.logit_chunk, hidden, targets)

@@ -1,10 +1,11 @@
 """Evaluations of a GRPO run: at the start, during training, and before and after GRPO."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from conf.schema.training.loop import GrpoLoop
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.evaluation.accuracy import EvalResult, Evaluator
+from trainer.evaluation.plugins import EvaluationPlugins
 from trainer.rl.state import StateSaver, TrainState
 from trainer.rl.telemetry import Telemetry
 from trainer.step import train_step
@@ -19,6 +20,7 @@ class Evaluations:
 
     loop: GrpoLoop
     evaluation: Evaluator
+    plugins: EvaluationPlugins
     log: MetricsLogger
     checkpoints: CheckpointManager
     telemetry: Telemetry
@@ -41,8 +43,11 @@ class Evaluations:
         with self.telemetry.stopwatch.excluded(), self.telemetry.phases.measure("evaluations"):
             step = train_state.progress.total_steps
             between = (lambda: self.saver.save_if_preempted(train_state)) if phase == "eval" else lambda: None
-            result = self.evaluation.greedy(train_step.eval_params(train_state.state), between=between)
+            params, done = train_step.eval_params(train_state.state), train_state.progress.steps
+            result = self.evaluation.greedy(params, between=between)
             self.log.log(step, phase, **result.values)
+            own = self.plugins.run(step, done, params, between, result.answers, phase)
+            result = replace(result, plugin_values=own)
         if phase == "eval":
             self.log.log_transcripts(step, phase, result.transcripts)
             self.checkpoints.record_score(step, eval_accuracy=result.accuracy)
@@ -84,6 +89,7 @@ class Evaluations:
             warm_start_steps=progress.warm_steps,
             steps=progress.steps,
             **facts,
+            **{name: value for name, value in after.plugin_values.items() if "/" not in name},
             **{f"{name}_{when}": value for when, values in tests.items() for name, value in values.items()},
         )
 

@@ -50,6 +50,7 @@ class MetricsLogger:
         self._writes, self._wandb = writes, there
         self.phases = PhaseTimes()
         self._local, self._remote = local, epath.Path(remote)
+        self._recorded: dict[tuple[int, str], dict[str, float]] = {}
         if not writes:
             return
         # saves the other processes half a second of imports
@@ -63,7 +64,8 @@ class MetricsLogger:
     def resume(self, step: int) -> None:
         """Continue after `step`, dropping later lines, which come from an interrupted attempt.
 
-        That step's evaluation is dropped too: it follows the checkpoint and is repeated. A new run resumes at step 0.
+        That step's evaluation is dropped too: it follows the checkpoint and is repeated. Evaluations of
+        `loop.evaluations` are not, see `recorded`. A new run resumes at step 0.
         The lines come from the local folder, or else from the run's.
         """
         if not self._writes:
@@ -75,21 +77,33 @@ class MetricsLogger:
             source = local if local.stat().st_size or not remote.exists() else remote
             kept = [line for line in source.read_bytes().splitlines(keepends=True) if _is_line_before(line, step)]
             local.write_bytes(b"".join(kept))
+            self._recorded |= dict(_evaluation(line) for line in map(json.loads, kept) if "evaluation" in line)
         self._metrics_file = (self._local / METRICS_FILE).open("a")
         self._transcripts_file = (self._local / TRANSCRIPTS_FILE).open("a")
         self._events.add_event(_session_start_event(step + 1))
 
+    def recorded(self, step: int, evaluation: str) -> dict[str, float] | None:
+        """Return the values of an evaluation of `loop.evaluations` that an interrupted attempt has logged, or None."""
+        return self._recorded.get((step, evaluation))
+
     def log(self, step: int, phase: str, **values: float) -> None:
         """Log a line and a point of each curve at this number of updates. Non-finite values become null."""
+        self._log({"step": step, "phase": phase}, values)
+
+    def log_evaluation(self, step: int, phase: str, evaluation: str, values: dict[str, float]) -> None:
+        """Log a line and points of an evaluation of `loop.evaluations`."""
+        self._log({"step": step, "phase": phase, "evaluation": evaluation}, values)
+
+    def _log(self, line: dict[str, Any], values: dict[str, float]) -> None:
         if not self._writes:
             return
         now = time.time()
         finite = {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
-        self._metrics_file.write(json.dumps({"step": step, "phase": phase, "time": round(now, 3)} | finite) + "\n")
+        self._metrics_file.write(json.dumps(line | {"time": round(now, 3)} | finite) + "\n")
         self._metrics_file.flush()
-        self._events.add_event(_scalar_event(step, now, values))
+        self._events.add_event(_scalar_event(line["step"], now, values))
         if self._wandb:
-            self._wandb.log(step, finite)
+            self._wandb.log(line["step"], finite)
 
     def log_alert(self, step: int, name: str, message: str) -> None:
         """Tell the controller that an alert is raised or, without a message, over."""
@@ -167,7 +181,13 @@ def _is_line_before(line: bytes, step: int) -> bool:
         values = json.loads(line)
     except json.JSONDecodeError:
         return False
-    return values["step"] < step or (0 < values["step"] == step and values["phase"] not in ("eval", "test"))
+    repeated = values["phase"] in ("eval", "test") and "evaluation" not in values
+    return values["step"] < step or (0 < values["step"] == step and not repeated)
+
+
+def _evaluation(line: dict[str, Any]) -> tuple[tuple[int, str], dict[str, float]]:
+    values = {name: value for name, value in line.items() if name not in ("step", "phase", "time", "evaluation")}
+    return (line["step"], line["evaluation"]), values
 
 
 def _scalar_event(step: int, now: float, values: dict[str, float]) -> Event:

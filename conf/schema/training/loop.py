@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from conf.extension import PATTERN, OrReference, Reference
 from conf.schema.base import Strict
+from conf.schema.training.evaluations import EVALUATIONS_HELP, Evaluations, check_intervals
 from conf.schema.training.even import UnevenError, nearest_multiples
 from conf.schema.training.puzzle import PuzzleLoop
 from conf.schema.training.settings import Mesh
@@ -76,7 +77,10 @@ class LmLoop(Strict):
     loss_options: dict[str, Any] = Field(description="Keyword arguments of a loss of your own.")
     eval_interval: int = Field(ge=1, description="Updates between evaluations. Another one follows the last update.")
     eval_batches: int = Field(ge=1, description="Validation batches per evaluation, of an update's size.")
+    evaluations: Evaluations = Field(description=EVALUATIONS_HELP)
     text_samples: TextSamples
+
+    _intervals = model_validator(mode="after")(check_intervals)
 
     @model_validator(mode="after")
     def _whole_rows(self) -> "LmLoop":
@@ -226,10 +230,10 @@ class GrpoLoop(Strict):
         ge=1, le=1024, description="Answers sampled per test question, before and after GRPO. null: no test."
     )
     test_prompts: int | None = Field(ge=1, description="Number of test questions. null: the whole test set.")
-    evaluations: dict[str, Reference] = Field(
-        description="More metrics of evaluations, by name: module:name of a function of the answers (docs/extend.md)."
-    )
+    evaluations: Evaluations = Field(description=EVALUATIONS_HELP)
     transcripts: int = Field(ge=0, le=1000, description="Questions per evaluation whose answers are saved.")
+
+    _intervals = model_validator(mode="after")(check_intervals)
 
     @field_validator("advantage_std", "filter_zero_variance_groups", "clip_ratio_high", mode="after")
     @classmethod

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema, model_validator
 
 from conf.schema.base import Strict
+from conf.schema.training.evaluations import EVALUATIONS_HELP, Evaluations, check_intervals
 from conf.schema.training.even import UnevenError, nearest_multiples
 
 
@@ -56,7 +57,10 @@ class PuzzleLoop(Strict):
     eval_train_puzzles: int = Field(
         ge=0, description="Training puzzles that each evaluation solves too, for the train-test gap. 0: none."
     )
+    evaluations: Evaluations = Field(description=EVALUATIONS_HELP)
     boards: int = Field(ge=0, le=64, description="Test puzzles whose solution is shown step by step.")
+
+    _intervals = model_validator(mode="after")(check_intervals)
 
     @model_validator(mode="before")
     @classmethod

@@ -1,16 +1,24 @@
 """Extensions: what the config names as `module:name` exists and can be called, and the user's own checks."""
 
+import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
-from conf.extension import ExtensionError, call_problem, load
+from conf.extension import ExtensionError, call_problem, load, wants_model
 from conf.schema.config import Config
+from conf.schema.training.evaluations import BUILT_IN
 from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.puzzle import PuzzleLoop
+from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
 from controller.inputs.modules import DefinitionError, find_signature, module_files, on_search_path, taken_names
-from controller.inputs.references import references, trainer_references
+from controller.inputs.references import evaluations, references, trainer_references
+from controller.plan.build import Plan
+from controller.resources.workers.venv import Venv
 
+LM_EVAL = re.compile(r"^lm[-_.]eval\b", re.MULTILINE | re.IGNORECASE)
 KEYS = (
     *(
         "loop.rewards",
@@ -29,14 +37,15 @@ KEYS = (
 @check("extension", "error", *KEYS)
 def extensions_exist(config: Config) -> Iterator[Issue]:
     """A module or function that is missing, or takes other arguments, fails only when the workers call it."""
-    used = references(config)
+    shipped = [use for use in evaluations(config) if use.reference in BUILT_IN.values()]
+    used = [*references(config), *shipped]
     if not used:
         return
     try:
         files = module_files(config, Path.cwd())
     except ConfigError:
         return  # `modules` reports it
-    on_workers = [*trainer_references(config)]
+    on_workers = [*trainer_references(config), *shipped]
     here = config.env.packages == "image" and config.cloud.kind == "local"
     for use in used:
         try:
@@ -46,6 +55,40 @@ def extensions_exist(config: Config) -> Iterator[Issue]:
             continue
         if signature is not None and (problem := call_problem(signature, use.kind, use.options)):
             yield Issue(f"{use.kind} {use.reference} {problem}", use.key)
+        elif (
+            use.kind == "evaluation" and signature and not (wants_model(signature) or isinstance(config.loop, GrpoLoop))
+        ):
+            yield Issue(f"{use.reference}: only the grpo loop has answers; call the first parameter `model`", use.key)
+
+
+@check("evaluation", "error", "loop.evaluations.NAME")
+def evaluations_are_possible(config: Config) -> Iterator[Issue]:
+    """An evaluation that cannot work would be an alert of a billed run, which goes on without it."""
+    own = getattr(config.model, "implementation", None) is not None
+    for name, wanted in getattr(config.loop, "evaluations", {}).items():
+        key = f"loop.evaluations.{name}"
+        if wanted.run in BUILT_IN and isinstance(config.loop, PuzzleLoop):
+            yield Issue(f"{wanted.run} is for language models; use a function of your own", key)
+        elif wanted.run == "code" and own:
+            yield Issue("code generates text, for which model.implementation has no sampler", key)
+
+
+@check("lm_eval", "error", "loop.evaluations.NAME", of_plan=True)
+def lm_eval_is_installed(plan: Plan, context: Context) -> Iterator[Issue]:
+    """The evaluation lm_eval needs lm-evaluation-harness on worker 0. The lock has it; other environments may not."""
+    del context
+    for name, wanted in getattr(plan.config.loop, "evaluations", {}).items():
+        if wanted.run != "lm_eval":
+            continue
+        key = f"loop.evaluations.{name}"
+        for venv in (resource for resource in plan.resources if isinstance(resource, Venv)):
+            if venv.packages == "requirements" and venv.requirements and not LM_EVAL.search(venv.requirements):
+                yield Issue("lm_eval is not in env.requirements; add it, or use env.packages=lock, which has it", key)
+        if plan.config.env.packages == "image" and plan.config.cloud.kind == "local" and find_spec("lm_eval") is None:
+            yield Issue(
+                "the emulated workers use this machine's packages, which lack lm_eval: pip install 'slipway[evals]'",
+                key,
+            )
 
 
 @check("modules", "error", "code.modules")

@@ -22,6 +22,7 @@ from conf.schema.training.run_yaml import RunFile, RunFileError
 from conf.schema.training.trm import Trm
 from tests.conftest import deep
 from tests.groups import load_group
+from tests.paths import ROOT
 from tests.trainer.conftest import make_mesh
 from tests.trainer.lives import SharedPrograms, run_until, train
 from tests.trainer.loops.test_lm import changed
@@ -100,7 +101,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     request: pytest.FixtureRequest,
 ) -> None:
     """The carry is in the checkpoint. The same devices give the same bits; another mesh begins with the same state."""
-    run = changed(puzzle_run, loop={"curriculum": {"h_cycles": 1, "l_cycles": 1, "epochs": 2}})
+    monkeypatch.syspath_prepend(ROOT / "docs" / "extend")
+    own = {"evaluations": {"solved": "my_evaluation:solved"}}
+    run = changed(puzzle_run, loop={"curriculum": {"h_cycles": 1, "l_cycles": 1, "epochs": 2}} | own)
     whole, cut = (changed(run, dir=str(tmp_path / name)) for name in ("whole", "cut"))
     SharedPrograms().install(monkeypatch)
     expected = train(whole, tmp_path / "whole-local")
@@ -125,6 +128,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
             np.testing.assert_allclose(a, b, rtol=0, atol=2e-3)  # four steps of at most 1e-3 x pi / 2
     result = json.loads((tmp_path / "whole-local/summary.json").read_text())
     assert result["eval_puzzles"] == 20
+    assert result["eval_solved_exact"] == result["eval_exact_accuracy"]
     assert result["eval_exact_accuracy_low"] <= result["eval_exact_accuracy"] <= result["eval_exact_accuracy_high"]
     assert result["eval_gap"] == result["eval_train_exact_accuracy"] - result["eval_exact_accuracy"]
     checkpoint, copy = f"{whole['dir']}/checkpoints/8", tmp_path / "copy"

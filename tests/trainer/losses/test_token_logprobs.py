@@ -33,6 +33,18 @@ def test_equal_optax_and_the_definition_of_entropy(case):
     np.testing.assert_allclose(entropy, optax.safe_softmax_cross_entropy(logits, jax.nn.softmax(logits)), atol=1e-5)
 
 
+def test_target_scores_say_which_targets_are_the_likeliest(case):
+    cfg, hidden, params, targets = case
+    logits = decoder.unembed(params, cfg, hidden)
+    targets = jnp.where(targets % 2, targets, logits.argmax(-1))
+    logprobs, greedy = jax.jit(lambda h: token_logprobs.target_scores(h, params, targets, cfg))(hidden)
+    np.testing.assert_allclose(
+        logprobs, -optax.softmax_cross_entropy_with_integer_labels(logits, targets), atol=1e-5, rtol=0
+    )
+    np.testing.assert_array_equal(greedy, targets == logits.argmax(-1))
+    assert 0 < greedy.mean() < 1
+
+
 def test_gradients_equal_those_of_the_whole_array(case):
     cfg, hidden, params, targets = case
     weights = (targets % 3).astype(jnp.float32)

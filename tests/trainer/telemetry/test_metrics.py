@@ -80,6 +80,23 @@ def test_the_evaluation_of_the_checkpoint_is_made_again(folders):
     ]
 
 
+def test_evaluations_of_ones_own_are_kept_and_known(folders):
+    log = write(folders, 0, 4)
+    for step in (3, 4):
+        log.log_evaluation(step, "eval", "core", {"eval_core_metric": 0.25 + step})
+    assert log.recorded(3, "core") is None  # only what an interrupted attempt has logged
+    log.close()
+    log = write(folders, 3, 3)
+    assert log.recorded(3, "core") == {"eval_core_metric": 3.25}
+    assert log.recorded(4, "core") is None
+    assert log.recorded(3, "other") is None
+    log.close()
+    assert [(line["step"], line.get("evaluation")) for line in lines(folders[1]) if line["phase"] == "eval"] == [
+        (3, "core")
+    ]
+    assert curve(folders[1], "eval/core_metric") == {3: 3.25}
+
+
 @pytest.mark.parametrize("same_machine", [True, False])
 def test_resumed_at_a_step_the_lines_after_it_are_dropped(folders, tmp_path, same_machine):
     write(folders, 0, 5).close()

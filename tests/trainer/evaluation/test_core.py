@@ -1,0 +1,69 @@
+"""CORE on fixed logits is what nanochat's own evaluator says: fixtures/core_nanochat.json, made by make_core.py."""
+
+import json
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.trainer.fixtures import make_core
+from trainer.evaluation import core
+
+
+class FixedModel:
+    """A model with the logits of the fixture."""
+
+    step, max_seq_len, bos, eos = 0, 4096, (make_core.BOS,), None
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [make_core.encode(text) for text in texts]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode()
+
+    def score(self, rows: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [self._score(np.array(row)) for row in rows]
+
+    def generate(self, *_: object, **__: object) -> list[str]:
+        raise AssertionError("CORE generates nothing")
+
+    def _score(self, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        logits = make_core.logits(row.tolist())[:-1]
+        logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        return logprobs[np.arange(len(logits)), row[1:]], logits.argmax(axis=1) == row[1:]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("core") / "eval_bundle"
+    make_core.write_bundle(folder)
+    return folder
+
+
+def test_every_example_and_the_metric_are_nanochats(bundle: Path) -> None:
+    theirs = json.loads(make_core.FIXTURE.read_text())
+    ours = core.core(FixedModel(), path=str(bundle), max_per_task=make_core.MAX_PER_TASK)
+    for label, correct in theirs["correct"].items():
+        assert ours[f"/{label}"] == correct, label
+        assert 0 < sum(correct) < len(correct)  # a fixture of all or nothing would show little
+        assert sum(correct) / len(correct) == pytest.approx(theirs["results"][label], abs=1e-6)
+        assert ours[f"/{label}_centered"] == pytest.approx(theirs["centered_results"][label], abs=1e-6)
+    assert ours["metric"] == pytest.approx(theirs["core_metric"], abs=1e-6)
+    assert ours["metric_low"] < ours["metric"] < ours["metric_high"]
+    # six tasks of 30: the standard error is the accuracies', each divided by what is left above chance
+    parts = [np.std(theirs["correct"][t[0]]) / np.sqrt(30) / (1 - 0.01 * t[4]) for t in make_core.TASKS]
+    assert ours["metric_stderr"] == pytest.approx(np.linalg.norm(parts) / 6)
+
+
+def test_the_bundle_may_be_an_archive_or_its_parent(bundle: Path) -> None:
+    archive = bundle.parent / "eval_bundle.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in sorted(bundle.rglob("*.*")):
+            file.write(path, path.relative_to(bundle.parent))
+    of_archive, of_parent = (
+        core.core(FixedModel(), path=str(path), max_per_task=4) for path in (archive, bundle.parent)
+    )
+    assert of_archive == of_parent
+    assert len(of_archive["/plain"]) == 4

@@ -1,0 +1,146 @@
+"""The model as an LM of lm-evaluation-harness: requests and results; and the real library, where it is installed."""
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.evaluation import harness
+
+CHOICES = """
+task: colours
+dataset_path: json
+dataset_kwargs: {data_files: {test: "{folder}/colours.jsonl"}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "The {{thing}} is"
+doc_to_choice: ["red", "blue"]
+doc_to_target: label
+metric_list:
+  - {metric: acc, aggregation: mean, higher_is_better: true}
+"""
+GENERATE = """
+task: copies
+dataset_path: json
+dataset_kwargs: {data_files: {test: "{folder}/colours.jsonl"}}
+test_split: test
+output_type: generate_until
+doc_to_text: "Copy: {{thing}}="
+doc_to_target: "{{thing}}"
+generation_kwargs: {until: ["\\n"], max_gen_toks: 7}
+metric_list:
+  - {metric: exact_match, aggregation: mean, higher_is_better: true}
+"""
+
+
+class ByteModel:
+    """Prefers the byte r to b, and repeats what stands between the last space and the equals sign."""
+
+    step, max_seq_len, bos, eos = 0, 512, (257,), 258
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode()
+
+    def score(self, rows: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        self.rows = rows
+        costs = [np.array([-1.0 if token == ord("r") else -2.0 for token in row[1:]], np.float32) for row in rows]
+        return [(cost, cost == -1) for cost in costs]
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop: Sequence[str] = (), temperature: float = 0.0
+    ) -> list[str]:
+        self.asked = (len(prompts), max_new_tokens, list(stop), temperature)
+        return [bytes(prompt[1:]).decode().split(" ")[-1].rstrip("=")[:max_new_tokens] for prompt in prompts]
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "colours.yaml").write_text(CHOICES)
+    (folder / "copies.yaml").write_text(GENERATE)
+    rows = [
+        {"thing": thing, "label": label} for thing, label in (("rose", 0), ("sky", 1), ("poppy", 0), ("submarine", 1))
+    ]
+    (folder / "colours.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_the_library_evaluates_the_model(tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four things two are red, and of four one is too long to be copied in 7 tokens."""
+    for name in ("HF_HOME", "HF_DATASETS_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path / "cache"))
+    pytest.importorskip("lm_eval")
+    found = harness.lm_eval(ByteModel(), tasks=["colours", "copies"], path=str(tasks), bootstrap_iters=10)
+    assert found["colours_acc"] == 0.5
+    assert found["colours_acc_stderr"] == pytest.approx(math.sqrt(0.25 / 3))
+    assert found["colours_acc_low"] == pytest.approx(0.5 - 1.96 * found["colours_acc_stderr"], abs=1e-4)
+    assert found["copies_exact_match"] == 0.75
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A library that records how it is called and returns results of a group with a subtask."""
+    called: dict[str, Any] = {}
+
+    def simple_evaluate(model: Any, **options: Any) -> dict[str, Any]:
+        called.update(options, model=model)
+        text = [file.read_text() for file in sorted(Path(options["task_manager"].include_path).glob("*.yaml"))]
+        called["texts"] = text
+        plain = {"alias": "x", "acc,none": 0.5, "acc_stderr,none": 0.1, "exact_match,strict-match": 0.25}
+        return {"results": {"mmlu": plain, "mmlu_law": {"acc,none": 1.0, "acc_stderr,none": "N/A"}}}
+
+    managers = SimpleNamespace(TaskManager=lambda include_path: SimpleNamespace(include_path=include_path))
+    modules: dict[str, Any] = {
+        "lm_eval": SimpleNamespace(simple_evaluate=simple_evaluate),
+        "lm_eval.tasks": managers,
+        "lm_eval.api.model": SimpleNamespace(TemplateLM=object),
+        "lm_eval.utils": SimpleNamespace(
+            get_rolling_token_windows=lambda tokens, prefix, most, _: [([prefix, *tokens[:-1]], tokens)],
+            make_disjoint_window=lambda pair: (pair[0][:1], pair[1]),
+        ),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return called
+
+
+def test_results_are_metrics_and_subtasks_only_curves(library: dict[str, Any], tasks: Path) -> None:
+    found = harness.lm_eval(ByteModel(), tasks=["mmlu"], path=str(tasks), limit=3, num_fewshot=2)
+    assert found == {
+        "mmlu_acc": 0.5,
+        "mmlu_acc_low": pytest.approx(0.304, abs=1e-3),
+        "mmlu_acc_high": pytest.approx(0.696, abs=1e-3),
+        "mmlu_acc_stderr": 0.1,
+        "mmlu_exact_match_strict_match": 0.25,
+        "/mmlu_law_acc": 1.0,
+    }
+    assert (library["limit"], library["num_fewshot"], library["tasks"]) == (3, 2, ["mmlu"])
+    assert "{folder}" not in library["texts"][0]
+    assert "/colours.jsonl" in library["texts"][0]
+
+
+@pytest.mark.usefixtures("library")
+def test_requests_are_scored_and_continued(tasks: Path) -> None:
+    assert isinstance(sys.modules["lm_eval"], SimpleNamespace | ModuleType)
+    model = ByteModel()
+    lm = harness._language_model(model)
+    assert lm.tok_encode("ab") == [257, 97, 98]
+    assert lm.tok_encode("ab", add_special_tokens=False) == [97, 98]
+    assert (lm.eot_token_id, lm.prefix_token_id) == (258, 257)
+    scored = lm._loglikelihood_tokens([(None, [257, 97], [114, 114]), (None, [257], [97, 114, 98])])
+    assert scored == [(-2.0, True), (-5.0, False)]
+    assert lm.loglikelihood_rolling([SimpleNamespace(args=("rar",))]) == [-4.0]
+    greedy, drawn = {"until": "\n", "max_gen_toks": 3}, {"until": ["."], "do_sample": True, "temperature": 0.7}
+    wanted = [SimpleNamespace(args=(text, how)) for text, how in (("a bc=", greedy), ("a d", drawn), ("x y=", greedy))]
+    assert lm.generate_until(wanted) == ["bc", "d", "y"]
+    assert model.asked == (1, 256, ["."], 0.7)

@@ -1,0 +1,146 @@
+"""Tasks of lm-evaluation-harness, by its own library: https://github.com/EleutherAI/lm-evaluation-harness.
+
+The package `lm_eval` is imported only when an evaluation names it.
+"""
+
+import json
+import re
+import tempfile
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from conf.extension import EvaluatedModel
+from trainer.evaluation.statistics import Z_95
+
+DEFAULT_NEW_TOKENS = 256
+"""The library's default."""
+PLACE = "{folder}"
+"""Stands for the folder of a task's YAML file, e.g. in `data_files: {folder}/questions.jsonl`."""
+
+
+def lm_eval(
+    model: EvaluatedModel,
+    *,
+    tasks: Sequence[str],
+    path: str | None = None,
+    num_fewshot: int | None = None,
+    limit: float | None = None,
+    gen_kwargs: dict[str, Any] | None = None,
+    bootstrap_iters: int = 1000,
+) -> dict[str, float]:
+    """Return every metric of these tasks, with its standard error and interval.
+
+    Args:
+        model: the model.
+        tasks: names of tasks, groups or tags.
+        path: folder with YAML files of your own tasks.
+        num_fewshot: shots, in place of the tasks' own.
+        limit: examples of each task, or a fraction of them.
+        gen_kwargs: settings of generation, in place of the tasks' own.
+        bootstrap_iters: resamplings for standard errors that have no formula.
+    """
+    library, managers = import_module("lm_eval"), import_module("lm_eval.tasks")
+    with tempfile.TemporaryDirectory() as folder:
+        if path is not None:
+            _copy(epath.Path(path), Path(folder))
+        found = library.simple_evaluate(
+            _language_model(model),
+            tasks=list(tasks),
+            task_manager=managers.TaskManager(include_path=folder if path is not None else None),
+            num_fewshot=num_fewshot,
+            limit=limit,
+            gen_kwargs=gen_kwargs,
+            bootstrap_iters=bootstrap_iters,
+            log_samples=False,
+        )
+    metrics: dict[str, float] = {}
+    for task, values in {**found["results"], **found.get("groups", {})}.items():
+        metrics |= _metrics(task if task in tasks else f"/{task}", values)
+    return metrics
+
+
+def _metrics(task: str, values: dict[str, Any]) -> dict[str, float]:
+    """Return the metrics of a task. values: by `metric,filter`, where the filter may be `none`."""
+    metrics = {}
+    for name, value in values.items():
+        metric, comma, kind = name.partition(",")
+        error = values.get(f"{metric}_stderr,{kind}")
+        if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+            continue
+        key = f"{task}_{re.sub('[^a-z0-9]+', '_', metric.lower() + (f' {kind}' if kind != 'none' else ''))}"
+        metrics[key] = float(value)
+        if isinstance(error, int | float):
+            bounds = {"_low": value - Z_95 * error, "_high": value + Z_95 * error, "_stderr": error}
+            metrics |= {key + end: float(bound) for end, bound in bounds.items()}
+    return metrics
+
+
+def _copy(source: epath.Path, target: Path) -> None:
+    """Copy a folder of tasks, which may be in a bucket, and fill in its place."""
+    for file in source.iterdir():
+        if file.is_dir():
+            (target / file.name).mkdir()
+            _copy(file, target / file.name)
+        else:
+            content = file.read_bytes()
+            if file.suffix in (".yaml", ".yml"):
+                content = content.replace(PLACE.encode(), str(target).encode())
+            (target / file.name).write_bytes(content)
+
+
+def _language_model(model: EvaluatedModel) -> Any:
+    """Return the model as the library's LM. The class is made here because its base is in the library."""
+    base: Any = import_module("lm_eval.api.model").TemplateLM
+    utils = import_module("lm_eval.utils")
+
+    class LanguageModel(base):
+        eot_token_id = model.bos[0] if model.eos is None else model.eos
+        prefix_token_id = model.bos[0]
+
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+            begin = () if add_special_tokens is False else model.bos
+            return [*begin, *model.encode([string])[0]]
+
+        def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
+            scored = model.score([[*context, *continuation] for _, context, continuation in requests])
+            spans = [max(1, len(continuation)) for _, _, continuation in requests]
+            return [
+                (float(np.sum(logprobs[-n:])), bool(greedy[-n:].all()))
+                for n, (logprobs, greedy) in zip(spans, scored, strict=True)
+            ]
+
+        def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+            del disable_tqdm
+            totals = []
+            for request in requests:
+                tokens = model.encode([request.args[0]])[0]
+                windows = utils.get_rolling_token_windows(tokens, self.prefix_token_id, model.max_seq_len - 1, 1)
+                pairs = [(None, *utils.make_disjoint_window(pair)) for pair in windows]
+                totals.append(sum(total for total, _ in self._loglikelihood_tokens(pairs)))
+            return totals
+
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+            del disable_tqdm
+            texts: list[str] = [""] * len(requests)
+            alike: dict[str, list[int]] = {}
+            for i, request in enumerate(requests):
+                alike.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(i)
+            for numbers in alike.values():
+                given = requests[numbers[0]].args[1]
+                until = given.get("until") or []
+                made = model.generate(
+                    [self.tok_encode(requests[i].args[0]) for i in numbers],
+                    int(given.get("max_gen_toks", DEFAULT_NEW_TOKENS)),
+                    [until] if isinstance(until, str) else until,
+                    float(given.get("temperature", 0.0)) if given.get("do_sample") else 0.0,
+                )
+                for i, text in zip(numbers, made, strict=True):
+                    texts[i] = text
+            return texts
+
+    return LanguageModel()

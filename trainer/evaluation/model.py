@@ -1,0 +1,170 @@
+"""The model that is being trained, as evaluations see it: it scores texts, continues prompts and solves puzzles."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from conf.schema.training.model import Model
+from conf.schema.training.puzzle import PuzzleLoop
+from conf.schema.training.run_yaml import RunFileError
+from conf.schema.training.trm import Trm
+from trainer.distributed import mesh as meshes
+from trainer.distributed import runtime
+from trainer.evaluation.calls import Calls
+from trainer.losses import puzzle, token_logprobs
+from trainer.models import decoder
+from trainer.models.weights import Params
+from trainer.puzzles.dataset import PuzzleDataset
+from trainer.sampler import Sampler, SamplerSettings, StopCriteria
+from trainer.tokenizer.loading import Tokenizer
+
+TOKENS_PER_DEVICE = 2048
+"""Tokens that a device scores at a time."""
+MIN_WIDTH = 64
+"""Rows are padded to this many tokens, or to a larger power of two, so that few programs are compiled."""
+SLOTS_PER_DEVICE, CHUNK = 8, 16
+
+
+class TextModel:
+    """A decoder and its tokenizer, see `conf.extension.EvaluatedModel`. `load` it before each use."""
+
+    def __init__(self, cfg: Model, mesh: Mesh, tokenizer: Tokenizer, bos: Sequence[int], ends: Sequence[int]) -> None:
+        """Create a model. ends: the tokens that end a response."""
+        self._cfg, self._mesh, self._tokenizer, self._ends = cfg, mesh, tokenizer, tuple(ends)
+        self.max_seq_len, self.eos = cfg.max_seq_len, ends[0] if ends else None
+        self.bos = tuple(bos) or tuple(self.encode(["\n"])[0][:1])
+        self.step, self._shards = 0, meshes.num_shards(mesh, "batch")
+        self._score = jax.jit(self._scores, out_shardings=meshes.named_sharding(mesh))
+        self._samplers: dict[tuple[Any, ...], Sampler] = {}
+
+    def load(self, step: int, params: Params, between: Callable[[], None]) -> Calls:
+        """Take the weights after `step` updates. between: called between batches."""
+        self.step, self._params, self._between = step, params, between
+        self._calls = Calls({"score": self._score_batch, "generate": self._generate_batch})
+        return self._calls
+
+    def unload(self) -> None:
+        """Give up the weights, which the next update overwrites."""
+        self._params = {}
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [ids.tolist() for ids in self._tokenizer.encode(list(texts))]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(tokens)
+
+    def score(self, rows: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        scored: list[Any] = [None] * len(rows)
+        for width, numbers in self._batches([min(len(row), self.max_seq_len) for row in rows]):
+            batch = [list(rows[i][-self.max_seq_len :]) for i in numbers]
+            logprobs, greedy = self._calls.call("score", batch=batch, width=width)
+            for place, i in enumerate(numbers):
+                read, missing = len(batch[place]) - 1, len(rows[i]) - len(batch[place])
+                scored[i] = (
+                    np.concatenate([np.full(missing, np.nan, np.float32), logprobs[place, :read]]),
+                    np.concatenate([np.zeros(missing, bool), greedy[place, :read]]),
+                )
+        return scored
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        stop: Sequence[str] = (),
+        temperature: float = 0.0,
+    ) -> list[str]:
+        room = self.max_seq_len - max_new_tokens
+        if room < 1:
+            raise ValueError(
+                f"max_new_tokens: {max_new_tokens} leaves no room in model.max_seq_len, {self.max_seq_len}"
+            )
+        texts, count = [], SLOTS_PER_DEVICE * self._shards
+        width = min(room, _power_of_two(max(map(len, prompts), default=1)))
+        sizes = {"width": width, "max_new_tokens": max_new_tokens, "stop": list(stop), "temperature": temperature}
+        for first in range(0, len(prompts), count):
+            batch = [list(prompt[-width:]) or list(self.bos) for prompt in prompts[first : first + count]]
+            for tokens in self._calls.call("generate", batch=batch, first=first, **sizes):
+                text = self.decode(tokens)
+                ends = [at for at in map(text.find, stop) if at >= 0]
+                texts.append(text[: min(ends, default=len(text))])
+        return texts
+
+    def _batches(self, lengths: Sequence[int]) -> Iterable[tuple[int, list[int]]]:
+        """Yield the width and the numbers of the rows of each batch, the longest first."""
+        order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+        while order:
+            width = min(self.max_seq_len, _power_of_two(lengths[order[0]]))
+            count = self._shards * max(1, TOKENS_PER_DEVICE // width)
+            yield width, order[:count]
+            order = order[count:]
+
+    def _score_batch(self, batch: list[list[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
+        tokens = np.zeros((self._shards * max(1, TOKENS_PER_DEVICE // width), width), np.int32)
+        for row, ids in zip(tokens, batch, strict=False):
+            row[: len(ids)] = ids
+        logprobs, greedy = self._score(self._params, runtime.shard_batch(tokens, self._mesh))
+        found = np.asarray(logprobs.addressable_data(0)), np.asarray(greedy.addressable_data(0))
+        self._between()
+        return found
+
+    def _scores(self, params: Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        hidden = decoder.forward(params, self._cfg, tokens, positions)
+        return token_logprobs.target_scores(hidden, params, jnp.roll(tokens, -1, axis=1), self._cfg)
+
+    def _generate_batch(
+        self, batch: list[list[int]], first: int, width: int, max_new_tokens: int, stop: list[str], temperature: float
+    ) -> list[list[int]]:
+        if self._cfg.implementation is not None:
+            raise RunFileError("model.implementation: a model of your own has no sampler, so it cannot generate")
+        key = (width, max_new_tokens, *stop)
+        if key not in self._samplers:
+            settings = SamplerSettings(width, max_new_tokens, SLOTS_PER_DEVICE * self._shards, CHUNK)
+            stops = StopCriteria(self._ends, tuple(stop), self.decode)
+            self._samplers = {key: Sampler(self._cfg, settings, self._mesh, stops)}
+        sampler, seed = self._samplers[key], jax.random.fold_in(jax.random.key(self.step), first)
+        copy = sampler.load_params(self._params)
+        drawn = sampler.generate(copy, batch, 1, seed, temperature, self._between)
+        return [found.tokens.tolist() for found in sorted(drawn, key=lambda found: found.row)]
+
+
+class PuzzleModel:
+    """A recursive model, see `conf.extension.EvaluatedSolver`. `load` it before each use."""
+
+    def __init__(self, cfg: Trm, loop: PuzzleLoop, mesh: Mesh, dataset: PuzzleDataset) -> None:
+        self.dataset, self.step, self._rows, self._mesh = dataset, 0, loop.batch_size, mesh
+        self._solve = jax.jit(
+            lambda params, batch: puzzle.build_eval(cfg, loop, loop.batch_size)(params, batch)["boards"][-1],
+            out_shardings=meshes.named_sharding(mesh),
+        )
+
+    def load(self, step: int, params: Params, between: Callable[[], None]) -> Calls:
+        """Take the weights after `step` updates. between: called between batches."""
+        self.step, self._params, self._between = step, params, between
+        self._calls = Calls({"solve": self._solve_batch})
+        return self._calls
+
+    def unload(self) -> None:
+        """Give up the weights, which the next update overwrites."""
+        self._params = {}
+
+    def solve(self, puzzles: Any) -> np.ndarray:
+        given = np.asarray(puzzles, np.int32)
+        starts = range(0, len(given), self._rows)
+        parts = [self._calls.call("solve", batch=given[i : i + self._rows].tolist()) for i in starts]
+        return np.concatenate(parts) if parts else given
+
+    def _solve_batch(self, batch: list[list[int]]) -> np.ndarray:
+        inputs = np.pad(np.array(batch, np.int32), ((0, self._rows - len(batch)), (0, 0)))
+        given = {"inputs": inputs, "labels": inputs, "ids": np.zeros(self._rows, np.int32)}
+        found = self._solve(self._params, runtime.shard_batch(given, self._mesh))
+        self._between()
+        return np.asarray(found.addressable_data(0))[: len(batch)]
+
+
+def _power_of_two(length: int) -> int:
+    return max(MIN_WIDTH, 1 << (length - 1).bit_length())

@@ -1,0 +1,121 @@
+"""Programs that the model writes: how many compile, and how many pass their tests.
+
+Each runs in a folder of its own under limits of time, memory and file size, without this machine's environment; and,
+where the kernel lets ordinary users have namespaces, without network and without sight of other processes.
+"""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+from conf.extension import EvaluatedModel
+from trainer.rewards.pool import RewardPool, Submission
+
+ISOLATED = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+MAX_FILE_BYTES = 64 << 20
+COMPILED, PASSED = 0.5, 1.0
+"""Scores of a program; 0 is one that does not compile."""
+
+
+def code(
+    model: EvaluatedModel,
+    *,
+    path: str,
+    max_new_tokens: int = 512,
+    stop: Sequence[str] = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint("),
+    file: str = "solution.py",
+    compile: Sequence[str] = ("python", "-m", "py_compile", "solution.py"),
+    command: Sequence[str] = ("python", "solution.py"),
+    seconds: float = 10.0,
+    workers: int = 4,
+) -> dict[str, list[bool]]:
+    """Return which problems' programs compile, and which pass.
+
+    Args:
+        model: the model, which continues each prompt greedily.
+        path: JSON lines with `prompt` and `test`, and perhaps `entry_point`, as HumanEval has them: the program is the
+            prompt, its continuation and the test, which is called with the entry point.
+        max_new_tokens: maximum length of a continuation.
+        stop: texts that end it.
+        file: name of the program's file.
+        compile: words of the command that compiles it.
+        command: words of the command that runs it; exit code 0 is a pass. `python` is this interpreter.
+        seconds: CPU time of each command.
+        workers: programs that run at the same time.
+    """
+    lines = epath.Path(path).read_text().split("\n")
+    problems = [json.loads(line) for line in lines if line.strip()]
+    prompts = [[*model.bos, *tokens] for tokens in model.encode([problem["prompt"] for problem in problems])]
+    answers = model.generate(prompts, max_new_tokens, stop)
+    how = json.dumps({"file": file, "commands": [list(compile), list(command)], "seconds": seconds})
+    with RewardPool(workers, seconds) as pool:
+        checks = [
+            pool.submit([REWARD], Submission(_program(problem, answer), how))
+            for problem, answer in zip(problems, answers, strict=True)
+        ]
+        scores = [check.result().scores[REWARD] for check in checks]
+    return {"compiled": [s >= COMPILED for s in scores], "passed": [s >= PASSED for s in scores]}
+
+
+def compile_and_pass(response: str, answer: str) -> float:
+    """Return how far a program comes. It runs in a process of rewards. answer: file, commands and seconds, as JSON."""
+    how = json.loads(answer)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / how["file"]).write_text(response)
+        compiling, running = how["commands"]
+        if not _succeeds(compiling, folder, how["seconds"]):
+            return 0.0
+        return PASSED if _succeeds(running, folder, how["seconds"]) else COMPILED
+
+
+REWARD = f"{__name__}:{compile_and_pass.__name__}"
+
+
+def _program(problem: dict[str, Any], answer: str) -> str:
+    call = f"\ncheck({problem['entry_point']})" if "entry_point" in problem else ""
+    return f"{problem['prompt']}{answer}\n{problem['test']}{call}\n"
+
+
+def _succeeds(words: Sequence[str], folder: str, seconds: float) -> bool:
+    """Return whether a command ends with exit code 0 within its limits."""
+    command = [*_isolation(), *(sys.executable if word == "python" else word for word in words)]
+    env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
+    limits = {resource.RLIMIT_CPU: int(seconds) + 1, resource.RLIMIT_FSIZE: MAX_FILE_BYTES}
+
+    def limit() -> None:
+        for kind, most in limits.items():
+            resource.setrlimit(kind, (most, most))
+
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(  # the worker that calls this has one thread, so `limit` may run in its child
+        command, cwd=folder, env=env, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True, preexec_fn=limit
+    )
+    try:
+        return process.wait(timeout=4 * seconds + 10) == 0  # a worker ends after 10 times the seconds and 30
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+        process.wait()
+
+
+@cache
+def _isolation() -> tuple[str, ...]:
+    """Return the words before a command that isolate it, or none where the kernel does not allow it."""
+    try:
+        tried = subprocess.run([*ISOLATED, "true"], capture_output=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return ISOLATED if tried.returncode == 0 else ()
