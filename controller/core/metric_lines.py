@@ -13,7 +13,7 @@ RANKS = {
     "accuracy": 1, "exact_accuracy": 1, "reward_mean": 2, "tok/s": 3, "loss": 4, "pass_at_k": 5, "kl": 6, "entropy": 7,
 }  # fmt: skip
 """The highest rank is left out first where the line has no room; step and ETA always stay."""
-BESIDE_OTHERS = re.compile(r"(^|_)(low|high)(_|$)|^(eval_prompts|eval_puzzles|steps|warm_start_steps)$")
+BESIDE_OTHERS = re.compile(r"(^|_)(low|high|stderr)(_|$)|^(eval_prompts|eval_puzzles|steps|warm_start_steps)$")
 """Bounds of an interval, which are shown beside their value, and numbers that the config says."""
 RESULT_NAME_WIDTH = 18
 
@@ -47,12 +47,12 @@ def training_line(metrics: dict[str, Any], usd_per_hour: float | None = None, wi
 
 
 def evaluation_line(metrics: dict[str, Any]) -> str:
-    """Format `step 188  accuracy 0.8984 (95 %: 0.8553 to 0.9297)`: the metrics of an evaluation."""
+    """Format `step 188  accuracy 0.8984 (95 %: 0.8553 to 0.9297)`: the metrics of an evaluation, without their parts."""
     values = {name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_")}
     values.pop("time", None)
     shown = []
     for name, value in values.items():
-        if not _is_bound(values, name):
+        if "/" not in name and not _is_bound(values, name):
             shown.append(f"{name} {format_number(value)}{_interval(values, f'{name}_low', f'{name}_high')}")
     return "  ".join([f"step {numeric(metrics.get('step'))}", *shown])
 
@@ -89,9 +89,9 @@ def _has_counterpart(summary: Mapping[str, Any], name: str) -> bool:
 
 
 def _is_bound(values: Mapping[str, Any], name: str) -> bool:
-    """Return whether a value is a bound of another's interval: `X_low` or `X_high`, with `X` and the other bound."""
+    """Return whether a value is a bound of another's interval, or its standard error: `X_low` beside `X`."""
     base = name.rpartition("_")[0]
-    return name.endswith(("_low", "_high")) and {base, f"{base}_low", f"{base}_high"} <= values.keys()
+    return name.endswith(("_low", "_high", "_stderr")) and {base, f"{base}_low", f"{base}_high"} <= values.keys()
 
 
 def _interval(values: Mapping[str, Any], low: str, high: str) -> str:

@@ -71,6 +71,10 @@ def evaluations_are_possible(config: Config) -> Iterator[Issue]:
             yield Issue(f"{wanted.run} is for language models; use a function of your own", key)
         elif wanted.run == "code" and own:
             yield Issue("code generates text, for which model.implementation has no sampler", key)
+        emulated = config.env.packages == "image" and config.cloud.kind == "local"
+        if wanted.run == "lm_eval" and emulated and find_spec("lm_eval") is None:
+            why = "the emulated workers use this machine's packages, which lack lm_eval"
+            yield Issue(f"{why}: pip install 'slipway[evals]'", key)
 
 
 @check("lm_eval", "error", "loop.evaluations.NAME", of_plan=True)
@@ -84,11 +88,6 @@ def lm_eval_is_installed(plan: Plan, context: Context) -> Iterator[Issue]:
         for venv in (resource for resource in plan.resources if isinstance(resource, Venv)):
             if venv.packages == "requirements" and venv.requirements and not LM_EVAL.search(venv.requirements):
                 yield Issue("lm_eval is not in env.requirements; add it, or use env.packages=lock, which has it", key)
-        if plan.config.env.packages == "image" and plan.config.cloud.kind == "local" and find_spec("lm_eval") is None:
-            yield Issue(
-                "the emulated workers use this machine's packages, which lack lm_eval: pip install 'slipway[evals]'",
-                key,
-            )
 
 
 @check("modules", "error", "code.modules")

@@ -149,15 +149,18 @@ def test_wandb_wants_a_package_and_a_key(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "your own program must call W&B itself" in said("program=command", "program.command=[x]")[0]
 
 
-def test_the_lock_has_wandb_where_it_is_wanted_and_every_package_once() -> None:
+def test_the_lock_has_what_is_wanted_and_every_package_once() -> None:
+    harness = "loop.evaluations={e: {run: lm_eval, options: {tasks: [a]}}}"
     for words, there in (
-        ([*TRAINER, "env.packages=lock"], True),
-        (["+experiment=quickstart", "env.packages=lock"], False),
+        ([*TRAINER, "env.packages=lock"], {"wandb"}),
+        (["+experiment=quickstart", "env.packages=lock", harness], {"lm-eval"}),
+        ([*TRAINER, "env.packages=lock", harness], {"wandb", "lm-eval"}),
+        (["+experiment=quickstart", "env.packages=lock"], set()),
     ):
         config, _ = compose(words)
         assert config is not None
         text = venv_requirements(config, take_snapshot(config, Path.cwd())).text
         names = [match["name"] for match in PIN.finditer(text)]
         assert len(names) == len(set(names))
-        assert ("wandb" in names) == there
+        assert {"wandb", "lm-eval"} & {*names} == there
         assert text.count("--hash=sha256:") > len(names)

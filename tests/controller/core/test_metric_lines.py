@@ -68,6 +68,9 @@ def test_an_evaluation_shows_its_interval() -> None:
     values = {"step": 188, "eval_accuracy": 0.8984, "eval_accuracy_low": 0.8553, "eval_accuracy_high": 0.9297}
     assert evaluation_line(values | {"eval_time": 3.0}) == "step 188  accuracy 0.8984 (95 %: 0.8553 to 0.9297)"
     assert evaluation_line({"step": 20, "eval_loss": 2.0}) == "step 20  loss 2"
+    core = {"eval_core_metric": 0.25, "eval_core_metric_low": 0.2, "eval_core_metric_high": 0.3}
+    core |= {"eval_core_metric_stderr": 0.025, "eval_core/hellaswag": 0.4}
+    assert evaluation_line({"step": 20} | core) == "step 20  core_metric 0.25 (95 %: 0.2 to 0.3)"
 
 
 def test_the_results_are_before_and_after_with_an_interval() -> None:

@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 
 from conf.schema.config import Config
+from controller.checks.inputs import extensions
 from controller.checks.preflight import preflight
 from controller.config.compose import compose
+from controller.inputs.code import CodeSnapshot
 from controller.inputs.references import references
+from controller.plan.build import build_plan
+from tests.controller.checks.plans import context
 from tests.paths import ROOT
 
 GRPO = ["+experiment=quickstart"]
 LM = ["data=text", "data.path=/etc/hostname", "model=tiny", "loop=lm", "optimizer=adamw", "cloud=local"]
+PUZZLE = ["data=puzzles", "data.path=/tmp", "model=trm", "loop=puzzle", "optimizer=adam_atan2", "cloud=local"]
+OWN_MODEL = "model.implementation=my_model:GatedAverage"
 EVERYTHING = [
     *("data=questions", "data.source=my_questions:products", "data.options={largest: 7}", "model=tiny", "cloud=local"),
     *("loop=grpo", r"loop.rewards={my_reward\:brief: 1.0}", "loop.loss_type=my_losses:cispo"),
@@ -67,6 +73,21 @@ def test_the_examples_have_no_findings_and_are_not_imported(overrides: list[str]
         ([*GRPO, r"loop.rewards={my_reward\:breif: 1.0}"], "it defines brief"),
         ([*GRPO, "loop.loss_type=my_losses:focal"], "policy loss my_losses:focal takes (logprobs, entropy, *, gamma="),
         ([*GRPO, "loop.evaluations={e: my_reward:brief}"], "loop.evaluations.e: evaluation my_reward:brief takes"),
+        ([*GRPO, "loop.evaluations={e: my_evaluation:styles}"], "defines style, counting, solved"),
+        (
+            [*LM, "loop.evaluations={e: my_evaluation:style}"],
+            "loop.evaluations.e: my_evaluation:style: only the grpo loop",
+        ),
+        ([*LM, "loop.evaluations={e: core}"], "missing a required argument: 'path'"),
+        (
+            [*LM, "loop.evaluations={e: {run: core, options: {path: x, most: 5}}}"],
+            "loop.evaluations.e: evaluation trainer.evaluation.core:core takes (model, *, path, max_per_task=",
+        ),
+        (
+            [*LM, "loop.evaluations={e: {run: code, options: {path: x}}}", OWN_MODEL],
+            "evaluation: loop.evaluations.e: code",
+        ),
+        ([*PUZZLE, "loop.evaluations={e: {run: core, options: {path: x}}}"], "core is for language models"),
         ([*GRPO, "data.prompt.formatter=my_prompt:no"], "data.prompt.formatter: prompt my_prompt:no:"),
         ([*LM, "loop.loss=my_losses:focal", "loop.loss_options={gama: 1}"], "unexpected keyword argument 'gama'"),
         (
@@ -86,6 +107,29 @@ def test_the_examples_have_no_findings_and_are_not_imported(overrides: list[str]
 def test_what_is_missing_or_wrong_is_found(overrides: list[str], said: str) -> None:
     found = words(*overrides)
     assert any(said in line for line in found), found
+
+
+@pytest.mark.parametrize("run", ["core", "lm_eval", "code"])
+def test_evaluations_that_are_shipped_need_no_modules(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extensions, "find_spec", lambda name: None)
+    given = "tasks: [arc_easy]" if run == "lm_eval" else "path: x"
+    overrides = [*LM, f"loop.evaluations={{e: {{run: {run}, options: {{{given}}}}}}}"]
+    assert references(compose_config(*overrides)) == []
+    missing = ["evaluation: loop.evaluations.e: the emulated workers use this machine's packages, which lack lm_eval: "]
+    said = words(*overrides, "env.packages=image")
+    assert [line.partition("pip install")[0] for line in said] == (missing if run == "lm_eval" else [])
+    assert words(*overrides, "env.packages=lock") == []
+
+
+@pytest.mark.parametrize(("text", "found"), [("jax==0.10\n", 1), ("jax==0.10\nlm_eval>=0.4.10\n", 0), ("", 0)])
+def test_requirements_must_name_the_harness(tmp_path: Path, text: str, found: int) -> None:
+    """An empty venv is filled by commands, which only the workers know."""
+    (tmp_path / "own.txt").write_text(text)
+    packages = ["env.packages=requirements", "env.requirements=own.txt"]
+    config = compose_config(*LM, "loop.evaluations={e: {run: lm_eval, options: {tasks: [a]}}}", *packages)
+    plan = build_plan(config, "acme", tmp_path, CodeSnapshot(tmp_path, ("own.txt",)))
+    said = [str(issue.message) for issue in extensions.lm_eval_is_installed.function(plan, context())]
+    assert said == ["lm_eval is not in env.requirements; add it, or use env.packages=lock, which has it"] * found
 
 
 def test_a_module_that_another_hides_is_found(folder: Path) -> None:
