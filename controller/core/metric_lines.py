@@ -47,7 +47,7 @@ def training_line(metrics: dict[str, Any], usd_per_hour: float | None = None, wi
 
 
 def evaluation_line(metrics: dict[str, Any]) -> str:
-    """Format `step 188  accuracy 0.8984 (95 %: 0.8553 to 0.9297)`: the metrics of an evaluation, without their parts."""
+    """Format `step 188  accuracy 0.8984 (95 %: 0.8553 to 0.9297)`: the metrics of an evaluation, no parts."""
     values = {name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_")}
     values.pop("time", None)
     shown = []

@@ -55,10 +55,8 @@ class _OrName:
         return {"anyOf": [{"type": "string", "enum": list(BUILT_IN)}, JSON_SCHEMA, handler(schema)]}
 
 
-Evaluations = Annotated[
-    dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,29}$")], Annotated[EvaluationSettings, _OrName()]],
-    BeforeValidator(lambda value: {} if value is None else value),
-]
+_ByName = dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,29}$")], Annotated[EvaluationSettings, _OrName()]]
+Evaluations = Annotated[_ByName, BeforeValidator(lambda value: value or {}, json_schema_input_type=_ByName | None)]
 """The section, by name; null is none."""
 EVALUATIONS_HELP = "More evaluations, by name: core, lm_eval, code or module:name, or a section (docs/evaluations.md)."
 
