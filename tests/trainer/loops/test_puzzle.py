@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -146,6 +147,26 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert [step for step, _ in logged] == [4, 8]
     width, height, png = logged[0][1].tensor.string_val  # as the loader migrates a picture
     assert Image.open(io.BytesIO(png)).size == (int(width), int(height))
+
+
+def test_evaluations_take_the_average_and_the_last_one_also_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def solve(self: Any, params: Any, batches: Any, between: Any) -> Any:
+        asked.append(params)
+        halves = np.full(2, 0.5 if params == "average" else 0.25)
+        return {"exact": np.ones((2, 3), bool), "halt": np.ones((2, 3)), "cells": halves, "nats": halves}, halves, []
+
+    for name, stub in (("__init__", lambda self: None), ("solve", solve), ("_show", lambda *words: None)):
+        monkeypatch.setattr(puzzle._Compiled, name, stub)
+    compiled: Any = puzzle._Compiled()  # pyright: ignore[reportCallIssue]
+    compiled.loop = make_loop(epochs=None, steps=8, eval_train_puzzles=0)
+    compiled.dataset = SimpleNamespace(test_batches=lambda size, count: iter(()))
+    state = train_step.State(None, "weights", None, None, "average")
+    assert compiled.evaluate(state, 4, lambda: None)["eval_cell_accuracy"] == 0.5
+    assert asked == ["average"]
+    assert compiled.evaluate(state, 8, lambda: None)["eval_cell_accuracy"] == 0.5
+    assert asked == ["average", "average", "weights"]
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((8, 1, 1))])
