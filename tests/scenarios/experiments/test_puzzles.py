@@ -1,4 +1,4 @@
-"""Puzzles on the emulated pod: a preempted run of a tiny recursive model ends with the bits of an undisturbed one."""
+"""The small puzzle experiments; on the emulated pod a preempted run ends with the bits of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conf.schema.training.trm import Trm
+from controller.config.compose import compose
 from tests.scenarios.experiments.test_quickstart import folder_of, homes, run, weights
 from tests.trainer.processes import results
+from trainer.puzzles.__main__ import main as build_puzzles
+from trainer.puzzles.dataset import PuzzleDataset
 
 __all__ = ["homes"]
 SHORT = [
@@ -32,6 +36,20 @@ SHORT = [
 
 def metric_lines(folder: Path) -> list[dict[str, Any]]:
     return results([json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()])
+
+
+@pytest.mark.parametrize("experiment", ["trm_sudoku_4x4", "trm_sudoku_9x9_easy"])
+def test_the_generated_puzzles_have_the_sizes_of_the_model(experiment: str, tmp_path: Path) -> None:
+    config, problems = compose([f"+experiment={experiment}", "loop.puzzles=6", "loop.steps=1"])
+    assert config is not None, problems
+    assert isinstance(config.model, Trm)
+    slipway, module, *words = config.assets.datasets["sudoku"].build or ()
+    assert (slipway, module) == ("slipway", "trainer.puzzles")
+    small = {"{output}": str(tmp_path / "data"), "512": "4"}
+    assert build_puzzles([small.get(word, word) for word in words]) == 0
+    data = PuzzleDataset.open(str(tmp_path / "data"))
+    assert (data.cells, data.vocabulary) == (config.model.seq_len, config.model.vocab_size)
+    assert (data.splits["train"]["groups"], data.splits["test"]["groups"]) == (6, 4)
 
 
 @pytest.mark.deep
