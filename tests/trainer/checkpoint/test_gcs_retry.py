@@ -1,6 +1,7 @@
 """Object storage that refuses for a while: gcsfs as the trainer sets it goes on asking."""
 
 import importlib
+from unittest import mock
 
 import fsspec
 import gcsfs.retry
@@ -11,13 +12,11 @@ from trainer import main
 from trainer.checkpoint.gcs_retry import RetryingFileSystem
 
 
-def test_the_trainer_uses_it_for_all_paths_of_buckets(monkeypatch):
-    known = importlib.import_module("fsspec.registry")
-    for table in (known.known_implementations, known._registry):
-        for scheme in ("gs", "gcs"):
-            monkeypatch.delitem(table, scheme, raising=False)  # put back afterwards
-    main._install_gcs_retries()
-    assert {fsspec.get_filesystem_class(scheme) for scheme in ("gs", "gcs")} == {RetryingFileSystem}
+def test_the_trainer_uses_it_for_all_paths_of_buckets() -> None:
+    registry = importlib.import_module("fsspec.registry")
+    with mock.patch.dict(registry._registry, clear=True), mock.patch.dict(registry.known_implementations):
+        main._install_gcs_retries()
+        assert {fsspec.get_filesystem_class(scheme) for scheme in ("gs", "gcs")} == {RetryingFileSystem}
 
 
 def test_gcsfs_outlasts_a_storm(cloud, monkeypatch):
