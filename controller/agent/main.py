@@ -16,6 +16,7 @@ COMMANDS = {
     "tidy": "commands.tidy",
     "run_setup": "commands.setup",
     "fetch_asset": "commands.asset",
+    "fetch_ordered": "commands.asset",
     "probe_devices": "commands.probe",
     "probe_peers": "commands.probe",
     "check_health": "commands.health",

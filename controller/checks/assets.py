@@ -44,11 +44,18 @@ def tokens_are_encrypted(config: Config) -> Iterator[Issue]:
 
 
 @check("fetch_on", "warning", "assets.fetch_on")
-def pod_has_something_to_fetch(config: Config) -> Iterator[Issue]:
-    """The pod can fetch only downloads. Local and built files are always uploaded from this machine."""
+def others_have_something_to_fetch(config: Config) -> Iterator[Issue]:
+    """The pod can fetch only downloads, a VM only those of the Hub, into a bucket beside a network of ours. Local and
+    built files are always uploaded from this machine.
+    """
     from_hub = any((asset.source or "").startswith("hf://") for _, _, asset in config.assets.iter_assets())
     if config.assets.fetch_on == "pod" and not from_hub and not any(True for _ in _downloads(config)):
         yield Issue("pod has no effect: no asset has files to download; other assets are uploaded from this machine")
+    if config.assets.fetch_on == "vm" and not from_hub:
+        yield Issue("vm has no effect: no asset has a source hf://…; other assets are uploaded from this machine")
+    elif config.assets.fetch_on == "vm" and (config.cloud.kind == "here" or config.tpu.adopt):
+        key = "cloud=here" if config.cloud.kind == "here" else "tpu.adopt=true"
+        yield Issue(f"vm has no effect with {key}, which has no network for a VM; this machine fetches")
 
 
 def _downloads(config: Config) -> Iterator[tuple[str, RemoteFile]]:

@@ -7,7 +7,7 @@ from controller.context import Context
 from controller.gcp.errors import ServiceDisabledError
 from controller.gcp.names import is_marked, leaf
 from controller.reconcile.resource import Resource
-from controller.resources.bastion.vm import Bastion
+from controller.resources.bastion.small_vm import SmallVm
 from controller.resources.network.firewall import Firewall
 from controller.resources.network.nat import Router
 from controller.resources.network.vpc import SWITCH_RECORD, Network, PrivateAccess, Subnet
@@ -59,7 +59,7 @@ def dependents(context: Context, node: Node, doomed: list[Resource]) -> list[str
         found += _in_network(context, network, ids)
     networks = {r.name for r in doomed if isinstance(r, Network)}
     accounts = {r.email(context) for r in doomed if isinstance(r, ServiceAccount)}
-    ours = {f"instance {r.name} in {r.zone}" for r in doomed if isinstance(r, Bastion)}
+    ours = {f"instance {r.name} in {r.zone}" for r in doomed if isinstance(r, SmallVm)}
     for title, network, place, account in _machines(context, node):
         if title in ours:
             continue

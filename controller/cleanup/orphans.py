@@ -18,6 +18,7 @@ from controller.records.spending import read_claim
 from controller.resources.bastion.vm import POD_LABEL, RUN_LABEL
 from controller.resources.pod.planes import all_provisioners, project_slices
 from controller.resources.pod.provisioner import WAITING_STATES, SliceStatus
+from controller.resources.uploads.fetch_vm import ASSET_LABEL, HASH_LABEL
 from controller.run.queue import PodQueue
 
 MIN_AGE_SECONDS = 1800.0
@@ -157,7 +158,7 @@ def _disks(context: Context, pods: list[BilledItem]) -> Iterator[BilledItem]:
 
 
 def _machines(context: Context, buckets: list[str], in_use: set[str]) -> Iterator[BilledItem]:
-    """Yield VMs that carry our label: bastions."""
+    """Yield VMs that carry our label: bastions, and those that fetch assets."""
     for zone, item in _list_managed(context, "instances", is_labelled):
         usd = load_prices()["vm"]["usd_per_hour"].get(leaf(item.get("machineType", "")))
         stopped = item.get("status") in ("TERMINATED", "STOPPED", "SUSPENDED")
@@ -168,7 +169,19 @@ def _machines(context: Context, buckets: list[str], in_use: set[str]) -> Iterato
             drives = any(_bastion_drives_run(context, bucket, pod, run_id) for bucket in buckets)
             use = f"it controls {run_id}" if drives or age < MIN_AGE_SECONDS else ""
             why = f"{run_id} has ended or has no controller"
+        if asset := item.get("labels", {}).get(ASSET_LABEL):
+            manifest = f"assets/{asset}-{item['labels'].get(HASH_LABEL)}/manifest.json"
+            arrived = any(_has_object(context, bucket, manifest) for bucket in buckets)
+            use, why = "" if arrived else f"it fetches {asset}", f"{asset} is in the bucket"
         yield BilledItem("VM", item["name"], zone, 0.0 if stopped else usd, "" if stopped else use, why)
+
+
+def _has_object(context: Context, bucket: str, name: str) -> bool:
+    try:
+        context.google.call("storage", "objects.get", bucket=bucket, object=name)
+    except (ForbiddenError, NotFoundError):
+        return False
+    return True
 
 
 def _bastion_drives_run(context: Context, bucket: str, pod: str, run_id: str) -> bool:

@@ -20,6 +20,7 @@ from controller.records.spending import close_billing
 from controller.resources.bastion.vm import Bastion
 from controller.resources.pod.node import Node
 from controller.resources.pod.slices import hidden_zone
+from controller.resources.uploads.nearby import NearbySource
 from controller.resources.workers.base import active_runs
 from controller.run.session import Session
 from controller.ssh.fleet import failures
@@ -114,11 +115,12 @@ def _observe(session: Session, everything: bool, notes: list[str]) -> list[Resou
 
 
 def _of_pod(plan: Plan) -> list[Resource]:
-    """Return the node, its data disk, which is deleted after it, and the bastion."""
+    """Return the node, its data disk, which is deleted after it, and the VMs that serve the pod."""
     node, bastions = plan.node, [r for r in plan.resources if isinstance(r, Bastion)]
+    fetchers = [r.machine for r in plan.resources if isinstance(r, NearbySource)]
     if (disk := node.disk) is None:
-        return [node, *bastions]
-    return [replace(node, depends_on=(*node.depends_on, disk.id)), disk, *bastions]
+        return [node, *bastions, *fetchers]
+    return [replace(node, depends_on=(*node.depends_on, disk.id)), disk, *bastions, *fetchers]
 
 
 def _observe_each(session: Session, wanted: Sequence[Resource]) -> list[ResourcePreview]:

@@ -195,6 +195,32 @@ def require_readable(address: SourceAddress, commit: str, files: Sequence[Source
         raise _refusal(address, access, error, file) from None
 
 
+def signed_address(
+    address: SourceAddress, commit: str, file: SourceFile, access: HubAccess, sleep: Callable[[float], None]
+) -> str:
+    """Return the address to which the Hub redirects for a large file: whoever has it needs no token for an hour.
+
+    Raises:
+        SourceError: the file cannot be read, or this Hub sends it itself, to those with a token.
+    """
+    from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage] - httpx's
+
+    failures = 0
+    while True:
+        try:
+            place = _metadata(address, commit, file, access).location
+            break
+        except (HTTPError, OSError) as error:
+            failures += 1
+            if failures == ATTEMPTS:
+                raise _refusal(address, access, error, file) from None
+            sleep(PAUSE_SECONDS * 2 ** (failures - 1))
+    if access.token and urlsplit(place).netloc == urlsplit(access.endpoint).netloc:
+        message = f"{access.endpoint} signs no address for {file.path}, and its token stays on this machine"
+        raise SourceError(f"{address.repository}: {message}; set assets.fetch_on=laptop")
+    return place
+
+
 def fetch_file(
     address: SourceAddress,
     commit: str,

@@ -20,7 +20,7 @@ from controller.inputs.secrets import Vault
 from controller.plan.bastion import bastion_resources
 from controller.plan.own_steps import with_own_steps
 from controller.plan.project import bucket_name, shared_resources
-from controller.plan.workers import WorkerInputs, fetched_on_pod, venv_requirements, worker_resources
+from controller.plan.workers import WorkerInputs, fetched_nearby, fetched_on_pod, venv_requirements, worker_resources
 from controller.reconcile.resource import Absent, Pending, Resource
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import Place, SliceSpec
@@ -29,6 +29,8 @@ from controller.resources.project.bucket import Bucket
 from controller.resources.project.services import Services
 from controller.resources.uploads.assets import UploadedAsset
 from controller.resources.uploads.code import CodeArchive
+from controller.resources.uploads.fetch_vm import fetch_vm
+from controller.resources.uploads.nearby import NearbySource
 from controller.resources.uploads.secrets import Secrets
 from controller.resources.uploads.sources import SourcedAsset
 from controller.resources.uploads.wheels import Wheels
@@ -150,17 +152,21 @@ def _resources_before_pod(
     requirements: Requirements,
 ) -> Iterator[Resource]:
     here = isinstance(config.cloud, HereCloud)
-    if not here:
-        yield from shared_resources(config, bucket)
+    shared = [] if here else list(shared_resources(config, bucket))
+    yield from shared
     depends_on = () if here else (f"{Bucket.kind}/{bucket}",)
     if vault.names:
         secrets = Secrets(name="env", vault=vault, depends_on=() if here else (f"{Services.kind}/apis",))
         yield secrets
         depends_on = (*depends_on, secrets.id)
     for asset in held.values():
-        if not fetched_on_pod(config, asset):
-            copied = SourcedAsset if asset.source else UploadedAsset
-            yield copied(name=asset.name, bucket=bucket, content=asset, vault=vault, depends_on=depends_on)
+        where = {"name": asset.name, "bucket": bucket, "content": asset, "vault": vault}
+        if fetched_nearby(config, asset):
+            machine, needs = fetch_vm(config, bucket, asset), (*depends_on, *(r.id for r in shared))
+            needs = tuple(dict.fromkeys(needs))
+            yield NearbySource(**where, machine=machine, always=config.assets.fetch_on == "vm", depends_on=needs)
+        elif not fetched_on_pod(config, asset):
+            yield (SourcedAsset if asset.source else UploadedAsset)(**where, depends_on=depends_on)
     yield CodeArchive(name=code.sha256, bucket=bucket, snapshot=code, depends_on=depends_on)
     if requirements.git:
         yield Wheels.for_lines(requirements.git, config.env.python, bucket, depends_on)

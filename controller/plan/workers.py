@@ -98,6 +98,12 @@ class WorkerInputs:
     assets: Mapping[str, ResolvedAsset]
 
 
+def fetched_nearby(config: Config, asset: ResolvedAsset) -> bool:
+    """Return whether a VM may fetch the asset: one of the Hub, in a network that Slipway creates."""
+    ours = config.cloud.kind != "here" and not config.tpu.adopt
+    return ours and config.assets.fetch_on in ("auto", "vm") and (asset.source or "").startswith("hf://")
+
+
 def fetched_on_pod(config: Config, asset: ResolvedAsset) -> bool:
     """Return whether the pod downloads the asset; local and generated files are sent from this machine."""
     from_hub = asset.source is not None and asset.source.startswith("hf://")

@@ -107,9 +107,16 @@ class Assets(Strict):
     datasets: dict[Name, Asset]
     models: dict[Name, Asset] = Field(description="Model weights.")
     tokenizers: dict[Name, Asset]
-    fetch_on: Annotated[Literal["laptop", "pod"], VOLATILE] = Field(
-        description="Where hf:// and `files` are fetched. laptop: this machine, before the TPU exists. pod: worker 0."
+    fetch_on: Annotated[Literal["auto", "laptop", "vm", "pod"], VOLATILE] = Field(
+        description="Where hf:// is fetched. auto: by a VM near the bucket from 1 GB on, else by this machine. laptop: "
+        "by this machine. vm: by the VM, whatever the size. pod: by worker 0 of the TPU, `files` included."
     )
+
+    @property
+    def may_use_vm(self) -> bool:
+        """Whether a VM may fetch an asset of the Hub."""
+        from_hub = any((asset.source or "").startswith("hf://") for _, _, asset in self.iter_assets())
+        return self.fetch_on in ("auto", "vm") and from_hub
 
     def iter_assets(self) -> Iterator[tuple[Kind, str, Asset]]:
         """Yield every asset with its kind and name."""

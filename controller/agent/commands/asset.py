@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
@@ -12,11 +14,26 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from ..formats import say
-from ..fs import CHUNK_BYTES, AgentError, agent_root, file_size, locked, safe_join
-from ..storage import TransferError, object_exists, upload_file, upload_stream, with_retries
+from ..fs import CHUNK_BYTES, AgentError, agent_root, checked, file_size, locked, safe_join
+from ..storage import TransferError, object_exists, read_object, upload_file, upload_stream, with_retries
 from ..tree_hash import file_hash
 
 THREADS = 4
+ORDERS_PAUSE_SECONDS = 10.0
+"""Between two tries of `fetch_ordered`."""
+
+
+def fetch_ordered(bucket: str, orders: str) -> None:
+    """Run `fetch_asset` with the request in an object of the bucket, until it succeeds; prints {"error": …} otherwise.
+
+    The controller replaces the object now and then: signed addresses expire.
+    """
+    while True:
+        try:
+            return fetch_asset(**checked(json.loads(read_object(bucket, orders)), orders))
+        except AgentError as error:
+            say({"error": str(error)})
+        time.sleep(ORDERS_PAUSE_SECONDS)
 
 
 def fetch_asset(
@@ -71,19 +88,20 @@ def _fetch_file(
 ) -> None:
     if object_exists(bucket, target):
         return  # verified before it was uploaded
+    place = file["url"].partition("?")[0]  # the query of a signed address is a key to the file
     (agent_root() / "fetched").mkdir(mode=0o700, parents=True, exist_ok=True)
     part = safe_join("fetched", file["sha256"])
     with_retries(lambda: _download(name, file["url"], part, token, telling))
     if (found := file_hash(part)) != file["sha256"]:
         part.unlink()
-        raise AgentError(f"{name}: {file['url']} has SHA-256 {found[:12]}…, but the config has {file['sha256'][:12]}…")
+        raise AgentError(f"{name}: {place} has SHA-256 {found[:12]}…, but the config has {file['sha256'][:12]}…")
     with_retries(lambda: upload_file(part, bucket, target))
     part.unlink()
 
 
 def _download(name: str, url: str, part: Path, token: str | None, telling: _ProgressReporter) -> None:
     """Download a file, resuming a partial one. Redirects lead to storage that must not see the token."""
-    size = file_size(part)
+    size, place = file_size(part), url.partition("?")[0]
     request = Request(url, headers={"Range": f"bytes={size}-"} if size else {})  # noqa: S310 (http(s) by schema)
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
@@ -95,12 +113,13 @@ def _download(name: str, url: str, part: Path, token: str | None, telling: _Prog
                 out.write(chunk)
                 telling.add_bytes(len(chunk))
             if expected is not None and out.tell() - begin != int(expected):
-                raise TransferError(f"{name}: {url} dropped the connection after {out.tell()} bytes")
+                raise TransferError(f"{name}: {place} dropped the connection after {out.tell()} bytes")
     except HTTPError as error:
+        error.close()
         if error.code == 416:  # the file is already complete
             return
         why = "; it requires a token" if error.code in (401, 403) and not token else ""
         lasting = error.code < 500 and error.code not in (408, 429)
-        raise TransferError(f"{name}: {url} refused access with HTTP {error.code}{why}", lasting) from error
+        raise TransferError(f"{name}: {place} refused access with HTTP {error.code}{why}", lasting) from error
     except (OSError, HTTPException) as error:
-        raise TransferError(f"{name}: cannot fetch {url}: {error}") from error
+        raise TransferError(f"{name}: cannot fetch {place}: {error}") from error

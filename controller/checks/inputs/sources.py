@@ -10,8 +10,10 @@ from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
 from controller.core.text import plural
 from controller.gcp.errors import NoCredentialsError, ServiceDisabledError
+from controller.inputs.assets import ResolvedAsset
 from controller.inputs.hub import SourceError, hub_endpoint, list_source, lookup_problem, require_readable
 from controller.plan.build import Plan
+from controller.plan.fetching import describe_fetch, fetcher_of
 from controller.plan.missing import missing_assets
 from controller.progress import format_size
 from controller.resources.uploads.sources import THREADS, hub_access, list_objects
@@ -27,12 +29,13 @@ def sources_can_be_read(plan: Plan, context: Context) -> Iterator[Issue]:
             continue
         key = f"assets.{asset.path}.source"
         try:
-            yield from _questions(plan, context, asset.source, key)
+            yield from _questions(plan, context, asset, key)
         except SourceError as error:
             yield Issue(str(error), key) if error.lasting else Issue(f"was not checked: {error}", key, "note")
 
 
-def _questions(plan: Plan, context: Context, source: str, key: str) -> Iterator[Issue]:
+def _questions(plan: Plan, context: Context, asset: ResolvedAsset, key: str) -> Iterator[Issue]:
+    source = asset.source or ""
     address = parse_source(source)
     if address.kind == "bucket":
         if plan.config.cloud.kind == "here":
@@ -55,8 +58,10 @@ def _questions(plan: Plan, context: Context, source: str, key: str) -> Iterator[
     require_readable(address, commit, files, access)
     folder = Path(plan.config.run.state_dir).expanduser()
     free = shutil.disk_usage(folder if folder.is_dir() else Path.home()).free
-    if (most := sum(sorted((file.size for file in files), reverse=True)[:THREADS])) > free:
+    size = sum(file.size for file in files)
+    most = sum(sorted((file.size for file in files), reverse=True)[:THREADS])
+    if most > free and fetcher_of(plan.config, asset, size) == "laptop":
         message = f"its {THREADS} largest files take {format_size(most)}; {folder} has {format_size(free)} free"
         yield Issue(f"{message}. Free some, or set run.state_dir to a folder on a larger disk", key)
-    total = format_size(sum(file.size for file in files))
-    yield Issue(f"{plural(len(files), 'file')}, {total}, of commit {commit[:12]}", key, "note")
+    how = describe_fetch(plan.config, asset, size, context.clock.now())
+    yield Issue(f"{plural(len(files), 'file')}, {format_size(size)}, of commit {commit[:12]}: {how}", key, "note")

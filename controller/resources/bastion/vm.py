@@ -4,147 +4,44 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from controller.context import Context
-from controller.gcp.errors import ConflictError, GoogleError, NotFoundError
-from controller.gcp.names import LABEL, MARK
-from controller.gcp.operations import wait_compute
-from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope
+from controller.reconcile.resource import Scope
+from controller.resources.bastion.small_vm import SmallVm
 from controller.resources.project.accounts import ServiceAccount
 from controller.resources.project.roles import POLICY_VERSION, Policy, Roles
 from controller.resources.uploads.code import CodeArchive
 
 RUN_LABEL, POD_LABEL = "slipway-run", "slipway-pod"
-IMAGE = "projects/debian-cloud/global/images/family/debian-12"
-MIN_RUN_SECONDS = 30
-"""Shortest maxRunDuration that Compute Engine accepts; the longest is 120 days."""
-SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-STARTING_STATES = frozenset({"PROVISIONING", "STAGING", "STOPPING", "SUSPENDING", "REPAIRING"})
+SECONDS_PER_DAY = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bastion(Resource):
-    """The bastion that is RUNNING for this run (https://cloud.google.com/compute/docs/reference/rest/v1/instances).
+class Bastion(SmallVm):
+    """The bastion that is RUNNING for this run.
 
     Another bastion of ours by that name is replaced: its run has ended, or could not start.
     """
 
     kind: ClassVar[str] = "bastion"
     scope: ClassVar[Scope] = "pod"
-    zone: str = field(compare=False)
-    machine_type: str = field(compare=False)
     pod: str = field(compare=False)
-    network: str = field(compare=False)
-    subnetwork: str = field(compare=False)
-    external_ip: bool = field(compare=False)
-    account: ServiceAccount = field(compare=False)
     script: str = field(default="", compare=False, repr=False)
     orders: str = field(default="", compare=False, repr=False)
-    """JSON that the script reads from the metadata attribute `slipway`."""
     max_days: float | None = field(default=None, compare=False)
     run_id: str
-    status: str = "RUNNING"
-    marked: bool = field(default=True, compare=False)
 
     @property
-    def title(self) -> str:
-        return f"bastion {self.name} ({self.machine_type}) in {self.zone}"
+    def labels(self) -> dict[str, str]:
+        return {RUN_LABEL: self.run_id, POD_LABEL: self.pod}
 
     @property
-    def is_managed(self) -> bool:
-        return self.marked
+    def max_seconds(self) -> float | None:
+        return None if self.max_days is None else self.max_days * SECONDS_PER_DAY
 
-    def path(self, project: str) -> str:
-        return f"projects/{project}/zones/{self.zone}/instances/{self.name}"
+    def metadata(self) -> dict[str, str]:
+        return {"startup-script": self.script, "slipway": self.orders}
 
-    def observe(self, context: Context, observed: ObservedResources) -> Absent | Pending | Self:
-        try:
-            answer = context.google.call("compute", "instances.get", **self._instance_path(context), instance=self.name)
-        except NotFoundError:
-            return Absent()
-        if answer["status"] in STARTING_STATES:
-            return Pending(answer["status"].lower())
-        labels = answer.get("labels", {})
-        marked = LABEL.items() <= labels.items()
-        return replace(self, status=answer["status"], run_id=labels.get(RUN_LABEL, ""), marked=marked)
-
-    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
-        if diff.action != "create":
-            self.destroy(context)
-        try:
-            body = self.body(context)
-            answer = context.google.call("compute", "instances.insert", **self._instance_path(context), body=body)
-            wait_compute(context, answer)
-        except ConflictError:
-            return  # created by someone else meanwhile; the next observation decides
-
-    def destroy(self, context: Context) -> None:
-        while not isinstance(current := self.observe(context, {}), Absent):
-            if isinstance(current, Bastion) and not current.is_managed:
-                return
-            if isinstance(current, Pending):  # already deleting itself
-                context.clock.sleep(context.poll_seconds)
-                continue
-            try:
-                answer = context.google.call(
-                    "compute", "instances.delete", **self._instance_path(context), instance=self.name
-                )
-                wait_compute(context, answer)
-            except NotFoundError:
-                return
-            except GoogleError as error:
-                if error.reason not in ("resourceNotReady", "RESOURCE_NOT_READY"):
-                    raise
-
-    def body(self, context: Context) -> dict[str, Any]:
-        place = f"projects/{context.project}"
-        card: dict[str, Any] = {
-            "network": f"{place}/global/networks/{self.network}",
-            "subnetwork": f"{place}/regions/{self.zone.rpartition('-')[0]}/subnetworks/{self.subnetwork}",
-        }
-        if self.external_ip:
-            card["accessConfigs"] = [{"name": "external-nat", "type": "ONE_TO_ONE_NAT"}]
-        items = {"startup-script": self.script, "slipway": self.orders}
-        return {
-            "name": self.name,
-            "description": MARK,
-            "labels": {**LABEL, RUN_LABEL: self.run_id, POD_LABEL: self.pod},
-            "machineType": f"{place}/zones/{self.zone}/machineTypes/{self.machine_type}",
-            "canIpForward": False,
-            "deletionProtection": False,
-            "disks": [
-                {
-                    "autoDelete": True,
-                    "boot": True,
-                    "initializeParams": {"sourceImage": IMAGE},
-                    "mode": "READ_WRITE",
-                    "type": "PERSISTENT",
-                }
-            ],
-            "metadata": {"items": [{"key": key, "value": value} for key, value in items.items()]},
-            "networkInterfaces": [card],
-            "scheduling": self._scheduling(),
-            "serviceAccounts": [{"email": self.account.email(context), "scopes": [SCOPE]}],
-        }
-
-    def _scheduling(self) -> dict[str, Any]:
-        """Return the options for restarts and the end: https://cloud.google.com/compute/docs/instances/limit-vm-runtime."""
-        if self.max_days is None:
-            return {"automaticRestart": True}
-        seconds = max(MIN_RUN_SECONDS, round(self.max_days * 86_400))
-        limit = {"maxRunDuration": {"seconds": str(seconds)}, "instanceTerminationAction": "DELETE"}
-        return {"automaticRestart": True, **limit}
-
-    def serial_output(self, context: Context) -> str:
-        """Return the output on its serial port; empty if unavailable."""
-        try:
-            answer = context.google.call(
-                "compute", "instances.getSerialPortOutput", **self._instance_path(context), instance=self.name, port=1
-            )  # fmt: skip
-        except NotFoundError:
-            return ""
-        return answer.get("contents", "")
-
-    def _instance_path(self, context: Context) -> dict[str, str]:
-        return {"project": context.project, "zone": self.zone}
+    def read(self, answer: dict[str, Any]) -> Self:
+        return replace(super().read(answer), run_id=answer.get("labels", {}).get(RUN_LABEL, ""))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import fcntl
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +27,7 @@ from controller.inputs.hub import (
     hub_endpoint,
     list_source,
     require_space,
+    signed_address,
 )
 from controller.inputs.secrets import Vault
 from controller.progress import Progress
@@ -110,19 +111,42 @@ class SourceCopy:
         """
         with self._only_process():
             hashes, missing = self._progress_of(pinned)
-            largest = sorted((file.size for file in missing), reverse=True)[:THREADS]
-            if self.address.kind != "bucket":
-                require_space(self.folder, sum(largest), f"{self.source} with {THREADS} files at once")
-            pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="fetch")
-            try:
-                jobs = [pool.submit(self._copy_file, pinned.revision, file, hashes, moved) for file in missing]
-                for job in jobs:
-                    job.result()
-            finally:
-                pool.shutdown(cancel_futures=True)
-            manifest = json.dumps(hashes, indent=1, sort_keys=True) + "\n"
-            self.google.upload(self.bucket, f"{self.prefix}/{MANIFEST}", manifest.encode())
-            self._hashes_file.unlink(missing_ok=True)
+            self._copy_files(pinned, missing, hashes, moved)
+            self.google.upload(self.bucket, f"{self.prefix}/{MANIFEST}", manifest_of(hashes).encode())
+            self.forget_hashes()
+
+    def run_small(self, pinned: PinnedSource, moved: Callable[[int], None]) -> tuple[dict[str, str], list[SourceFile]]:
+        """Copy the files that the Hub keeps in git; return the hashes of what has arrived, and the other files.
+
+        Raises:
+            SourceError: a file cannot be fetched, or differs from what was listed.
+        """
+        with self._only_process():
+            hashes, missing = self._progress_of(pinned)
+            self._copy_files(pinned, [file for file in missing if file.sha256 is None], hashes, moved)
+        return hashes, [file for file in missing if file.sha256 is not None]
+
+    def signed_address(self, revision: str, file: SourceFile) -> str:
+        """Return where a large file can be read for about an hour without a token."""
+        return signed_address(self.address, revision, file, self.access, self.sleep)
+
+    def _copy_files(
+        self, pinned: PinnedSource, files: list[SourceFile], hashes: dict[str, str], moved: Callable[[int], None]
+    ) -> None:
+        largest = sorted((file.size for file in files), reverse=True)[:THREADS]
+        if self.address.kind != "bucket":
+            require_space(self.folder, sum(largest), f"{self.source} with {THREADS} files at once")
+        pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="fetch")
+        try:
+            jobs = [pool.submit(self._copy_file, pinned.revision, file, hashes, moved) for file in files]
+            for job in jobs:
+                job.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def forget_hashes(self) -> None:
+        """Forget what the manifest says now."""
+        self._hashes_file.unlink(missing_ok=True)
 
     @property
     def _hashes_file(self) -> Path:
@@ -173,6 +197,11 @@ class SourceCopy:
             draft = self._hashes_file.with_suffix(".draft")
             draft.write_text(json.dumps(hashes))
             draft.replace(self._hashes_file)
+
+
+def manifest_of(hashes: Mapping[str, str]) -> str:
+    """Return the text of `manifest.json`."""
+    return json.dumps(hashes, indent=1, sort_keys=True) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)

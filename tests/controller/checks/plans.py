@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from controller.config.compose import compose
 from controller.context import Context
+from controller.core.clock import Clock
 from controller.gcp.errors import NotFoundError
 from controller.inputs.code import UnfetchedSnapshot
 from controller.plan.build import Plan, build_plan
@@ -32,7 +33,7 @@ def plan_of(tmp_path: Path, asset: str, *overrides: str) -> Plan:
 
 def context(*present: str) -> Context:
     """A context whose bucket has these assets."""
-    return cast(Context, SimpleNamespace(google=EmptyBucket(*present)))
+    return cast(Context, SimpleNamespace(google=EmptyBucket(*present), clock=Clock()))
 
 
 def build(*words: str) -> str:

@@ -107,6 +107,11 @@ def test_a_word_that_no_program_can_be_given(tmp_path: Path) -> None:
             "asset_clear: error assets.models.m.files.f.url: would send the token unencrypted",
         ),
         (["assets.fetch_on=pod"], "fetch_on: warning assets.fetch_on: pod has no effect: no asset has files"),
+        (["assets.fetch_on=vm"], "fetch_on: warning assets.fetch_on: vm has no effect: no asset has a source hf://"),
+        (
+            ["assets.fetch_on=vm", "assets.models.m.source=hf://a/b", "tpu.adopt=true", "tpu.name=mine"],
+            "fetch_on: warning assets.fetch_on: vm has no effect with tpu.adopt=true, which has no network for a VM",
+        ),
         (
             ["program=trainer", f"code.repository={{url: 'https://h/r', commit: {COMMIT}}}"],
             "repository_unused: error code.repository: program=trainer ignores it",

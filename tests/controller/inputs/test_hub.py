@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.request import urlopen
 
 import pytest
 
 from conf.schema.infra.assets import parse_source
 from controller.inputs import hub as inputs
-from controller.inputs.hub import SourceError, fetch_file, list_source, lookup_problem, require_readable
+from controller.inputs.hub import SourceError, fetch_file, list_source, lookup_problem, require_readable, signed_address
 from controller.localcloud.hub import HubFault, HubServer
 from tests.hub import ACCEPTED, CONTENT, MODEL, OTHER, asked, hub, write
 
@@ -124,6 +125,19 @@ def test_a_file_that_does_not_come_is_an_error(
     assert "Signature" not in str(caught.value), "a signed address is a key to the file"
     assert caught.value.lasting == lasting
     assert not (tmp_path / "fetched").exists(), "nothing that is wrong or short is kept as the file"
+
+
+def test_a_signed_address_needs_no_token(hub: HubServer) -> None:
+    address, access = asked(hub, "hf://acme/gated", ACCEPTED)
+    commit, files = list_source(address, access)
+    large = next(f for f in files if f.sha256)
+    hub.state.faults.append(HubFault("HEAD .*resolve", status=503, times=1))
+    place = signed_address(address, commit, large, access, lambda seconds: None)
+    with urlopen(place) as answer:
+        assert answer.read() == CONTENT
+    small = next(f for f in files if f.name == "config.json")
+    with pytest.raises(SourceError, match=r"signs no address for config\.json, and its token stays on this machine"):
+        signed_address(address, commit, small, access, lambda seconds: None)
 
 
 def test_a_file_of_git_is_verified_too(hub: HubServer, tmp_path: Path) -> None:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
+import pytest
+
+from controller.agent.commands import asset
+from controller.agent.formats import dump
+from controller.agent.fs import AgentError
 from tests.controller.agent.conftest import AgentWorker
 
 CONTENT = b"weights" * 1000
@@ -52,3 +58,26 @@ def test_a_refusal_is_told(worker: AgentWorker) -> None:
     worker.bucket.faults = [404, 403]
     code, said = lines(worker, **order(worker))
     assert (code, "HTTP 403; it requires a token" in said[-1]["error"]) == (1, True)
+
+
+def test_orders_are_read_again_until_their_files_have_arrived(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first are of a later version; the addresses of the next have expired."""
+    slept, tried = list[float](), list[str]()
+
+    def fetch(prefix: str) -> None:
+        tried.append(prefix)
+        if prefix == "expired":
+            raise AgentError("refused")
+
+    written = [b'{"format": 99}', dump({"prefix": "expired"}), dump({"prefix": "good"})]
+    monkeypatch.setattr(asset, "fetch_asset", fetch)
+    monkeypatch.setattr(asset.time, "sleep", slept.append)
+    monkeypatch.setattr(asset, "read_object", lambda bucket, name: written.pop(0))
+    asset.fetch_ordered("b", "a/fetch.json")
+    assert tried == ["expired", "good"]
+    told = [json.loads(line)["error"] for line in capsys.readouterr().out.splitlines()]
+    assert told[0].startswith("a/fetch.json has format 99")
+    assert told[1:] == ["refused"]
+    assert slept == [asset.ORDERS_PAUSE_SECONDS] * 2

@@ -11,6 +11,7 @@ import pytest
 
 from controller.checks.inputs.sources import sources_can_be_read
 from controller.context import Context
+from controller.core.clock import Clock
 from controller.gcp.errors import ForbiddenError, NotFoundError
 from controller.localcloud.hub import HubFault, HubServer
 from tests.controller.checks.plans import EmptyBucket, plan_of
@@ -33,7 +34,7 @@ class Buckets(EmptyBucket):
 
 def said(tmp_path: Path, source: str, *overrides: str, present: tuple[str, ...] = ()) -> list[str]:
     plan = plan_of(tmp_path, f"{{source: '{source}'}}", *overrides)
-    context = cast(Context, SimpleNamespace(google=Buckets(*present)))
+    context = cast(Context, SimpleNamespace(google=Buckets(*present), clock=Clock()))
     found = list(sources_can_be_read(plan, context))
     assert {f.key for f in found} <= {"assets.models.weights.source"}
     return [f"{f.severity}: {f.message}" for f in found]

@@ -1,0 +1,167 @@
+"""Compute Engine and a bucket in memory and in a folder: the VM does its work when its serial port is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from controller.agent.commands.asset import fetch_asset
+from controller.agent.formats import dump
+from controller.agent.fs import AgentError
+from controller.context import Context
+from controller.core.clock import Clock
+from controller.core.events import Events
+from controller.gcp.errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
+from controller.gcp.folder_store import FolderClient
+from controller.inputs.assets import ResolvedAsset
+from controller.inputs.secrets import Vault
+from controller.resources.project.accounts import ServiceAccount
+from controller.resources.uploads.fetch_vm import FetchVm
+from controller.resources.uploads.nearby import NearbySource
+from controller.ssh.login import Login
+
+
+class KilledError(BaseException):
+    """The process has got SIGKILL."""
+
+
+class JumpingClock(Clock):
+    """Sleeping takes no time, but the clock goes on by it, and by at least `step`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed, self.step = 0.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.passed
+
+    def sleep(self, seconds: float) -> None:
+        self.raise_if_interrupted()
+        self.passed += max(seconds, self.step)
+
+
+@dataclass
+class Project(FolderClient):
+    """What the controller asks of Google.
+
+    Attributes:
+        kill_at: number of the changing request at which the process dies, `before` it or after; 0: never.
+        refuse: raised instead of creating a VM.
+        hidden: whether the caller may not read VMs.
+        work: what a VM does at each look at its serial port; returns whether it has ended itself.
+    """
+
+    folder: Path
+    kill_at: int = 0
+    before: bool = False
+    refuse: GoogleError | None = None
+    hidden: bool = False
+    work: Callable[[Project], bool] = field(default=lambda project: project.let_fetch())
+    machines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    serial: str = ""
+
+    def __post_init__(self) -> None:
+        super().__init__(Clock())
+
+    @property
+    def bucket(self) -> str:
+        return str(self.folder / "bucket")
+
+    def call(self, api: str, method: str, **parameters: Any) -> dict[str, Any]:
+        if method.endswith((".insert", ".delete", ".wait")):
+            return self._changing(f"{api} {method}", lambda: self._answer(api, method, parameters))
+        self._require_life()
+        return self._answer(api, method, parameters)
+
+    def upload(self, bucket: str, name: str, content: bytes, **more: Any) -> dict[str, Any]:
+        return self._changing(f"upload {name}", lambda: FolderClient.upload(self, bucket, name, content, **more))
+
+    def upload_file(self, bucket: str, name: str, *more: Any) -> dict[str, Any]:
+        return self._changing(f"upload {name}", lambda: FolderClient.upload_file(self, bucket, name, *more))
+
+    def let_fetch(self) -> bool:
+        """Do what the agent does with the VM's orders, which may have gone."""
+        [vm] = self.machines.values()
+        [text] = [item["value"] for item in vm["metadata"]["items"] if item["key"] == "slipway"]
+        request = json.loads(text)["request"]
+        orders = json.loads(self.download(request["bucket"], request["orders"]))
+        try:
+            fetch_asset(**{key: value for key, value in orders.items() if key != "format"})
+        except AgentError as error:
+            self.say(error=str(error))
+        return False
+
+    def say(self, **line: Any) -> None:
+        self.serial += f"Nov 1 startup-script: {dump(line).decode()}\n"
+
+    def _require_life(self) -> None:
+        if self.kill_at and len(self.changes) >= self.kill_at:
+            raise KilledError
+
+    def _changing(self, what: str, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        self._require_life()
+        self.changes.append(what)
+        if self.before:
+            self._require_life()
+        answer = act()
+        self._require_life()
+        return answer
+
+    def _answer(self, api: str, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        if api == "storage":
+            return super().call(api, method, **parameters)
+        assert api == "compute", method
+        name = parameters.get("instance", "")
+        if method == "instances.insert":
+            return self._insert(parameters["body"])
+        if method == "zoneOperations.wait":
+            return {"status": "DONE"}
+        if self.hidden:
+            raise ForbiddenError(method, 403, "forbidden", f"Required 'compute.{method}' permission")
+        if name not in self.machines:
+            raise NotFoundError(method, 404, "notFound", name)
+        if method == "instances.get":
+            return self.machines[name]
+        if method == "instances.delete":
+            del self.machines[name]
+            return {"name": "operation", "zone": parameters["zone"]}
+        assert method == "instances.getSerialPortOutput"
+        if self.work(self):
+            del self.machines[name]
+        return {"contents": self.serial}
+
+    def _insert(self, body: dict[str, Any]) -> dict[str, Any]:
+        if self.refuse is not None:
+            raise self.refuse
+        if body["name"] in self.machines:
+            raise ConflictError("insert", 409, "alreadyExists", body["name"])
+        self.machines[body["name"]] = {**body, "status": "RUNNING"}
+        self.bodies.append(body)
+        return {"name": "operation", "zone": "us-central1-a"}
+
+
+def context_of(project: Project, clock: Clock) -> tuple[Context, list[str]]:
+    """Return a context of this machine, and the notes that it gets."""
+    events, notes = Events(clock), list[str]()
+    events.add_listener(lambda event: notes.append(event.message) if event.kind == "note" else None)
+    none = cast(Any, None)
+    login = Login(project, clock, "p", "me", project.folder)
+    return Context("p", project, clock, events, project.folder / "home", login, 1.0, none), notes
+
+
+def nearby(project: Project, source: str, always: bool = True) -> NearbySource:
+    """Return an asset as the plan has it."""
+    content = ResolvedAsset("model", "w", "0123456789abcdef", source=source)
+    machine = FetchVm(
+        name="slipway-fetch-0", zone="us-central1-a", machine_type="e2-standard-2", network="n", subnetwork="s",
+        external_ip=False, account=ServiceAccount(name="runner"), bucket=project.bucket, asset="w",
+        identity=content.prefix.rpartition("-")[2],
+    )  # fmt: skip
+    return NearbySource(
+        name="w", bucket=project.bucket, content=content, vault=Vault({}), machine=machine, always=always
+    )

@@ -1,0 +1,279 @@
+"""A VM near the bucket fetches a large asset: it holds no token, and is deleted or found whatever happens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.cleanup.orphans import billed_items
+from controller.cleanup.teardown import plan_teardown
+from controller.core.clock import InterruptedSleepError
+from controller.core.errors import CloudError
+from controller.gcp.errors import ForbiddenError, GoogleError
+from controller.inputs.code import UnfetchedSnapshot
+from controller.localcloud.hub import HubFault, HubServer
+from controller.plan.build import build_plan
+from controller.reconcile.reconciler import reconcile
+from controller.reconcile.resource import Absent
+from controller.records.ledger import Ledger
+from controller.resources.uploads import nearby as module
+from controller.resources.uploads.nearby import MAX_ERRORS, MAX_MACHINES, REFRESH_SECONDS, NearbySource
+from controller.run.session import Session
+from tests.controller.resources.conftest import EmulatedProject
+from tests.controller.resources.uploads.fetching import JumpingClock, KilledError, Project, context_of, nearby
+from tests.hub import ACCEPTED, CONTENT, hub
+
+__all__ = ["hub"]
+MODEL = "hf://acme/open"
+WEIGHTS = "assets/w-0123456789ab/model.safetensors"
+
+
+@pytest.fixture
+def google(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setenv("SLIPWAY_AGENT_ROOT", str(tmp_path / "vm"))
+    return Project(tmp_path / "google")
+
+
+def fetch(google: Project, always: bool = True, clock: JumpingClock | None = None, source: str = MODEL) -> list[str]:
+    """Fetch the asset as `up` does, unless it is there; return the notes."""
+    context, notes = context_of(google, clock or JumpingClock())
+    asset = nearby(google, source, always)
+    if isinstance(current := asset.observe(context, {}), Absent):
+        asset.apply(context, {}, asset.diff(current))
+    assert not isinstance(asset.observe(context, {}), Absent)
+    return notes
+
+
+def check_files(google: Project) -> None:
+    folder = Path(google.bucket) / WEIGHTS
+    assert folder.read_bytes() == CONTENT
+    stored = json.loads((folder.parent / "manifest.json").read_text())
+    contents = {"README.md": b"# it", "config.json": b"{}", "model.safetensors": CONTENT}
+    assert stored == {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+
+
+def test_large_files_do_not_pass_through_this_machine(google: Project, hub: HubServer) -> None:
+    fetch(google)
+    check_files(google)
+    [body] = google.bodies
+    assert google.machines == {}
+    assert sorted(p.name for p in (Path(google.bucket) / WEIGHTS).parent.iterdir()) == [
+        "README.md", "config.json", "manifest.json", "model.safetensors", "source.json",
+    ]  # fmt: skip
+    assert f"upload {WEIGHTS}" not in google.changes
+    assert body["scheduling"]["maxRunDuration"] == {"seconds": "3600"}
+    assert body["scheduling"]["instanceTerminationAction"] == "DELETE"
+    assert body["labels"] == {"managed-by": "slipway", "slipway-asset": "w", "slipway-asset-hash": "0123456789ab"}
+    [disk] = body["disks"]
+    assert (disk["autoDelete"], disk["initializeParams"]["diskSizeGb"]) == (True, "10")
+    assert all(len(item["value"]) < 256 * 1024 for item in body["metadata"]["items"]), "Compute Engine's limit"
+    assert not list((google.folder / "home/fetches").rglob("hashes.json"))
+
+
+def test_time_and_disk_grow_with_the_files(google: Project) -> None:
+    machine = nearby(google, MODEL).machine.for_files([10 * 10**9, 10**9, 40 * 10**9], at_once=2)
+    assert machine.disk_parameters(context_of(google, JumpingClock())[0])["diskSizeGb"] == "65"
+    assert machine.max_seconds == 4 * (120 + 51e9 / 50e6)
+
+
+@pytest.mark.parametrize(("limit", "by_vm"), [(len(CONTENT) + 6, True), (len(CONTENT) + 7, False)])
+def test_auto_takes_a_vm_for_large_assets_only(
+    google: Project, monkeypatch: pytest.MonkeyPatch, limit: int, by_vm: bool
+) -> None:
+    monkeypatch.setattr(module, "LARGE_BYTES", limit)
+    fetch(google, always=False)
+    check_files(google)
+    assert len(google.bodies) == by_vm
+    assert (f"upload {WEIGHTS}" in google.changes) == (not by_vm)
+
+
+REFUSALS = (
+    ForbiddenError("insert", 403, "forbidden", "Required 'compute.instances.create' permission"),
+    GoogleError("insert", 403, "quotaExceeded", "Quota 'CPUS' exceeded."),
+)
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_refused_vm_is_no_end_for_auto(
+    google: Project, monkeypatch: pytest.MonkeyPatch, refusal: GoogleError
+) -> None:
+    monkeypatch.setattr(module, "LARGE_BYTES", 1)
+    google.refuse = refusal
+    [note] = fetch(google, always=False)
+    assert note == (
+        "Google refuses fetch VM slipway-fetch-0 (e2-standard-2) in us-central1-a: "
+        f"{refusal.message}; this machine fetches it"
+    )
+    check_files(google)
+    with pytest.raises(CloudError, match=r"; assets\.fetch_on=laptop fetches it through this machine$"):
+        fetch(Project(google.folder / "2", refuse=refusal))
+
+
+def test_who_may_not_even_look_for_a_vm_fetches_here(google: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE_BYTES", 1)
+    google.hidden = True
+    [note] = fetch(google, always=False)
+    assert "Required 'compute.instances.get' permission; this machine fetches it" in note
+    check_files(google)
+
+
+def changes_of_a_fetch(google: Project) -> int:
+    fetch(google)
+    return len(google.changes)
+
+
+def test_a_kill_at_each_request_leaves_no_vm_that_is_not_found(google: Project, hub: HubServer) -> None:
+    """Killed before or after a request that changes something; the next `up` ends the fetch, and deletes the VM."""
+    count = changes_of_a_fetch(google)
+    assert count >= 8, "requests of pin, small files, orders, VM and its end"
+    left = 0
+    for number in range(1, count + 1):
+        for before in (True, False):
+            killed = Project(google.folder / f"{number}-{before}", kill_at=number, before=before)
+            with pytest.raises(KilledError):
+                fetch(killed)
+            for body in killed.machines.values():
+                left += 1
+                assert body["labels"]["managed-by"] == "slipway"
+                assert body["scheduling"]["instanceTerminationAction"] == "DELETE"
+            killed.kill_at, arrived = 0, (Path(killed.bucket) / WEIGHTS).with_name("manifest.json").is_file()
+            hub.state.sent.clear()
+            fetch(killed)
+            check_files(killed)
+            fetched = [name for name, _, size in hub.state.sent if size == len(CONTENT)]
+            assert len(fetched) <= 1
+            assert arrived or not killed.machines, "one that is done is an orphan, which Compute Engine deletes"
+            assert len(killed.bodies) <= 1 or fetched == [], "the next controller waits for the VM of the first"
+    assert left > 0
+
+
+def test_ctrl_c_deletes_the_vm(google: Project) -> None:
+    clock = JumpingClock()
+    google.work = lambda _: bool(clock.interrupt())
+    with pytest.raises(InterruptedSleepError):
+        fetch(google, clock=clock)
+    assert len(google.bodies) == 1
+    assert google.machines == {}
+
+
+def test_a_vm_that_ends_is_replaced_a_few_times(google: Project) -> None:
+    ends = [True, True, False]
+    google.work = lambda p: ends.pop(0) or p.let_fetch()
+    fetch(google)
+    check_files(google)
+    assert len(google.bodies) == 3
+    gone = Project(google.folder / "2", work=lambda _: True)
+    with pytest.raises(CloudError, match=f"ended {MAX_MACHINES} times before its files had arrived"):
+        fetch(gone)
+    assert (len(gone.bodies), gone.machines) == (MAX_MACHINES, {})
+
+
+def test_a_vm_that_fails_again_and_again_is_given_up(google: Project, hub: HubServer) -> None:
+    hub.state.faults.append(HubFault("GET /lfs/", status=404, times=99))
+    with pytest.raises(CloudError) as caught:
+        fetch(google)
+    assert f"failed {MAX_ERRORS} times in a row: model.safetensors: http://localhost:" in str(caught.value)
+    assert "Signature" not in str(caught.value), "a signed address is a key to the file"
+    assert "assets.fetch_on=laptop" in str(caught.value)
+    assert google.machines == {}
+
+
+def test_a_vm_that_says_nothing_is_given_up(google: Project) -> None:
+    google.work, google.serial = lambda _: False, "Booting\nkernel panic\n"
+    with pytest.raises(CloudError, match=r"fetches nothing after 20 minutes:\nBooting\nkernel panic\n; assets"):
+        fetch(google)
+    assert google.machines == {}
+
+
+def test_what_a_vm_told_an_earlier_controller_does_not_count(google: Project) -> None:
+    """Its addresses had expired while nobody was there."""
+    google.kill_at = 10**6
+    [asset] = [nearby(google, MODEL)]
+    context, _ = context_of(google, JumpingClock())
+    asset.machine.apply(context, {}, asset.machine.diff(Absent()))
+    for _ in range(MAX_ERRORS + 1):
+        google.say(error="expired")
+    looks: list[None] = []
+    google.work = lambda p: looks.append(None) or (len(looks) > 2 and p.let_fetch())
+    fetch(google)
+    check_files(google)
+    assert len(google.bodies) == 1
+
+
+def test_addresses_are_replaced_before_they_expire(google: Project) -> None:
+    clock = JumpingClock()
+    clock.step = 400.0
+    looks: list[None] = []
+
+    def work(google: Project) -> bool:
+        looks.append(None)
+        google.say(bytes=100 * len(looks))
+        return len(looks) * clock.step > 2 * REFRESH_SECONDS and google.let_fetch()
+
+    google.work = work
+    fetch(google, clock=clock)
+    assert len([c for c in google.changes if c.endswith("/fetch.json")]) == 3
+
+
+def test_a_vm_of_others_is_left_alone(google: Project) -> None:
+    google.machines["slipway-fetch-0"] = {"name": "slipway-fetch-0", "status": "RUNNING", "labels": {}}
+    with pytest.raises(CloudError, match="was not created by Slipway"):
+        fetch(google)
+    assert google.machines
+
+
+def _machines(project: EmulatedProject) -> list[str]:
+    return [name for name in project.state()["compute"] if "/instances/" in name]
+
+
+def test_a_vm_of_the_emulated_cloud_fetches_a_gated_model(
+    project: EmulatedProject, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan's own resources; Google's API judges the requests, and the VM runs its startup script."""
+    context = project.context
+    monkeypatch.setenv("HF_TOKEN", ACCEPTED)
+    monkeypatch.setattr(project.clock, "sleep", lambda seconds: time.sleep(0.05))
+    words = ("assets.fetch_on=vm", "+assets.models.weights.source=hf://acme/gated", f"run.state_dir={project.folder}")
+    config = project.config("program.command=[a]", *words)
+    plan = build_plan(config, "slipway-local", project.folder, UnfetchedSnapshot(project.folder, (), "0" * 40))
+    plan.vault.load(context.google)
+    asset, held = plan.get(NearbySource), list[bytes]()
+
+    def look(http: Any, method: str) -> Any:
+        if method == "compute.instances.delete":
+            held.extend(p.read_bytes() for p in project.cloud.state.rglob("*") if p.is_file())
+        return http
+
+    context.google.wrap_connection = look
+    reconcile([*plan.resources[: plan.resources.index(asset)], asset], context)
+    assert context.google.download(asset.bucket, f"{asset.content.prefix}/model.safetensors") == CONTENT
+    manifest = json.loads(context.google.download(asset.bucket, f"{asset.content.prefix}/manifest.json"))
+    assert manifest["model.safetensors"] == hashlib.sha256(CONTENT).hexdigest()
+    assert not _machines(project)
+    assert any(b'"done": true' in content for content in held), "the VM's serial port"
+    assert not [content for content in held if ACCEPTED.encode() in content], "the token stays on this machine"
+
+
+def test_a_vm_left_behind_is_listed_and_deleted_with_the_pod(project: EmulatedProject, hub: HubServer) -> None:
+    context, words = project.context, ("assets.fetch_on=vm", f"+assets.models.weights.source={MODEL}")
+    config = project.config("program.command=[a]", *words, f"run.state_dir={project.folder}")
+    plan = build_plan(config, "slipway-local", project.folder, UnfetchedSnapshot(project.folder, (), "0" * 40))
+    asset = plan.get(NearbySource)
+    reconcile(plan.resources[: plan.resources.index(asset)], context)
+    asset.machine.apply(context, {}, asset.machine.diff(Absent()))
+    [running] = [thing for thing in billed_items(context, [plan.bucket]) if thing.kind == "VM"]
+    assert running.use == "it fetches weights"
+    assert running.usd_per_hour == pytest.approx(0.067)
+    context.google.upload(plan.bucket, asset.manifest_object, b"{}")
+    [orphan] = [thing for thing in billed_items(context, [plan.bucket]) if thing.kind == "VM"]
+    assert (orphan.use, orphan.why) == ("", "weights is in the bucket")
+    session = Session(plan, context, Ledger(context.google, plan.bucket, plan.run_id), None)
+    end = plan_teardown(session, everything=False)
+    assert [resource.id for resource in end.present] == [asset.machine.id]
+    end.execute(lambda event: None)
+    assert not _machines(project)
