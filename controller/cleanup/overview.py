@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.alerts.alert import read_alerts
-from controller.cleanup.orphans import billed_items
+from controller.cleanup.orphans import BilledItem
 from controller.context import Context
 from controller.gcp.errors import ForbiddenError, NotFoundError
 from controller.lease.store import BucketLeaseStore
@@ -41,13 +41,14 @@ class PodOverview:
     alerts: tuple[str, ...] = ()
 
 
-def project_pods(context: Context, buckets: Sequence[str]) -> list[PodOverview]:
+def project_pods(context: Context, buckets: Sequence[str], billed: Sequence[BilledItem]) -> list[PodOverview]:
     """Return every pod and queued request of Slipway in the project; those in use come first.
 
     Args:
         buckets: buckets with records of runs.
+        billed: everything that `billed_items` found.
     """
-    items = {(item.place, item.name): item for item in billed_items(context, [*buckets]) if "TPU" in item.kind}
+    items = {(item.place, item.name): item for item in billed if "TPU" in item.kind}
     found = []
     for status in project_slices(context):
         zone, name = status.place.zone, status.name

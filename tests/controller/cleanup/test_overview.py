@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from controller.cleanup.orphans import BilledItem
 from controller.cleanup.overview import PodOverview
 from controller.cli import main
 from controller.cli.verbs.look.project_status import format_pods
@@ -18,7 +19,7 @@ UNKNOWN = PodOverview("odd", "us-east5-b", "v9-1", "ready", "", "not used by any
 
 @pytest.mark.parametrize("width", [80, 100, None])
 def test_what_tells_pods_apart_is_never_cut(width: int | None) -> None:
-    lines = format_pods([BUSY, QUEUED, UNKNOWN], ["lost-00c0ffee"], "my-project", width)
+    lines = format_pods([BUSY, QUEUED, UNKNOWN], [], ["lost-00c0ffee"], "my-project", width)
     text = " ".join(" ".join(lines).split())
     assert (
         "slipway-v5litepod-16-0ef9e1 ALERT slow, stale checkpoint; v5litepod-16; "
@@ -32,7 +33,16 @@ def test_what_tells_pods_apart_is_never_cut(width: int | None) -> None:
 
 
 def test_no_pods() -> None:
-    assert format_pods([], [], "my-project", 80) == ["no pods of Slipway in my-project"]
+    assert format_pods([], [], [], "my-project", 80) == ["no pods of Slipway in my-project"]
+
+
+def test_other_vms_follow() -> None:
+    fetcher = BilledItem("VM", "slipway-fetch-0", "us-west4-a", 0.067, "it fetches gemma", "")
+    orphan = BilledItem("VM", "old-driver", "us-west4-a", None, "", "run-1 has ended")
+    assert format_pods([], [fetcher, orphan], [], "my-project", 80)[1:] == [
+        "VM slipway-fetch-0 in us-west4-a: it fetches gemma; $0.07 per hour",
+        "VM old-driver in us-west4-a: run-1 has ended; unknown price",
+    ]
 
 
 @pytest.mark.parametrize("words", [["status", "--all"], ["orphans"]])

@@ -1,11 +1,11 @@
-"""`slipway status --all`: every pod of the project, with the run on it, its newest checkpoint and its price."""
+"""`slipway status --all`: every pod of the project, with its run, newest checkpoint and price; and the other VMs."""
 
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from controller.cleanup.orphans import slipway_buckets
+from controller.cleanup.orphans import BilledItem, billed_items, slipway_buckets
 from controller.cleanup.overview import PodOverview, project_pods
 from controller.cli.main import Command
 from controller.cloud.connect import open_context, project_of, require_pods, require_project
@@ -25,26 +25,34 @@ def run(command: Command) -> int:
     project = require_project(project_of(config))
     with open_context(config) as (context, _), command.options.showing("looking for pods in every zone"):
         buckets = list(dict.fromkeys([*slipway_buckets(context), bucket_name(config, project)]))
-        pods = project_pods(context, buckets)
+        billed = billed_items(context, buckets)
+        pods = project_pods(context, buckets, billed)
+    machines = [item for item in billed if item.kind == "VM"]
     on_pods = {pod.run for pod in pods}
     rows = index.load_rows(command.options.state_dir)
     waiting = [row["run"] for row in rows if row.get("state") == "running" and row["run"] not in on_pods]
     if command.flags.json:
-        document = {"project": project, "pods": [asdict(pod) for pod in pods], "runs_without_pod": waiting}
+        listed = {"pods": [asdict(pod) for pod in pods], "vms": [asdict(item) for item in machines]}
+        document = {"project": project, **listed, "runs_without_pod": waiting}
         print(json.dumps(document, indent=1))
     else:
-        print("\n".join(format_pods(pods, waiting, project, width_of(sys.stdout))))
+        print("\n".join(format_pods(pods, machines, waiting, project, width_of(sys.stdout))))
     return 0
 
 
-def format_pods(pods: Sequence[PodOverview], waiting: Sequence[str], project: str, width: int | None) -> list[str]:
-    """Format the pods with their total price, and the runs of this machine that have no pod."""
+def format_pods(
+    pods: Sequence[PodOverview], machines: Sequence[BilledItem], waiting: Sequence[str], project: str, width: int | None
+) -> list[str]:
+    """Format the pods with their total price, the other VMs, and the runs of this machine that have no pod."""
     if pods:
         lines = [line for pod in pods for line in _describe(pod, width)]
         total = sum(pod.usd_per_hour or 0.0 for pod in pods)
         lines.append(f"{plural(len(pods), 'pod')} in {project}: ${total:.2f} per hour at list prices")
     else:
         lines = [f"no pods of Slipway in {project}"]
+    for item in machines:
+        price = "unknown price" if item.usd_per_hour is None else f"${item.usd_per_hour:.2f} per hour"
+        lines.append(f"{item.title}: {item.use or item.why}; {price}")
     return [*lines, *(f"{run} was running when last seen from here, and has no pod now" for run in waiting)]
 
 
