@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,8 +82,11 @@ class Project(FolderClient):
     def upload(self, bucket: str, name: str, content: bytes, **more: Any) -> dict[str, Any]:
         return self._changing(f"upload {name}", lambda: FolderClient.upload(self, bucket, name, content, **more))
 
-    def upload_file(self, bucket: str, name: str, *more: Any) -> dict[str, Any]:
-        return self._changing(f"upload {name}", lambda: FolderClient.upload_file(self, bucket, name, *more))
+    def upload_file(
+        self, bucket: str, name: str, path: Path, session: Path, moved: Callable[[int], None]
+    ) -> dict[str, Any]:
+        act = partial(FolderClient.upload_file, self, bucket, name, path, session, moved)
+        return self._changing(f"upload {name}", act)
 
     def let_fetch(self) -> bool:
         """Do what the agent does with the VM's orders, which may have gone."""
