@@ -60,7 +60,24 @@ def pair(lm_run):
     return lm_run | {"pod": lm_run["pod"] | {"workers": 2, "devices": 4}}
 
 
+EVALUATIONS = """
+def probe(model):
+    rows = model.encode(["1 and 2 make 3. ", "7 "])
+    texts = model.generate(rows, 4)
+    return {"texts": len(texts), "nats": -sum(float(logprobs.sum()) for logprobs, _ in model.score(rows))}
+
+
+def fails(model):
+    model.score([[1, 2]])
+    raise ValueError("only worker 0 knows")
+"""
+
+
 def test_two_workers_train_and_leave_results(pair, tmp_path, compile_cache):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.py").write_text(EVALUATIONS)
+    own = {name: {"run": f"mine:{name}", "interval": "end"} for name in ("fails", "probe")}
+    pair = pair | {"loop": pair["loop"] | {"evaluations": own}}
     first, second = wait_processes(start_trainer(pair, tmp_path / "run", compile_cache, {}, {}))
     assert (first.exit_code, second.exit_code) == (0, 0), first.stderr + second.stderr
     lines = [json.loads(line) for line in (tmp_path / "run/worker-0/metrics.jsonl").read_text().splitlines()]
@@ -72,6 +89,10 @@ def test_two_workers_train_and_leave_results(pair, tmp_path, compile_cache):
     assert not (tmp_path / "run/worker-1").exists()
     summary = json.loads((tmp_path / "bucket/summary.json").read_text())
     assert np.isfinite(summary["eval_loss"])
+    assert summary["eval_probe_texts"] == 2
+    assert 17 < summary["eval_probe_nats"] < 17 * 8  # of 16 tokens
+    assert "failed after update 6: ValueError: only worker 0 knows" in first.stderr
+    assert "only worker 0 knows" not in second.stderr
     assert sorted(path.name for path in (tmp_path / "bucket/checkpoints").iterdir()) == ["4", "6"]
 
 

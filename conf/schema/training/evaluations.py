@@ -55,9 +55,9 @@ class _OrName:
         return {"anyOf": [{"type": "string", "enum": list(BUILT_IN)}, JSON_SCHEMA, handler(schema)]}
 
 
-_ByName = dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,29}$")], Annotated[EvaluationSettings, _OrName()]]
+_ByName = dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,27}$")], Annotated[EvaluationSettings, _OrName()]]
 Evaluations = Annotated[_ByName, BeforeValidator(lambda value: value or {}, json_schema_input_type=_ByName | None)]
-"""The section, by name; null is none."""
+"""The section, by name; null is none. A name fits into that of an alert, `evaluation NAME`."""
 EVALUATIONS_HELP = "More evaluations, by name: core, lm_eval, code or module:name, or a section (docs/evaluations.md)."
 
 
