@@ -258,6 +258,8 @@ class StartRequest(TypedDict):
     bucket: NotRequired[str | None]
     log_object: NotRequired[str]
     exit_object: NotRequired[str]
+    successor: NotRequired[str]
+    fence_seconds: NotRequired[float]
     secrets: NotRequired[dict[str, str] | None]
     notice: NotRequired[str | None]
     exit_hook: NotRequired[bool]

@@ -57,7 +57,7 @@ REPEAT = _flag("--run", "repeat or resume the recorded run with this ID, with it
 DRIVING = (
     YES, _flag("--detach", "return once the program has started", action="store_true"),
     _flag("--queue", "wait while another run uses the pod", action="store_true"),
-    _flag("--take-over", "take over from the pod's current controller", action="store_true"),
+    _flag("--take-over", "take over from the controller that drives the run or has the pod", action="store_true"),
 )  # fmt: skip
 PLAN = _flag("--plan", "use the config in a file written by plan --save", "file", metavar="FILE")
 WORKER = _flag("--worker", "worker number (default: 0)", default="0", metavar="N")

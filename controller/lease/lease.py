@@ -1,4 +1,4 @@
-"""Lease that lets one controller at a time act on a pod: acquired before the first write, renewed, checked before each.
+"""Lease that lets one controller at a time act on a pod or a run: acquired before the first write, renewed, checked.
 
 A holder trusts its lease for slightly less than the term after its last write, measured on a clock that nobody can set.
 Another controller may take the lease only when the server says that the whole term has passed. The two therefore never
@@ -36,9 +36,9 @@ class LeaseHeldError(SlipwayError):
 
     exit_code = 2
 
-    def __init__(self, snapshot: LeaseSnapshot) -> None:
+    def __init__(self, snapshot: LeaseSnapshot, what: str) -> None:
         self.snapshot = snapshot
-        super().__init__(f"{snapshot.record} controls this pod")
+        super().__init__(f"{snapshot.record} controls this {what}")
 
 
 class ReleaseRequestedError(LeaseLostError):
@@ -52,16 +52,33 @@ class ReleaseRequestedError(LeaseLostError):
 
 
 class Lease:
-    """Lease of one pod or one sweep, from the point of view of one controller. Thread-safe."""
+    """Lease of one pod, run or sweep, from the point of view of one controller. Thread-safe."""
 
     def __init__(
-        self, file: LeaseStore, clock: Clock, me: Identity, seconds: float, every: float, fenced: Callable[[], None]
+        self,
+        file: LeaseStore,
+        clock: Clock,
+        me: Identity,
+        seconds: float,
+        every: float,
+        fenced: Callable[[], None],
+        *,
+        what: str = "pod",
+        first: "Lease | None" = None,
     ) -> None:
         """Prepare the lease without acquiring it.
 
-        `seconds` is the term; the lease is renewed every `every` seconds or more often. `fenced` is called once, from
-        any thread, when another controller takes over, and should wake up threads that sleep.
+        Args:
+            file: where the lease is stored.
+            clock: measures the term.
+            me: this controller.
+            seconds: the term.
+            every: the lease is renewed every so many seconds, or more often.
+            fenced: called once, from any thread, when another controller takes over; should wake up threads that sleep.
+            what: what the lease is of, for messages.
+            first: lease that is acquired before this one and released with it: whoever loses one has lost both.
         """
+        self._what, self._first = what, first
         self._store, self._clock, self.identity, self._seconds = file, clock, me, seconds
         self._renew_seconds, self._on_lost = min(every, seconds / RENEWALS_PER_TERM), fenced
         self._record: LeaseRecord | None = None
@@ -98,6 +115,8 @@ class Lease:
             GoogleError: the state of the lease cannot be read.
         """
         self.raise_if_lost()
+        if self._first is not None:
+            self._first.ensure()
         if (mine := self._record) is not None and self._clock.boot_time() < self._valid_until:
             return mine.token  # without the lock, which a slow renewal may hold
         with self._lock:
@@ -113,6 +132,8 @@ class Lease:
         """Raise LeaseLostError if the loss is already known; sends no request."""
         if self._lost_error is not None:
             raise self._lost_error
+        if self._first is not None:
+            self._first.raise_if_lost()
 
     def take_over(self, why: str, tell: Callable[[str], object] = lambda message: None) -> None:
         """Ask the holder to release the lease, wait for that or for the end of its term, then acquire it.
@@ -151,6 +172,8 @@ class Lease:
                 self._store.write(last, self._generation)
         self._record = self._thread = None
         self._stop = threading.Event()
+        if self._first is not None:
+            self._first.release(said, exit_code)
 
     @contextlib.contextmanager
     def released_on_exit(self) -> Iterator[None]:
@@ -176,7 +199,7 @@ class Lease:
             began = self._clock.boot_time()
             snapshot = self._store.read()
             if snapshot is not None and snapshot.record.id != self.identity.id and not self._is_free(snapshot):
-                raise LeaseHeldError(snapshot)
+                raise LeaseHeldError(snapshot, self._what)
             token, generation = (snapshot.record.token + 1, snapshot.generation) if snapshot else (1, 0)
             term = self.identity.new_record(token, self._clock.now(), self._seconds)
             try:
@@ -230,15 +253,29 @@ class Lease:
                     continue  # the next write raises it, unless it is transient
 
 
-def pod_lease(plan: Plan, context: Context, driver: str = "laptop") -> Lease:
-    """Return the lease of the plan's pod, not acquired yet."""
+def pod_lease(plan: Plan, context: Context, driver: str = "laptop", run: Lease | None = None) -> Lease:
+    """Return the lease of the plan's pod, not acquired yet; `run` is that of the run, if the holder is to drive it."""
     return Lease(
         BucketLeaseStore(context.google, plan.bucket, plan.node.name),
         context.clock,
-        Identity(driver, plan.run_id),
+        Identity(driver, plan.run_id, pod=plan.node.name),
         plan.config.recovery.lease_duration_seconds,
         RENEW_SECONDS if context.is_billed else LOCAL_RENEW_SECONDS,
         context.clock.interrupt,
+        first=run,
+    )
+
+
+def run_lease(plan: Plan, context: Context, driver: str = "laptop") -> Lease:
+    """Return the lease of the plan's run, not acquired yet: one controller drives a run, on one pod."""
+    return Lease(
+        BucketLeaseStore(context.google, plan.bucket, plan.run_id, "runs"),
+        context.clock,
+        Identity(driver, plan.run_id, pod=plan.node.name),
+        plan.config.recovery.lease_duration_seconds,
+        RENEW_SECONDS if context.is_billed else LOCAL_RENEW_SECONDS,
+        context.clock.interrupt,
+        what="run",
     )
 
 
@@ -251,6 +288,7 @@ def sweep_lease(context: Context, bucket: str, sweep_id: str, seconds: float) ->
         seconds,
         RENEW_SECONDS if context.is_billed else LOCAL_RENEW_SECONDS,
         lambda: None,
+        what="sweep",
     )
 
 

@@ -1,4 +1,4 @@
-"""Lease of a pod, stored as one object in the bucket: who acts on the pod, since when, and with which token.
+"""Lease of a pod or a run, stored as one object in the bucket: who acts on it, since when, and with which token.
 
 Every write has a generation precondition, so that one of two concurrent writers wins. The age is measured by the
 server's clock: https://cloud.google.com/storage/docs/request-preconditions
@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
@@ -43,6 +43,7 @@ class LeaseRecord(Document):
         asked: why another controller asks the holder to release the lease; empty if none does.
         released: whether the holder released the lease itself.
         said, exit_code: final message and exit code if the holder's work has ended; None if the run continues.
+        pod: pod on which the holder drives the run; empty for a sweep.
     """
 
     KEYS: ClassVar = {
@@ -65,6 +66,7 @@ class LeaseRecord(Document):
     released: bool = False
     said: str = ""
     exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
+    pod: str = ""
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
@@ -105,12 +107,12 @@ class LeaseStore(Protocol):
 
 @dataclass(frozen=True)
 class BucketLeaseStore:
-    """Lease store at `pods/NAME/lease.json` or `sweeps/ID/lease.json` in the bucket."""
+    """Lease store at `pods/NAME/lease.json`, `runs/ID/lease.json` or `sweeps/ID/lease.json` in the bucket."""
 
     google: GoogleClient
     bucket: str
     owner: str
-    collection: Literal["pods", "sweeps"] = "pods"
+    collection: Literal["pods", "runs", "sweeps"] = "pods"
 
     @property
     def object_name(self) -> str:
@@ -158,6 +160,7 @@ class Identity:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     holder: str = field(default_factory=lambda: f"{getpass.getuser()}@{socket.gethostname()}")
     process: str = field(default_factory=lambda: _process_id())
+    pod: str = ""
 
     def is_known_dead(self, other: LeaseRecord) -> bool:
         """Return whether the holder is a dead process of this boot of this machine, which nobody needs to wait for."""
@@ -166,11 +169,12 @@ class Identity:
         return bool(where) and where == self.process.rpartition(":")[0] and start_time(int(pid)) != began
 
     def new_record(self, token: int, since: float, seconds: float) -> LeaseRecord:
-        return LeaseRecord(token, self.id, self.holder, self.driver, self.run_id, self.process, since, seconds)
+        who = (self.id, self.holder, self.driver, self.run_id, self.process)
+        return LeaseRecord(token, *who, since, seconds, pod=self.pod)
 
     def for_run(self, run_id: str) -> Self:
         """Return the identity of the same controller for another run."""
-        return type(self)(self.driver, run_id, self.id, self.holder, self.process)
+        return replace(self, run_id=run_id)
 
 
 def _process_id() -> str:

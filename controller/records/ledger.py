@@ -129,7 +129,11 @@ class Ledger:
 
     def record_launch(self, launch: Launch) -> bool:
         """Record a launch before it is made; return False if another controller recorded this attempt first."""
-        return self.create(f"launches/{launch.attempt:04d}.json", json.dumps(launch.to_json()))
+        return self.create(_launch_name(launch.attempt), json.dumps(launch.to_json()))
+
+    def launch_object(self, attempt: int) -> str:
+        """Return the full name of the object that records a launch."""
+        return f"{self.prefix}/{_launch_name(attempt)}"
 
     def record_cancellation(self) -> None:
         """Mark the latest attempt as cancelled, so that the controller that follows it does not restart it."""
@@ -219,3 +223,7 @@ class Ledger:
         except ConflictError:
             return False
         return True
+
+
+def _launch_name(attempt: int) -> str:
+    return f"launches/{attempt:04d}.json"

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from conf.schema.infra.cloud import LocalCloud
-from controller.checks.preflight import probe_cloud, probe_plan, sort_by_severity
 from controller.cloud.connect import require_project
 from controller.cloud.emulator import Emulator
 from controller.context import Context
@@ -20,13 +19,10 @@ from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, ConfigError, LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.text import object_url
 from controller.core.ui import BoardScreen
-from controller.gcp.errors import ServiceDisabledError
-from controller.gcp.prices import hourly_price, max_cost
-from controller.lease.lease import LeaseHeldError, ReleaseRequestedError, lease_guard, pod_lease
+from controller.lease.lease import LeaseHeldError, ReleaseRequestedError, lease_guard, pod_lease, run_lease
 from controller.lease.store import LeaseSnapshot
 from controller.plan.build import Plan
 from controller.reconcile.reconciler import destroy
-from controller.reconcile.resource import Absent
 from controller.records.ledger import Ledger, Result
 from controller.records.pending_deletions import retry_deletions
 from controller.records.recorder import Recorder
@@ -35,14 +31,14 @@ from controller.recovery.recover import RecoveryExecutor
 from controller.recovery.verdict import VerdictKind
 from controller.resources.pod.node import Node
 from controller.run.attempt import AttemptResult, AttemptRunner
-from controller.run.estimate import describe_estimate
 from controller.run.handover import Handover
 from controller.run.launch import stop
 from controller.run.notifications import Notifications
 from controller.run.options import RunOptions
+from controller.run.preview import confirm_cost
 from controller.run.queue import PodQueue
 from controller.run.session import open_sweep
-from controller.run.standby import LeaderGaveUpError, Standby, StandbyOutcome
+from controller.run.standby import LeaderGaveUpError, RemoteStandby, Standby, StandbyOutcome
 
 
 @contextmanager
@@ -73,7 +69,8 @@ def drive(
     context.events.add_listener(screen)
     ledger = Ledger(context.google, plan.bucket, plan.run_id)
     recorder = Recorder(plan, context, ledger, options.overrides, sweep, handed_over)
-    driver = RunDriver(options, plan, context, ledger, screen, recorder, emulator, on_bastion=handed_over is not None)
+    modes = {"on_bastion": handed_over is not None, "in_sweep": bool(sweep)}
+    driver = RunDriver(options, plan, context, ledger, screen, recorder, emulator, **modes)
     if (result := ledger.result()) is not None:
         deleted = driver.clean_up_after_crash(result)
         recorder.finish_after_crash(result, driver.spending)
@@ -112,12 +109,16 @@ class RunDriver:
         emulator: Emulator | None = None,
         *,
         on_bastion: bool = False,
+        in_sweep: bool = False,
     ) -> None:
         self.options, self.plan, self.context, self.ledger, self.screen = options, plan, context, ledger, screen
         self.recorder = recorder
         self.spending = Spending(context.google, context.clock, plan.bucket, plan.run_id, plan.config)
         self.queue = PodQueue(context.google, context.clock, plan.bucket, plan.node.name)
-        self.lease = pod_lease(plan, context, "bastion" if on_bastion else "laptop")
+        driver_kind = "bastion" if on_bastion else "laptop"
+        self.run_lease = run_lease(plan, context, driver_kind)
+        self.lease = pod_lease(plan, context, driver_kind, self.run_lease)
+        self._in_sweep = in_sweep
         self._poll_seconds = plan.config.recovery.poll_seconds if context.is_billed else context.poll_seconds
         self.recovery = RecoveryExecutor(plan, context, ledger, self.spending, self._poll_seconds, self._delete_pod)
         self._notifications = Notifications(plan, context)
@@ -166,6 +167,11 @@ class RunDriver:
     def acquire(self) -> Result | None:
         """Drive the run unless another controller does; then watch, queue or replace it as the options say."""
         while True:
+            elsewhere = self.run_lease.current_other()
+            if elsewhere is not None and elsewhere.record.pod != self.plan.node.name:
+                outcome = self._watch_elsewhere(elsewhere)
+                if outcome is not StandbyOutcome.LEASE_FREE:
+                    return outcome if isinstance(outcome, Result) else None
             if (other := self.lease.current_other()) is not None:
                 outcome = self._stand_by(other)
                 if outcome is not StandbyOutcome.LEASE_FREE:
@@ -194,6 +200,25 @@ class RunDriver:
             holder = handover.wait_for_lease(token)
         self._emit_note("the bastion controls the run now: you can disconnect, and the same command re-attaches")
         return holder
+
+    def _watch_elsewhere(self, other: LeaseSnapshot) -> Result | StandbyOutcome:
+        """Watch the controller that drives this run on another pod, or replace it. Raises ConfigError in a sweep."""
+        where = f"{other.record} drives it on the pod {other.record.pod}"
+        take_over, self._take_over = self._take_over, False
+        if take_over:
+            self.run_lease.take_over("taken over", self._emit_note)
+            self._emit_note(
+                f"the workers of {other.record.pod} stop the run's program as soon as the next attempt is on record; "
+                "`slipway status --all` shows whether that pod is still billed"
+            )
+            return StandbyOutcome.LEASE_FREE
+        if self._in_sweep:
+            raise ConfigError(f"{where}; this sweep leaves it to that controller")
+        if self.options.detach:
+            self._emit_note(f"{where}; the run continues")
+            return StandbyOutcome.DETACHED
+        watched = (self.plan, self.context, self.ledger, self.run_lease, self.screen, self._poll_seconds)
+        return RemoteStandby(*watched).watch(other)
 
     def _stand_by(self, other: LeaseSnapshot) -> Result | StandbyOutcome:
         """Watch the other controller, queue behind it or replace it."""
@@ -352,38 +377,3 @@ def _inject_faults(emulator: Emulator, plan: Plan) -> None:
     if faults:
         key = hashlib.sha256(json.dumps([plan.run_id, faults], sort_keys=True).encode()).hexdigest()
         emulator.post("faults", {"key": key, "faults": faults})
-
-
-def confirm_cost(plan: Plan, context: Context, screen: BoardScreen, *, yes: bool) -> None:
-    """Run the live checks and confirm the cost with the user, unless the pod already exists.
-
-    A program that is not expected to finish is confirmed in any case.
-
-    Raises:
-        ConfigError: a live check found an error, or the user declined.
-    """
-    caution = plan.config.program.caution if context.is_billed and not plan.config.code.stand_in else None
-    if caution and not screen.ask(f"{caution}. Start it all the same?", yes):
-        raise ConfigError(f"program.caution: {caution}; nothing was created; pass --yes to start it all the same")
-    try:
-        seen = plan.observe_pod(context)
-    except ServiceDisabledError:
-        seen = Absent()
-    if not isinstance(seen, Absent):
-        return
-    findings = sort_by_severity([*probe_cloud(plan.config, context), *probe_plan(plan, context)])
-    if errors := [finding for finding in findings if finding.severity == "error"]:
-        raise ConfigError(errors)
-    for finding in findings:
-        if finding.severity != "note":  # `plan` shows those; nothing needs to be done about them
-            context.events.note(plan.run_id, f"{finding.severity}: {finding}")
-    if not context.is_billed or plan.node.adopt:
-        return
-    price = hourly_price(plan.config, context.clock.now())
-    cost = "an unknown price" if price.tpu is None else price
-    question = (
-        f"Create {plan.node.title} for {cost}? Estimate of the run: {describe_estimate(plan.config, price)}. "
-        f"Limit: {max_cost(plan.config, price)}."
-    )
-    if not screen.ask(question, yes):
-        raise ConfigError("nothing was created; pass --yes to skip the prompt")

@@ -17,6 +17,9 @@ from controller.resources.workers.venv import Venv
 from controller.resources.workers.verified import PEER_PORT
 from controller.ssh.fleet import Fleet
 
+FENCE_LOOKUPS = 2
+"""Lookups for a later attempt within the term of a lease: workers are fenced no later than their controller."""
+
 
 def launch(
     plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, clock: Clock, guard: Callable[[], int]
@@ -98,6 +101,8 @@ def _start(plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, attempt: int) -
             "bucket": ledger.bucket,
             "log_object": ledger.log_object(worker, attempt),
             "exit_object": ledger.exit_object(worker, attempt),
+            "successor": ledger.launch_object(attempt + 1),
+            "fence_seconds": plan.config.recovery.lease_duration_seconds / FENCE_LOOKUPS,
             "secrets": plan.vault.values(),
             "notice": plan.notice,
             "exit_hook": plan.config.program.kind == "command" and plan.config.recovery.exit_on_exception,

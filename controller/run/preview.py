@@ -13,7 +13,9 @@ from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding
-from controller.gcp.prices import HourlyPrice, hourly_price
+from controller.core.ui import BoardScreen
+from controller.gcp.errors import ServiceDisabledError
+from controller.gcp.prices import HourlyPrice, hourly_price, max_cost
 from controller.inputs.code import unfetched_snapshot
 from controller.inputs.git import UnreachableError
 from controller.plan.build import Plan, build_plan
@@ -21,7 +23,7 @@ from controller.plan.preview import ResourcePreview, preview_resources
 from controller.reconcile.resource import Absent, Unknown
 from controller.records.ledger import Ledger
 from controller.resources.pod.node import Node
-from controller.run.estimate import RunEstimate, estimate_run
+from controller.run.estimate import RunEstimate, describe_estimate, estimate_run
 from controller.run.launch import running_runs
 from controller.run.options import RunOptions
 from controller.ssh.fleet import WorkersFailedError
@@ -127,3 +129,38 @@ def _status(plan: Plan, rows: list[ResourcePreview], context: Context) -> str:
     if plan.run_id in running:
         return "the run is active on the pod: `up` follows it"
     return f"the pod is busy with {', '.join(sorted(running))}: `up --queue` waits for it" if running else ""
+
+
+def confirm_cost(plan: Plan, context: Context, screen: BoardScreen, *, yes: bool) -> None:
+    """Run the live checks and confirm the cost with the user, unless the pod already exists.
+
+    A program that is not expected to finish is confirmed in any case.
+
+    Raises:
+        ConfigError: a live check found an error, or the user declined.
+    """
+    caution = plan.config.program.caution if context.is_billed and not plan.config.code.stand_in else None
+    if caution and not screen.ask(f"{caution}. Start it all the same?", yes):
+        raise ConfigError(f"program.caution: {caution}; nothing was created; pass --yes to start it all the same")
+    try:
+        seen = plan.observe_pod(context)
+    except ServiceDisabledError:
+        seen = Absent()
+    if not isinstance(seen, Absent):
+        return
+    findings = sort_by_severity([*probe_cloud(plan.config, context), *probe_plan(plan, context)])
+    if errors := [finding for finding in findings if finding.severity == "error"]:
+        raise ConfigError(errors)
+    for finding in findings:
+        if finding.severity != "note":  # `plan` shows those; nothing needs to be done about them
+            context.events.note(plan.run_id, f"{finding.severity}: {finding}")
+    if not context.is_billed or plan.node.adopt:
+        return
+    price = hourly_price(plan.config, context.clock.now())
+    cost = "an unknown price" if price.tpu is None else price
+    question = (
+        f"Create {plan.node.title} for {cost}? Estimate of the run: {describe_estimate(plan.config, price)}. "
+        f"Limit: {max_cost(plan.config, price)}."
+    )
+    if not screen.ask(question, yes):
+        raise ConfigError("nothing was created; pass --yes to skip the prompt")

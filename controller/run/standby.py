@@ -61,6 +61,11 @@ class Standby:
     _last_message: str = ""
     _last_lease_check: float = 0.0
 
+    @property
+    def controls(self) -> str:
+        """What the other controller does, for messages."""
+        return "controls this pod"
+
     def watch(self, other: LeaseSnapshot) -> Result | StandbyOutcome:
         """Watch until the run or its controller has ended.
 
@@ -71,7 +76,7 @@ class Standby:
             LeaderGaveUpError: the run was given up.
         """
         self._leader = other
-        self._note(f"{other.record} controls this pod; watching, and taking over if it disappears")
+        self._note(f"{other.record} {self.controls}; watching, and taking over if it disappears")
         try:
             while True:
                 snapshot = self.lease.read()
@@ -82,7 +87,7 @@ class Standby:
                 if snapshot.record.run_id != self.plan.run_id:
                     return StandbyOutcome.LEASE_FREE  # the caller reports the controller of the other run
                 if self._leader.record.id != snapshot.record.id:
-                    self._note(f"now {snapshot.record} controls this pod")
+                    self._note(f"now {snapshot.record} {self.controls}")
                 self._leader = snapshot
                 if self._follow_leader():
                     self.screen.show_detached()
@@ -185,3 +190,20 @@ class Standby:
 
     def _note(self, message: str) -> None:
         self.context.events.note(self.plan.run_id, message)
+
+
+@dataclass
+class RemoteStandby(Standby):
+    """Viewer of a run that another controller drives on another pod, whose workers it does not follow.
+
+    `lease` is that of the run.
+    """
+
+    @property
+    def controls(self) -> str:
+        pod = self._leader.record.pod if self._leader else ""
+        return f"drives this run on the pod {pod}"
+
+    def _follow_leader(self) -> bool:
+        self.context.clock.sleep(self.poll_seconds)
+        return False

@@ -137,6 +137,7 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
         lease.current_other.return_value, lease.ensure.return_value = None, 1
         lease.released_on_exit.return_value.__exit__.return_value = False
         with (
+            mock.patch.object(drive, "run_lease", return_value=lease),
             mock.patch.object(drive, "pod_lease", return_value=lease),
             mock.patch.object(attempt, "Follower", follower),
         ):

@@ -22,6 +22,7 @@ from ..process import boot_id, oom_kills, process_identity, send_signal, wall_ti
 from ..secrets import SecretMask, secret_environment, store_secrets
 from ..storage import TransferError, upload_file
 from .device_locks import lock_devices, release_devices
+from .fence import watch_for_successor
 from .notice import SHUTDOWN, record_notice, watch_notices
 from .shell import write_shell_file
 from .state import active_attempt, attempt_status, state
@@ -46,6 +47,8 @@ def start(
     bucket: str | None = None,
     log_object: str = "",
     exit_object: str = "",
+    successor: str = "",
+    fence_seconds: float = 0.0,
     secrets: dict[str, str] | None = None,
     notice: str | None = None,
     exit_hook: bool = False,
@@ -65,6 +68,8 @@ def start(
         bucket: bucket for the log and exit.json; None: upload nothing.
         log_object: object name of the log.
         exit_object: object name of exit.json.
+        successor: object name of the next attempt's record, which ends this attempt; empty: nothing does.
+        fence_seconds: interval of the lookups for it.
         secrets: more variables of the program, which override the others and are deleted once it has ended.
         notice: signal that tells the program that this VM will go away, such as SIGTERM; None: send none.
         exit_hook: whether a JAX program ends at once after an uncaught exception; see exit_hook/sitecustomize.py.
@@ -73,6 +78,7 @@ def start(
         raise AgentError(f"not a command: {argv!r}")
     order = {"run_id": run_id, "attempt": attempt, "argv": argv, "code": code, "venv": venv}
     order |= {"env": validate_env(env or {}), "bucket": bucket, "log_object": log_object, "exit_object": exit_object}
+    order |= {"successor": successor, "fence_seconds": fence_seconds}
     order |= {"notice": signal.Signals[notice].name if notice else None, "exit_hook": exit_hook}
     folder = attempt_folder(run_id, attempt)
     with locked("start") as lock:
@@ -112,6 +118,8 @@ def supervise(
     bucket: str | None,
     log_object: str,
     exit_object: str,
+    successor: str,
+    fence_seconds: float,
     notice: str | None,
     exit_hook: bool,
     lock: int,
@@ -144,13 +152,23 @@ def supervise(
     uploads = threading.Thread(target=_upload_log_periodically, args=(folder, begun, ended), daemon=True)
     uploads.start()
     threading.Thread(target=keep_heartbeat, args=(ended,), daemon=True).start()
+    replaced = threading.Event()
+
+    def end_replaced() -> None:
+        replaced.set()
+        send_signal(os.killpg, program, signal.SIGKILL)  # it must not save: the bucket is the next attempt's
+
+    if bucket and successor:
+        fence = (bucket, successor, fence_seconds, ended, end_replaced)
+        threading.Thread(target=watch_for_successor, args=fence, daemon=True).start()
     status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
     finish, starved = wall_time(), oom_kills() - begun["oom_kills"]
     send_signal(os.killpg, program, signal.SIGKILL)
     kill_leftovers(folder)
     ended.set()
     how = {"code": status, "signal": None} if status >= 0 else {"code": None, "signal": signal.Signals(-status).name}
-    how |= {"error": None, "ended": finish, "oom_kills": starved, "free_gb": round(free_gb(), 3)}
+    error = "a later attempt has replaced this one" if replaced.is_set() else None
+    how |= {"error": error, "ended": finish, "oom_kills": starved, "free_gb": round(free_gb(), 3)}
     return finalize_attempt(folder, how, before_masking=uploads.join)
 
 

@@ -15,8 +15,8 @@ from conf.schema.training.model import Model
 from controller.checks.preflight import preflight
 from controller.config.compose import CONFIG_DIR, compose
 from controller.core.errors import ConfigError
-from controller.run.drive import confirm_cost
 from controller.run.estimate import token_flops
+from controller.run.preview import confirm_cost
 
 
 def flat(file: Path) -> str:

@@ -38,7 +38,7 @@ LINE = BoardRow(
 DOCUMENTS: dict[str, Any] = {
     "lease": LeaseRecord(
         3, "0f3c", "anna@lab", "laptop", RUN, "boot:pid[1]:7/9", START_TIME, 60.0, "taken over by ben@lab", True,
-        "no more money", 7,
+        "no more money", 7, "slipway-v5e-16",
     ),
     "launch": Launch(2, "5417", START_TIME + 0.5, 3),
     "result": Result(RUN, "finished", 2, ENDED, 3600.0, {"accuracy_after": 0.9}, "delete"),

@@ -87,9 +87,16 @@ def never() -> None:
     raise AssertionError("fenced")
 
 
-def lease(file: FakeFile, clock: Clock, name: str = "me", fenced: Callable[[], None] = lambda: None) -> Lease:
+def lease(
+    file: FakeFile,
+    clock: Clock,
+    name: str = "me",
+    fenced: Callable[[], None] = lambda: None,
+    first: Lease | None = None,
+    what: str = "pod",
+) -> Lease:
     me = Identity("laptop", "run-1", id=name, holder=f"{name}@host", process="")
-    made = Lease(file, clock, me, TERM, 3600.0, fenced)
+    made = Lease(file, clock, me, TERM, 3600.0, fenced, what=what, first=first)
     made._renew_loop = lambda stop: None  # type: ignore[method-assign]  # renewals are steps of the test
     return made
 
@@ -102,6 +109,26 @@ def test_the_first_one_acts_and_the_second_one_is_told_who_does() -> None:
     assert first.current_other() is None
     with pytest.raises(LeaseHeldError, match=r"anna@host \(laptop\) for run-1 since"):
         second.ensure()
+
+
+def test_a_run_has_one_controller_on_all_pods() -> None:
+    """Each of two controllers has a pod of its own; they want the same run."""
+    time = Time()
+    run, pod_a, pod_b = FakeFile(time), FakeFile(time), FakeFile(time)
+    anna = lease(pod_a, time, "anna", first=lease(run, time, "anna", what="run"))
+    ben = lease(pod_b, time, "ben", first=lease(run, time, "ben", what="run"))
+    anna.ensure()
+    with pytest.raises(LeaseHeldError, match=r"anna@host \(laptop\) for run-1 since .* controls this run"):
+        ben.ensure()
+    assert pod_b.writes == 0, "nothing is changed on a pod whose run belongs to another controller"
+    time.true += TERM
+    assert ben.ensure() == 1
+    with pytest.raises(LeaseLostError, match="ben@host"):  # of the run; its pod is free
+        anna.ensure()
+    with pytest.raises(LeaseLostError):
+        anna.raise_if_lost()
+    ben.release("finished", 0)
+    assert [file.read().record.released for file in (run, pod_b) if file.read()] == [True, True]
 
 
 def test_to_be_sure_of_it_costs_nothing() -> None:

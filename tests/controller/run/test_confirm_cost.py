@@ -10,8 +10,8 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding
 from controller.reconcile.resource import Absent
-from controller.run import drive
-from controller.run.drive import confirm_cost
+from controller.run import preview
+from controller.run.preview import confirm_cost
 
 CAUTION = "the original program never ends; native in its place: +experiment=trm_sudoku"
 
@@ -40,8 +40,8 @@ def test_a_program_that_is_known_not_to_finish_is_confirmed_even_on_a_pod_that_e
 
 def test_a_warning_is_shown_before_the_pod_is_created_and_a_note_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [Finding("a", "note", "tpu.zone", "harmless"), Finding("b", "warning", "tpu.zone", "look here")]
-    monkeypatch.setattr(drive, "probe_cloud", lambda config, context: found)
-    monkeypatch.setattr(drive, "probe_plan", lambda plan, context: [])
+    monkeypatch.setattr(preview, "probe_cloud", lambda config, context: found)
+    monkeypatch.setattr(preview, "probe_plan", lambda plan, context: [])
     said: list[str] = []
     events = SimpleNamespace(note=lambda subject, message: said.append(message))
     config = SimpleNamespace(program=SimpleNamespace(caution=None), code=SimpleNamespace(stand_in=False))

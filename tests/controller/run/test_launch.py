@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from controller.records.ledger import UNKNOWN_POD, Launch
+from controller.records.ledger import Ledger as RunLedger
 from controller.run.launch import PEER_PORT, _start, launch
 
 POD = "pod-1"
@@ -33,14 +34,17 @@ def test_each_worker_is_told_who_it_is_and_the_exit_hook_is_a_choice(kind: str, 
     fleet: Any = SimpleNamespace(call_all=lambda _, payloads: sent.extend(payloads) or [{} for _ in payloads])
     endpoints = [SimpleNamespace(internal=f"10.0.0.{2 + worker}") for worker in range(3)]
     node: Any = SimpleNamespace(status=SimpleNamespace(endpoints=endpoints))
-    config = SimpleNamespace(program=SimpleNamespace(kind=kind), recovery=SimpleNamespace(exit_on_exception=wanted))
+    recovery = SimpleNamespace(exit_on_exception=wanted, lease_duration_seconds=60.0)
+    config = SimpleNamespace(program=SimpleNamespace(kind=kind), recovery=recovery)
     plan: Any = SimpleNamespace(
         run_id="r-1", argv=["x"], config=config, notice=None, get=lambda _: SimpleNamespace(name="v"),
         snapshot=SimpleNamespace(sha256="c"), vault=SimpleNamespace(values=list),
         node=SimpleNamespace(spec=SimpleNamespace(workers=3)),
     )  # fmt: skip
-    ledger: Any = SimpleNamespace(bucket="b", log_object=lambda *_: "log", exit_object=lambda *_: "exit")
-    _start(plan, ledger, node, fleet, 1)
+    _start(plan, RunLedger(cast(Any, None), "b", "r-1"), node, fleet, 1)  # it asks Google nothing
+    assert {(payload["successor"], payload["fence_seconds"]) for payload in sent} == {
+        ("runs/r-1/launches/0002.json", 30.0)
+    }
     assert [payload["exit_hook"] for payload in sent] == [has_hook] * 3
     for worker, payload in enumerate(sent):
         assert payload["env"] == {
