@@ -17,6 +17,7 @@ from conf.schema.training.evaluations import EvaluationSettings
 from conf.schema.training.loop import GrpoLoop, LmLoop
 from conf.schema.training.puzzle import PuzzleLoop
 from conf.schema.training.run_yaml import RunFileError
+from trainer.distributed.preemption import PreemptedError
 from trainer.evaluation import statistics
 from trainer.evaluation.calls import Calls, EvaluationTimeoutError
 from trainer.evaluation.model import PuzzleModel, TextModel
@@ -79,15 +80,18 @@ class EvaluationPlugins:
         if (known := self._log.recorded(step, name)) is not None:
             return {"values": known, "problems": [], "known": True}
         try:
-            with calls.time_limit(name, wanted.timeout_seconds):
-                returned = function()
-            calls.check()  # the function may have caught what it raised
+            try:
+                with calls.time_limit(name, wanted.timeout_seconds):
+                    returned = function()
+            finally:
+                calls.check()  # the function may have caught what it raised, or raised something else
             values, problems = metric_values(name, returned)
         except EvaluationTimeoutError:
             text = f"it took more than timeout_seconds, {wanted.timeout_seconds:g} s"
             return {"values": {}, "problems": [text], "known": False}
+        except PreemptedError:
+            raise
         except (Exception, SystemExit) as error:
-            calls.check()  # a preemption is passed on
             traceback.print_exc()
             return {"values": {}, "problems": [f"{type(error).__name__}: {error}"], "known": False}
         return {"values": values, "problems": problems, "known": False}

@@ -154,6 +154,19 @@ def test_a_failure_is_an_alert_until_it_works_again(mine: ModuleType, log: Metri
     assert "in fails\n" in capfd.readouterr().err  # the traceback of one's own function
 
 
+def test_a_limit_that_the_function_turns_into_another_error_ends_no_run(mine: ModuleType, log: MetricsLogger) -> None:
+    def wraps(model: FakeModel) -> dict[str, float]:
+        try:
+            threading.Event().wait()
+        except BaseException as error:
+            raise ValueError("wrapped") from error
+        return {}
+
+    mine.wraps = wraps
+    assert plugins(log, x={"run": "mine:wraps", "timeout_seconds": 0.2}).run(2, 2, {}) == {}
+    assert lines(log)[0]["message"].endswith("it took more than timeout_seconds, 0.2 s")
+
+
 def test_a_preemption_ends_the_run_even_if_the_function_catches_it(mine: ModuleType, log: MetricsLogger) -> None:
     def deaf(model: FakeModel) -> dict[str, float]:
         for _ in range(3):
