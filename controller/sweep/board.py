@@ -14,7 +14,7 @@ from controller.core.clock import Clock
 from controller.core.events import Event
 from controller.core.formats import Record, checked, dump, stamped
 from controller.core.layout import GAP, Concession, fit_table, width_of, wrap
-from controller.core.metric_lines import SHOWN_METRICS
+from controller.core.metric_lines import SHOWN_METRICS, result_lines
 from controller.core.printable import printable
 from controller.core.text import short_ids, short_overrides
 from controller.core.ui import FinishedRun
@@ -143,7 +143,7 @@ class BoardScreen:
 
     def show_result(self, result: FinishedRun, *, again: bool = False, cost: str = "") -> None:
         shown = {key: value for key, value in result.summary.items() if isinstance(value, int | float)}
-        message = "  ".join(f"{key} {value:.4g}" for key, value in list(shown.items())[:3])
+        message = "; ".join(" ".join(line.split()) for line in result_lines(shown)[:2])
         self._board.set_state(self._run, "finished", message, seconds=result.seconds, cost=cost)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from controller.cloud.connect import project_of, require_project
 from controller.core.errors import ConfigError, LeaseLostError, ProgramFailedError
+from controller.core.layout import print_wrapped
 from controller.core.text import plural
 from controller.core.ui import confirm
 from controller.lease.lease import Lease, LeaseHeldError, ReleaseRequestedError
@@ -53,11 +54,12 @@ def drive_session(session: SweepSession, options: RunOptions, builder: JobBuilde
     if other is not None and not options.take_over:
         raise LeaseLostError(_holder_message(other))
     if not options.json:
-        print("\n".join(session.summary_lines()))
+        print_wrapped(session.summary_lines(), indent=9)
     confirm_cost(session, options)
     if session.remaining:  # create shared resources once, the lease's bucket included
         first = builder.build_plan(with_pod_number(base, 1))
-        reconcile(first.resources[: first.resources.index(first.node)], session.context)
+        with options.showing("creating what the pods share"):
+            reconcile(first.resources[: first.resources.index(first.node)], session.context)
     elif not session.last_run_by_pod:
         return  # none of its pods is left either
     try:
@@ -97,7 +99,8 @@ def _run_pool(session: SweepSession, builder: JobBuilder, lease: Lease, options:
         board.close()
     rows = board.rows()
     if not options.json:
-        print(f"sweep {pool.sweep_id}: {format_counts(rows)}; `slipway report --sweep {pool.sweep_id}` compares them")
+        compare = f"`slipway report --sweep {pool.sweep_id}` compares them"
+        print_wrapped([f"sweep {pool.sweep_id}: {format_counts(rows)}; {compare}"])
     if pool.failed:
         head = f"{len(pool.failed)} of {len(rows)} runs failed; run the same command to retry them:"
         raise RunsFailedError("\n".join([head, *(f"  {run}: {why}" for run, why in pool.failed.items())]), pool.errors)

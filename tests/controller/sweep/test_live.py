@@ -18,6 +18,7 @@ from controller.cli.verbs.look import sweep_status
 from controller.core.clock import Clock
 from controller.core.events import Event
 from controller.records import index
+from controller.records.ledger import Result
 from controller.sweep.board import Board, BoardRow, BoardScreen, format_cost, format_table, load_board, run_ids_by_sweep
 from controller.sweep.live import live_board, render_board
 
@@ -146,6 +147,13 @@ def test_the_metric_of_grpo_is_its_accuracy_and_not_its_loss(tmp_path: Path) -> 
         made.on_event("q-1", Event(0.0, "metrics", "q-1", data={"metrics": metrics}))
     [row] = made.rows()
     assert (row.metric, row.values) == ("accuracy", [0.25])
+
+
+def test_a_run_ends_with_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = board(tmp_path / "s.json", BoardRow("q-1", "seed=1"))
+    metrics = {"accuracy_before": 0.25, "accuracy_after": 0.75, "accuracy_low_after": 0.7, "accuracy_high_after": 0.8}
+    BoardScreen(made, "q-1", Still()).show_result(Result("q-1", "finished", 1, 0.0, 9.0, metrics))
+    assert capsys.readouterr().out.endswith("finished: accuracy 0.25 → 0.75 (95 %: 0.7 to 0.8)\n")
 
 
 @pytest.fixture
