@@ -22,6 +22,7 @@ from controller.inputs.assets import is_referenced
 
 ROWS = Path(__file__).with_name("standins") / "assets" / "text"
 HUB = "hf://"
+PUZZLES = "trainer.puzzles"
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<|bos|>", "<|endoftext|>", "<|im_end|>", "<end_of_turn>", "<|eot_id|>")
 SIZES = KEYS_FREE_OF_WEIGHTS | {"sliding_window", "query_pre_attn_scalar"}
 """Keys of a family that a small model sets, or that leave its weights as they are."""
@@ -69,8 +70,9 @@ def _is_of_hub(config: Config, kind: Kind, name: str, asset: Asset) -> bool:
 
 
 def _sources(asset: Asset) -> list[SourceAddress]:
-    """Return what an asset reads of the Hub, a build included."""
-    words = [asset.source or "", *(asset.build or ())]
+    """Return what an asset reads of the Hub, a build included; nothing for puzzles, which a small config generates."""
+    build = asset.build or ()
+    words = [asset.source or "", *(build if PUZZLES not in build else ())]
     return [parse_source(word) for word in words if word.startswith(HUB)]
 
 

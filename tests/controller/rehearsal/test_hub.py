@@ -72,3 +72,13 @@ def test_what_the_user_sets_and_what_has_no_source_stays() -> None:
     assert getattr(recipe("lm_3b_v6e8", "data.tokenizer=bytes").data, "tokenizer") == "bytes"  # noqa: B009
     config = recipe("lm_tinyshakespeare")
     assert not [asset for _, _, asset in config.assets.iter_assets() if asset.source]
+
+
+def test_puzzles_are_generated_and_need_no_hub(tmp_path: Path) -> None:
+    config = recipe("trm_sudoku")
+    build = config.assets.datasets["sudoku"].build
+    assert build is not None
+    assert build[build.index("--source") + 1] == "generated"
+    before = os.environ.get("HF_ENDPOINT")
+    with emulated_hub(config, tmp_path):
+        assert os.environ.get("HF_ENDPOINT") == before
