@@ -48,7 +48,7 @@ def probe_devices(venv: str, timeout_seconds: float = 120.0, env: dict[str, str]
     return found
 
 
-def probe_peers(index: int, addresses: list[str], port: int, timeout_seconds: float = 5.0) -> Peers:
+def probe_peers(index: int, addresses: list[str], port: int, timeout_seconds: float = 20.0) -> Peers:
     """Check that worker 0 is reachable from the others: it listens, they connect. Call on all workers at the same time.
 
     Args:

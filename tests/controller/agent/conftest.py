@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,12 +47,16 @@ class AgentWorker:
     bucket: FakeBucket
     boot_id: str = "boot-1"
     extra_environment: dict[str, str] = field(default_factory=dict)
+    unpacked: Path | None = None
+    """The agent as its first command leaves it; without it, that has yet to come."""
 
     def __post_init__(self) -> None:
         packed = build_bundle()
         self.agent = self.root / packed.name
         self.root.mkdir(parents=True)
         self.agent.write_bytes(packed.content)
+        if self.unpacked is not None:
+            shutil.copytree(self.unpacked, self.agent.with_suffix(""), copy_function=os.link)
 
     @property
     def root(self) -> Path:
@@ -70,8 +77,9 @@ class AgentWorker:
 
     def start_command(self, command: str, **payload: Any) -> subprocess.Popen[bytes]:
         """Start a command, and be there when it ends or not."""
+        main = self.agent.with_suffix("") / "__main__.py"
         process = subprocess.Popen(
-            [sys.executable, str(self.agent), command],
+            [sys.executable, str(main if main.is_file() else self.agent), command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=self.environment, start_new_session=True,
         )  # fmt: skip
@@ -140,9 +148,19 @@ def bucket() -> Iterator[FakeBucket]:
     server.server_close()
 
 
+@pytest.fixture(scope="session")
+def unpacked_agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The agent's modules and their bytecode: to compile them takes longer than most commands."""
+    folder = tmp_path_factory.mktemp("agent")
+    with zipfile.ZipFile(io.BytesIO(build_bundle().content)) as archive:
+        archive.extractall(folder)
+    assert compileall.compile_dir(folder, quiet=1)
+    return folder
+
+
 @pytest.fixture
-def worker(tmp_path: Path, bucket: FakeBucket) -> Iterator[AgentWorker]:
-    made = AgentWorker(tmp_path / "home", bucket)
+def worker(tmp_path: Path, bucket: FakeBucket, unpacked_agent: Path) -> Iterator[AgentWorker]:
+    made = AgentWorker(tmp_path / "home", bucket, unpacked=unpacked_agent)
     yield made
     end_programs(made.home)
 

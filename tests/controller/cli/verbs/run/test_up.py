@@ -79,8 +79,14 @@ def test_a_run_from_nothing_to_nothing(slipway: SlipwayCli) -> None:
     assert slipway("logs", "--worker", "1,7", *four)[0::2] == (2, "error: --worker 7: the pod has workers 0 to 3\n")
 
 
-def test_verbs_without_config_words_mean_the_last_run_of_this_folder(slipway: SlipwayCli) -> None:
+def test_a_finished_run_is_reported_and_nothing_is_touched(slipway: SlipwayCli) -> None:
     assert slipway("up", ECHO_COMMAND)[0] == 0
+    before = slipway.mutations()
+    code, out, _ = slipway("up", ECHO_COMMAND)
+    assert code == 0
+    assert "has already finished; nothing was changed" in out
+    assert slipway.mutations() == before
+    # Verbs without config words mean the last run of this folder.
     assert cli.run(["logs", "--worker", "0"]) == 0
     out, err = slipway.capsys.readouterr()
     assert out == "hello from worker 0\n"
@@ -91,25 +97,24 @@ def test_verbs_without_config_words_mean_the_last_run_of_this_folder(slipway: Sl
     assert "no run was started from this folder" in slipway.capsys.readouterr().err
 
 
-def test_a_finished_run_is_reported_and_nothing_is_touched(slipway: SlipwayCli) -> None:
-    assert slipway("up", ECHO_COMMAND)[0] == 0
-    before = slipway.mutations()
-    code, out, _ = slipway("up", ECHO_COMMAND)
-    assert code == 0
-    assert "has already finished; nothing was changed" in out
-    assert slipway.mutations() == before
-
-
-def test_a_running_run_is_reattached_without_a_mutating_request(slipway: SlipwayCli) -> None:
+def test_a_running_run_is_reattached_and_another_ends_it_only_if_asked_to(slipway: SlipwayCli) -> None:
     assert slipway("up", "--detach", SLOW)[0] == 0
     before = slipway.mutations()
     code, out, _ = slipway("up", "--detach", SLOW)
     assert code == 0
     assert "re-attached to attempt 1" in out
-    after = slipway.mutations()[len(before) :]
-    assert after == []
-    let_go(slipway)
-    assert slipway("up", SLOW)[0] == 0
+    assert slipway.mutations()[len(before) :] == []
+    code, _, err = slipway("down", ECHO_COMMAND)
+    assert code == 2
+    assert "run-" in err
+    assert "is running on the pod" in err
+    code, _, err = slipway("up", ECHO_COMMAND)
+    assert code == 2
+    assert "busy with run-" in err
+    assert slipway.json("status", SLOW)["pod"]["state"] == "ready"
+    code, out, _ = slipway("up", "--yes", ECHO_COMMAND)
+    assert code == 0
+    assert "stopped run-" in out
 
 
 def up_apart(slipway: SlipwayCli, *words: str) -> subprocess.Popen[str]:
@@ -158,38 +163,26 @@ def test_edited_code_is_a_new_run_on_the_same_pod(slipway: SlipwayCli) -> None:
     assert [m for m in changed if "/storage/v1/b/" not in m] == []  # objects of the new run, and nothing else
 
 
-def test_a_busy_pod_is_not_taken_over_unasked(slipway: SlipwayCli) -> None:
-    assert slipway("up", "--detach", SLOW)[0] == 0
-    code, _, err = slipway("up", ECHO_COMMAND)
-    assert code == 2
-    assert "busy with run-" in err
-    code, out, _ = slipway("up", "--yes", ECHO_COMMAND)
-    assert code == 0
-    assert "stopped run-" in out
-
-
 def test_an_altered_byte_on_a_worker_is_found_and_repaired(slipway: SlipwayCli) -> None:
-    assert slipway("up", "--detach", SLOW, KEEP, *TWO_WORKERS)[0] == 0
-    assert slipway("verify", SLOW, KEEP, *TWO_WORKERS)[0] == 0
-    [code] = (workers_home(slipway)[1] / ".slipway" / "code").glob("*/hello.txt")
-    code.write_text("hellO\n")
-    found = slipway("verify", "--json", SLOW, KEEP, *TWO_WORKERS)
-    assert found[0] == 4
-    assert [row["wrong"] for row in json.loads(found[1])["workers"]] == [[], ["code"]]
-    assert slipway("cancel", SLOW, KEEP, *TWO_WORKERS)[0] == 0
-    assert slipway("up", "--detach", SLOW, KEEP, *TWO_WORKERS)[0] == 0
-    assert code.read_text() == "hello\n"
-    assert slipway("verify", SLOW, KEEP, *TWO_WORKERS)[0] == 0
-
-
-def test_an_altered_run_file_is_repaired(slipway: SlipwayCli) -> None:
-    assert slipway("up", "--detach", SLOW, KEEP)[0] == 0
-    [file] = (workers_home(slipway)[0] / ".slipway" / "runs").glob("*/run.yaml")
+    words = [SLOW, KEEP, *TWO_WORKERS]
+    assert slipway("up", "--detach", *words)[0] == 0
+    assert slipway("verify", *words)[0] == 0
+    folders = [home / ".slipway" for home in workers_home(slipway)]
+    [file] = (folders[0] / "runs").glob("*/run.yaml")
     whole = file.read_text()
     file.write_text(whole.replace("seed: 0", "seed: 1"))
-    assert slipway("verify", SLOW, KEEP)[0] == 4
-    assert slipway("up", "--detach", SLOW, KEEP)[0] == 0
+    assert slipway("verify", *words)[0] == 4
+    assert slipway("up", "--detach", *words)[0] == 0
     assert file.read_text() == whole
+    [code] = (folders[1] / "code").glob("*/hello.txt")
+    code.write_text("hellO\n")
+    found = slipway("verify", "--json", *words)
+    assert found[0] == 4
+    assert [row["wrong"] for row in json.loads(found[1])["workers"]] == [[], ["code"]]
+    assert slipway("cancel", *words)[0] == 0
+    assert slipway("up", "--detach", *words)[0] == 0
+    assert code.read_text() == "hello\n"
+    assert slipway("verify", *words)[0] == 0
 
 
 def test_a_failing_program_ends_with_5_and_shows_the_worker_that_failed_first(slipway: SlipwayCli) -> None:
@@ -278,15 +271,6 @@ def test_what_is_ended_on_purpose_is_not_started_again(slipway: SlipwayCli, verb
     status = slipway.json("status", SLOW)
     assert status["run"]["attempts"] == 1
     assert status["pod"]["state"] == ("absent" if verb[0] == "down" else "ready")
-
-
-def test_down_does_not_end_another_run_unasked(slipway: SlipwayCli) -> None:
-    assert slipway("up", "--detach", SLOW)[0] == 0
-    code, _, err = slipway("down", ECHO_COMMAND)
-    assert code == 2
-    assert "run-" in err
-    assert "is running on the pod" in err
-    assert slipway.json("status", SLOW)["pod"]["state"] == "ready"
 
 
 def test_ctrl_c_detaches_and_the_run_goes_on(slipway: SlipwayCli) -> None:
