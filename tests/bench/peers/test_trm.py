@@ -6,7 +6,7 @@ import pytest
 
 from tests.bench.peers import trm
 
-UPDATES = "import sys\nfor i, _ in enumerate(sys.stdin, 1): print({0}, flush=True)"
+UPDATES = "import sys\nfor i, _ in enumerate(sys.stdin, 1): print(i, flush=True)"
 
 
 def test_ratios_are_of_pairs():
@@ -21,7 +21,7 @@ def test_ratios_are_of_pairs():
 
 
 def test_a_trainer_waits_for_its_turns_and_one_that_does_not_start_is_named(tmp_path):
-    trainer = trm.Trainer([sys.executable, "-c", UPDATES.format("i")], "0")
+    trainer = trm.Trainer([sys.executable, "-c", UPDATES], "0")
     assert [trainer.update(), trainer.update()] == [1, 2]
     trainer.end()
     broken = trm.Trainer([sys.executable, str(tmp_path / "missing.py")], "0")
