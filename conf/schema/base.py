@@ -1,8 +1,9 @@
 """Base class of the config's sections, and the mark of volatile keys."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 
 
 class Strict(BaseModel):
@@ -22,6 +23,19 @@ VOLATILE = Volatile()
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")]
 """Name of a Google resource (RFC 1035 label)."""
+
+
+def check_home(value: str) -> str:
+    """Reject `~anna/…` or `file:~anna/…` of a user that this machine does not have."""
+    try:
+        Path(value.removeprefix("file:")).expanduser()
+    except RuntimeError:
+        raise ValueError(f"this machine has no user {value.partition('~')[2].partition('/')[0]!r}") from None
+    return value
+
+
+LocalPath = Annotated[str, AfterValidator(check_home)]
+"""Path of this machine, which may begin with `~`; or another source that cannot."""
 Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]+-[a-z]+\d+-[a-z0-9]+$")]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from conf.schema.base import VOLATILE, Name, Strict
+from conf.schema.base import VOLATILE, LocalPath, Name, Strict
 
 Kind = Literal["dataset", "model", "tokenizer"]
 FileName = Annotated[str, StringConstraints(pattern=r"^[^/\\\x00-\x1f\x7f]+(/[^/\\\x00-\x1f\x7f]+)*$")]
@@ -66,7 +66,7 @@ class Asset(Strict):
     source: Annotated[str | None, VOLATILE] = Field(
         default=None, description="hf://[datasets/]OWNER/NAME[@REVISION][/PATTERN], or gs://BUCKET/PATTERN."
     )
-    path: Annotated[str | None, VOLATILE] = Field(default=None, description="Local file or folder.")
+    path: Annotated[LocalPath | None, VOLATILE] = Field(default=None, description="Local file or folder.")
     files: Annotated[dict[FileName, RemoteFile] | None, VOLATILE] = Field(
         default=None, description="Files to download, by file name."
     )

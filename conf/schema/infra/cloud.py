@@ -3,9 +3,9 @@
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import AfterValidator, Field, StringConstraints, field_validator
 
-from conf.schema.base import Strict, Zone
+from conf.schema.base import Strict, Zone, check_home
 from conf.schema.infra.network import Cidr
 
 BillingAccount = Annotated[str, StringConstraints(pattern=r"^[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}$")]
@@ -126,8 +126,8 @@ class HereCloud(GcpCloud):
     python: Literal["current", "env"] = Field(
         description="current: the Python that runs Slipway, with its packages. env: a venv as `env` says."
     )
-    folder: str | None = Field(
-        pattern=r"^[/~]", description="Folder for records, code, assets and results. null: here/ in run.state_dir."
+    folder: Annotated[str, StringConstraints(pattern=r"^[/~]"), AfterValidator(check_home)] | None = Field(
+        description="Folder for records, code, assets and results. null: here/ in run.state_dir."
     )
     results: str | None = Field(
         pattern=r"^gs://[^/]+", description="gs:// URL for checkpoints and results of programs. null: `folder`."

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from conf.schema.base import VOLATILE, Strict
+from conf.schema.base import VOLATILE, LocalPath, Strict
 
 
 class Ssh(Strict):
@@ -33,7 +33,9 @@ class Run(Strict):
     compile_cache: Annotated[bool, VOLATILE] = Field(
         description="Keep the trainer's compiled programs with the run's results, for use on replacement VMs."
     )
-    state_dir: Annotated[str, VOLATILE] = Field(description="Local folder for keys, events and the emulated cloud.")
+    state_dir: Annotated[LocalPath, VOLATILE] = Field(
+        description="Local folder for keys, events and the emulated cloud."
+    )
 
 
 ProgramResponse = Literal["restart_program", "restart_worker", "replace_node", "move_zone", "give_up"]

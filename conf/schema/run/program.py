@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from conf.extension import Reference
-from conf.schema.base import VOLATILE, Strict
+from conf.schema.base import VOLATILE, LocalPath, Strict, check_home
 from conf.schema.infra.topology import Topology, tpu_type_table
 
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -15,6 +15,7 @@ SecretSource = Annotated[
         pattern=r"^(env|env:[A-Za-z_][A-Za-z0-9_]*|file:.+|"
         r"secretmanager:projects/[a-z0-9.:-]+/secrets/[A-Za-z0-9_-]+(/versions/[A-Za-z0-9_-]+)?)$"
     ),
+    AfterValidator(check_home),
 ]
 """Source of a secret; never the secret itself, because the config is recorded."""
 
@@ -116,7 +117,7 @@ class Code(Strict):
     repository: Annotated[Repository | None, VOLATILE] = Field(
         description="Git repository to ship, at a fixed commit. null: the one that contains the current folder."
     )
-    modules: Annotated[tuple[str, ...], VOLATILE] = Field(
+    modules: Annotated[tuple[LocalPath, ...], VOLATILE] = Field(
         description="Folders whose Python files are shipped beside the bundled trainer, where module:name finds them."
     )
     checks: Annotated[tuple[Reference, ...], VOLATILE] = Field(

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 import conf
 from conf.extension import Reference
-from conf.schema.base import Strict
+from conf.schema.base import LocalPath, Strict
 from conf.schema.training.trm import Trm
 
 
@@ -154,7 +154,7 @@ class Model(Strict):
         "input. chunks: as full, with the feed-forward block in chunks of 4,096 tokens, which is slow with mesh.fsdp. "
         "auto: the first that fits; never offload."
     )
-    weights: str | None = Field(
+    weights: LocalPath | None = Field(
         min_length=1,
         description="Initial weights: hf://OWNER/NAME, a folder of Hugging Face, `slipway export` or `python -m "
         "trainer.convert`, a checkpoint of a run RUN/checkpoints/STEP, or run:ID, run:ID@best, run:ID@STEP. "

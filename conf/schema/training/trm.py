@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from conf.schema.base import Strict
+from conf.schema.base import LocalPath, Strict
 
 
 class Trm(Strict):
@@ -34,7 +34,7 @@ class Trm(Strict):
         description="What the backward pass keeps. none: everything. outputs: what the blocks of the net add. full: "
         "only the inputs of each call of the net. auto: the first of these that fits."
     )
-    weights: str | None = Field(
+    weights: LocalPath | None = Field(
         min_length=1,
         description="Initial weights: a checkpoint of a run RUN/checkpoints/STEP, run:ID, or a folder of "
         "`slipway export --format slipway`. null: random.",

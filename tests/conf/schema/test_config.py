@@ -31,6 +31,24 @@ def test_the_same_config_and_code_have_the_same_id_whatever_the_place() -> None:
     assert here.run_id("c0de", {}).startswith("run-")
 
 
+@pytest.mark.parametrize(
+    ("key", "override"),
+    [
+        ("run.state_dir", "run.state_dir='~nobody-here/x'"),
+        ("code.modules.0", "code.modules=['~nobody-here/x']"),
+        ("assets.datasets.mine.path", "+assets.datasets.mine={path: '~nobody-here/x'}"),
+        ("model.weights", "model.weights='~nobody-here/x'"),
+        ("env.secrets.KEY", "env.secrets.KEY='file:~nobody-here/x'"),
+        ("notify.webhook", "notify.webhook='file:~nobody-here/x'"),
+    ],
+)
+def test_the_home_of_a_user_who_does_not_exist_is_one_clear_error(key: str, override: str) -> None:
+    found, problems = compose([*TINY, override])
+    assert found is None
+    [problem] = problems
+    assert str(problem).startswith(f"{key}: this machine has no user 'nobody-here' (got ")
+
+
 @pytest.mark.parametrize("change", ["run.seed=1", "optimizer.lr=1e-5", "loop.steps=7", "tpu.accelerator_type=v4-32"])
 def test_what_is_computed_is_in_the_id(change: str) -> None:
     assert config().run_id("c0de", {}) != config(change).run_id("c0de", {})
