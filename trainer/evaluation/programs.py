@@ -6,7 +6,6 @@ where the kernel lets ordinary users have namespaces, without network and withou
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -23,7 +22,9 @@ from conf.extension import EvaluatedModel
 from trainer.rewards.pool import RewardPool, Submission
 
 ISOLATED = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
-MAX_FILE_BYTES = 64 << 20
+LIMITED = ("sh", "-c", 'ulimit -t "$1"; ulimit -f "$2"; shift 2; exec "$@"', "sh")
+"""Sets limits of CPU seconds and of blocks per file, then runs a command. A preexec_fn could deadlock beside JAX."""
+MAX_FILE_BLOCKS = (64 << 20) // 512
 COMPILED, PASSED = 0.5, 1.0
 """Scores of a program; 0 is one that does not compile."""
 
@@ -89,17 +90,12 @@ def _program(problem: dict[str, Any], answer: str) -> str:
 
 def _succeeds(words: Sequence[str], folder: str, seconds: float) -> bool:
     """Return whether a command ends with exit code 0 within its limits."""
-    command = [*_isolation(), *(sys.executable if word == "python" else word for word in words)]
+    limits = (str(int(seconds) + 1), str(MAX_FILE_BLOCKS))
+    program = [sys.executable if word == "python" else word for word in words]
     env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
-    limits = {resource.RLIMIT_CPU: int(seconds) + 1, resource.RLIMIT_FSIZE: MAX_FILE_BYTES}
-
-    def limit() -> None:
-        for kind, most in limits.items():
-            resource.setrlimit(kind, (most, most))
-
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(  # the worker that calls this has one thread, so `limit` may run in its child
-        command, cwd=folder, env=env, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True, preexec_fn=limit
+    command, quiet = [*LIMITED, *limits, *_isolation(), *program], subprocess.DEVNULL
+    process = subprocess.Popen(
+        command, cwd=folder, env=env, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
     )
     try:
         return process.wait(timeout=4 * seconds + 10) == 0  # a worker ends after 10 times the seconds and 30

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import cast
 
 from conf.extension import OwnStep
 from controller.config.compose import compose
+from controller.inputs.assets import ResolvedAsset
 from controller.plan.bastion import bastion_resources
 from controller.reconcile.resource import Resource
 from controller.resources.project.own import OwnResource
+from controller.resources.uploads.fetch_vm import fetch_vm
 from tests.controller.gcloud.project import desired_resources
 from tests.paths import ROOT
 
@@ -23,7 +26,15 @@ def driven() -> list[Resource]:
     return list(bastion_resources(config, "a-bucket", "a-run", ()))
 
 
+def fetching() -> Resource:
+    """What an asset of the Hub has besides."""
+    config, problems = compose(["cloud=local", "program=command"])
+    assert config is not None, problems
+    return fetch_vm(config, "a-bucket", cast(ResolvedAsset, SimpleNamespace(prefix="assets/rows-0", name="rows")))
+
+
 ALL = [
+    fetching(),
     *desired_resources("cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 10, thresholds: [0.5]}"),
     *driven(),
     OwnResource(name="lab-key", reference="my_secret:LabSecret", step=cast(OwnStep, None)),
