@@ -49,6 +49,7 @@ def main() -> None:
         sys.exit(2)
     try:
         runtime.set_cpu_threads(experiment.pod)
+        runtime.keep_freed_memory(experiment.pod)
         runtime.join_processes(experiment.pod, JOIN_TIMEOUT_SECONDS)
         _install_gcs_retries()
         quiet_credentials.find_credentials(experiment.dir)

@@ -116,6 +116,7 @@ def ours(mixer: str, batch_size: str, turns: Iterable[str]) -> None:
     from controller.config.compose import compose
     from controller.config.run_yaml import render
     from trainer.distributed import mesh as meshes
+    from trainer.distributed import runtime
     from trainer.loops import puzzle
     from trainer.losses.puzzle import initial_carry
     from trainer.step import train_step
@@ -126,6 +127,7 @@ def ours(mixer: str, batch_size: str, turns: Iterable[str]) -> None:
     config, problems = compose(words)
     assert config is not None, problems
     run = RunFile.model_validate(yaml.safe_load(render(config, "bench", "bucket", {"sudoku": "sudoku"})))
+    runtime.keep_freed_memory(run.pod)
     mesh, cfg, loop = meshes.build_mesh(run.mesh), run.model, run.loop
     update = next(p for p in puzzle.programs(run, mesh) if p.name == "update")
     compiled = update.function.lower(*update.arguments).compile()

@@ -1,6 +1,9 @@
 """Start-up checks in one process; test_main.py starts real ones."""
 
+import ctypes
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -68,6 +71,32 @@ def test_virtual_devices_get_threads(monkeypatch, facts, threads):
     monkeypatch.delenv("PJRT_NPROC")
     runtime.set_cpu_threads(pod(**facts))
     assert os.environ["PJRT_NPROC"] == threads
+
+
+PAGE_FAULTS = """
+import resource, sys
+import numpy as np
+from tests.trainer.distributed.test_agreement import pod
+from trainer.distributed import runtime
+runtime.keep_freed_memory(pod(backend=sys.argv[1]))
+for count in (2, 20):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(count):
+        np.ones(64 << 20, np.int8)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
+def test_arrays_on_cpu_reuse_freed_memory():
+    """The kernel hands out a page at its first use, which it counts."""
+    faults = {
+        backend: int(
+            subprocess.run([sys.executable, "-c", PAGE_FAULTS, backend], capture_output=True, check=True).stdout
+        )
+        for backend in ("cpu", "tpu")
+    }
+    assert faults["cpu"] < faults["tpu"] / 10
 
 
 def test_other_data_are_a_disagreement(tmp_path, lm_run, monkeypatch):
