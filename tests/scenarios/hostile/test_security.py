@@ -30,6 +30,7 @@ SPEAK_SHELL = {
     "controller/inputs/own_program.py": "a constant with the folder and the program as its arguments",
     "controller/agent/commands/tidy.py": "as root, a constant with the path as $0",
     "controller/ssh/worker_connection.py": "the ProxyCommand of the user's own ~/.ssh/config, as ssh does",
+    "trainer/evaluation/programs.py": "a constant with the limits and the command as its arguments",
     "controller/localcloud/vms/sessions.py": "as sshd gives what a client sends to the shell of the user",
 }
 DANGEROUS_CALLS = {"eval", "exec", "os.system", "os.popen", "tempfile.mktemp", "yaml.unsafe_load", "yaml.full_load"}
