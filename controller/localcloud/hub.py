@@ -80,7 +80,6 @@ class HubState:
     sent: list[tuple[str, int, int]] = field(default_factory=list)
     pause: float = 0.0
     """Seconds between two chunks of content."""
-    stalled: threading.Event = field(default_factory=threading.Event)
     key: str = field(default_factory=lambda: secrets.token_hex(8))
     stored: dict[str, Path] = field(default_factory=dict)
     _known: dict[Path, tuple[tuple[int, int], HubFile]] = field(default_factory=dict)
@@ -306,7 +305,6 @@ class HubHandler(BaseHTTPRequestHandler):
                     self.wfile.write(chunk)
                     done += len(chunk)
                     if fault.stall is not None and done >= fault.stall:
-                        self.state.stalled.set()
                         self.connection.recv(1)
                     if self.state.pause:
                         threading.Event().wait(self.state.pause)

@@ -141,9 +141,9 @@ def test_a_fetcher_that_is_killed_goes_on_where_it_was(hub: HubServer, tmp_path:
     copy = copy_of(hub, tmp_path, "hf://acme/big")
     hub.state.faults.append(HubFault("GET /lfs/", stall=15 * MB))
     with begin(hub, copy) as fetcher:
-        assert hub.state.stalled.wait(120)
         part = copy.folder / "files/w.safetensors.part"
-        while not part.is_file() or not part.stat().st_size:
+        while not part.is_file() or part.stat().st_size < 8 * MB:  # the kernel may hold the rest of the 15 MB
+            assert fetcher.poll() is None
             time.sleep(0.01)
         os.kill(fetcher.pid, signal.SIGKILL)
     finish(hub, copy)
