@@ -105,7 +105,7 @@ class Health(Devices):
     seconds: float
 
 
-class Active(TypedDict):
+class Attempt(TypedDict):
     run_id: str
     attempt: int
 
@@ -134,7 +134,7 @@ class Observation(TypedDict):
     peers: Peers | None
     health: Health | None
     chips: Chips | None
-    active: Active | None
+    active: Attempt | None
     free_gb: float
     untidy: list[str]
 
@@ -248,9 +248,7 @@ class FetchLine(TypedDict, total=False):
 # Programs
 
 
-class StartRequest(TypedDict):
-    run_id: str
-    attempt: int
+class StartRequest(Attempt):
     argv: list[str]
     code: str
     venv: str
@@ -280,7 +278,7 @@ class StateRequest(AttemptRequest):
     tail_bytes: NotRequired[int]
 
 
-class State(TypedDict):
+class State(Attempt):
     """State of an attempt. Times are seconds since the epoch.
 
     `state` is absent, running or exited; `error` describes failures outside the program; `upload` is none, pending,
@@ -288,8 +286,6 @@ class State(TypedDict):
     space on the disk of the home folder at the end; `notice` is preemption, maintenance or shutdown.
     """
 
-    run_id: str
-    attempt: int
     state: str
     code: int | None
     signal: str | None

@@ -69,8 +69,7 @@ def drive(
     context.events.add_listener(screen)
     ledger = Ledger(context.google, plan.bucket, plan.run_id)
     recorder = Recorder(plan, context, ledger, options.overrides, sweep, handed_over)
-    modes = {"on_bastion": handed_over is not None, "in_sweep": bool(sweep)}
-    driver = RunDriver(options, plan, context, ledger, screen, recorder, emulator, **modes)
+    driver = RunDriver(options, plan, context, ledger, screen, recorder, emulator, on_bastion=handed_over is not None)
     if (result := ledger.result()) is not None:
         deleted = driver.clean_up_after_crash(result)
         recorder.finish_after_crash(result, driver.spending)
@@ -109,7 +108,6 @@ class RunDriver:
         emulator: Emulator | None = None,
         *,
         on_bastion: bool = False,
-        in_sweep: bool = False,
     ) -> None:
         self.options, self.plan, self.context, self.ledger, self.screen = options, plan, context, ledger, screen
         self.recorder = recorder
@@ -118,7 +116,6 @@ class RunDriver:
         driver_kind = "bastion" if on_bastion else "laptop"
         self.run_lease = run_lease(plan, context, driver_kind)
         self.lease = pod_lease(plan, context, driver_kind, self.run_lease)
-        self._in_sweep = in_sweep
         self._poll_seconds = plan.config.recovery.poll_seconds if context.is_billed else context.poll_seconds
         self.recovery = RecoveryExecutor(plan, context, ledger, self.spending, self._poll_seconds, self._delete_pod)
         self._notifications = Notifications(plan, context)
@@ -202,7 +199,7 @@ class RunDriver:
         return holder
 
     def _watch_elsewhere(self, other: LeaseSnapshot) -> Result | StandbyOutcome:
-        """Watch the controller that drives this run on another pod, or replace it. Raises ConfigError in a sweep."""
+        """Watch the controller that drives this run on another pod, or replace it."""
         where = f"{other.record} drives it on the pod {other.record.pod}"
         take_over, self._take_over = self._take_over, False
         if take_over:
@@ -212,8 +209,6 @@ class RunDriver:
                 "`slipway status --all` shows whether that pod is still billed"
             )
             return StandbyOutcome.LEASE_FREE
-        if self._in_sweep:
-            raise ConfigError(f"{where}; this sweep leaves it to that controller")
         if self.options.detach:
             self._emit_note(f"{where}; the run continues")
             return StandbyOutcome.DETACHED

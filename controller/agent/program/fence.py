@@ -6,29 +6,45 @@ the record of the next attempt exists, everything below the run's prefix belongs
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
 
+from ..process import send_signal
 from ..storage import TransferError, object_exists
 
 
-def watch_for_successor(
-    bucket: str, successor: str, seconds: float, ended: threading.Event, replaced: Callable[[], None]
-) -> None:
-    """Call `replaced` once the record of the next attempt exists; return then, or when the program has ended.
+def fence(program: int, bucket: str | None, successor: str, seconds: float, ended: threading.Event) -> threading.Event:
+    """Kill a program once the record of the next attempt exists; return an event that is set then.
 
     Args:
-        bucket: bucket of the run.
-        successor: object name of the next attempt's record.
+        program: process group of the program.
+        bucket: bucket of the run; None: nothing is on record.
+        successor: object name of the next attempt's record; empty: nothing replaces this attempt.
         seconds: interval of the lookups.
         ended: set when the program has ended.
-        replaced: ends the program.
     """
+    replaced = threading.Event()
+
+    def end() -> None:
+        replaced.set()
+        send_signal(os.killpg, program, signal.SIGKILL)  # it must not save: the bucket is the next attempt's
+
+    if bucket and successor:
+        order = (bucket, successor, seconds, ended, end)
+        threading.Thread(target=_watch_for_successor, args=order, daemon=True).start()
+    return replaced
+
+
+def _watch_for_successor(
+    bucket: str, successor: str, seconds: float, ended: threading.Event, end: Callable[[], None]
+) -> None:
     while not ended.wait(seconds):
         try:
             if object_exists(bucket, successor):
-                replaced()
+                end()
                 return
         except TransferError as error:  # the next lookup counts
             print(f"cannot look for a later attempt: {error}", file=sys.stderr, flush=True)

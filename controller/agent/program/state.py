@@ -11,7 +11,7 @@ from ..process import boot_id, is_alive
 from ..secrets import SecretMask
 
 if TYPE_CHECKING:
-    from ..protocol import Active, State
+    from ..protocol import Attempt, State
 
 MAX_SUMMARY_BYTES = 1 << 20
 
@@ -39,7 +39,7 @@ def attempt_status(folder: Path) -> dict[str, Any]:
     return {"state": "exited", "started": begun["started"], "error": error, "lost": True}
 
 
-def active_attempt() -> Active | None:
+def active_attempt() -> Attempt | None:
     """Return the attempt that is alive on this worker, or None."""
     for path in sorted(agent_root().glob("runs/*/attempt-*/pid.json")):
         folder = path.parent

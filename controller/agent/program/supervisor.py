@@ -22,7 +22,7 @@ from ..process import boot_id, oom_kills, process_identity, send_signal, wall_ti
 from ..secrets import SecretMask, secret_environment, store_secrets
 from ..storage import TransferError, upload_file
 from .device_locks import lock_devices, release_devices
-from .fence import watch_for_successor
+from .fence import fence
 from .notice import SHUTDOWN, record_notice, watch_notices
 from .shell import write_shell_file
 from .state import active_attempt, attempt_status, state
@@ -152,15 +152,7 @@ def supervise(
     uploads = threading.Thread(target=_upload_log_periodically, args=(folder, begun, ended), daemon=True)
     uploads.start()
     threading.Thread(target=keep_heartbeat, args=(ended,), daemon=True).start()
-    replaced = threading.Event()
-
-    def end_replaced() -> None:
-        replaced.set()
-        send_signal(os.killpg, program, signal.SIGKILL)  # it must not save: the bucket is the next attempt's
-
-    if bucket and successor:
-        fence = (bucket, successor, fence_seconds, ended, end_replaced)
-        threading.Thread(target=watch_for_successor, args=fence, daemon=True).start()
+    replaced = fence(program, bucket, successor, fence_seconds, ended)
     status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
     finish, starved = wall_time(), oom_kills() - begun["oom_kills"]
     send_signal(os.killpg, program, signal.SIGKILL)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from controller.core.errors import ConfigError
 from controller.lease.store import LeaseRecord, LeaseSnapshot
 from controller.run.drive import RunDriver
 from controller.run.standby import LeaderGaveUpError, RemoteStandby, StandbyOutcome
@@ -62,9 +61,9 @@ def test_a_run_that_was_given_up_is_given_up_here_too() -> None:
 class Driver:
     """As much of a RunDriver as decides about a run that is driven elsewhere."""
 
-    def __init__(self, *, take_over: bool = False, detach: bool = False, in_sweep: bool = False) -> None:
+    def __init__(self, *, take_over: bool = False, detach: bool = False) -> None:
         self.notes, self.taken = list[str](), list[str]()
-        self._take_over, self._in_sweep = take_over, in_sweep
+        self._take_over = take_over
         self.options = SimpleNamespace(detach=detach)
         self.run_lease = SimpleNamespace(take_over=lambda why, tell: self.taken.append(why))
 
@@ -74,11 +73,6 @@ class Driver:
     def decide(self) -> Any:
         me: Any = self
         return RunDriver._watch_elsewhere(me, HELD)
-
-
-def test_a_sweep_leaves_it_to_the_other_controller() -> None:
-    with pytest.raises(ConfigError, match=r"anna@lab .* drives it on the pod pod-a; this sweep leaves it to that"):
-        Driver(in_sweep=True).decide()
 
 
 def test_detached_it_only_says_so() -> None:
