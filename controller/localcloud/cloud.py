@@ -18,6 +18,11 @@ from aiohttp import web
 from controller.localcloud.apis.billing import Billing
 from controller.localcloud.apis.catalog import load_catalog
 from controller.localcloud.apis.compute import Compute
+from controller.localcloud.apis.compute_engine.bulk import Slices
+from controller.localcloud.apis.compute_engine.collections import GROUPS, INSTANCES, POLICIES, TEMPLATES
+from controller.localcloud.apis.compute_engine.groups import Groups
+from controller.localcloud.apis.compute_engine.instances import TpuInstances
+from controller.localcloud.apis.compute_engine.templates import Parts
 from controller.localcloud.apis.iap import IapRelay
 from controller.localcloud.apis.metadata import MetadataServer
 from controller.localcloud.apis.networks import Networks
@@ -78,6 +83,7 @@ class Cloud:
     faults: Faults
     workers: EmulatedWorkers
     nodes: Nodes
+    slices: Slices
     effects: Mapping[str, Effect]
     server: Server
 
@@ -85,7 +91,7 @@ class Cloud:
         """Restore SSH servers, unfinished operations and triggered faults of an earlier process."""
         await self.workers.resume()
         self.operations.resume(self.effects, self.workers.schedule_settle)
-        misfortune = FaultEffects(self.store, self.nodes, self.workers, lambda: list(self.server.peers))
+        misfortune = FaultEffects(self.store, self.nodes, self.slices, self.workers, lambda: list(self.server.peers))
         self.faults.resume(misfortune.actions(), self.workers.schedule_settle)
 
     async def close(self) -> None:
@@ -111,9 +117,18 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
     enabled_apis = EnabledApis(store, settings)
     machines = Instances(store, state, url, token)
     callers = Callers(store, machines, settings)
-    compute = Compute(
-        store, operations, networks, catalog, f"{url}compute/v1/", workers.schedule_settle, machines, policies, quotas
-    )
+    root = f"{url}compute/v1/"
+    compute = Compute(store, operations, networks, catalog, root, workers.schedule_settle, machines, policies, quotas)
+    slices = Slices(store, operations, catalog, workers, faults, quotas, settings)
+    parts = Parts(store, root)
+    groups = Groups(slices, parts, networks, root, compute.begin_in_zone)
+    instances = TpuInstances(slices, networks, root, compute.begin_in_zone)
+    compute.rules = {
+        INSTANCES.plural: instances.rules(),
+        POLICIES.plural: parts.policies(),
+        TEMPLATES.plural: parts.templates(),
+        GROUPS.plural: groups.rules(),
+    }
     blobs = Blobs(state / "blobs")
     objects = Objects(store, blobs, faults.on_object_finalized, settings)
     projects = Projects(store, operations, policies, settings, enabled_apis)
@@ -122,6 +137,8 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         nodes,
         queued,
         compute,
+        groups,
+        instances,
         projects,
         CustomRoles(store),
         billing,
@@ -145,8 +162,8 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         url=url,
         token=token,
     )
-    effects = nodes.effects() | queued.effects() | compute.effects()
-    return Cloud(store, operations, faults, workers, nodes, effects, server)
+    effects = nodes.effects() | queued.effects() | compute.effects() | slices.effects() | instances.effects()
+    return Cloud(store, operations, faults, workers, nodes, slices, effects, server)
 
 
 async def serve(options: ServeOptions) -> None:

@@ -57,7 +57,9 @@ class Catalog:
         return sorted({zone.rpartition("-")[0] for zone in self.zones})
 
     def types_in_zone(self, zone: str) -> list[AcceleratorType]:
-        return [kind for kind in self.types.values() if zone in self.zones_of[kind.generation]]
+        """Return the types that the TPU API offers in a zone; it ends with v6e."""
+        offered = [kind for kind in self.types.values() if kind.generation in _CONFIG_TYPE]
+        return [kind for kind in offered if zone in self.zones_of[kind.generation]]
 
     def find_by_config(self, config: Mapping[str, Any]) -> AcceleratorType | None:
         """Return the type that an acceleratorConfig ({type, topology}) names."""

@@ -6,11 +6,20 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from controller.localcloud.apis.catalog import Catalog
+from controller.localcloud.apis.compute_engine.collections import (
+    COLLECTIONS,
+    INSTANCES,
+    READ_ONLY,
+    SUBNETWORKS,
+    Collection,
+    Rules,
+)
+from controller.localcloud.apis.compute_engine.machines import check_allowed, tpu_machine
 from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, check_name, invalid_field
 from controller.localcloud.apis.operations import Effect, Operations
 from controller.localcloud.apis.oslogin import PROJECT_METADATA_KIND
@@ -36,39 +45,6 @@ _TRANSITIONAL_STATUS = {"insert": "PROVISIONING", "delete": "STOPPING"}
 _WAIT_SECONDS = 120.0  # as documented for operations.wait
 
 
-@dataclass(frozen=True)
-class Collection:
-    """Kind of resource, such as `networks`, each of them a `network`; `scope` is global, region or zone."""
-
-    plural: str
-    singular: str
-    scope: str
-
-    def path(self, call: ApiCall, name: str) -> str:
-        return f"{self.parent(call)}/{self.plural}/{name}"
-
-    def parent(self, call: ApiCall) -> str:
-        """Return the zone, region or global scope of a call."""
-        place = "global" if self.scope == "global" else f"{self.scope}s/{call.path[self.scope]}"
-        return f"projects/{PROJECT}/{place}"
-
-    def prefix(self) -> str:
-        """Return the prefix common to the names of all resources of this kind."""
-        return f"projects/{PROJECT}/{'global' if self.scope == 'global' else f'{self.scope}s'}/"
-
-
-SUBNETWORKS = Collection("subnetworks", "subnetwork", "region")
-INSTANCES = Collection("instances", "instance", "zone")
-COLLECTIONS = (
-    Collection("networks", "network", "global"),
-    SUBNETWORKS,
-    Collection("routers", "router", "region"),
-    Collection("firewalls", "firewall", "global"),
-    INSTANCES,
-    Collection("disks", "disk", "zone"),
-    Collection("addresses", "address", "region"),
-)
-
 MACHINES = r"(e2|f1|g1|n1|n2|n2d|n4|t2d|c3)-[a-z]+(-\d+)?"
 MACHINES_OF_US_CENTRAL2 = r"(f1|g1|n1|n2|n2d|n4|t2d)-[a-z]+(-\d+)?"
 """Machine types of the zone of v4: https://github.com/keras-team/kinetic/issues/305."""
@@ -87,6 +63,8 @@ class Compute:
     machines: Instances
     policies: Policies
     quotas: Quotas
+    rules: Mapping[str, Rules] = field(default_factory=dict)
+    """What is special about some kinds, by their plural."""
 
     def handlers(self) -> dict[str, Handler]:
         table: dict[str, Handler] = {
@@ -103,15 +81,16 @@ class Compute:
             "instances.setIamPolicy": self._set_policy,
         }
         for collection in COLLECTIONS:
+            name = collection.methods or collection.plural
             table |= {
-                f"{collection.plural}.insert": partial(self._insert, collection),
-                f"{collection.plural}.get": partial(self._get, collection),
-                f"{collection.plural}.list": partial(self._list, collection),
-                f"{collection.plural}.patch": partial(self._update, collection),
-                f"{collection.plural}.update": partial(self._update, collection),
-                f"{collection.plural}.delete": partial(self._delete, collection),
-                f"{collection.plural}.aggregatedList": partial(self._aggregated, collection),
+                f"{name}.insert": partial(self._insert, collection),
+                f"{name}.get": partial(self._get, collection),
+                f"{name}.list": partial(self._list, collection),
+                f"{name}.delete": partial(self._delete, collection),
+                f"{name}.aggregatedList": partial(self._aggregated, collection),
             }
+            if collection.plural not in READ_ONLY:
+                table |= {f"{name}.{verb}": partial(self._update, collection) for verb in ("patch", "update")}
         for scope in ("global", "region", "zone"):
             table |= {
                 f"{scope}Operations.get": self._operation,
@@ -139,22 +118,27 @@ class Compute:
         body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
         if collection is INSTANCES:
             self._check_instance(_location_of(call), body)
-        resource = self.networks.prepare_resource(collection.plural, _location_of(call), body, path)
+        rules = self._rules(collection)
+        resource = rules.prepare(call, path, body)
+        resource = resource or self.networks.prepare_resource(collection.plural, _location_of(call), body, path)
         self._check_ready(resource.get("network", ""))
         self._finalize(path, resource)
         if resource.get("autoCreateSubnetworks"):
             for other, subnetwork in self.networks.automatic_subnetworks(path):
                 self._finalize(other, subnetwork)
-        return self._begin_operation(
-            collection, call, "insert", path, "compute.boot" if collection is INSTANCES else None
-        )  # fmt: skip
+        return self._begin_operation(collection, call, "insert", path, rules.effect(path, resource))
+
+    def _rules(self, collection: Collection) -> Rules:
+        return self.rules.get(collection.plural, Rules())
 
     def _check_instance(self, zone: str, body: Mapping[str, Any]) -> None:
         """Reject a machine type that the zone does not have, and an instance too many."""
         machine = str(body.get("machineType", ""))
         if not machine:
             raise invalid_field("machineType", machine, "The machine type must be specified")
-        if not _has_machine(zone, machine.rpartition("/")[2]):  # words: github.com/keras-team/kinetic/issues/305
+        if tpu := tpu_machine(machine):
+            check_allowed(self.catalog, tpu, zone)
+        elif not _has_machine(zone, machine.rpartition("/")[2]):  # words: github.com/keras-team/kinetic/issues/305
             raise ApiError(400, f"Invalid machine type {machine.rpartition('/')[2]} in zone {zone}.")
         self.quotas.check_instance(zone, body)
 
@@ -171,6 +155,10 @@ class Compute:
         if collection.plural == "firewalls":
             self.changed()
         return self._render_operation(operation)
+
+    def begin_in_zone(self, call: ApiCall, verb: str, path: str, effect: str | None = None) -> Document:
+        """Begin an operation in the zone of a call, and return it as the API shows it."""
+        return self._render_operation(self.operations.begin(INSTANCES.parent(call), verb, path, effect))
 
     def _check_ready(self, path: str) -> None:
         """Reject the use of a resource that is still being created."""
@@ -223,10 +211,12 @@ class Compute:
     def _delete(self, collection: Collection, call: ApiCall) -> Document:
         path, _ = self._find(collection, call)
         self._check_ready(path)
-        if users := self.networks.dependents(path):
-            message = f"The {collection.singular} resource '{path}' is already being used by '{users[0]}'"
+        rules = self._rules(collection)
+        if users := [*self.networks.dependents(path), *rules.users(path)]:
+            message = f"The {collection.spoken} resource '{path}' is already being used by '{users[0]}'"
             # Google names this refusal in two ways; the longer one appears in operations.
             raise ApiError(400, message, status="RESOURCE_IN_USE", reason="resourceInUseByAnotherResource")
+        rules.leave(path)
         return self._begin_operation(collection, call, "delete", path, "compute.delete")
 
     async def _on_deleted(self, path: str) -> None:
@@ -235,6 +225,8 @@ class Compute:
             for subnetwork, _ in self.networks.resources_of(path, "subnetworks"):
                 self.store.delete(COMPUTE_KIND, subnetwork)
         await self.machines.remove(path)
+        for rules in self.rules.values():
+            await rules.gone(path)
         self.store.delete(COMPUTE_KIND, path)
         self.changed()
 
@@ -252,6 +244,7 @@ class Compute:
             shown.setdefault("privateIpGoogleAccess", False)
         if collection.plural == "networks" and (mine := self.networks.resources_of(path, "subnetworks")):
             shown["subnetworks"] = [self.root + subnetwork for subnetwork, _ in mine]
+        self._rules(collection).show(path, resource, shown)
         return shown
 
     def _check_location(self, call: ApiCall) -> None:

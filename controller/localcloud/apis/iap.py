@@ -72,19 +72,24 @@ class IapRelay:
         except ApiError:
             raise _TunnelError(_NOT_AUTHORIZED, "Not authorized") from None
         query = request.query
-        found = _VM_NAME.fullmatch(query.get("instance", ""))
-        node = self._workers.node(found[1]) if found else {}
-        where = (query.get("project"), query.get("zone"))
-        if not found or node.get("state") != "READY" or where != (PROJECT, node["name"].split("/")[3]):
+        zone, name = query.get("zone", ""), query.get("instance", "")
+        worker = self._worker_called(zone, name) if query.get("project") == PROJECT else None
+        vm = self._workers.vms.of(worker) if worker else None
+        if worker is None or vm is None or not vm.running or vm.zone != zone:
             raise _TunnelError(_NOT_FOUND, "Failed to lookup instance")
-        workers = {worker.index: worker for worker in self._workers.workers_of_node(found[1])}
-        if int(found[2]) not in workers:
-            raise _TunnelError(_NOT_FOUND, "Failed to lookup instance")
-        worker = workers[int(found[2])]
-        admitted = self._workers.admits_iap(node) and not self._faults.refuses_ssh(worker.index)
+        admitted = (
+            vm.opens <= time.time() and self._workers.admits_iap(vm) and not self._faults.refuses_ssh(worker.index)
+        )
         if query.get("port") != "22" or query.get("interface") != "nic0" or not admitted:
             raise _TunnelError(_NO_BACKEND, "failed to connect to backend")
         return worker
+
+    def _worker_called(self, zone: str, name: str) -> EmulatedWorker | None:
+        """Return the worker with this VM name: that of a node's VM, or of an instance."""
+        if found := _VM_NAME.fullmatch(name):
+            workers = self._workers.workers_of_node(found[1])
+            return next((worker for worker in workers if worker.index == int(found[2])), None)
+        return self._workers.vms.of_instance(f"projects/{PROJECT}/zones/{zone}/instances/{name}")
 
 
 async def _relay(tunnel: web.WebSocketResponse, ours: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import time
 from typing import Any
 
@@ -11,6 +12,7 @@ from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.iam.callers import Callers
 from controller.localcloud.iam.tokens import Tokens
 from controller.localcloud.store import Document, Store
+from controller.localcloud.vms.hosts import SLICE_KIND, metadata_attributes, slice_attributes
 from controller.localcloud.vms.image import EmulatedWorker, vm_name
 from controller.localcloud.vms.machines import Instances
 from controller.localcloud.vms.workers import EmulatedWorkers
@@ -54,7 +56,9 @@ class MetadataServer:
         value: Any = self._machines.metadata(uid)
         if value is not None:
             value["instance"]["service-accounts"] = self._accounts(f"{uid}/{index}")
-        if value is None and node is not None and index in workers:
+        elif index in workers and (instance := self._workers.vms.instance_of(uid, index)):
+            value = self._instance_tree(instance, workers[index])
+        elif node is not None and index in workers:
             value = self._metadata_tree(node, workers[index])
         if value is None:
             return web.Response(status=404, text="no such worker", headers=_HEADERS)
@@ -79,6 +83,35 @@ class MetadataServer:
         scopes = "\n".join(sorted(caller.scopes))
         account = {"aliases": "default", "email": caller.email, "scopes": scopes, "token": self._tokens.issue(client)}
         return {"default": account, caller.email: account}
+
+    def _instance_tree(self, instance: Document, worker: EmulatedWorker) -> dict[str, Any]:
+        """Return the metadata of an instance that is a worker of a slice."""
+        slice_ = self._store.get(SLICE_KIND, worker.uid) or {}
+        zone, name = slice_["zone"], instance["name"]
+        notice = (self._store.get("notice", worker.uid) or {}).get("kind")
+        stopped = instance["status"] in ("STOPPING", "TERMINATED") and slice_.get("phase") == "PREEMPTED"
+        scheduling = instance.get("scheduling") or {}
+        return {
+            "instance": {
+                "id": instance["id"],
+                "name": name,
+                "hostname": f"{name}.{zone}.c.{PROJECT}.internal",
+                "zone": f"projects/{PROJECT_NUMBER}/zones/{zone}",
+                "machine-type": f"projects/{PROJECT_NUMBER}/machineTypes/{slice_['machine']}",
+                "preempted": "TRUE" if stopped or notice == "preempted" else "FALSE",
+                "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE" if notice == "maintenance" else "NONE",
+                "scheduling": {
+                    "on-host-maintenance": scheduling.get("onHostMaintenance", "MIGRATE"),
+                    "preemptible": "TRUE" if scheduling.get("provisioningModel") == "SPOT" else "FALSE",
+                    "automatic-restart": "TRUE" if scheduling.get("automaticRestart") else "FALSE",
+                },
+                "tags": json.dumps((instance.get("tags") or {}).get("items", [])),
+                "attributes": {**metadata_attributes(instance), **slice_attributes(slice_, worker.index)},
+                "service-accounts": self._accounts(f"{worker.uid}/{worker.index}"),
+            },
+            "project": {"project-id": PROJECT, "numeric-project-id": PROJECT_NUMBER, "attributes": {}},
+            "universe": {"universe-domain": "googleapis.com", "universe_domain": "googleapis.com"},
+        }
 
     def _metadata_tree(self, node: Document, worker: EmulatedWorker) -> dict[str, Any]:
         zone = node["name"].split("/")[3]

@@ -11,6 +11,9 @@ from controller.localcloud.http.errors import ApiError
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 
+BULK_INSERT = "bulkInsert"
+"""Verb of what a group of VMs does by itself; its user may ask for something else meanwhile."""
+
 # What an operation does when it is due. It gets the target's name and must be idempotent: a killed emulator runs it
 # again. Returns the seconds until it should be retried, or None when done.
 Effect = Callable[[str], Awaitable[float | None]]
@@ -80,11 +83,12 @@ class Operations:
 
     def is_pending(self, target: str) -> bool:
         """Return whether an operation on exactly this resource is in progress."""
-        return any(operation["target"] == target for operation in self._unfinished())
+        return self.current_verb(target) != ""
 
     def current_verb(self, target: str) -> str:
         """Return the verb of the operation in progress on exactly this resource, such as `insert`, or ""."""
-        return next((operation["verb"] for operation in self._unfinished() if operation["target"] == target), "")
+        verbs = (operation["verb"] for operation in self._unfinished() if operation["target"] == target)
+        return next((verb for verb in verbs if verb != BULK_INSERT), "")
 
     def cancel_for(self, target: str) -> None:
         """Cancel all operations in progress on a resource that is being deleted."""

@@ -1,6 +1,7 @@
 """OS Login v1 and user info (https://cloud.google.com/compute/docs/oslogin/rest/v1/users)."""
 
 import hashlib
+from collections.abc import Mapping
 
 from controller.localcloud.http.call import PROJECT, ApiCall, Handler, check_project
 from controller.localcloud.http.errors import ApiError
@@ -12,10 +13,9 @@ PROFILE_KIND = "loginProfile"
 PROJECT_METADATA_KIND = "project-metadata"  # name in the store, of kind `setting`
 
 
-def is_enforced(store: Store) -> bool:
-    """Return whether the project's metadata enables OS Login."""
-    items = (store.get("setting", PROJECT_METADATA_KIND) or {}).get("items", [])
-    return any(item["key"] == "enable-oslogin" and item["value"].upper() == "TRUE" for item in items)
+def enables_oslogin(metadata: Mapping[str, str]) -> bool:
+    """Return whether metadata enables OS Login."""
+    return metadata.get("enable-oslogin", "").upper() == "TRUE"
 
 
 def keys_for_user(store: Store, user: str) -> list[str]:

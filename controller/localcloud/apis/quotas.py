@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.localcloud.apis.catalog import AcceleratorType, Catalog
+from controller.localcloud.apis.compute_engine.machines import FAMILIES, MACHINES
 from controller.localcloud.apis.tpu.requested import capacity_tier, holds_quota, requested_nodes
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.errors import ApiError
@@ -19,6 +20,9 @@ TPU_LIMIT = 4096
 """Chips in each zone. A real project has none until it asks; an emulated one that has none would be of no use."""
 _SERVING_CHIPS = 8
 """v5e slices of up to so many chips draw on the serving quota: https://cloud.google.com/tpu/docs/v5e."""
+_HOLDS_TPUS = ("STAGING", "ACTIVATING", "ACTIVE", "ACTIVE_DEGRADED", "REACTIVATING", "INCOMPLETE", "DEACTIVATING")
+"""Phases of a slice whose VMs count."""
+_METRIC_OF_POOL = ("TPUS_PER_TPU_FAMILY", "PREEMPTIBLE_TPUS")
 _METRICS = {
     "v2": ("tpu-v2s", "TPUV2s{tier}"),
     "v3": ("tpu-v3s", "TPUV3s{tier}"),
@@ -36,9 +40,19 @@ def metric_names() -> list[str]:
     return [f"{name}{suffix}" for name, _ in _METRICS.values() for suffix in ("", "-preemptible")]
 
 
+def pool_names() -> list[str]:
+    """Return the names of Compute Engine's quotas of TPUs, a pool apart from that of the TPU API."""
+    return [name for family in FAMILIES for name in _pools(family)]
+
+
+def _pools(family: str) -> tuple[str, str]:
+    """Return the names of the standard and the preemptible quota of a family, such as CT6E."""
+    return f"TPUS-PER-TPU-FAMILY:{family}", f"PREEMPTIBLE-TPU-{FAMILIES[family].removeprefix('tpu').upper()}"
+
+
 def check_limits(limits: object) -> None:
     """Raise ApiError 400 unless these are limits by the name of a quota."""
-    known = [*COMPUTE_LIMITS, *metric_names()]
+    known = [*COMPUTE_LIMITS, *metric_names(), *pool_names()]
     if not isinstance(limits, Mapping) or not set(limits) <= set(known):
         raise ApiError(400, f"quotas must be limits by name; known: {', '.join(known)}")
     for name, limit in limits.items():
@@ -98,6 +112,36 @@ class Quotas:
             used["INSTANCES"] += vms
             used["IN_USE_ADDRESSES"] += vms if node["networkConfig"].get("enableExternalIps") else 0
         return used
+
+    # TPUs of Compute Engine
+
+    def short_of_tpus(self, uid: str) -> ApiError | None:
+        """Return the error of a slice that the region has no quota for, beside those made before it, or None.
+
+        Spot VMs draw on the preemptible quota, flex-start VMs on it first and then on the standard one.
+        """
+        wanted = self.store.get("slice", uid) or {}
+        region, family = wanted["zone"].rpartition("-")[0], MACHINES[wanted["machine"]].family
+        standard, preemptible = _pools(family)
+        left = {name: self._limit(name) for name in (standard, preemptible)}
+        made = sorted(self.store.items("slice"), key=lambda item: int(item[0]))
+        for name, other in made:
+            drawn = other["chips"] * len(other["members"])
+            here = other["zone"].rpartition("-")[0] == region and MACHINES[other["machine"]].family == family
+            draws = here and (name == uid or other["phase"] in _HOLDS_TPUS)
+            if not draws or other["tier"] == "reserved":
+                continue
+            pools = {"spot": [preemptible], "flex_start": [preemptible, standard]}.get(other["tier"], [standard])
+            pool = next((pool for pool in pools if left[pool] >= drawn), None)
+            if pool is not None:
+                left[pool] -= drawn
+            elif name == uid:
+                message = f"Quota '{_METRIC_OF_POOL[pools[0] == preemptible]}' exceeded.  Limit: "
+                message += f"{float(self._limit(pools[0]))} in region {region}."
+                return ApiError(403, message, reason="QUOTA_EXCEEDED")
+            if name == uid:
+                return None
+        return None
 
     # TPUs
 

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 
+from controller.localcloud.apis.compute_engine.bulk import Slices
 from controller.localcloud.apis.tpu.nodes import Nodes
 from controller.localcloud.http.call import timestamp
 from controller.localcloud.iam.tokens import EXPIRED_KIND, EXPIRED_NAME
@@ -19,9 +20,12 @@ FaultAction = Callable[[Document], Awaitable[None]]
 
 
 class FaultEffects:
-    def __init__(self, store: Store, nodes: Nodes, workers: EmulatedWorkers, peers: Callable[[], list[Client]]) -> None:
+    def __init__(
+        self, store: Store, nodes: Nodes, slices: Slices, workers: EmulatedWorkers, peers: Callable[[], list[Client]]
+    ) -> None:
         """Create the effects; `peers` returns the clients of the laptop's latest requests, newest last."""
-        self._store, self._nodes, self._workers, self._clients = store, nodes, workers, peers
+        self._store, self._nodes, self._slices, self._workers = store, nodes, slices, workers
+        self._clients = peers
 
     def actions(self) -> dict[str, FaultAction]:
         """Return the action of each kind of fault; an action gets the fault's spec."""
@@ -36,26 +40,46 @@ class FaultEffects:
             "disk_full": self._fill_disk,
             "tokens_expired": self._expire_tokens,
             "chip_held": self._hold_chip,
+            "slice_state": self._change_slices,
         }
 
     async def _preempt(self, spec: Document) -> None:
         """Take the VMs back; the nodes stay, PREEMPTED, until they are deleted."""
-        await self._nodes.preempt(await self._give_notice("preempted", spec["notice_seconds"]))
+        uids = await self._give_notice("preempted", spec["notice_seconds"])
+        await self._nodes.preempt(uids)
+        await self._slices.preempt(uids)
 
     async def _give_notice(self, kind: str, seconds: float | None) -> list[str]:
         """Announce an event on the metadata servers and wait; return the IDs of the affected nodes."""
-        uids = [node["id"] for _, node in self._ready_nodes()]
+        told = [node["id"] for _, node in self._ready_nodes()]
+        told += [found["id"] for found in self._slices.active() if kind != "preempted" or self._asks_for_notice(found)]
+        uids = list(dict.fromkeys([*told, *(found["id"] for found in self._slices.active())]))
         if seconds is not None:
-            for uid in uids:
+            for uid in told:
                 self._store.put("notice", uid, {"kind": kind})
             await asyncio.sleep(seconds)
-            for uid in uids:
+            for uid in told:
                 self._store.delete("notice", uid)
         return uids
+
+    def _asks_for_notice(self, found: Document) -> bool:
+        """Return whether the VMs of a slice are told of a preemption: only those that asked for it."""
+        _, instance = self._slices.instances(found)[0]
+        asked = ((instance or {}).get("scheduling") or {}).get("preemptionNoticeDuration") or {}
+        return int(asked.get("seconds", 0)) > 0
+
+    async def _change_slices(self, spec: Document) -> None:
+        for found in self._slices.active():
+            if spec["state"] == "REACTIVATING":
+                await self._slices.restart(found, spec["seconds"])
+            else:
+                await self._slices.fall(found, spec["state"], spec["worker"], spec["message"])
 
     async def _maintain(self, spec: Document) -> None:
         """Take the VMs down and bring them back later, rebooted and with new host keys, but otherwise unchanged."""
         uids = await self._give_notice("maintenance", spec["notice_seconds"])
+        slices = [found for found in self._slices.active() if found["id"] in uids]
+        at_once = [asyncio.create_task(self._slices.restart(found, spec["seconds"])) for found in slices]
         names = [name for name, node in self._ready_nodes() if node["id"] in uids]
         for name, node in self._ready_nodes():
             if name not in names:
@@ -72,6 +96,7 @@ class FaultEffects:
                 del node["upcomingMaintenance"]
                 self._store.put("node", name, node)
                 await self._nodes.provision(name)
+        await asyncio.gather(*at_once)
 
     async def _make_unhealthy(self, spec: Document) -> None:
         """Report the nodes as unhealthy; their programs keep running."""
@@ -125,8 +150,7 @@ class FaultEffects:
             await asyncio.to_thread(signal_programs, process_marker(self._workers.state, worker), number)
 
     def _affected_workers(self, index: int | None) -> list[EmulatedWorker]:
-        found = [worker for _, node in self._ready_nodes() for worker in self._workers.workers_of_node(node["id"])]
-        return [worker for worker in found if index is None or worker.index == index]
+        return [worker for worker in self._workers.vms.running() if index is None or worker.index == index]
 
     def _ready_nodes(self) -> list[tuple[str, Document]]:
         return [(name, node) for name, node in self._store.items("node") if node["state"] == "READY"]

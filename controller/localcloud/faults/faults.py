@@ -19,6 +19,7 @@ from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
 FaultAction = Callable[[Document], Awaitable[None]]
+Words = Callable[[Document, str, str, str], ApiError | None]
 STALL_SECONDS = 0.5
 """Seconds that a request may hang during a brownout before its connection breaks."""
 _MAX_RECENT = 100
@@ -111,8 +112,12 @@ class Faults:
 
     # Effects on requests, nodes and workers
 
-    def creation_refusal(self, at: str, zone: str, capacity: str, accelerator: str) -> Coroutine[Any, Any, Any] | None:
+    def creation_refusal(
+        self, at: str, zone: str, capacity: str, accelerator: str, words: "Words | None" = None
+    ) -> Coroutine[Any, Any, Any] | None:
         """Return a coroutine that raises the error of this attempt to create a node; `at` is request or operation.
+
+        `words` makes the error from the fault, zone, tier and type; by default it is the TPU API's.
 
         Returns None if no fault applies. It is a coroutine because an error raised within a handler would roll back the
         handler's transaction, and with it the count of the fault.
@@ -120,8 +125,11 @@ class Faults:
         for name, fault in self._active(*CREATION_KINDS):
             spec = fault["spec"]
             met = {"zone": zone, "capacity": capacity, "accelerator_type": accelerator}
+            met["plane"] = "compute_engine" if words else "tpu_api"
             if spec["at"] == at and all(spec[key] in (None, value) for key, value in met.items()):
-                return self._refuse(name, fault, creation_error(spec, zone, capacity, accelerator))
+                refusal = (words or creation_error)(spec, zone, capacity, accelerator)
+                if refusal is not None:
+                    return self._refuse(name, fault, refusal)
         return None
 
     async def _refuse(self, name: str, fault: Document, refusal: ApiError) -> Any:
@@ -140,6 +148,13 @@ class Faults:
         for name, fault in self._active("chip_missing"):
             self._consume(name, fault)
             return fault["spec"]["worker"]
+        return None
+
+    def slice_failure(self) -> Document | None:
+        """Return the fault of the next slice that Compute Engine would make, or None."""
+        for name, fault in self._active("slice_creation"):
+            self._consume(name, fault)
+            return fault["spec"]
         return None
 
     def queued_failure(self) -> tuple[str, str, float] | None:

@@ -140,6 +140,7 @@ class CreationSpec(_CountedSpec):
     zone: str | None = Field(None, description="null: any")
     capacity: str | None = Field(None, description="on_demand, spot, preemptible, reserved, flex_start; null: any")
     accelerator_type: str | None = Field(None, description="null: any")
+    plane: Literal["tpu_api", "compute_engine"] | None = Field(None, description="null: any")
     at: Literal["request", "operation"] = Field("operation", description="fail the request, or the operation")
 
 
@@ -203,6 +204,29 @@ class ChipMissingSpec(_CountedSpec):
 
     kind: Literal["chip_missing"]  # pyright: ignore[reportIncompatibleVariableOverride]
     worker: int = Field(0, ge=0)
+
+
+class SliceCreationSpec(_CountedSpec):
+    """End of the next `times` slices of Compute Engine in another state than ACTIVE."""
+
+    kind: Literal["slice_creation"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    state: Literal["FAILED", "INCOMPLETE", "ACTIVE_DEGRADED"]
+    worker: int = Field(0, ge=0, description="the VM that does not run if INCOMPLETE")
+    message: str = "An internal error has occurred"
+
+
+class SliceStateSpec(_OneShotSpec):
+    """Change of the topology of all ACTIVE slices of Compute Engine.
+
+    REACTIVATING: all VMs are down for `seconds`, then the slice is ACTIVE again. INCOMPLETE: VM `worker` has stopped.
+    FAILED: all have. ACTIVE_DEGRADED: all run.
+    """
+
+    kind: Literal["slice_state"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    state: Literal["REACTIVATING", "INCOMPLETE", "FAILED", "ACTIVE_DEGRADED"]
+    worker: int = Field(0, ge=0)
+    seconds: float = Field(1.0, gt=0)
+    message: str = "An internal error has occurred"
 
 
 class QueuedStateSpec(_CountedSpec):
@@ -287,7 +311,7 @@ AnyFaultSpec = Annotated[
     PreemptionSpec | MaintenanceSpec | UnhealthySpec | ProgramKilledSpec | ProgramFrozenSpec | ControllerKilledSpec
     | WorkerClockSpec | TokensExpiredSpec | PermissionSpec
     | StockoutSpec | DeniedSpec | NamedRefusalSpec | InternalSpec | FailureSpec
-    | EndpointsSpec | ChipMissingSpec | QueuedStateSpec
+    | EndpointsSpec | ChipMissingSpec | QueuedStateSpec | SliceCreationSpec | SliceStateSpec
     | ChipHeldSpec | HttpSpec | ConnectionCutSpec | BrownoutSpec | PartitionSpec | DiskFullSpec | SshSpec,
     Field(discriminator="kind"),
 ]  # fmt: skip
@@ -301,11 +325,13 @@ ONE_SHOT_KINDS = (
     "controller_killed",
     "worker_clock",
     "tokens_expired",
+    "slice_state",
 )
 CREATION_KINDS = ("stockout", "quota", "permission", "type_denied", "no_reservation", "internal", "failure")
 LASTING_KINDS = ("brownout", "partition", "disk_full", "chip_held", "ssh_refused", "ssh_frozen")
 FAULT_KINDS = (
-    *ONE_SHOT_KINDS, *CREATION_KINDS, "denied", "endpoints", "chip_missing", "queued", "http", "cut", *LASTING_KINDS
+    *ONE_SHOT_KINDS, *CREATION_KINDS, "denied", "endpoints", "chip_missing", "queued", "slice_creation", "http", "cut",
+    *LASTING_KINDS,
 )  # fmt: skip
 
 

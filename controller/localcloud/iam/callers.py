@@ -6,6 +6,7 @@ from controller.localcloud.apis.oslogin import EMAIL
 from controller.localcloud.http.call import PROJECT_NUMBER
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
+from controller.localcloud.vms.hosts import Vms
 from controller.localcloud.vms.machines import Instances
 
 LAPTOP = "laptop"
@@ -51,10 +52,13 @@ class Callers:
     def find(self, client: str) -> Caller:
         if client == LAPTOP:
             return Caller(LAPTOP, EMAIL, frozenset(USER_SCOPES), self._settings.caller_roles)
-        uid = client.partition("/")[0]
+        uid, _, index = client.partition("/")
         account = next((n["serviceAccount"] for _, n in self._store.items("node") if n["id"] == uid), None)
         if account is not None:  # https://cloud.google.com/tpu/docs/reference/rest/v2/ServiceAccount: none means all
             email, scopes = account["email"], account.get("scope") or [CLOUD_PLATFORM]
+        elif instance := Vms(self._store).instance_of(uid, int(index or 0)):
+            accounts = instance.get("serviceAccounts") or [{"email": "", "scopes": []}]
+            email, scopes = accounts[0]["email"], accounts[0].get("scopes", [])
         else:
             email, scopes = self._machines.service_account(uid), self._machines.scopes(uid)
         return Caller(client, email, frozenset(scopes), ("roles/editor",) if email == DEFAULT_ACCOUNT else ())

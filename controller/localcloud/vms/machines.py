@@ -15,6 +15,7 @@ from typing import Any
 from controller.localcloud.apis.networks import COMPUTE_KIND
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.store import Document, Store
+from controller.localcloud.vms.hosts import metadata_attributes
 from controller.localcloud.vms.image import vm_environment
 from controller.localcloud.vms.processes import MARKER, kill_marked
 
@@ -38,7 +39,7 @@ class Instances:
         if instance is None:
             return
         folder = self._folder(instance)
-        script = _metadata_attributes(instance).get(STARTUP_SCRIPT_KEY)
+        script = metadata_attributes(instance).get(STARTUP_SCRIPT_KEY)
         if script is None or (folder / "booted").exists():
             return
         home = folder / "home"
@@ -104,7 +105,7 @@ class Instances:
                 "name": instance["name"],
                 "hostname": f"{instance['name']}.{zone}.c.{PROJECT}.internal",
                 "zone": f"projects/{PROJECT_NUMBER}/zones/{zone}",
-                "attributes": _metadata_attributes(instance),
+                "attributes": metadata_attributes(instance),
             },
             "project": {"project-id": PROJECT, "numeric-project-id": PROJECT_NUMBER, "attributes": {}},
             "universe": {"universe-domain": "googleapis.com", "universe_domain": "googleapis.com"},
@@ -115,7 +116,3 @@ class Instances:
 
     def _marker(self, instance: Document) -> str:
         return f"{self._state}:{instance['id']}/"
-
-
-def _metadata_attributes(instance: Document) -> dict[str, str]:
-    return {item["key"]: item.get("value", "") for item in instance.get("metadata", {}).get("items", ())}

@@ -26,7 +26,8 @@ from controller.localcloud.http.errors import ApiError
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 from controller.localcloud.vms.chips import install_chips
-from controller.localcloud.vms.image import EmulatedWorker, process_marker, vm_name, worker_environment
+from controller.localcloud.vms.hosts import Vm, Vms
+from controller.localcloud.vms.image import EmulatedWorker, process_marker, worker_environment
 from controller.localcloud.vms.processes import kill_marked
 from controller.localcloud.vms.sessions import HomeFiles, LoginServer, authorized_keys, freeze, serve_process
 from controller.localcloud.vms.startup import (
@@ -48,6 +49,7 @@ class EmulatedWorkers:
         self, store: Store, networks: Networks, faults: Faults, state: Path, url: str, token: str, settings: Settings
     ) -> None:
         self._store = store
+        self.vms = Vms(store)
         self._settings = settings
         self._networks = networks
         self._faults = faults
@@ -73,7 +75,7 @@ class EmulatedWorkers:
 
     async def resume(self) -> None:
         """Restart the SSH servers of an earlier process; kill processes left over from deleted VMs."""
-        ready = {node["id"] for _, node in self._store.items("node") if node["state"] == "READY"}
+        ready = {worker.uid for worker in self.vms.running()}
         for uid in {worker.uid for worker in self._all_workers()} - ready:
             await asyncio.to_thread(kill_marked, f"{process_marker(self._state)}{uid}/")
         await self.settle()
@@ -86,8 +88,8 @@ class EmulatedWorkers:
             task.cancel()
 
     def workers_of_node(self, uid: str) -> list[EmulatedWorker]:
-        """Return the VMs of a node by index; empty before its first boot."""
-        return [_worker_from_json(body) for _, body in self._store.items("worker", f"{uid}/")]
+        """Return the VMs of a node or slice by index; empty before its first boot."""
+        return self.vms.workers_of(uid)
 
     def home(self, worker: EmulatedWorker) -> Path:
         return self._state / "nodes" / worker.uid / f"worker-{worker.index}" / "home"
@@ -122,9 +124,12 @@ class EmulatedWorkers:
         return self.workers_of_node(uid)
 
     async def run_startup_scripts(self, uid: str) -> None:
-        """Run the startup script of a node that has just booted on each of its workers, as Google does at each boot."""
-        script = self.node(uid).get("metadata", {}).get(STARTUP_SCRIPT_KEY)
-        for worker in self.workers_of_node(uid) if script else ():
+        """Run the startup scripts of the VMs of a node or slice that have just booted, as Google does at each boot."""
+        for worker in self.workers_of_node(uid):
+            vm = self.vms.of(worker)
+            script = vm.metadata.get(STARTUP_SCRIPT_KEY) if vm and vm.running else None
+            if not script:
+                continue
             home = self.home(worker)
             variables = dict(self._environment(worker, "root"))
             variables |= startup_variables(home, variables["PATH"])
@@ -136,12 +141,16 @@ class EmulatedWorkers:
         for worker in self.workers_of_node(uid):
             self._store.put("hostkey", worker.name, _new_host_key())
 
-    async def halt(self, uid: str) -> None:
-        """Take down the VMs of a node that is no longer READY: close SSH and kill every process."""
+    async def halt(self, uid: str, index: int | None = None) -> None:
+        """Take down the VMs of a node that is no longer READY, or one of them: close SSH and kill every process."""
+        halted = [worker for worker in self.workers_of_node(uid) if index in (None, worker.index)]
         async with self._lock:  # no SSH server may open in the meantime
-            for worker in self.workers_of_node(uid):
+            for worker in halted:
                 self._disconnect(worker.name)
-        await asyncio.to_thread(kill_marked, f"{process_marker(self._state)}{uid}/")
+        if index is None:
+            await asyncio.to_thread(kill_marked, f"{process_marker(self._state)}{uid}/")
+        for worker in halted if index is not None else ():
+            await asyncio.to_thread(kill_marked, process_marker(self._state, worker))
 
     async def remove(self, uid: str) -> None:
         """Halt the VMs of a node and delete their disks and addresses."""
@@ -171,18 +180,25 @@ class EmulatedWorkers:
         """Open and close SSH servers to match firewall rules, nodes and faults."""
         async with self._lock:
             self._write_ssh_config()
-            for _, node in self._store.items("node"):
-                ready = node["state"] == "READY"
-                direct, iap = ready and self._ssh_admitted(node), ready and self.admits_iap(node)
-                for worker in self.workers_of_node(node["id"]):
-                    refused = self._faults.refuses_ssh(worker.index)
-                    if refused or not (direct or iap):
-                        self._disconnect(worker.name)
-                    elif direct and worker.name not in self._acceptors:
-                        await self._listen(worker)
-                    elif not direct and (acceptor := self._acceptors.pop(worker.name, None)):
-                        acceptor.close()  # open connections stay: rules apply to new ones only
-                    self._freeze(worker)
+            now, later = time.time(), float("inf")
+            for worker, vm in self.vms.all():
+                if vm.running and vm.opens > now:
+                    later = min(later, vm.opens)
+                ready = vm.running and vm.opens <= now
+                direct, iap = ready and self._ssh_admitted(vm), ready and self.admits_iap(vm)
+                if self._faults.refuses_ssh(worker.index) or not (direct or iap):
+                    self._disconnect(worker.name)
+                elif direct and worker.name not in self._acceptors:
+                    await self._listen(worker)
+                elif not direct and (acceptor := self._acceptors.pop(worker.name, None)):
+                    acceptor.close()  # open connections stay: rules apply to new ones only
+                self._freeze(worker)
+        if later < float("inf"):
+            self._start_task(self._settle_at(later))
+
+    async def _settle_at(self, moment: float) -> None:
+        await asyncio.sleep(max(0.0, moment - time.time()))
+        await self.settle()
 
     def _freeze(self, worker: EmulatedWorker) -> None:
         """Freeze or unfreeze the connections of a worker, depending on its faults."""
@@ -229,7 +245,8 @@ class EmulatedWorkers:
 
         async def run(process: asyncssh.SSHServerProcess[bytes]) -> None:
             # A VM that is going down starts nothing more, so the kill that follows finds every process.
-            if self.node(worker.uid).get("state") != "READY":
+            vm = self.vms.of(worker)
+            if vm is None or not vm.running:
                 process.close()
                 return
             await serve_process(
@@ -270,32 +287,36 @@ class EmulatedWorkers:
         """Return whether a fault currently makes a process hold a chip of the worker."""
         return self._faults.holds_chip(worker.index)
 
-    def admits_iap(self, node: Document) -> bool:
-        """Return whether Google's Identity-Aware Proxy reaches port 22 of a node's workers."""
-        rules = self._networks.firewall_rules(node["networkConfig"]["network"])
-        return allows_tcp(rules, source=IAP_RANGE, ports=(22, 22), tags=node.get("tags", ()))
+    def admits_iap(self, vm: Vm) -> bool:
+        """Return whether Google's Identity-Aware Proxy reaches port 22 of a VM."""
+        return allows_tcp(self._networks.firewall_rules(vm.network), source=IAP_RANGE, ports=(22, 22), tags=vm.tags)
 
     def guest_attributes(self, worker: EmulatedWorker) -> list[Document]:
         """Return what a worker has published: its host key, and the VM name that IAP uses. Each takes its own time."""
-        if time.time() < (self._store.get("hostkey", worker.name) or {}).get("published", 0.0):
+        vm = self.vms.of(worker)
+        late = time.time() < (self._store.get("hostkey", worker.name) or {}).get("published", 0.0)
+        if late or vm is None or not vm.publishes or vm.opens > time.time():
             return []
         algorithm, key = self.host_key(worker)
-        return [
-            {"namespace": "hostkeys", "key": algorithm, "value": key},
-            {"namespace": "hostname", "key": "hostname", "value": vm_name(worker)},
-        ]
+        published: list[Document] = [{"namespace": "hostkeys", "key": algorithm, "value": key}]
+        if vm.instance is None:
+            published.append({"namespace": "hostname", "key": "hostname", "value": vm.name})
+        return published
 
     def _authorized_keys(self, worker: EmulatedWorker, user: str) -> list[str]:
-        if oslogin.is_enforced(self._store):
+        vm = self.vms.of(worker)
+        if vm is None:
+            return []
+        if vm.oslogin:
             return oslogin.keys_for_user(self._store, user)
-        return authorized_keys(self.node(worker.uid).get("metadata", {}).get("ssh-keys", ""), user)
+        return authorized_keys(vm.metadata.get("ssh-keys", ""), user)
 
     def node(self, uid: str) -> Document:
         return next((node for _, node in self._store.items("node") if node["id"] == uid), {})
 
     def _environment(self, worker: EmulatedWorker, user: str) -> dict[str, str]:
-        node = self.node(worker.uid)
-        reachable = self._peers_admitted(node)
+        vm = self.vms.of(worker)
+        reachable = vm is not None and self._peers_admitted(vm)
         nobody = f"{self._prefix}1"  # never assigned: nothing listens there
         hostnames = [
             peer.host if reachable or peer.index == worker.index else nobody
@@ -306,19 +327,18 @@ class EmulatedWorkers:
             booted, hostnames, home=self.home(worker), user=user, state=self._state, url=self._url, token=self._token
         )
 
-    def _ssh_admitted(self, node: Document) -> bool:
+    def _ssh_admitted(self, vm: Vm) -> bool:
         # Every client connects over loopback, hence counts as the laptop.
-        rules = self._networks.firewall_rules(node["networkConfig"]["network"])
-        return allows_tcp(rules, source=LAPTOP_RANGE, ports=(22, 22), tags=node.get("tags", ()))
+        rules = self._networks.firewall_rules(vm.network)
+        return allows_tcp(rules, source=LAPTOP_RANGE, ports=(22, 22), tags=vm.tags)
 
-    def _peers_admitted(self, node: Document) -> bool:
-        subnetwork = self._store.get(COMPUTE_KIND, node["networkConfig"]["subnetwork"])
-        rules = self._networks.firewall_rules(node["networkConfig"]["network"])
+    def _peers_admitted(self, vm: Vm) -> bool:
+        subnetwork = self._store.get(COMPUTE_KIND, vm.subnetwork)
         source = subnetwork["ipCidrRange"] if subnetwork else "0.0.0.0/0"
-        return allows_tcp(rules, source=source, ports=ANY_PORT, tags=node.get("tags", ()))
+        return allows_tcp(self._networks.firewall_rules(vm.network), source=source, ports=ANY_PORT, tags=vm.tags)
 
     def _all_workers(self) -> list[EmulatedWorker]:
-        return [_worker_from_json(body) for _, body in self._store.items("worker")]
+        return [EmulatedWorker(**body) for _, body in self._store.items("worker")]
 
     def _write_ssh_config(self) -> None:
         blocks = [
@@ -333,10 +353,6 @@ class EmulatedWorkers:
 def _new_host_key() -> dict[str, str]:
     key = asyncssh.generate_private_key("ssh-ed25519")
     return {"private": key.export_private_key().decode(), "public": key.export_public_key().decode()}
-
-
-def _worker_from_json(body: dict[str, Any]) -> EmulatedWorker:
-    return EmulatedWorker(**body)
 
 
 def _can_bind(host: str, port: int) -> bool:

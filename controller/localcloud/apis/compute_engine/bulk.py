@@ -1,0 +1,318 @@
+"""The VMs of a slice: they wait for capacity together, are staged, run, and become an accelerator topology.
+
+A single TPU instance is a slice of one VM without a topology of its own.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from controller.localcloud.apis.catalog import AcceleratorType, Catalog
+from controller.localcloud.apis.compute_engine.machines import MACHINES, slice_type
+from controller.localcloud.apis.compute_engine.refusals import creation_error, no_capacity, staged_error
+from controller.localcloud.apis.networks import COMPUTE_KIND
+from controller.localcloud.apis.operations import Effect, Operations
+from controller.localcloud.apis.quotas import Quotas
+from controller.localcloud.faults.faults import Faults
+from controller.localcloud.http.call import PROJECT, timestamp
+from controller.localcloud.http.errors import ApiError
+from controller.localcloud.settings import Settings
+from controller.localcloud.store import Document, Store
+from controller.localcloud.vms.hosts import SLICE_KIND, member_path
+from controller.localcloud.vms.image import DISK_FILE
+from controller.localcloud.vms.workers import EmulatedWorkers
+
+PREEMPTED = "compute.instances.preempted"
+"""Verb of the operation by which Google takes a VM back."""
+_SSH_OPERATIONS = 0.4
+"""Operations between RUNNING and an answer of sshd."""
+_POLL_SECONDS = 0.05
+_IMAGE_GB = 8
+"""What the image takes of a boot disk."""
+_TIERS = {"SPOT": "spot", "FLEX_START": "flex_start", "RESERVATION_BOUND": "reserved"}
+
+
+def capacity_tier(scheduling: Mapping[str, Any]) -> str:
+    """Return the capacity tier that a VM's scheduling asks for."""
+    return _TIERS.get(scheduling.get("provisioningModel", ""), "spot" if scheduling.get("preemptible") else "on_demand")
+
+
+@dataclass(eq=False)
+class Slices:
+    """All slices, by ID, kind `slice`: `owner` is the path of the group, or of the instance that is alone."""
+
+    store: Store
+    operations: Operations
+    catalog: Catalog
+    workers: EmulatedWorkers
+    faults: Faults
+    quotas: Quotas
+    settings: Settings
+
+    def effects(self) -> dict[str, Effect]:
+        return {"slice.advance": self.advance, "slice.remove": self.remove, "slice.stopped": self.on_stopped}
+
+    def of_owner(self, owner: str) -> Document | None:
+        return next((found for _, found in self.store.items(SLICE_KIND) if found["owner"] == owner), None)
+
+    def of_instance(self, path: str) -> Document | None:
+        """Return the slice that an instance belongs to, or None."""
+        zone, name = path.split("/")[3], path.rpartition("/")[2]
+        slices = (found for _, found in self.store.items(SLICE_KIND))
+        return next((found for found in slices if found["zone"] == zone and name in found["members"]), None)
+
+    def add(self, owner: str, machine: str, kind: AcceleratorType, instances: Sequence[Document]) -> Document:
+        """Store a slice of these instances, in the order of the workers; those of a group too, all PENDING."""
+        uid = str(self.store.next_number("node", 4_000_000_000))
+        first = instances[0]
+        made: Document = {
+            "id": uid,
+            "owner": owner,
+            "zone": owner.split("/")[3],
+            "machine": machine,
+            "chips": kind.chips,
+            "acceleratorType": kind.name,
+            "topology": kind.topology or "",
+            "tier": capacity_tier(first.get("scheduling") or {}),
+            "phase": "PENDING",
+            "since": time.time(),
+            "members": [instance["name"] for instance in instances],
+            "opens": 0.0,
+        }
+        self.store.put(SLICE_KIND, uid, made)
+        for index, instance in enumerate(instances if self.is_group(made) else ()):
+            number = str(self.store.next_number("id", 10**18))
+            self.store.put(COMPUTE_KIND, member_path(made, index), {
+                "id": number, "creationTimestamp": timestamp(time.time()), **instance, "status": "PENDING",
+            })  # fmt: skip
+        return made
+
+    def kind(self, found: Document) -> AcceleratorType:
+        kind = slice_type(self.catalog, MACHINES[found["machine"]], found["topology"] or None)
+        assert kind is not None, "it was checked before the slice was stored"
+        return kind
+
+    def is_group(self, found: Document) -> bool:
+        return "/instanceGroupManagers/" in found["owner"]
+
+    def instances(self, found: Document) -> list[tuple[str, Document | None]]:
+        """Return path and document of each member by worker; None where there is no instance."""
+        paths = [member_path(found, index) for index in range(len(found["members"]))]
+        return [(path, self.store.get(COMPUTE_KIND, path)) for path in paths]
+
+    def change(self, found: Document, **fields: Any) -> Document:
+        changed = {**(self.store.get(SLICE_KIND, found["id"]) or found), **fields}
+        self.store.put(SLICE_KIND, found["id"], changed)
+        return changed
+
+    async def advance(self, owner: str) -> float | None:
+        """Take the next step towards a running slice; return the seconds until the one after, or None at the end."""
+        found = self.of_owner(owner)
+        if found is None:
+            return None
+        match found["phase"]:
+            case "PENDING":
+                return await self._allocate(found)
+            case "STAGING":
+                return await self._boot(found)
+            case "ACTIVATING":
+                return await self._activate(found)
+        return None
+
+    async def _allocate(self, found: Document) -> float | None:
+        """Take quota and capacity for all VMs at once, or wait for them."""
+        zone, tier = found["zone"], found["tier"]
+        refusal = self.faults.creation_refusal("operation", zone, tier, found["acceleratorType"], creation_error)
+        until = found.get("validUntil")
+        try:
+            if until and time.time() > until:
+                raise no_capacity(zone, found["machine"])
+            if refusal:
+                await refusal
+            if self.quotas.short_of_tpus(found["id"]):  # Google says nothing: it looks like a zone without capacity
+                return self._wait(found, None)
+        except ApiError as error:
+            exhausted = error.reason in ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "QUOTA_EXCEEDED")
+            if exhausted and self._waits(found) and not (until and time.time() > until):
+                return self._wait(found, error)
+            await self._fail(found, error)
+            return None
+        self._set_status(found, "STAGING")
+        self.change(found, phase="STAGING", waiting=None)
+        return self.settings.operation_seconds
+
+    def _waits(self, found: Document) -> bool:
+        return self.is_group(found) or found["tier"] == "flex_start"
+
+    def _wait(self, found: Document, error: ApiError | None) -> float:
+        progress: Document = {"timestamp": timestamp(time.time())}
+        if error:
+            progress["error"] = {"errors": [{"code": error.reason, "message": error.message}]}
+        self.change(found, waiting=progress)
+        return max(self.settings.operation_seconds, _POLL_SECONDS)
+
+    async def _boot(self, found: Document) -> float | None:
+        """Boot the VMs; they are RUNNING before sshd answers."""
+        refusal = self.faults.creation_refusal(
+            "operation", found["zone"], found["tier"], found["acceleratorType"], staged_error
+        )
+        try:
+            if refusal:
+                await refusal
+        except ApiError as error:
+            await self._fail(found, error)
+            return None
+        await self._start(found, self.faults.slice_failure() if self.is_group(found) else None)
+        if self.is_group(found):
+            return self.settings.operation_seconds
+        self._ready(found)
+        return None
+
+    async def _start(self, found: Document, failure: Document | None) -> None:
+        """Boot the VMs of a slice that has its machines, all but the one that a failure keeps down."""
+        kind, uid = self.kind(found), found["id"]
+        workers = await self.workers.boot(uid, kind.vms, kind, self.faults.worker_without_chip())
+        missing = failure["worker"] if failure and failure["state"] == "INCOMPLETE" else None
+        now = time.time()
+        with self.store.transaction():
+            for worker, (path, instance) in zip(workers, self.instances(found), strict=True):
+                if instance is not None:
+                    running = "TERMINATED" if worker.index == missing else "RUNNING"
+                    booted = {**_with_address(instance, worker.address), "status": running}
+                    self.store.put(COMPUTE_KIND, path, {**booted, "lastStartTimestamp": timestamp(now)})
+                    _limit_disk(self.workers.home(worker).parent / DISK_FILE, instance)
+            phase = "ACTIVATING" if self.is_group(found) else "ACTIVE"
+            opens = now + self.settings.operation_seconds * _SSH_OPERATIONS
+            self.change(found, phase=phase, opens=opens, failure=failure, error=None)
+        await self.workers.settle()
+        await self.workers.run_startup_scripts(uid)
+
+    async def _activate(self, found: Document) -> None:
+        failure = found.get("failure")
+        if failure is None:
+            self._ready(self.change(found, phase="ACTIVE"))
+            return
+        error = {"errors": [{"code": "INTERNAL_ERROR", "message": failure["message"]}]}
+        self.change(found, phase=failure["state"], error=error, errorTime=timestamp(time.time()))
+        if failure["state"] == "FAILED":
+            await self.workers.halt(found["id"])
+            self._set_status(found, "TERMINATED")
+
+    def _ready(self, found: Document) -> None:
+        now = time.time()
+        self.store.put("boot", found["owner"], {"time": now})
+        self.faults.on_node_ready(now)
+
+    async def _fail(self, found: Document, error: ApiError) -> None:
+        """End a creation: a group keeps its managed instances and their errors, a single instance is gone."""
+        if not self.is_group(found):
+            await self.remove(found["owner"])
+            self.store.delete(COMPUTE_KIND, found["owner"])
+            raise error
+        await self.workers.remove(found["id"])
+        for path, _instance in self.instances(found):
+            self.store.delete(COMPUTE_KIND, path)
+        errors = {"errors": [{"code": error.reason, "message": error.message}]}
+        self.change(found, phase="FAILED", error=errors, errorTime=timestamp(time.time()), attempt=errors)
+
+    def _set_status(self, found: Document, status: str) -> None:
+        with self.store.transaction():
+            for path, instance in self.instances(found):
+                if instance is not None:
+                    self.store.put(COMPUTE_KIND, path, {**instance, "status": status})
+
+    async def remove(self, owner: str) -> None:
+        """Delete a slice with its VMs and, if it is a group's, their instances."""
+        found = self.of_owner(owner)
+        if found is None:
+            return
+        await self.workers.remove(found["id"])
+        with self.store.transaction():
+            for path, _ in self.instances(found) if self.is_group(found) else ():
+                self.store.delete(COMPUTE_KIND, path)
+            self.store.delete(SLICE_KIND, found["id"])
+            self.store.delete("boot", owner)
+            self.store.delete("notice", found["id"])
+
+    def leave(self, owner: str) -> None:
+        """Show that a slice is being deleted, and take no further step with it."""
+        found = self.of_owner(owner)
+        if found is not None:
+            self.operations.cancel_for(owner)
+            self._set_status(found, "STOPPING")
+            self.change(found, phase="DEACTIVATING")
+            self.workers.schedule_settle()
+
+    # Faults
+
+    def active(self) -> list[Document]:
+        return [found for _, found in self.store.items(SLICE_KIND) if found["phase"] in ("ACTIVE", "ACTIVE_DEGRADED")]
+
+    async def preempt(self, uids: Sequence[str]) -> None:
+        """Take back those of the slices that are active; Google repairs none of them."""
+        for found in [one for one in self.active() if one["id"] in uids]:
+            self._set_status(found, "STOPPING")
+            self.change(found, phase="PREEMPTED")
+            self.store.delete("boot", found["owner"])
+            await self.workers.halt(found["id"])
+            for path, _ in self.instances(found):
+                self.operations.begin(f"projects/{PROJECT}/zones/{found['zone']}", PREEMPTED, path, "slice.stopped")
+
+    async def restart(self, found: Document, seconds: float) -> None:
+        """Take all VMs of a slice down and, after some seconds, up again; a group's topology is REACTIVATING."""
+        self._set_status(found, "REPAIRING")
+        self.change(found, phase="REACTIVATING")
+        self.store.delete("boot", found["owner"])
+        await self.workers.halt(found["id"])
+        await asyncio.sleep(seconds)
+        again = self.store.get(SLICE_KIND, found["id"])
+        if again is None or again["phase"] != "REACTIVATING":
+            return  # deleted in the meantime
+        await self._start(again, None)
+        self._ready(self.change(again, phase="ACTIVE"))
+
+    async def fall(self, found: Document, state: str, worker: int, message: str) -> None:
+        """Let the topology of an active slice become INCOMPLETE, FAILED or ACTIVE_DEGRADED."""
+        error = {"errors": [{"code": "INTERNAL_ERROR", "message": message}]}
+        lost = {"INCOMPLETE": [worker], "FAILED": [*range(len(found["members"]))]}.get(state, [])
+        for index, (path, instance) in enumerate(self.instances(found)):
+            if instance is not None and index in lost:
+                self.store.put(COMPUTE_KIND, path, {**instance, "status": "TERMINATED"})
+        self.change(found, phase=state, error=error, errorTime=timestamp(time.time()))
+        if lost:
+            self.store.delete("boot", found["owner"])
+        for index in lost:
+            await self.workers.halt(found["id"], index)
+
+    async def on_stopped(self, path: str) -> None:
+        """End the stop of an instance by its termination action."""
+        instance = self.store.get(COMPUTE_KIND, path)
+        found = self.of_instance(path)
+        if instance is None or found is None:
+            return
+        if (instance.get("scheduling") or {}).get("instanceTerminationAction") == "DELETE":
+            self.store.delete(COMPUTE_KIND, path)
+            if not self.is_group(found):
+                await self.remove(found["owner"])
+        else:
+            now = timestamp(time.time())
+            self.store.put(COMPUTE_KIND, path, {**instance, "status": "TERMINATED", "lastStopTimestamp": now})
+
+
+def _with_address(instance: Document, address: str) -> Document:
+    """Return an instance whose first interface has the address at which its VM answers."""
+    cards = [dict(card) for card in instance["networkInterfaces"]]
+    cards[0]["networkIP"] = address
+    if cards[0].get("accessConfigs"):
+        cards[0]["accessConfigs"] = [{**config, "natIP": address} for config in cards[0]["accessConfigs"]]
+    return {**instance, "networkInterfaces": cards}
+
+
+def _limit_disk(free: Any, instance: Document) -> None:
+    """Leave a VM with a small boot disk what the image does not take of it."""
+    boot = next((disk for disk in instance.get("disks", ()) if disk.get("boot")), {})
+    size = int((boot.get("initializeParams") or {}).get("diskSizeGb") or 10)
+    if size < 100:
+        free.write_text(str(max(0, size - _IMAGE_GB)))

@@ -1,0 +1,88 @@
+"""Kinds of Compute resources that share the methods insert, get, list and delete, and what is special about some."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from controller.localcloud.http.call import PROJECT, ApiCall
+from controller.localcloud.store import Document
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Kind of resource, such as `networks`, each of them a `network`; `scope` is global, region or zone.
+
+    `methods` is the name of the collection in the names of its methods if it differs from that in paths.
+    """
+
+    plural: str
+    singular: str
+    scope: str
+    methods: str = ""
+
+    def path(self, call: ApiCall, name: str) -> str:
+        return f"{self.parent(call)}/{self.plural}/{name}"
+
+    def parent(self, call: ApiCall) -> str:
+        """Return the zone, region or global scope of a call."""
+        place = "global" if self.scope == "global" else f"{self.scope}s/{call.path[self.scope]}"
+        return f"projects/{PROJECT}/{place}"
+
+    def prefix(self) -> str:
+        """Return the prefix common to the names of all resources of this kind."""
+        return f"projects/{PROJECT}/{'global' if self.scope == 'global' else f'{self.scope}s'}/"
+
+    @property
+    def spoken(self) -> str:
+        """Return the kind as refusals call it, such as `instance_template`."""
+        return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in self.singular)
+
+
+SUBNETWORKS = Collection("subnetworks", "subnetwork", "region")
+INSTANCES = Collection("instances", "instance", "zone")
+POLICIES = Collection("resourcePolicies", "resourcePolicy", "region")
+TEMPLATES = Collection("instanceTemplates", "instanceTemplate", "region", methods="regionInstanceTemplates")
+GROUPS = Collection("instanceGroupManagers", "instanceGroupManager", "zone")
+COLLECTIONS = (
+    Collection("networks", "network", "global"),
+    SUBNETWORKS,
+    Collection("routers", "router", "region"),
+    Collection("firewalls", "firewall", "global"),
+    INSTANCES,
+    Collection("disks", "disk", "zone"),
+    Collection("addresses", "address", "region"),
+    POLICIES,
+    TEMPLATES,
+    GROUPS,
+)
+READ_ONLY = frozenset({TEMPLATES.plural, POLICIES.plural, GROUPS.plural})
+"""Kinds without `patch` and `update` here."""
+
+
+def _nothing(*_: Any) -> Any:
+    return None
+
+
+async def _nothing_later(*_: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is special about a kind of resource.
+
+    Attributes:
+        prepare: returns the document to store for a request to `insert`, or None for that of `Networks`.
+        effect: returns the effect of its operation.
+        users: returns the paths of resources that keep this one from being deleted.
+        show: changes a resource as it is shown, of which it gets path and stored document.
+        leave: is called as a deletion begins, and may refuse it.
+        gone: is called at the end of the deletion of any resource.
+    """
+
+    prepare: Callable[[ApiCall, str, Document], Document | None] = _nothing
+    effect: Callable[[str, Document], str | None] = _nothing
+    users: Callable[[str], list[str]] = lambda _: []
+    show: Callable[[str, Document, Document], None] = _nothing
+    leave: Callable[[str], None] = _nothing
+    gone: Callable[[str], Awaitable[None]] = _nothing_later

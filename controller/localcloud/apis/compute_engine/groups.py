@@ -1,0 +1,299 @@
+"""Managed instance groups whose VMs are one TPU slice: made all at once, deleted together."""
+
+import base64
+import hashlib
+import json
+import secrets
+import string
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controller.localcloud.apis.catalog import AcceleratorType
+from controller.localcloud.apis.compute_engine.bulk import Slices, capacity_tier
+from controller.localcloud.apis.compute_engine.collections import GROUPS, Rules
+from controller.localcloud.apis.compute_engine.machines import TpuMachine, check_allowed, slice_type, tpu_machine
+from controller.localcloud.apis.compute_engine.refusals import creation_error, wrong_size
+from controller.localcloud.apis.compute_engine.templates import Parts, check_startable
+from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, invalid_field
+from controller.localcloud.apis.operations import BULK_INSERT
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Handler, timestamp
+from controller.localcloud.http.errors import ApiError, not_found
+from controller.localcloud.store import Document
+
+_BULK_ONLY = "MIGs with TPU accelerator topology require BULK mode in target size policy"
+_STATES = {"PENDING": "ACTIVATING", "STAGING": "ACTIVATING", "PREEMPTED": "INCOMPLETE"}
+"""State of the topology in phases that are not named after it."""
+_SETTLED = ("ACTIVE", "ACTIVE_DEGRADED")
+_SUFFIX = string.ascii_lowercase + string.digits
+
+
+@dataclass(eq=False)
+class Groups:
+    """Handlers beside those that all kinds share; `begin` starts and renders an operation in a zone."""
+
+    slices: Slices
+    parts: Parts
+    networks: Networks
+    root: str
+    begin: Callable[..., Document]
+
+    def rules(self) -> Rules:
+        return Rules(
+            prepare=self._prepare, effect=self._begin_size, show=self._show, leave=self.slices.leave,
+            gone=self.slices.remove,
+        )  # fmt: skip
+
+    def handlers(self) -> dict[str, Handler]:
+        table: dict[str, Handler] = {
+            "instanceGroupManagers.resize": self._resize,
+            "instanceGroupManagers.listManagedInstances": self._managed,
+            "instanceGroupManagers.listErrors": self._errors,
+            "instanceGroupManagers.deleteInstances": self._delete_instances,
+            "instanceGroupManagerResizeRequests.insert": self._resize_request,
+        }
+        return {f"compute.v1:{name}": handler for name, handler in table.items()}
+
+    def _prepare(self, call: ApiCall, path: str, body: Document) -> Document:
+        zone, region = call.path["zone"], call.path["zone"].rpartition("-")[0]
+        if "instanceTemplate" not in body:
+            raise invalid_field("instanceTemplate", "", "An instance template must be specified.")
+        template, content = self.parts.find(body["instanceTemplate"], "instanceTemplates", "instanceTemplate", region)
+        machine = tpu_machine(content["properties"]["machineType"])
+        reference = (body.get("resourcePolicies") or {}).get("workloadPolicy")
+        if machine is None or reference is None:
+            raise ApiError(501, "The emulated cloud has only groups of TPU VMs with a workload policy.")
+        policy, chosen = self.parts.find(reference, "resourcePolicies", "resourcePolicies.workloadPolicy", region)
+        topology = chosen["workloadPolicy"].get("acceleratorTopology")
+        if topology is None:
+            raise ApiError(501, "The emulated cloud has only workload policies with an accelerator topology.")
+        if (body.get("targetSizePolicy") or {}).get("mode") != "BULK":
+            raise ApiError(400, _BULK_ONLY)
+        kind = _slice_of(self.slices, machine, topology)
+        size = int(body.get("targetSize", 0))
+        if size not in (0, kind.vms):
+            raise wrong_size(size, kind.vms)
+        name = path.rpartition("/")[2]
+        return {
+            **body,
+            "name": name,
+            "baseInstanceName": body.get("baseInstanceName", name[:58]),
+            "instanceTemplate": template,
+            "resourcePolicies": {"workloadPolicy": policy},
+            "targetSize": size,
+            "zone": zone,
+        }
+
+    def _find(self, call: ApiCall) -> tuple[str, Document]:
+        path = GROUPS.path(call, call.path["instanceGroupManager"])
+        group = self.slices.store.get(COMPUTE_KIND, path)
+        if group is None:
+            raise not_found(path)
+        return path, group
+
+    def _made_of(self, group: Mapping[str, Any]) -> tuple[Document, TpuMachine, AcceleratorType]:
+        """Return the properties of the VMs, their machine type and the slice of a group."""
+        store = self.slices.store
+        template = store.get(COMPUTE_KIND, group["instanceTemplate"]) or {}
+        policy = store.get(COMPUTE_KIND, group["resourcePolicies"]["workloadPolicy"]) or {}
+        machine = tpu_machine(template["properties"]["machineType"])
+        assert machine is not None, "it was checked before the group was stored"
+        topology = policy["workloadPolicy"]["acceleratorTopology"]
+        return template["properties"], machine, _slice_of(self.slices, machine, topology)
+
+    def _resize(self, call: ApiCall) -> Document | Awaitable[Document]:
+        path, group = self._find(call)
+        size = int(call.required("size"))
+        properties, _, kind = self._made_of(group)
+        if size not in (0, kind.vms):
+            raise wrong_size(size, kind.vms)
+        if self.slices.operations.current_verb(path) in ("insert", "delete"):
+            raise ApiError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
+        if size and not group["targetSize"]:
+            tier = capacity_tier(properties.get("scheduling") or {})
+            if refusal := self.slices.faults.creation_refusal(
+                "request", group["zone"], tier, kind.name, creation_error
+            ):
+                return refusal
+        changed = {**group, "targetSize": size}
+        self.slices.store.put(COMPUTE_KIND, path, changed)
+        operation = self.begin(call, "resize", path)
+        if size == 0 and group["targetSize"]:
+            self.slices.leave(path)
+            self.begin(call, BULK_INSERT, path, "slice.remove")
+        elif size and not group["targetSize"]:
+            self._begin_size(path, changed)
+        return operation
+
+    def _begin_size(self, path: str, group: Document) -> None:
+        """Begin to make the VMs of a group that wants some."""
+        if group["targetSize"] == 0 or self.slices.of_owner(path):
+            return
+        properties, machine, kind = self._made_of(group)
+        zone = group["zone"]
+        names = [f"{group['baseInstanceName']}-{_suffix()}" for _ in range(kind.vms)]
+        instances: list[Document] = [{"name": name} for name in names]
+        error: ApiError | None = None
+        try:
+            check_allowed(self.slices.catalog, machine, zone)
+            check_startable(properties)
+            instances = [self._instance(group, path, properties, name) for name in names]
+        except ApiError as refusal:  # the request is accepted; what is wrong shows in the managed instances
+            error = refusal
+        made = self.slices.add(path, machine.name, kind, instances)
+        if error is None:
+            self.slices.operations.begin(f"projects/{PROJECT}/zones/{zone}", BULK_INSERT, path, "slice.advance")
+            return
+        for instance_path, _ in self.slices.instances(made):
+            self.slices.store.delete(COMPUTE_KIND, instance_path)
+        attempt = {"errors": [{"code": error.reason, "message": error.message}]}
+        self.slices.change(made, phase="INCOMPLETE", attempt=attempt, error=attempt, errorTime=timestamp(time.time()))
+
+    def _instance(self, group: Document, path: str, properties: Document, name: str) -> Document:
+        """Return a VM of a group as its template describes it."""
+        zone = group["zone"]
+        body = {key: value for key, value in properties.items() if key != "description"}
+        body["name"] = name
+        body["machineType"] = f"projects/{PROJECT}/zones/{zone}/machineTypes/{properties['machineType']}"
+        creator = {"created-by": path, "instance-template": group["instanceTemplate"]}
+        added = [{"key": key, "value": value.replace(PROJECT, PROJECT_NUMBER, 1)} for key, value in creator.items()]
+        items = [*(properties.get("metadata") or {}).get("items", ()), *added]
+        return self.networks.prepare_resource("instances", zone, {**body, "metadata": {"items": items}}, "")
+
+    def _managed(self, call: ApiCall) -> Document:
+        path, group = self._find(call)
+        found = self.slices.of_owner(path)
+        if found is None:
+            return {}
+        version = {"instanceTemplate": self.root + group["instanceTemplate"]}
+        managed = [
+            {
+                "instance": self.root + instance_path,
+                "name": instance_path.rpartition("/")[2],
+                "version": version,
+                "currentAction": _action(found, instance),
+                "targetStatus": "DELETED" if found["phase"] == "DEACTIVATING" else "RUNNING",
+                **({"id": instance["id"], "instanceStatus": instance["status"]} if instance else {}),
+                **({"lastAttempt": {"errors": found["attempt"]}} if found.get("attempt") else {}),
+            }
+            for instance_path, instance in self.slices.instances(found)
+        ]
+        return {"managedInstances": sorted(managed, key=lambda one: one["name"])}
+
+    def _errors(self, call: ApiCall) -> Document:
+        path, group = self._find(call)
+        found = self.slices.of_owner(path)
+        attempt = (found or {}).get("attempt")
+        if found is None or not attempt:
+            return {}
+        version = {"instanceTemplate": self.root + group["instanceTemplate"]}
+        items = [
+            {
+                "error": error,
+                "timestamp": found["errorTime"],
+                "instanceActionDetails": {
+                    "action": "CREATING", "instance": self.root + instance_path, "version": version,
+                },
+            }
+            for instance_path, _ in self.slices.instances(found)
+            for error in attempt["errors"]
+        ]  # fmt: skip
+        return {"items": items}
+
+    def _delete_instances(self, call: ApiCall) -> Document:
+        """Delete all VMs of a group; a part of a slice cannot be deleted."""
+        path, group = self._find(call)
+        found = self.slices.of_owner(path)
+        members = set(found["members"] if found else ())
+        wanted = {str(url).rpartition("/")[2] for url in call.body.get("instances", ())}
+        if strange := sorted(wanted - members):
+            message = f"Instance '{strange[0]}' is not a member of the instance group manager."
+            raise invalid_field("instances[0]", strange[0], message)
+        if wanted != members:
+            raise wrong_size(len(members - wanted), len(members))
+        self.slices.store.put(COMPUTE_KIND, path, {**group, "targetSize": 0})
+        self.slices.leave(path)
+        self.begin(call, BULK_INSERT, path, "slice.remove")
+        return self.begin(call, "deleteInstances", path)
+
+    def _resize_request(self, call: ApiCall) -> Document:
+        self._find(call)
+        raise ApiError(400, "Creating resize requests for managed instance group with TPU is not allowed")
+
+    def _show(self, path: str, group: Document, shown: Document) -> None:
+        found = self.slices.of_owner(path)
+        template = self.root + group["instanceTemplate"]
+        instances = [instance for _, instance in self.slices.instances(found)] if found else []
+        actions = Counter(_action(found, instance) for instance in instances) if found else Counter()
+        digest = hashlib.sha256(json.dumps(group, sort_keys=True).encode()).digest()
+        shown |= {
+            "instanceTemplate": template,
+            "versions": [{"instanceTemplate": template, "targetSize": {"calculated": group["targetSize"]}}],
+            "instanceGroup": self.root + path.replace("/instanceGroupManagers/", "/instanceGroups/"),
+            "resourcePolicies": {"workloadPolicy": self.root + group["resourcePolicies"]["workloadPolicy"]},
+            "fingerprint": base64.b64encode(digest[:8]).decode(),
+            "listManagedInstancesResults": group.get("listManagedInstancesResults", "PAGELESS"),
+            "instanceLifecyclePolicy": {
+                "defaultActionOnFailure": "REPAIR",
+                "forceUpdateOnRepair": "NO",
+                **(group.get("instanceLifecyclePolicy") or {}),
+            },
+            "updatePolicy": {"type": "OPPORTUNISTIC", "minimalAction": "REPLACE", **(group.get("updatePolicy") or {})},
+            "currentActions": {_camel(name): actions[name] for name in _ACTIONS},
+            "status": self._status(group, found, instances),
+        }
+
+    def _status(self, group: Document, found: Document | None, instances: list[Document | None]) -> Document:
+        """Return the group's `status` with the topology, if the group has had VMs."""
+        if found is None:
+            return {"isStable": group["targetSize"] == 0, "bulkInstanceOperation": {"inProgress": False}}
+        topology: Document = {
+            "acceleratorTopology": found["topology"], "state": _STATES.get(found["phase"], found["phase"]),
+        }  # fmt: skip
+        if found.get("error"):
+            topology["stateDetails"] = {"error": found["error"], "timestamp": found["errorTime"]}
+        bulk: Document = {"inProgress": found["phase"] in ("PENDING", "STAGING")}
+        if found.get("waiting"):
+            bulk["lastProgressCheck"] = found["waiting"]
+        statuses = Counter(_camel(instance["status"]) if instance else "nonExistent" for instance in instances)
+        return {
+            "isStable": found["phase"] in _SETTLED,
+            "bulkInstanceOperation": bulk,
+            "appliedAcceleratorTopologies": [topology],
+            "currentInstanceStatuses": dict(statuses),
+        }
+
+
+_ACTIONS = (
+    "ABANDONING", "CREATING", "CREATING_WITHOUT_RETRIES", "DELETING", "NONE", "RECREATING", "REFRESHING", "RESTARTING",
+    "RESUMING", "STARTING", "STOPPING", "SUSPENDING", "VERIFYING",
+)  # fmt: skip
+
+
+def _action(found: Document, instance: Document | None) -> str:
+    """Return what a group does with one of its VMs."""
+    if found["phase"] == "DEACTIVATING":
+        return "DELETING"
+    if found["phase"] in ("PENDING", "STAGING") or (found.get("attempt") and instance is None):
+        return "CREATING"
+    return "RESTARTING" if found["phase"] == "REACTIVATING" else "NONE"
+
+
+def _camel(name: str) -> str:
+    first, *others = name.lower().split("_")
+    return first + "".join(word.capitalize() for word in others)
+
+
+def _suffix() -> str:
+    return "".join(secrets.choice(_SUFFIX) for _ in range(4))
+
+
+def _slice_of(slices: Slices, machine: TpuMachine, topology: str) -> AcceleratorType:
+    """Return what a slice is made of; raise ApiError 400 for a topology that the machine type cannot make."""
+    kind = slice_type(slices.catalog, machine, topology)
+    if kind is None or kind.vms < 2:
+        why = f"The accelerator topology is not supported by machine type {machine.name}."
+        raise invalid_field("resourcePolicies.workloadPolicy", topology, why)
+    return kind

@@ -1,0 +1,207 @@
+"""Instances: those with TPUs, and the methods that only instances have."""
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from controller.localcloud.apis.compute_engine.bulk import Slices, capacity_tier
+from controller.localcloud.apis.compute_engine.collections import INSTANCES, Rules
+from controller.localcloud.apis.compute_engine.machines import TpuMachine, slice_type, tpu_machine
+from controller.localcloud.apis.compute_engine.refusals import wrong_size
+from controller.localcloud.apis.compute_engine.templates import check_startable, check_tpu_vm
+from controller.localcloud.apis.networks import COMPUTE_KIND, Networks
+from controller.localcloud.apis.operations import BULK_INSERT, Effect
+from controller.localcloud.http.call import PROJECT, ApiCall, Handler
+from controller.localcloud.http.errors import ApiError, not_found
+from controller.localcloud.store import Document
+
+_GUEST_ATTRIBUTE = "of type 'Guest Attribute'"
+
+
+@dataclass(eq=False)
+class TpuInstances:
+    """Rules of instances; `begin` starts and renders an operation in a zone."""
+
+    slices: Slices
+    networks: Networks
+    root: str
+    begin: Callable[..., Document]
+
+    def rules(self) -> Rules:
+        return Rules(
+            prepare=self._prepare, effect=self._effect, show=self._show, leave=self._leave, gone=self.slices.remove
+        )
+
+    def handlers(self) -> dict[str, Handler]:
+        table: dict[str, Handler] = {
+            "stop": self._stop,
+            "start": self._start,
+            "setMetadata": self._set_metadata,
+            "setLabels": self._set_labels,
+            "getGuestAttributes": self._guest_attributes,
+            "simulateMaintenanceEvent": self._maintain,
+        }
+        return {f"compute.v1:instances.{name}": handler for name, handler in table.items()}
+
+    def effects(self) -> dict[str, Effect]:
+        return {"instance.stopped": self._on_stopped, "instance.maintained": self._on_maintained}
+
+    def _prepare(self, call: ApiCall, path: str, body: Document) -> Document | None:
+        machine = tpu_machine(str(body.get("machineType", "")))
+        if machine is None:
+            return None
+        zone = call.path["zone"]
+        check_tpu_vm(body)
+        check_startable(body)
+        kind = slice_type(self.slices.catalog, machine, None)
+        if kind is None:
+            raise ApiError(400, f"Invalid machine type {machine.name} in zone {zone}.")
+        scheduling = body.get("scheduling") or {}
+        valid = int((((body.get("params") or {}).get("requestValidForDuration")) or {}).get("seconds", 0))
+        body = {key: value for key, value in body.items() if key != "params"}
+        instance = self.networks.prepare_resource("instances", zone, body, path)
+        found = self.slices.add(path, machine.name, kind, [instance])
+        if capacity_tier(scheduling) == "flex_start":
+            self.slices.change(found, validUntil=time.time() + valid if valid else None)
+        elif refusal := self.slices.quotas.short_of_tpus(found["id"]):
+            raise refusal
+        waits = capacity_tier(scheduling) == "flex_start"
+        return {
+            **instance,
+            "status": "PENDING" if waits else "PROVISIONING",
+            "machineType": f"projects/{PROJECT}/zones/{zone}/machineTypes/{machine.name}",
+        }
+
+    def _effect(self, path: str, instance: Document) -> str | None:
+        """Return the effect of the insertion. A flex-start VM exists, PENDING, before there is capacity for it."""
+        if self._machine(instance) is None:
+            return "compute.boot"
+        if instance["status"] != "PENDING":
+            return "slice.advance"
+        zone = f"projects/{PROJECT}/zones/{path.split('/')[3]}"
+        self.slices.operations.begin(zone, BULK_INSERT, path, "slice.advance")
+        return None
+
+    def _leave(self, path: str) -> None:
+        found = self.slices.of_instance(path)
+        if found is None:
+            return
+        if self.slices.is_group(found):
+            raise wrong_size(len(found["members"]) - 1, len(found["members"]))
+        self.slices.leave(path)
+
+    def _show(self, path: str, instance: Document, shown: Document) -> None:
+        cards = [dict(card) for card in instance.get("networkInterfaces", ())]
+        for card in cards:
+            card |= {key: self.root + card[key] for key in ("network", "subnetwork")}
+        items = (instance.get("metadata") or {}).get("items", [])
+        shown |= {
+            "networkInterfaces": cards,
+            "metadata": {"kind": "compute#metadata", "fingerprint": _fingerprint(items), "items": items},
+            "labelFingerprint": _fingerprint(instance.get("labels", {})),
+        }
+        if self._machine(instance) is not None:
+            shown["machineType"] = self.root + instance["machineType"]
+            if self.slices.operations.current_verb(path) != "delete":
+                shown["status"] = instance["status"]
+
+    def _machine(self, instance: Document) -> TpuMachine | None:
+        return tpu_machine(str(instance.get("machineType", "")))
+
+    def _find(self, call: ApiCall) -> tuple[str, Document]:
+        path = INSTANCES.path(call, call.path["instance"])
+        instance = self.slices.store.get(COMPUTE_KIND, path)
+        if instance is None:
+            raise not_found(path)
+        return path, instance
+
+    def _alone(self, call: ApiCall) -> tuple[str, Document, Document]:
+        """Return path, instance and slice of a TPU VM that is a slice by itself."""
+        path, instance = self._find(call)
+        found = self.slices.of_instance(path)
+        if found is None:
+            raise ApiError(501, "The emulated cloud does this only with TPU VMs.")
+        if self.slices.is_group(found):
+            raise wrong_size(len(found["members"]) - 1, len(found["members"]))
+        return path, instance, found
+
+    def _stop(self, call: ApiCall) -> Document:
+        path, instance, found = self._alone(call)
+        if instance["status"] == "TERMINATED":
+            return self.begin(call, "stop", path)
+        if instance["status"] != "RUNNING":
+            raise ApiError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
+        self.slices.store.put(COMPUTE_KIND, path, {**instance, "status": "STOPPING"})
+        self.slices.change(found, phase="STOPPED")
+        self.slices.store.delete("boot", path)
+        return self.begin(call, "stop", path, "instance.stopped")
+
+    def _start(self, call: ApiCall) -> Document | Awaitable[Document]:
+        path, instance, found = self._alone(call)
+        if instance["status"] == "RUNNING":
+            return self.begin(call, "start", path)
+        if instance["status"] != "TERMINATED":
+            raise ApiError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
+        self.slices.store.put(COMPUTE_KIND, path, {**instance, "status": "PROVISIONING"})
+        self.slices.change(found, phase="PENDING")
+        return self.begin(call, "start", path, "slice.advance")
+
+    async def _on_stopped(self, path: str) -> None:
+        found = self.slices.of_instance(path)
+        if found is not None:
+            await self.slices.workers.halt(found["id"])
+            instance = self.slices.store.get(COMPUTE_KIND, path) or {}
+            self.slices.store.put(COMPUTE_KIND, path, {**instance, "status": "TERMINATED"})
+
+    def _set_metadata(self, call: ApiCall) -> Document:
+        path, instance = self._find(call)
+        items = (instance.get("metadata") or {}).get("items", [])
+        _check_fingerprint(call.body.get("fingerprint"), items, "metadata")
+        self.slices.store.put(COMPUTE_KIND, path, {**instance, "metadata": {"items": call.body.get("items", [])}})
+        return self.begin(call, "setMetadata", path)
+
+    def _set_labels(self, call: ApiCall) -> Document:
+        path, instance = self._find(call)
+        _check_fingerprint(call.body.get("labelFingerprint"), instance.get("labels", {}), "label")
+        self.slices.store.put(COMPUTE_KIND, path, {**instance, "labels": call.body.get("labels", {})})
+        return self.begin(call, "setLabels", path)
+
+    def _guest_attributes(self, call: ApiCall) -> Document:
+        """Return what a VM has published, by `queryPath` or `variableKey`; 404 before there is any."""
+        path, instance = self._find(call)
+        query, key = call.query.get("queryPath", ""), call.query.get("variableKey", "")
+        worker = self.slices.workers.vms.of_instance(path) if instance["status"] == "RUNNING" else None
+        items = self.slices.workers.guest_attributes(worker) if worker else []
+        namespace, _, name = (key or query).strip("/").partition("/")
+        items = [item for item in items if namespace in ("", item["namespace"]) and name in ("", item["key"])]
+        if not items:
+            raise ApiError(404, f"The resource '{key or query}' {_GUEST_ATTRIBUTE} was not found.")
+        shown: Document = {"kind": "compute#guestAttributes", "selfLink": f"{self.root}{path}/guestAttributes/{query}"}
+        if key:
+            return {**shown, "variableKey": key, "variableValue": items[0]["value"]}
+        return {**shown, "queryPath": query, "queryValue": {"items": items}}
+
+    def _maintain(self, call: ApiCall) -> Document:
+        """Take the VMs of a slice down for maintenance and up again, as TERMINATE with a restart does."""
+        path, instance = self._find(call)
+        if self.slices.of_instance(path) is None or instance["status"] != "RUNNING":
+            raise ApiError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
+        return self.begin(call, "compute.instances.simulateMaintenanceEvent", path, "instance.maintained")
+
+    async def _on_maintained(self, path: str) -> None:
+        found = self.slices.of_instance(path)
+        if found is not None:
+            await self.slices.restart(found, self.slices.settings.operation_seconds)
+
+
+def _fingerprint(value: Any) -> str:
+    return base64.b64encode(hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()[:8]).decode()
+
+
+def _check_fingerprint(given: Any, value: Any, what: str) -> None:
+    if given is not None and given != _fingerprint(value):
+        raise ApiError(412, f"Supplied fingerprint does not match current {what} fingerprint.")

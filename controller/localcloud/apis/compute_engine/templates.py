@@ -1,0 +1,142 @@
+"""Workload policies and regional instance templates: what a managed instance group of TPUs is made from."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controller.localcloud.apis.compute_engine.collections import Rules
+from controller.localcloud.apis.compute_engine.machines import MACHINES, hosts_of, tpu_machine
+from controller.localcloud.apis.networks import COMPUTE_KIND, invalid_field
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall
+from controller.localcloud.http.errors import ApiError, not_found
+from controller.localcloud.store import Document, Store
+
+_POLICIES = (
+    "workloadPolicy",
+    "groupPlacementPolicy",
+    "snapshotSchedulePolicy",
+    "instanceSchedulePolicy",
+    "diskConsistencyGroupPolicy",
+)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Rules of both kinds; `root` is the URL of the API."""
+
+    store: Store
+    root: str
+
+    def policies(self) -> Rules:
+        return Rules(prepare=_prepare_policy, users=self._groups_with, show=_show_policy)
+
+    def templates(self) -> Rules:
+        return Rules(prepare=_prepare_template, users=self._groups_with, show=self._show_template)
+
+    def find(self, reference: Any, plural: str, field: str, region: str) -> tuple[str, Document]:
+        """Return path and document of a regional resource named by URL; raise ApiError 400 or 404."""
+        text = str(reference)
+        found = re.search(
+            rf"(?:projects/(?P<project>[^/]+)/)?regions/(?P<region>[^/]+)/{plural}/(?P<name>[^/]+)$", text
+        )
+        if found is None:
+            raise invalid_field(field, text, "The URL is malformed.")
+        path = f"projects/{PROJECT}/regions/{found['region']}/{plural}/{found['name']}"
+        if found["project"] not in (None, PROJECT, PROJECT_NUMBER):
+            raise not_found(text[text.find("projects/") :])
+        document = self.store.get(COMPUTE_KIND, path)
+        if document is None:
+            raise not_found(path)
+        if found["region"] != region:
+            raise invalid_field(field, text, f"The resource must be in region '{region}'.")
+        return path, document
+
+    def _groups_with(self, path: str) -> list[str]:
+        groups = self.store.items(COMPUTE_KIND, f"projects/{PROJECT}/zones/")
+        return [
+            name
+            for name, group in groups
+            if "/instanceGroupManagers/" in name
+            and path in (group.get("instanceTemplate"), (group.get("resourcePolicies") or {}).get("workloadPolicy"))
+        ]
+
+    def _show_template(self, path: str, template: Document, shown: Document) -> None:
+        properties = dict(template["properties"])
+        cards = [dict(card) for card in properties.get("networkInterfaces", ())]
+        for card in cards:
+            for key in ("network", "subnetwork"):
+                if card.get(key, "").startswith("projects/"):
+                    card[key] = self.root + card[key]
+        shown["properties"] = properties | ({"networkInterfaces": cards} if cards else {})
+
+
+def _prepare_policy(_: ApiCall, path: str, body: Document) -> Document:
+    given = [kind for kind in _POLICIES if kind in body]
+    if len(given) != 1:
+        raise ApiError(400, "Exactly one policy must be specified in a resource policy.")
+    if given != ["workloadPolicy"]:
+        raise ApiError(501, f"The emulated cloud has no {given[0]}.")
+    policy = body["workloadPolicy"]
+    if "type" not in policy:
+        raise invalid_field("workloadPolicy.type", "", "The type of the workload policy must be specified.")
+    topology = policy.get("acceleratorTopology")
+    if topology is not None and "maxTopologyDistance" in policy:
+        why = "It cannot be used together with maxTopologyDistance."
+        raise invalid_field("workloadPolicy.acceleratorTopology", topology, why)
+    if topology is not None and not any(hosts_of(machine, topology) for machine in MACHINES.values()):
+        raise invalid_field(
+            "workloadPolicy.acceleratorTopology", topology, "The accelerator topology is not supported."
+        )
+    return {**body, "name": path.rpartition("/")[2], "status": "READY"}
+
+
+def _show_policy(_: str, __: Document, shown: Document) -> None:
+    shown["kind"] = "compute#resource_policies"
+
+
+def _prepare_template(_: ApiCall, path: str, body: Document) -> Document:
+    properties = body.get("properties")
+    if not properties:
+        raise invalid_field("properties", "", "The properties of the instance template must be specified.")
+    machine = str(properties.get("machineType", ""))
+    if not machine or "/" in machine:
+        raise invalid_field("properties.machineType", machine, "Must be the name of a machine type, not a URL.")
+    if tpu_machine(machine):
+        check_tpu_vm(properties, "properties.")
+    return {**body, "name": path.rpartition("/")[2]}
+
+
+def check_tpu_vm(properties: Mapping[str, Any], where: str = "") -> None:
+    """Raise ApiError 400 for what both a template and an instance with TPUs need."""
+    scheduling = properties.get("scheduling") or {}
+    run = (scheduling.get("maxRunDuration") or {}).get("seconds")
+    if scheduling.get("provisioningModel") == "FLEX_START" and not run:
+        why = "Max run duration must be specified with the FLEX_START provisioning model."
+        raise invalid_field(f"{where}scheduling.maxRunDuration", "", why)
+    if run and not scheduling.get("instanceTerminationAction"):
+        why = "A termination action must be specified with a max run duration."
+        raise invalid_field(f"{where}scheduling.instanceTerminationAction", "", why)
+    if run and not 30 <= int(run) <= 120 * 86400:
+        why = "Max run duration must be between 30 seconds and 120 days."
+        raise invalid_field(f"{where}scheduling.maxRunDuration", run, why)
+    if scheduling.get("provisioningModel") == "FLEX_START" and int(run or 0) > 7 * 86400:
+        why = "Max run duration must be at most 7 days with the FLEX_START provisioning model."
+        raise invalid_field(f"{where}scheduling.maxRunDuration", run, why)
+    if not any(disk.get("boot") for disk in properties.get("disks", ())):
+        raise invalid_field(f"{where}disks", "", "No disks are specified.")
+    if not properties.get("networkInterfaces"):
+        raise invalid_field(f"{where}networkInterfaces", "", "At least one network interface is required.")
+    affinity = (properties.get("reservationAffinity") or {}).get("consumeReservationType")
+    if scheduling.get("provisioningModel") == "RESERVATION_BOUND" and affinity != "SPECIFIC_RESERVATION":
+        why = "A specific reservation must be named with the RESERVATION_BOUND provisioning model."
+        raise invalid_field(f"{where}reservationAffinity", affinity or "", why)
+
+
+def check_startable(properties: Mapping[str, Any]) -> None:
+    """Raise ApiError 400 for what is only found out as a VM with TPUs is made; a template that lacks it is accepted."""
+    if (properties.get("scheduling") or {}).get("onHostMaintenance") != "TERMINATE":
+        raise ApiError(400, "Instances with guest accelerators do not support live migration.")
+    if properties.get("resourcePolicies"):
+        kinds = "VmMaintenancePolicy, GroupPlacementPolicy, InstanceSchedulePolicy"
+        raise ApiError(400, f"Resource policy must have one of [{kinds}]")

@@ -1,0 +1,156 @@
+"""What the VMs of TPU workers are: workers of a TPU node, or instances of Compute Engine that make up a slice.
+
+A slice is a document of kind `slice` by the ID that its workers carry. Its `members` are the instances' names in the
+order of the workers; the instances themselves are documents of Compute.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller.localcloud.apis.networks import COMPUTE_KIND
+from controller.localcloud.apis.oslogin import PROJECT_METADATA_KIND, enables_oslogin
+from controller.localcloud.store import Document, Store
+from controller.localcloud.vms.image import EmulatedWorker, vm_name
+
+SLICE_KIND = "slice"
+
+
+@dataclass(frozen=True)
+class Vm:
+    """VM of a worker. `opens` is when sshd answers; `publishes`: whether guest attributes are enabled."""
+
+    name: str
+    zone: str
+    running: bool
+    network: str
+    subnetwork: str
+    metadata: dict[str, str] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    opens: float = 0.0
+    instance: Document | None = None
+    oslogin: bool = False
+    publishes: bool = True
+
+
+class Vms:
+    """VMs of all workers, as the store describes them at the moment."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def workers_of(self, uid: str) -> list[EmulatedWorker]:
+        """Return the workers of a node or slice by index; empty before its first boot."""
+        return [EmulatedWorker(**body) for _, body in self._store.items("worker", f"{uid}/")]
+
+    def all(self) -> Iterator[tuple[EmulatedWorker, Vm]]:
+        """Yield the workers of all nodes and slices."""
+        for _, node in self._store.items("node"):
+            for worker in self.workers_of(node["id"]):
+                yield worker, self._of_node(node, worker)
+        for uid, slice_ in self._store.items(SLICE_KIND):
+            for worker in self.workers_of(uid):
+                yield worker, self._of_member(slice_, worker.index)
+
+    def running(self) -> list[EmulatedWorker]:
+        return [worker for worker, vm in self.all() if vm.running]
+
+    def of(self, worker: EmulatedWorker) -> Vm | None:
+        """Return the VM of a worker, or None if its node or slice is gone."""
+        if slice_ := self._store.get(SLICE_KIND, worker.uid):
+            return self._of_member(slice_, worker.index)
+        node = next((node for _, node in self._store.items("node") if node["id"] == worker.uid), None)
+        return self._of_node(node, worker) if node else None
+
+    def of_instance(self, path: str) -> EmulatedWorker | None:
+        """Return the worker that an instance is, or None for another instance or before its first boot."""
+        name = path.rpartition("/")[2]
+        for uid, slice_ in self._store.items(SLICE_KIND):
+            if slice_["zone"] == path.split("/")[3] and name in slice_["members"]:
+                index = slice_["members"].index(name)
+                return next((worker for worker in self.workers_of(uid) if worker.index == index), None)
+        return None
+
+    def instance_of(self, uid: str, index: int) -> Document | None:
+        """Return the instance that a worker is, with its `path`; None for the worker of a node."""
+        slice_ = self._store.get(SLICE_KIND, uid)
+        if slice_ is None or index >= len(slice_["members"]):
+            return None
+        path = member_path(slice_, index)
+        found = self._store.get(COMPUTE_KIND, path)
+        return found and {**found, "path": path}
+
+    def _of_node(self, node: Document, worker: EmulatedWorker) -> Vm:
+        config = node["networkConfig"]
+        return Vm(
+            vm_name(worker),
+            node["name"].split("/")[3],
+            node["state"] == "READY",
+            config["network"],
+            config["subnetwork"],
+            metadata=node.get("metadata", {}),
+            tags=tuple(node.get("tags", ())),
+            oslogin=enables_oslogin(self._project_metadata()),
+        )
+
+    def _of_member(self, slice_: Document, index: int) -> Vm:
+        instance = self._store.get(COMPUTE_KIND, member_path(slice_, index)) or {}
+        project = self._project_metadata()
+        own = metadata_attributes(instance)
+        metadata = {**project, **own}
+        if own.get("block-project-ssh-keys", "").upper() != "TRUE":
+            metadata["ssh-keys"] = "\n".join(keys for one in (own, project) if (keys := one.get("ssh-keys")))
+        card = (instance.get("networkInterfaces") or [{}])[0]
+        return Vm(
+            slice_["members"][index],
+            slice_["zone"],
+            instance.get("status") == "RUNNING",
+            card.get("network", ""),
+            card.get("subnetwork", ""),
+            metadata=metadata,
+            tags=tuple((instance.get("tags") or {}).get("items", ())),
+            opens=slice_.get("opens", 0.0),
+            instance=instance,
+            oslogin=enables_oslogin(metadata),
+            publishes=metadata.get("enable-guest-attributes", "").upper() == "TRUE",
+        )
+
+    def _project_metadata(self) -> dict[str, str]:
+        return metadata_attributes({"metadata": self._store.get("setting", PROJECT_METADATA_KIND) or {}})
+
+
+def member_path(slice_: Document, index: int) -> str:
+    """Return the path of the instance that is worker `index` of a slice."""
+    project = slice_["owner"].split("/")[1]
+    return f"projects/{project}/zones/{slice_['zone']}/instances/{slice_['members'][index]}"
+
+
+def metadata_attributes(instance: dict[str, Any]) -> dict[str, str]:
+    """Return the metadata of an instance by key."""
+    return {item["key"]: item.get("value", "") for item in (instance.get("metadata") or {}).get("items", ())}
+
+
+_BOUNDS_OF_CHIPS = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}
+
+
+def slice_attributes(slice_: Document, index: int) -> dict[str, str]:
+    """Return the attributes by which the metadata server tells worker `index` about its slice.
+
+    Form: field reports of slices that Compute Engine made, such as
+    https://github.com/GoogleCloudPlatform/cluster-toolkit/pull/6351. The workers' names stand alone, without colons.
+    """
+    chips = [int(bound) for bound in _BOUNDS_OF_CHIPS[slice_["chips"]].split(",")]
+    sides = [*(int(side) for side in slice_["topology"].split("x")), 1][:3]
+    hosts = ",".join(str(max(1, side // of_host)) for side, of_host in zip(sides, chips, strict=True))
+    facts = {
+        "TPU_ACCELERATOR_TYPE": slice_["acceleratorType"],
+        "TOPOLOGY": slice_["topology"],
+        "TPU_WORKER_ID": str(index),
+        "HOST_BOUNDS": hosts,
+        "CHIPS_PER_HOST_BOUNDS": _BOUNDS_OF_CHIPS[slice_["chips"]],
+    }
+    return {
+        "accelerator-type": slice_["acceleratorType"],
+        "worker-network-endpoints": ",".join(slice_["members"]),
+        "tpu-env": "".join(f"{key}: '{value}'\n" for key, value in facts.items()),
+    }
