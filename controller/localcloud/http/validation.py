@@ -1,7 +1,7 @@
 """Validates request bodies and query parameters against the discovery documents, as Google does."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -23,7 +23,7 @@ _UNDECLARED_QUERY = frozenset({"returnPartialSuccess", "tensorstore", "upload_id
 
 
 class Validation:
-    """Validators of all request schemas, compiled on first use."""
+    """Validators of request schemas, each made on first use."""
 
     def __init__(self, discovery: Discovery) -> None:
         self._discovery = discovery
@@ -63,12 +63,26 @@ class Validation:
     def _validator(self, document: str, schema: str) -> Validator:
         key = (document, schema)
         if key not in self._validators:
-            if document not in self._definitions:
-                schemas = self._discovery.schemas[document]
-                self._definitions[document] = {name: _convert(value) for name, value in schemas.items()}
-            whole = {"$ref": f"#/$defs/{schema}", "$defs": self._definitions[document]}
-            self._validators[key] = Draft202012Validator(whole)
+            definitions = self._definitions.setdefault(document, {})
+            self._define(schema, self._discovery.schemas[document], definitions)
+            self._validators[key] = Draft202012Validator({"$ref": f"#/$defs/{schema}", "$defs": definitions})
         return self._validators[key]
+
+    def _define(self, name: str, schemas: Mapping[str, Any], definitions: dict[str, Any]) -> None:
+        """Convert a schema and those it refers to; a document has hundreds that no request names."""
+        if name not in definitions:
+            definitions[name] = _convert(schemas[name])
+            for other in _references(schemas[name]):
+                self._define(other, schemas, definitions)
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """Yield the names of the schemas that a schema refers to."""
+    if isinstance(schema, Mapping):
+        if isinstance(name := schema.get("$ref"), str):
+            yield name
+        for part in schema.values():
+            yield from _references(part)
 
 
 def _convert(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
             content = bytes([content[0] ^ 1]) + content[1:]
         if fault == "hang":
             self.store.hang_started.set()
-            self.store.hang_released.wait(60)
+            self.store.hang_released.wait(240)
         return self._answer(200, content, short=fault == "cut")
 
     def do_POST(self) -> None:

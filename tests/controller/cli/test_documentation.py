@@ -35,7 +35,7 @@ def test_the_site_is_built_once_and_served_on_loopback(
     read: list[str] = []
 
     def browse(address: str) -> None:
-        with urllib.request.urlopen(address.partition("reference")[0] or address, timeout=60) as answer:
+        with urllib.request.urlopen(address.partition("reference")[0] or address, timeout=240) as answer:
             read.extend([address, answer.read().decode()])
         _thread.interrupt_main()
 

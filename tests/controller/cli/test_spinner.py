@@ -22,7 +22,7 @@ from controller.run.options import RunOptions
 from tests.paths import ROOT
 
 ERASE_LINE = "\x1b[2K"
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 240.0
 
 
 class Tty(io.StringIO):

@@ -86,7 +86,7 @@ def test_an_accepted_license_opens_a_repository(hub: HubServer, tmp_path: Path) 
 def head(url: str, **headers: str) -> tuple[int, str]:
     """Send a request that follows no redirect; return the status and where it redirects to."""
     place = urlsplit(url)
-    with closing(HTTPConnection(place.netloc, timeout=60)) as connection:
+    with closing(HTTPConnection(place.netloc, timeout=240)) as connection:
         connection.request("GET", url.removeprefix(f"http://{place.netloc}"), headers=headers)
         answer = connection.getresponse()
         answer.read()

@@ -95,7 +95,7 @@ def test_each_comes_after_its_needs_and_a_second_time_nothing_is_done(context: C
 
 
 def test_independent_branches_run_at_the_same_time(context: Context) -> None:
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=240)
 
     @dataclass(frozen=True, kw_only=True)
     class Meeting(Thing):

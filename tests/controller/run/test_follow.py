@@ -63,11 +63,11 @@ class FakeFleet:
             if isinstance(line, Exception):
                 raise line
             if line == "hang":
-                self.stopped.wait(30)
+                self.stopped.wait(240)
             elif line == "pause":
                 self.stopped.wait(0.05)
             elif line == "hang for good":
-                self.forgotten.wait(30)
+                self.forgotten.wait(240)
             else:
                 yield line
 
@@ -258,7 +258,7 @@ def test_while_nothing_is_reachable_it_is_waited_for(monkeypatch: pytest.MonkeyP
             yield end(0)
 
     def restore() -> None:
-        assert down.wait(30)
+        assert down.wait(240)
         threading.Timer(1.0, lambda: (SEEN.__setitem__(0, READY), up.set())).start()
 
     threading.Thread(target=restore, daemon=True).start()

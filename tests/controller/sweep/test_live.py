@@ -102,7 +102,7 @@ def test_on_a_terminal_it_is_redrawn_and_what_is_said_stands_above(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(240)
         assert not any(thread.is_alive() for thread in threads)  # who draws and who speaks do not wait for each other
         BoardScreen(made, "q-1", Still())(Event(0.0, "metrics", "q-1", data={"metrics": {"step": 7, "loss": 0.5}}))
     said = glass.getvalue()

@@ -15,7 +15,7 @@ from controller.witness.limits import TimeLimit, ended_in_order, shielded
 def test_the_time_limit_interrupts_the_block() -> None:
     interrupted = threading.Event()
     with TimeLimit(0.001, interrupted.set) as limit:
-        assert interrupted.wait(60)
+        assert interrupted.wait(240)
     assert limit.reason == "the limit of 1.66667e-05 minutes is reached"
 
 
@@ -39,7 +39,7 @@ def test_a_closed_terminal_is_like_ctrl_c(number: signal.Signals, monkeypatch: p
     def work() -> None:
         with ended_in_order():
             os.kill(os.getpid(), number)
-            threading.Event().wait(60)
+            threading.Event().wait(240)
 
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt):

@@ -77,7 +77,7 @@ def reboot(slipway: SlipwayCli, app: subprocess.Popen[str]) -> None:
     for process in ended:
         process.kill()
     kill_marked(process_marker(cloud.resolve()))
-    app.communicate(timeout=60)
+    app.communicate(timeout=240)
 
 
 @pytest.fixture

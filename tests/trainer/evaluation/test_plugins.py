@@ -196,9 +196,9 @@ def test_processes_help_the_first_one_and_get_its_results(
 
     def gather(text: str) -> list[str]:
         told[this.process] = text
-        meeting.wait(60)
+        meeting.wait(240)
         both = [told[0], told[1]]
-        meeting.wait(60)
+        meeting.wait(240)
         return both
 
     def probe(model: FakeModel) -> dict[str, float]:

@@ -55,7 +55,7 @@ def test_programs_compile_and_pass_as_they_should(tmp_path: Path) -> None:
     assert found == {"compiled": [s >= 0.5 for s in scores], "passed": [s == 1.0 for s in scores]}
 
 
-def run(text: str, seconds: float = 5.0) -> float:
+def run(text: str, seconds: float = 60.0) -> float:
     how = {"file": "solution.py", "commands": [["true"], ["python", "solution.py"]], "seconds": seconds}
     return programs.compile_and_pass(text, json.dumps(how))
 

@@ -60,7 +60,7 @@ def test_killed_in_mid_download_it_is_simply_repeated(worker: AgentWorker) -> No
     order = worker.upload_code(FILES)
     worker.bucket.faults.append("hang")
     first = worker.start_command("install_code", **order)
-    assert worker.bucket.hang_started.wait(60)
+    assert worker.bucket.hang_started.wait(240)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     (worker.root / "code" / f".{order['tree']}.new" / "half").mkdir(parents=True)

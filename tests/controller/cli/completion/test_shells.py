@@ -17,7 +17,7 @@ import pytest
 from controller.cli import main
 from controller.cli.completion.shells import MARKER, SHELLS, install, uninstall
 
-PATIENCE = 120.0
+PATIENCE = 240.0
 """Seconds after which a shell that does not answer is taken for broken."""
 
 
