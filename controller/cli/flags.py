@@ -155,6 +155,12 @@ VERBS: dict[str, Verb] = {
          _flag("--csv", "print comma-separated values, one column per key", action="store_true"),
          _flag("--diff", "show what differs between two runs", "run", nargs=2, metavar=("A", "B")), REFRESH),
     ),
+    "capacity": Verb(
+        "show where requests for pods were granted lately, after what wait, and how long the pods lived", "look",
+        "capacity.md", ("capacity", "capacity --days 1 --refresh"),
+        (_flag("--days", "how far to look back (default: 7)", "number", type=float, default=7.0, metavar="N"),
+         _flag("--refresh", "also read the bucket, for requests from other machines", action="store_true")),
+    ),
     "report": Verb(
         "write an HTML page about runs or a sweep: curves, comparisons, time, cost, transcripts", "look", "report.md",
         ("report", "report --sweep quickstart", "report --where state=finished --last 12 -o last.html",

@@ -7,14 +7,13 @@ https://cloud.google.com/storage/docs/metadata#custom-metadata
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from controller.core.formats import checked, dump, has_format
+from controller.core.json_lines import append_lines
 
 if TYPE_CHECKING:  # listing the runs of this machine needs no client
     from controller.gcp.client import GoogleClient
@@ -45,17 +44,7 @@ def load_rows(state: Path, damaged: list[int] | None = None) -> list[RunRow]:
 
 def append_rows(state: Path, new: Iterable[RunRow]) -> None:
     """Append rows, complete or with the changed keys only."""
-    text = "".join(dump(row) + "\n" for row in new)
-    if not text:
-        return
-    file = index_file(state)
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with file.open("a+b") as out:
-        fcntl.flock(out, fcntl.LOCK_EX)  # controllers of several runs append at the same time
-        if out.seek(0, os.SEEK_END):
-            out.seek(-1, os.SEEK_END)
-            text = text if out.read() == b"\n" else f"\n{text}"  # leave a line that was cut short on its own
-        out.write(text.encode())
+    append_lines(index_file(state), "".join(dump(row) + "\n" for row in new))
 
 
 def publish_row(google: GoogleClient, bucket: str, row: RunRow) -> None:

@@ -76,7 +76,7 @@ def test_commands_are_understood(words: str) -> None:
         found = define_sweep(command.overrides, ROOT)
         assert found.jobs or found.space  # a search draws its runs later
     elif (
-        command.verb in ("orphans", "init", "witness", "runs", "report", "tensorboard")
+        command.verb in ("capacity", "orphans", "init", "witness", "runs", "report", "tensorboard")
         or command.options.run_id
         or getattr(command.flags, "sweep", None)
     ):

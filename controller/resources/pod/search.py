@@ -1,7 +1,8 @@
 """Search for capacity: where to ask for a pod, and when to ask again.
 
-Zones and tiers are tried in order. After a stock-out, the next place is tried at once; after the last one, the search
-pauses and starts over. A missing quota or permission rules its place out. Any other refusal ends the search.
+Zones and tiers are tried in order; zones that lately granted such a slice come first. After a stock-out, the next place
+is tried at once; after the last one, the search pauses and starts over. A missing quota or permission rules its place
+out. Any other refusal ends the search.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,10 +11,19 @@ from dataclasses import dataclass
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, RetriesExhaustedError
+from controller.core.formats import FormatError
 from controller.gcp.client import PROPAGATION_SECONDS
 from controller.gcp.errors import ConflictError, GoogleError
 from controller.gcp.operations import wait_compute
 from controller.resources.pod import data_disk
+from controller.resources.pod.capacity_log import (
+    RECENT_SECONDS,
+    CapacityEntry,
+    fetch_entries,
+    load_entries,
+    recent_zones_first,
+    record_answer,
+)
 from controller.resources.pod.pending_deletion import DeletionPendingError
 from controller.resources.pod.planes import plane_of
 from controller.resources.pod.provisioner import (
@@ -64,7 +74,8 @@ class CapacitySearch:
         """
         attempt, rounds, internal = 0, 0, 0
         ruled_out: dict[Place, Refusal] = {}
-        places = _rotate_after(self.places, after)
+        ordered = self._ordered_places()
+        places = _rotate_after(ordered, after)
         while True:
             for place in places:
                 if place in ruled_out:
@@ -81,7 +92,7 @@ class CapacitySearch:
                 self._handle_refusal(place, refusal, ruled_out, attempt, internal)
             if len(ruled_out) == len(self.places):
                 raise CloudError(self._all_ruled_out(ruled_out))
-            places = self.places
+            places = ordered
             rounds += 1
             if attempt >= self.max_attempts:
                 self._give_up()
@@ -89,6 +100,21 @@ class CapacitySearch:
             message = f"retrying in {seconds:.0f} s (attempt {attempt + 1} of {self.max_attempts})"
             self.context.events.note(self.subject, message)
             self.context.clock.sleep(seconds)
+
+    def _ordered_places(self) -> Sequence[Place]:
+        """Return the places in the order in which to try them; see `recent_zones_first`."""
+        context, now = self.context, self.context.clock.now()
+        if len({place.zone for place in self.places}) == 1:
+            return self.places
+        entries: list[CapacityEntry] = []
+        try:
+            entries = load_entries(context.state_dir)
+            if context.bucket:
+                entries = fetch_entries(context, context.bucket, now - RECENT_SECONDS)
+        except (GoogleError, FormatError) as error:  # without a memory, the order is that of the config
+            context.events.note(self.subject, f"the bucket's record of capacity is not used: {error}")
+        mine = [entry for entry in entries if entry.project == context.project]
+        return recent_zones_first(self.places, self.spec.accelerator_type, mine, now)
 
     def _handle_refusal(
         self, place: Place, refusal: Refusal, ruled_out: dict[Place, Refusal], attempt: int, internal: int
@@ -136,7 +162,7 @@ class CapacitySearch:
     def _try(self, place: Place) -> Refusal | None:
         """Ask in one place and wait; returns None on success. A refused request leaves nothing behind."""
         context, name, spec, maker = self.context, self.name, self.spec, self.provisioners[place.provisioner]
-        fresh = False
+        fresh, asked = False, context.clock.now()
         try:
             if spec.data_disk_gb is not None:
                 disk = data_disk.name_for(name)
@@ -144,7 +170,7 @@ class CapacitySearch:
                 if fresh := operation is not None:
                     wait_compute(context, operation)
             maker.create(context, name, spec, place)
-            refusal = self._wait(maker, place)
+            answer = self._wait(maker, place)
         except InterruptedSleepError:
             if place.queued:
                 message = "the request stays in the queue: `slipway up` resumes waiting, `slipway down` cancels it"
@@ -154,20 +180,25 @@ class CapacitySearch:
             kind = self._classify(place, error)
             if kind == "name_taken":
                 return None  # created by someone else meanwhile; the next observation shows by whom
-            refusal = Refusal(kind, error.message)
+            answer = Refusal(kind, error.message)
         except GoogleError as error:
             kind = self._classify(place, error)
             if error.is_transient and kind in ("unknown", "internal"):
                 raise  # not a refusal: Google or the network has an outage
-            refusal = Refusal(kind, error.message)
+            answer = Refusal(kind, error.message)
             if error.status == 0:  # the operation began and may have left something
                 self._delete(maker, place)
+        refusal = answer if isinstance(answer, Refusal) else None
         if refusal is not None and fresh:
             data_disk.delete_disk(context, data_disk.name_for(name), place.zone)
+        if refusal is None or refusal.kind != "propagating":  # that one is no answer yet
+            record_answer(context, name, spec, place, asked, answer)
         return refusal
 
-    def _wait(self, maker: Provisioner, place: Place) -> Refusal | None:
-        """Wait until the request succeeds or fails: while it is valid in a sole place, else for `create_seconds`."""
+    def _wait(self, maker: Provisioner, place: Place) -> Refusal | SliceStatus:
+        """Return the READY slice, or why there is none: after the validity of a request in a sole place, else after
+        `create_seconds`.
+        """
         context = self.context
         patience = self.queue_timeout
         late, too_late = context.clock.deadline(patience), context.clock.deadline(patience + self.create_seconds)
@@ -186,7 +217,7 @@ class CapacitySearch:
                 context.events.emit("step_started", self.subject, f"{place}: {_state_text(told)}", title=self.title)
             context.clock.sleep(context.poll_seconds)
         if current.is_ready:
-            return None
+            return current
         self._delete(maker, place)
         return refusal_of_state(current, reserved=place.capacity == "reserved")
 

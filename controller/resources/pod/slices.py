@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from controller.context import Context
 from controller.gcp.errors import ForbiddenError
+from controller.resources.pod.capacity_log import record_end
 from controller.resources.pod.pending_deletion import deletions_here
 from controller.resources.pod.provisioner import Provisioner, ProvisionerName, SliceStatus
 
@@ -47,6 +48,7 @@ class Slices:
             for provisioner, status in self._spec_at(context, zone):
                 if condition(status):
                     provisioner.delete(context, self.name, zone)
+                    record_end(context, self.name, status)
 
     def _spec_at(self, context: Context, zone: str) -> Iterator[tuple[Provisioner, SliceStatus]]:
         for provisioner in self.provisioners.values():

@@ -24,6 +24,7 @@ from controller.records import index, recorder
 from controller.records.ledger import Launch, Ledger, Result
 from controller.records.spending import PodLifetime
 from controller.recovery.policy import Incident
+from controller.resources.pod.capacity_log import CapacityEntry
 from controller.resources.pod.pending_deletion import PendingDeletion
 from controller.ssh.connect import WorkerError
 from controller.ssh.connection import Connection
@@ -50,6 +51,11 @@ DOCUMENTS: dict[str, Any] = {
                        "finished"),
     "deletion": PendingDeletion(
         "acme", "us-east5-b", "slipway-anna", "2026-01-01T00:00:00.000Z", START_TIME, "acme-slipway"
+    ),
+    "capacity": CapacityEntry(
+        id="20260101T000000.000Z-slipway-anna-0a1b2c3d4e5f", time=START_TIME, project="acme", provisioner="queued",
+        zone="us-east5-b", tier="spot", accelerator_type="v5litepod-16", pod="slipway-anna", answer="granted",
+        waited_seconds=45.5, ended="preempted", ended_time=ENDED,
     ),
     "board": SavedBoard(START_TIME + 60, True, {RUN: LINE}),
     "alerts": AlertRecord(

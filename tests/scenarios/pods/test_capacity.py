@@ -30,3 +30,6 @@ def test_a_run_ends_well_in_the_second_zone(slipway: SlipwayCli) -> None:
     assert slipway("down", "--yes", *words)[0] == 0
     state = slipway.cloud().get("state")
     assert state["node"] == state["queued"] == {}
+    asked = [(one["zone"], one["tier"], one["answer"], one["ended"]) for one in slipway.json("capacity", *words)]
+    refused = [("us-west4-a", tier, "stock_out", "") for tier in ("on_demand", "spot")]
+    assert asked == [*refused, ("us-east1-b", "on_demand", "granted", "deleted")]

@@ -66,7 +66,7 @@ def _summary_lines(teardown: Teardown, undo: str) -> list[str]:
         if foreign:
             lines.append(f"not created by Slipway, left unchanged: {', '.join(r.title for r in foreign)}")
         lines += [
-            f"data of runs stays in gs://{r.name}, under assets/, code/, pods/ and runs/"
+            f"data of runs stays in gs://{r.name}, under assets/, capacity/, code/, index/, pods/ and runs/"
             for r in foreign
             if isinstance(r, Bucket)
         ]

@@ -244,10 +244,10 @@ def test_a_bucket_of_ones_own_keeps_what_runs_wrote(slipway: SlipwayCli, cloud: 
     assert slipway("up", *POD)[0] == 0
     code, out, _ = slipway("down", "--all", "--yes", *POD)
     assert code == 0
-    assert f"data of runs stays in gs://{bucket}, under assets/, code/, pods/ and runs/" in out
+    assert f"data of runs stays in gs://{bucket}, under assets/, capacity/, code/, index/, pods/ and runs/" in out
     after = state(slipway)
     kept = after.pop("objects")[bucket]
-    assert {name.partition("/")[0] for name in kept} <= {"assets", "code", "index", "pods", "runs"}
+    assert {name.partition("/")[0] for name in kept} <= {"assets", "capacity", "code", "index", "pods", "runs"}
     assert before.pop("objects") == {bucket: []}
     assert after == before
 

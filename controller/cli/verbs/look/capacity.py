@@ -1,0 +1,129 @@
+"""`slipway capacity`: where requests for pods were granted, after what wait, and how long the pods lived."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from controller.core.errors import ConfigError
+from controller.core.layout import fit_table, width_of, wrap
+from controller.core.metric_lines import format_duration
+from controller.core.text import plural
+from controller.resources.pod.capacity_log import (
+    GRANTED,
+    PREEMPTED,
+    CapacityEntry,
+    capacity_file,
+    fetch_entries,
+    load_entries,
+)
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+
+DAY = 24 * 3600.0
+SLOTS = 28
+"""Characters of a picture."""
+LEGEND = "█ granted  ▄ some granted  × refused  · no request"
+
+
+def run(command: Command) -> int:
+    days, state = command.flags.days, command.options.state_dir
+    if days <= 0:
+        raise ConfigError(f"--days: {days:g} is not a number of days above 0")
+    now = time.time()
+    if command.flags.refresh:
+        _refresh(command, now - days * DAY)
+    damaged: list[int] = []
+    entries = [entry for entry in load_entries(state, damaged) if entry.is_request and entry.time > now - days * DAY]
+    if damaged:
+        where = f"{capacity_file(state)}: line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged))}"
+        print(f"warning: {where} cannot be read; `slipway capacity --refresh` reads the bucket", file=sys.stderr)
+    if command.flags.json:
+        print(json.dumps([entry.to_json() | {"lived_seconds": entry.lived_seconds} for entry in entries], indent=1))
+    else:
+        print("\n".join(format_entries(entries, days, now, width_of(sys.stdout))))
+    return 0
+
+
+def format_entries(entries: Sequence[CapacityEntry], days: float, now: float, width: int | None) -> list[str]:
+    """Format a table of places with a picture of each, from the oldest request on the left to now."""
+    if not entries:
+        return [
+            f"no requests for pods in the last {plural_days(days)}; `slipway capacity --refresh` also reads the bucket"
+        ]
+    groups = _by_place(entries)
+    columns = {
+        "type": [group[0].accelerator_type for group in groups],
+        "zone": [group[0].zone for group in groups],
+        "tier": [group[0].tier for group in groups],
+        "granted": [f"{sum(e.answer == GRANTED for e in group)} of {len(group)}" for group in groups],
+        "waited": [_median(e.waited_seconds for e in group if e.answer == GRANTED) for group in groups],
+        "lived": [_lived(group) for group in groups],
+        "last": [f"{_answer(group[-1])}, {format_duration(now - group[-1].time)} ago" for group in groups],
+        f"{plural_days(days)}": [_picture(group, days, now) for group in groups],
+    }
+    concessions = [(plural_days(days), None), ("waited", None), ("lived", None)]
+    titles, rows, left_out = fit_table(columns, width, concessions, folded="last")
+    lines = ["  ".join(titles).rstrip(), *("  ".join(row).rstrip() for row in rows)]
+    if plural_days(days) in left_out:
+        picture = [f"{_picture(group, days, now)}  {_place(group[0])}" for group in groups]
+        lines += ["", f"the last {plural_days(days)}:", *picture]
+    return [*lines, "", wrap(LEGEND, width)]
+
+
+def plural_days(days: float) -> str:
+    return plural(int(days), "day") if days == int(days) else f"{days:g} days"
+
+
+def _refresh(command: Command, since: float) -> None:
+    """Add what other machines have recorded in the bucket."""
+    from controller.cloud.connect import open_context, project_of
+    from controller.plan.project import bucket_name
+
+    config = command.options.cloud_config()
+    with open_context(config) as (context, _), command.options.showing("reading the record of capacity in the bucket"):
+        fetch_entries(context, bucket_name(config, project_of(config)), since)
+
+
+def _by_place(entries: Iterable[CapacityEntry]) -> list[list[CapacityEntry]]:
+    """Group the entries by type, zone and tier; the place with the latest grant comes first."""
+    ordered = sorted(entries, key=lambda entry: (_place(entry), entry.time))
+    groups = [list(group) for _, group in itertools.groupby(ordered, _place)]
+    return sorted(groups, key=lambda group: -max((e.time for e in group if e.answer == GRANTED), default=0.0))
+
+
+def _place(entry: CapacityEntry) -> str:
+    return f"{entry.accelerator_type} in {entry.zone} ({entry.tier})"
+
+
+def _answer(entry: CapacityEntry) -> str:
+    if entry.answer != GRANTED:
+        return entry.answer.replace("_", " ")
+    return PREEMPTED if entry.ended == PREEMPTED else GRANTED
+
+
+def _median(seconds: Iterable[float | None]) -> str:
+    known = [value for value in seconds if value is not None]
+    return format_duration(statistics.median(known)) if known else ""
+
+
+def _lived(group: Sequence[CapacityEntry]) -> str:
+    """Format the median life; the slices that exist, or were deleted by their user, might have lived longer."""
+    lives = [entry.lived_seconds for entry in group if entry.lived_seconds is not None]
+    cut_short = any(entry.ended != PREEMPTED for entry in group if entry.lived_seconds is not None)
+    return f"{'≥ ' if cut_short else ''}{_median(lives)}" if lives else ""
+
+
+def _picture(group: Sequence[CapacityEntry], days: float, now: float) -> str:
+    """Draw one character per slot of time; see `LEGEND`."""
+    slots: list[list[bool]] = [[] for _ in range(SLOTS)]
+    for entry in group:
+        slot = int((entry.time - (now - days * DAY)) / (days * DAY) * SLOTS)
+        slots[min(max(slot, 0), SLOTS - 1)].append(entry.answer == GRANTED)
+    return "".join("·" if not slot else "█" if all(slot) else "▄" if any(slot) else "×" for slot in slots)

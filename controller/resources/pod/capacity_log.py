@@ -1,0 +1,231 @@
+"""Memory of capacity: every request for a pod, with its answer and how long the pod lived.
+
+Each entry is a line of a file in the state folder and, for other machines, the metadata of an object in the bucket: one
+request lists a thousand of them. Nothing is sent anywhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import TypeAdapter
+
+from controller.context import Context
+from controller.core.clock import iso_timestamp
+from controller.core.formats import Document, has_format
+from controller.core.json_lines import append_lines
+from controller.gcp.errors import GoogleError, NotFoundError
+from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, short_uid
+from controller.resources.pod.refusals import Refusal
+
+PREFIX = "capacity/"
+"""Objects of the bucket, one per entry; names sort by time."""
+GRANTED = "granted"
+PREEMPTED = "preempted"
+RECENT_SECONDS = 24 * 3600.0
+"""How long a zone that granted a slice is tried first."""
+MAX_MESSAGE = 300
+"""Characters kept of Google's answer: an entry has to fit into the 8 KiB of an object's metadata."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityEntry(Document):
+    """One request for a slice, or the end of a slice.
+
+    Attributes:
+        id: names the entry; the end of a slice has the id of its request.
+        time: when the request was sent, or when the slice was created; seconds since the epoch.
+        tier: capacity tier, such as spot.
+        answer: `granted`, or the kind of refusal; '' in the end of a slice.
+        waited_seconds: from the request to the answer.
+        message: what Google said about a refusal.
+        ended: '' while the slice exists; `preempted`, or `deleted` by Slipway.
+        ended_time: when Slipway deleted it or what the preemption left of it; seconds since the epoch.
+    """
+
+    KEYS: ClassVar = {}
+
+    id: str
+    time: float
+    project: str
+    provisioner: str
+    zone: str
+    tier: str
+    accelerator_type: str
+    pod: str
+    answer: str = ""
+    waited_seconds: float | None = None
+    message: str = ""
+    ended: str = ""
+    ended_time: float | None = None
+
+    @classmethod
+    def from_json(cls, body: Any, where: str = "") -> Self:
+        """Parse what `to_json` wrote. Raises FormatError, KeyError or ValueError if it is no such entry."""
+        return TypeAdapter(cls).validate_python(vars(super().from_json(body, where)))
+
+    @property
+    def is_request(self) -> bool:
+        """Whether this tells how a request was answered; the end of a slice of another machine may stand alone."""
+        return bool(self.answer)
+
+    @property
+    def lived_seconds(self) -> float | None:
+        """How long a granted slice existed; None if it exists, or nobody saw its end."""
+        if self.ended_time is None or self.waited_seconds is None:
+            return None
+        return max(0.0, self.ended_time - self.time - self.waited_seconds)
+
+
+def capacity_file(state: Path) -> Path:
+    return state / "capacity.jsonl"
+
+
+def record_answer(
+    context: Context, name: str, spec: SliceSpec, place: Place, asked: float, answer: Refusal | SliceStatus
+) -> None:
+    """Record how a request of time `asked` was answered: by a refusal, or by a slice that is READY."""
+    entry = CapacityEntry(
+        id=f"{_stamp(asked)}-{name}-{uuid.uuid4().hex[:12]}",
+        time=asked,
+        project=context.project,
+        provisioner=place.provisioner,
+        zone=place.zone,
+        tier=place.capacity,
+        accelerator_type=spec.accelerator_type,
+        pod=name,
+        answer=GRANTED,
+        waited_seconds=round(context.clock.now() - asked, 1),
+    )
+    if isinstance(answer, Refusal):
+        entry = replace(entry, answer=answer.kind, message=answer.message[:MAX_MESSAGE])
+    else:
+        entry = replace(entry, id=_slice_id(name, answer))
+    _record(context, entry, PREFIX + entry.id)
+
+
+def record_end(context: Context, name: str, status: SliceStatus) -> None:
+    """Record that a slice has been deleted, and whether Google had preempted it."""
+    if not status.uid or not status.created:
+        return  # a request that has brought up nothing
+    preempted = status.state in ("PREEMPTED", "TERMINATED") or status.health == "PREEMPTED"
+    entry = CapacityEntry(
+        id=_slice_id(name, status),
+        time=status.created,
+        project=context.project,
+        provisioner=status.place.provisioner,
+        zone=status.place.zone,
+        tier=status.place.capacity,
+        accelerator_type=status.spec.accelerator_type,
+        pod=name,
+        ended=PREEMPTED if preempted else "deleted",
+        ended_time=context.clock.now(),
+    )
+    _record(context, entry, f"{PREFIX}{entry.id}.ended")
+
+
+def load_entries(state: Path, damaged: list[int] | None = None) -> list[CapacityEntry]:
+    """Return the entries of this machine by time; the numbers of damaged lines go into `damaged`.
+
+    Raises:
+        FormatError: a later Slipway wrote one.
+    """
+    return _merged(_read(state, damaged))
+
+
+def fetch_entries(context: Context, bucket: str, since: float) -> list[CapacityEntry]:
+    """Copy the bucket's entries to this machine's file; return all entries. Raises GoogleError.
+
+    Args:
+        context: its project's entries are copied.
+        bucket: where they are; one that does not exist has none.
+        since: only slices and requests from this time on; seconds since the epoch.
+    """
+    where = {"bucket": bucket, "prefix": PREFIX, "startOffset": PREFIX + _stamp(since)}
+    known = {(entry.id, entry.ended) for entry in _read(context.state_dir)}
+    found: list[CapacityEntry] = []
+    try:
+        fields = "items(metadata),nextPageToken"
+        for item in context.google.list_all("storage", "objects.list", "items", **where, fields=fields):
+            entry = _parse(item.get("metadata", {}).get("entry", ""), f"an object of gs://{bucket}/{PREFIX}")
+            if entry is not None and (entry.id, entry.ended) not in known:
+                found.append(entry)
+    except NotFoundError:
+        return load_entries(context.state_dir)
+    append_lines(capacity_file(context.state_dir), "".join(f"{_line(entry)}\n" for entry in found))
+    return load_entries(context.state_dir)
+
+
+def recent_zones_first(
+    places: Sequence[Place], accelerator_type: str, entries: Sequence[CapacityEntry], now: float
+) -> list[Place]:
+    """Return the places with those zones first that lately granted a slice of this type, the latest of them first.
+
+    The answer of a zone counts for `RECENT_SECONDS`, until it refuses a request or preempts the slice. Otherwise, and
+    among the tiers of one zone, the order stays.
+    """
+    granted: dict[str, float] = {}
+    for entry in entries:  # by time: the last one counts
+        if entry.accelerator_type == accelerator_type and now - entry.time < RECENT_SECONDS and entry.is_request:
+            is_good = entry.answer == GRANTED and entry.ended != PREEMPTED
+            granted[entry.zone] = entry.time if is_good else 0.0
+    return sorted(places, key=lambda place: -granted.get(place.zone, 0.0))
+
+
+def _record(context: Context, entry: CapacityEntry, name: str) -> None:
+    append_lines(capacity_file(context.state_dir), f"{_line(entry)}\n")
+    if not context.bucket:
+        return
+    try:
+        context.google.upload(context.bucket, name, b"", metadata={"entry": _line(entry)})
+    except GoogleError as error:  # a search must not fail for want of a record
+        context.events.note(f"node/{entry.pod}", f"the answer is on record on this machine only: {error}")
+
+
+def _line(entry: CapacityEntry) -> str:
+    return json.dumps(entry.to_json())
+
+
+def _read(state: Path, damaged: list[int] | None = None) -> list[CapacityEntry]:
+    file = capacity_file(state)
+    found: list[CapacityEntry] = []
+    for number, line in enumerate(file.read_bytes().splitlines() if file.is_file() else (), 1):
+        if (entry := _parse(line, str(file))) is not None:
+            found.append(entry)
+        elif damaged is not None:
+            damaged.append(number)
+    return found
+
+
+def _parse(text: str | bytes, where: str) -> CapacityEntry | None:
+    """Parse a line; None for anything else, such as a line cut short by a crash. FormatError: of a later Slipway."""
+    try:
+        body = json.loads(text)
+        return CapacityEntry.from_json(body, where) if has_format(body) else None
+    except (KeyError, ValueError, RecursionError):
+        return None
+
+
+def _merged(entries: Sequence[CapacityEntry]) -> list[CapacityEntry]:
+    """Join each request with the end of its slice, whichever came first, and sort by time."""
+    made: dict[str, CapacityEntry] = {}
+    for entry in entries:
+        other = made.get(entry.id, entry)
+        request, end = (entry, other) if entry.is_request else (other, entry)
+        ended_time = request.ended_time if end.ended_time is None else end.ended_time
+        made[entry.id] = replace(request, ended=end.ended or request.ended, ended_time=ended_time)
+    return sorted(made.values(), key=lambda entry: entry.time)
+
+
+def _slice_id(name: str, status: SliceStatus) -> str:
+    return f"{_stamp(status.created)}-{name}-{short_uid(status.uid)}"
+
+
+def _stamp(seconds: float) -> str:
+    """Return a time as the beginning of an object's name."""
+    return iso_timestamp(seconds).replace(":", "").replace("-", "")

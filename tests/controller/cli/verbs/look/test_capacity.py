@@ -1,0 +1,95 @@
+"""`slipway capacity`: the table, the picture, and what a user can get wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from controller.cli import main
+from controller.cli.verbs.look.capacity import format_entries
+from controller.core.json_lines import append_lines
+from controller.resources.pod.capacity_log import CapacityEntry, capacity_file
+
+NOW = 1767225600.0
+HOUR = 3600.0
+
+
+def entry(
+    zone: str,
+    hours_ago: float,
+    answer: str = "granted",
+    *,
+    waited: float = 40.0,
+    lived: float | None = None,
+    ended: str = "",
+    now: float = NOW,
+) -> CapacityEntry:
+    asked = now - hours_ago * HOUR
+    return CapacityEntry(
+        id=f"{zone}-{hours_ago}",
+        time=asked,
+        project="acme",
+        provisioner="queued",
+        zone=zone,
+        tier="spot",
+        accelerator_type="v5litepod-16",
+        pod="slipway-anna",
+        answer=answer,
+        waited_seconds=waited,
+        ended=ended,
+        ended_time=None if lived is None else asked + waited + lived,
+    )
+
+
+ENTRIES = [
+    entry("us-west4-a", 160, "stock_out"),
+    entry("us-west4-a", 30, "stock_out"),
+    entry("us-central1-a", 29.9, lived=2 * HOUR, ended="preempted"),
+    entry("us-central1-a", 5, waited=80.0, lived=4 * HOUR, ended="preempted"),
+    entry("us-west4-a", 4, "stock_out"),
+    entry("us-west4-a", 3.9, waited=100.0),
+]
+
+
+def test_the_table_and_the_pictures() -> None:
+    lines = format_entries(ENTRIES, 7, NOW, None)
+    assert [line.split()[:5] for line in lines[1:3]] == [
+        ["v5litepod-16", "us-west4-a", "spot", "1", "of"],
+        ["v5litepod-16", "us-central1-a", "spot", "2", "of"],
+    ]
+    assert "2 of 2   1:00    3:00:00  preempted, 5:00:00 ago" in lines[2]
+    assert "1 of 4   1:40             granted, 3:54:00 ago" in lines[1]
+    assert lines[1].split()[-1] == "·×·····················×···▄"
+    assert lines[2].split()[-1] == "·······················█···█"
+
+
+def test_80_columns_put_the_pictures_below() -> None:
+    lines = format_entries(ENTRIES, 7, NOW, 80)
+    assert max(map(len, lines)) <= 80
+    assert "the last 7 days:" in lines
+    assert "·······················█···█  v5litepod-16 in us-central1-a (spot)" in lines
+
+
+def test_a_life_that_nothing_ended_but_its_user_is_a_lower_bound() -> None:
+    [_, line, *_] = format_entries([entry("a-b-c", 9, lived=HOUR, ended="deleted")], 7, NOW, None)
+    assert "≥ 1:00:00" in line
+
+
+def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    assert main.run(["capacity"]) == 0
+    assert capsys.readouterr().out.startswith("no requests for pods in the last 7 days; ")
+    lines = [entry("us-west4-a", 1, now=time.time()), entry("us-west4-b", 30, "quota", now=time.time())]
+    text = "".join(json.dumps(line.to_json()) + "\n" for line in lines)
+    append_lines(capacity_file(tmp_path), f"{text}{{\n")
+    assert main.run(["capacity", "--days", "1", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert [(found["zone"], found["lived_seconds"]) for found in json.loads(out)] == [("us-west4-a", None)]
+    assert err.startswith(f"warning: {capacity_file(tmp_path)}: line 3 cannot be read; ")
+    assert main.run(["capacity"]) == 0
+    assert "quota" in capsys.readouterr().out
+    assert main.run(["capacity", "--days", "0"]) == 2
+    assert "--days: 0 is not a number of days above 0" in capsys.readouterr().err
