@@ -4,9 +4,9 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from controller.core.formats import Document, Record
+from controller.core.formats import DamagedRecordError, Document, Record
 from controller.core.metric_lines import format_duration
-from controller.records.ledger import Ledger
+from controller.records.ledger import Ledger, parse_record
 
 ALERTS_FILE = "alerts.json"
 MAX_RECORDED = 50
@@ -59,11 +59,18 @@ class AlertRecord(Document):
 
 
 def read_alerts(ledger: Ledger) -> AlertRecord:
-    """Return the alerts of the run's latest attempt that was followed; none if there never was one."""
+    """Return the alerts of the run's latest attempt that was followed; none if there never was one.
+
+    If the record is damaged there are none, and `ledger.problems` names it.
+    """
     content = ledger.read(ALERTS_FILE)
     if content is None:
         return AlertRecord(0)
-    return AlertRecord.from_json(json.loads(content), f"{ledger.prefix}/{ALERTS_FILE}")
+    try:
+        return parse_record(content, AlertRecord.from_json, f"{ledger.prefix}/{ALERTS_FILE}")
+    except DamagedRecordError as error:
+        ledger.report(str(error))
+        return AlertRecord(0)
 
 
 def write_alerts(ledger: Ledger, record: AlertRecord) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from conf.schema.infra.topology import UnknownTypeError, find_topology, zone_region
 from controller.cleanup.dependents import aggregated
 from controller.context import Context
+from controller.core.formats import DamagedRecordError
 from controller.gcp.errors import ForbiddenError, NotFoundError, ServiceDisabledError
 from controller.gcp.names import is_labelled, is_marked, leaf
 from controller.gcp.operations import wait_compute
@@ -121,6 +122,9 @@ def _pod(context: Context, buckets: list[str], slice_: SliceStatus) -> BilledIte
             break
         except ForbiddenError:
             continue
+        except DamagedRecordError as error:  # nobody deletes what may be in use
+            use = f"unknown, since gs://{bucket}/{error}"
+            break
     else:
         use = "just created, no run has started on it yet" if age < MIN_AGE_SECONDS else ""
     return BilledItem("TPU", name, zone, usd, use, why)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from controller.alerts.alert import read_alerts
 from controller.cleanup.orphans import BilledItem
 from controller.context import Context
+from controller.core.formats import DamagedRecordError
 from controller.gcp.errors import ForbiddenError, NotFoundError
 from controller.lease.store import BucketLeaseStore
 from controller.records.ledger import Ledger
@@ -79,7 +80,7 @@ def _claim(context: Context, buckets: Sequence[str], pod: str, uid: str) -> tupl
         try:
             if claim := read_claim(context.google, bucket, pod, uid):
                 return bucket, claim["latest"]
-        except (ForbiddenError, NotFoundError):
+        except (ForbiddenError, NotFoundError, DamagedRecordError):  # `use` of the billed item says so
             continue
     return "", ""
 

@@ -89,13 +89,13 @@ def other_buckets(session: Session) -> list[str]:
 
 def _record_end(session: Session, lease: Lease, nodes: list[Node], running: set[str]) -> None:
     """Record in the bucket that the runs and the pod end, so that no controller takes this for a preemption."""
-    google, clock, plan = session.context.google, session.context.clock, session.plan
+    google, plan = session.context.google, session.plan
     for run_id in running:
         Ledger(google, plan.bucket, run_id).record_cancellation()
     if nodes or lease.current_other() is not None:
         lease.take_over("deleted", lambda message: session.context.events.note(plan.run_id, message))
     for node in nodes:
-        close_billing(google, clock, plan.bucket, plan.config, node, "deleted by down")
+        close_billing(session.context, plan.bucket, plan.config, node, "deleted by down")
 
 
 def _observe(session: Session, everything: bool, notes: list[str]) -> list[ResourcePreview]:

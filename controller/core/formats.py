@@ -17,6 +17,12 @@ class FormatError(SlipwayError):
     exit_code = 2
 
 
+class DamagedRecordError(SlipwayError, ValueError):
+    """A document in the bucket or on this machine is not what Slipway wrote there."""
+
+    exit_code = 2
+
+
 def stamped(body: Body) -> Body:
     """Return the document with its format as the first key."""
     return {"format": FORMAT, **body}
@@ -72,5 +78,13 @@ def has_format(body: Any) -> bool:
 
 
 def load(content: str | bytes, where: str) -> Body:
-    """Parse what `dump` wrote. Raises FormatError for a missing or unknown format, ValueError without JSON."""
-    return checked(json.loads(content), where)
+    """Parse what `dump` wrote. Raises FormatError for a missing or unknown format, DamagedRecordError without JSON."""
+    return checked(load_json(content, where), where)
+
+
+def load_json(content: str | bytes, where: str) -> Any:
+    """Parse JSON. Raises DamagedRecordError if it is none."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DamagedRecordError(f"{where} is damaged: no JSON ({error})") from None

@@ -17,7 +17,7 @@ from controller.context import Context
 from controller.core.clock import Clock, InterruptedSleepError
 from controller.core.errors import LeaseLostError, SlipwayError
 from controller.gcp.errors import ConflictError, GoogleError, NotFoundError
-from controller.lease.store import BucketLeaseStore, Identity, LeaseRecord, LeaseSnapshot, LeaseStore
+from controller.lease.store import BucketLeaseStore, DamagedLeaseError, Identity, LeaseRecord, LeaseSnapshot, LeaseStore
 from controller.plan.build import Plan
 
 SAFETY_MARGIN = 1 / 6
@@ -85,6 +85,7 @@ class Lease:
         self._generation = 0
         self._valid_until = 0.0
         self._lost_error: LeaseLostError | None = None
+        self._problems: list[str] = []
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -92,6 +93,11 @@ class Lease:
     @property
     def held(self) -> bool:
         return self._record is not None
+
+    @property
+    def problems(self) -> list[str]:
+        """What somebody else did to the stored lease while we held it, and also to the one acquired before it."""
+        return [*(self._first.problems if self._first is not None else ()), *self._problems]
 
     def current_other(self) -> LeaseSnapshot | None:
         """Return the lease if another controller holds it, None if it is free or ours."""
@@ -216,8 +222,18 @@ class Lease:
             began = self._clock.boot_time()
             try:
                 return self._write(self._record, self._generation, began)
-            except (ConflictError, NotFoundError):
+            except (ConflictError, NotFoundError) as error:
+                there = error
+            try:
                 snapshot = self._store.read()
+            except DamagedLeaseError as damaged:
+                if began >= self._valid_until:
+                    raise
+                self._restore("overwritten", damaged.generation)
+                continue
+            if snapshot is None and isinstance(there, ConflictError) and began < self._valid_until:
+                self._restore("deleted", 0)
+                continue
             if snapshot is None:
                 raise self._mark_lost(
                     LeaseLostError("the lease and its bucket no longer exist; this controller stopped")
@@ -229,6 +245,14 @@ class Lease:
             if snapshot.record.asked:
                 raise self._mark_lost(ReleaseRequestedError(snapshot.record))
             # Our own request arrived, but its response was lost.
+
+    def _restore(self, what: str, generation: int) -> None:
+        """Prepare to write the lease again in place of this generation.
+
+        While our term lasts, nobody else can have acquired it, and of two writers one loses.
+        """
+        self._problems.append(f"the lease of the {self._what} was {what}; it is written again")
+        self._generation = generation
 
     def _mark_lost(self, error: LeaseLostError) -> LeaseLostError:
         self._lost_error = error

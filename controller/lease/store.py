@@ -91,9 +91,17 @@ class LeaseSnapshot:
         return self.record.released or gone or self.age >= self.record.seconds
 
 
+class DamagedLeaseError(CloudError):
+    """The object of the lease holds something else, in this generation."""
+
+    def __init__(self, message: str, generation: int) -> None:
+        super().__init__(message)
+        self.generation = generation
+
+
 class LeaseStore(Protocol):
     def read(self) -> LeaseSnapshot | None:
-        """Return the stored lease, or None if there has never been one."""
+        """Return the stored lease, or None if there has never been one. Raises DamagedLeaseError."""
         ...
 
     def write(self, term: LeaseRecord, generation: int) -> int:
@@ -135,9 +143,10 @@ class BucketLeaseStore:
                 if self.collection == "pods"
                 else ""
             )
-            raise CloudError(
+            raise DamagedLeaseError(
                 f"{where} is not a lease written by slipway; once no controller uses it, delete it "
-                f"(`gcloud storage rm {where}`){pod}"
+                f"(`gcloud storage rm {where}`){pod}",
+                int(answer["generation"]),
             )
         return LeaseSnapshot(
             term, int(answer["generation"]), now - datetime.fromisoformat(answer["updated"]).timestamp()

@@ -7,12 +7,11 @@ https://cloud.google.com/storage/docs/request-preconditions
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
-from controller.core.errors import SlipwayError
-from controller.core.formats import Document, dump, has_format, load
+from controller.core.formats import DamagedRecordError, Document, checked, dump, has_format, load_json
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import ConflictError, NotFoundError
 
@@ -50,29 +49,33 @@ class Result(Document):
     cleanup: str = "keep"
 
 
-class DamagedRecordError(SlipwayError):
-    """An object of a run's record is not what Slipway wrote there."""
-
-    exit_code = 2
-
-
 def parse_record(content: bytes, parse: Callable[[Any, str], T], name: str) -> T:
     """Parse an object of a run's record.
 
     Raises:
-        DamagedRecordError: it is no document of Slipway, or lacks a key.
+        DamagedRecordError: it is no document of Slipway, lacks a key, or has a value of another type.
         FormatError: a later Slipway wrote it.
     """
-    try:
-        body = json.loads(content)
-    except ValueError as error:
-        raise DamagedRecordError(f"{name} is damaged: no JSON ({error})") from None
+    body = load_json(content, name)
     if not has_format(body):
         raise DamagedRecordError(f"{name} is damaged: no document of Slipway")
     try:
-        return parse(body, name)
-    except (KeyError, TypeError, ValueError) as error:
+        parsed = parse(body, name)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedRecordError(f"{name} is damaged: {type(error).__name__} {error}") from None
+    return _with_checked_types(parsed, name) if is_dataclass(parsed) else parsed
+
+
+def _with_checked_types(parsed: T, name: str) -> T:
+    """Return the document with every field of its declared type. Raises DamagedRecordError."""
+    from pydantic import TypeAdapter, ValidationError  # here, since verbs that only list runs import none of it
+
+    try:
+        return TypeAdapter(type(parsed)).validate_python(vars(parsed))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise DamagedRecordError(f"{name} is damaged: {key}: {first['msg']}") from None
 
 
 def read_objects(google: GoogleClient, bucket: str, prefix: str) -> Iterator[tuple[dict[str, Any], bytes]]:
@@ -91,13 +94,14 @@ def read_objects(google: GoogleClient, bucket: str, prefix: str) -> Iterator[tup
 class Ledger:
     """Reader and writer of the record of one run.
 
-    A damaged record of a launch or an incident ends no run: `problems` names it.
+    A damaged or missing object ends no run: `problems` names it.
     """
 
     def __init__(self, google: GoogleClient, bucket: str, run_id: str) -> None:
         self._google, self.bucket, self.run_id = google, bucket, run_id
         self.prefix = f"runs/{run_id}"
         self.problems: list[str] = []
+        self._last_incident = 0
 
     def result(self) -> Result | None:
         """Return the result; None if the run has not finished successfully or does not exist.
@@ -109,8 +113,15 @@ class Ledger:
         return None if content is None else parse_record(content, Result.from_json, name)
 
     def record_result(self, result: Result) -> None:
-        """Record the result; only the first one counts."""
-        self.create("result.json", json.dumps(result.to_json(), indent=1))
+        """Record the result; only the first one counts, and it replaces an object that is none."""
+        text = json.dumps(result.to_json(), indent=1)
+        if self.create("result.json", text):
+            return
+        try:
+            self.result()
+        except DamagedRecordError as error:
+            self.report(str(error))
+            self.write("result.json", text)
 
     def launches(self) -> list[Launch]:
         """Return every launch, oldest first; one whose record is damaged has its number and time, and UNKNOWN_POD."""
@@ -120,9 +131,12 @@ class Ledger:
             if number is None:  # somebody else's
                 continue
             try:
-                found.append(parse_record(content, Launch.from_json, item["name"]))
+                launch = parse_record(content, Launch.from_json, item["name"])
+                if launch.attempt != int(number[1]):
+                    raise DamagedRecordError(f"{item['name']} is damaged: it records attempt {launch.attempt}")
+                found.append(launch)
             except DamagedRecordError as error:
-                self._report(error)
+                self.report(str(error))
                 written = datetime.fromisoformat(item["updated"]).timestamp()
                 found.append(Launch(int(number[1]), UNKNOWN_POD, written))
         return sorted(found, key=lambda launch: launch.attempt)
@@ -143,23 +157,28 @@ class Ledger:
     def is_cancelled(self, attempt: int) -> bool:
         return self.read(f"cancels/{attempt:04d}.json") is not None
 
-    def incidents(self, parse: Callable[[Any, str], T] = lambda body, _: body) -> list[T]:
+    def incidents(self, parse: Callable[[Any, str], T]) -> list[T]:
         """Return the incidents of the run, oldest first: each failed attempt and the response to it."""
         found: list[T] = []
         for item, content in read_objects(self._google, self.bucket, f"{self.prefix}/verdicts/"):
+            if number := re.fullmatch(r"(\d+)\.json", item["name"].rpartition("/")[2]):
+                self._last_incident = max(self._last_incident, int(number[1]))
             try:
                 found.append(parse_record(content, parse, item["name"]))
             except DamagedRecordError as error:
-                self._report(error)
+                self.report(str(error))
         return found
 
-    def _report(self, error: DamagedRecordError) -> None:
-        if str(error) not in self.problems:
-            self.problems.append(str(error))
+    def report(self, problem: str) -> None:
+        """Name a damaged or missing object once; the message starts with its name."""
+        if problem not in self.problems:
+            self.problems.append(problem)
 
-    def add_incident(self, number: int, document: dict[str, Any]) -> None:
-        """Record an incident; the first one with a number counts."""
+    def add_incident(self, document: dict[str, Any]) -> None:
+        """Record an incident after those that `incidents` has seen, damaged ones included; repeating it is safe."""
+        number = self._last_incident + 1
         self.create(f"verdicts/{number:04d}.json", json.dumps(document, indent=1))
+        self._last_incident = number
 
     def checkpoints(self) -> list[int]:
         """Return the steps of the run's checkpoints: the numbers of the folders `checkpoints/N`."""
@@ -204,8 +223,8 @@ class Ledger:
         if content is None:
             return None
         try:
-            ended = load(content, name)
-        except ValueError:
+            ended = parse_record(content, checked, name)
+        except DamagedRecordError:
             return "an end whose record is damaged"
         return f"code {ended['code']}" if ended.get("code") is not None else ended.get("signal") or "an error"
 

@@ -19,13 +19,13 @@ import yaml
 from controller.agent.protocol import OBSERVE
 from controller.context import Context
 from controller.core.events import Event, jsonl_listener
-from controller.core.formats import dump, load
+from controller.core.formats import DamagedRecordError, checked, dump, load, load_json
 from controller.gcp.client import GoogleClient
 from controller.inputs.assets import ResolvedAsset
 from controller.inputs.git_status import collect_git_status as git_record
 from controller.plan.build import Plan
 from controller.records import index
-from controller.records.ledger import Ledger, Result
+from controller.records.ledger import Ledger, Result, parse_record
 from controller.records.spending import Spending
 from controller.resources.workers.venv import Venv
 from controller.ssh.fleet import Fleet
@@ -100,10 +100,11 @@ class Recorder:
             if not ledger.create(RECORD_FILE, known.decode()):
                 known = ledger.read(RECORD_FILE) or known  # another controller was faster
         (self.folder / RECORD_FILE).write_bytes(known)
-        self._publish_row(row_from_record(load(known, RECORD_FILE)) | {"state": "running"})
+        self._publish_row({"state": "running"})
 
     def finish(self, result: Result, spending: Spending) -> None:
         """Record that the run has finished: copy its results to this machine and upload this machine's files."""
+        self._restore_record()
         (self.folder / "result.json").write_text(json.dumps(result.to_json(), indent=1))
         told = self.folder / LOCAL_METRICS_FILE
         if told.is_file() and told.stat().st_size and not self._ledger.exists("metrics.jsonl"):
@@ -130,21 +131,55 @@ class Recorder:
             self._upload()
 
     def _publish_row(self, row: RunRecord) -> None:
-        known = self._load_record()
-        assert known is not None, "a run is on record from its first launch"
+        known = self._load_record() or self._rebuilt_record()
         whole = row_from_record(known) | row
         index.append_rows(self._context.state_dir, [whole])
         index.publish_row(self._context.google, self._ledger.bucket, whole)
 
     def _load_record(self) -> RunRecord | None:
-        """Return the record, downloaded if another machine started the run; None before the first launch."""
+        """Return the record, downloaded if another machine started the run; None before the first launch.
+
+        If both copies are damaged, return what this machine knows.
+        """
         file = self.folder / RECORD_FILE
-        if not file.is_file():
-            if (content := self._ledger.read(RECORD_FILE)) is None:
-                return None
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file.write_bytes(content)
-        return load(file.read_bytes(), str(file))
+        if (known := self._parse(file.read_bytes() if file.is_file() else None, str(file))) is not None:
+            return known
+        if (content := self._ledger.read(RECORD_FILE)) is None:
+            return self._rebuilt_record() if file.is_file() else None
+        if (known := self._parse(content, f"{self._ledger.prefix}/{RECORD_FILE}")) is None:
+            return self._rebuilt_record()
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.write_bytes(content)
+        return known
+
+    def _parse(self, content: bytes | None, name: str) -> RunRecord | None:
+        """Return a record; None without one, or if it is damaged, which the ledger reports."""
+        if content is None:
+            return None
+        try:
+            known = parse_record(content, checked, name)
+            row_from_record(known)
+        except DamagedRecordError as error:
+            self._ledger.report(str(error))
+            return None
+        except (AttributeError, KeyError, TypeError) as error:
+            self._ledger.report(f"{name} is damaged: {type(error).__name__} {error}")
+            return None
+        return known
+
+    def _restore_record(self) -> None:
+        """Write the record to the bucket again if it is gone or damaged there: the run can be repeated from it."""
+        name = f"{self._ledger.prefix}/{RECORD_FILE}"
+        there = self._ledger.read(RECORD_FILE)
+        if self._parse(there, name) is not None:
+            return
+        if there is None:
+            self._ledger.report(f"{name} is missing")
+        self._ledger.write(RECORD_FILE, dump(self._load_record() or self._rebuilt_record(), indent=1))
+
+    def _rebuilt_record(self) -> RunRecord:
+        """Return a record of what the plan says, without what only the first launch knew."""
+        return describe_plan(self._plan, self._overrides) | {"created": self._context.clock.now(), "sweep": self._sweep}
 
     def _upload(self) -> None:
         """Upload the events and requests of this machine; other machines upload their own."""
@@ -168,7 +203,7 @@ class Recorder:
         if (base := REPEAT_SUFFIX.sub("", self._plan.run_id)) == self._plan.run_id:
             return {}
         content = Ledger(self._context.google, self._ledger.bucket, base).read(RECORD_FILE)
-        known = {} if content is None else load(content, f"runs/{base}/{RECORD_FILE}")
+        known = self._parse(content, f"runs/{base}/{RECORD_FILE}") or {}
         return {key: known[key] for key in ("overrides", "git") if key in known}
 
     def _save_code_state(self) -> RunRecord:
@@ -286,8 +321,8 @@ def _with_pinned(asset: RunRecord, plan: Plan, google: GoogleClient) -> RunRecor
     if "source" not in asset:
         return asset
     prefix = next(content.prefix for content in plan.assets if content.identity == asset["identity"])
-    pinned = load(google.download(plan.bucket, f"{prefix}/source.json"), "source.json")
-    hashes = json.loads(google.download(plan.bucket, f"{prefix}/manifest.json"))
+    pinned = load(google.download(plan.bucket, f"{prefix}/source.json"), f"{prefix}/source.json")
+    hashes = load_json(google.download(plan.bucket, f"{prefix}/manifest.json"), f"{prefix}/manifest.json")
     files = {name: text for name, text in hashes.items() if ":" not in text}  # objects of a bucket have an MD5
     return asset | {"revision": pinned["revision"], "files": files}
 

@@ -10,12 +10,14 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from conf.schema.config import Config
+from controller.context import Context
 from controller.core.clock import Clock
-from controller.core.formats import Document, dump, load
+from controller.core.formats import DamagedRecordError, Document, checked, dump
+from controller.core.text import object_url
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import NotFoundError
 from controller.gcp.prices import HourlyPrice, hourly_price
-from controller.records.ledger import DamagedRecordError, parse_record, read_objects
+from controller.records.ledger import parse_record, read_objects
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import claim_name, end_name, short_uid
 
@@ -63,13 +65,14 @@ def format_hours(hours: float) -> str:
 
 
 class Spending:
-    """Cost account of one run."""
+    """Cost account of one run. A damaged object ends no run: `problems` names it."""
 
     def __init__(self, google: GoogleClient, clock: Clock, bucket: str, run_id: str, config: Config) -> None:
         self._google, self._clock, self._bucket = google, clock, bucket
         self._run_id, self._config = run_id, config
         self._lifetimes: dict[str, PodLifetime] = {}
         self._loaded = False
+        self.problems: list[str] = []
 
     @property
     def has_limit(self) -> bool:
@@ -104,7 +107,11 @@ class Spending:
         if any(life.ended is None for life in mine):
             return
         now = self._clock.now()
-        claim = read_claim(self._google, self._bucket, node.name, node.status.uid)
+        try:
+            claim = read_claim(self._google, self._bucket, node.name, node.status.uid)
+        except DamagedRecordError as error:
+            self.problems.append(str(error))
+            claim = {}
         if claim and if_new:
             return
         began = node.status.created if node.status.created and not claim else now
@@ -163,16 +170,21 @@ class Spending:
 
     def _read_all(self) -> list[PodLifetime]:
         objects = read_objects(self._google, self._bucket, f"runs/{self._run_id}/pods/")
-        return [self._parse(item, content) for item, content in objects]
+        found = [self._parse(item, content) for item, content in objects]
+        return [life for life in found if life is not None]
 
-    def _parse(self, item: dict[str, Any], content: bytes) -> PodLifetime:
-        """Parse a lifetime; one whose record is damaged counts from the time in its name to its last write."""
+    def _parse(self, item: dict[str, Any], content: bytes) -> PodLifetime | None:
+        """Parse a lifetime; one whose record is damaged counts from the time in its name to its last write.
+
+        An object that is no lifetime by its name either does not count.
+        """
         try:
             return parse_record(content, PodLifetime.from_json, item["name"])
         except DamagedRecordError as error:
+            self.problems.append(str(error))
             uid, _, began = item["name"].rpartition("/")[2].removesuffix(".json").rpartition("-")
             if not began.isdecimal():
-                raise
+                return None
             written = datetime.fromisoformat(item["updated"]).timestamp()
             ended = max(float(began), written)
             return PodLifetime(uid, "unknown", "", "", "", self.rate().total, float(began), ended, str(error))
@@ -190,24 +202,42 @@ class Spending:
         self._google.upload(self._bucket, claim_name(node.name, node.status.uid), dump(body).encode())
 
 
-def close_billing(google: GoogleClient, clock: Clock, bucket: str, config: Config, node: Node, why: str) -> None:
-    """End the lifetime of a pod that is deleted or stopped, in the account of its last run."""
-    if claim := read_claim(google, bucket, node.name, node.status.uid):
-        Spending(google, clock, bucket, claim["latest"], config).close_billing(why)
+def close_billing(context: Context, bucket: str, config: Config, node: Node, why: str) -> None:
+    """End the lifetime of a pod that is deleted or stopped, in the account of its last run; say if it is unknown."""
+    try:
+        claim = read_claim(context.google, bucket, node.name, node.status.uid)
+    except DamagedRecordError as error:
+        url = object_url(bucket, str(error))
+        context.events.note(node.id, f"warning: {url}; the end of the pod's time is not on record")
+        return
+    if claim:
+        Spending(context.google, context.clock, bucket, claim["latest"], config).close_billing(why)
 
 
 def read_claim(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict[str, Any]:
-    """Return {first, latest, uid}: the first and latest run of this pod; empty if no run has used it."""
-    return _json(google, bucket, claim_name(pod, uid))
+    """Return {first, latest, uid}: the first and latest run of this pod; empty if no run has used it.
+
+    Raises:
+        DamagedRecordError: the claim is not what Slipway wrote.
+    """
+    return _json(google, bucket, claim_name(pod, uid), "latest")
 
 
 def watchdog_note(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict[str, Any]:
-    """Return {time, reason} if the watchdog deleted the pod, else an empty dict."""
-    return _json(google, bucket, end_name(pod, uid))
-
-
-def _json(google: GoogleClient, bucket: str, name: str) -> dict[str, Any]:
+    """Return {time, reason} if the watchdog deleted the pod, else an empty dict; a damaged note says no time."""
     try:
-        return load(google.download(bucket, name), name)
+        note = _json(google, bucket, end_name(pod, uid), "reason")
+        return note if isinstance(note.get("time", 0.0), int | float) else {"reason": note["reason"]}
+    except DamagedRecordError as error:
+        return {"reason": f"the pod's watchdog ended it ({error})"}
+
+
+def _json(google: GoogleClient, bucket: str, name: str, key: str) -> dict[str, Any]:
+    """Return a document with this key; empty if there is none. Raises DamagedRecordError."""
+    try:
+        body = parse_record(google.download(bucket, name), checked, name)
     except NotFoundError:
         return {}
+    if not isinstance(body.get(key), str):
+        raise DamagedRecordError(f"{name} is damaged: no {key}")
+    return body

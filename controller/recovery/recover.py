@@ -269,7 +269,7 @@ class RecoveryExecutor:
         past = self._load_incidents()
         if self._incident_recorded:
             return
-        self.ledger.add_incident(len(past) + 1, episode.to_json())
+        self.ledger.add_incident(episode.to_json())
         past.append(episode)
         self._incident_recorded = True
 

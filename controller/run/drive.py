@@ -90,6 +90,7 @@ def drive(
             raise
         if result is not None:
             recorder.finish(result, driver.spending)
+            driver.note_damaged_records()
             screen.show_result(result, cost=str(driver.spending.usage()))
     return result
 
@@ -137,7 +138,7 @@ class RunDriver:
         self._delegates_to_bastion = plan.config.recovery.driver == "bastion" and not on_bastion
         self._cost_confirmed = on_bastion
         self._take_over = options.take_over
-        self._problems_noted = 0
+        self._problems_noted: set[str] = set()
 
     def run(self) -> Result | None:
         """Drive the run under the lease of its pod.
@@ -252,10 +253,11 @@ class RunDriver:
 
     def _attempt_until_done(self) -> Result | None:
         while True:
+            self.note_damaged_records()
             if over := self.spending.budget_exceeded():
                 self._stop_over_budget(over)
             attempt = self.attempts.run()
-            self._note_damaged_records()
+            self.note_damaged_records()
             if attempt.outcome is None:
                 return None
             match attempt.outcome.verdict.kind:
@@ -313,8 +315,11 @@ class RunDriver:
         assert attempt.outcome is not None, "a run that was followed to its end"
         self.lease.ensure()
         ended = self.context.clock.now()
-        started = min(attempt.launched, *(launch.time for launch in self.ledger.launches()), ended)
-        self._note_damaged_records()
+        launches = {launch.attempt: launch.time for launch in self.ledger.launches()}
+        for lost in range(1, attempt.number + 1):
+            if lost not in launches:
+                self.ledger.report(f"{self.ledger.launch_object(lost)} is missing")
+        started = min(attempt.launched, *launches.values(), ended)
         ends = sorted(attempt.outcome.ends)
         summary: dict[str, Any] = next((end["summary"] for _, end in ends if end["summary"]), {})
         result = Result(
@@ -357,10 +362,13 @@ class RunDriver:
         if not self.plan.node.adopt:
             destroy([replace(self.plan.node, depends_on=())], self.context)
 
-    def _note_damaged_records(self) -> None:
-        for problem in self.ledger.problems[self._problems_noted :]:
-            self._emit_note(f"warning: {object_url(self.plan.bucket, problem)}; the run goes on without it")
-        self._problems_noted = len(self.ledger.problems)
+    def note_damaged_records(self) -> None:
+        objects = [*self.ledger.problems, *self.spending.problems, *self.queue.problems]
+        found = [f"{object_url(self.plan.bucket, problem)}; the run goes on without it" for problem in objects]
+        for problem in [*self.lease.problems, *found]:
+            if problem not in self._problems_noted:
+                self._problems_noted.add(problem)
+                self._emit_note(f"warning: {problem}")
 
     def _emit_note(self, message: str) -> None:
         self.context.events.note(self.plan.run_id, message)

@@ -4,17 +4,19 @@ Each waiting run is a small object in the bucket, rewritten while its controller
 rewritten for a while belongs to a dead controller and does not count.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from controller.context import Context
 from controller.core.clock import Clock
-from controller.core.formats import dump, load
+from controller.core.formats import DamagedRecordError, Document
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import NotFoundError
 from controller.lease.lease import Lease
 from controller.plan.build import Plan
+from controller.records.ledger import parse_record
 from controller.resources.pod.node import Node
 from controller.run.launch import running_runs
 
@@ -22,12 +24,25 @@ STALE_SECONDS = 120.0
 REFRESH_SECONDS = 20.0
 
 
+@dataclass(frozen=True)
+class _WaitingRun(Document):
+    """Place of a run in the queue, rewritten while its controller lives."""
+
+    run_id: str
+    since: float
+    refreshed: float
+
+
 class PodQueue:
-    """Queue of one pod. Times are seconds since the epoch by each controller's own clock."""
+    """Queue of one pod. Times are seconds since the epoch by each controller's own clock.
+
+    A damaged object does not count; `problems` names it.
+    """
 
     def __init__(self, google: GoogleClient, clock: Clock, bucket: str, pod: str) -> None:
         self._google, self._clock, self._bucket = google, clock, bucket
         self._prefix = f"pods/{pod}/waiting/"
+        self.problems: list[str] = []
 
     def waiting_runs(self) -> list[str]:
         """Return the ids of the waiting runs, in order of arrival."""
@@ -40,11 +55,15 @@ class PodQueue:
             return []
         for item in items:
             try:
-                entry = load(self._google.download(self._bucket, item["name"]), item["name"])
+                content = self._google.download(self._bucket, item["name"])
+                entry = parse_record(content, _WaitingRun.from_json, item["name"])
             except NotFoundError:
                 continue  # it has just left the queue
-            if self._clock.now() - entry["refreshed"] < STALE_SECONDS:
-                found.append((entry["since"], entry["run_id"]))
+            except DamagedRecordError as error:
+                self.problems += [str(error)] if str(error) not in self.problems else []
+                continue
+            if self._clock.now() - entry.refreshed < STALE_SECONDS:
+                found.append((entry.since, entry.run_id))
         return [run_id for _, run_id in sorted(found)]
 
     @contextmanager
@@ -58,8 +77,8 @@ class PodQueue:
             now = self._clock.now()
             if now - last_refresh >= REFRESH_SECONDS:
                 last_refresh = now
-                entry = {"run_id": run_id, "since": since, "refreshed": now}
-                self._google.upload(self._bucket, self._name(run_id), dump(entry).encode())
+                entry = _WaitingRun(run_id, since, refreshed=now).to_json()
+                self._google.upload(self._bucket, self._name(run_id), json.dumps(entry).encode())
 
         refresh()
         try:

@@ -8,6 +8,7 @@ from enum import Enum, auto
 
 from controller.context import Context
 from controller.core.errors import SlipwayError
+from controller.core.formats import DamagedRecordError
 from controller.core.ui import BoardScreen
 from controller.gcp.errors import GoogleError
 from controller.lease.lease import Lease
@@ -80,7 +81,7 @@ class Standby:
         try:
             while True:
                 snapshot = self.lease.read()
-                if result := self.ledger.result():
+                if result := self._result():
                     return result
                 if snapshot is None or not self.lease.is_held_by_other(snapshot):
                     return self._on_lease_free(snapshot)
@@ -95,6 +96,14 @@ class Standby:
         except KeyboardInterrupt:
             self.screen.show_detached()
             return StandbyOutcome.DETACHED
+
+    def _result(self) -> Result | None:
+        """Return the result; the controller that acts replaces a damaged one when the run finishes."""
+        try:
+            return self.ledger.result()
+        except DamagedRecordError as error:
+            self._note_once(f"warning: {error}; still watching")
+            return None
 
     def _on_lease_free(self, last: LeaseSnapshot | None) -> StandbyOutcome:
         """Return what to do now that the lease is free, based on what its last holder wrote."""
@@ -154,8 +163,8 @@ class Standby:
             self.context.clock.sleep(self.poll_seconds)
             launches = self.ledger.launches()
             if (
-                launches[-1].attempt != attempt
-                or self.ledger.result()
+                (launches and launches[-1].attempt != attempt)
+                or self._result()
                 or self._leader_changed(self.lease.current_other())
             ):
                 return

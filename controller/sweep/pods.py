@@ -73,5 +73,5 @@ def force_delete(plan: Plan, context: Context, node: Node) -> None:
 def _delete_under_lease(plan: Plan, node: Node, context: Context, lease: Lease, why: str) -> None:
     """Delete the pod under its lease and close its cost account."""
     lease.ensure()
-    close_billing(context.google, context.clock, plan.bucket, plan.config, node, why)
+    close_billing(context, plan.bucket, plan.config, node, why)
     destroy([replace(plan.node, depends_on=())], context)

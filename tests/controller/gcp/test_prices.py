@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -155,7 +156,8 @@ def test_a_pod_made_for_the_run_counts_from_its_creation_and_a_stopped_one_not()
     pod = books.pod("one", created=NEW_YEAR - 1800)
     books.of("r").open_billing(pod)
     books.later(1)
-    close_billing(cast(Any, books.bucket), books.clock, "b", config(), pod, "stopped")
+    context: Any = SimpleNamespace(google=books.bucket, clock=books.clock)
+    close_billing(context, "b", config(), pod, "stopped")
     books.later(20)
     books.of("r").open_billing(pod)
     books.later(1)

@@ -7,12 +7,23 @@ from pathlib import Path
 import pytest
 
 from controller.core.clock import Clock
-from controller.core.formats import FormatError
+from controller.core.formats import DamagedRecordError, FormatError
 from controller.gcp.folder_store import FolderClient
-from controller.records.ledger import UNKNOWN_POD, DamagedRecordError, Launch, Ledger, Result
+from controller.records.ledger import UNKNOWN_POD, Launch, Ledger, Result
+from controller.recovery.policy import Incident
 
 RUN = "runs/r-1"
-GARBAGE = ["", "{", "[]", "null", '{"attempt": 1}', '{"format": 1}', "\udcff"]
+GARBAGE = [
+    "",
+    "{",
+    "[]",
+    "null",
+    '{"attempt": 1}',
+    '{"format": 1}',
+    '{"format": 1, "attempt": {}, "run_id": 3}',
+    "\udcff",
+    "[" * 10**5,
+]
 
 
 @pytest.fixture
@@ -39,11 +50,12 @@ def test_a_damaged_launch_keeps_its_number_and_is_named(ledger: Ledger, tmp_path
     assert problem.startswith(f"{RUN}/launches/0001.json is damaged: ")
 
 
-@pytest.mark.parametrize("garbage", [text for text in GARBAGE if text != '{"format": 1}'])
+@pytest.mark.parametrize("garbage", GARBAGE)
 def test_a_damaged_incident_is_left_out_and_named(ledger: Ledger, tmp_path: Path, garbage: str) -> None:
     put(tmp_path, "verdicts/0001.json", garbage)
-    ledger.add_incident(2, {"format": 1, "kind": "preempted", "attempt": 1})
-    assert [incident["kind"] for incident in ledger.incidents()] == ["preempted"]
+    ledger.incidents(Incident.from_json)
+    ledger.add_incident(Incident(1, "preempted", "gone", "replace_node", None, 1.0).to_json())
+    assert [incident.kind for incident in ledger.incidents(Incident.from_json)] == ["preempted"]
     assert [problem.partition(" is ")[0] for problem in ledger.problems] == [f"{RUN}/verdicts/0001.json"]
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from controller.core.clock import Clock
 from controller.gcp.folder_store import FolderClient
-from controller.records.ledger import DamagedRecordError
-from controller.records.spending import PodLifetime, Spending
+from controller.records.spending import PodLifetime, Spending, close_billing
+from controller.resources.pod.provisioner import claim_name
 from controller.run.options import RunOptions
 
 BEGAN, WRITTEN, ENDED = 1_700_000_000, 1_700_007_200, 1_700_010_800
@@ -41,7 +43,24 @@ def test_it_counts_from_the_time_in_its_name_to_its_last_write(pods: Path, tmp_p
     assert "is damaged" in account.lifetimes()[0].why
 
 
-def test_without_a_time_in_its_name_it_is_an_error_that_names_it(pods: Path, tmp_path: Path) -> None:
+def test_without_a_time_in_its_name_it_is_left_out_and_named(pods: Path, tmp_path: Path) -> None:
     (pods / "notes.json").write_text("{")
-    with pytest.raises(DamagedRecordError, match=r"pods/notes\.json is damaged"):
-        spending(tmp_path).usage()
+    account = spending(tmp_path)
+    assert account.usage().hours == 1.0
+    [problem] = account.problems
+    assert "pods/notes.json is damaged" in problem
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"format": 1, "latest": 3}'])
+def test_a_pod_whose_claim_is_damaged_can_be_deleted_all_the_same(tmp_path: Path, text: str) -> None:
+    claim = tmp_path / claim_name("pod", "uid-9")
+    claim.parent.mkdir(parents=True)
+    claim.write_text(text)
+    said: list[str] = []
+    events = SimpleNamespace(note=lambda subject, message: said.append(message))
+    context: Any = SimpleNamespace(google=FolderClient(Clock()), clock=Clock(), events=events)
+    node: Any = SimpleNamespace(id="node/pod", name="pod", status=SimpleNamespace(uid="uid-9"))
+    close_billing(context, str(tmp_path), cast(Any, None), node, "deleted by down")
+    [message] = said
+    assert message.startswith(f"warning: {claim} is damaged: ")
+    assert message.endswith("; the end of the pod's time is not on record")

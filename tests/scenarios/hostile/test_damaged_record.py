@@ -55,6 +55,9 @@ def test_a_run_survives_the_loss_of_its_record(
     results = [*tmp_path.rglob("runs/*/result.json")]
     assert results
     assert all(json.loads(result.read_text())["outcome"] == "finished" for result in results)
+    if how == "deleted" and pattern in ("**/*", "record.json"):
+        assert "record.json is missing; the run goes on without it" in out
+        assert all((result.parent / "record.json").is_file() for result in results)
     if how != "deleted" and pattern in ("**/*", "launches/*"):
         assert "launches/0001.json is damaged" in out
         assert "the run goes on without it" in out

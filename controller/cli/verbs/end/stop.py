@@ -46,7 +46,7 @@ def _stop(command: Command, session: Session, node: Node) -> None:
         lease.take_over("stopped")
         node.stop(context)
         lease.release("stopped", 0)
-    close_billing(context.google, context.clock, plan.bucket, plan.config, node, "stopped")
+    close_billing(context, plan.bucket, plan.config, node, "stopped")
 
 
 def _record_stops(command: Command, session: Session) -> None:

@@ -21,6 +21,7 @@ from controller.reconcile.resource import Absent, Pending
 from controller.records.pending_deletions import retry_deletions
 from controller.records.restore import MissingInputsError
 from controller.records.spending import Spending, format_hours
+from controller.recovery.policy import Incident
 from controller.resources.pod.node import Node, describe
 from controller.run.session import Session, open_session
 
@@ -83,7 +84,7 @@ def gather_status(session: Session) -> dict[str, Any]:
         "id": session.plan.run_id,
         "state": state,
         "attempts": attempts,
-        "verdicts": session.ledger.incidents(),
+        "verdicts": [incident.to_json() for incident in session.ledger.incidents(Incident.from_json)],
         "summary": summary,
         "results": run_url(session.plan.config, session.plan.bucket, session.plan.run_id),
     }
@@ -106,7 +107,8 @@ def _last_attempt_message(session: Session, workers: list[dict[str, Any]], attem
         return "running"
     if attempt and session.ledger.is_cancelled(attempt):
         return "cancelled"
-    verdict = next((i["kind"] for i in reversed(session.ledger.incidents()) if i["attempt"] == attempt), "")
+    incidents = reversed(session.ledger.incidents(Incident.from_json))
+    verdict = next((incident.kind for incident in incidents if incident.attempt == attempt), "")
     if attempt and verdict:  # the incident below names the worker
         return f"not finished, {verdict.replace('_', ' ')}"
     ending = session.ledger.exit_status(0, attempt) if attempt else None

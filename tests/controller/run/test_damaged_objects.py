@@ -1,0 +1,155 @@
+"""Each object of a run's record in turn is deleted or damaged while the run goes on: it ends, and says what it met.
+
+Driver, ledger, leases, spending and recorder are the real ones, in a bucket that is a folder; only the pod is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from controller.alerts.alert import Alert, AlertRecord, write_alerts
+from controller.context import Context
+from controller.core.events import Event
+from controller.lease.lease import Lease
+from controller.plan.build import Plan
+from controller.records import recorder as records
+from controller.records.ledger import Launch, Ledger
+from controller.recovery.policy import Incident
+from controller.recovery.verdict import AttemptOutcome, Verdict, VerdictKind
+from controller.run.alert_watch import AlertWatch
+from controller.run.attempt import AttemptResult, AttemptRunner
+from controller.run.drive import drive, open_run
+from controller.run.options import RunOptions
+from controller.run.queue import PodQueue
+
+OBJECTS = {
+    "runs/*/launches/0001.json": ("is missing", "is damaged"),
+    "runs/*/lease.json": ("the lease of the run was deleted", "the lease of the run was overwritten"),
+    "runs/*/verdicts/0001.json": ("", "is damaged"),
+    "runs/*/pods/*.json": ("", "is damaged"),
+    "runs/*/record.json": ("is missing", "is damaged"),
+    "runs/*/alerts.json": ("", "is damaged"),
+    "runs/*/result.json": ("", "is damaged"),
+    "runs/*/run.yaml": ("", ""),
+    "runs/*/plan.yaml": ("", ""),
+    "runs/*/git.json": ("", ""),
+    "index/*.json": ("", ""),
+    "pods/*/lease.json": ("the lease of the pod was deleted", "the lease of the pod was overwritten"),
+    "pods/*/claims/*.json": ("", "is damaged"),
+    "pods/*/waiting/*.json": ("", "is damaged"),
+}
+"""What a run says about each object that somebody deletes, or overwrites; "" where it neither needs nor reads it."""
+CONTENTS = {
+    "cut": '{"format": 1, "att',
+    "other": "[]",
+    "keyless": '{"format": 1}',
+    "types": '{"format": 1, "attempt": {}, "time": "x", "began": [], "latest": 5, "since": "y", "alerts": 3}',
+}
+HOW = ["deleted", *CONTENTS]
+CASES = [
+    pytest.param(name, how, marks=() if how in ("deleted", HOW[1 + i % len(CONTENTS)]) else pytest.mark.deep)
+    for i, name in enumerate(OBJECTS)
+    for how in HOW
+]
+NODE: Any = SimpleNamespace(
+    name="this-machine",
+    status=SimpleNamespace(uid="uid-1", created=0.0, spec=SimpleNamespace(accelerator_type="cpu-1")),
+    place=SimpleNamespace(zone="here", capacity="on_demand"),
+)
+
+
+class Scene:
+    """A run of two attempts; between them somebody damages an object, and the controller reads all again."""
+
+    def __init__(self, runner: AttemptRunner, damage: Any, *, damages_result: bool) -> None:
+        self.runner, self.damage, self.damages_result = runner, damage, damages_result
+
+    def attempt(self) -> AttemptResult:
+        runner, now = self.runner, self.runner.context.clock.now()
+        ledger, recovery = runner.ledger, runner.recovery
+        runner.lease.ensure()
+        assert ledger.record_launch(Launch(1, "uid-1", now, 1))
+        runner.spending.open_billing(NODE)
+        runner.recorder.begin(cast(Any, SimpleNamespace(call_all=lambda *_, **__: [None])))
+        recovery._record_incident(Incident(1, "preempted", "gone", "replace_node", 1, now))
+        write_alerts(ledger, AlertRecord(1, (Alert("idle", "no output", now),)))
+        if self.damages_result:
+            ledger.write("result.json", "written by somebody else")
+        with PodQueue(ledger._google, runner.context.clock, ledger.bucket, runner.plan.node.name).enqueued("run-2"):
+            self.damage()
+            for lease in (cast(Lease, runner.lease._first), runner.lease):
+                lease._renew()
+            recovery._incidents = recovery._incident_recorded = None  # type: ignore[assignment]
+            recovery._record_incident(Incident(1, "killed", "again", "restart_program", 1, now))
+            runner.spending._loaded = False
+            assert runner.spending.usage().hours >= 0
+            runner.spending.close_billing("stopped")
+            runner.spending.open_billing(NODE)
+            runner.queue.waiting_runs()
+        with AlertWatch(runner.plan, runner.context, ledger, Launch(1, "uid-1", now), lambda _: None).watching():
+            pass
+        end: Any = {"summary": {"loss": 1.5}, "log_tail": "", "code": 0, "signal": None}
+        return AttemptResult(1, AttemptOutcome(Verdict(VerdictKind.FINISHED), ((0, end),)), launched=now)
+
+
+@contextmanager
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunOptions, Plan, Context]]:
+    (repository := tmp_path / "repository").mkdir()
+    (repository / "train.py").write_text("print(1)\n")
+    monkeypatch.chdir(repository)
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "state"))
+    words = ("cloud=here", "cloud.backend=cpu", "program=command", "program.command=[python,train.py]")
+    options = RunOptions((*words, "env.packages=none"))
+    with open_run(options) as (plan, context, _):
+        monkeypatch.setattr(type(plan.node), "find", lambda self, context, uids=(): None)
+        yield options, plan, context
+
+
+@pytest.mark.parametrize(("name", "how"), CASES)
+def test_the_run_ends_and_says_so(
+    name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes: list[str] = []
+    screen: Any = SimpleNamespace(ask=lambda *_: True, set_price=lambda _: None, show_result=lambda *_, **__: None)
+
+    class Screen:
+        def __call__(self, event: Event) -> None:
+            notes.append(event.message)
+
+        def __getattr__(self, key: str) -> Any:
+            return getattr(screen, key)
+
+    with opened(tmp_path, monkeypatch) as (options, plan, context):
+        bucket = Path(plan.bucket)
+
+        def damage() -> None:
+            found = [str(file.relative_to(bucket)) for file in bucket.glob(name)]
+            assert found, f"there is no {name}"
+            for file in found:
+                if how == "deleted":
+                    context.google.call("storage", "objects.delete", bucket=plan.bucket, object=file)
+                else:
+                    context.google.upload(plan.bucket, file, CONTENTS[how].encode())
+
+        result_too = name.endswith("result.json")
+        monkeypatch.setattr(AttemptRunner, "run", lambda self: Scene(self, damage, damages_result=result_too).attempt())
+        result = drive(options, plan, context, None, cast(Any, Screen()))
+        ledger = Ledger(context.google, plan.bucket, plan.run_id)
+        assert result is not None
+        assert ledger.result() == result
+        assert result.summary == {"loss": 1.5}
+        kinds = [incident.kind for incident in ledger.incidents(Incident.from_json)]
+        assert kinds[-1] == "killed", "the second incident is on record beside a damaged first one"
+        record = json.loads((bucket / "runs" / plan.run_id / records.RECORD_FILE).read_text())
+        assert record["run"] == plan.run_id
+    said = [note for note in notes if "warning" in note]
+    wanted = OBJECTS[name][how != "deleted"]
+    assert any(wanted in note for note in said) if wanted else said == [], notes
+    assert "Traceback" not in capsys.readouterr().err
