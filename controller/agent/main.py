@@ -1,12 +1,13 @@
 """Entry point of the agent: one command per process, JSON arguments on stdin, JSON answer on stdout."""
 
+import errno
 import json
 import os
 import sys
 from importlib import import_module
 
 from .formats import say
-from .fs import AgentError, agent_root, checked, locked, read_json, write_heartbeat, write_json
+from .fs import AgentError, agent_root, checked, free_gb, locked, read_json, write_heartbeat, write_json
 
 COMMANDS = {
     "observe": "commands.observe",
@@ -43,6 +44,15 @@ def _check_fencing_token(place: str, token: int) -> None:
             write_json(agent_root() / "lease.json", wanted)
 
 
+def _full_disk(error: Exception) -> str:
+    """Return where no space is left, or "" for any other error. A limit on the size of files counts on a full disk."""
+    if not isinstance(error, OSError):
+        return ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT) or (error.errno == errno.EFBIG and free_gb() <= 0.0):
+        return f"No space left on device: {error.filename or agent_root()}"
+    return ""
+
+
 def main() -> int:
     os.umask(0o077)
     code, answer = 0, None
@@ -62,7 +72,8 @@ def main() -> int:
     except Exception as error:
         import traceback
 
-        code, answer = 1, {"error": f"{type(error).__name__}: {error}", "detail": traceback.format_exc()}
+        message = _full_disk(error) or f"{type(error).__name__}: {error}"
+        code, answer = 1, {"error": message, "detail": traceback.format_exc()}
     if answer is not None:
         say(answer)
     return code

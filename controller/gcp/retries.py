@@ -1,14 +1,53 @@
 """Repeat requests that Google refuses for now, or that do not reach it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from controller.core.clock import Clock
+from controller.core.errors import CloudError
 from controller.gcp.errors import UNREACHABLE, GoogleError
 
 ATTEMPTS = 6
 FIRST_ATTEMPTS = 4
 """Attempts of a request while Google has never been reached: a machine without a network is told so in seconds."""
+
+
+OUTAGE_SECONDS = 600.0
+"""How long a command that has changed nothing yet waits for the bucket to answer."""
+OUTAGE_PAUSE_SECONDS = 5.0
+T = TypeVar("T")
+
+
+def wait_out(clock: Clock, act: Callable[[], T], what: str, tell: Callable[[str], object]) -> T:
+    """Call a function until Google no longer answers that it cannot serve the request now, and return its value.
+
+    Args:
+        clock: measures the wait.
+        act: sends requests, each with its own retries.
+        what: what does not answer, for messages.
+        tell: called once with a message if there is a wait.
+
+    Raises:
+        CloudError: there was no other answer within OUTAGE_SECONDS.
+        GoogleError: any other error; also if this machine has no network.
+    """
+    late, is_told = clock.deadline(OUTAGE_SECONDS), False
+    while True:
+        try:
+            return act()
+        except GoogleError as error:
+            if not error.is_transient or error.reason == UNREACHABLE:
+                raise
+            answer, minutes = f"{error.status} {error.reason}", f"{OUTAGE_SECONDS / 60:g} minutes"
+            if late():
+                raise CloudError(
+                    f"{what} has answered only {answer} for {minutes} ({error.message}); nothing was changed. Run the "
+                    "same command again when it works: https://status.cloud.google.com"
+                ) from error
+            if not is_told:
+                tell(f"{what} answers {answer}; waiting, for at most {minutes}")
+                is_told = True
+        clock.sleep(OUTAGE_PAUSE_SECONDS)
 
 
 class Retries:

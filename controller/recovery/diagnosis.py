@@ -126,6 +126,7 @@ def _setup_failed(observation: Observation) -> Verdict | None:
     found = match_failure(f"{observation.setup_error}\n{observation.setup_details}")
     causes = {FailureCause.DISK: VerdictKind.DISK_FULL, FailureCause.HOST: VerdictKind.UNHEALTHY_HOST}
     kind = causes.get(found, VerdictKind.SETUP_FAILURE) if found else VerdictKind.SETUP_FAILURE
+    kind = VerdictKind.DISK_FULL if observation.disk_full else kind
     worker = next((i for i, w in enumerate(observation.workers) if w.error), None)
     return Verdict(kind, (observation.setup_error,), worker)
 

@@ -28,7 +28,7 @@ from controller.recovery.tracebacks import log_excerpt
 from controller.recovery.verdict import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus, code_text
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import PodStatus
-from controller.ssh.fleet import Fleet, WorkerError
+from controller.ssh.fleet import DiskFullError, Fleet, WorkerError
 
 MAX_PAUSES = 6
 """Number of polls to pause before another try while nothing is reachable."""
@@ -45,6 +45,10 @@ HINTS = {
     VerdictKind.DEVICE_MISMATCH: "tpu.accelerator_type, tpu.runtime_version and the program must agree on the devices",
     VerdictKind.WORKERS_DISAGREE: "`slipway verify` shows where code, config and packages differ",
 }
+SETUP_DISK_HINT = (
+    "delete files there (`slipway ssh --worker N`), get fresh disks with `slipway down`, attach a data disk "
+    "(tpu.data_disk_gb), or set env.min_free_gb to what the setup needs, so that this is found first"
+)
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
 
 
@@ -132,6 +136,7 @@ class RecoveryExecutor:
         found: dict[str, Any] = {}
         if isinstance(error, WrongDevicesError):
             found = {"wrong_devices": True, "devices": error.devices, "faulty": error.faulty}
+        found["disk_full"] = isinstance(error, DiskFullError)
         details = "".join(f"\n{e.detail}" for e in failed)
         return diagnose(Observation(self._pod(), workers, setup_error=f"{error}", setup_details=details, **found))
 
@@ -179,6 +184,8 @@ class RecoveryExecutor:
         if self.plan.config.cleanup.on_failure == "delete":
             self.delete_pod()
             self.spending.close_billing("failed")
+        if error is not None and verdict.kind is VerdictKind.DISK_FULL and not isinstance(error, DiskFullError):
+            raise DiskFullError(f"{verdict}; to fix: {SETUP_DISK_HINT}", getattr(error, "errors", ())) from error
         if error is not None:
             raise error
         if decision.retries_exhausted:

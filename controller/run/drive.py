@@ -19,6 +19,7 @@ from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, ConfigError, LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.text import object_url
 from controller.core.ui import BoardScreen
+from controller.gcp.retries import wait_out
 from controller.lease.lease import LeaseHeldError, ReleaseRequestedError, lease_guard, pod_lease, run_lease
 from controller.lease.store import LeaseSnapshot
 from controller.plan.build import Plan
@@ -70,7 +71,11 @@ def drive(
     ledger = Ledger(context.google, plan.bucket, plan.run_id)
     recorder = Recorder(plan, context, ledger, options.overrides, sweep, handed_over)
     driver = RunDriver(options, plan, context, ledger, screen, recorder, emulator, on_bastion=handed_over is not None)
-    if (result := ledger.result()) is not None:
+
+    def tell(message: str) -> None:
+        context.events.note(plan.run_id, message)
+
+    if (result := wait_out(context.clock, ledger.result, object_url(plan.bucket), tell)) is not None:
         deleted = driver.clean_up_after_crash(result)
         recorder.finish_after_crash(result, driver.spending)
         screen.show_result(result, again=not deleted)

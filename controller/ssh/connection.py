@@ -14,7 +14,7 @@ from uuid import uuid4
 from controller.agent.formats import dump
 from controller.ssh.agent_bundle import AgentBundle
 from controller.ssh.agent_link import AgentLink
-from controller.ssh.connect import ConnectionParams
+from controller.ssh.connect import ConnectionParams, WorkerError
 
 if TYPE_CHECKING:
     from paramiko import Channel, Transport
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 CHUNK = 1 << 16
 SIGNAL_EXIT_BASE = 128
 """Exit code returned for a command that a signal ended."""
+SPACE_PROBE = "cd ~/.slipway && export LC_ALL=C && head -c 65536 /dev/zero > .space; code=$?; rm -f .space; exit $code"
+FULL_DISK_SIGNS = (b"No space left on device", b"Disk quota exceeded", b"File size limit exceeded")
+"""What the probe prints if it cannot write; the last one on an emulated worker."""
 UPLOAD_SECONDS = 60.0
 """An upload that makes no progress for this long fails."""
 
@@ -99,8 +102,18 @@ class Connection(AgentLink):
         except (Failure, ThreadException, SSHException, OSError, EOFError) as error:
             self.probe(transport)
             result = getattr(error, "result", None)  # of the command that failed
-            reason = str(error) if result is None else result.stderr.strip()[-300:]
+            reason = self._full_disk() or str(error) if result is None else result.stderr.strip()[-300:]
             raise self._error("agent", f"cannot install the agent: {reason}", str(error)) from error
+
+    def _full_disk(self) -> str:
+        """Return why a small file cannot be written, or "": SFTP has one word for all errors, `Failure`."""
+        said: list[bytes] = []
+        try:
+            self.follow(SPACE_PROBE, lambda _: None, said.append)
+        except WorkerError:
+            return ""  # the error of the upload counts
+        is_full = any(sign in b"".join(said) for sign in FULL_DISK_SIGNS)
+        return "No space left on device: ~/.slipway" if is_full else ""
 
     # The connection
 

@@ -46,6 +46,10 @@ class WorkersFailedError(SlipwayError):
         self.errors = tuple(errors)
 
 
+class DiskFullError(WorkersFailedError):
+    """The disks of some workers are full; `errors` names them."""
+
+
 def failures(answers: Sequence[object]) -> list[WorkerError]:
     return [answer for answer in answers if isinstance(answer, WorkerError)]
 

@@ -8,6 +8,7 @@ from controller.core.errors import ConfigError, LeaseLostError, ProgramFailedErr
 from controller.core.layout import print_wrapped
 from controller.core.text import plural
 from controller.core.ui import confirm
+from controller.gcp.retries import wait_out
 from controller.lease.lease import Lease, LeaseHeldError, ReleaseRequestedError
 from controller.lease.store import LeaseSnapshot
 from controller.reconcile.reconciler import reconcile
@@ -50,7 +51,7 @@ def drive_session(session: SweepSession, options: RunOptions, builder: JobBuilde
     base = session.definition.base_config
     require_project(project_of(base))
     lease = session.lease()
-    other = lease.current_other()
+    other = wait_out(session.context.clock, lease.current_other, f"gs://{session.bucket}", _print_error)
     if other is not None and not options.take_over:
         raise LeaseLostError(_holder_message(other))
     if not options.json:

@@ -111,11 +111,16 @@ def authorized_keys(ssh_keys: str, user: str) -> list[str]:
 
 
 class HomeFiles(asyncssh.SFTPServer):
-    """SFTP server whose relative paths start at the worker's home."""
+    """SFTP server whose relative paths start at the worker's home; on a full disk it fails as OpenSSH's does."""
 
-    def __init__(self, channel: Any, home: Path) -> None:
+    def __init__(self, channel: Any, home: Path, disk_is_full: Callable[[], bool] = lambda: False) -> None:
         super().__init__(channel)
-        self._home = os.fsencode(home)
+        self._home, self._disk_is_full = os.fsencode(home), disk_is_full
+
+    def write(self, file_obj: object, offset: int, data: bytes) -> Any:
+        if self._disk_is_full():
+            raise asyncssh.SFTPFailure("Failure")
+        return super().write(file_obj, offset, data)
 
     def map_path(self, path: bytes) -> bytes:
         return self._home + b"/" + path if not path.startswith(b"/") else path

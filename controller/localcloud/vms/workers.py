@@ -265,7 +265,7 @@ class EmulatedWorkers:
                 self._startups.setdefault(worker.name, set()),
             ),
             "process_factory": run,
-            "sftp_factory": lambda channel: HomeFiles(channel, self.home(worker)),
+            "sftp_factory": lambda channel: HomeFiles(channel, self.home(worker), lambda: self.disk_is_full(worker)),
             "allow_scp": True,
             "encoding": None,
             "line_editor": False,

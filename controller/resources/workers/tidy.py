@@ -8,7 +8,7 @@ from controller.context import Context
 from controller.core.text import plural
 from controller.reconcile.resource import Diff, ObservedResources
 from controller.resources.workers.base import WorkerResource, raise_failures
-from controller.ssh.fleet import WorkersFailedError
+from controller.ssh.fleet import DiskFullError, WorkerError
 
 TIDY_STATE = "tidy"
 
@@ -45,9 +45,10 @@ class WorkerHygiene(WorkerResource):
         full = [(w, a["free_gb"]) for w, a in enumerate(looks) if isinstance(a, dict) and self._is_full(a)]
         if full:
             listed = "; ".join(f"worker {worker} has {free:.1f} GB free" for worker, free in full)
-            raise WorkersFailedError(
+            raise DiskFullError(
                 f"env.min_free_gb: {listed}, but {self.min_free_gb:g} GB are required; free some space, run `slipway "
-                "down` to get fresh disks, or lower the key"
+                "down` to get fresh disks, or lower the key",
+                [WorkerError(worker, "", "agent", f"{free:.1f} GB free") for worker, free in full],
             )
 
     def _state(self, answer: Observation) -> str:

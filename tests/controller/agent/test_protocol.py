@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import resource
 import subprocess
 import sys
 from importlib import import_module
@@ -88,3 +89,19 @@ def test_so_is_a_file_of_another_agent(worker: AgentWorker) -> None:
     said = f"{file} has format 2; this slipway reads format 1: update slipway"
     assert worker.call_error("state", run_id="run-1")["error"] == said
     file.unlink()
+
+
+def test_a_full_disk_is_named_with_the_folder(worker: AgentWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    (free := worker.home.parent / "free").write_text("0")
+    worker.extra_environment["SLIPWAY_FREE_GB"] = str(free)
+    worker.call("write_config", run_id="r", text="x", env={})
+    limited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    command = worker.start_command
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limited[1]))
+    try:
+        process = command("write_config", run_id="r", text="y", env={})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limited)
+    code, [answer] = worker.finish_command(process)
+    assert (code, answer["error"]) == (1, f"No space left on device: {worker.root}")
+    assert "OSError: [Errno 27]" in answer["detail"]

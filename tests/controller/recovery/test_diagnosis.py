@@ -305,6 +305,14 @@ CASES = [
     ),
     Case("setup, no room", (OK,), K.DISK_FULL, more={"setup_error": "OSError: [Errno 28] No space left on device"}),
     Case(
+        "setup, less room than asked for",
+        (OK, WorkerStatus(error="0.3 GB free")),
+        K.DISK_FULL,
+        "env.min_free_gb",
+        worker=1,
+        more={"setup_error": "env.min_free_gb: worker 1 has 0.3 GB free", "disk_full": True},
+    ),
+    Case(
         "setup, not reached",
         (WorkerStatus(unreachable=True), OK),
         K.WORKER_LOST,

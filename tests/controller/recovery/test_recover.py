@@ -12,6 +12,8 @@ from controller.recovery.policy import GIVE_UP, Decision
 from controller.recovery.recover import RecoveryExecutor, innermost_frame
 from controller.recovery.verdict import AttemptOutcome, Verdict, VerdictKind
 from controller.resources.pod.provisioner import PodStatus
+from controller.ssh.connect import WorkerError
+from controller.ssh.fleet import DiskFullError, WorkersFailedError
 
 DUMP = """step 3
 Thread 0x1 (most recent call first):
@@ -48,6 +50,34 @@ def executor() -> RecoveryExecutor:
     plan = SimpleNamespace(node=node, config=SimpleNamespace(cleanup=SimpleNamespace(on_failure="keep")))
     none = cast(Any, None)
     return RecoveryExecutor(cast(Any, plan), none, none, none, 0.0, none)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            WorkersFailedError(
+                "venv: install_venv failed: worker 1: No space left on device: /home/me/.slipway/venvs",
+                [WorkerError(1, "10.0.0.3", "agent", "No space left", "Traceback …\nOSError: [Errno 28]")],
+            ),
+            r"^disk full: venv: install_venv failed: worker 1: No space left on device: /home/me/.*; to fix: delete"
+            r".*env\.min_free_gb.*$",
+        ),
+        (
+            DiskFullError("env.min_free_gb: worker 1 has 0.3 GB free", [WorkerError(1, "", "agent", "0.3 GB free")]),
+            r"^env\.min_free_gb: worker 1 has 0\.3 GB free$",
+        ),
+    ],
+)
+def test_a_full_disk_during_the_setup_is_one_line_with_worker_folder_and_key(
+    error: WorkersFailedError, message: str
+) -> None:
+    verdict = executor().diagnose_setup(error)
+    assert (verdict.kind, verdict.worker) == (VerdictKind.DISK_FULL, 1)
+    with pytest.raises(DiskFullError, match=message) as ended:
+        executor()._give_up(AttemptOutcome(verdict), Decision(GIVE_UP), error)
+    assert "\n" not in str(ended.value)
+    assert ended.value.exit_code == 1
 
 
 def test_a_hang_that_is_given_up_says_where_and_leaves_no_program_running(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,22 @@ def test_an_agent_that_cannot_be_placed_says_why(make_pod) -> None:
     assert caught.value.kind == "agent"
 
 
+def test_an_agent_that_finds_no_space_says_where(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paramiko import SFTPClient
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("Failure")  # all that OpenSSH's SFTP server says
+
+    monkeypatch.setattr(SFTPClient, "putfo", full)
+    pod, fleet = make_pod()
+    (folder := pod.workers[0].home / ".slipway").mkdir()
+    (folder / ".space").symlink_to("/dev/full")
+    with pytest.raises(WorkerError, match=r"cannot install the agent: No space left on device: ~/\.slipway$"):
+        fleet.call(0, "observe", {})
+    with pytest.raises(WorkerError, match=r"cannot install the agent: Failure$"):
+        fleet.call(0, "observe", {})  # the disk has space again
+
+
 def test_what_is_asked_never_passes_through_a_shell(make_pod) -> None:
     pod, fleet = make_pod()
     text = "; touch ~/evil # $(touch ~/evil)\n'\"`touch ~/evil`"

@@ -1,0 +1,67 @@
+"""A bucket that answers nothing but 503 is waited for, for a time that the message names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from controller.core.clock import Clock
+from controller.core.errors import CloudError
+from controller.gcp.errors import UNREACHABLE, ForbiddenError, GoogleError
+from controller.gcp.retries import OUTAGE_PAUSE_SECONDS, OUTAGE_SECONDS, wait_out
+
+
+class Waiting(Clock):
+    """Time passes only in sleeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = 0.0
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+def answering(*errors: GoogleError | None) -> Callable[[], str]:
+    """A request with these answers, the last one for ever."""
+    left = list(errors)
+
+    def act() -> str:
+        error = left.pop(0) if left[1:] else left[0]
+        if error is not None:
+            raise error
+        return "the answer"
+
+    return act
+
+
+STORM = GoogleError("storage objects.get", 503, "UNAVAILABLE", "backend error")
+
+
+def test_a_storm_is_waited_out_and_said_once() -> None:
+    clock, said = Waiting(), list[str]()
+    assert wait_out(clock, answering(STORM, STORM, STORM, None), "gs://b", said.append) == "the answer"
+    assert said == ["gs://b answers 503 UNAVAILABLE; waiting, for at most 10 minutes"]
+    assert clock.time == 3 * OUTAGE_PAUSE_SECONDS
+
+
+def test_the_wait_has_an_end_and_the_message_names_it() -> None:
+    clock = Waiting()
+    message = r"^gs://b has answered only 503 UNAVAILABLE for 10 minutes \(backend error\); nothing was changed\. Run"
+    with pytest.raises(CloudError, match=message):
+        wait_out(clock, answering(STORM), "gs://b", lambda _: None)
+    assert clock.time == OUTAGE_SECONDS
+
+
+@pytest.mark.parametrize(
+    "error", [ForbiddenError("get", 403, "denied", "no"), GoogleError("get", 503, UNREACHABLE, "no network")]
+)
+def test_what_waiting_does_not_change_is_raised_at_once(error: GoogleError) -> None:
+    clock, said = Waiting(), list[str]()
+    with pytest.raises(GoogleError) as raised:
+        wait_out(clock, answering(error), "gs://b", said.append)
+    assert (raised.value, clock.time, said) == (error, 0.0, [])
