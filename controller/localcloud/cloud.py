@@ -120,7 +120,7 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
     root = f"{url}compute/v1/"
     compute = Compute(store, operations, networks, catalog, root, workers.schedule_settle, machines, policies, quotas)
     slices = Slices(store, operations, catalog, workers, faults, quotas, settings)
-    parts = Parts(store, root)
+    parts = Parts(store, catalog, root)
     groups = Groups(slices, parts, networks, root, compute.begin_in_zone)
     instances = TpuInstances(slices, networks, root, compute.begin_in_zone)
     compute.rules = {

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,11 @@ from controller.localcloud.apis.compute_engine.collections import (
     INSTANCES,
     READ_ONLY,
     SUBNETWORKS,
+    TEMPLATES,
     Collection,
     Rules,
 )
-from controller.localcloud.apis.compute_engine.machines import check_allowed, tpu_machine
+from controller.localcloud.apis.compute_engine.machines import check_allowed, show_machine
 from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, check_name, invalid_field
 from controller.localcloud.apis.operations import Effect, Operations
 from controller.localcloud.apis.oslogin import PROJECT_METADATA_KIND
@@ -43,11 +43,6 @@ from controller.localcloud.vms.machines import Instances
 _OUTPUT_ONLY = ("id", "kind", "selfLink", "selfLinkWithId", "creationTimestamp", "fingerprint", "region", "subnetworks")
 _TRANSITIONAL_STATUS = {"insert": "PROVISIONING", "delete": "STOPPING"}
 _WAIT_SECONDS = 120.0  # as documented for operations.wait
-
-
-MACHINES = r"(e2|f1|g1|n1|n2|n2d|n4|t2d|c3)-[a-z]+(-\d+)?"
-MACHINES_OF_US_CENTRAL2 = r"(f1|g1|n1|n2|n2d|n4|t2d)-[a-z]+(-\d+)?"
-"""Machine types of the zone of v4: https://github.com/keras-team/kinetic/issues/305."""
 
 
 @dataclass(eq=False)
@@ -101,10 +96,7 @@ class Compute:
 
     def _machine_type(self, call: ApiCall) -> Document:
         self._check_location(call)
-        zone, name = call.path["zone"], call.path["machineType"]
-        if not _has_machine(zone, name):
-            raise not_found(f"projects/{PROJECT}/zones/{zone}/machineTypes/{name}")
-        return {"kind": "compute#machineType", "name": name, "zone": zone}
+        return show_machine(self.catalog, call.path["zone"], call.path["machineType"], self.root)
 
     def effects(self) -> dict[str, Effect]:
         return {"compute.delete": self._on_deleted, "compute.boot": self.machines.boot}
@@ -136,10 +128,7 @@ class Compute:
         machine = str(body.get("machineType", ""))
         if not machine:
             raise invalid_field("machineType", machine, "The machine type must be specified")
-        if tpu := tpu_machine(machine):
-            check_allowed(self.catalog, tpu, zone)
-        elif not _has_machine(zone, machine.rpartition("/")[2]):  # words: github.com/keras-team/kinetic/issues/305
-            raise ApiError(400, f"Invalid machine type {machine.rpartition('/')[2]} in zone {zone}.")
+        check_allowed(self.catalog, machine.rpartition("/")[2], zone)
         self.quotas.check_instance(zone, body)
 
     def _finalize(self, path: str, resource: Document) -> None:
@@ -354,10 +343,6 @@ class Compute:
         return shown
 
 
-def _has_machine(zone: str, name: str) -> bool:
-    return re.fullmatch(MACHINES_OF_US_CENTRAL2 if zone.startswith("us-central2") else MACHINES, name) is not None
-
-
 _PERMISSIONS_OF_PARTS = {"labels": "setLabels", "metadata": "setMetadata", "tags": "setTags"}
 
 
@@ -366,6 +351,9 @@ def _require_of_body(collection: Collection, call: ApiCall) -> None:
     project = f"projects/{PROJECT}"
     if collection.plural == "disks" and call.body.get("labels"):
         call.require_permission("compute.disks.setLabels", project)
+    if collection is TEMPLATES:
+        for account in (call.body.get("properties") or {}).get("serviceAccounts", ()):
+            require_account(call, account)
     if collection is not INSTANCES:
         return
     for part, verb in _PERMISSIONS_OF_PARTS.items():
@@ -373,9 +361,16 @@ def _require_of_body(collection: Collection, call: ApiCall) -> None:
             call.require_permission(f"compute.instances.{verb}", project)
     for account in call.body.get("serviceAccounts", ()):
         call.require_permission("compute.instances.setServiceAccount", project)
-        call.require_permission("iam.serviceAccounts.actAs", f"{project}/serviceAccounts/{account['email']}")
+        require_account(call, account)
     if any(interface.get("accessConfigs") for interface in call.body.get("networkInterfaces", ())):
         call.require_permission("compute.subnetworks.useExternalIp", project)
+
+
+def require_account(call: ApiCall, account: Mapping[str, Any]) -> None:
+    """Raise ApiError 403 unless the caller may attach a service account to a VM."""
+    email = account.get("email", "default")
+    email = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com" if email == "default" else email
+    call.require_permission("iam.serviceAccounts.actAs", f"projects/{PROJECT}/serviceAccounts/{email}")
 
 
 def _location_of(call: ApiCall) -> str:

@@ -90,10 +90,10 @@ class Operations:
         verbs = (operation["verb"] for operation in self._unfinished() if operation["target"] == target)
         return next((verb for verb in verbs if verb != BULK_INSERT), "")
 
-    def cancel_for(self, target: str) -> None:
-        """Cancel all operations in progress on a resource that is being deleted."""
+    def cancel_for(self, target: str, verb: str = "") -> None:
+        """Cancel the operations in progress, or those of one verb, on a resource that is being deleted."""
         for operation in self._unfinished():
-            if operation["target"] == target:
+            if operation["target"] == target and verb in ("", operation["verb"]):
                 self._finish(operation["name"], ApiError(499, f"Operation on {target} was cancelled").rpc_status())
 
     def _unfinished(self) -> list[Document]:

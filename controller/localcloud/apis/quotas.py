@@ -89,6 +89,14 @@ class Quotas:
                 message = f"Quota '{name}' exceeded.  Limit: {float(self._limit(name))} in region {region}."
                 raise ApiError(403, message, reason="quotaExceeded")
 
+    def exhausted_in(self, region: str) -> ApiError | None:
+        """Return the error of a group whose VMs, stored already, do not fit the region."""
+        for name, used in self._compute_usage(region).items():
+            if used > self._limit(name):
+                message = f"Quota '{name}' exceeded.  Limit: {float(self._limit(name))} in region {region}."
+                return ApiError(403, message, reason="QUOTA_EXCEEDED")
+        return None
+
     def exhausted_by(self, zone: str, uid: str) -> ApiError | None:
         """Return the error of a TPU node whose VMs do not fit the region; the node itself is stored already."""
         used = self._compute_usage(zone.rpartition("-")[0], last=uid)
@@ -136,8 +144,8 @@ class Quotas:
             if pool is not None:
                 left[pool] -= drawn
             elif name == uid:
-                message = f"Quota '{_METRIC_OF_POOL[pools[0] == preemptible]}' exceeded.  Limit: "
-                message += f"{float(self._limit(pools[0]))} in region {region}."
+                limit = f"Limit: {float(self._limit(pools[0]))} in region {region}."
+                message = f"Quota '{_METRIC_OF_POOL[pools[0] == preemptible]}' exceeded.  {limit}"
                 return ApiError(403, message, reason="QUOTA_EXCEEDED")
             if name == uid:
                 return None

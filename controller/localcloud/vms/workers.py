@@ -58,6 +58,7 @@ class EmulatedWorkers:
         self._token = token
         self._acceptors: dict[str, asyncssh.SSHAcceptor] = {}
         self._connections: dict[str, set[asyncssh.SSHServerConnection]] = {}
+        self._answering: set[str] = set()
         self._startups: dict[str, set[object]] = {}
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -185,6 +186,7 @@ class EmulatedWorkers:
                 if vm.running and vm.opens > now:
                     later = min(later, vm.opens)
                 ready = vm.running and vm.opens <= now
+                (self._answering.add if ready else self._answering.discard)(worker.name)
                 direct, iap = ready and self._ssh_admitted(vm), ready and self.admits_iap(vm)
                 if self._faults.refuses_ssh(worker.index) or not (direct or iap):
                     self._disconnect(worker.name)
@@ -295,7 +297,8 @@ class EmulatedWorkers:
         """Return what a worker has published: its host key, and the VM name that IAP uses. Each takes its own time."""
         vm = self.vms.of(worker)
         late = time.time() < (self._store.get("hostkey", worker.name) or {}).get("published", 0.0)
-        if late or vm is None or not vm.publishes or vm.opens > time.time():
+        booting = vm is not None and vm.instance is not None and worker.name not in self._answering
+        if late or vm is None or not vm.publishes or booting:
             return []
         algorithm, key = self.host_key(worker)
         published: list[Document] = [{"namespace": "hostkeys", "key": algorithm, "value": key}]

@@ -13,7 +13,7 @@ from controller.localcloud.apis.catalog import AcceleratorType, Catalog
 from controller.localcloud.apis.compute_engine.machines import MACHINES, slice_type
 from controller.localcloud.apis.compute_engine.refusals import creation_error, no_capacity, staged_error
 from controller.localcloud.apis.networks import COMPUTE_KIND
-from controller.localcloud.apis.operations import Effect, Operations
+from controller.localcloud.apis.operations import BULK_INSERT, Effect, Operations
 from controller.localcloud.apis.quotas import Quotas
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import PROJECT, timestamp
@@ -103,8 +103,11 @@ class Slices:
         return [(path, self.store.get(COMPUTE_KIND, path)) for path in paths]
 
     def change(self, found: Document, **fields: Any) -> Document:
-        changed = {**(self.store.get(SLICE_KIND, found["id"]) or found), **fields}
-        self.store.put(SLICE_KIND, found["id"], changed)
+        """Change a slice, unless it has been deleted in the meantime; return it."""
+        current = self.store.get(SLICE_KIND, found["id"])
+        changed = {**(current or found), **fields}
+        if current is not None:
+            self.store.put(SLICE_KIND, found["id"], changed)
         return changed
 
     async def advance(self, owner: str) -> float | None:
@@ -131,8 +134,12 @@ class Slices:
                 raise no_capacity(zone, found["machine"])
             if refusal:
                 await refusal
-            if self.quotas.short_of_tpus(found["id"]):  # Google says nothing: it looks like a zone without capacity
-                return self._wait(found, None)
+            if shortage := self.quotas.short_of_tpus(found["id"]):
+                if self._waits(found):  # Google says nothing: it looks like a zone without capacity
+                    return self._wait(found, None)
+                raise shortage
+            if self.is_group(found) and (shortage := self.quotas.exhausted_in(zone.rpartition("-")[0])):
+                raise shortage
         except ApiError as error:
             exhausted = error.reason in ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "QUOTA_EXCEEDED")
             if exhausted and self._waits(found) and not (until and time.time() > until):
@@ -195,10 +202,11 @@ class Slices:
             self._ready(self.change(found, phase="ACTIVE"))
             return
         error = {"errors": [{"code": "INTERNAL_ERROR", "message": failure["message"]}]}
+        if failure["state"] == "FAILED":
+            self._set_status(found, "TERMINATED")
         self.change(found, phase=failure["state"], error=error, errorTime=timestamp(time.time()))
         if failure["state"] == "FAILED":
             await self.workers.halt(found["id"])
-            self._set_status(found, "TERMINATED")
 
     def _ready(self, found: Document) -> None:
         now = time.time()
@@ -240,7 +248,7 @@ class Slices:
         """Show that a slice is being deleted, and take no further step with it."""
         found = self.of_owner(owner)
         if found is not None:
-            self.operations.cancel_for(owner)
+            self.operations.cancel_for(owner, BULK_INSERT)
             self._set_status(found, "STOPPING")
             self.change(found, phase="DEACTIVATING")
             self.workers.schedule_settle()

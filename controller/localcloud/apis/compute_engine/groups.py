@@ -137,7 +137,7 @@ class Groups:
         instances: list[Document] = [{"name": name} for name in names]
         error: ApiError | None = None
         try:
-            check_allowed(self.slices.catalog, machine, zone)
+            check_allowed(self.slices.catalog, machine.name, zone)
             check_startable(properties)
             instances = [self._instance(group, path, properties, name) for name in names]
         except ApiError as refusal:  # the request is accepted; what is wrong shows in the managed instances

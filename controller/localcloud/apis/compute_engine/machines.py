@@ -1,14 +1,15 @@
-"""TPU machine types of Compute Engine, and the slices that several of them make.
+"""Machine types of Compute Engine, above all those with TPUs, and the slices that several of them make.
 
 https://cloud.google.com/compute/docs/tpus. The zones are those of the generation (conf/tpu_types.yaml).
 """
 
-import math
 import re
 from dataclasses import dataclass
 
 from controller.localcloud.apis.catalog import AcceleratorType, Catalog
-from controller.localcloud.http.errors import ApiError
+from controller.localcloud.http.call import PROJECT
+from controller.localcloud.http.errors import ApiError, not_found
+from controller.localcloud.store import Document
 
 _ZONES = {"tpu7x": frozenset({"us-central1-c"})}
 """Zones of a generation that the TPU API does not have: https://cloud.google.com/tpu/docs/regions-zones."""
@@ -39,6 +40,11 @@ _MACHINES = (
 )
 MACHINES = {machine.name: machine for machine in _MACHINES}
 FAMILIES = {machine.family: machine.generation for machine in _MACHINES if machine.generation != "v5e"}
+_OTHERS = r"(e2|f1|g1|n1|n2|n2d|n4|t2d|c3)-[a-z]+(-\d+)?"
+_OTHERS_OF_US_CENTRAL2 = r"(f1|g1|n1|n2|n2d|n4|t2d)-[a-z]+(-\d+)?"
+"""Machine types of the zone of v4: https://github.com/keras-team/kinetic/issues/305."""
+_CHIPS_OF_SLICES = 4
+"""Chips of the machine types that make slices of several VMs."""
 _NOT_ALLOWED = frozenset({"v5e"})
 """Generations whose machine types are listed, but which only Google Kubernetes Engine may use."""
 
@@ -48,25 +54,37 @@ def tpu_machine(reference: str) -> TpuMachine | None:
     return MACHINES.get(reference.rpartition("/")[2])
 
 
-def machines_in_zone(catalog: Catalog, zone: str) -> list[TpuMachine]:
-    return [machine for machine in _MACHINES if zone in (catalog.zones_of[machine.generation] or _ZONES.get(
-        machine.generation, frozenset()))]  # fmt: skip
-
-
-def check_allowed(catalog: Catalog, machine: TpuMachine, zone: str) -> None:
+def check_allowed(catalog: Catalog, name: str, zone: str) -> None:
     """Raise ApiError 400 unless a VM of this machine type can be made in the zone."""
-    if machine not in machines_in_zone(catalog, zone):
-        raise ApiError(400, f"Invalid machine type {machine.name} in zone {zone}.")
-    if machine.generation in _NOT_ALLOWED:
-        raise ApiError(400, f"This user agent is not allowed to use the machine type {machine.name}.")
+    if not _is_offered(catalog, name, zone):  # words: github.com/keras-team/kinetic/issues/305
+        raise ApiError(400, f"Invalid machine type {name} in zone {zone}.")
+    machine = MACHINES.get(name)
+    if machine is not None and machine.generation in _NOT_ALLOWED:
+        raise ApiError(400, f"This user agent is not allowed to use the machine type {name}.")
 
 
-def hosts_of(machine: TpuMachine, topology: str) -> int:
-    """Return how many VMs a topology such as `2x4` has; 0 if it cannot be made of them."""
-    if not re.fullmatch(r"\d+(x\d+){1,2}", topology):
-        return 0
-    chips = math.prod(int(side) for side in topology.split("x"))
-    return chips // machine.chips if chips % machine.chips == 0 else 0
+def show_machine(catalog: Catalog, zone: str, name: str, root: str) -> Document:
+    """Return a machine type as the API shows it; raise ApiError 404 if the zone does not have it."""
+    path = f"projects/{PROJECT}/zones/{zone}/machineTypes/{name}"
+    if not _is_offered(catalog, name, zone):
+        raise not_found(path)
+    shown: Document = {"kind": "compute#machineType", "name": name, "zone": zone, "selfLink": root + path}
+    if machine := MACHINES.get(name):
+        accelerators = [{"guestAcceleratorType": machine.family.lower(), "guestAcceleratorCount": machine.chips}]
+        shown |= {"guestCpus": machine.cpus, "memoryMb": machine.memory_gb * 1024, "accelerators": accelerators}
+    return shown
+
+
+def _is_offered(catalog: Catalog, name: str, zone: str) -> bool:
+    if machine := MACHINES.get(name):
+        zones = catalog.zones_of[machine.generation] or _ZONES.get(machine.generation, frozenset())
+        return zone in zones
+    return re.fullmatch(_OTHERS_OF_US_CENTRAL2 if zone.startswith("us-central2") else _OTHERS, name) is not None
+
+
+def topologies(catalog: Catalog) -> set[str]:
+    """Return the topologies of slices that Compute Engine can make."""
+    return {kind.topology for kind in catalog.types.values() if kind.generation in FAMILIES.values() and kind.topology}
 
 
 def slice_type(catalog: Catalog, machine: TpuMachine, topology: str | None) -> AcceleratorType | None:
@@ -83,6 +101,8 @@ def slice_type(catalog: Catalog, machine: TpuMachine, topology: str | None) -> A
         return None
     per_chip = kind.devices // kind.chips
     vms = kind.slice_chips // machine.chips
+    if vms > 1 and machine.chips != _CHIPS_OF_SLICES:
+        return None
     return AcceleratorType(
         kind.name, kind.generation, vms, machine.chips * per_chip, topology or kind.topology, machine.chips
     )

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from controller.localcloud.apis.catalog import Catalog
 from controller.localcloud.apis.compute_engine.collections import Rules
-from controller.localcloud.apis.compute_engine.machines import MACHINES, hosts_of, tpu_machine
+from controller.localcloud.apis.compute_engine.machines import topologies, tpu_machine
 from controller.localcloud.apis.networks import COMPUTE_KIND, invalid_field
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall
 from controller.localcloud.http.errors import ApiError, not_found
@@ -26,10 +27,11 @@ class Parts:
     """Rules of both kinds; `root` is the URL of the API."""
 
     store: Store
+    catalog: Catalog
     root: str
 
     def policies(self) -> Rules:
-        return Rules(prepare=_prepare_policy, users=self._groups_with, show=_show_policy)
+        return Rules(prepare=self._prepare_policy, users=self._groups_with, show=_show_policy)
 
     def templates(self) -> Rules:
         return Rules(prepare=_prepare_template, users=self._groups_with, show=self._show_template)
@@ -52,6 +54,25 @@ class Parts:
             raise invalid_field(field, text, f"The resource must be in region '{region}'.")
         return path, document
 
+    def _prepare_policy(self, _: ApiCall, path: str, body: Document) -> Document:
+        given = [kind for kind in _POLICIES if kind in body]
+        if len(given) != 1:
+            raise ApiError(400, "Exactly one policy must be specified in a resource policy.")
+        if given != ["workloadPolicy"]:
+            raise ApiError(501, f"The emulated cloud has no {given[0]}.")
+        policy = body["workloadPolicy"]
+        if "type" not in policy:
+            raise invalid_field("workloadPolicy.type", "", "The type of the workload policy must be specified.")
+        topology = policy.get("acceleratorTopology")
+        if topology is not None and "maxTopologyDistance" in policy:
+            why = "It cannot be used together with maxTopologyDistance."
+            raise invalid_field("workloadPolicy.acceleratorTopology", topology, why)
+        if topology is not None and topology not in topologies(self.catalog):
+            raise invalid_field(
+                "workloadPolicy.acceleratorTopology", topology, "The accelerator topology is not supported."
+            )
+        return {**body, "name": path.rpartition("/")[2], "status": "READY"}
+
     def _groups_with(self, path: str) -> list[str]:
         groups = self.store.items(COMPUTE_KIND, f"projects/{PROJECT}/zones/")
         return [
@@ -69,26 +90,6 @@ class Parts:
                 if card.get(key, "").startswith("projects/"):
                     card[key] = self.root + card[key]
         shown["properties"] = properties | ({"networkInterfaces": cards} if cards else {})
-
-
-def _prepare_policy(_: ApiCall, path: str, body: Document) -> Document:
-    given = [kind for kind in _POLICIES if kind in body]
-    if len(given) != 1:
-        raise ApiError(400, "Exactly one policy must be specified in a resource policy.")
-    if given != ["workloadPolicy"]:
-        raise ApiError(501, f"The emulated cloud has no {given[0]}.")
-    policy = body["workloadPolicy"]
-    if "type" not in policy:
-        raise invalid_field("workloadPolicy.type", "", "The type of the workload policy must be specified.")
-    topology = policy.get("acceleratorTopology")
-    if topology is not None and "maxTopologyDistance" in policy:
-        why = "It cannot be used together with maxTopologyDistance."
-        raise invalid_field("workloadPolicy.acceleratorTopology", topology, why)
-    if topology is not None and not any(hosts_of(machine, topology) for machine in MACHINES.values()):
-        raise invalid_field(
-            "workloadPolicy.acceleratorTopology", topology, "The accelerator topology is not supported."
-        )
-    return {**body, "name": path.rpartition("/")[2], "status": "READY"}
 
 
 def _show_policy(_: str, __: Document, shown: Document) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import asyncssh
 
+from controller.localcloud.http.discovery import Method, load_discovery
+from controller.localcloud.http.validation import Validation
 from tests.controller.localcloud.harness import COMPUTE, PROJECT, REGION, ZONE, EmulatedCloud, wait_for
 
 REGIONAL, ZONAL = f"{COMPUTE}/regions/{REGION}", f"{COMPUTE}/zones/{ZONE}"
 GROUPS, INSTANCES = f"{ZONAL}/instanceGroupManagers", f"{ZONAL}/instances"
 POLICIES, TEMPLATES = f"{REGIONAL}/resourcePolicies", f"{REGIONAL}/instanceTemplates"
 IMAGE = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
-LARGE = {"INSTANCES": 200, "IN_USE_ADDRESSES": 200}
 
 
 def workload_policy(topology: str = "2x4", **more: Any) -> dict[str, Any]:
@@ -133,4 +135,15 @@ async def run(cloud: EmulatedCloud, instance: str, command: str) -> str:
         await connection.wait_closed()
 
 
-Look = Callable[[], Any]
+def assert_fits(schema: str, answer: Mapping[str, Any]) -> None:
+    """Fail unless an answer is what the discovery document declares."""
+    Validation(load_discovery()).check_body(
+        Method("compute.v1", schema, "POST", body=schema, answers=True, parameters={}), dict(answer)
+    )
+
+
+def script(cloud: EmulatedCloud, *specs: dict[str, Any]) -> None:
+    """Replace the faults by these."""
+    cloud.call_ok("DELETE", "emulator/faults")
+    key = f"faults-{time.monotonic_ns()}"
+    assert cloud.call_ok("POST", "emulator/faults", {"key": key, "faults": list(specs)})["registered"]
