@@ -10,11 +10,10 @@ from controller.gcp.errors import UNREACHABLE, GoogleError
 ATTEMPTS = 6
 FIRST_ATTEMPTS = 4
 """Attempts of a request while Google has never been reached: a machine without a network is told so in seconds."""
-
-
 OUTAGE_SECONDS = 600.0
 """How long a command that has changed nothing yet waits for the bucket to answer."""
 OUTAGE_PAUSE_SECONDS = 5.0
+"""Between two tries during an outage; each of them is repeated by the client, too."""
 T = TypeVar("T")
 
 

@@ -84,8 +84,9 @@ class Observation:
     setup_details: str = ""
     """Full output of the failed setup."""
     wrong_devices: bool = False
-    disk_full: bool = False
     """Whether `setup_error` is about the devices: their number, who holds them, or their health."""
+    disk_full: bool = False
+    """Whether `setup_error` is a full disk, however its message puts it."""
     devices: tuple[str, ...] = ()
     """Devices of each worker, if their number differs from the plan."""
     faulty: tuple[int, ...] = ()
