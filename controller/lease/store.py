@@ -168,7 +168,7 @@ class Identity:
     run_id: str
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     holder: str = field(default_factory=lambda: f"{getpass.getuser()}@{socket.gethostname()}")
-    process: str = field(default_factory=lambda: _process_id())
+    process: str = field(default_factory=lambda: process_id())
     pod: str = ""
 
     def is_known_dead(self, other: LeaseRecord) -> bool:
@@ -186,7 +186,19 @@ class Identity:
         return replace(self, run_id=run_id)
 
 
-def _process_id() -> str:
+def has_ended(process: str) -> bool:
+    """Return whether a process that `process_id` named on this machine has surely ended."""
+    where, _, which = process.rpartition(":")
+    here = process_id().rpartition(":")[0]
+    if not where or not here:
+        return False
+    if where != here:
+        return where.partition(":")[0] != here.partition(":")[0]  # before this boot; or in another container
+    pid, _, began = which.partition("/")
+    return start_time(int(pid)) != began
+
+
+def process_id() -> str:
     """Return `BOOT:NAMESPACE:PID/START`, or "" without /proc, which tells the containers of a machine apart."""
     spaces = Path("/proc/self/ns/pid")
     if not spaces.exists():

@@ -18,6 +18,7 @@ from controller.core.metric_lines import SHOWN_METRICS, result_lines
 from controller.core.printable import printable
 from controller.core.text import short_ids, short_overrides
 from controller.core.ui import FinishedRun
+from controller.lease.store import has_ended, process_id
 from controller.records.spending import PodUsage
 
 SPARK_BARS = "▁▂▃▄▅▆▇█"
@@ -60,7 +61,7 @@ class Board:
         self._rows = {line.run: line for line in lines}
         self._file, self._clock, self.json_lines = file, clock, json_lines
         self._lock, self._output_lock = threading.Lock(), threading.Lock()
-        self._saved_at = 0.0
+        self._saved_at, self._process = 0.0, process_id()
         self.out: Callable[[str], None] = partial(print, flush=True)
 
     def add(self, line: BoardRow) -> None:
@@ -119,7 +120,7 @@ class Board:
         if always or now - self._saved_at >= SAVE_SECONDS:
             self._saved_at = now
             draft = self._file.with_suffix(".draft")
-            draft.write_text(json.dumps(SavedBoard(self._clock.now(), over, self._rows).to_json()))
+            draft.write_text(json.dumps(SavedBoard(self._clock.now(), over, self._rows, self._process).to_json()))
             draft.replace(self._file)
 
 
@@ -149,22 +150,29 @@ class BoardScreen:
 
 @dataclass(frozen=True)
 class SavedBoard:
-    """Board file written by a controller of this machine. `over` means that no more changes follow."""
+    """Board file written by a controller of this machine, `process`. `over` means that no more changes follow."""
 
     time: float = 0.0
     is_finished: bool = False
     rows: dict[str, BoardRow] = field(default_factory=dict)
+    process: str = ""
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Return whether the controller has ended before its sweep."""
+        return not self.is_finished and has_ended(self.process)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `sweeps/ID.json` of the state folder."""
         lines = [line.to_json() for line in self.rows.values()]
-        return stamped({"time": self.time, "over": self.is_finished, "lines": lines})
+        return stamped({"time": self.time, "over": self.is_finished, "process": self.process, "lines": lines})
 
     @classmethod
     def from_json(cls, body: Any, where: str = "board") -> "SavedBoard":
         """Parse a board; raises FormatError on another format."""
         body = checked(body, where)
-        return cls(body["time"], body["over"], {line["run"]: BoardRow.from_json(line) for line in body["lines"]})
+        lines = {line["run"]: BoardRow.from_json(line) for line in body["lines"]}
+        return cls(body["time"], body["over"], lines, body.get("process", ""))
 
 
 def load_board(file: Path) -> SavedBoard:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from controller.cli import main
 from controller.cli.verbs.look import sweep_status
 from controller.core.clock import Clock
 from controller.core.events import Event
+from controller.lease.store import process_id
 from controller.records import index
 from controller.records.ledger import Result
 from controller.sweep.board import Board, BoardRow, BoardScreen, format_cost, format_table, load_board, run_ids_by_sweep
@@ -239,3 +242,35 @@ def test_the_runs_of_each_sweep_are_known_from_its_board(tmp_path: Path) -> None
     (tmp_path / "sweeps").mkdir()
     board(tmp_path / "sweeps/q-1.json", BoardRow("a", "lr=1", "finished"), BoardRow("b", "lr=2", "waiting")).close()
     assert run_ids_by_sweep(tmp_path) == {"q-1": ["a", "b"]}
+
+
+def ended_process() -> str:
+    """The name of a process of this machine that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        pass
+    return f"{process_id().rpartition(':')[0]}:{child.pid}/1"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are told apart by /proc")
+def test_a_sweep_whose_controller_was_killed_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    file = tmp_path / "sweeps/q-abc.json"
+    made = board(file, BoardRow("q-1", "seed=1"), BoardRow("q-2", "seed=2"))
+    made.set_state("q-1", "running", pod=1)
+    assert not load_board(file).is_abandoned, "this process is alive"
+    capsys.readouterr()
+    body = json.loads(file.read_text())
+    for process in (ended_process(), "another-boot:4026531836:1/1"):
+        file.write_text(json.dumps(body | {"process": process, "time": 1.7e9}))
+        for words in ([], ["--follow"]):  # which ends
+            assert main.run(["status", "--sweep", "q-abc", *words]) == 0
+            said = " ".join(capsys.readouterr().out.split())
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1.7e9))
+            assert f"nobody has driven this sweep since {since}, when its controller ended" in said
+        assert main.run(["status", "--sweep", "q-abc", "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert (document["over"], document["driven"]) == (False, False)
+    made.close()
+    assert not load_board(file).is_abandoned

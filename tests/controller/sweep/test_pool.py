@@ -49,6 +49,9 @@ def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(sli
         until(lambda: sum(state == "running" for state in states(slipway).values()) == 2)
         os.kill(first.pid, signal.SIGKILL)
         first.communicate()
+        [board] = slipway.home.glob("sweeps/*.json")
+        assert main.run(["status", "--sweep", board.stem]) == 0
+        assert "nobody has driven this sweep since " in " ".join(slipway.capsys.readouterr().out.split())
         before = launches(slipway)
         second = start()
         until(lambda: slipway.cloud().get("state")["node"] != {})

@@ -52,7 +52,9 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.e2e
-def test_a_killed_controller_leaves_the_program_running(words: list[str], tmp_path: Path) -> None:
+def test_a_killed_controller_leaves_the_program_running(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [*words, "program.command=[python,train.py,waits]"]
     run = api.plan(*words)["run"]
     at_work = tmp_path / "state/here/here-cpu-0/runs" / run
@@ -64,10 +66,16 @@ def test_a_killed_controller_leaves_the_program_running(words: list[str], tmp_pa
     finally:
         controller.kill()
         controller.wait()
+    assert main.run(["status", *words]) == 0
+    said = capsys.readouterr().out
+    assert f"run  {run}: running" in said
+    assert "nobody has driven it since " in said
     with pytest.raises(api.ConfigError, match=f"the pod is busy with {run}"):
         api.up(*words[:-1], "program.command=[python,train.py]")
     (at_work / "go").touch()
     row = api.up(*words)
+    assert main.run(["status", *words]) == 0
+    assert "nobody has driven it" not in capsys.readouterr().out
     assert api.status(*words) == api.Status(run, "finished", 1, {"steps": 1, "python": row["metrics.python"]})
     assert (row["run"], row["state"], row["attempts"], row["metrics.steps"]) == (run, "finished", 1, 1)
     assert (at_work / "begins").read_text() == "0\n", "it was not started again"

@@ -16,7 +16,8 @@ from controller.core.metric_lines import result_lines
 from controller.core.text import object_url
 from controller.gcp.errors import NotFoundError
 from controller.gcp.prices import monthly_storage_price
-from controller.lease.lease import pod_lease
+from controller.lease.lease import pod_lease, run_lease
+from controller.lease.store import DamagedLeaseError
 from controller.reconcile.resource import Absent, Pending
 from controller.records.pending_deletions import retry_deletions
 from controller.records.restore import MissingInputsError
@@ -90,8 +91,22 @@ def gather_status(session: Session) -> dict[str, Any]:
     }
     run["alerts"] = _alerts(session, run["state"] == "running", now)
     run["is_followed"] = run["state"] != "running" or driver is not None
+    run["abandoned"] = None if result else _abandoned_since(session)
     run["damaged"] = [object_url(session.plan.bucket, problem) for problem in session.ledger.problems]
     return {"pod": pod, "run": run, "cost": _cost_status(session, node), "workers": workers}
+
+
+def _abandoned_since(session: Session) -> float | None:
+    """Return when the controller that drove the run was last heard of; None if it is at work, or left on purpose."""
+    lease = run_lease(session.plan, session.context)
+    try:
+        snapshot = lease.read()
+    except DamagedLeaseError as error:
+        session.ledger.report(str(error))
+        return None
+    if snapshot is None or snapshot.record.released or lease.is_held_by_other(snapshot):
+        return None
+    return session.context.clock.now() - snapshot.age
 
 
 def _alerts(session: Session, is_running: bool, now: float) -> list[dict[str, Any]]:
@@ -190,7 +205,11 @@ def format_status(document: dict[str, Any]) -> list[str]:
     )
     lines.append(f"run  {run['id']}: {run['state']}{tries}")
     lines += [f"     {alert['text']}" for alert in run["alerts"]]
-    if not run["is_followed"]:
+    if run["abandoned"] is not None:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run["abandoned"]))
+        lines.append(f"     nobody has driven it since {since}, when its controller was last heard of")
+        lines.append("     the program may go on; the same `slipway up` re-attaches or resumes")
+    elif not run["is_followed"]:
         lines.append("     no controller follows it, so nothing raises alerts; the same `slipway up` re-attaches")
     lines += [f"     {_format_episode(episode)}" for episode in run["verdicts"]]
     lines += [f"     warning: {problem}" for problem in run["damaged"]]

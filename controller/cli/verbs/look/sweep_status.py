@@ -5,6 +5,7 @@ It reads neither config nor cloud; with the sweep's overrides (`status -m …`),
 
 import json
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -14,13 +15,17 @@ from typing import Any
 from controller.cli.main import Command
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
-from controller.core.layout import width_of
+from controller.core.layout import print_wrapped, width_of
 from controller.records import index
 from controller.run.text_screen import PLAIN_LINE_SECONDS
 from controller.sweep.board import BoardRow, SavedBoard, format_counts, format_table, load_board
 from controller.sweep.live import redrawing, render_board
 
 POLL_SECONDS = 1.0
+ABANDONED = (
+    "nobody has driven this sweep since {}, when its controller ended; the board is of that time. Programs on its pods "
+    "go on; the same `slipway -m …` continues the sweep, `slipway down -m …` ends it"
+)
 
 
 def run(command: Command, clock: Clock | None = None) -> int:
@@ -37,7 +42,7 @@ def show_status(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
             return render_board(list(read_board(state, name).rows.values()), clock.now(), height, width)
 
         with redrawing(draw):
-            while not read_board(state, name).is_finished:
+            while not ((found := read_board(state, name)).is_finished or found.is_abandoned):
                 clock.sleep(POLL_SECONDS)
     elif flags.follow:
         for line in watch_changes(state, name, clock):
@@ -50,11 +55,16 @@ def show_status(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
             "sweep": name,
             "time": found.time,
             "over": found.is_finished,
+            "driven": not (found.is_finished or found.is_abandoned),
             "runs": [line.to_json() for line in lines],
         }
         print(json.dumps(document, indent=1))
     elif not flags.json:
-        print("\n".join([f"sweep {name}: {format_counts(lines)}", *format_table(lines, clock.now(), width)]))
+        now = found.time if found.is_abandoned else clock.now()
+        print("\n".join([f"sweep {name}: {format_counts(lines)}", *format_table(lines, now, width)]))
+    if found.is_abandoned and not flags.json:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.time))
+        print_wrapped([ABANDONED.format(since)])
 
 
 def _format_change(line: BoardRow, clock: Clock) -> str:
@@ -99,7 +109,7 @@ def watch_changes(state: Path, name: str, clock: Clock) -> Iterator[BoardRow]:
         for line in _changed_rows(found.rows.values(), told, clock.now()):
             told[line.run] = replace(line), clock.now()
             yield line
-        if found.is_finished:
+        if found.is_finished or found.is_abandoned:
             return
         clock.sleep(POLL_SECONDS)
 

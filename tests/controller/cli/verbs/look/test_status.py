@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +16,7 @@ DRIVER = "somebody@a-workstation.of.the.department (bastion) for another-run-123
 WHY = "worker 11: ResourceExhaustedError: out of memory while trying to allocate 17179869184 bytes on device 3 of 4"
 ERROR = "SSH to 10.128.0.17 was refused: the host key has changed since 2026-11-22; run `slipway verify`"
 BUCKET = "gs://a-bucket-with-a-name-as-long-as-google-allows-62c990"
+SINCE = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1.7e9))
 DOCUMENT: dict[str, Any] = {
     "pod": {"name": "slipway-v5litepod-256-62c990", "state": "ready in us-central1-a, spot", "driver": DRIVER},
     "run": {
@@ -29,6 +31,7 @@ DOCUMENT: dict[str, Any] = {
         "damaged": [f"{BUCKET}/runs/{RUN}/launches/0001.json is damaged: no JSON (Expecting value: line 1 column 1)"],
         "alerts": [],
         "is_followed": True,
+        "abandoned": 1.7e9,
         "results": f"{BUCKET}/runs/{RUN}",
     },
     "cost": {"pod_hours": 12.5, "usd": 1234.56, "usd_per_hour": 98.76, "price": "Google's list price of 2026-11-01",
@@ -61,6 +64,7 @@ def test_no_line_is_wider_than_80_columns_and_nothing_is_cut(
         f"attempt 2: {WHY}",
         DOCUMENT["run"]["results"],
         f"warning: {DOCUMENT['run']['damaged'][0]}",
+        f"nobody has driven it since {SINCE}, when its controller was last heard of",
         "accuracy 0.25 → 0.75",
         f"worker 63: {ERROR}",
     ):
