@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from conf.schema.training.model import Model
@@ -11,9 +13,11 @@ from controller.sweep.grid import expand_grid
 from tests.groups import load_group
 from tests.paths import ROOT
 from trainer.models import weights
+from trainer.optimizer.rules import update_rules
 from trainer.telemetry import throughput
 
 PROJECT = "cloud.project=a-project"
+FORMS = ("plain", "mhc", "mhc_lite", "nash_hc")
 
 
 def test_the_cases_of_the_sweep_have_equal_parameters_or_equal_work() -> None:
@@ -27,8 +31,7 @@ def test_the_cases_of_the_sweep_have_equal_parameters_or_equal_work() -> None:
     assert len(variants) == 36
     sizes = {}
     for name, case in base.sweep.cases.items():
-        changes = dict(word.removeprefix("model.").split("=") for word in case)
-        cfg = Model.model_validate(base.model.model_dump() | changes | {"mlp_dim": int(changes.get("mlp_dim", 1368))})
+        cfg = changed(base.model, case)
         sizes[name] = weights.num_params(cfg), throughput.model_flops(cfg, 1, base.loop.seq_len)
     params, flops = sizes["mhc_maha"]
     for name, (own_params, own_flops) in sizes.items():
@@ -36,6 +39,45 @@ def test_the_cases_of_the_sweep_have_equal_parameters_or_equal_work() -> None:
             assert own_params == pytest.approx(params, rel=1e-3), name
         if not name.endswith("_params"):
             assert own_flops == pytest.approx(flops, rel=1e-3), name
+
+
+def test_the_sweep_of_the_curves_has_equal_parameters() -> None:
+    words = ["+experiment=nash_mhc_small", "sweep=nash_residuals"]
+    [(base, problems)] = compose_variants([words])
+    assert base is not None, problems
+    assert isinstance(base.model, Model)
+    assert len(expand_grid(words, base.sweep, ROOT)) == 12
+    shared = [f"{key}={value}" for key, value in base.sweep.params.items() if key.startswith("model.")]
+    models = {name: changed(base.model, [*shared, *case]) for name, case in base.sweep.cases.items()}
+    assert {name: model.residual for name, model in models.items()} == dict(zip(FORMS, FORMS, strict=True))
+    for name, model in models.items():
+        assert weights.num_params(model) == pytest.approx(weights.num_params(models["mhc"]), rel=1e-3), name
+        assert model.dim == model.num_heads * model.head_dim == 128, name
+
+
+def changed(model: Model, words: Iterable[str]) -> Model:
+    changes = dict(word.removeprefix("model.").split("=") for word in words)
+    numbers = {key: int(value) for key, value in changes.items() if value.isdecimal()}
+    return Model.model_validate(model.model_dump() | changes | numbers)
+
+
+@pytest.mark.parametrize("experiment", ["nash_mhc_3b", "nash_mhc_small"])
+def test_the_optimizer_suits_every_form(experiment: str) -> None:
+    """What is a gain or begins as the identity is not decayed; a form without such weights is no error."""
+    [(config, problems)] = compose_variants([[f"+experiment={experiment}", PROJECT]])
+    assert config is not None, problems
+    assert isinstance(config.model, Model)
+    kept = {}
+    for form in FORMS:
+        for attention in ("causal", "maha"):
+            cfg = changed(config.model, [f"model.residual={form}", f"model.attention_form={attention}"])
+            rules = update_rules(config.optimizer, cfg)
+            kept[form] = {path for path, rule in rules.items() if rule.weight_decay == 0}
+    norms = {"final_norm", "layers.attention_norm", "layers.mlp_norm"}
+    branches = ("layers.attention", "layers.mlp")
+    streams = {f"{branch}_streams_{part}" for branch in branches for part in ("bias", "scale")}
+    channels = {f"{branch}_{part}" for branch in branches for part in ("mixing_logits", "layer_scale")}
+    assert kept == {"plain": norms, "mhc": norms | streams, "mhc_lite": norms | streams, "nash_hc": norms | channels}
 
 
 def test_the_large_one_has_the_guides_values() -> None:

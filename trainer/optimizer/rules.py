@@ -40,13 +40,13 @@ class UpdateRule:
 
 
 def update_rules(opt: Optimizer, cfg: AnyModel) -> dict[str, UpdateRule]:
-    """Return the rule of each weight by path. Raises RunFileError if a group's pattern matches no weight."""
+    """Return the rule of each weight by path. Raises RunFileError if a required group's pattern matches no weight."""
     shapes = matrix_views(cfg)
     for i, group in enumerate(opt.param_groups):
-        if not any(fnmatchcase(path, group.match) for path in shapes):
+        if group.required and not any(fnmatchcase(path, group.match) for path in shapes):
             raise RunFileError(
-                f"optimizer.param_groups.{i}.match: {group.match!r} matches no weight of the model; "
-                f"its weights: {', '.join(sorted(shapes))}"
+                f"optimizer.param_groups.{i}.match: {group.match!r} matches no weight of the model; its weights: "
+                f"{', '.join(sorted(shapes))} (required: false allows it)"
             )
     return {path: _update_rule(opt, cfg, path, view) for path, view in shapes.items()}
 

@@ -107,6 +107,11 @@ def test_a_pattern_without_a_weight_names_those_there_are():
         build_optimizer(read("adamw", param_groups=[{"match": "*"}, {"match": "layer.*"}]), model("gpt2"))
 
 
+def test_a_group_that_is_not_required_may_match_nothing():
+    groups = [{"match": "layer.*", "required": False, "lr": 7.0}, {"match": "*", "lr": 0.5}]
+    assert {rule.lr for rule in update_rules(read("adamw", param_groups=groups), model("gpt2")).values()} == {0.5}
+
+
 def test_a_group_may_be_frozen():
     cfg = model("nanochat_d16")
     chain = build_optimizer(read("nanochat", param_groups=[{"match": "layers.*", "lr_scale": 0.0}]), cfg)
