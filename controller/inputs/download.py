@@ -1,5 +1,6 @@
 """Get files onto this machine before they are copied: resumable, verified downloads, and folders made by a command."""
 
+import errno
 import hashlib
 import os
 import shlex
@@ -43,24 +44,21 @@ def download_file(source: AssetFile, token: str | None, moved: Callable[[int], N
     """
     if source.url is None or source.local.is_file():
         return
+    from http.client import HTTPException  # with ssl; most verbs download nothing
+
     source.local.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = part_path(source.local)
     try:
         _download(source.url, part, token, moved)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # the file is complete
-            pass
-        elif error.code in (401, 403):
-            why = (
-                "the token does not grant access"
-                if token
-                else "it requires a token: set env.secrets.HF_TOKEN, or files.….token_secret"
-            )
-            raise CloudError(f"{source.name}: {source.url} refused access ({error.code}): {why}") from None
-        else:
-            raise CloudError(f"{source.name}: cannot fetch {source.url}: {error}") from None
-    except OSError as error:
-        raise CloudError(f"{source.name}: cannot fetch {source.url}: {error}; `slipway up` resumes") from None
+        error.close()
+        if error.code != 416:  # then the file is complete
+            raise CloudError(f"{source.name}: {_refusal(error, source.url, token)}") from None
+    except (OSError, HTTPException) as error:
+        why = f"cannot fetch {source.url}: {error};"
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            why = f"no space left in {part.parent}; free some,"
+        raise CloudError(f"{source.name}: {why} `slipway up` resumes") from None
     with part.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != source.sha256:
@@ -71,8 +69,18 @@ def download_file(source: AssetFile, token: str | None, moved: Callable[[int], N
     part.replace(source.local)
 
 
+def _refusal(error: urllib.error.HTTPError, url: str, token: str | None) -> str:
+    if error.code in (401, 403):
+        asked = "it requires a token: set env.secrets.HF_TOKEN, or files.….token_secret"
+        return f"{url} refused access ({error.code}): {'the token does not grant access' if token else asked}"
+    if 300 <= error.code < 400:
+        return f"cannot fetch {url}: it is redirected in a circle ({error.code})"
+    later = "; `slipway up` resumes" if error.code >= 500 or error.code == 429 else ""
+    return f"cannot fetch {url}: {error}{later}"
+
+
 def _download(url: str, part: Path, token: str | None, moved: Callable[[int], None]) -> None:
-    import urllib.request  # with all of http and ssl; most verbs download nothing
+    import urllib.request  # likewise
 
     request = urllib.request.Request(url)  # noqa: S310 - http(s) by schema
     if token:  # hosts redirect to storage, which must not get the token

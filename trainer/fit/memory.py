@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import jax
 from jax.sharding import Mesh
+from jax.stages import Compiled
 
 from conf.schema.infra.topology import find_topology
 from conf.schema.training.loop import GrpoLoop
@@ -28,7 +29,7 @@ class MemoryReport:
         peak_gib: including all resident arrays.
         short_gib: excess of the peak over the usable memory; 0 if it fits.
         beside_gib: resident arrays that are not arguments.
-        seconds: at the chip's rates, before `forecast` calibrates it; 0 if it was not compiled.
+        seconds: at the chip's rates, before `forecast` calibrates it; 0 if there is no schedule to read.
     """
 
     name: str
@@ -89,8 +90,7 @@ def measure(program: Program, experiment: RunFile, mesh: Mesh) -> MemoryReport:
             memory = compiled.memory_analysis()
             argument, temp = memory.argument_size_in_bytes / GIB, memory.temp_size_in_bytes / GIB
             peak += memory.peak_memory_in_bytes / GIB
-            slice_ = find_topology(experiment.pod.accelerator_type)
-            taken = step_time(parse(compiled.as_text()), device_rates(slice_)).total
+            taken = _computed_seconds(compiled, experiment)
         except jax.errors.JaxRuntimeError as error:
             peak += requested_gib(str(error))
     seconds = time.perf_counter() - began
@@ -113,6 +113,15 @@ def measure(program: Program, experiment: RunFile, mesh: Mesh) -> MemoryReport:
         compile_seconds=round(seconds, 1),
         seconds=taken,
     )
+
+
+def _computed_seconds(compiled: Compiled, experiment: RunFile) -> float:
+    """Return the seconds by the schedule; 0 if JAX cannot read it, as some of a compiler that is newer than JAX."""
+    try:
+        text = compiled.as_text()
+    except jax.errors.JaxRuntimeError:
+        return 0.0
+    return step_time(parse(text), device_rates(find_topology(experiment.pod.accelerator_type))).total
 
 
 def requested_gib(output: str) -> float:

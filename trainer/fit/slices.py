@@ -75,7 +75,7 @@ def report(
         worst = max(short, key=lambda v: v.peak_gib)
         why = f"does not fit: {worst.name} needs {worst.peak_gib:.2f} of {worst.hbm_gib:.2f} GiB per device"
     elif not why and not seconds.get("update"):
-        why = "no forecast: the update was not compiled"
+        why = "no forecast: the update was not compiled, or this version of JAX cannot read its schedule"
     elif not why and seconds["update"] < forecast.MIN_UPDATE_SECONDS:
         computed = f"{1000 * seconds['update']:.2g} ms"
         why = f"no forecast: the chip computes an update in {computed}; what is around it takes longer"

@@ -50,6 +50,17 @@ def host() -> Iterator[Host]:
                 self.send_response(302)
                 self.send_header("Location", told.url)
                 self.end_headers()
+            elif self.path == "/loop":
+                self.send_response(302)
+                self.send_header("Location", self.path)
+                self.end_headers()
+            elif self.path == "/pieces":  # the first of them, and no more
+                self.send_response(200)
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                self.wfile.write(b"5\r\nrows\n\r\nff\r\nrow")
+            elif status := {"/absent": 404, "/busy": 503}.get(self.path):
+                self.send_error(status)
             elif told.token and self.headers["Authorization"] != f"Bearer {told.token}" and self.path != "/storage":
                 self.send_response(401)
                 self.end_headers()
@@ -133,6 +144,33 @@ def test_another_content_than_promised_is_refused(tmp_path: Path, host: Host) ->
     with pytest.raises(CloudError, match=r"has SHA-256 .*, but the config has 000000000000"):
         download_file(source, None, nothing)
     assert list(source.local.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/absent", "HTTP Error 404: Not Found"),
+        ("/busy", "HTTP Error 503: Service Unavailable; `slipway up` resumes"),
+        ("/loop", "it is redirected in a circle (302)"),
+        ("/pieces", "IncompleteRead(5 bytes read); `slipway up` resumes"),
+    ],
+)
+def test_a_download_that_fails_is_said_in_a_line(tmp_path: Path, host: Host, path: str, expected: str) -> None:
+    host.url = host.url.replace("/train.jsonl", path)
+    [source] = held(tmp_path, files=remote(host)).files
+    with pytest.raises(CloudError) as caught:
+        download_file(source, None, nothing)
+    assert str(caught.value) == f"train.jsonl: cannot fetch {host.url}: {expected}"
+    assert not source.local.exists()
+
+
+def test_a_full_disk_is_said_in_a_line(tmp_path: Path, host: Host) -> None:
+    [source] = held(tmp_path, files=remote(host)).files
+    source.local.parent.mkdir()
+    source.local.with_suffix(".part").symlink_to("/dev/full")
+    with pytest.raises(CloudError) as caught:
+        download_file(source, None, nothing)
+    assert str(caught.value) == f"train.jsonl: no space left in {source.local.parent}; free some, `slipway up` resumes"
 
 
 def test_a_token_is_sent_and_does_not_follow_a_redirect(tmp_path: Path, host: Host) -> None:

@@ -5,16 +5,20 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import pytest
 import yaml
 
+from conf.schema.infra.topology import find_topology
 from conf.schema.training.run_yaml import RunFile
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
-from trainer.fit import memory, report, suggestions, topologies
-from trainer.fit.remat import USABLE_HBM_FRACTION, fits
+from trainer.fit import memory, report, slices, suggestions, topologies
+from trainer.fit.remat import USABLE_HBM_FRACTION, fits, programs
 from trainer.fit.topologies import CompilerError
 
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
@@ -216,3 +220,23 @@ def test_what_would_have_been_needed_is_read_from_the_compilers_words(words, gib
 def test_any_other_complaint_of_the_compiler_is_passed_on():
     with pytest.raises(CompilerError, match="rejects the program: INTERNAL: no such thing"):
         memory.requested_gib("INTERNAL: no such thing\nmore")
+
+
+def test_a_schedule_that_jax_cannot_read_leaves_the_memory_and_no_forecast(lm_run):
+    """As of nash_mhc_3b by libtpu 0.0.52, read by JAX 0.10.2."""
+    experiment = RunFile.model_validate(on(lm_run, "v5litepod-1", 1, {"data": 1, "fsdp": 1, "tensor": 1}))
+    mesh = make_mesh(1, 1, 1)
+
+    def as_text() -> str:
+        raise jax.errors.JaxRuntimeError("INTERNAL: async-update instruction should have 1 operands but sees 3")
+
+    sizes = {"argument_size_in_bytes": GIB, "temp_size_in_bytes": GIB, "peak_memory_in_bytes": 2 * GIB}
+    compiled = SimpleNamespace(memory_analysis=lambda: SimpleNamespace(**sizes), as_text=as_text)
+    lowered = SimpleNamespace(compile=lambda: compiled)
+    update = next(program for program in programs(experiment, mesh) if program.name == "update")
+    fake = replace(update, function=SimpleNamespace(lower=lambda *arguments: lowered))
+    found = memory.measure(fake, experiment, mesh)
+    assert (found.fits, found.peak_gib, found.seconds) == (True, 2.0, 0.0)
+    row = slices.report(experiment, find_topology("v5litepod-1"), [found], None, spot=False)
+    assert row.fits
+    assert "this version of JAX cannot read its schedule" in row.why

@@ -65,16 +65,16 @@ def test_hidden_states_equal_the_reference(form):
 
 @pytest.mark.parametrize("form", ["mhc", *deep("mhc_lite")])
 def test_at_the_start_the_streams_compute_what_one_does(form):
-    """With their scales at 0 exactly, as far as columns add up to 1; at the initial 0.01 nearly, after 24 layers."""
+    """With their scales at 0 exactly, as far as columns add up to 1; at 0.01 within 1 %, after 24 layers."""
     (tokens, positions), plain = tokens_and_positions(), model_of(num_layers=24, scan_layers=True)
     cfg = model_of(num_layers=24, scan_layers=True, residual=form)
     params = initial(cfg)
     layers = {name: w for name, w in params["layers"].items() if "_streams" not in name}
     expected = forward(params | {"layers": layers}, plain, tokens, positions)
     still = {name: 0 * w if name.endswith("_streams_scale") else w for name, w in params["layers"].items()}
-    np.testing.assert_allclose(forward(params | {"layers": still}, cfg, tokens, positions), expected, atol=2e-4)
+    np.testing.assert_allclose(forward(params | {"layers": still}, cfg, tokens, positions), expected, atol=5e-5)
     found = forward(params, cfg, tokens, positions)
-    assert 0 < np.sqrt(((found - expected) ** 2).mean()) < 0.02 * np.sqrt((expected**2).mean())
+    assert 0 < np.sqrt(((found - expected) ** 2).mean()) < 0.01 * np.sqrt((expected**2).mean())
 
 
 def test_the_mixing_of_channels_begins_with_most_of_the_skip_or_as_published_without_it():
@@ -97,6 +97,7 @@ def test_sinkhorn_is_doubly_stochastic(scale, diagonal):
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-6)
     np.testing.assert_allclose(found.sum(axis=0), 1, atol=1e-4)
     assert found.min() >= 0
+    np.testing.assert_allclose(np.linalg.norm(found, 2, axis=(0, 1)), 1, atol=1e-4)  # amplifies nothing
 
 
 def test_permutations_mix_exactly():
