@@ -120,6 +120,8 @@ def _computed_seconds(compiled: Compiled, experiment: RunFile) -> float:
     try:
         text = compiled.as_text()
     except jax.errors.JaxRuntimeError:
+        text = None
+    if text is None:
         return 0.0
     return step_time(parse(text), device_rates(find_topology(experiment.pod.accelerator_type))).total
 
