@@ -21,6 +21,7 @@ from controller.localcloud.apis.compute import Compute
 from controller.localcloud.apis.compute_engine.bulk import Slices
 from controller.localcloud.apis.compute_engine.collections import GROUPS, INSTANCES, POLICIES, TEMPLATES
 from controller.localcloud.apis.compute_engine.groups import Groups
+from controller.localcloud.apis.compute_engine.images import Images
 from controller.localcloud.apis.compute_engine.instances import TpuInstances
 from controller.localcloud.apis.compute_engine.templates import Parts
 from controller.localcloud.apis.iap import IapRelay
@@ -139,6 +140,7 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         compute,
         groups,
         instances,
+        Images(root),
         projects,
         CustomRoles(store),
         billing,

@@ -53,8 +53,29 @@ def check_attached(store: Store, zone: str, disks: Sequence[Mapping[str, Any]], 
 
 
 def users_of_disk(store: Store, path: str) -> list[str]:
-    return [
+    nodes = [
         name
         for name, node in store.items("node")
         if any(str(disk.get("sourceDisk", "")).endswith(path) for disk in node.get("dataDisks", ()))
     ]
+    instances = [
+        name
+        for name, item in store.items(DISK_KIND)
+        if any(str(disk.get("source", "")).endswith(path) for disk in item.get("disks", ()))
+    ]
+    return nodes + instances
+
+
+def check_sources(store: Store, disks: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ApiError 404 or 400 unless the existing disks of an instance exist, and nobody else writes to them."""
+    for disk in disks:
+        link = str(disk.get("source", ""))
+        path = link[link.find("projects/") :]
+        if not link:
+            continue
+        if store.get(DISK_KIND, path) is None:
+            raise not_found(path)
+        users = users_of_disk(store, path)
+        if users and disk.get("mode", "READ_WRITE") != "READ_ONLY":
+            message = f"The disk resource '{path}' is already being used by '{users[0]}'"
+            raise ApiError(400, message, reason="RESOURCE_IN_USE_BY_ANOTHER_RESOURCE")

@@ -12,7 +12,7 @@ from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.iam.callers import Callers
 from controller.localcloud.iam.tokens import Tokens
 from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.hosts import SLICE_KIND, metadata_attributes, slice_attributes
+from controller.localcloud.vms.hosts import SLICE_KIND, metadata_attributes
 from controller.localcloud.vms.image import EmulatedWorker, vm_name
 from controller.localcloud.vms.machines import Instances
 from controller.localcloud.vms.workers import EmulatedWorkers
@@ -106,7 +106,7 @@ class MetadataServer:
                     "automatic-restart": "TRUE" if scheduling.get("automaticRestart") else "FALSE",
                 },
                 "tags": json.dumps((instance.get("tags") or {}).get("items", [])),
-                "attributes": {**metadata_attributes(instance), **slice_attributes(slice_, worker.index)},
+                "attributes": metadata_attributes(instance),
                 "service-accounts": self._accounts(f"{worker.uid}/{worker.index}"),
             },
             "project": {"project-id": PROJECT, "numeric-project-id": PROJECT_NUMBER, "attributes": {}},

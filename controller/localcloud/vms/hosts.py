@@ -134,7 +134,7 @@ _BOUNDS_OF_CHIPS = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}
 
 
 def slice_attributes(slice_: Document, index: int) -> dict[str, str]:
-    """Return the attributes by which the metadata server tells worker `index` about its slice.
+    """Return what Compute Engine adds to the metadata of worker `index`, to tell it about its slice.
 
     Form: field reports of slices that Compute Engine made, such as
     https://github.com/GoogleCloudPlatform/cluster-toolkit/pull/6351. The workers' names stand alone, without colons.

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.localcloud.apis.catalog import AcceleratorType, Catalog
+from controller.localcloud.apis.compute_engine.images import IMAGE_GB
 from controller.localcloud.apis.compute_engine.machines import MACHINES, slice_type
-from controller.localcloud.apis.compute_engine.refusals import creation_error, no_capacity, staged_error
+from controller.localcloud.apis.compute_engine.refusals import creation_error, staged_error
 from controller.localcloud.apis.networks import COMPUTE_KIND
 from controller.localcloud.apis.operations import BULK_INSERT, Effect, Operations
 from controller.localcloud.apis.quotas import Quotas
@@ -20,7 +21,7 @@ from controller.localcloud.http.call import PROJECT, timestamp
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.hosts import SLICE_KIND, member_path
+from controller.localcloud.vms.hosts import SLICE_KIND, member_path, metadata_attributes, slice_attributes
 from controller.localcloud.vms.image import DISK_FILE
 from controller.localcloud.vms.workers import EmulatedWorkers
 
@@ -29,7 +30,7 @@ PREEMPTED = "compute.instances.preempted"
 _SSH_OPERATIONS = 0.4
 """Operations between RUNNING and an answer of sshd."""
 _POLL_SECONDS = 0.05
-_IMAGE_GB = 8
+_USED_GB = 8
 """What the image takes of a boot disk."""
 _TIERS = {"SPOT": "spot", "FLEX_START": "flex_start", "RESERVATION_BOUND": "reserved"}
 
@@ -129,20 +130,19 @@ class Slices:
         zone, tier = found["zone"], found["tier"]
         refusal = self.faults.creation_refusal("operation", zone, tier, found["acceleratorType"], creation_error)
         until = found.get("validUntil")
+        expired = until is not None and time.time() > until
         try:
-            if until and time.time() > until:
-                raise no_capacity(zone, found["machine"])
             if refusal:
                 await refusal
             if shortage := self.quotas.short_of_tpus(found["id"]):
-                if self._waits(found):  # Google says nothing: it looks like a zone without capacity
+                if self._waits(found) and not expired:  # Google says nothing: it looks like a zone without capacity
                     return self._wait(found, None)
                 raise shortage
             if self.is_group(found) and (shortage := self.quotas.exhausted_in(zone.rpartition("-")[0])):
                 raise shortage
         except ApiError as error:
             exhausted = error.reason in ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "QUOTA_EXCEEDED")
-            if exhausted and self._waits(found) and not (until and time.time() > until):
+            if exhausted and self._waits(found) and not expired:
                 return self._wait(found, error)
             await self._fail(found, error)
             return None
@@ -187,7 +187,10 @@ class Slices:
             for worker, (path, instance) in zip(workers, self.instances(found), strict=True):
                 if instance is not None:
                     running = "TERMINATED" if worker.index == missing else "RUNNING"
-                    booted = {**_with_address(instance, worker.address), "status": running}
+                    told = {**metadata_attributes(instance), **slice_attributes(found, worker.index)}
+                    items = [{"key": key, "value": value} for key, value in told.items()]
+                    booted = {**_with_address(instance, worker.address), "metadata": {"items": items}}
+                    booted["status"] = running
                     self.store.put(COMPUTE_KIND, path, {**booted, "lastStartTimestamp": timestamp(now)})
                     _limit_disk(self.workers.home(worker).parent / DISK_FILE, instance)
             phase = "ACTIVATING" if self.is_group(found) else "ACTIVE"
@@ -321,6 +324,6 @@ def _with_address(instance: Document, address: str) -> Document:
 def _limit_disk(free: Any, instance: Document) -> None:
     """Leave a VM with a small boot disk what the image does not take of it."""
     boot = next((disk for disk in instance.get("disks", ()) if disk.get("boot")), {})
-    size = int((boot.get("initializeParams") or {}).get("diskSizeGb") or 10)
+    size = int((boot.get("initializeParams") or {}).get("diskSizeGb") or IMAGE_GB)
     if size < 100:
-        free.write_text(str(max(0, size - _IMAGE_GB)))
+        free.write_text(str(max(0, size - _USED_GB)))

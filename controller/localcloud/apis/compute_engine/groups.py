@@ -19,7 +19,7 @@ from controller.localcloud.apis.compute_engine.refusals import creation_error, w
 from controller.localcloud.apis.compute_engine.templates import Parts, check_startable
 from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, invalid_field
 from controller.localcloud.apis.operations import BULK_INSERT
-from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Handler, timestamp
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Handler, paginate, timestamp
 from controller.localcloud.http.errors import ApiError, not_found
 from controller.localcloud.store import Document
 
@@ -53,6 +53,7 @@ class Groups:
             "instanceGroupManagers.listErrors": self._errors,
             "instanceGroupManagers.deleteInstances": self._delete_instances,
             "instanceGroupManagerResizeRequests.insert": self._resize_request,
+            "instanceGroups.list": self._list_unmanaged,
         }
         return {f"compute.v1:{name}": handler for name, handler in table.items()}
 
@@ -221,6 +222,21 @@ class Groups:
     def _resize_request(self, call: ApiCall) -> Document:
         self._find(call)
         raise ApiError(400, "Creating resize requests for managed instance group with TPU is not allowed")
+
+    def _list_unmanaged(self, call: ApiCall) -> Document:
+        """Return the instance groups that belong to the managed ones."""
+        prefix = f"{GROUPS.parent(call)}/{GROUPS.plural}/"
+        groups = [
+            {
+                "kind": "compute#instanceGroup",
+                "name": group["name"],
+                "size": len(found["members"]) if (found := self.slices.of_owner(path)) else 0,
+                "zone": self.root + GROUPS.parent(call),
+                "selfLink": self.root + path.replace("/instanceGroupManagers/", "/instanceGroups/"),
+            }
+            for path, group in self.slices.store.items(COMPUTE_KIND, prefix)
+        ]
+        return {"kind": "compute#instanceGroupList", **paginate(call, groups, "items", "maxResults")}
 
     def _show(self, path: str, group: Document, shown: Document) -> None:
         found = self.slices.of_owner(path)

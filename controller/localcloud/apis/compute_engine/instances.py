@@ -4,21 +4,25 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from controller.localcloud.apis.compute_engine.bulk import Slices, capacity_tier
 from controller.localcloud.apis.compute_engine.collections import INSTANCES, Rules
+from controller.localcloud.apis.compute_engine.images import IMAGE_GB
 from controller.localcloud.apis.compute_engine.machines import TpuMachine, slice_type, tpu_machine
 from controller.localcloud.apis.compute_engine.refusals import wrong_size
 from controller.localcloud.apis.compute_engine.templates import check_startable, check_tpu_vm
-from controller.localcloud.apis.networks import COMPUTE_KIND, Networks
+from controller.localcloud.apis.disks import check_sources
+from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, invalid_field
 from controller.localcloud.apis.operations import BULK_INSERT, Effect
 from controller.localcloud.http.call import PROJECT, ApiCall, Handler
 from controller.localcloud.http.errors import ApiError, not_found
 from controller.localcloud.store import Document
 
+_SHORTEST_WAIT, _LONGEST_WAIT = 90, 7200
+"""Bounds of `requestValidForDuration` in seconds; 0 waits for nothing."""
 _GUEST_ATTRIBUTE = "of type 'Guest Attribute'"
 
 
@@ -57,16 +61,17 @@ class TpuInstances:
         zone = call.path["zone"]
         check_tpu_vm(body)
         check_startable(body)
+        check_sources(self.slices.store, body["disks"])
         kind = slice_type(self.slices.catalog, machine, None)
         if kind is None:
             raise ApiError(400, f"Invalid machine type {machine.name} in zone {zone}.")
         scheduling = body.get("scheduling") or {}
-        valid = int((((body.get("params") or {}).get("requestValidForDuration")) or {}).get("seconds", 0))
+        valid = _valid_seconds(body.get("params") or {})
         body = {key: value for key, value in body.items() if key != "params"}
         instance = self.networks.prepare_resource("instances", zone, body, path)
         found = self.slices.add(path, machine.name, kind, [instance])
         if capacity_tier(scheduling) == "flex_start":
-            self.slices.change(found, validUntil=time.time() + valid if valid else None)
+            self.slices.change(found, validUntil=None if valid is None else time.time() + valid)
         elif refusal := self.slices.quotas.short_of_tpus(found["id"]):
             raise refusal
         waits = capacity_tier(scheduling) == "flex_start"
@@ -99,6 +104,8 @@ class TpuInstances:
         for card in cards:
             card |= {key: self.root + card[key] for key in ("network", "subnetwork")}
         items = (instance.get("metadata") or {}).get("items", [])
+        if "disks" in instance:
+            shown["disks"] = [self._show_disk(path, index, disk) for index, disk in enumerate(instance["disks"])]
         shown |= {
             "networkInterfaces": cards,
             "metadata": {"kind": "compute#metadata", "fingerprint": _fingerprint(items), "items": items},
@@ -108,6 +115,22 @@ class TpuInstances:
             shown["machineType"] = self.root + instance["machineType"]
             if self.slices.operations.current_verb(path) != "delete":
                 shown["status"] = instance["status"]
+
+    def _show_disk(self, path: str, index: int, disk: Document) -> Document:
+        """Return a disk as an attached one is shown: what it was made from is no longer told."""
+        made = disk.get("initializeParams") or {}
+        zone, name = path.partition("/instances/")[0], path.rpartition("/")[2]
+        source = disk.get("source") or f"{zone}/disks/{made.get('diskName', name)}"
+        return {
+            "kind": "compute#attachedDisk",
+            "index": index,
+            "deviceName": f"persistent-disk-{index}",
+            "type": "PERSISTENT",
+            "mode": "READ_WRITE",
+            **{key: value for key, value in disk.items() if key != "initializeParams"},
+            "source": self.root + source[source.find("projects/") :],
+            "diskSizeGb": str(made.get("diskSizeGb") or IMAGE_GB),
+        }
 
     def _machine(self, instance: Document) -> TpuMachine | None:
         return tpu_machine(str(instance.get("machineType", "")))
@@ -196,6 +219,15 @@ class TpuInstances:
         found = self.slices.of_instance(path)
         if found is not None:
             await self.slices.restart(found, self.slices.settings.operation_seconds)
+
+
+def _valid_seconds(params: Mapping[str, Any]) -> int | None:
+    """Return how long a flex-start request waits for capacity, or None without a limit."""
+    asked = (params.get("requestValidForDuration") or {}).get("seconds")
+    if asked is not None and int(asked) and not _SHORTEST_WAIT <= int(asked) <= _LONGEST_WAIT:
+        why = f"Must be 0, or between {_SHORTEST_WAIT} and {_LONGEST_WAIT} seconds."
+        raise invalid_field("params.requestValidForDuration", asked, why)
+    return None if asked is None else int(asked)
 
 
 def _fingerprint(value: Any) -> str:

@@ -45,6 +45,8 @@ _OTHERS_OF_US_CENTRAL2 = r"(f1|g1|n1|n2|n2d|n4|t2d)-[a-z]+(-\d+)?"
 """Machine types of the zone of v4: https://github.com/keras-team/kinetic/issues/305."""
 _CHIPS_OF_SLICES = 4
 """Chips of the machine types that make slices of several VMs."""
+HYPERDISK_GENERATIONS = frozenset({"v6e", "tpu7x"})
+"""Generations whose VMs have no Persistent Disk."""
 _NOT_ALLOWED = frozenset({"v5e"})
 """Generations whose machine types are listed, but which only Google Kubernetes Engine may use."""
 

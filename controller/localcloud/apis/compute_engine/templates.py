@@ -7,7 +7,8 @@ from typing import Any
 
 from controller.localcloud.apis.catalog import Catalog
 from controller.localcloud.apis.compute_engine.collections import Rules
-from controller.localcloud.apis.compute_engine.machines import topologies, tpu_machine
+from controller.localcloud.apis.compute_engine.images import IMAGE_GB, check_image
+from controller.localcloud.apis.compute_engine.machines import HYPERDISK_GENERATIONS, topologies, tpu_machine
 from controller.localcloud.apis.networks import COMPUTE_KIND, invalid_field
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall
 from controller.localcloud.http.errors import ApiError, not_found
@@ -124,14 +125,32 @@ def check_tpu_vm(properties: Mapping[str, Any], where: str = "") -> None:
     if scheduling.get("provisioningModel") == "FLEX_START" and int(run or 0) > 7 * 86400:
         why = "Max run duration must be at most 7 days with the FLEX_START provisioning model."
         raise invalid_field(f"{where}scheduling.maxRunDuration", run, why)
-    if not any(disk.get("boot") for disk in properties.get("disks", ())):
-        raise invalid_field(f"{where}disks", "", "No disks are specified.")
+    _check_disks(properties, where)
     if not properties.get("networkInterfaces"):
         raise invalid_field(f"{where}networkInterfaces", "", "At least one network interface is required.")
     affinity = (properties.get("reservationAffinity") or {}).get("consumeReservationType")
     if scheduling.get("provisioningModel") == "RESERVATION_BOUND" and affinity != "SPECIFIC_RESERVATION":
         why = "A specific reservation must be named with the RESERVATION_BOUND provisioning model."
         raise invalid_field(f"{where}reservationAffinity", affinity or "", why)
+
+
+def _check_disks(properties: Mapping[str, Any], where: str) -> None:
+    boots = [disk for disk in properties.get("disks", ()) if disk.get("boot")]
+    if not boots:
+        raise invalid_field(f"{where}disks", "", "No disks are specified.")
+    made = boots[0].get("initializeParams") or {}
+    if image := made.get("sourceImage"):
+        check_image(image, f"{where}disks[0].initializeParams.sourceImage")
+    elif "source" not in boots[0]:
+        why = "A source image or a disk must be specified."
+        raise invalid_field(f"{where}disks[0].initializeParams.sourceImage", "", why)
+    if int(made.get("diskSizeGb") or IMAGE_GB) < IMAGE_GB:
+        size = f"Requested disk size cannot be smaller than the image size ({IMAGE_GB} GB)"
+        raise invalid_field(f"{where}disks[0].initializeParams.diskSizeGb", made["diskSizeGb"], size)
+    machine, kind = tpu_machine(str(properties["machineType"])), str(made.get("diskType", "")).rpartition("/")[2]
+    if machine and machine.generation in HYPERDISK_GENERATIONS and kind.startswith("pd-"):
+        family = f"[instance_type: VIRTUAL_MACHINE, family: {machine.family}, created under: compute]"
+        raise ApiError(400, f"[{kind}] features and {family} are not compatible for creating instance.")
 
 
 def check_startable(properties: Mapping[str, Any]) -> None:

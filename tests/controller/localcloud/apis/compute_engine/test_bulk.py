@@ -132,7 +132,7 @@ def test_a_flex_start_vm_is_pending_until_its_request_is_no_longer_valid(cloud: 
     assert "error" not in cloud.call_and_wait("POST", INSTANCES, body)
     assert cloud.call_ok("GET", f"{INSTANCES}/late")["status"] == "PENDING"
     cloud.call_and_wait("DELETE", f"{INSTANCES}/late")
-    cloud.call_ok("POST", INSTANCES, {**body, "params": {"requestValidForDuration": {"seconds": "1"}}})
+    cloud.call_ok("POST", INSTANCES, {**body, "params": {"requestValidForDuration": {"seconds": "0"}}})
     wait_for(lambda: cloud.call("GET", f"{INSTANCES}/late")[0] == 404, "the request has ended")
 
 
