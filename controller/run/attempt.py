@@ -57,6 +57,8 @@ class AttemptRunner:
     recovery: RecoveryExecutor
     poll_seconds: float
     notifications: Notifications
+    _may_stop: set[str] | None = None
+    """Runs without a controller that the user agreed to stop; None before the first look at the pod."""
 
     def run(self) -> AttemptResult:
         """Provision, launch and follow once."""
@@ -83,6 +85,8 @@ class AttemptRunner:
 
     def provision(self) -> tuple[Node, Fleet]:
         """Create the pod and set up its workers, for this run alone."""
+        if self._may_stop is None:
+            self._may_stop = self._ask_about_leftovers()
         node = self._reconcile()
         fleet = node.fleet(self.context)
         self._stop_leftover_program(fleet)
@@ -106,14 +110,35 @@ class AttemptRunner:
                     self.spending.open_billing(node, if_new=True)
             raise
 
+    def _ask_about_leftovers(self) -> set[str]:
+        """Ask, before anything is changed, about programs without a controller on a pod that exists; return their runs.
+
+        Raises:
+            ConfigError: the user declined.
+        """
+        try:
+            node = self.plan.observe_pod(self.context)
+            if not isinstance(node, Node) or not node.is_ready or not node.accepts_our_key(self.context):
+                return set()
+            others = running_runs(node.fleet(self.context)) - {self.plan.run_id}
+        except (GoogleError, WorkersFailedError, WorkerError):
+            return set()  # the set-up says what is wrong, and its end looks again
+        for other in others:
+            self._ask_to_stop(other)
+        return others
+
+    def _ask_to_stop(self, other: str) -> None:
+        question = f"{other} is running on this pod. Stop it and start {self.plan.run_id}?"
+        if not self.screen.ask(question, self.options.yes):
+            raise ConfigError(
+                f"the pod is busy with {other}; --queue waits for it, --yes replaces it, `slipway cancel` ends it"
+            )
+
     def _stop_leftover_program(self, fleet: Fleet) -> None:
         """Stop a leftover program without a controller, if the user agrees: a pod runs one program at a time."""
         for other in running_runs(fleet) - {self.plan.run_id}:
-            question = f"{other} is running on this pod. Stop it and start {self.plan.run_id}?"
-            if not self.screen.ask(question, self.options.yes):
-                raise ConfigError(
-                    f"the pod is busy with {other}; --queue waits for it, --yes replaces it, `slipway cancel` ends it"
-                )
+            if other not in (self._may_stop or ()):
+                self._ask_to_stop(other)
             if other in running_runs(fleet):  # it may have ended while the question stood
                 stop(fleet, other)
                 self._note(f"stopped {other}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from controller.core.errors import ConfigError
 from controller.run import attempt
 from controller.run.attempt import AttemptRunner
 
@@ -25,6 +26,34 @@ def test_a_run_that_ended_while_the_question_stood_is_not_stopped(
         options=SimpleNamespace(yes=False),
         screen=SimpleNamespace(ask=lambda question, yes: True),
         _note=notes.append,
+        _may_stop=None,
+        _ask_to_stop=lambda other: None,
     )
     AttemptRunner._stop_leftover_program(runner, fleet=None)  # pyright: ignore[reportArgumentType]
     assert (stopped, notes) == (["q-1"] if still_runs else [], [said])
+
+
+def test_a_busy_pod_is_said_before_anything_is_changed_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = SimpleNamespace(is_ready=True, accepts_our_key=lambda context: True, fleet=lambda context: None)
+    monkeypatch.setattr(attempt, "Node", SimpleNamespace)
+    monkeypatch.setattr(attempt, "running_runs", lambda fleet: {"q-1", "q-2"})
+    answers, changed = [False, True], list[str]()
+
+    class Runner(AttemptRunner):
+        def __init__(self) -> None:
+            self.plan: Any = SimpleNamespace(run_id="q-2", observe_pod=lambda context: node)
+            self.context, self.options = cast(Any, None), cast(Any, SimpleNamespace(yes=False))
+            self.screen = cast(Any, SimpleNamespace(ask=lambda question, yes: answers.pop(0)))
+
+        def _reconcile(self) -> Any:
+            changed.append("the pod")
+            raise ConfigError("enough")
+
+    with pytest.raises(ConfigError, match="the pod is busy with q-1; --queue waits for it"):
+        Runner().provision()
+    assert changed == []
+    agreed = Runner()
+    for _ in range(2):  # who agreed is not asked again
+        with pytest.raises(ConfigError, match="enough"):
+            agreed.provision()
+    assert (changed, answers, agreed._may_stop) == (["the pod", "the pod"], [], {"q-1"})

@@ -72,6 +72,7 @@ def test_a_killed_controller_leaves_the_program_running(
     assert "nobody has driven it since " in said
     with pytest.raises(api.ConfigError, match=f"the pod is busy with {run}"):
         api.up(*words[:-1], "program.command=[python,train.py]")
+    assert [folder.name for folder in at_work.parent.iterdir()] == [run], "nothing was changed there"
     (at_work / "go").touch()
     row = api.up(*words)
     assert main.run(["status", *words]) == 0
