@@ -73,7 +73,7 @@ class Killer:
         found = json.loads(lifecycle.request_admin(lifecycle.require_endpoint(state), "GET", "state"))
         lifecycle.wipe(state)
         names = [name for names in found["objects"].values() for name in names]
-        names = [name for name in names if not re.match("pods/|runs/[^/]*/(events|requests)/", name)]
+        names = [name for name in names if not re.match("capacity/|pods/|runs/[^/]*/(events|requests)/", name)]
         plain = [re.sub(r"(?<=run-)[0-9a-f]{8}|[0-9a-f]{12}(-\d+)?(?=\.json)", "ID", name) for name in names]
         kinds = {kind: sorted(found[kind]) for kind in ("node", "queued", "worker", "serviceAccount", "bucket")}
         starts = (home / "starts").read_text().split()
