@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from controller.cli.main import Command
 
 DAY = 24 * 3600.0
+MAX_DAYS = 3650
 SLOTS = 28
 """Characters of a picture."""
 LEGEND = "█ granted  ▄ some granted  × refused  · no request"
@@ -34,8 +35,8 @@ LEGEND = "█ granted  ▄ some granted  × refused  · no request"
 
 def run(command: Command) -> int:
     days, state = command.flags.days, command.options.state_dir
-    if days <= 0:
-        raise ConfigError(f"--days: {days:g} is not a number of days above 0")
+    if not 0 < days <= MAX_DAYS:
+        raise ConfigError(f"--days: {days:g} is no number of days from 0 to {MAX_DAYS}")
     now = time.time()
     if command.flags.refresh:
         _refresh(command, now - days * DAY)

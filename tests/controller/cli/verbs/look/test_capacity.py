@@ -91,5 +91,6 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert err.startswith(f"warning: {capacity_file(tmp_path)}: line 3 cannot be read; ")
     assert main.run(["capacity"]) == 0
     assert "quota" in capsys.readouterr().out
-    assert main.run(["capacity", "--days", "0"]) == 2
-    assert "--days: 0 is not a number of days above 0" in capsys.readouterr().err
+    for days in ("0", "-1", "nan", "inf"):
+        assert main.run(["capacity", "--days", days]) == 2
+        assert f"--days: {days} is no number of days from 0 to 3650" in capsys.readouterr().err
