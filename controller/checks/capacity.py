@@ -9,7 +9,11 @@ from conf.schema.infra.topology import tpu_type_table, zone_region
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.core.text import nearest_names
+from controller.gcp.errors import NotFoundError
+from controller.resources.pod.provisioner import MAX_RUN_MARGIN_SECONDS, max_run_seconds
 
+FLEX_SECONDS = 7 * 24 * 3600
+"""Longest life of a flex-start pod: https://cloud.google.com/compute/docs/instances/about-flex-start-vms."""
 IMAGES = {
     "v2, v3, v4": r"^v2-alpha$|^tpu-vm-",
     "v4": r"tpu-?v4",
@@ -36,16 +40,56 @@ def zone_has_type(config: Config) -> Iterator[Issue]:
 
 @check("obtainable", "error", "tpu.accelerator_type")
 def type_is_obtainable(config: Config) -> Iterator[Issue]:
-    """Google offers new generations only through Compute Engine."""
-    if config.topology.generation == "tpu7x":
-        yield Issue("tpu7x needs Compute Engine, which slipway does not support yet; choose v6e, v5p, v5e or v4")
+    """Google's TPU API lacks new generations, and Compute Engine lacks old ones."""
+    topology, tpu = config.topology, config.tpu
+    generations = tpu_type_table()["generations"]
+    if not tpu.on_compute_engine and not topology.on_tpu_api:
+        message = f"the TPU API has no {topology.generation}; set it to auto or compute_engine"
+        yield Issue(message, "tpu.plane")
+    if tpu.on_compute_engine and not topology.image_family:
+        others = ", ".join(name for name, facts in generations.items() if "image_family" in facts)
+        message = f"Compute Engine has no {topology.generation}; set it to auto or tpu_api, or choose {others}"
+        yield Issue(message, "tpu.plane")
+    elif tpu.on_compute_engine and not topology.machine_type:
+        machines = ", ".join(generations[topology.generation]["machine_types"].values())
+        yield Issue(f"Compute Engine has no VM type for {tpu.accelerator_type}; it has {machines}")
+
+
+@check("plane_keys", "error", "tpu.provisioner", "tpu.capacity", "tpu.machine_type", "tpu.max_run_hours")
+def keys_are_of_the_plane(config: Config) -> Iterator[Issue]:
+    """Some keys and tiers exist on one plane only. Google ends every flex-start pod after seven days."""
+    tpu = config.tpu
+    if not tpu.on_compute_engine:
+        if tpu.machine_type is not None:
+            yield Issue("the TPU API chooses the VMs; set it to null, or tpu.plane=compute_engine", "tpu.machine_type")
+        if tpu.max_run_hours is not None:
+            message = "only Compute Engine ends a pod by itself; set it to null and budget.max_hours, or tpu.plane"
+            yield Issue(f"{message} to compute_engine", "tpu.max_run_hours")
+        return
+    if tpu.provisioner != "auto":
+        yield Issue(f"{tpu.provisioner} is a way of the TPU API; set it to auto, or tpu.plane to tpu_api")
+    if "preemptible" in tpu.capacity:
+        yield Issue("Compute Engine has no preemptible TPUs; choose spot", "tpu.capacity")
+    seconds = max_run_seconds(config)
+    if "flex_start" in tpu.capacity and not seconds:
+        message = "flex_start needs a duration: set it to at most 168, or set budget.max_hours"
+        yield Issue(message, "tpu.max_run_hours")
+    elif "flex_start" in tpu.capacity and seconds and seconds > FLEX_SECONDS + MAX_RUN_MARGIN_SECONDS:
+        yield Issue(
+            f"Google ends a flex_start pod after 168 hours, and this is {seconds / 3600:.0f}; set it to at most 168",
+            "tpu.max_run_hours",
+        )
 
 
 @check("runtime", "warning", "tpu.runtime_version", also="error")
 def runtime_matches_type(config: Config) -> Iterator[Issue]:
     """A slice boots with another generation's image, but JAX finds no TPU on it. An image that is certainly wrong is an
-    error: one named after another generation, or `v2-alpha`, which is older than v5e.
+    error: one named after another generation, or `v2-alpha`, which is older than v5e. Compute Engine has images of its
+    own.
     """
+    if config.tpu.on_compute_engine:
+        yield from _image_matches_type(config)
+        return
     documented, wanted, generation = (
         config.topology.runtime_version,
         config.tpu.runtime_version,
@@ -62,6 +106,17 @@ def runtime_matches_type(config: Config) -> Iterator[Issue]:
         yield Issue(f"{wanted} is not the documented image for {generation}; use {documented}, or null")
 
 
+def _image_matches_type(config: Config) -> Iterator[Issue]:
+    """Yield an image of the TPU API, and one that Google does not document for the generation."""
+    wanted, documented = config.tpu.runtime_version, config.topology.image_family
+    if wanted in (None, documented):
+        return
+    if any(wanted == facts["runtime_version"] for facts in tpu_type_table()["generations"].values()):
+        yield Issue(f"{wanted} is an image of the TPU API; on Compute Engine use {documented}, or null", "", "error")
+    else:
+        yield Issue(f"{wanted} is not the documented image for {config.topology.generation}; use {documented}, or null")
+
+
 @check("tier", "error", "tpu.provisioner", "tpu.capacity")
 def tier_has_a_provisioner(config: Config) -> Iterator[Issue]:
     """Some tiers need a queued resource and some a node."""
@@ -75,9 +130,10 @@ def tier_has_a_provisioner(config: Config) -> Iterator[Issue]:
 
 @check("reservation", "error", "tpu.reservation")
 def reservation_is_named(config: Config) -> Iterator[Issue]:
-    """A queued resource needs the name of the reservation for reserved capacity."""
+    """A queued resource, and Compute Engine, need the name of the reservation for reserved capacity."""
     tpu = config.tpu
-    if "reserved" in tpu.capacity and tpu.reservation is None and tpu.is_queued("reserved"):
+    named = tpu.on_compute_engine or tpu.is_queued("reserved")
+    if "reserved" in tpu.capacity and tpu.reservation is None and named:
         yield Issue("tpu.capacity=reserved needs the name of the reservation")
 
 
@@ -138,7 +194,12 @@ def soft_delete_is_possible(config: Config) -> Iterator[Issue]:
 
 @check("type_offered", "error", "tpu.zone", "tpu.fallback_zones", live=True)
 def offered_types(config: Config, context: Context) -> Iterator[Issue]:
-    """Google's `acceleratorTypes.list` is authoritative for a zone; the table may be out of date."""
+    """Google's `acceleratorTypes.list`, or `machineTypes.get`, is authoritative for a zone; the table may be out of
+    date.
+    """
+    if config.tpu.on_compute_engine:
+        yield from _offered_machines(config, context)
+        return
     for zone in () if config.tpu.adopt else config.tpu.all_zones:
         listed = _listed(context, zone, "acceleratorTypes")
         wanted = config.tpu.accelerator_type
@@ -150,6 +211,8 @@ def offered_types(config: Config, context: Context) -> Iterator[Issue]:
 @check("runtime_offered", "error", "tpu.runtime_version", also="note", live=True)
 def offered_runtimes(config: Config, context: Context) -> Iterator[Issue]:
     """Google rejects a mistyped image, but only after minutes. A documented image that its list lacks is only noted."""
+    if config.tpu.on_compute_engine:
+        return  # Google rejects a mistyped one at once
     documented = config.topology.runtime_version
     wanted = config.tpu.runtime_version or documented
     for zone in () if config.tpu.adopt else config.tpu.all_zones:
@@ -160,6 +223,16 @@ def offered_runtimes(config: Config, context: Context) -> Iterator[Issue]:
             yield Issue(f"Google's list for {zone} lacks {wanted}, the documented image", severity="note")
         else:
             yield Issue(f"Google offers no image {wanted} in {zone}; closest there: {nearest_names(wanted, listed)}")
+
+
+def _offered_machines(config: Config, context: Context) -> Iterator[Issue]:
+    wanted = config.topology.machine_type
+    for zone in () if config.tpu.adopt else config.tpu.all_zones:
+        try:
+            context.google.call("compute", "machineTypes.get", project=context.project, zone=zone, machineType=wanted)
+        except NotFoundError:
+            message = f"Compute Engine offers no {wanted} in {zone}; choose another zone, or set tpu.plane"
+            yield Issue(message, _zone_key(config, zone))
 
 
 def is_known_zone(zone: str) -> bool:

@@ -88,7 +88,9 @@ def _in_network(context: Context, network: Network, doomed: set[str]) -> Iterato
 
 def _machines(context: Context, node: Node) -> Iterator[tuple[str, str, tuple[str, str], str]]:
     """Yield every TPU, queued TPU and instance except our pod: title, network, (region, subnet), account."""
+    of_pods: set[tuple[str, str]] = set()
     for status in project_slices(context):
+        of_pods |= {(status.place.zone, vm) for vm in status.vms}
         if node.may_be(status):
             continue
         place, network = status.place, status.spec.network or "default"
@@ -96,6 +98,8 @@ def _machines(context: Context, node: Node) -> Iterator[tuple[str, str, tuple[st
         subnet = (place.region, place.subnetwork or network)
         yield f"{title} in {place.zone}", network, subnet, status.spec.service_account
     for scope, item in aggregated(context, "instances"):
+        if (scope, item["name"]) in of_pods:
+            continue  # a worker
         account = next((a.get("email", "") for a in item.get("serviceAccounts", [])), "")
         for card in item.get("networkInterfaces", []):
             place = (_region(scope), leaf(card.get("subnetwork", "")))

@@ -1,6 +1,6 @@
 """Find Slipway's billed resources in all zones by label and description, and whether a run uses them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ from controller.lease.store import BucketLeaseStore
 from controller.records.ledger import Ledger
 from controller.records.spending import read_claim
 from controller.resources.bastion.vm import POD_LABEL, RUN_LABEL
-from controller.resources.pod.planes import all_provisioners, project_slices
+from controller.resources.pod.plane import Leftover
+from controller.resources.pod.planes import PLANES, project_slices, provisioners_of
 from controller.resources.pod.provisioner import WAITING_STATES, SliceStatus
 from controller.resources.uploads.fetch_vm import ASSET_LABEL, HASH_LABEL
 from controller.run.queue import PodQueue
@@ -39,6 +40,8 @@ class BilledItem:
     usd_per_hour: float | None
     use: str
     why: str
+    provisioner: str = ""
+    """Of a slice: what created it."""
 
     @property
     def title(self) -> str:
@@ -51,9 +54,12 @@ def billed_items(context: Context, buckets: list[str]) -> list[BilledItem]:
     `buckets` may hold records of runs, besides the buckets that carry our label.
     """
     places = list(dict.fromkeys([*slipway_buckets(context), *buckets]))
-    pods = [*_pods(context, places)]
+    slices = [*project_slices(context)]
+    pods = [*_pods(context, places, slices)]
     in_use = {zone_region(pod.place) for pod in pods if pod.use}
-    found = [*pods, *_disks(context, pods), *_machines(context, places, in_use), *_network(context, in_use)]
+    vms = {(status.place.zone, vm) for status in slices for vm in status.vms}
+    machines = [*_machines(context, places, in_use, vms)]
+    found = [*pods, *_leftovers(context), *_disks(context, pods), *machines, *_network(context, in_use)]
     return sorted(found, key=lambda thing: bool(thing.use))
 
 
@@ -62,7 +68,7 @@ def delete(context: Context, thing: BilledItem) -> None:
     where = {"project": context.project}
     match thing.kind:
         case "TPU" | "queued TPU":
-            for provisioner in all_provisioners(MIN_AGE_SECONDS).values():
+            for provisioner in provisioners_of([thing.provisioner], MIN_AGE_SECONDS).values():
                 provisioner.delete(context, thing.name, thing.place)
             return
         case "disk":
@@ -71,8 +77,12 @@ def delete(context: Context, thing: BilledItem) -> None:
             method, where = "instances.delete", where | {"zone": thing.place, "instance": thing.name}
         case "address":
             method, where = "addresses.delete", where | {"region": thing.place, "address": thing.name}
-        case _:
+        case "router":
             method, where = "routers.delete", where | {"region": thing.place, "router": thing.name}
+        case kind:
+            for plane in PLANES.values():
+                plane.delete_leftover(context, Leftover(kind, thing.name, thing.place, 0.0))
+            return
     try:
         wait_compute(context, context.google.call("compute", method, **where))
     except NotFoundError:
@@ -89,9 +99,9 @@ def slipway_buckets(context: Context) -> Iterator[str]:
         return
 
 
-def _pods(context: Context, buckets: list[str]) -> Iterator[BilledItem]:
+def _pods(context: Context, buckets: list[str], slices: Sequence[SliceStatus]) -> Iterator[BilledItem]:
     """Yield nodes, and queued requests without a node."""
-    for slice_ in project_slices(context):
+    for slice_ in slices:
         if not slice_.is_labelled:
             continue
         if slice_.uid:
@@ -100,7 +110,15 @@ def _pods(context: Context, buckets: list[str]) -> Iterator[BilledItem]:
         state = slice_.state.lower()
         waits = slice_.state in WAITING_STATES or slice_.state == "PROVISIONING"
         use = f"{state}, not billed until it has a node" if waits else ""
-        yield BilledItem("queued TPU", slice_.name, slice_.place.zone, 0.0, use, f"{state}, counts against the quota")
+        about = (slice_.name, slice_.place.zone, 0.0, use, f"{state}, counts against the quota")
+        yield BilledItem("queued TPU", *about, slice_.place.provisioner)
+
+
+def _leftovers(context: Context) -> Iterator[BilledItem]:
+    for plane in PLANES.values():
+        for left in plane.leftovers(context):
+            if context.clock.now() - left.created > MIN_AGE_SECONDS:
+                yield BilledItem(left.kind, left.name, left.region, 0.0, "", "no pod uses it")
 
 
 def _pod(context: Context, buckets: list[str], slice_: SliceStatus) -> BilledItem:
@@ -109,7 +127,7 @@ def _pod(context: Context, buckets: list[str], slice_: SliceStatus) -> BilledIte
     use, why = "", f"{slice_.state.lower()}, not used by any known run"
     if slice_.state in STOPPED:
         why = f"{slice_.state.lower()}: its disks may be billed, and it counts against the quota"
-        return BilledItem("TPU", name, zone, usd, "", why)
+        return BilledItem("TPU", name, zone, usd, "", why, slice_.place.provisioner)
     age = context.clock.now() - slice_.created
     for bucket in buckets:
         try:
@@ -127,7 +145,7 @@ def _pod(context: Context, buckets: list[str], slice_: SliceStatus) -> BilledIte
             break
     else:
         use = "just created, no run has started on it yet" if age < MIN_AGE_SECONDS else ""
-    return BilledItem("TPU", name, zone, usd, use, why)
+    return BilledItem("TPU", name, zone, usd, use, why, slice_.place.provisioner)
 
 
 def _use_by_run(context: Context, bucket: str, run_id: str, uid: str, age: float) -> tuple[str, str]:
@@ -161,9 +179,13 @@ def _disks(context: Context, pods: list[BilledItem]) -> Iterator[BilledItem]:
         yield BilledItem("disk", item["name"], zone, usd, use, f"{item.get('sizeGb')} GB, not attached")
 
 
-def _machines(context: Context, buckets: list[str], in_use: set[str]) -> Iterator[BilledItem]:
-    """Yield VMs that carry our label: bastions, and those that fetch assets."""
+def _machines(
+    context: Context, buckets: list[str], in_use: set[str], of_pods: set[tuple[str, str]]
+) -> Iterator[BilledItem]:
+    """Yield VMs that carry our label and are no workers: bastions, and those that fetch assets."""
     for zone, item in _list_managed(context, "instances", is_labelled):
+        if (zone, item["name"]) in of_pods:
+            continue
         usd = load_prices()["vm"]["usd_per_hour"].get(leaf(item.get("machineType", "")))
         stopped = item.get("status") in ("TERMINATED", "STOPPED", "SUSPENDED")
         run_id, pod = item.get("labels", {}).get(RUN_LABEL, ""), item.get("labels", {}).get(POD_LABEL, "")

@@ -43,8 +43,10 @@ RECORDED_PARAMETERS = frozenset(
     {"bucket", "name", "network", "object", "parent", "prefix", "project", "projectId", "region", "zone"}
 )
 """Request parameters that name the resource. No other parameter is logged."""
-UNGUARDED_METHODS = frozenset({"getGuestAttributes", "patch"})
-"""TPU API methods that the write guard skips: they change nothing that matters to another controller."""
+UNGUARDED_METHODS = frozenset({"getGuestAttributes", "listManagedInstances", "patch"})
+"""Methods that the write guard skips: they change nothing that matters to another controller."""
+POD_COLLECTIONS = frozenset({"instanceGroupManagers", "regionInstanceTemplates", "resourcePolicies"})
+"""Collections of Compute Engine that hold nothing but parts of pods. Instances may be other machines."""
 PROPAGATION_SECONDS = 420.0
 """How long IAM may take to show a change everywhere: https://cloud.google.com/iam/docs/access-change-propagation."""
 CHUNK = 16 << 20
@@ -230,7 +232,7 @@ class GoogleClient:
             request.headers.update(headers or {})
             if dates is not None:
                 request.add_response_callback(lambda answer: dates.append(answer["date"]))
-            if api == "tpu" and request.method != "GET" and method.rpartition(".")[2] not in UNGUARDED_METHODS:
+            if request.method != "GET" and _changes_pod(api, method):
                 self.before_pod_write()
             with self._connection(request.methodId) as http:
                 return request.execute(http=http)
@@ -315,6 +317,11 @@ class GoogleClient:
         with self._lock:
             while self._idle_connections:
                 self._idle_connections.pop().close()
+
+
+def _changes_pod(api: str, method: str) -> bool:
+    collection, _, verb = method.rpartition(".")
+    return verb not in UNGUARDED_METHODS and (api == "tpu" or (api == "compute" and collection in POD_COLLECTIONS))
 
 
 @cache

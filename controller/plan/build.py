@@ -23,6 +23,7 @@ from controller.plan.project import bucket_name, shared_resources
 from controller.plan.workers import WorkerInputs, fetched_nearby, fetched_on_pod, venv_requirements, worker_resources
 from controller.reconcile.resource import Absent, Pending, Resource
 from controller.resources.pod.node import Node
+from controller.resources.pod.planes import plane_for
 from controller.resources.pod.provisioner import Place, SliceSpec
 from controller.resources.pod.this_machine import ThisMachine
 from controller.resources.project.bucket import Bucket
@@ -186,7 +187,9 @@ def node_resource(config: Config, depends_on: tuple[str, ...]) -> Node:
             depends_on=depends_on,
         )
     places = tuple(
-        Place(zone, tier, config.network.subnet_name(zone_region(zone)), "queued" if tpu.is_queued(tier) else "node")
+        Place(
+            zone, tier, config.network.subnet_name(zone_region(zone)), plane_for(config).provisioner_for(config, tier)
+        )
         for zone, tier in product(tpu.all_zones, tpu.capacity)
     )
     return Node(

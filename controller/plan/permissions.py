@@ -7,6 +7,7 @@ from conf.schema.config import Config
 from conf.schema.infra.permissions import permissions_of_method, permissions_of_role
 from controller.inputs.secrets import Vault
 from controller.plan.project import bucket_name
+from controller.resources.pod.planes import plane_for
 
 ROLES = (
     "roles/tpu.admin", "roles/iam.serviceAccountUser", "roles/iap.tunnelResourceAccessor", "roles/storage.admin",
@@ -47,19 +48,17 @@ class Use:
     """Whose service account it attaches, if it needs iam.serviceAccounts.actAs: workers or driver."""
 
 
-NODES, ACT_AS = "tpu projects.locations.nodes.", "iam.serviceAccounts.actAs"
+ACT_AS = "iam.serviceAccounts.actAs"
 RUN = (
     Use("every request", always=("serviceusage.services.use",)),
     Use("Google APIs", ("serviceusage services.batchGet",),
         ("serviceusage services.batchEnable", "serviceusage operations.get")),
     Use("checks of quota, billing and offer", always=(
         "cloudbilling projects.getBillingInfo", "serviceusage services.consumerQuotaMetrics.list",
-        "compute regions.get", f"{NODES}list", "tpu projects.locations.acceleratorTypes.list",
-        "tpu projects.locations.runtimeVersions.list")),
+        "compute regions.get")),
     Use("code, records and results in the bucket", always=(
         "storage buckets.get", "storage objects.get", "storage objects.list", "storage objects.insert",
         "storage objects.delete")),
-    Use("pod", always=(f"{NODES}get", f"{NODES}getGuestAttributes", "tpu projects.locations.operations.get")),
     Use("SSH", always=("compute firewalls.list",)),
 )  # fmt: skip
 BUCKET = Use(
@@ -68,12 +67,6 @@ BUCKET = Use(
     remove=("storage buckets.delete", "storage buckets.list", "storage objects.list", "storage objects.delete"),
     change=("storage buckets.patch",),
 )
-OWN_POD = Use(
-    "pod",
-    always=(f"{NODES}create", f"{NODES}delete", ACT_AS),
-    change=(f"{NODES}patch", f"{NODES}start", f"{NODES}stop"),  # an SSH key, `slipway stop`, a restart of its VMs
-)
-ADOPTED_POD = Use("SSH key in the adopted pod", make=(f"{NODES}patch",))
 NETWORK = (
     Use("network", ("compute networks.get",), ("compute networks.insert", "compute globalOperations.wait"), (
         "compute networks.delete", "compute globalOperations.wait", "compute firewalls.list",
@@ -169,6 +162,9 @@ class Need:
 def uses_of_plan(config: Config) -> Iterator[Use]:
     """Yield the parts of a config's plan and the methods that they call."""
     yield from RUN
+    calls = plane_for(config).methods
+    yield Use("checks of quota, billing and offer", always=calls.check)
+    yield Use("pod", always=calls.observe)
     yield BUCKET
     if config.ssh.os_login == "auto":
         yield Use("OS Login", always=("compute projects.get",))
@@ -184,9 +180,10 @@ def uses_of_plan(config: Config) -> Iterator[Use]:
         if not config.network.nat:
             yield Use("bastion", always=("compute.subnetworks.useExternalIp",))
     if config.tpu.adopt:
-        yield ADOPTED_POD
+        yield Use("SSH key in the adopted pod", make=calls.add_key)
         return
-    yield from (OWN_POD, *NETWORK)
+    yield Use("pod", always=(*calls.own, ACT_AS), change=calls.change)
+    yield from NETWORK
     if config.assets.may_use_vm:
         yield FETCH_VM
         if not config.network.nat:

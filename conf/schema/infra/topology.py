@@ -41,6 +41,9 @@ class Topology:
     runtime_version: str
     zones: tuple[str, ...]
     usd_per_chip_hour: MappingProxyType[str, tuple[float | None, float | None]]  # zone: (on demand, spot)
+    on_tpu_api: bool = True
+    machine_type: str = ""  # of Compute Engine; "" if it has none for this type
+    image_family: str = ""  # of Compute Engine
 
     @property
     def devices_per_worker(self) -> int:
@@ -58,15 +61,27 @@ def tpu_type_table() -> dict[str, Any]:
     return yaml.load(TABLE_FILE.read_text(), Loader=YamlLoader)  # noqa: S506 - CSafeLoader is a safe loader
 
 
-def find_topology(accelerator_type: str) -> Topology:
-    """Look up an accelerator type. Raises UnknownTypeError with the nearest names."""
+def find_topology(accelerator_type: str, machine_type: str | None = None) -> Topology:
+    """Look up an accelerator type.
+
+    Args:
+        accelerator_type: `v6e-8`.
+        machine_type: divides the chips among VMs of this type of Compute Engine; None: as the table does.
+
+    Raises:
+        UnknownTypeError: the table has no such type; the message names the nearest ones.
+    """
     types = tpu_type_table()["types"]
     if accelerator_type not in types:
         wanted = accelerator_type.replace("v5e", "v5litepod")  # v5e is its name everywhere but in the API
         near = [wanted] if wanted in types else difflib.get_close_matches(wanted, types, n=4, cutoff=0.5)
         raise UnknownTypeError(f"unknown type {accelerator_type!r}; closest: {', '.join(near) or 'none'}")
-    name, chips, vms, _, shape = types[accelerator_type]
+    name, chips, vms, chips_per_vm, shape = types[accelerator_type]
     generation = tpu_type_table()["generations"][name]
+    machines: dict[int, str] = generation.get("machine_types", {})
+    if machine_type is not None:
+        chips_per_vm = _chips_of_machine(accelerator_type, chips, machine_type, machines)
+        vms = chips // chips_per_vm
     return Topology(
         accelerator_type=accelerator_type,
         generation=name,
@@ -79,7 +94,52 @@ def find_topology(accelerator_type: str) -> Topology:
         runtime_version=generation["runtime_version"],
         zones=tuple(generation["zones"]),
         usd_per_chip_hour=MappingProxyType({z: (p[0], p[1]) for z, p in generation["usd_per_chip_hour"].items()}),
+        on_tpu_api=generation.get("tpu_api", True),
+        machine_type=machines.get(chips_per_vm, ""),
+        image_family=generation.get("image_family", ""),
     )
+
+
+def _chips_of_machine(accelerator_type: str, chips: int, machine_type: str, machines: dict[int, str]) -> int:
+    """Return the chips of a machine type. Raises UnknownTypeError if no slice of this type consists of such VMs.
+
+    A slice of several VMs has four chips on each, in every generation.
+    """
+    fits = {name: size for size, name in machines.items() if size == chips or (size == 4 and chips % 4 == 0)}
+    if machine_type not in fits:
+        choices = ", ".join(fits) or "none"
+        raise UnknownTypeError(f"{accelerator_type} has no VMs of type {machine_type!r}; choices: {choices}")
+    return fits[machine_type]
+
+
+def type_of_shape(spelling: str) -> str:
+    """Return the accelerator type of a generation and a topology: `v6e-8` of `v6e:2x4`.
+
+    Raises:
+        UnknownTypeError: the generation does not exist, or has no such topology.
+    """
+    generation, _, shape = spelling.partition(":")
+    rows = [(name, row) for name, row in tpu_type_table()["types"].items() if row[0] == generation]
+    if not rows:
+        raise UnknownTypeError(
+            f"unknown generation {generation!r}; choices: {', '.join(tpu_type_table()['generations'])}"
+        )
+    shapes = {row[4]: name for name, row in rows if row[4]}
+    if shape in shapes:
+        return shapes[shape]
+    near = difflib.get_close_matches(shape, shapes, n=3, cutoff=0.0)
+    choices = f"; closest: {', '.join(near)}" if near else f"; use an accelerator type such as {rows[0][0]}"
+    raise UnknownTypeError(f"{generation} has no topology {shape!r}{choices}")
+
+
+def type_of_machines(machine_type: str, vms: int) -> str:
+    """Return the accelerator type that so many VMs of a machine type of Compute Engine make up, or ''."""
+    for generation, facts in tpu_type_table()["generations"].items():
+        for size, name in facts.get("machine_types", {}).items():
+            if name == machine_type:
+                rows = tpu_type_table()["types"].items()
+                return next((kind for kind, row in rows if row[0] == generation and row[1] == size * vms), "")
+    return ""
 
 
 def this_machine(backend: str, devices: int) -> Topology:

@@ -1,13 +1,14 @@
 """The slice that a run needs, and where and how to get it."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from conf.schema.base import VOLATILE, Name, Strict, Zone
-from conf.schema.infra.topology import UnknownTypeError, find_topology
+from conf.schema.infra.topology import UnknownTypeError, find_topology, type_of_shape
 
 Tier = Literal["on_demand", "spot", "preemptible", "reserved", "flex_start"]
+Plane = Literal["auto", "tpu_api", "compute_engine"]
 NODE_GENERATIONS = frozenset({"v2", "v3"})
 """Generations that provisioner=auto creates as plain nodes. Later ones use queued resources."""
 
@@ -19,7 +20,25 @@ def _as_tuple(value: Any) -> Any:
 class Tpu(Strict):
     """The TPU slice."""
 
-    accelerator_type: str = Field(description="Slice type from conf/tpu_types.yaml, e.g. v5litepod-16.")
+    accelerator_type: str = Field(
+        description="Slice type from conf/tpu_types.yaml, e.g. v6e-8, or generation and topology, e.g. v6e:2x4."
+    )
+    plane: Annotated[Plane, VOLATILE] = Field(
+        description="Google's API that the slice comes from. auto: the TPU API, or Compute Engine for generations that "
+        "the TPU API does not have."
+    )
+    machine_type: Annotated[str | None, VOLATILE] = Field(
+        description="On Compute Engine: type of the slice's VMs, e.g. ct6e-standard-4t. null: the fewest VMs."
+    )
+    boot_disk_gb: Annotated[int, VOLATILE] = Field(
+        ge=100, le=65536, description="On Compute Engine: size in GB of each VM's boot disk."
+    )
+    max_run_hours: Annotated[float | None, VOLATILE] = Field(
+        ge=0.5,
+        le=2880,
+        description="On Compute Engine: hours after which Google itself deletes the pod, even if every "
+        "controller is gone. null: as long as the budget allows, if there is one. flex_start needs one (168 at most).",
+    )
     zone: Annotated[Zone, VOLATILE] = Field(description="Zone to try first.")
     fallback_zones: Annotated[tuple[Zone, ...], VOLATILE] = Field(description="Zones to try next, in order.")
     name: Annotated[Name | None, VOLATILE] = Field(description="TPU node name. null: set from cloud, tpu and network.")
@@ -54,6 +73,7 @@ class Tpu(Strict):
     @classmethod
     def _known_type(cls, value: str) -> str:
         try:
+            value = type_of_shape(value) if ":" in value else value
             find_topology(value)
         except UnknownTypeError as error:
             raise ValueError(str(error)) from None
@@ -67,6 +87,26 @@ class Tpu(Strict):
         if len(set(value)) != len(value):
             raise ValueError("lists a tier twice")
         return value
+
+    @model_validator(mode="after")
+    def _known_machine(self) -> Self:
+        if self.machine_type is not None and self.on_compute_engine:
+            try:
+                find_topology(self.accelerator_type, self.machine_type)
+            except UnknownTypeError as error:
+                raise ValueError(f"machine_type: {error}") from None
+        return self
+
+    @property
+    def chosen_plane(self) -> str:
+        """The plane that the slice comes from: tpu_api or compute_engine."""
+        if self.plane == "auto":
+            return "tpu_api" if find_topology(self.accelerator_type).on_tpu_api else "compute_engine"
+        return self.plane
+
+    @property
+    def on_compute_engine(self) -> bool:
+        return self.chosen_plane == "compute_engine"
 
     @property
     def all_zones(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ done
 
 def disk_type(generation: str) -> str:
     """Return the disk type for a generation (https://cloud.google.com/tpu/docs/attach-durable-block-storage)."""
-    return "hyperdisk-balanced" if generation == "v6e" else "pd-balanced"
+    return "hyperdisk-balanced" if generation in ("v6e", "tpu7x") else "pd-balanced"
 
 
 def mount_part(gigabytes: int) -> str:

@@ -17,7 +17,7 @@ from controller.gcp.worker_vms import WorkerVms
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope, difference
 from controller.resources.pod import data_disk
 from controller.resources.pod.plane import Plane
-from controller.resources.pod.planes import all_provisioners, plane_of
+from controller.resources.pod.planes import plane_of, provisioners_of
 from controller.resources.pod.provisioner import (
     DELETE_SECONDS,
     NOT_OBSERVED,
@@ -271,7 +271,8 @@ class Node(Resource):
 
     @property
     def _slices(self) -> Slices:
-        return Slices(self.name, self._zones, all_provisioners(self.create_seconds))
+        names = [place.provisioner for place in (*self.places, self.place) if place.provisioner]
+        return Slices(self.name, self._zones, provisioners_of(names, self.create_seconds))
 
     def _search(self, context: Context) -> CapacitySearch:
         return CapacitySearch(

@@ -4,19 +4,61 @@
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
+from conf.schema.config import Config
 from controller.context import Context
 from controller.gcp.worker_vms import WorkerVms
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
+
+
+@dataclass(frozen=True)
+class PlaneMethods:
+    """Methods of Google that a controller calls for a pod: `tpu projects.locations.nodes.get`, or permissions alone.
+
+    Attributes:
+        check: in the checks of quota and offer.
+        observe: to look at a pod.
+        own: to create and delete one.
+        change: to change, stop or start one.
+        add_key: to add an SSH key.
+    """
+
+    check: tuple[str, ...]
+    observe: tuple[str, ...]
+    own: tuple[str, ...]
+    change: tuple[str, ...]
+    add_key: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """What a creation or deletion left behind: it bills nothing. `created`: seconds since the epoch."""
+
+    kind: str
+    name: str
+    region: str
+    created: float
 
 
 class Plane(Protocol):
     """One API that holds slices."""
 
     @property
-    def delete_permission(self) -> str:
-        """Permission that the workers' service account needs so that a pod can delete itself."""
+    def methods(self) -> PlaneMethods: ...
+
+    @property
+    def account_roles(self) -> tuple[str, ...]:
+        """Predefined roles with which an account can create and delete slices, besides those of cloud.roles."""
+        ...
+
+    def delete_permission(self, provisioner: ProvisionerName) -> str:
+        """Return the permission that the workers' service account needs so that a pod can delete itself."""
+        ...
+
+    def provisioner_for(self, config: Config, tier: str) -> ProvisionerName:
+        """Return the provisioner that creates a config's slice in a tier."""
         ...
 
     def provisioners(self, create_seconds: float) -> Mapping[ProvisionerName, Provisioner]:
@@ -28,6 +70,14 @@ class Plane(Protocol):
 
     def slices(self, context: Context) -> Iterator[SliceStatus]:
         """Yield every slice of the project and every request without one, in all zones, whoever made them."""
+        ...
+
+    def leftovers(self, context: Context) -> Iterator[Leftover]:
+        """Yield what no slice of the project uses any more."""
+        ...
+
+    def delete_leftover(self, context: Context, leftover: Leftover) -> None:
+        """Delete it if it is of this plane; no error if it is gone or in use."""
         ...
 
     def vms(self, context: Context, name: str, status: SliceStatus) -> WorkerVms:

@@ -1,23 +1,29 @@
 """The planes that slices come from. A new one needs its own folder and a line here."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
+from conf.schema.config import Config
 from controller.context import Context
+from controller.resources.pod.compute_engine.plane import ComputeEngine
 from controller.resources.pod.plane import Plane
 from controller.resources.pod.provisioner import Provisioner, ProvisionerName, SliceStatus
 from controller.resources.pod.tpu_api.plane import TpuApi
 
-PLANES: Mapping[str, Plane] = MappingProxyType({"tpu_api": TpuApi()})
+PLANES: Mapping[str, Plane] = MappingProxyType({"tpu_api": TpuApi(), "compute_engine": ComputeEngine()})
+"""By their names in `tpu.plane`."""
 
 
-def all_provisioners(create_seconds: float) -> dict[ProvisionerName, Provisioner]:
-    """Return every way to create a slice; see `Plane.provisioners` for the order."""
-    return {
-        name: provisioner
-        for plane in PLANES.values()
-        for name, provisioner in plane.provisioners(create_seconds).items()
-    }
+def provisioners_of(names: Iterable[ProvisionerName], create_seconds: float) -> dict[ProvisionerName, Provisioner]:
+    """Return every way to create a slice on the planes of some provisioners; see `Plane.provisioners` for the order."""
+    wanted = set(names)
+    ways = (plane.provisioners(create_seconds) for plane in PLANES.values())
+    return {name: provisioner for found in ways if wanted & found.keys() for name, provisioner in found.items()}
+
+
+def plane_for(config: Config) -> Plane:
+    """Return the plane that a config's pod comes from."""
+    return PLANES[config.tpu.chosen_plane]
 
 
 def plane_of(provisioner: ProvisionerName) -> Plane:

@@ -5,7 +5,7 @@ The provisioners of one API belong to a plane (`plane.py`).
 
 import hashlib
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from conf.schema.config import Config
 from controller.context import Context
@@ -17,16 +17,22 @@ WAITING_STATES = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"})
 REPAIR_STATES = frozenset({"REPAIRING", "REIMAGING", "RESTARTING"})
 DELETE_SECONDS = 900.0
 """How long a deletion may take."""
-ProvisionerName = Literal["node", "queued"]
+ProvisionerName = str
+"""Name of a way to create slices, unique among all planes."""
+QUEUES: frozenset[ProvisionerName] = frozenset({"queued", "mig"})
+"""Provisioners whose requests wait for capacity until they expire or are deleted."""
+MAX_RUN_MARGIN_SECONDS = 600.0
+"""By how much Google's own limit on a pod's life exceeds the budget, so that the controller ends the run first."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One worker, from `networkEndpoints`."""
+    """One worker: its addresses, and the name of its VM where the project has one."""
 
     worker: int
     internal: str
     external: str | None
+    vm: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Place:
 
     @property
     def queued(self) -> bool:
-        return self.provisioner == "queued"
+        return self.provisioner in QUEUES
 
     def __str__(self) -> str:
         return f"{self.zone} ({self.capacity})"
@@ -68,14 +74,28 @@ class SliceSpec:
     data_disk_gb: int | None = field(default=None, compare=False)
     data_disk_kind: str = field(default="pd-balanced", compare=False)
     heartbeat_timeout_seconds: float | None = field(default=None, compare=False)
+    machine_type: str = field(default="", compare=False)
+    """The next four are for Compute Engine."""
+    shape: str = field(default="", compare=False)
+    boot_disk_gb: int = field(default=0, compare=False)
+    max_run_seconds: float | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, config: Config) -> "SliceSpec":
         tpu, topology, timeout = config.tpu, config.topology, config.cleanup.heartbeat_timeout_hours
+        image = topology.image_family if tpu.on_compute_engine else topology.runtime_version
+        own: dict[str, Any] = {}
+        if tpu.on_compute_engine:
+            own = {
+                "machine_type": topology.machine_type,
+                "shape": topology.shape or "",
+                "boot_disk_gb": tpu.boot_disk_gb,
+                "max_run_seconds": max_run_seconds(config),
+            }
         return cls(
             workers=topology.workers,
             accelerator_type=topology.accelerator_type,
-            runtime_version=tpu.runtime_version or topology.runtime_version,
+            runtime_version=tpu.runtime_version or image,
             network=config.network.name,
             external_ip=config.external_ip,
             service_account=config.cloud.service_account,
@@ -84,12 +104,36 @@ class SliceSpec:
             data_disk_gb=tpu.data_disk_gb,
             data_disk_kind=disk_type(topology.generation),
             heartbeat_timeout_seconds=None if timeout is None else 3600 * timeout,
+            **own,
         )
 
     def at(self, place: Place) -> dict[str, Any]:
         """Return the fields that a slice in that place must match."""
         compared = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
+        if self.machine_type:
+            compared["machine_type"] = self.machine_type
         return {**compared, "capacity": place.capacity, "subnetwork": place.subnetwork}
+
+
+def max_run_seconds(config: Config) -> float | None:
+    """Return after how long Google itself shall delete a pod of Compute Engine; None: never.
+
+    Without tpu.max_run_hours it follows from the budget of the run. A pod of a sweep serves many runs, so there it
+    does not.
+    """
+    tpu, budget, sweep = config.tpu, config.budget, config.sweep
+    if tpu.max_run_hours is not None:
+        return 3600 * tpu.max_run_hours
+    if sweep.params or sweep.cases or sweep.search is not None:
+        return None
+    spot = tpu.capacity[0] in ("spot", "preemptible")
+    price = (
+        budget.usd_per_hour if budget.usd_per_hour is not None else config.topology.usd_per_hour(tpu.zone, spot=spot)
+    )
+    hours = [budget.max_hours] if budget.max_hours is not None else []
+    if budget.max_usd is not None and price:
+        hours.append(budget.max_usd / price)
+    return 3600 * min(hours) + MAX_RUN_MARGIN_SECONDS if hours else None
 
 
 @dataclass(frozen=True)
@@ -158,6 +202,11 @@ class SliceStatus:
     @property
     def is_ready(self) -> bool:
         return self.state == "READY"
+
+    @property
+    def vms(self) -> frozenset[str]:
+        """Names of its VMs, where they are instances of the project."""
+        return frozenset(endpoint.vm for endpoint in self.endpoints if endpoint.vm)
 
     @property
     def is_under_repair(self) -> bool:

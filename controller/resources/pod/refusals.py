@@ -27,20 +27,24 @@ RULES_OUT_PLACE: frozenset[RefusalKind] = frozenset({"quota", "compute_quota", "
 _TABLE: tuple[tuple[RefusalKind, str, str], ...] = (
     # kind, pattern of codes (empty: any), pattern of messages; the first row that matches decides
     ("stock_out", "", r"per minute|rate ?limit"),  # a limit on requests, not on chips: it passes
+    ("stock_out", "ZONE_RESOURCE_POOL_EXHAUSTED(_WITH_DETAILS)?|STOCKOUT", ""),
     ("compute_quota", "", r"IN_USE_ADDRESSES|(INSTANCES|CPUS|SSD_TOTAL_GB|DISKS_TOTAL_GB)\b.* (limit|exceeded)"),
     ("quota", "", r"quota limit .* exceeded|quota '[^']*' (has been )?(exceeded|exhausted)|quota exceeded"),
     ("stock_out", "", r"no more capacity|insufficient (reserved )?capacity|out of capacity|stock-?out"),
     ("stock_out", "", r"does not have enough resources|resource_pool_exhausted|currently unavailable in the"),
     ("stock_out", "", r"while in state PREEMPTED|was preempted|has expired|expired"),
+    ("quota", "QUOTA_EXCEEDED|quotaExceeded", ""),
     ("propagating", "", r"service account \S+ (does not exist|was not found|not found)|TPU Service Agent"),
-    ("name_taken", "ALREADY_EXISTS|CONFLICT|409", r""),
+    ("propagating", "", r"of type 'serviceAccount' was not found"),
+    ("name_taken", "ALREADY_EXISTS|alreadyExists|CONFLICT|409", r""),
+    ("type", "", r"not allowed to use the machine type|machine type .* (does not exist|in zone)"),
     ("permission", "PERMISSION_DENIED|FORBIDDEN|UNAUTHENTICATED|403|401", r""),
-    ("runtime", "", r"runtime ?version|unsupported version|version .* (is )?not supported"),
+    ("runtime", "", r"runtime ?version|/images/\S+ was not found|unsupported version|version .* (is )?not supported"),
     ("type", "", r"accelerator ?type|could not be found in the zonal|requested zone is not supported"),
     ("reservation", "", r"reservation"),
     ("stock_out", "RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED", r""),
-    ("internal", "INTERNAL|UNKNOWN|ABORTED", r""),
-    ("bad_request", "INVALID_ARGUMENT|FAILED_PRECONDITION|NOT_FOUND|OUT_OF_RANGE|400|404", r""),
+    ("internal", "INTERNAL(_ERROR)?|UNKNOWN|ABORTED", r""),
+    ("bad_request", "INVALID_ARGUMENT|INVALID|badRequest|FAILED_PRECONDITION|NOT_FOUND|OUT_OF_RANGE|400|404", r""),
 )  # fmt: skip
 
 HINTS: dict[RefusalKind, str] = {

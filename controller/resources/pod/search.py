@@ -212,6 +212,9 @@ class CapacitySearch:
             if too_late() or (late() and current.state in WAITING_STATES):
                 self._delete(maker, place)
                 return Refusal("stock_out", f"still {_state_text(current.state)} after {patience:.0f} s")
+            if len(self.places) > 1 and current.message and self._has_no_capacity(current, place):
+                self._delete(maker, place)
+                return Refusal("stock_out", current.message)
             if current.state != told:
                 told = current.state
                 context.events.emit("step_started", self.subject, f"{place}: {_state_text(told)}", title=self.title)
@@ -227,6 +230,10 @@ class CapacitySearch:
             maker.delete(self.context, self.name, place.zone)
         except DeletionPendingError as error:
             self.context.events.note(self.subject, str(error))
+
+    def _has_no_capacity(self, current: SliceStatus, place: Place) -> bool:
+        """Return whether Google says that a request which it keeps has no capacity now."""
+        return classify(current.code, current.message, reserved=place.capacity == "reserved") == "stock_out"
 
     def _classify(self, place: Place, error: GoogleError) -> RefusalKind:
         return classify(error.reason, error.message, reserved=place.capacity == "reserved")

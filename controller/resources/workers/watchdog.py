@@ -50,7 +50,7 @@ class Watchdog(WorkerResource):
         payload: SetWatchdogRequest = {
             "project": context.project,
             "deletes": node.plane.deletions(context, node.name, node.place.zone),
-            "delete_permission": node.plane.delete_permission,
+            "delete_permission": node.plane.delete_permission(node.place.provisioner),
             "projects_api": context.google.root("cloudresourcemanager"),
             "idle_seconds": self.idle_seconds,
             "seconds_left": None if hours_left is None else 3600 * _with_grace(hours_left),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conf.schema.config import Config
-from conf.schema.infra.topology import TABLE_FILE, UnknownTypeError, find_topology, tpu_type_table
+from conf.schema.infra.topology import TABLE_FILE, UnknownTypeError, find_topology, tpu_type_table, type_of_machines
 from controller.config.compose import compose
 from controller.config.editor_schemas import schema_files
 
@@ -101,11 +101,51 @@ def test_the_suffix_counts_cores_on_v4_and_chips_on_v5e() -> None:
 def test_what_the_files_of_types_say_is_in_the_table(file: Path) -> None:
     found = config(f"tpu={file.stem}")
     kind = found.topology
-    assert kind.accelerator_type.replace("-", "_") == file.stem
+    assert kind.accelerator_type.replace("-", "_") == file.stem.removesuffix("_ce")
     assert found.tpu.zone in kind.zones
     numbers = re.match(r"# (\d+) VMs? of (\d+) chips?.*? (\d+) JAX devices?\.", file.read_text())
     assert numbers is not None
     assert tuple(map(int, numbers.groups())) == (kind.workers, kind.chips // kind.workers, kind.devices)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "kind", "plane", "workers"),
+    [
+        ("v6e:2x4", "v6e-8", "tpu_api", 1),
+        ("v5e:4x4", "v5litepod-16", "tpu_api", 4),
+        ("tpu7x:2x2x2", "tpu7x-16", "compute_engine", 2),
+        ("tpu7x-8", "tpu7x-8", "compute_engine", 1),
+    ],
+)
+def test_a_type_has_two_spellings_and_a_plane_by_itself(spelling: str, kind: str, plane: str, workers: int) -> None:
+    found = config(f"tpu.accelerator_type={spelling}", "tpu.zone=us-central1-c")
+    assert (found.tpu.accelerator_type, found.tpu.chosen_plane) == (kind, plane)
+    assert found.topology.workers == workers
+    assert type_of_machines(found.topology.machine_type, workers) in (kind, "")
+
+
+def test_another_plane_is_another_pod_and_the_same_run() -> None:
+    one, other = config("tpu=v6e_8"), config("tpu=v6e_8_ce")
+    assert (one.topology.workers, other.topology.workers) == (1, 2)
+    assert one.pod_name != other.pod_name
+    assert one.pod_name == config("tpu=v6e_8", "tpu.plane=tpu_api").pod_name
+    assert config("tpu=v6e_8", "tpu.plane=compute_engine").pod_name not in (one.pod_name, other.pod_name)
+    assert one.run_id("0", {}) == other.run_id("0", {})
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("tpu.accelerator_type=v6e:3x3", "v6e has no topology '3x3'; closest: "),
+        ("tpu.accelerator_type=v9:2x2", "unknown generation 'v9'; choices: v2, v3"),
+        ("tpu.machine_type=ct6e-standard-1t", "v6e-8 has no VMs of type 'ct6e-standard-1t'; choices: ct6e-standard-4t"),
+        ("tpu.boot_disk_gb=99", "tpu.boot_disk_gb: input should be greater than or equal to 100"),
+        ("tpu.plane=gke", "tpu.plane: "),
+    ],
+)
+def test_a_slice_that_cannot_be_is_refused(override: str, words: str) -> None:
+    problems = "\n".join(map(str, compose([*TINY, "tpu=v6e_8_ce", override])[1]))
+    assert words in problems
 
 
 def test_price_is_per_slice() -> None:

@@ -4,20 +4,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conf.schema.config import Config
 from controller.context import Context
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import ServiceDisabledError
 from controller.gcp.operations import Caller, wait_rpc
 from controller.gcp.worker_vms import WorkerVms
+from controller.resources.pod.plane import Leftover, PlaneMethods
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.tpu_api import nodes, queued
+
+NODES = "tpu projects.locations.nodes."
+METHODS = PlaneMethods(
+    check=(
+        f"{NODES}list",
+        "tpu projects.locations.acceleratorTypes.list",
+        "tpu projects.locations.runtimeVersions.list",
+    ),
+    observe=(f"{NODES}get", f"{NODES}getGuestAttributes", "tpu projects.locations.operations.get"),
+    own=(f"{NODES}create", f"{NODES}delete"),
+    change=(f"{NODES}patch", f"{NODES}start", f"{NODES}stop"),
+    add_key=(f"{NODES}patch",),
+)
 
 
 @dataclass(frozen=True)
 class TpuApi:
     """Implements `Plane`."""
 
-    delete_permission: str = "tpu.nodes.delete"
+    account_roles: tuple[str, ...] = ()
+    methods: PlaneMethods = METHODS
+
+    def delete_permission(self, provisioner: ProvisionerName) -> str:
+        return "tpu.nodes.delete"
+
+    def provisioner_for(self, config: Config, tier: str) -> ProvisionerName:
+        return "queued" if config.tpu.is_queued(tier) else "node"
 
     def provisioners(self, create_seconds: float) -> Mapping[ProvisionerName, Provisioner]:
         return {"queued": queued.QueuedProvisioner(create_seconds), "node": nodes.NodeProvisioner(create_seconds)}
@@ -36,6 +58,12 @@ class TpuApi:
                     yield status
         except ServiceDisabledError:
             return  # where the API is off there are none
+
+    def leftovers(self, context: Context) -> Iterator[Leftover]:
+        return iter(())
+
+    def delete_leftover(self, context: Context, leftover: Leftover) -> None:
+        """Do nothing: a slice is a node and a request, and both are listed as slices."""
 
     def vms(self, context: Context, name: str, status: SliceStatus) -> WorkerVms:
         return NodeVms(nodes.node_path(context, name, status.place.zone))

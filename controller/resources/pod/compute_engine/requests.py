@@ -1,0 +1,45 @@
+"""Requests to Compute Engine that the parts of a slice share."""
+
+from collections.abc import Callable
+from typing import Any
+
+from controller.context import Context
+from controller.gcp.errors import GoogleError, NotFoundError
+from controller.gcp.operations import wait_compute
+from controller.resources.pod.provisioner import DELETE_SECONDS
+
+API = "compute"
+BUSY = frozenset({"resourceNotReady", "RESOURCE_NOT_READY", "RESOURCE_OPERATION_RATE_EXCEEDED"})
+"""Reasons of a refusal while another operation on the resource is under way."""
+IN_USE = frozenset({"resourceInUseByAnotherResource", "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE", "RESOURCE_IN_USE"})
+
+
+def get(context: Context, method: str, **names: str) -> dict[str, Any] | None:
+    """Return a resource, or None if it does not exist."""
+    try:
+        return context.google.call(API, method, project=context.project, **names)
+    except NotFoundError:
+        return None
+
+
+def change(context: Context, method: str, **parameters: Any) -> None:
+    """Send a request that changes a pod, and wait for its operation. Raises GoogleError on a refusal."""
+    if method.startswith("instances."):  # the client guards the other collections
+        context.google.before_pod_write()
+    wait_compute(context, context.google.call(API, method, project=context.project, **parameters))
+
+
+def delete_when_ready(context: Context, delete: Callable[[], None]) -> None:
+    """Call `delete`, again while another operation on the resource is under way; no error if it is gone."""
+    late = context.clock.deadline(DELETE_SECONDS)
+    while True:
+        try:
+            delete()
+        except NotFoundError:
+            return
+        except GoogleError as error:
+            if error.reason not in BUSY or late():
+                raise
+            context.clock.sleep(context.poll_seconds)
+        else:
+            return
