@@ -54,10 +54,23 @@ def test_what_breaks_off_is_taken_up_again(worker: AgentWorker) -> None:
     assert worker.bucket.objects["assets/w-1/sub/w.bin"] == CONTENT
 
 
-def test_a_refusal_is_told(worker: AgentWorker) -> None:
-    worker.bucket.faults = [404, 403]
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(403, "HTTP 403; it requires a token"), (404, "HTTP 404"), (302, "HTTP 302; it is redirected in a circle")],
+)
+def test_a_refusal_is_told(worker: AgentWorker, status: int, expected: str) -> None:
+    worker.bucket.faults = [404, status]
     code, said = lines(worker, **order(worker))
-    assert (code, "HTTP 403; it requires a token" in said[-1]["error"]) == (1, True)
+    assert code == 1
+    assert said[-1]["error"].endswith(f"answered {expected}")
+
+
+def test_a_full_disk_is_told_at_once(worker: AgentWorker) -> None:
+    (worker.root / "fetched").mkdir(parents=True)
+    (worker.root / "fetched" / SHA256).symlink_to("/dev/full")
+    code, said = lines(worker, **order(worker))
+    assert (code, len(said)) == (1, 1)
+    assert said[0]["error"] == f"sub/w.bin: no space left in {worker.root / 'fetched'} of this machine"
 
 
 def test_orders_are_read_again_until_their_files_have_arrived(
