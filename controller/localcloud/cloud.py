@@ -93,11 +93,13 @@ class Cloud:
         await self.workers.resume()
         self.operations.resume(self.effects, self.workers.schedule_settle)
         misfortune = FaultEffects(self.store, self.nodes, self.slices, self.workers, lambda: list(self.server.peers))
+        self.slices.resume()
         self.faults.resume(misfortune.actions(), self.workers.schedule_settle)
 
     async def close(self) -> None:
         """Stop all timers and SSH servers; the state and the workers' programs stay."""
         self.faults.close()
+        self.slices.close()
         await self.operations.close()
         await self.workers.close()
         self.store.close()

@@ -50,9 +50,9 @@ class Billing:
 
     def _quota_metrics(self, call: ApiCall) -> Document:
         check_project(call.path["v1beta1Id1"])
-        if call.path["servicesId"] != "tpu.googleapis.com":
-            return {}
-        return paginate(call, self._quotas.tpu_metrics(), "metrics")
+        listed = {"tpu.googleapis.com": self._quotas.tpu_metrics, "compute.googleapis.com": self._quotas.pool_metrics}
+        metrics = listed.get(call.path["servicesId"])
+        return paginate(call, metrics(), "metrics") if metrics else {}
 
     def _test_permissions(self, call: ApiCall) -> Document:
         held = call.held_permissions(list(call.body.get("permissions", ())), self._parent(call))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.localcloud.apis.catalog import AcceleratorType, Catalog
-from controller.localcloud.apis.compute_engine.machines import FAMILIES, MACHINES
+from controller.localcloud.apis.compute_engine.machines import FAMILIES, MACHINES, zones_of
 from controller.localcloud.apis.tpu.requested import capacity_tier, holds_quota, requested_nodes
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.errors import ApiError
@@ -18,6 +18,8 @@ COMPUTE_LIMITS = {"INSTANCES": 8, "IN_USE_ADDRESSES": 4}
 """Limits of a new project in each region."""
 TPU_LIMIT = 4096
 """Chips in each zone. A real project has none until it asks; an emulated one that has none would be of no use."""
+_DEFAULT_PREEMPTIBLE = 1536
+"""Chips of Compute Engine's preemptible quota of a new project."""
 _SERVING_CHIPS = 8
 """v5e slices of up to so many chips draw on the serving quota: https://cloud.google.com/tpu/docs/v5e."""
 _HOLDS_TPUS = ("STAGING", "ACTIVATING", "ACTIVE", "ACTIVE_DEGRADED", "REACTIVATING", "INCOMPLETE", "DEACTIVATING")
@@ -47,7 +49,7 @@ def pool_names() -> list[str]:
 
 def _pools(family: str) -> tuple[str, str]:
     """Return the names of the standard and the preemptible quota of a family, such as CT6E."""
-    return f"TPUS-PER-TPU-FAMILY:{family}", f"PREEMPTIBLE-TPU-{FAMILIES[family].removeprefix('tpu').upper()}"
+    return f"tpus-per-tpu-family-{family.lower()}", f"preemptible-tpu-{FAMILIES[family].removeprefix('tpu')}"
 
 
 def check_limits(limits: object) -> None:
@@ -190,20 +192,46 @@ class Quotas:
     def tpu_metrics(self) -> list[Document]:
         """Return the metrics of the TPU API as `consumerQuotaMetrics.list` of serviceusage v1beta1 shows them."""
         return [
-            self._metric(f"{name}{suffix}", sorted(self.catalog.zones_of[quota.partition(" ")[0]]))
+            self._zonal_metric(f"{name}{suffix}", sorted(self.catalog.zones_of[quota.partition(" ")[0]]))
             for quota, (name, _) in _METRICS.items()
             for suffix in ("", "-preemptible")
         ]
 
-    def _metric(self, short: str, zones: list[str]) -> Document:
-        metric, unit = f"tpu.googleapis.com/{short}", "1/{project}/{zone}"
-        buckets: list[dict[str, Any]] = [{"effectiveLimit": "0", "defaultLimit": "0"}]
-        limit = str(self._limit(short))
-        buckets += [{"effectiveLimit": limit, "defaultLimit": "0", "dimensions": {"zone": zone}} for zone in zones]
-        parent = f"projects/{PROJECT_NUMBER}/services/tpu.googleapis.com/consumerQuotaMetrics"
-        name = f"{parent}/{metric.replace('/', '%2F')}"
-        one = {"name": f"{name}/limits/%2Fproject%2Fzone", "metric": metric, "unit": unit, "quotaBuckets": buckets}
-        return {"name": name, "metric": metric, "unit": unit, "consumerQuotaLimits": [one]}
+    def _zonal_metric(self, short: str, zones: list[str]) -> Document:
+        places = [({"zone": zone}, self._limit(short), 0) for zone in zones]
+        return _metric("tpu", short, "/{project}/{zone}", [({}, 0, 0), *places])
+
+    def pool_metrics(self) -> list[Document]:
+        """Return the metrics of Compute Engine's pools of TPUs in the same form, by region."""
+        in_families: list[_Bucket] = []
+        others: list[Document] = []
+        for family, generation in FAMILIES.items():
+            standard, preemptible = _pools(family)
+            zones = zones_of(self.catalog, generation)
+            regions = sorted({zone.rpartition("-")[0] for zone in zones})
+            in_families += [({"region": one, "tpu_family": family}, self._limit(standard), 0) for one in regions]
+            places = [({"region": one}, self._limit(preemptible), _DEFAULT_PREEMPTIBLE) for one in regions]
+            others.append(_metric("compute", preemptible.replace("-", "_"), "/{project}/{region}", places))
+        unit = "/{project}/{region}/{tpu_family}"
+        return [_metric("compute", "tpus_per_tpu_family", unit, in_families), *others]
+
+
+_Bucket = tuple[dict[str, str], int, int]
+"""Dimensions, limit and default of a quota in one place."""
+
+
+def _metric(api: str, short: str, unit: str, places: Sequence[_Bucket]) -> Document:
+    """Return a metric of serviceusage v1beta1; `unit` starts after the 1."""
+    metric = f"{api}.googleapis.com/{short}"
+    buckets = [
+        {"effectiveLimit": str(limit), "defaultLimit": str(default), **({"dimensions": where} if where else {})}
+        for where, limit, default in places
+    ]
+    parent = f"projects/{PROJECT_NUMBER}/services/{api}.googleapis.com/consumerQuotaMetrics"
+    name = f"{parent}/{metric.replace('/', '%2F')}"
+    path = unit.replace("/", "%2F").replace("{", "").replace("}", "")
+    one = {"name": f"{name}/limits/{path}", "metric": metric, "unit": f"1{unit}", "quotaBuckets": buckets}
+    return {"name": name, "metric": metric, "unit": f"1{unit}", "consumerQuotaLimits": [one]}
 
 
 def _quota_of(kind: AcceleratorType) -> str:

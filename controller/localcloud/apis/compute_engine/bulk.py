@@ -6,7 +6,8 @@ A single TPU instance is a slice of one VM without a topology of its own.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from controller.localcloud.apis.catalog import AcceleratorType, Catalog
@@ -17,6 +18,7 @@ from controller.localcloud.apis.networks import COMPUTE_KIND
 from controller.localcloud.apis.operations import BULK_INSERT, Effect, Operations
 from controller.localcloud.apis.quotas import Quotas
 from controller.localcloud.faults.faults import Faults
+from controller.localcloud.http import internal_errors
 from controller.localcloud.http.call import PROJECT, timestamp
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.settings import Settings
@@ -27,6 +29,9 @@ from controller.localcloud.vms.workers import EmulatedWorkers
 
 PREEMPTED = "compute.instances.preempted"
 """Verb of the operation by which Google takes a VM back."""
+_EXPIRED = "compute.instances.terminateOnMaxRunDuration"
+"""Verb of the operation that ends a VM after its max run duration; Google does not document its name."""
+_RUNNING = ("ACTIVATING", "ACTIVE", "ACTIVE_DEGRADED", "INCOMPLETE")
 _SSH_OPERATIONS = 0.4
 """Operations between RUNNING and an answer of sshd."""
 _POLL_SECONDS = 0.05
@@ -51,6 +56,7 @@ class Slices:
     faults: Faults
     quotas: Quotas
     settings: Settings
+    _timers: set[asyncio.Task[None]] = field(default_factory=set)
 
     def effects(self) -> dict[str, Effect]:
         return {"slice.advance": self.advance, "slice.remove": self.remove, "slice.stopped": self.on_stopped}
@@ -193,9 +199,10 @@ class Slices:
                     booted["status"] = running
                     self.store.put(COMPUTE_KIND, path, {**booted, "lastStartTimestamp": timestamp(now)})
                     _limit_disk(self.workers.home(worker).parent / DISK_FILE, instance)
-            phase = "ACTIVATING" if self.is_group(found) else "ACTIVE"
+            phase, ends = "ACTIVATING" if self.is_group(found) else "ACTIVE", self._end_of(found, now)
             opens = now + self.settings.operation_seconds * _SSH_OPERATIONS
-            self.change(found, phase=phase, opens=opens, failure=failure, error=None)
+            found = self.change(found, phase=phase, opens=opens, failure=failure, error=None, ends=ends)
+        self._arm(found)
         await self.workers.settle()
         await self.workers.run_startup_scripts(uid)
 
@@ -210,6 +217,34 @@ class Slices:
         self.change(found, phase=failure["state"], error=error, errorTime=timestamp(time.time()))
         if failure["state"] == "FAILED":
             await self.workers.halt(found["id"])
+
+    def _end_of(self, found: Document, now: float) -> float | None:
+        """Return when Google ends the VMs by their max run duration, which counts from each start."""
+        _, instance = self.instances(found)[0]
+        longest = ((instance or {}).get("scheduling") or {}).get("maxRunDuration") or {}
+        return now + int(longest["seconds"]) if longest.get("seconds") else None
+
+    def _arm(self, found: Document) -> None:
+        if found.get("ends"):
+            timer = asyncio.get_running_loop().create_task(self._expire(found["id"], found["ends"]), name="max run")
+            self._timers.add(timer)
+            timer.add_done_callback(self._timers.discard)
+            timer.add_done_callback(partial(internal_errors.record_task_error, self.store))
+
+    async def _expire(self, uid: str, ends: float) -> None:
+        await asyncio.sleep(max(0.0, ends - time.time()))
+        found = self.store.get(SLICE_KIND, uid)
+        if found is not None and found.get("ends") == ends and found["phase"] in _RUNNING:
+            await self._take(found, "INCOMPLETE", _EXPIRED)
+
+    def resume(self) -> None:
+        """Restart the timers of an earlier process."""
+        for _, found in self.store.items(SLICE_KIND):
+            self._arm(found)
+
+    def close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
 
     def _ready(self, found: Document) -> None:
         now = time.time()
@@ -264,12 +299,17 @@ class Slices:
     async def preempt(self, uids: Sequence[str]) -> None:
         """Take back those of the slices that are active; Google repairs none of them."""
         for found in [one for one in self.active() if one["id"] in uids]:
-            self._set_status(found, "STOPPING")
-            self.change(found, phase="PREEMPTED")
-            self.store.delete("boot", found["owner"])
-            await self.workers.halt(found["id"])
-            for path, _ in self.instances(found):
-                self.operations.begin(f"projects/{PROJECT}/zones/{found['zone']}", PREEMPTED, path, "slice.stopped")
+            await self._take(found, "PREEMPTED", PREEMPTED)
+
+    async def _take(self, found: Document, phase: str, verb: str) -> None:
+        """End all VMs of a slice on Google's behalf, by an operation of this verb on each."""
+        self._set_status(found, "STOPPING")
+        self.change(found, phase=phase)
+        self.store.delete("boot", found["owner"])
+        await self.workers.halt(found["id"])
+        for path, instance in self.instances(found):
+            if instance is not None:
+                self.operations.begin(f"projects/{PROJECT}/zones/{found['zone']}", verb, path, "slice.stopped")
 
     async def restart(self, found: Document, seconds: float) -> None:
         """Take all VMs of a slice down and, after some seconds, up again; a group's topology is REACTIVATING."""

@@ -17,7 +17,7 @@ from controller.localcloud.apis.compute_engine.templates import check_startable,
 from controller.localcloud.apis.disks import check_sources
 from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, invalid_field
 from controller.localcloud.apis.operations import BULK_INSERT, Effect
-from controller.localcloud.http.call import PROJECT, ApiCall, Handler
+from controller.localcloud.http.call import PROJECT, ApiCall, Handler, timestamp
 from controller.localcloud.http.errors import ApiError, not_found
 from controller.localcloud.store import Document
 
@@ -113,6 +113,9 @@ class TpuInstances:
         }
         if self._machine(instance) is not None:
             shown["machineType"] = self.root + instance["machineType"]
+            ends = (self.slices.of_instance(path) or {}).get("ends")
+            if ends and instance["status"] == "RUNNING":
+                shown["resourceStatus"] = {"scheduling": {"terminationTimestamp": timestamp(ends)}}
             if self.slices.operations.current_verb(path) != "delete":
                 shown["status"] = instance["status"]
 

@@ -56,6 +56,11 @@ def tpu_machine(reference: str) -> TpuMachine | None:
     return MACHINES.get(reference.rpartition("/")[2])
 
 
+def zones_of(catalog: Catalog, generation: str) -> frozenset[str]:
+    """Return the zones where Compute Engine has a generation."""
+    return catalog.zones_of[generation] or _ZONES.get(generation, frozenset())
+
+
 def check_allowed(catalog: Catalog, name: str, zone: str) -> None:
     """Raise ApiError 400 unless a VM of this machine type can be made in the zone."""
     if not _is_offered(catalog, name, zone):  # words: github.com/keras-team/kinetic/issues/305
@@ -79,8 +84,7 @@ def show_machine(catalog: Catalog, zone: str, name: str, root: str) -> Document:
 
 def _is_offered(catalog: Catalog, name: str, zone: str) -> bool:
     if machine := MACHINES.get(name):
-        zones = catalog.zones_of[machine.generation] or _ZONES.get(machine.generation, frozenset())
-        return zone in zones
+        return zone in zones_of(catalog, machine.generation)
     return re.fullmatch(_OTHERS_OF_US_CENTRAL2 if zone.startswith("us-central2") else _OTHERS, name) is not None
 
 

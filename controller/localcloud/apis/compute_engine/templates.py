@@ -122,8 +122,8 @@ def check_tpu_vm(properties: Mapping[str, Any], where: str = "") -> None:
     if run and not 30 <= int(run) <= 120 * 86400:
         why = "Max run duration must be between 30 seconds and 120 days."
         raise invalid_field(f"{where}scheduling.maxRunDuration", run, why)
-    if scheduling.get("provisioningModel") == "FLEX_START" and int(run or 0) > 7 * 86400:
-        why = "Max run duration must be at most 7 days with the FLEX_START provisioning model."
+    if scheduling.get("provisioningModel") == "FLEX_START" and not 600 <= int(run or 0) <= 7 * 86400:
+        why = "Max run duration must be between 10 minutes and 7 days with the FLEX_START provisioning model."
         raise invalid_field(f"{where}scheduling.maxRunDuration", run, why)
     _check_disks(properties, where)
     if not properties.get("networkInterfaces"):

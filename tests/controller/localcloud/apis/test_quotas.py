@@ -64,6 +64,16 @@ def test_a_project_lists_what_is_enforced(tmp_path: Path) -> None:
     assert {b["dimensions"]["zone"]: b["effectiveLimit"] for b in limit["quotaBuckets"][1:]} == {"us-central2-b": "32"}
 
 
+def test_compute_engine_has_pools_of_its_own_by_region(tmp_path: Path) -> None:
+    mine = Quotas(Store(tmp_path / "state.db"), CATALOG, lambda: {"tpus-per-tpu-family-ct6e": 8})
+    listed = {one["metric"]: one["consumerQuotaLimits"][0]["quotaBuckets"] for one in mine.pool_metrics()}
+    names = ["tpus_per_tpu_family", "preemptible_tpu_v5p", "preemptible_tpu_v6e", "preemptible_tpu_7x"]
+    assert list(listed) == [f"compute.googleapis.com/{name}" for name in names]
+    family = [one for one in listed["compute.googleapis.com/tpus_per_tpu_family"] if one["effectiveLimit"] == "8"]
+    assert {one["dimensions"]["tpu_family"] for one in family} == {"CT6E"}
+    assert {"region": REGION} in [one["dimensions"] for one in listed["compute.googleapis.com/preemptible_tpu_v6e"]]
+
+
 def test_a_node_without_addresses_left_fails(cloud: EmulatedCloud, net: str, limits: Any) -> None:
     limits(IN_USE_ADDRESSES=3)
     body = cloud.node_body(net, "v5litepod-16")

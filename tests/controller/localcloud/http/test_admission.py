@@ -87,7 +87,7 @@ def test_the_emulators_own_api(cloud: EmulatedCloud) -> None:
 
 
 def test_what_is_not_emulated_is_said(cloud: EmulatedCloud) -> None:
-    status, answer = cloud.call("GET", f"{COMPUTE}/zones/us-central1-a/instanceGroups")
+    status, answer = cloud.call("GET", f"{COMPUTE}/global/interconnects")
     assert (status, answer["error"]["status"]) == (501, "UNIMPLEMENTED")
     assert cloud.call("GET", "tpu/v2/nothing")[0] == 404
 

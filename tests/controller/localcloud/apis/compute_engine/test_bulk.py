@@ -98,7 +98,7 @@ def test_a_stock_out_is_waited_for_with_its_reason(cloud: EmulatedCloud, network
 
 
 def test_a_group_beyond_the_quota_is_pending_without_a_word(cloud: EmulatedCloud, network: str) -> None:
-    cloud.call_ok("POST", "emulator/settings", {"quotas": {**LARGE_QUOTAS, "TPUS-PER-TPU-FAMILY:CT6E": 4}})
+    cloud.call_ok("POST", "emulator/settings", {"quotas": {**LARGE_QUOTAS, "tpus-per-tpu-family-ct6e": 4}})
     prepare_group(cloud, "poor", network)
     cloud.call_and_wait("POST", f"{GROUPS}/poor/resize?size=2")
     wait_for(lambda: statuses(cloud, "poor") == ["PENDING"] * 2, "it waits")
@@ -112,7 +112,7 @@ def test_a_group_beyond_the_quota_is_pending_without_a_word(cloud: EmulatedCloud
 
 
 def test_the_pools_of_the_two_planes_are_apart(cloud: EmulatedCloud, network: str) -> None:
-    none = {"TPUS-PER-TPU-FAMILY:CT6E": 0, "PREEMPTIBLE-TPU-V6E": 8, "tpu-v6e": 0}
+    none = {"tpus-per-tpu-family-ct6e": 0, "preemptible-tpu-v6e": 8, "tpu-v6e": 0}
     cloud.call_ok("POST", "emulator/settings", {"quotas": {**LARGE_QUOTAS, **none}})
     body = {**properties(cloud, network, "ct6e-standard-4t"), "name": "lone"}
     body["machineType"] = "zones/us-central1-a/machineTypes/ct6e-standard-4t"
@@ -198,6 +198,24 @@ def test_a_slice_is_reactivated_as_a_whole(cloud: EmulatedCloud, network: str) -
     kept, after = asyncio.run(run(cloud, name, "cat file; echo $SLIPWAY_BOOT_ID")).splitlines()
     assert (kept, after != before.strip()) == ("kept", True)
     delete(cloud, "again")
+
+
+@pytest.mark.deep
+def test_a_vm_ends_with_its_max_run_duration_also_after_a_restart(fresh_cloud: EmulatedCloud) -> None:
+    """The shortest that Google takes is 30 seconds."""
+    fresh_cloud.create_network("net")
+    short = {**SPOT, "maxRunDuration": {"seconds": "30"}, "instanceTerminationAction": "DELETE"}
+    create_group(fresh_cloud, "pod", "net", vm=properties(fresh_cloud, "net", scheduling=short))
+    name = managed(fresh_cloud, "pod")[0]["name"]
+    instance = fresh_cloud.call_ok("GET", f"{INSTANCES}/{name}")
+    assert instance["resourceStatus"]["scheduling"]["terminationTimestamp"] > instance["lastStartTimestamp"]
+    fresh_cloud.kill()
+    fresh_cloud.start()
+    wait_for(lambda: fresh_cloud.call("GET", f"{INSTANCES}/{name}")[0] == 404, "Google has deleted it")
+    wait_for_state(fresh_cloud, "pod", "INCOMPLETE")
+    counts = fresh_cloud.call_ok("GET", f"{GROUPS}/pod")["status"]["currentInstanceStatuses"]
+    wait_for(lambda: fresh_cloud.call_ok("GET", f"{GROUPS}/pod")["status"]["currentInstanceStatuses"] == {
+        "nonExistent": 2}, f"both are gone, not {counts}")  # fmt: skip
 
 
 @pytest.mark.deep

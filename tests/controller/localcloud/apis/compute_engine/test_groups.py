@@ -143,6 +143,27 @@ def test_a_resize_request_is_refused(cloud: EmulatedCloud, idle: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("roles", "method", "path", "lacking"),
+    [
+        ("compute.viewer", "POST", POLICIES, "compute.resourcePolicies.create"),
+        ("compute.viewer", "POST", f"{GROUPS}/idle/resize?size=2", "compute.instanceGroupManagers.update"),
+        ("compute.viewer", "DELETE", f"{GROUPS}/idle", "compute.instanceGroupManagers.delete"),
+        ("compute.networkUser", "GET", f"{INSTANCES}/any/getGuestAttributes", "compute.instances.getGuestAttributes"),
+        ("compute.instanceAdmin.v1", "POST", TEMPLATES, "iam.serviceAccountUser"),
+    ],
+)
+def test_who_may_do_what(cloud: EmulatedCloud, idle: str, roles: str, method: str, path: str, lacking: str) -> None:
+    cloud.call_ok("POST", "emulator/settings", {"caller_roles": [f"roles/{roles}"]})
+    try:
+        body = {"name": "mine", "properties": properties(cloud, "net")} if path == TEMPLATES else None
+        status, answer = cloud.call(method, path, body)
+        assert (status, lacking in message(answer)) == (403, True), answer
+        assert method == "GET" or cloud.call("GET", f"{GROUPS}/{idle}")[0] == 200
+    finally:
+        cloud.call_ok("POST", "emulator/settings", {"caller_roles": ["roles/owner"]})
+
+
+@pytest.mark.parametrize(
     ("topology", "words"), [("2x3x5", "The accelerator topology is not supported."), ("two by four", "not supported")]
 )
 def test_topologies_that_do_not_exist(cloud: EmulatedCloud, topology: str, words: str) -> None:
