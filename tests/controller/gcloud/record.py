@@ -16,6 +16,7 @@ from typing import Any
 from controller.localcloud import lifecycle
 from tests.controller.localcloud.harness import REGION, ZONE, EmulatedCloud, run_localcloud
 
+EAST, EAST_ZONE = "--region=us-east5", "--zone=us-east5-b"
 COMMANDS = (
     "gcloud compute networks create default --subnet-mode=auto",
     f"gcloud compute networks subnets update default --region={REGION} --enable-private-ip-google-access",
@@ -30,6 +31,21 @@ COMMANDS = (
     "--image-project=debian-cloud --scopes=cloud-platform",
     "gcloud compute instances get-serial-port-output i1 --zone=us-central2-b",
     "gcloud compute instances delete i1 --zone=us-central2-b",
+    f"gcloud compute resource-policies create workload-policy n1-2x4 {EAST} --type=high-throughput "
+    "--accelerator-topology=2x4",
+    "gcloud compute instance-templates create n1-template --instance-template-region=us-east5 "
+    "--machine-type=ct6e-standard-4t --maintenance-policy=TERMINATE --image-project=ubuntu-os-accelerator-images "
+    "--image-family=ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e --boot-disk-size=200GB --boot-disk-type=hyperdisk-balanced "
+    f"--scopes=cloud-platform --network=default --subnet=default {EAST} --provisioning-model=SPOT "
+    "--instance-termination-action=DELETE --metadata=enable-guest-attributes=TRUE --labels=x=y --tags=a",
+    f"gcloud alpha compute instance-groups managed create n1 {EAST_ZONE} --size=0 "
+    "--template=projects/slipway-local/regions/us-east5/instanceTemplates/n1-template "
+    "--workload-policy=projects/slipway-local/regions/us-east5/resourcePolicies/n1-2x4 "
+    "--default-action-on-vm-failure=do-nothing --target-size-policy-mode=bulk",
+    f"gcloud compute instance-groups managed resize n1 {EAST_ZONE} --size=2",
+    f"gcloud compute instance-groups managed list-instances n1 {EAST_ZONE}",
+    f"gcloud compute instance-groups managed delete n1 {EAST_ZONE}",
+    f"gcloud compute resource-policies delete n1-2x4 {EAST}",
 )
 
 

@@ -49,6 +49,10 @@ MINE = [
 SPOT = ["tpu.provisioner=node", "tpu.capacity=spot", "tpu.external_ip=false", "tpu.name=n1"]
 DEFAULT = [*COMMON, "network=default", "network.nat=false", "cloud.service_account=default", "cloud.bucket=bk1"]
 ON_DEMAND_POD = [*DEFAULT, "tpu.provisioner=node", "tpu.capacity=on_demand", "tpu.name=n1"]
+GROUP_POD = [
+    *("tpu=v6e_8_ce", "tpu.zone=us-east5-b", "tpu.capacity=spot", "tpu.name=n1", "mesh.data=8", COMMON[0], COMMON[1]),
+    *DEFAULT[len(COMMON) :],
+]
 QUEUED_POD = [*DEFAULT, "tpu.provisioner=queued", "tpu.capacity=spot", "tpu.valid_until_hours=6", "tpu.name=n1"]
 
 SAME = {
@@ -81,6 +85,7 @@ ETAG = "whatever was read"
 TIER = "the tier that was asked for: of a flex-start node the API does not tell it"
 SWITCH = "our own dead man's switch, which deletes a pod that nobody uses"
 LEAST = "icmp is not needed for SSH"
+IN_PATH = "the place is in the path of the request"
 FAMILY = "gcloud asks for the view of a family of images; the API takes the family's own name too"
 
 
@@ -174,6 +179,35 @@ CASES = (
     }),
     Case("gcloud compute tpus queued-resources describe q1", "GET", "queuedResources/q1"),
     Case("gcloud compute tpus queued-resources delete q1 --force", "DELETE", "queuedResources/q1"),
+    Case("gcloud compute resource-policies create workload-policy n1-2x4", "POST", "resourcePolicies", {
+        "body.description": MARK, "body.region": IN_PATH,
+        "body.workloadPolicy.acceleratorTopologyMode": "the default, in words",
+    }),
+    Case("gcloud compute instance-templates create n1-template", "POST", "instanceTemplates", {
+        "body.description": MARK, "body.region": IN_PATH, "body.name": "a template is named by its content",
+        "body.properties.canIpForward": "false is the default",
+        "body.properties.disks[0].initializeParams.sourceImage": "gcloud names it by a full URL",
+        "body.properties.disks[0].mode": "the default",
+        "body.properties.labels.managed-by": MARK, "body.properties.labels.x": "the recorded command's own",
+        "body.properties.scheduling.preemptible": "the older name of the same; SPOT implies it",
+        "body.properties.scheduling.preemptionNoticeDuration.seconds": "gcloud 528 has no flag for it",
+        "body.properties.serviceAccounts[0].email": "in full; `default` means the same",
+        "body.properties.shieldedInstanceConfig.enableSecureBoot": "false is the default",
+        "body.properties.tags.items[0]": "our own tag, which the firewall rules aim at",
+    }),
+    Case("gcloud alpha compute instance-groups managed create n1", "POST", "instanceGroupManagers", {
+        "body.description": MARK, "body.zone": IN_PATH,
+        "body.baseInstanceName": "gcloud leaves it to the API, which takes the group's name",
+        "body.instanceTemplate": "a template is named by its content",
+        "body.resourcePolicies.workloadPolicy": "we name it by a full URL",
+    }),
+    Case("gcloud compute instance-groups managed resize n1", "POST", "n1/resize"),
+    Case("gcloud compute instance-groups managed resize n1", "GET", "instanceGroupManagers/n1"),
+    Case("gcloud compute instance-groups managed list-instances n1", "POST", "n1/listManagedInstances", {
+        "query.maxResults": "the answer has no pages unless the group asks for them",
+    }),
+    Case("gcloud compute instance-groups managed delete n1", "DELETE", "instanceGroupManagers/n1"),
+    Case("gcloud compute resource-policies delete n1-2x4", "DELETE", "resourcePolicies/n1-2x4"),
     Case("gcloud compute firewall-rules delete fw1", "DELETE", "firewalls/fw1"),
     Case("gcloud compute routers nats delete nat1", "PATCH", "routers/r1", {
         f"body.{key}": WHOLE for key in ("creationTimestamp", "id", "kind", "name", "network", "region", "selfLink")
@@ -210,7 +244,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, An
         cloud.call_ok("POST", f"serviceusage/v1/{PROJECT}/services/{api}.googleapis.com:disable", {})
     told = len(cloud.request_log())
     context = make_context(cloud, folder)
-    for overrides in ([*MINE, *SPOT], ON_DEMAND_POD, QUEUED_POD):
+    for overrides in ([*MINE, *SPOT], ON_DEMAND_POD, QUEUED_POD, GROUP_POD):
         resources = desired_resources(*overrides)
         reconcile(resources, context)
         destroy(resources, context)
@@ -318,6 +352,7 @@ def test_every_kind_of_mutating_request_is_compared(sent: list[dict[str, Any]]) 
         "networks.delete",
         "subnetworks.delete",
         "projects.locations.nodes.delete",
+        "regionInstanceTemplates.delete",  # no body, no query; the name is that of the content
     }
 
 
