@@ -16,6 +16,7 @@ CASES = {
     "Gemma-2 2B, GRPO, 128 x 2048": ["+experiment=gemma2b_gsm8k"],
     "Gemma-2 2B, GRPO, 128 x 2048, auto": ["+experiment=gemma2b_gsm8k", "model.remat=auto"],
     "Gemma-2 2B, GRPO, 128 x 8192": ["+experiment=gemma2b_gsm8k", "loop.max_new_tokens=7168"],
+    "Gemma-2 2B, fine-tuning, 32 x 1024": ["+experiment=sft_gsm8k"],
     "nanochat d16, 64 x 1024": [
         *LM, "tpu=v5litepod_8", "model=nanochat_d16", "model.sliding_window=513",
         "loop.total_batch_tokens=65536", "loop.seq_len=1024",
