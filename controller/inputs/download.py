@@ -74,7 +74,7 @@ def _refusal(error: urllib.error.HTTPError, url: str, token: str | None) -> str:
         asked = "it requires a token: set env.secrets.HF_TOKEN, or files.….token_secret"
         return f"{url} refused access ({error.code}): {'the token does not grant access' if token else asked}"
     if 300 <= error.code < 400:
-        return f"cannot fetch {url}: it is redirected in a circle ({error.code})"
+        return f"cannot fetch {url}: it is redirected in a circle, or not to http ({error.code})"
     later = "; `slipway up` resumes" if error.code >= 500 or error.code == 429 else ""
     return f"cannot fetch {url}: {error}{later}"
 

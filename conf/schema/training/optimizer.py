@@ -19,7 +19,9 @@ class ParamGroup(Strict):
     """Weights with their own values. A weight belongs to the first group whose pattern matches."""
 
     match: str = Field(min_length=1, description="Weight path pattern, e.g. layers.*_norm. * is any text.")
-    required: bool = Field(default=True, description="false: the group may match no weight, as in other variants.")
+    required: bool = Field(
+        default=True, description="false: no error if no weight matches, as where only some variants have it."
+    )
     lr: Rate | None = Field(default=None, description="Peak learning rate. Omitted: optimizer.lr, or the algorithm's.")
     lr_scale: float | None = Field(default=None, ge=0, description="Learning rate factor. 0 freezes the weights.")
     reference_dim: int | None = Field(

@@ -120,7 +120,7 @@ def _download(name: str, url: str, part: Path, token: str | None, telling: _Prog
         if error.code == 416:  # the file is already complete
             return
         why = "; it requires a token" if error.code in (401, 403) and not token else ""
-        why = "; it is redirected in a circle" if 300 <= error.code < 400 else why
+        why = "; it is redirected in a circle, or not to http" if 300 <= error.code < 400 else why
         lasting = error.code < 500 and error.code not in (408, 429)
         raise TransferError(f"{name}: {place} answered HTTP {error.code}{why}", lasting) from error
     except (OSError, HTTPException) as error:

@@ -56,7 +56,11 @@ def test_what_breaks_off_is_taken_up_again(worker: AgentWorker) -> None:
 
 @pytest.mark.parametrize(
     ("status", "expected"),
-    [(403, "HTTP 403; it requires a token"), (404, "HTTP 404"), (302, "HTTP 302; it is redirected in a circle")],
+    [
+        (403, "HTTP 403; it requires a token"),
+        (404, "HTTP 404"),
+        (302, "HTTP 302; it is redirected in a circle, or not to http"),
+    ],
 )
 def test_a_refusal_is_told(worker: AgentWorker, status: int, expected: str) -> None:
     worker.bucket.faults = [404, status]
