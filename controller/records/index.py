@@ -47,14 +47,32 @@ def append_rows(state: Path, new: Iterable[RunRow]) -> None:
     append_lines(index_file(state), "".join(dump(row) + "\n" for row in new))
 
 
-def publish_row(google: GoogleClient, bucket: str, row: RunRow) -> None:
-    """Publish a row to the bucket in place of the last one; if too large, without metrics, overrides and reason."""
+def row_generation(google: GoogleClient, bucket: str, run_id: str) -> int:
+    """Return the generation of the published row of a run; 0 without one."""
+    from controller.gcp.errors import NotFoundError
+
+    try:
+        return int(google.object_metadata(bucket, _object_name(run_id))[0]["generation"])
+    except NotFoundError:
+        return 0
+
+
+def publish_row(google: GoogleClient, bucket: str, row: RunRow, generation: int | None = None) -> None:
+    """Publish a row to the bucket in place of the last one; if too large, without metrics, overrides and reason.
+
+    With `generation`, raise ConflictError if the last one has another.
+    """
     text = dump(row)
     for key in ("metrics", "overrides", "reason"):
         if len(text.encode()) > MAX_ROW_BYTES:
             row = {**row, key: {} if key == "metrics" else []}
             text = dump(row)
-    google.upload(bucket, f"index/{row['run']}.json", text.encode(), metadata={"row": text})
+    name = _object_name(row["run"])
+    google.upload(bucket, name, text.encode(), generation=generation, metadata={"row": text})
+
+
+def _object_name(run_id: str) -> str:
+    return f"index/{run_id}.json"
 
 
 def list_published_rows(google: GoogleClient, bucket: str) -> list[RunRow]:

@@ -9,7 +9,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from controller.context import Context
 from controller.core.events import Event, jsonl_listener
 from controller.core.formats import DamagedRecordError, checked, dump, load, load_json
 from controller.gcp.client import GoogleClient
+from controller.gcp.errors import ConflictError
 from controller.inputs.assets import ResolvedAsset
 from controller.inputs.git_status import collect_git_status as git_record
 from controller.plan.build import Plan
@@ -100,7 +101,10 @@ class Recorder:
             if not ledger.create(RECORD_FILE, known.decode()):
                 known = ledger.read(RECORD_FILE) or known  # another controller was faster
         (self.folder / RECORD_FILE).write_bytes(known)
-        self._publish_row({"state": "running"})
+        seen = index.row_generation(self._context.google, ledger.bucket, plan.run_id)
+        self._context.before_pod_write()  # whoever acquires the lease after this writes the row later than we looked
+        with suppress(ConflictError):
+            self._publish_row({"state": "running"}, seen)
 
     def finish(self, result: Result, spending: Spending) -> None:
         """Record that the run has finished: copy its results to this machine and upload this machine's files."""
@@ -130,11 +134,11 @@ class Recorder:
             self._publish_row(row | _cost_fields(spending))
             self._upload()
 
-    def _publish_row(self, row: RunRecord) -> None:
+    def _publish_row(self, row: RunRecord, generation: int | None = None) -> None:
         known = self._load_record() or self._rebuilt_record()
         whole = row_from_record(known) | row
         index.append_rows(self._context.state_dir, [whole])
-        index.publish_row(self._context.google, self._ledger.bucket, whole)
+        index.publish_row(self._context.google, self._ledger.bucket, whole, generation)
 
     def _load_record(self) -> RunRecord | None:
         """Return the record, downloaded if another machine started the run; None before the first launch.

@@ -65,9 +65,8 @@ class AttemptRunner:
         try:
             with self.queue_turn():
                 node, fleet = self.provision()
-                launched, was_running = launch(
-                    self.plan, self.ledger, node, fleet, self.context.clock, self.lease.ensure
-                )
+                guard = self.context.before_pod_write
+                launched, was_running = launch(self.plan, self.ledger, node, fleet, self.context.clock, guard)
             if not (was_running and self.ledger.exists(RECORD_FILE)):  # a controller may have been killed before that
                 self.recorder.begin(fleet)
         except (WorkersFailedError, WorkerError, WrongDevicesError, GoogleError) as error:

@@ -4,19 +4,17 @@ Recovery is reconciliation in a loop: a preempted node is one more difference be
 only reported, even if its pod no longer exists.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from conf.schema.infra.cloud import LocalCloud
 from controller.cloud.connect import require_project
 from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, ConfigError, LeaseLostError, OverBudgetError, SlipwayError
+from controller.core.formats import DamagedRecordError
 from controller.core.text import object_url
 from controller.core.ui import BoardScreen
 from controller.gcp.retries import wait_out
@@ -39,7 +37,7 @@ from controller.run.options import RunOptions
 from controller.run.preview import confirm_cost
 from controller.run.queue import PodQueue
 from controller.run.session import open_sweep
-from controller.run.standby import LeaderGaveUpError, RemoteStandby, Standby, StandbyOutcome
+from controller.run.standby import FinishedMeanwhileError, LeaderGaveUpError, RemoteStandby, Standby, StandbyOutcome
 
 
 @contextmanager
@@ -82,7 +80,7 @@ def drive(
         return result
     with recorder.recording():
         if emulator is not None:
-            _inject_faults(emulator, plan)
+            emulator.inject_faults(plan.run_id, plan.config.cloud)
         for line in retry_deletions(context):
             context.events.note(plan.node.id, line)
         try:
@@ -144,6 +142,7 @@ class RunDriver:
         self._cost_confirmed = on_bastion
         self._take_over = options.take_over
         self._problems_noted: set[str] = set()
+        self._has_no_result = False
 
     def run(self) -> Result | None:
         """Drive the run under the lease of its pod.
@@ -156,8 +155,13 @@ class RunDriver:
         """
         try:
             with lease_guard(self.lease, self.plan, self.context):
+                self.context.before_pod_write = self.context.google.before_pod_write = self._ensure_unfinished
                 try:
                     return self.acquire()
+                except FinishedMeanwhileError as finished:
+                    self._emit_note(str(finished))
+                    self.lease.release("finished", 0)
+                    return finished.result
                 except InterruptedSleepError:
                     self.lease.raise_if_lost()  # the controller that fences us wakes us up
                     raise
@@ -166,6 +170,20 @@ class RunDriver:
                 raise
             self._emit_note(str(asked))
             return None
+
+    def _ensure_unfinished(self) -> int:
+        """Acquire or confirm the lease, as `Lease.ensure`; once it is held, nobody else can finish the run.
+
+        Raises:
+            FinishedMeanwhileError: somebody did before, after this controller had looked.
+        """
+        token = self.lease.ensure()
+        if not self._has_no_result:
+            with suppress(DamagedRecordError):  # it is replaced when the run finishes
+                if (result := self.ledger.result()) is not None:
+                    raise FinishedMeanwhileError(result)
+            self._has_no_result = True
+        return token
 
     def acquire(self) -> Result | None:
         """Drive the run unless another controller does; then watch, queue or replace it as the options say."""
@@ -318,7 +336,7 @@ class RunDriver:
     def _finalize(self, attempt: AttemptResult) -> Result:
         """Record the result, then delete the pod if the policy says so."""
         assert attempt.outcome is not None, "a run that was followed to its end"
-        self.lease.ensure()
+        self._ensure_unfinished()
         ended = self.context.clock.now()
         launches = {launch.attempt: launch.time for launch in self.ledger.launches()}
         for lost in range(1, attempt.number + 1):
@@ -377,11 +395,3 @@ class RunDriver:
 
     def _emit_note(self, message: str) -> None:
         self.context.events.note(self.plan.run_id, message)
-
-
-def _inject_faults(emulator: Emulator, plan: Plan) -> None:
-    """Pass the faults of the config to the emulated cloud; the same script runs once per run."""
-    faults = list(plan.config.cloud.faults) if isinstance(plan.config.cloud, LocalCloud) else []
-    if faults:
-        key = hashlib.sha256(json.dumps([plan.run_id, faults], sort_keys=True).encode()).hexdigest()
-        emulator.post("faults", {"key": key, "faults": faults})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from controller.context import Context
-from controller.core.errors import SlipwayError
+from controller.core.errors import LeaseLostError, SlipwayError
 from controller.core.formats import DamagedRecordError
 from controller.core.ui import BoardScreen
 from controller.gcp.errors import GoogleError
@@ -42,6 +42,14 @@ class LeaderGaveUpError(SlipwayError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class FinishedMeanwhileError(LeaseLostError):
+    """Another controller finished the run before this one acquired its lease."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__("another controller has finished the run in the meantime")
+        self.result = result
 
 
 class _LeaseChangedError(Exception):

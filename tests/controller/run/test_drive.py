@@ -1,4 +1,4 @@
-"""The start of `up`: a bucket that answers nothing but 503 for a while."""
+"""The start of `up`: a bucket that answers nothing but 503 for a while, a run that somebody else has finished."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any, cast
 import pytest
 
 from controller.gcp.errors import GoogleError
+from controller.records import index
 from controller.records.ledger import Ledger, Result
+from controller.records.recorder import Recorder
+from controller.run.attempt import AttemptRunner
 from controller.run.drive import drive
 from tests.controller.run.test_damaged_objects import opened
 
@@ -36,3 +39,50 @@ def test_a_storm_at_the_start_is_waited_out(tmp_path: Path, monkeypatch: pytest.
         assert drive(options, plan, context, None, cast(Any, Screen(show_result=lambda *_, **__: None))) == done
         assert not answers
         assert [text for text in said if "answers 503 UNAVAILABLE; waiting, for at most 10 minutes" in text]
+
+
+def test_a_run_that_somebody_finished_before_the_lease_was_acquired_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, monkeypatch) as (options, plan, context):
+        done = Result(plan.run_id, "finished", 1, 2.0, 1.0, {"loss": 1.0})
+        ledger = Ledger(context.google, plan.bucket, plan.run_id)
+
+        def provision(_: AttemptRunner) -> Any:
+            ledger.record_result(done)  # while this controller was stopped
+            context.before_pod_write()
+            raise AssertionError("the pod was changed")
+
+        monkeypatch.setattr(AttemptRunner, "run", provision)
+        said: list[str] = []
+
+        class Screen(SimpleNamespace):
+            def __call__(self, event: Any) -> None:
+                said.append(event.message)
+
+        shown: list[Any] = []
+        screen: Any = Screen(show_result=lambda result, **_: shown.append(result), ask=lambda *_: True)
+        assert drive(options, plan, context, None, screen) == done
+        assert shown == [done]
+        assert "another controller has finished the run in the meantime" in said
+
+
+def test_a_run_that_has_finished_does_not_run_again_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, monkeypatch) as (_, plan, context):
+        ledger = Ledger(context.google, plan.bucket, plan.run_id)
+        recorder, states = Recorder(plan, context, ledger, []), list[str]()
+        fleet: Any = SimpleNamespace(call_all=lambda *_, **__: [None])
+        recorder.folder.mkdir(parents=True)
+
+        def stopped() -> int:
+            """Another controller finishes the run while this one is stopped."""
+            index.publish_row(context.google, plan.bucket, {"run": plan.run_id, "state": "finished"})
+            return 1
+
+        for act in (lambda: 1, stopped):
+            context.before_pod_write = act
+            recorder.begin(fleet)
+            states += [row["state"] for row in index.list_published_rows(context.google, plan.bucket)]
+        assert states == ["running", "finished"]

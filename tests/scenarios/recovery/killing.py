@@ -23,18 +23,24 @@ ID_PATTERN = re.compile(r"[0-9a-f]{8,}|\d{4,}\S*(?=\.)")
 
 
 def main() -> None:
-    """Orders: {serve: state folder, agents: socket} and {home, argv, before: a request | null, log: a file | null}."""
+    """Answers each order; a controller that stopped itself answers with its `pid`, and goes on when told to.
+
+    Orders: {serve: state folder, agents: socket}, {home, argv, before: a request | null, log: a file | null, pause} and
+    {go_on: pid}.
+    """
     _import_everything()
     served: list[int] = []
     for line in sys.stdin:
         order = json.loads(line)
+        if "go_on" in order:
+            os.kill(order["go_on"], signal.SIGCONT)
+            print(json.dumps(_end(order["go_on"], 0)), flush=True)
+            continue
         if pid := os.fork():
-            code = None
             if "serve" in order:
                 served.append(pid)
-            else:
-                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            print(json.dumps({"code": code}), flush=True)
+            answer = {"code": None} if "serve" in order else _end(pid, os.WUNTRACED)
+            print(json.dumps(answer), flush=True)
             continue
         code = 1
         try:
@@ -44,6 +50,12 @@ def main() -> None:
             os._exit(code)
     for pid in served:
         os.waitpid(pid, 0)
+
+
+def _end(pid: int, options: int) -> dict[str, int | None]:
+    """Wait for the exit code of a process, or with WUNTRACED for its stop."""
+    status = os.waitpid(pid, options)[1]
+    return {"code": None, "pid": pid} if os.WIFSTOPPED(status) else {"code": os.waitstatus_to_exitcode(status)}
 
 
 def _import_everything() -> None:
@@ -74,8 +86,8 @@ def _serve(state: str, agents: str) -> int:
     return localcloud(["serve", f"--state={state}", "--operation-seconds=0"])
 
 
-def _run(home: str, argv: list[str], before: str | None, log: str | None) -> int:
-    """The command line, dead as soon as it would make the request; all that it would make are logged otherwise."""
+def _run(home: str, argv: list[str], before: str | None, log: str | None, *, pause: bool = False) -> int:
+    """The command line, dead or stopped when it would make the request; all that it makes are logged otherwise."""
     from controller.cli import main as cli
     from controller.cloud import emulator
     from controller.lease import lease
@@ -85,7 +97,7 @@ def _run(home: str, argv: list[str], before: str | None, log: str | None) -> int
     words = os.open(f"{home}/words", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(words, 1)
     os.dup2(words, 2)
-    _count_request(before, written)
+    _count_request(before, written, signal.SIGSTOP if pause else signal.SIGKILL)
     lease.LOCAL_RENEW_SECONDS = TIMEOUT_SECONDS  # how often the lease is renewed would depend on the machine's speed
     emulator.run_emulator_verb = lambda *_, **__: (0, "")  # it runs, and is stopped and wiped by who ordered it
     return cli.run(argv)
@@ -97,7 +109,7 @@ def _request_kind(api: str, method: str, parameters: dict[str, Any], *_: Any) ->
     return f"{api} {method} {re.sub(ID_PATTERN, '*', name)}".rstrip()
 
 
-def _count_request(before: str | None, log: int) -> None:
+def _count_request(before: str | None, log: int, number: int) -> None:
     from controller.gcp.client import GoogleClient
     from controller.ssh.connection import Connection
 
@@ -109,7 +121,7 @@ def _count_request(before: str | None, log: int) -> None:
             seen[kind] += 1
             request = f"{kind} {seen[kind]}"
             if request == before:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), number)
             os.write(log, f"{request}\n".encode())
 
     def counted(method: Any, kind: Callable[..., str]) -> Any:

@@ -28,6 +28,8 @@ from tests.paths import ROOT
 pytestmark = pytest.mark.e2e
 SOME = 1
 """The number of points without --deep."""
+SHORT_TERM = 4
+"""Term of a lease that is to pass, in seconds."""
 PARTS = 16
 """The number of tests that share all points, so that several processes or shards can run them."""
 READS = re.compile(
@@ -56,13 +58,28 @@ class Killer:
             assert self.orders.poll() is None
         return home
 
-    def up(self, home: Path, before: str | None = None, log: Path | None = None) -> int:
+    def up(self, home: Path, before: str | None = None, log: Path | None = None, *, preempted: bool = False) -> int:
         """Its exit code, or -9."""
-        program = f'program.command=[sh,-c,"echo once >> {home}/starts; echo hello"]'
+        return self._order(**self._words(home, 3600, preempted), before=before, log=log and str(log))["code"]
+
+    def pause(self, home: Path, before: str | None, *, preempted: bool = False) -> dict[str, int]:
+        """Its exit code, or its `pid` once it has stopped; it holds its lease for a short term only."""
+        return self._order(**self._words(home, SHORT_TERM, preempted), before=before, log=None, pause=True)
+
+    def go_on(self, pid: int) -> int:
+        """Its exit code after SIGCONT."""
+        return self._order(go_on=pid)["code"]
+
+    @staticmethod
+    def _words(home: Path, lease_seconds: float, preempted: bool) -> dict[str, Any]:
+        """The words of an `up`; with `preempted`, its pod is taken away while the first attempt runs."""
+        runs = "test $SLIPWAY_ATTEMPT != 1 || sleep 600; " if preempted else ""
+        program = f'program.command=[sh,-c,"echo once >> {home}/starts; {runs}echo hello"]'
         words = ["tpu=v5litepod_8", "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0",
-                 "recovery.lease_duration_seconds=3600"]  # fmt: skip
-        argv = ["up", program, *words]
-        return self._order(home=str(home), argv=argv, before=before, log=log and str(log))["code"]
+                 f"recovery.lease_duration_seconds={lease_seconds}"]  # fmt: skip
+        taken = "cloud.faults=[{kind: preempted, after_object: launches/0001, delay_seconds: 1}]"
+        words += [taken] if preempted else []
+        return {"home": str(home), "argv": ["up", program, *words]}
 
     def left_behind(self, home: Path) -> dict[str, Any]:
         """What an `up` leaves, without the names that differ from run to run; and the cloud is gone.
