@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -101,8 +101,10 @@ class Compute:
     def effects(self) -> dict[str, Effect]:
         return {"compute.delete": self._on_deleted, "compute.boot": self.machines.boot}
 
-    def _insert(self, collection: Collection, call: ApiCall) -> Document:
+    def _insert(self, collection: Collection, call: ApiCall) -> Document | Awaitable[Document]:
         self._check_location(call)
+        if refusal := self._rules(collection).refuse(call):
+            return refusal
         _require_of_body(collection, call)
         path = collection.path(call, check_name(call.body.get("name")))
         if self.store.get(COMPUTE_KIND, path):

@@ -186,7 +186,6 @@ class EmulatedWorkers:
                 if vm.running and vm.opens > now:
                     later = min(later, vm.opens)
                 ready = vm.running and vm.opens <= now
-                (self._answering.add if ready else self._answering.discard)(worker.name)
                 direct, iap = ready and self._ssh_admitted(vm), ready and self.admits_iap(vm)
                 if self._faults.refuses_ssh(worker.index) or not (direct or iap):
                     self._disconnect(worker.name)
@@ -195,6 +194,8 @@ class EmulatedWorkers:
                 elif not direct and (acceptor := self._acceptors.pop(worker.name, None)):
                     acceptor.close()  # open connections stay: rules apply to new ones only
                 self._freeze(worker)
+                if ready:
+                    self._answering.add(worker.name)
         if later < float("inf"):
             self._start_task(self._settle_at(later))
 
@@ -276,6 +277,7 @@ class EmulatedWorkers:
 
     def _disconnect(self, name: str) -> None:
         """Close the worker's SSH server and all its connections; `settle` may open it again."""
+        self._answering.discard(name)
         if acceptor := self._acceptors.pop(name, None):
             acceptor.close()
         for connection in list(self._connections.pop(name, ())):

@@ -13,7 +13,7 @@ from typing import Any
 from controller.localcloud.apis.catalog import AcceleratorType, Catalog
 from controller.localcloud.apis.compute_engine.images import IMAGE_GB
 from controller.localcloud.apis.compute_engine.machines import MACHINES, slice_type
-from controller.localcloud.apis.compute_engine.refusals import creation_error, staged_error
+from controller.localcloud.apis.compute_engine.refusals import words_after_staging, words_before_staging
 from controller.localcloud.apis.networks import COMPUTE_KIND
 from controller.localcloud.apis.operations import BULK_INSERT, Effect, Operations
 from controller.localcloud.apis.quotas import Quotas
@@ -134,7 +134,8 @@ class Slices:
     async def _allocate(self, found: Document) -> float | None:
         """Take quota and capacity for all VMs at once, or wait for them."""
         zone, tier = found["zone"], found["tier"]
-        refusal = self.faults.creation_refusal("operation", zone, tier, found["acceleratorType"], creation_error)
+        words = words_before_staging(found["machine"])
+        refusal = self.faults.creation_refusal("operation", zone, tier, found["acceleratorType"], words)
         until = found.get("validUntil")
         expired = until is not None and time.time() > until
         try:
@@ -169,7 +170,7 @@ class Slices:
     async def _boot(self, found: Document) -> float | None:
         """Boot the VMs; they are RUNNING before sshd answers."""
         refusal = self.faults.creation_refusal(
-            "operation", found["zone"], found["tier"], found["acceleratorType"], staged_error
+            "operation", found["zone"], found["tier"], found["acceleratorType"], words_after_staging
         )
         try:
             if refusal:

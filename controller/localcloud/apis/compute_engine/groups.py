@@ -15,7 +15,7 @@ from controller.localcloud.apis.catalog import AcceleratorType
 from controller.localcloud.apis.compute_engine.bulk import Slices, capacity_tier
 from controller.localcloud.apis.compute_engine.collections import GROUPS, Rules
 from controller.localcloud.apis.compute_engine.machines import TpuMachine, check_allowed, slice_type, tpu_machine
-from controller.localcloud.apis.compute_engine.refusals import creation_error, wrong_size
+from controller.localcloud.apis.compute_engine.refusals import words_before_staging, wrong_size
 from controller.localcloud.apis.compute_engine.templates import Parts, check_startable
 from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, invalid_field
 from controller.localcloud.apis.operations import BULK_INSERT
@@ -107,16 +107,15 @@ class Groups:
     def _resize(self, call: ApiCall) -> Document | Awaitable[Document]:
         path, group = self._find(call)
         size = int(call.required("size"))
-        properties, _, kind = self._made_of(group)
+        properties, machine, kind = self._made_of(group)
         if size not in (0, kind.vms):
             raise wrong_size(size, kind.vms)
         if self.slices.operations.current_verb(path) in ("insert", "delete"):
             raise ApiError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
         if size and not group["targetSize"]:
             tier = capacity_tier(properties.get("scheduling") or {})
-            if refusal := self.slices.faults.creation_refusal(
-                "request", group["zone"], tier, kind.name, creation_error
-            ):
+            words, zone = words_before_staging(machine.name), group["zone"]
+            if refusal := self.slices.faults.creation_refusal("request", zone, tier, kind.name, words):
                 return refusal
         changed = {**group, "targetSize": size}
         self.slices.store.put(COMPUTE_KIND, path, changed)

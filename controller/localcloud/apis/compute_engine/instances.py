@@ -12,7 +12,7 @@ from controller.localcloud.apis.compute_engine.bulk import Slices, capacity_tier
 from controller.localcloud.apis.compute_engine.collections import INSTANCES, Rules
 from controller.localcloud.apis.compute_engine.images import IMAGE_GB
 from controller.localcloud.apis.compute_engine.machines import TpuMachine, slice_type, tpu_machine
-from controller.localcloud.apis.compute_engine.refusals import wrong_size
+from controller.localcloud.apis.compute_engine.refusals import words_before_staging, wrong_size
 from controller.localcloud.apis.compute_engine.templates import check_startable, check_tpu_vm
 from controller.localcloud.apis.disks import check_sources
 from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, invalid_field
@@ -37,8 +37,9 @@ class TpuInstances:
 
     def rules(self) -> Rules:
         return Rules(
-            prepare=self._prepare, effect=self._effect, show=self._show, leave=self._leave, gone=self.slices.remove
-        )
+            refuse=self._refuse, prepare=self._prepare, effect=self._effect, show=self._show, leave=self._leave,
+            gone=self.slices.remove,
+        )  # fmt: skip
 
     def handlers(self) -> dict[str, Handler]:
         table: dict[str, Handler] = {
@@ -53,6 +54,14 @@ class TpuInstances:
 
     def effects(self) -> dict[str, Effect]:
         return {"instance.stopped": self._on_stopped, "instance.maintained": self._on_maintained}
+
+    def _refuse(self, call: ApiCall) -> Awaitable[Document] | None:
+        machine = self._machine(dict(call.body))
+        kind = slice_type(self.slices.catalog, machine, None) if machine else None
+        if machine is None or kind is None:
+            return None
+        tier, words = capacity_tier(call.body.get("scheduling") or {}), words_before_staging(machine.name)
+        return self.slices.faults.creation_refusal("request", call.path["zone"], tier, kind.name, words)
 
     def _prepare(self, call: ApiCall, path: str, body: Document) -> Document | None:
         machine = tpu_machine(str(body.get("machineType", "")))

@@ -1,19 +1,19 @@
 """Refusals of Compute Engine about TPUs, in words that users of the real one have seen."""
 
-from typing import Any
+from functools import partial
 
+from controller.localcloud.faults.faults import Words
+from controller.localcloud.http.call import PROJECT
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document
 
-AFTER_STAGING = ("internal", "failure")
-"""Kinds of creation faults that strike when VMs have been staged."""
 INTERNAL_ERROR = "Internal error. Please try again or contact Google Support. (Code: '-5708443290156853209')"
 
 
 def no_capacity(zone: str, machine: str) -> ApiError:
     """Return the error of a zone without room. `zonesAvailable` is empty: Google names no other zone."""
     message = (
-        f"The zone 'projects/slipway-local/zones/{zone}' does not have enough resources available to fulfill the "
+        f"The zone 'projects/{PROJECT}/zones/{zone}' does not have enough resources available to fulfill the "
         f"request.  '(resource type:compute)'. A {machine} VM instance is currently unavailable in the {zone} zone. "
         "zonesAvailable: ''"
     )
@@ -32,8 +32,12 @@ def wrong_size(size: int, wanted: int) -> ApiError:
     return ApiError(400, f"Invalid value for field 'operation': ''. {message}")
 
 
-def creation_error(spec: Document, zone: str, capacity: str, machine: str) -> ApiError | None:
-    """Return the error of a creation that a fault lets fail before anything is staged, or None."""
+def words_before_staging(machine: str) -> Words:
+    """Return what faults say of a creation of VMs of this type before anything is staged."""
+    return partial(_creation_error, machine)
+
+
+def _creation_error(machine: str, spec: Document, zone: str, capacity: str, kind: str) -> ApiError | None:
     region = zone.rpartition("-")[0]
     match spec["kind"]:
         case "stockout":
@@ -42,18 +46,18 @@ def creation_error(spec: Document, zone: str, capacity: str, machine: str) -> Ap
             preemptible = capacity in ("spot", "flex_start")
             return quota_exceeded("PREEMPTIBLE_TPUS" if preemptible else "TPUS_PER_TPU_FAMILY", 0, region)
         case "permission":
-            message = "Required 'compute.instances.create' permission for 'projects/slipway-local'"
+            message = f"Required 'compute.instances.create' permission for 'projects/{PROJECT}'"
             return ApiError(403, message, reason="forbidden")
         case "type_denied":
             return ApiError(400, f"This user agent is not allowed to use the machine type {machine}.")
         case "no_reservation":
             message = f"Specified reservations [] do not exist in zone {zone}."
             return ApiError(400, message)
-    return staged_error(spec, zone, capacity, machine) if spec["at"] == "request" else None
+    return words_after_staging(spec, zone, capacity, kind) if spec["at"] == "request" else None
 
 
-def staged_error(spec: Document, *_: Any) -> ApiError | None:
-    """Return the error of a creation that a fault lets fail once its VMs have been staged, or None."""
+def words_after_staging(spec: Document, *_: str) -> ApiError | None:
+    """Return what a fault says of a creation once its VMs have been staged, or None."""
     match spec["kind"]:
         case "internal":
             return ApiError(500, INTERNAL_ERROR, reason="INTERNAL_ERROR")

@@ -141,8 +141,14 @@ def test_a_stock_out_of_a_single_vm_is_the_error_of_its_operation(cloud: Emulate
     body = {**properties(cloud, network, "ct6e-standard-4t", scheduling=SPOT), "name": "none"}
     body["machineType"] = "zones/us-central1-a/machineTypes/ct6e-standard-4t"
     done = cloud.call_and_wait("POST", INSTANCES, body)
-    assert done["error"]["errors"][0]["code"] == "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
+    error = done["error"]["errors"][0]
+    assert error["code"] == "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
+    assert "A ct6e-standard-4t VM instance is currently unavailable in the us-central1-a zone." in error["message"]
     assert cloud.call("GET", f"{INSTANCES}/none")[0] == 404
+    script(cloud, {"kind": "type_denied", "accelerator_type": "v6e-4", "plane": "compute_engine"})
+    status, answer = cloud.call("POST", INSTANCES, body)
+    words = "This user agent is not allowed to use the machine type ct6e-standard-4t."
+    assert (status, message(answer)) == (400, words)
 
 
 def test_an_internal_error_after_staging_ends_a_group(cloud: EmulatedCloud, network: str) -> None:
