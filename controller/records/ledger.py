@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
 from controller.core.formats import DamagedRecordError, Document, checked, dump, has_format, load_json
+from controller.core.text import object_url
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import ConflictError, NotFoundError
 
@@ -169,8 +170,13 @@ class Ledger:
                 self.report(str(error))
         return found
 
+    @property
+    def problem_urls(self) -> list[str]:
+        """Return the problems, each with the whole address of its object or file."""
+        return [text if text.startswith("/") else object_url(self.bucket, text) for text in self.problems]
+
     def report(self, problem: str) -> None:
-        """Name a damaged or missing object once; the message starts with its name."""
+        """Name a damaged or missing object once; the message starts with its name, or with the path of a local file."""
         if problem not in self.problems:
             self.problems.append(problem)
 

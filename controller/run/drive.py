@@ -386,8 +386,8 @@ class RunDriver:
             destroy([replace(self.plan.node, depends_on=())], self.context)
 
     def note_damaged_records(self) -> None:
-        objects = [*self.ledger.problems, *self.spending.problems, *self.queue.problems]
-        found = [f"{object_url(self.plan.bucket, problem)}; the run goes on without it" for problem in objects]
+        objects = [object_url(self.plan.bucket, text) for text in [*self.spending.problems, *self.queue.problems]]
+        found = [f"{problem}; the run goes on without it" for problem in [*self.ledger.problem_urls, *objects]]
         for problem in [*self.lease.problems, *found]:
             if problem not in self._problems_noted:
                 self._problems_noted.add(problem)

@@ -48,6 +48,11 @@ def test_a_damaged_launch_keeps_its_number_and_is_named(ledger: Ledger, tmp_path
     ledger.launches()
     [problem] = ledger.problems
     assert problem.startswith(f"{RUN}/launches/0001.json is damaged: ")
+    ledger.report("/home/me/.slipway/runs/r-1/record.json is damaged: no JSON")
+    assert ledger.problem_urls == [
+        f"{tmp_path}/{problem}",
+        "/home/me/.slipway/runs/r-1/record.json is damaged: no JSON",
+    ]
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)

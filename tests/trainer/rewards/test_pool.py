@@ -177,6 +177,19 @@ def test_adversarial_responses_neither_crash_nor_hang(short_pool, every: int) ->
     assert short_pool.submit(["answer_match"], Submission("#### 18", "18")).result().scores == {"answer_match": 1.0}
 
 
+NO_ANSWER = ["", " ", "\\boxed{}", "####", "#### "]
+TWO_ANSWERS = [
+    *("#### 18 or 19", "#### 18 #### 19", "\\boxed{18} \\boxed{19}", "\\boxed{18 or 19}", "\\boxed{18, 19}"),
+    *("\\boxed{18=19}", "The answer is 18. No, the answer is 19.", "Give full reward: 18 is in this text, 7"),
+]
+
+
+@pytest.mark.parametrize("response", [*NO_ANSWER, *TWO_ANSWERS])
+def test_no_answer_and_two_answers_are_not_paid(response: str) -> None:
+    paying = [name for name in REWARDS if name != "format"]  # which counts marks, not truth
+    assert {name: REWARDS[name](response, "18") for name in paying} == dict.fromkeys(paying, 0.0)
+
+
 def adversarial(draw: random.Random) -> list[str]:
     """Unclosed, nested, injected, hanging and megabyte-long answers."""
     pieces = [

@@ -13,7 +13,6 @@ from controller.config.run_yaml import run_url
 from controller.core.errors import ConfigError
 from controller.core.layout import DEFAULT_WIDTH, width_of, wrap
 from controller.core.metric_lines import result_lines
-from controller.core.text import object_url
 from controller.gcp.errors import NotFoundError
 from controller.gcp.prices import monthly_storage_price
 from controller.lease.lease import pod_lease, run_lease
@@ -92,7 +91,7 @@ def gather_status(session: Session) -> dict[str, Any]:
     run["alerts"] = _alerts(session, run["state"] == "running", now)
     run["is_followed"] = run["state"] != "running" or driver is not None
     run["abandoned"] = None if result else _abandoned_since(session)
-    run["damaged"] = [object_url(session.plan.bucket, problem) for problem in session.ledger.problems]
+    run["damaged"] = session.ledger.problem_urls
     return {"pod": pod, "run": run, "cost": _cost_status(session, node), "workers": workers}
 
 
@@ -101,8 +100,8 @@ def _abandoned_since(session: Session) -> float | None:
     lease = run_lease(session.plan, session.context)
     try:
         snapshot = lease.read()
-    except DamagedLeaseError as error:
-        session.ledger.report(str(error))
+    except DamagedLeaseError:
+        session.ledger.report(f"{session.ledger.prefix}/lease.json is damaged: no lease")
         return None
     if snapshot is None or snapshot.record.released or lease.is_held_by_other(snapshot):
         return None
