@@ -136,7 +136,7 @@ class Quotas:
         left = {name: self._limit(name) for name in (standard, preemptible)}
         made = sorted(self.store.items("slice"), key=lambda item: int(item[0]))
         for name, other in made:
-            drawn = other["chips"] * len(other["members"])
+            drawn = other["chips"] * (len(other["members"]) if name == uid else self._live_vms(other))
             here = other["zone"].rpartition("-")[0] == region and MACHINES[other["machine"]].family == family
             draws = here and (name == uid or other["phase"] in _HOLDS_TPUS)
             if not draws or other["tier"] == "reserved":
@@ -152,6 +152,12 @@ class Quotas:
             if name == uid:
                 return None
         return None
+
+    def _live_vms(self, found: Document) -> int:
+        """Return how many VMs of a slice exist and have not stopped."""
+        zone = f"projects/{PROJECT}/zones/{found['zone']}/instances/"
+        instances = (self.store.get("compute", zone + name) for name in found["members"])
+        return sum(1 for instance in instances if instance and instance["status"] != "TERMINATED")
 
     # TPUs
 

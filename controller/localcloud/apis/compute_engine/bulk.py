@@ -253,7 +253,14 @@ class Slices:
         self.faults.on_node_ready(now)
 
     async def _fail(self, found: Document, error: ApiError) -> None:
-        """End a creation: a group keeps its managed instances and their errors, a single instance is gone."""
+        """End a creation: a group keeps its managed instances and their errors, a single instance is gone.
+
+        One that has run before is TERMINATED again.
+        """
+        if not self.is_group(found) and found["opens"]:
+            self._set_status(found, "TERMINATED")
+            self.change(found, phase="STOPPED")
+            raise error
         if not self.is_group(found):
             await self.remove(found["owner"])
             self.store.delete(COMPUTE_KIND, found["owner"])

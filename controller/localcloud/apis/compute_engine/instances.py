@@ -175,7 +175,7 @@ class TpuInstances:
         self.slices.store.delete("boot", path)
         return self.begin(call, "stop", path, "instance.stopped")
 
-    def _start(self, call: ApiCall) -> Document | Awaitable[Document]:
+    def _start(self, call: ApiCall) -> Document:
         path, instance, found = self._alone(call)
         if instance["status"] == "RUNNING":
             return self.begin(call, "start", path)
@@ -189,8 +189,8 @@ class TpuInstances:
         found = self.slices.of_instance(path)
         if found is not None:
             await self.slices.workers.halt(found["id"])
-            instance = self.slices.store.get(COMPUTE_KIND, path) or {}
-            self.slices.store.put(COMPUTE_KIND, path, {**instance, "status": "TERMINATED"})
+            if instance := self.slices.store.get(COMPUTE_KIND, path):
+                self.slices.store.put(COMPUTE_KIND, path, {**instance, "status": "TERMINATED"})
 
     def _set_metadata(self, call: ApiCall) -> Document:
         path, instance = self._find(call)

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.controller.localcloud.apis.compute_engine.slices import INSTANCES, ZONAL, message, properties, run
+from tests.controller.localcloud.apis.compute_engine.slices import (
+    INSTANCES,
+    ZONAL,
+    message,
+    properties,
+    run,
+    script,
+)
 from tests.controller.localcloud.harness import EmulatedCloud, wait_for
 
 
@@ -36,6 +43,10 @@ def test_an_instance_lives_stops_starts_and_is_deleted(cloud: EmulatedCloud, net
     assert asyncio.run(run(cloud, "one", f"{ask}/preempted")) == "FALSE"
     cloud.call_and_wait("POST", f"{INSTANCES}/one/stop")
     assert cloud.call_ok("GET", f"{INSTANCES}/one")["status"] == "TERMINATED"
+    script(cloud, {"kind": "stockout", "plane": "compute_engine"})
+    error = cloud.call_and_wait("POST", f"{INSTANCES}/one/start")["error"]["errors"][0]
+    assert error["code"] == "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
+    assert cloud.call_ok("GET", f"{INSTANCES}/one")["status"] == "TERMINATED", "it can be started later"
     cloud.call_and_wait("POST", f"{INSTANCES}/one/start")
     assert asyncio.run(run(cloud, "one", "cat file")) == "kept\n"
     cloud.call_and_wait("DELETE", f"{INSTANCES}/one")
