@@ -107,6 +107,7 @@ class Node(Resource):
         status = current.status
         observed = {**status.spec.at(status.place), "state": status.state}
         wanted = self.spec_fields(self._place_like(status))
+        observed |= dict.fromkeys(wanted.keys() - observed.keys(), "")  # nothing is known of a group without VMs
         observed |= {name: wanted[name] for name in ECHOED_FIELDS & wanted.keys() if not observed[name]}
         if not status.is_ready:
             observed["workers"] = self.spec.workers  # its endpoints are not complete

@@ -33,7 +33,7 @@ SHORT_TERM = 4
 PARTS = 16
 """The number of tests that share all points, so that several processes or shards can run them."""
 READS = re.compile(
-    r"\.(get|list|getIamPolicy|batchGet|get_media|wait|getGuestAttributes|getBillingInfo)$|"
+    r"\.(get|list|getIamPolicy|batchGet|get_media|wait|getGuestAttributes|getBillingInfo|listManagedInstances|aggregatedList)$|"
     r"agent (observe|state|watch|watchdog_state)$"
 )
 """Requests that change nothing."""
@@ -45,6 +45,7 @@ class Killer:
 
     folder: Path
     agents: str
+    pod: str = "tpu=v5litepod_8"
     orders: Any = None
     homes: list[Path] = field(default_factory=list)
 
@@ -66,16 +67,20 @@ class Killer:
         """Its exit code, or its `pid` once it has stopped; it holds its lease for a short term only."""
         return self._order(**self._words(home, SHORT_TERM, preempted), before=before, log=None, pause=True)
 
+    def down(self, home: Path) -> None:
+        order = self._words(home, 3600, preempted=False)
+        order["argv"] = ["down", "--yes", *order["argv"][1:]]
+        assert self._order(**order, before=None, log=None)["code"] == 0, (home / "words").read_text()
+
     def go_on(self, pid: int) -> int:
         """Its exit code after SIGCONT."""
         return self._order(go_on=pid)["code"]
 
-    @staticmethod
-    def _words(home: Path, lease_seconds: float, preempted: bool) -> dict[str, Any]:
+    def _words(self, home: Path, lease_seconds: float, preempted: bool) -> dict[str, Any]:
         """The words of an `up`; with `preempted`, its pod is taken away while the first attempt runs."""
         runs = "test $SLIPWAY_ATTEMPT != 1 || sleep 600; " if preempted else ""
         program = f'program.command=[sh,-c,"echo once >> {home}/starts; {runs}echo hello"]'
-        words = ["tpu=v5litepod_8", "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0",
+        words = [self.pod, "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0",
                  f"recovery.lease_duration_seconds={lease_seconds}"]  # fmt: skip
         taken = "cloud.faults=[{kind: preempted, after_object: launches/0001, delay_seconds: 1}]"
         words += [taken] if preempted else []
@@ -136,10 +141,16 @@ def points(requests: list[str]) -> list[str]:
     return requests if wanted == "all" else spread(requests, int(wanted))
 
 
-def converges(killer: Killer, chosen: Callable[[list[str]], list[str]]) -> None:
-    """Kill one `up` before each of the chosen requests; the next one leaves what an undisturbed one leaves."""
+def converges(
+    killer: Killer, chosen: Callable[[list[str]], list[str]], end: Callable[[Path], None] = lambda home: None
+) -> None:
+    """Kill one `up` before each of the chosen requests; the next one leaves what an undisturbed one leaves.
+
+    `end` is called after each of the two.
+    """
     home, log = killer.fresh(), killer.folder / "requests"
     assert killer.up(home, log=log) == 0
+    end(home)
     undisturbed = killer.left_behind(home)
     for request in chosen(log.read_text().splitlines()):
         home = killer.fresh()
@@ -147,6 +158,7 @@ def converges(killer: Killer, chosen: Callable[[list[str]], list[str]]) -> None:
         reads = READS.search(request.rpartition(" ")[0])  # how often it polls differs
         assert code == -signal.SIGKILL or reads, request
         assert killer.up(home) == 0, (request, (home / "words").read_text())
+        end(home)
         found = killer.left_behind(home)
         differ = {kind: set(found[kind]) ^ set(undisturbed[kind]) for kind in found if found[kind] != undisturbed[kind]}
         assert differ == {}, request
@@ -161,3 +173,13 @@ def test_killed_before_some_requests_up_again_converges(killer: Killer) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_killed_before_any_request_up_again_converges(killer: Killer, part: int) -> None:
     converges(killer, lambda requests: points(requests)[part::PARTS])
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("way", ["created", "deleted"])
+def test_killed_while_a_group_is_made_or_deleted_up_again_converges(killer: Killer, way: str) -> None:
+    """On Compute Engine a pod is three resources. `down` deletes those that bill nothing after a run has ended."""
+    killer.pod = "tpu=v6e_8_ce"
+    verbs = "insert|resize" if way == "created" else "delete"
+    of_group = re.compile(rf"compute (instanceGroupManagers|regionInstanceTemplates|resourcePolicies)\.({verbs}) ")
+    converges(killer, lambda requests: [request for request in requests if of_group.match(request)], killer.down)

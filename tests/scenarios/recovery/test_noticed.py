@@ -18,8 +18,6 @@ STEPS = 40
 SHORT = [
     "+experiment=lm_tinyshakespeare",
     "scale=tiny",
-    "tpu.accelerator_type=v4-16",  # 2 workers
-    "tpu.zone=us-central2-b",
     "data.tokenizer=bytes",
     f"loop.steps={STEPS}",
     "loop.total_batch_tokens=16384",
@@ -46,22 +44,30 @@ def up(*words: str) -> tuple[list[str], list[int], dict[int, float]]:
     return notes, [line["step"] for line in train], {line["step"]: line["loss"] for line in train}
 
 
+PLANES = {"tpu_api": ("tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b"), "compute_engine": ("tpu=v6e_8_ce",)}
+"""Pods of two workers."""
+
+
 @pytest.mark.deep
-def test_with_notice_nothing_is_computed_twice_and_without_it_one_dead_worker_restarts_all(homes: Any) -> None:
+@pytest.mark.parametrize("plane", PLANES)
+def test_with_notice_nothing_is_computed_twice_and_without_it_one_dead_worker_restarts_all(
+    homes: Any, plane: str
+) -> None:
     quiet = homes("quiet")
-    _, steps, losses = up()
+    _, steps, losses = up(*PLANES[plane])
     assert steps == list(range(1, STEPS + 1))
     undisturbed = weights(folder_of(quiet))
     cut = homes("cut")
     fault = "{kind: preempted, after_object: checkpoints/5/commit_success, notice_seconds: 120}"
-    notes, steps, again = up(f"cloud.faults=[{fault}]")
+    notes, steps, again = up(*PLANES[plane], f"cloud.faults=[{fault}]")
     assert len(steps) - len(set(steps)) <= 1
     assert again == losses
     assert [note for note in notes if "a preemption notice; its program saved its state and exited; replacing" in note]
     found = weights(folder_of(cut))
     assert all(np.array_equal(found[name], undisturbed[name]) for name in undisturbed)
     torn = homes("torn")
-    notes, steps, again = up("cloud.faults=[{kind: killed, worker: 1, after_object: checkpoints/5/commit_success}]")
+    dead = "{kind: killed, worker: 1, after_object: checkpoints/5/commit_success}"
+    notes, steps, again = up(*PLANES[plane], f"cloud.faults=[{dead}]")
     assert again == losses
     assert "worker lost: worker 1: its program was terminated by SIGKILL from outside; " in " ".join(notes)
     found = weights(folder_of(torn))

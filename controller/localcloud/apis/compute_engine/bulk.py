@@ -352,9 +352,9 @@ class Slices:
         if instance is None or found is None:
             return
         if (instance.get("scheduling") or {}).get("instanceTerminationAction") == "DELETE":
-            self.store.delete(COMPUTE_KIND, path)
             if not self.is_group(found):
-                await self.remove(found["owner"])
+                await self.remove(found["owner"])  # first: once the name is free, another slice may have it
+            self.store.delete(COMPUTE_KIND, path)
         else:
             now = timestamp(time.time())
             self.store.put(COMPUTE_KIND, path, {**instance, "status": "TERMINATED", "lastStopTimestamp": now})

@@ -1,7 +1,8 @@
 """A slice of several VMs: a managed instance group (MIG) that a workload policy connects.
 
 https://cloud.google.com/compute/docs/tpus/create-tpu-mig-multi-host-slice. The policy and the template of the VMs are
-resources of their own, which bill nothing. They are named by their content, so one that exists already is right.
+resources of their own, which bill nothing. They are named by their content, so one that exists already is right. The
+policy is made first and deleted last: as long as it exists, a pod is GONE, and not absent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from controller.resources.pod.compute_engine.bodies import (
     template_body,
 )
 from controller.resources.pod.compute_engine.requests import API, IN_USE, change, delete_when_ready, get
-from controller.resources.pod.compute_engine.states import Group, parse_group
+from controller.resources.pod.compute_engine.states import Group, no_group, parse_group
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
 
 PROVISIONER = "mig"
@@ -33,7 +34,10 @@ class GroupProvisioner:
 
     def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
         manager = get(context, "instanceGroupManagers.get", zone=zone, instanceGroupManager=name)
-        return None if manager is None else parse_group(read_group(context, manager, zone), zone)
+        if manager is not None:
+            return parse_group(read_group(context, manager, zone), zone)
+        policies = _parts_of(context, "resourcePolicies", name, zone.rpartition("-")[0])
+        return no_group(name, zone) if any(policies) else None
 
     def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> None:
         region, template = place.region, template_body(context, name, spec, place)

@@ -75,6 +75,11 @@ def parse_group(group: Group, zone: str) -> SliceStatus:
     )  # fmt: skip
 
 
+def no_group(name: str, zone: str) -> SliceStatus:
+    """Return the status of a slice of which only the policy exists, and maybe the template."""
+    return _status([], Place(zone, "", "", "mig"), state="GONE", labels=LABEL, name=name)
+
+
 def _status(vms: Sequence[Answer], place: Place, *, state: str, labels: Answer, **more: Any) -> SliceStatus:
     first: Answer = vms[0] if vms else {}
     card, metadata = _card(first), metadata_of(first)
@@ -119,7 +124,7 @@ def group_state(group: Group, *, spot: bool, code: str) -> str:
     if "DELETING" in actions:
         return "DELETING"
     if not group.managed:
-        return "EMPTY" if not group.manager.get("targetSize") else "WAITING_FOR_RESOURCES"
+        return "GONE" if not group.manager.get("targetSize") else "WAITING_FOR_RESOURCES"
     if code and shown not in ("ACTIVE", "ACTIVE_DEGRADED", "REACTIVATING") and not STOCK_OUT.search(code):
         return "FAILED"
     if shown == "REACTIVATING" or actions & REPAIRING_ACTIONS:

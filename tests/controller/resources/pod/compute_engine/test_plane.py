@@ -58,7 +58,7 @@ def test_a_controller_that_is_killed_while_it_creates_leaves_what_is_found(tmp_p
     slices = [(one.name, one.state) for one in PLANE.slices(context)]
     kinds = ["workload policy", "instance template"][:requests] if requests < 3 else []
     assert left == {(kind, "pod", REGION) for kind in kinds}
-    states = {3: [("pod", "EMPTY")], 4: [("pod", "WAITING_FOR_RESOURCES")]}
+    states = {3: [("pod", "GONE")], 4: [("pod", "WAITING_FOR_RESOURCES")]}
     assert slices == states.get(requests, [])
     for one in list(PLANE.leftovers(context)):
         PLANE.delete_leftover(context, one)

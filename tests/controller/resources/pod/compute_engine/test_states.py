@@ -45,7 +45,7 @@ ENDED, WAITS, BOOTS = (
 @pytest.mark.parametrize(
     ("found", "state", "pending"),
     [
-        (group("", size=0), "EMPTY", False),
+        (group("", size=0), "GONE", False),
         (group("", size=2), "WAITING_FOR_RESOURCES", True),
         (group("INCOMPLETE", WAITS, WAITS), "WAITING_FOR_RESOURCES", True),
         (group("INCOMPLETE", managed("a", "", "CREATING"), WAITS), "WAITING_FOR_RESOURCES", True),
