@@ -44,7 +44,11 @@ def up(*words: str) -> tuple[list[str], list[int], dict[int, float]]:
     return notes, [line["step"] for line in train], {line["step"]: line["loss"] for line in train}
 
 
-PLANES = {"tpu_api": ("tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b"), "compute_engine": ("tpu=v6e_8_ce",)}
+BUCKET = "cloud.bucket=slipway-local-slipway-us-central2"  # which `folder_of` reads
+PLANES = {
+    "tpu_api": ("tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b"),
+    "compute_engine": ("tpu=v6e_8_ce", BUCKET),
+}
 """Pods of two workers."""
 
 
