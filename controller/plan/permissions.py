@@ -70,7 +70,8 @@ BUCKET = Use(
 NETWORK = (
     Use("network", ("compute networks.get",), ("compute networks.insert", "compute globalOperations.wait"), (
         "compute networks.delete", "compute globalOperations.wait", "compute firewalls.list",
-        "compute subnetworks.aggregatedList", "compute routers.aggregatedList", "compute instances.aggregatedList")),
+        "compute subnetworks.aggregatedList", "compute routers.aggregatedList", "compute instances.aggregatedList",
+        "compute instanceGroupManagers.aggregatedList")),
     Use("firewall rules", ("compute firewalls.get",), ("compute firewalls.insert",), ("compute firewalls.delete",),
         change=("compute firewalls.patch",)),
     Use("subnet", ("compute subnetworks.get",), ("compute subnetworks.insert", "compute regionOperations.wait"),
