@@ -32,6 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return three processes for two cores: a test with an emulated cloud waits for half of its time."""
+    return max(2, min(8, (os.cpu_count() or 1) * 3 // 2))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # gcsfs reads it when it is imported; its probe over gRPC waits for minutes where no network answers.
     os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
