@@ -47,10 +47,11 @@ class Watchdog(WorkerResource):
         Raises:
             WorkersFailedError: the orders did not reach worker 0.
         """
+        permission = node.plane.delete_permission(node.place.provisioner)
         payload: SetWatchdogRequest = {
             "project": context.project,
             "deletes": node.plane.deletions(context, node.name, node.place.zone),
-            "delete_permission": node.plane.delete_permission(node.place.provisioner),
+            "delete_permission": permission,
             "projects_api": context.google.root("cloudresourcemanager"),
             "idle_seconds": self.idle_seconds,
             "seconds_left": None if hours_left is None else 3600 * _with_grace(hours_left),
@@ -62,9 +63,9 @@ class Watchdog(WorkerResource):
         [answer] = answers
         if isinstance(answer, dict) and answer["allowed"] is False:
             message = (
-                "the workers' service account may not delete TPUs yet, so the pod could not delete itself; new roles "
-                "take effect within seven minutes, otherwise grant roles/tpu.admin (docs/costs.md lists a smaller "
-                "role), or set cleanup.idle_minutes=null and cleanup.heartbeat_timeout_hours=null"
+                "the pod cannot delete itself yet: Google takes up to seven minutes to see a new role. If it stays so, "
+                f"grant the workers' service account {permission} (docs/costs.md), or set cleanup.idle_minutes=null "
+                "and cleanup.heartbeat_timeout_hours=null"
             )
             context.events.note(self.id, message)
 
