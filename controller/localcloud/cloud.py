@@ -123,15 +123,7 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
     root = f"{url}compute/v1/"
     compute = Compute(store, operations, networks, catalog, root, workers.schedule_settle, machines, policies, quotas)
     slices = Slices(store, operations, catalog, workers, faults, quotas, settings)
-    parts = Parts(store, catalog, root)
-    groups = Groups(slices, parts, networks, root, compute.begin_in_zone)
-    instances = TpuInstances(slices, networks, root, compute.begin_in_zone)
-    compute.rules = {
-        INSTANCES.plural: instances.rules(),
-        POLICIES.plural: parts.policies(),
-        TEMPLATES.plural: parts.templates(),
-        GROUPS.plural: groups.rules(),
-    }
+    groups, instances = add_tpu_slices(compute, slices)
     blobs = Blobs(state / "blobs")
     objects = Objects(store, blobs, faults.on_object_finalized, settings)
     projects = Projects(store, operations, policies, settings, enabled_apis)
@@ -168,6 +160,20 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
     )
     effects = nodes.effects() | queued.effects() | compute.effects() | slices.effects() | instances.effects()
     return Cloud(store, operations, faults, workers, nodes, slices, effects, server)
+
+
+def add_tpu_slices(compute: Compute, slices: Slices) -> tuple[Groups, TpuInstances]:
+    """Let Compute make slices of TPUs; return the handlers of groups and instances."""
+    parts = Parts(compute.store, compute.catalog, compute.root)
+    groups = Groups(slices, parts, compute.networks, compute.root, compute.begin_in_zone)
+    instances = TpuInstances(slices, compute.networks, compute.root, compute.begin_in_zone)
+    compute.rules = {
+        INSTANCES.plural: instances.rules(),
+        POLICIES.plural: parts.policies(),
+        TEMPLATES.plural: parts.templates(),
+        GROUPS.plural: groups.rules(),
+    }
+    return groups, instances
 
 
 async def serve(options: ServeOptions) -> None:

@@ -90,43 +90,42 @@ def record_answer(
     context: Context, name: str, spec: SliceSpec, place: Place, asked: float, answer: Refusal | SliceStatus
 ) -> None:
     """Record how a request of time `asked` was answered: by a refusal, or by a slice that is READY."""
-    entry = CapacityEntry(
-        id=f"{_stamp(asked)}-{name}-{uuid.uuid4().hex[:12]}",
-        time=asked,
-        project=context.project,
-        provisioner=place.provisioner,
-        zone=place.zone,
-        tier=place.capacity,
-        accelerator_type=spec.accelerator_type,
-        pod=name,
-        answer=GRANTED,
-        waited_seconds=round(context.clock.now() - asked, 1),
-    )
+    waited = round(context.clock.now() - asked, 1)
+    entry = replace(_entry(context, name, place, spec), time=asked, answer=GRANTED, waited_seconds=waited)
     if isinstance(answer, Refusal):
-        entry = replace(entry, answer=answer.kind, message=answer.message[:MAX_MESSAGE])
+        id = f"{_stamp(asked)}-{name}-{uuid.uuid4().hex[:12]}"
+        entry = replace(entry, id=id, answer=answer.kind, message=answer.message[:MAX_MESSAGE])
     else:
         entry = replace(entry, id=_slice_id(name, answer))
     _record(context, entry, PREFIX + entry.id)
 
 
 def record_end(context: Context, name: str, status: SliceStatus) -> None:
-    """Record that a slice has been deleted, and whether Google had preempted it."""
+    """Record that a slice has been deleted, and whether Google had taken it before."""
     if not status.uid or not status.created:
         return  # a request that has brought up nothing
-    preempted = status.state in ("PREEMPTED", "TERMINATED") or status.health == "PREEMPTED"
-    entry = CapacityEntry(
+    entry = replace(
+        _entry(context, name, status.place, status.spec),
         id=_slice_id(name, status),
         time=status.created,
-        project=context.project,
-        provisioner=status.place.provisioner,
-        zone=status.place.zone,
-        tier=status.place.capacity,
-        accelerator_type=status.spec.accelerator_type,
-        pod=name,
-        ended=PREEMPTED if preempted else "deleted",
+        ended=PREEMPTED if status.state in ("PREEMPTED", "TERMINATED") else "deleted",
         ended_time=context.clock.now(),
     )
     _record(context, entry, f"{PREFIX}{entry.id}.ended")
+
+
+def _entry(context: Context, name: str, place: Place, spec: SliceSpec) -> CapacityEntry:
+    """Return an entry with the place and the type of a slice only."""
+    return CapacityEntry(
+        id="",
+        time=0.0,
+        project=context.project,
+        provisioner=place.provisioner,
+        zone=place.zone,
+        tier=place.capacity,
+        accelerator_type=spec.accelerator_type,
+        pod=name,
+    )
 
 
 def load_entries(state: Path, damaged: list[int] | None = None) -> list[CapacityEntry]:
