@@ -91,7 +91,9 @@ def slipway(
         if request.node.get_closest_marker("sleeps") is None:
             awake.enter_context(emulator.mark_in_use(cloud))
             monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
-        yield SlipwayCli(home, repository, capsys, {**os.environ})
+        made = SlipwayCli(home, repository, capsys, {**os.environ})
+        yield made
+    cloud = emulator.state_folder(str(made.home))  # a test may choose another home
     mistakes = internal_errors(cloud)
     status, words = emulator.run_emulator_verb(["wipe"], cloud)
     assert status == 0, words
