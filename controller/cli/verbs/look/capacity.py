@@ -36,7 +36,7 @@ LEGEND = "█ granted  ▄ some granted  × refused  · no request"
 def run(command: Command) -> int:
     days, state = command.flags.days, command.options.state_dir
     if not 0 < days <= MAX_DAYS:
-        raise ConfigError(f"--days: {days:g} is no number of days from 0 to {MAX_DAYS}")
+        raise ConfigError(f"--days: {days:g}; it must be above 0 and at most {MAX_DAYS}")
     now = time.time()
     if command.flags.refresh:
         _refresh(command, now - days * DAY)

@@ -93,4 +93,4 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "quota" in capsys.readouterr().out
     for days in ("0", "-1", "nan", "inf"):
         assert main.run(["capacity", "--days", days]) == 2
-        assert f"--days: {days} is no number of days from 0 to 3650" in capsys.readouterr().err
+        assert f"--days: {days}; it must be above 0 and at most 3650" in capsys.readouterr().err
