@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 from hypothesis import settings
 
+from tests import planes
 from tests.emulators import Emulators
 from tests.paths import ROOT
 
@@ -65,6 +66,10 @@ def pytest_configure(config: pytest.Config) -> None:
     examples = DEEP_EXAMPLES if config.getoption("--deep") else FAST_EXAMPLES
     settings.register_profile("slipway", settings.get_profile("ci"), max_examples=examples)
     settings.load_profile("slipway")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    planes.parametrize(metafunc)
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k: a shard is a part of what they leave

@@ -10,8 +10,10 @@ from controller.gcp.credentials import GCLOUD_PROJECT, NO_QUOTA_PROJECT
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 UNREACHABLE = "UNREACHABLE"
 """Reason of an error that came from the way to Google, and not from Google."""
-PERMANENT_ERROR = re.compile(r"quota limit|quota '[^']*' exhausted|no more capacity", re.IGNORECASE)
-"""Messages of a 429 that no retry will change. The caller decides what to do."""
+PERMANENT_ERROR = re.compile(
+    r"quota limit|quota '[^']*' exhausted|no more capacity|does not have enough resources", re.IGNORECASE
+)
+"""Messages of a 429, or of a 503 of Compute Engine, that no retry will change. The caller decides what to do."""
 
 
 class GoogleError(CloudError):
@@ -24,7 +26,9 @@ class GoogleError(CloudError):
     @property
     def is_transient(self) -> bool:
         """Return whether the same request may succeed in a moment."""
-        return self.status in RETRIED_STATUSES and not (self.status == 429 and PERMANENT_ERROR.search(self.message))
+        return self.status in RETRIED_STATUSES and not (
+            self.status in (429, 503) and PERMANENT_ERROR.search(self.message)
+        )
 
 
 class NotFoundError(GoogleError):

@@ -22,7 +22,7 @@ GONE_STATES = frozenset({"ABSENT", "PREEMPTED", "TERMINATED", "STOPPED", "STOPPI
                   "GONE", "FAILED", "EXPIRED", "HIDING", "HIDDEN"})  # fmt: skip
 """States of a pod that is gone or about to go."""
 REPAIR_STATES = frozenset({"REPAIRING", "RESTARTING", "REIMAGING", "STARTING", "CREATING"})
-UNHEALTHY_STATES = frozenset({"TIMEOUT", "UNHEALTHY_TENSORFLOW"})
+UNHEALTHY_STATES = frozenset({"TIMEOUT", "UNHEALTHY_TENSORFLOW", "UNHEALTHY_TOPOLOGY"})
 UNHEALTHY_SYMPTOMS = frozenset({"MESH_BUILD_FAIL", "EXECUTE_TIMED_OUT"})
 TRAINER_EXIT_CODES = {3: VerdictKind.DEVICE_MISMATCH, 4: VerdictKind.WORKERS_DISAGREE}
 """Exit codes of the bundled trainer; a program of one's own has those of `program.exit_codes`."""

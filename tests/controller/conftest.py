@@ -25,9 +25,7 @@ from tests.controller.state import internal_errors
 from tests.emulators import Emulators
 
 ECHO_COMMAND = 'program.command=[sh,-c,"echo hello from worker $TPU_WORKER_ID"]'
-
-
-ONE_WORKER, FOUR_WORKERS = "tpu.accelerator_type=v5litepod-8", "tpu.accelerator_type=v5litepod-16"
+ONE_WORKER = "tpu.accelerator_type=v5litepod-8"
 
 
 @dataclass

@@ -11,6 +11,7 @@ from controller.core.clock import Clock
 from controller.gcp.client import GoogleClient
 from tests.controller.cli.verbs.run.test_up import KEEP, SLOW, let_go, until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.planes import Plane, pods
 
 pytestmark = pytest.mark.e2e
 LABELS = {"managed-by": "slipway"}
@@ -29,11 +30,11 @@ def listed(slipway: SlipwayCli, *words: str) -> dict[str, tuple[str, str]]:
     return {f"{thing['kind']} {thing['name']}": (thing["use"], thing["why"]) for thing in things}
 
 
-def test_a_pod_in_use_is_no_orphan_and_one_left_behind_is(slipway: SlipwayCli) -> None:
+def test_a_pod_in_use_is_no_orphan_and_one_left_behind_is(slipway: SlipwayCli, plane: Plane) -> None:
     assert listed(slipway) == {}
     assert "no orphans" in slipway("orphans")[1]
-    assert slipway("up", "--detach", SLOW, KEEP, *ONE)[0] == 0
-    status = slipway.json("status", SLOW, KEEP, *ONE)
+    assert slipway("up", "--detach", SLOW, KEEP, *plane.one)[0] == 0
+    status = slipway.json("status", SLOW, KEEP, *plane.one)
     run, pod = status["run"]["id"], status["pod"]["name"]
     found = listed(slipway)
     assert found[f"TPU {pod}"] == (f"{run} is running on it", "")
@@ -49,7 +50,7 @@ def test_a_pod_in_use_is_no_orphan_and_one_left_behind_is(slipway: SlipwayCli) -
     assert row["checkpoint_age"] >= 0
     assert row["usd_per_hour"] > 0
     let_go(slipway)
-    assert slipway("up", SLOW, KEEP, *ONE)[0] == 0
+    assert slipway("up", SLOW, KEEP, *plane.one)[0] == 0
     found = listed(slipway)
     assert found[f"TPU {pod}"] == ("", f"{run} has finished")
     code, out, _ = slipway("orphans")
@@ -60,18 +61,19 @@ def test_a_pod_in_use_is_no_orphan_and_one_left_behind_is(slipway: SlipwayCli) -
     assert slipway.json("orphans", "--delete", "--yes")["deleted"][0] == f"TPU {pod} in us-east5-b"
     assert listed(slipway) == {}
     state = slipway.cloud().get("state")
-    assert (state["node"], state["queued"]) == ({}, {})
+    assert pods(state) == {}
     assert not any("/routers/" in name for name in state["compute"])
 
 
-def test_a_cancelled_run_and_a_failed_one_leave_orphans(slipway: SlipwayCli) -> None:
+@pytest.mark.always_on("compute_engine")
+def test_a_cancelled_run_and_a_failed_one_leave_orphans(slipway: SlipwayCli, plane: Plane) -> None:
     fails = 'program.command=[sh,-c,"exit 7"]'
-    assert slipway("up", fails, *ONE)[0] == 5
+    assert slipway("up", fails, *plane.one)[0] == 5
     [(use, why)] = [found for name, found in listed(slipway).items() if name.startswith("TPU")]
     assert use == ""
     assert why.endswith("exited with code 7")
-    assert slipway("up", "--detach", SLOW, *ONE)[0] == 0
-    assert slipway("cancel", SLOW, *ONE)[0] == 0
+    assert slipway("up", "--detach", SLOW, *plane.one)[0] == 0
+    assert slipway("cancel", SLOW, *plane.one)[0] == 0
     [(use, why)] = [found for name, found in listed(slipway).items() if name.startswith("TPU")]
     assert (use, why.partition(" ")[2]) == ("", "was cancelled")
 

@@ -147,3 +147,16 @@ def test_a_method_is_built_once_and_no_other(project: EmulatedProject, monkeypat
     for _ in range(2):
         project.context.google.call("tpu", "projects.locations.nodes.list", parent=parent)
     assert built == ["list"]
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "transient"),
+    [
+        (503, "The zone 'projects/p1/zones/z' does not have enough resources available to fulfill the request.", False),
+        (503, "The service is currently unavailable.", True),
+        (429, "There is no more capacity in the zone", False),
+        (429, "Too many requests per minute", True),
+    ],
+)
+def test_a_zone_without_capacity_is_not_asked_again(status: int, message: str, transient: bool) -> None:
+    assert GoogleError("instances.insert", status, "UNAVAILABLE", message).is_transient is transient

@@ -10,24 +10,26 @@ from controller.cli import main
 from controller.records import index
 from tests.controller.cli.verbs.run.test_up import until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
-from tests.controller.sweep.test_pool import SMALL, launches
+from tests.controller.sweep.test_pool import TWO_PODS, launches
+from tests.planes import Plane, pods
 from tests.scenarios.unattended.test_two_controllers import controllers
 
 pytestmark = pytest.mark.e2e
 
 
-def waiting(slipway: SlipwayCli, seeds: str = "0,1,2") -> list[str]:
+def waiting(slipway: SlipwayCli, plane: Plane, seeds: str = "0,1,2") -> list[str]:
     """A sweep whose programs end once `go` is there."""
     go = slipway.home / "go"
-    return ["-m", *SMALL, f'program.command=[sh,-c,"while [ ! -e {go} ]; do sleep 0.1; done"]', f"run.seed={seeds}"]
+    program = f'program.command=[sh,-c,"while [ ! -e {go} ]; do sleep 0.1; done"]'
+    return ["-m", *plane.one, TWO_PODS, program, f"run.seed={seeds}"]
 
 
 def run_when(slipway: SlipwayCli, number: int) -> None:
     until(lambda: [row["state"] for row in index.load_rows(slipway.home)].count("running") == number, 300)
 
 
-def test_a_second_controller_is_told_takes_over_and_ctrl_c_lets_go(slipway: SlipwayCli) -> None:
-    words = waiting(slipway)
+def test_a_second_controller_is_told_takes_over_and_ctrl_c_lets_go(slipway: SlipwayCli, plane: Plane) -> None:
+    words = waiting(slipway, plane)
     with controllers(slipway, words) as (first,):
         run_when(slipway, 2)
         code, _, err = slipway(*words)
@@ -51,12 +53,12 @@ def test_a_second_controller_is_told_takes_over_and_ctrl_c_lets_go(slipway: Slip
     assert (code, err) == (0, "")
     assert "3 finished" in out
     assert len(launches(slipway)) == 3
-    assert slipway.cloud().get("state")["node"] == {}
+    assert pods(slipway.cloud().get("state")) == {}
 
 
 @pytest.mark.deep
-def test_down_asks_before_it_ends_runs_and_the_controller_ends_well(slipway: SlipwayCli) -> None:
-    words = waiting(slipway, "0,1")
+def test_down_asks_before_it_ends_runs_and_the_controller_ends_well(slipway: SlipwayCli, plane: Plane) -> None:
+    words = waiting(slipway, plane, "0,1")
     with controllers(slipway, words) as (sweep,):
         run_when(slipway, 2)
         code, _, err = slipway("down", *words)
@@ -68,16 +70,18 @@ def test_down_asks_before_it_ends_runs_and_the_controller_ends_well(slipway: Sli
         assert out.count("-1") + out.count("-2") >= 2
         assert sweep.ends() == 0, sweep.said
         assert "deleted by" in sweep.said
-    assert slipway.cloud().get("state")["node"] == {}
+    assert pods(slipway.cloud().get("state")) == {}
 
 
 @pytest.mark.deep
-def test_a_single_run_on_a_pod_of_a_sweep_is_told_and_may_replace_what_runs_there(slipway: SlipwayCli) -> None:
-    words = [*waiting(slipway, "0,1"), "sweep.pods=1"]
+def test_a_single_run_on_a_pod_of_a_sweep_is_told_and_may_replace_what_runs_there(
+    slipway: SlipwayCli, plane: Plane
+) -> None:
+    words = [*waiting(slipway, plane, "0,1"), "sweep.pods=1"]
     with controllers(slipway, words) as (sweep,):
         run_when(slipway, 1)
-        [pod] = slipway.cloud().get("state")["node"].values()
-        alone = ["up", ECHO_COMMAND, SMALL[0], f"tpu.name={pod['name'].rpartition('/')[2]}"]
+        pod = next(name.rpartition("/")[2] for name in pods(slipway.cloud().get("state")))
+        alone = ["up", ECHO_COMMAND, *plane.one, f"tpu.name={pod}"]
         code, _, err = slipway(*alone)
         assert code == 2
         assert "the pod is busy with run-" in err
@@ -88,12 +92,12 @@ def test_a_single_run_on_a_pod_of_a_sweep_is_told_and_may_replace_what_runs_ther
     assert slipway(*words)[0] == 0
 
 
-def test_by_the_policy_stop_what_runs_is_let_end_and_nothing_further_begins(slipway: SlipwayCli) -> None:
+def test_by_the_policy_stop_what_runs_is_let_end_and_nothing_further_begins(slipway: SlipwayCli, plane: Plane) -> None:
     home, go = slipway.home, slipway.home / "go"
     fails = f"while [ ! -e {home}/other ]; do sleep 0.1; done; exit 7"
     ends = f"touch {home}/other; while [ ! -e {go} ]; do sleep 0.1; done"
     program = f'program.command=[sh,-c,"if test $SEED = 0; then {fails}; else {ends}; fi"]'
-    words = ["-m", *SMALL, program, "env.vars.SEED='0','1','2','3'", "sweep.on_failure=stop"]
+    words = ["-m", *plane.one, TWO_PODS, program, "env.vars.SEED='0','1','2','3'", "sweep.on_failure=stop"]
     with controllers(slipway, words) as (sweep,):
         sweep.hears("failed: ")
         run_when(slipway, 1)
@@ -102,6 +106,8 @@ def test_by_the_policy_stop_what_runs_is_let_end_and_nothing_further_begins(slip
     assert "1 of 4 runs failed; run the same command to retry them" in sweep.said
     assert "1 failed, 1 finished, 2 waiting" in sweep.said
     assert len(launches(slipway)) == 2
-    [kept] = slipway.cloud().get("state")["node"].values()  # of the run that failed, for a look
+    kept = {name.rpartition("/")[2] for name in pods(slipway.cloud().get("state"))}  # of the run that failed
     assert main.run(["down", *words, *slipway.base_overrides]) == 0
-    assert kept["name"].rpartition("/")[2] in slipway.capsys.readouterr().out
+    out = slipway.capsys.readouterr().out
+    assert len(kept) == 1
+    assert all(name in out for name in kept)

@@ -20,8 +20,9 @@ from controller.sweep.definition import Estimate, define_sweep, estimate
 from controller.sweep.pool import GridSource
 from tests.controller.cli.verbs.run.test_up import until
 from tests.controller.conftest import SlipwayCli
+from tests.planes import Plane, pods
 
-SMALL = ["tpu.accelerator_type=v5litepod-1", "sweep.pods=2"]
+TWO_PODS = "sweep.pods=2"
 
 
 def states(slipway: SlipwayCli) -> dict[str, str]:
@@ -35,10 +36,10 @@ def launches(slipway: SlipwayCli) -> list[str]:
 
 @pytest.mark.deep
 @pytest.mark.e2e
-def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(slipway: SlipwayCli) -> None:
+def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(slipway: SlipwayCli, plane: Plane) -> None:
     go = slipway.home / "go"
     program = f'program.command=[sh,-c,"while [ ! -e {go} ]; do sleep 0.1; done"]'
-    words = ["-m", *SMALL, *slipway.base_overrides, program, "run.seed=0,1,2,3,4"]
+    words = ["-m", *plane.one, TWO_PODS, *slipway.base_overrides, program, "run.seed=0,1,2,3,4"]
 
     def start() -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "controller", *words]
@@ -54,7 +55,7 @@ def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(sli
         assert "nobody has driven this sweep since " in " ".join(slipway.capsys.readouterr().out.split())
         before = launches(slipway)
         second = start()
-        until(lambda: slipway.cloud().get("state")["node"] != {})
+        until(lambda: pods(slipway.cloud().get("state")) != {})
         slipway.cloud().post("faults", {"key": "p", "faults": [{"kind": "preempted", "after_seconds": 0}]})
         go.touch()
         out, _ = second.communicate(timeout=300)
@@ -66,7 +67,7 @@ def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(sli
     assert before == [name for name in launches(slipway) if name in before]
     held = {name.split("/")[1] for name in before}
     assert {name.split("/")[1] for name in launches(slipway) if not name.endswith("0001.json")} <= held
-    assert slipway.cloud().get("state")["node"] == {}
+    assert pods(slipway.cloud().get("state")) == {}
     assert main.run(words) == 0
     assert "5 runs, 5 finished, 0 remaining" in slipway.capsys.readouterr().out
     assert main.run(["status", "--json", *words]) == 0
@@ -74,9 +75,9 @@ def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(sli
 
 
 @pytest.mark.e2e
-def test_what_fails_is_tried_again_and_told(slipway: SlipwayCli) -> None:
+def test_what_fails_is_tried_again_and_told(slipway: SlipwayCli, plane: Plane) -> None:
     fails = 'program.command=[sh,-c,"test $SEED != 1 && test $SLIPWAY_ATTEMPT$SEED != 12"]'
-    words = ["-m", *SMALL, *slipway.base_overrides, fails, "env.vars.SEED='0','1','2'"]
+    words = ["-m", *plane.one, TWO_PODS, *slipway.base_overrides, fails, "env.vars.SEED='0','1','2'"]
     assert main.run(words) == 5
     out, err = slipway.capsys.readouterr()
     assert "1 of 3 runs failed; run the same command to retry them" in err

@@ -16,11 +16,13 @@ FAULT_COUNTS = (1, 1, 2, 2, 2, 3, 3, 4)
 MAX_REQUESTS = 90
 """About as many requests does an undisturbed run make of few steps."""
 UPLOADS = "POST /upload/"
+API_OF_PODS = {"tpu_api": "tpu/v2", "compute_engine": "compute/.*/(instance|resourcePolicies)"}
+"""What the paths of requests for pods contain."""
 
 
 @dataclass(frozen=True)
 class ChaosScenario:
-    """The run that a schedule is for."""
+    """The run that a schedule is for, and the plane of its pod."""
 
     workers: int
     objects: Sequence[str]
@@ -29,14 +31,16 @@ class ChaosScenario:
     """About how long it runs."""
     max_blip_seconds: float
     """The longest that a temporary fault lasts."""
+    plane: str = "tpu_api"
 
 
 def fault_schedule(seed: int, scenario: ChaosScenario) -> tuple[Spec, ...]:
     """Return the faults of a seed, as `cloud.faults` takes them."""
     draw = random.Random(f"slipway chaos {seed}")
-    kinds = list(FAULT_KINDS)
-    drawn = draw.choices(kinds, [FAULT_KINDS[kind][0] for kind in kinds], k=draw.choice(FAULT_COUNTS))
-    return tuple({"kind": kind, **FAULT_KINDS[kind][1](draw, scenario), "seed": draw.randrange(1000)} for kind in drawn)
+    known = {**FAULT_KINDS, **(SLICE_FAULTS if scenario.plane == "compute_engine" else NODE_FAULTS)}
+    kinds = list(known)
+    drawn = draw.choices(kinds, [known[kind][0] for kind in kinds], k=draw.choice(FAULT_COUNTS))
+    return tuple({"kind": kind, **known[kind][1](draw, scenario), "seed": draw.randrange(1000)} for kind in drawn)
 
 
 def _during_program(draw: random.Random, scenario: ChaosScenario) -> Spec:
@@ -75,14 +79,15 @@ def _refused(draw: random.Random, scenario: ChaosScenario) -> Spec:
 
 
 def _answer(draw: random.Random, scenario: ChaosScenario) -> Spec:
-    what = draw.choice(["GET ", "POST ", "PATCH ", "tpu/v2", "storage/", "compute/"])
+    what = draw.choice(["GET ", "POST ", "PATCH ", API_OF_PODS[scenario.plane], "storage/", "compute/"])
     status = draw.choice([429, 500, 502, 503, 504])
     return {"match": what, "status": status, "times": draw.randint(1, 4), **_at_any_time(draw, scenario)}
 
 
 def _cut(draw: random.Random, scenario: ChaosScenario) -> Spec:
     at = draw.choice(["request", "answer", "answer", "upload"])
-    what = draw.choice([UPLOADS, UPLOADS, "POST /tpu", "DELETE ", "POST ", "GET "])
+    asks = f"POST /{API_OF_PODS[scenario.plane]}"
+    what = draw.choice([UPLOADS, UPLOADS, asks, "DELETE ", "POST ", "GET "])
     return {"match": UPLOADS if at == "upload" else what, "at": at, "times": draw.randint(1, 3),
             **_at_any_time(draw, scenario)}  # fmt: skip
 
@@ -102,11 +107,15 @@ def _with_optional_notice(draw: random.Random, scenario: ChaosScenario) -> Spec:
     return {**_during_program(draw, scenario), "notice_seconds": draw.choice([None, None, seconds])}
 
 
+def _state(draw: random.Random, scenario: ChaosScenario, *states: str) -> Spec:
+    return {"state": draw.choice(states), "worker": draw.randrange(scenario.workers)}
+
+
+BROKEN = ("INCOMPLETE", "FAILED", "ACTIVE_DEGRADED")
 FAULT_KINDS: dict[str, tuple[int, Callable[[random.Random, ChaosScenario], Spec]]] = {
     "preempted": (6, _with_optional_notice),
     # A controller that was away during the repair refuses the new host keys of rebuilt VMs.
     "maintenance": (2, lambda d, s: {**_blip(d, s), **_with_optional_notice(d, s), "new_host_keys": False}),
-    "unhealthy": (1, lambda d, s: {**_during_program(d, s), "symptom": d.choice([None, "MESH_BUILD_FAIL"])}),
     "killed": (4, _program_fault),
     "frozen": (1, _program_fault),
     "controller_killed": (5, _at_any_time),
@@ -122,3 +131,11 @@ FAULT_KINDS: dict[str, tuple[int, Callable[[random.Random, ChaosScenario], Spec]
     "ssh_frozen": (2, _ssh),
 }
 """How often each kind is drawn among the others, and with which keys."""
+NODE_FAULTS: dict[str, tuple[int, Callable[[random.Random, ChaosScenario], Spec]]] = {
+    "unhealthy": (1, lambda d, s: {**_during_program(d, s), "symptom": d.choice([None, "MESH_BUILD_FAIL"])}),
+}
+SLICE_FAULTS: dict[str, tuple[int, Callable[[random.Random, ChaosScenario], Spec]]] = {
+    "slice_state": (3, lambda d, s: {**_during_program(d, s), **_state(d, s, *BROKEN, "REACTIVATING")}),
+    "slice_creation": (2, lambda d, s: {"times": d.randint(1, 2), **_state(d, s, *BROKEN)}),
+}
+"""The same for pods of one plane only."""

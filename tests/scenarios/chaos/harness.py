@@ -29,6 +29,7 @@ from controller.config.compose import compose
 from controller.localcloud.vms.processes import MARKER
 from tests.controller.state import comparable_state
 from tests.paths import ROOT
+from tests.planes import pods
 from tests.scenarios.chaos.fault_schedule import Spec
 from tests.scenarios.chaos.hurried import use_fast_clock
 
@@ -148,7 +149,7 @@ class ChaosHarness:
         met = [{**fault["spec"], "struck": fault["struck"]} for fault in state["fault"].values()]
         assert not state["mistake"], said
         assert live_processes(cloud.state) == [], said
-        assert not {**state["node"], **state["queued"]}, said
+        assert pods(state) == {}, said
         assert_one_attempt_at_a_time(requests, said)
         code, words = self.run_slipway("down", "--all", "--yes")
         assert code == 0, said + words

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.conftest import seeds
+from tests.planes import PLANES, Plane
 from tests.scenarios.chaos.conftest import ChaosHarnessFactory
 from tests.scenarios.chaos.counter import STEPS
 from tests.scenarios.chaos.fault_schedule import ChaosScenario, Spec, fault_schedule
@@ -18,8 +19,6 @@ from tests.scenarios.chaos.harness import ChaosHarness
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 COUNTER = ("program=command", "program.command=[python,counter.py]", "env.packages=image")
 PATIENT = ("recovery.max_program_failures=8", "recovery.max_without_progress=8", "recovery.heartbeat_timeout_seconds=6")
-PODS = {1: "tpu=v5litepod_8", 2: "tpu.accelerator_type=v4-16"}
-"""By how many workers they have; of the second kind nodes are had through Google's queue."""
 JUMPING = 5
 """The clock of the controller jumps in every schedule whose seed is a multiple of this."""
 
@@ -29,24 +28,30 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", seeds(metafunc.config.getoption("--chaos"), fast=(5,), deep=60))
 
 
-def of_counter(seed: int) -> tuple[int, tuple[Spec, ...]]:
+def of_counter(seed: int, plane: Plane) -> tuple[int, tuple[Spec, ...]]:
     """How many workers a seed has, and its schedule."""
     workers = 2 if seed % 3 == 0 else 1
     objects = [f"beats/{step:02d}-" for step in range(STEPS + 1)] + ["checkpoints/2/", "checkpoints/4/done", "final/"]
-    return workers, fault_schedule(seed, ChaosScenario(workers, objects, seconds=1.5, max_blip_seconds=3.0))
+    return workers, fault_schedule(
+        seed, ChaosScenario(workers, objects, seconds=1.5, max_blip_seconds=3.0, plane=plane.name)
+    )
 
 
-def survives(make_harness: ChaosHarnessFactory, workers: int, faults: Sequence[Spec], jump: int = 0) -> None:
+def survives(
+    make_harness: ChaosHarnessFactory, plane: Plane, workers: int, faults: Sequence[Spec], jump: int = 0
+) -> None:
     """A run on a pod of so many workers comes to the same."""
-    zone = ["tpu.zone=us-central2-b"] if workers == 2 else []
-    with make_harness(*COUNTER, *PATIENT, PODS[workers], *zone, keep=("/final/",)) as stand:
+    pod = plane.two if workers == 2 else plane.one
+    with make_harness(*COUNTER, *PATIENT, *pod, keep=("/final/",)) as stand:
         undisturbed, ended = stand.run_undisturbed, stand.run(faults, jump)
         assert stand.final_results(ended) == stand.final_results(undisturbed), ended.output
         assert ended.state == undisturbed.state, ended.output
 
 
-def test_a_schedule_ends_with_the_same_numbers_and_leaves_nothing(seed: int, make_harness: ChaosHarnessFactory) -> None:
-    survives(make_harness, *of_counter(seed), jump=seed * (seed % JUMPING == 0))
+def test_a_schedule_ends_with_the_same_numbers_and_leaves_nothing(
+    seed: int, plane: Plane, make_harness: ChaosHarnessFactory
+) -> None:
+    survives(make_harness, plane, *of_counter(seed, plane), jump=seed * (seed % JUMPING == 0))
 
 
 FOUND: dict[str, tuple[int, tuple[Spec, ...]]] = {
@@ -88,8 +93,8 @@ FOUND: dict[str, tuple[int, tuple[Spec, ...]]] = {
 
 @pytest.mark.deep
 @pytest.mark.parametrize("what", FOUND)
-def test_what_went_wrong_once(what: str, make_harness: ChaosHarnessFactory) -> None:
-    survives(make_harness, *FOUND[what])
+def test_what_went_wrong_once(what: str, plane: Plane, make_harness: ChaosHarnessFactory) -> None:
+    survives(make_harness, plane, *FOUND[what])
 
 
 def test_a_stand_on_which_something_failed_is_thrown_away(make_harness: ChaosHarnessFactory) -> None:
@@ -108,6 +113,7 @@ def test_a_stand_on_which_something_failed_is_thrown_away(make_harness: ChaosHar
 
 
 def test_a_seed_means_the_same_schedule_everywhere() -> None:
-    assert of_counter(7) == of_counter(7)
-    kinds = {fault["kind"] for seed in range(200) for fault in of_counter(seed)[1]}
-    assert len(kinds) == 16
+    for plane, count in zip(PLANES, (16, 17), strict=True):
+        assert of_counter(7, plane) == of_counter(7, plane)
+        kinds = {fault["kind"] for seed in range(200) for fault in of_counter(seed, plane)[1]}
+        assert len(kinds) == count

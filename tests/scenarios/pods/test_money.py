@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,18 +17,17 @@ import pytest
 from controller.run import session
 from tests.controller.cli.verbs.run.test_up import until, workers_home
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.planes import Plane, pods
 
 pytestmark = pytest.mark.e2e
-ONE = ["tpu.accelerator_type=v6e-1", "tpu.zone=us-east5-b", "cloud.bucket=money"]
+ONE = ["tpu=v6e_1"]
 FOREVER = 'program.command=[sh,-c,"echo up; sleep 600"]'
 FAILS = 'program.command=[sh,-c,"exit 7"]'
 SECOND_IN_HOURS = 1 / 3600
 
 
-def nodes(slipway: SlipwayCli) -> dict[str, Any]:
-    """Nodes and the queued resources that hold them."""
-    state = slipway.cloud().get("state")
-    return state["node"] | state["queued"]
+def billed_parts(slipway: SlipwayCli) -> dict[str, Any]:
+    return pods(slipway.cloud().get("state"))
 
 
 def test_what_a_run_cost_is_told_at_its_end_and_by_status(slipway: SlipwayCli) -> None:
@@ -46,57 +46,66 @@ def test_what_a_run_cost_is_told_at_its_end_and_by_status(slipway: SlipwayCli) -
     )
 
 
-def test_a_run_over_its_budget_is_ended_and_its_pod_deleted(slipway: SlipwayCli) -> None:
+def test_a_run_over_its_budget_is_ended_and_its_pod_deleted(slipway: SlipwayCli, plane: Plane) -> None:
     limit = f"budget.max_hours={2 * SECOND_IN_HOURS:.6f}"
-    code, out, err = slipway("up", FOREVER, *ONE, limit)
+    code, out, err = slipway("up", FOREVER, *plane.one, limit)
     assert code == 7
     assert "over budget: its pods have run for" in out
     assert "Raise the limit and run the same command to resume from the last checkpoint" in err
-    assert nodes(slipway) == {}
+    assert billed_parts(slipway) == {}
     before = slipway.mutations()
-    code, _, err = slipway("up", FOREVER, *ONE, limit)  # nothing is left of it
+    code, _, err = slipway("up", FOREVER, *plane.one, limit)  # nothing is left of it
     assert code == 7
-    assert [m for m in slipway.mutations()[len(before) :] if "/tpu/" in m] == []
+    assert plane.creations(slipway.mutations()[len(before) :]) == []
 
 
 @pytest.mark.deep
-def test_a_failed_pod_that_nobody_uses_deletes_itself_though_the_controller_is_gone(slipway: SlipwayCli) -> None:
+def test_a_failed_pod_that_nobody_uses_deletes_itself_though_the_controller_is_gone(
+    slipway: SlipwayCli, plane: Plane
+) -> None:
     idle = "cleanup.idle_minutes=0.25"
-    assert slipway("up", FAILS, *ONE, idle)[0] == 5
-    until(lambda: nodes(slipway) == {})
-    [deletion] = [r for r in slipway.cloud().requests() if r["method"] == "DELETE" and r["path"].startswith("/tpu/")]
-    assert deletion["status"] == 200
-    assert "/queuedResources/" in deletion["path"]
-    assert deletion["client"].endswith("/0")  # by worker 0, not by the laptop
-    cost = slipway.json("status", FAILS, *ONE, idle)["cost"]
+    assert slipway("up", FAILS, *plane.one, idle)[0] == 5
+    until(lambda: billed_parts(slipway) == {})
+    asked = [r for r in slipway.cloud().requests() if plane.deletions([f"{r['method']} {r['path']}"])]
+    [deletion] = [r for r in asked if r["status"] == 200]
+    assert re.search("/(queuedResources|instances)/", deletion["path"])
+    assert {r["client"].rpartition("/")[2] for r in asked} == {"0"}  # by worker 0, not by the laptop
+    cost = slipway.json("status", FAILS, *plane.one, idle)["cost"]
     assert len(cost["pods"]) == 1
 
 
+MAY_NOT_DELETE = {
+    "tpu_api": "roles=[roles/logging.logWriter]",
+    # Whatever cloud.roles says, Slipway grants the role with which a pod of Compute Engine deletes itself.
+    "compute_engine": "faults=[{kind: denied, permission: compute.instances.delete, client: workers}]",
+}
+
+
 @pytest.mark.deep
-def test_a_watchdog_whose_account_may_not_delete_is_on_record(slipway: SlipwayCli) -> None:
-    words = ["cleanup.idle_minutes=0.05", "cloud.roles=[roles/logging.logWriter]"]
-    assert slipway("up", FAILS, *ONE, *words)[0] == 5
+def test_a_watchdog_whose_account_may_not_delete_is_on_record(slipway: SlipwayCli, plane: Plane) -> None:
+    words = ["cleanup.idle_minutes=0.05", f"cloud.{MAY_NOT_DELETE[plane.name]}"]
+    assert slipway("up", FAILS, *plane.one, *words)[0] == 5
     [worker] = workers_home(slipway)
     refused = worker / ".slipway" / "watchdog-refused.json"
     until(lambda: refused.exists() and "403" in refused.read_text())
-    assert len(nodes(slipway)) == 2  # the request and its node
+    assert billed_parts(slipway)
 
 
 @pytest.mark.deep
-def test_a_run_over_its_budget_leaves_the_pod_of_another_alone(slipway: SlipwayCli) -> None:
-    assert slipway("up", FAILS, *ONE)[0] == 5
-    assert slipway("up", "--detach", FOREVER, *ONE)[0] == 0  # it has the pod now
-    code, _, err = slipway("up", FAILS, *ONE, "budget.max_hours=0.0000001")
+def test_a_run_over_its_budget_leaves_the_pod_of_another_alone(slipway: SlipwayCli, plane: Plane) -> None:
+    assert slipway("up", FAILS, *plane.one)[0] == 5
+    assert slipway("up", "--detach", FOREVER, *plane.one)[0] == 0  # it has the pod now
+    code, _, err = slipway("up", FAILS, *plane.one, "budget.max_hours=0.0000001")
     assert code == 7
     assert "budget.max_hours is 1e-07" in err
-    assert len(nodes(slipway)) == 2
-    assert slipway.json("status", FOREVER, *ONE)["workers"][0]["running"]
+    assert billed_parts(slipway)
+    assert slipway.json("status", FOREVER, *plane.one)["workers"][0]["running"]
 
 
 @pytest.mark.deep
-def test_a_pod_without_a_controller_ends_with_the_budget(slipway: SlipwayCli) -> None:
+def test_a_pod_without_a_controller_ends_with_the_budget(slipway: SlipwayCli, plane: Plane) -> None:
     limits = ["budget.max_hours=1", "cleanup.idle_minutes=null"]
-    command = [sys.executable, "-m", "controller", "up", FOREVER, *ONE, *limits, *slipway.base_overrides]
+    command = [sys.executable, "-m", "controller", "up", FOREVER, *plane.one, *limits, *slipway.base_overrides]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
     assert running.stdout is not None
     next(line for line in running.stdout if line.strip() == "up")
@@ -106,8 +115,8 @@ def test_a_pod_without_a_controller_ends_with_the_budget(slipway: SlipwayCli) ->
     order = json.loads((worker / ".slipway" / "watchdog.json").read_text())
     assert 0.9 < (order["until"] - order["asked"]) / 3600 < 1.1
     (worker / ".slipway" / "watchdog.json").write_text(json.dumps(order | {"until": order["asked"]}))  # an hour passes
-    until(lambda: nodes(slipway) == {})
-    [pod] = slipway.json("status", FOREVER, *ONE, *limits)["cost"]["pods"]
+    until(lambda: billed_parts(slipway) == {})
+    [pod] = slipway.json("status", FOREVER, *plane.one, *limits)["cost"]["pods"]
     assert pod["reason"] == "the run's budget is spent"
 
 
@@ -154,11 +163,11 @@ def test_plan_says_what_the_run_and_the_pod_are_doing(slipway: SlipwayCli) -> No
 
 
 @pytest.mark.deep
-def test_down_ends_what_a_run_is_billed(slipway: SlipwayCli) -> None:
-    assert slipway("up", FAILS, *ONE)[0] == 5
-    assert slipway.json("status", FAILS, *ONE)["cost"]["pods"][0]["ended"] is None  # kept, and billed
-    assert slipway("down", FAILS, *ONE)[0] == 0
-    assert slipway.json("status", FAILS, *ONE)["cost"]["pods"][0]["reason"] == "deleted by down"
+def test_down_ends_what_a_run_is_billed(slipway: SlipwayCli, plane: Plane) -> None:
+    assert slipway("up", FAILS, *plane.one)[0] == 5
+    assert slipway.json("status", FAILS, *plane.one)["cost"]["pods"][0]["ended"] is None  # kept, and billed
+    assert slipway("down", FAILS, *plane.one)[0] == 0
+    assert slipway.json("status", FAILS, *plane.one)["cost"]["pods"][0]["reason"] == "deleted by down"
 
 
 def test_plan_says_what_it_costs(slipway: SlipwayCli) -> None:

@@ -24,6 +24,7 @@ from controller.cloud import emulator
 from controller.localcloud import lifecycle
 from tests.emulators import Emulators
 from tests.paths import ROOT
+from tests.planes import Plane
 
 pytestmark = pytest.mark.e2e
 SOME = 1
@@ -45,7 +46,7 @@ class Killer:
 
     folder: Path
     agents: str
-    pod: str = "tpu=v5litepod_8"
+    pod: tuple[str, ...] = ("tpu=v5litepod_8",)
     orders: Any = None
     homes: list[Path] = field(default_factory=list)
 
@@ -80,7 +81,7 @@ class Killer:
         """The words of an `up`; with `preempted`, its pod is taken away while the first attempt runs."""
         runs = "test $SLIPWAY_ATTEMPT != 1 || sleep 600; " if preempted else ""
         program = f'program.command=[sh,-c,"echo once >> {home}/starts; {runs}echo hello"]'
-        words = [self.pod, "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0",
+        words = [*self.pod, "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0",
                  f"recovery.lease_duration_seconds={lease_seconds}"]  # fmt: skip
         taken = "cloud.faults=[{kind: preempted, after_object: launches/0001, delay_seconds: 1}]"
         words += [taken] if preempted else []
@@ -164,14 +165,16 @@ def converges(
         assert differ == {}, request
 
 
-def test_killed_before_some_requests_up_again_converges(killer: Killer) -> None:
+def test_killed_before_some_requests_up_again_converges(killer: Killer, plane: Plane) -> None:
+    killer.pod = plane.one
     converges(killer, lambda requests: spread(changes(requests), SOME))
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(0 if "SLIPWAY_KILL_POINTS" in os.environ else 1800)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_killed_before_any_request_up_again_converges(killer: Killer, part: int) -> None:
+def test_killed_before_any_request_up_again_converges(killer: Killer, plane: Plane, part: int) -> None:
+    killer.pod = plane.one
     converges(killer, lambda requests: points(requests)[part::PARTS])
 
 
@@ -179,7 +182,7 @@ def test_killed_before_any_request_up_again_converges(killer: Killer, part: int)
 @pytest.mark.parametrize("way", ["created", "deleted"])
 def test_killed_while_a_group_is_made_or_deleted_up_again_converges(killer: Killer, way: str) -> None:
     """On Compute Engine a pod is three resources. `down` deletes those that bill nothing after a run has ended."""
-    killer.pod = "tpu=v6e_8_ce"
+    killer.pod = ("tpu=v6e_8_ce",)
     verbs = "insert|resize" if way == "created" else "delete"
     of_group = re.compile(rf"compute (instanceGroupManagers|regionInstanceTemplates|resourcePolicies)\.({verbs}) ")
     converges(killer, lambda requests: [request for request in requests if of_group.match(request)], killer.down)

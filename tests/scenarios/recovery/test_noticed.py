@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.planes import Plane
 from tests.scenarios.experiments.test_quickstart import folder_of, homes, weights
 
 __all__ = ["homes"]
@@ -45,25 +46,20 @@ def up(*words: str) -> tuple[list[str], list[int], dict[int, float]]:
 
 
 BUCKET = "cloud.bucket=slipway-local-slipway-us-central2"  # which `folder_of` reads
-PLANES = {
-    "tpu_api": ("tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b"),
-    "compute_engine": ("tpu=v6e_8_ce", BUCKET),
-}
-"""Pods of two workers."""
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("plane", PLANES)
 def test_with_notice_nothing_is_computed_twice_and_without_it_one_dead_worker_restarts_all(
-    homes: Any, plane: str
+    homes: Any, plane: Plane
 ) -> None:
+    pod = (*plane.two, BUCKET)
     quiet = homes("quiet")
-    _, steps, losses = up(*PLANES[plane])
+    _, steps, losses = up(*pod)
     assert steps == list(range(1, STEPS + 1))
     undisturbed = weights(folder_of(quiet))
     cut = homes("cut")
     fault = "{kind: preempted, after_object: checkpoints/5/commit_success, notice_seconds: 120}"
-    notes, steps, again = up(*PLANES[plane], f"cloud.faults=[{fault}]")
+    notes, steps, again = up(*pod, f"cloud.faults=[{fault}]")
     assert len(steps) - len(set(steps)) <= 1
     assert again == losses
     assert [note for note in notes if "a preemption notice; its program saved its state and exited; replacing" in note]
@@ -71,7 +67,7 @@ def test_with_notice_nothing_is_computed_twice_and_without_it_one_dead_worker_re
     assert all(np.array_equal(found[name], undisturbed[name]) for name in undisturbed)
     torn = homes("torn")
     dead = "{kind: killed, worker: 1, after_object: checkpoints/5/commit_success}"
-    notes, steps, again = up(*PLANES[plane], f"cloud.faults=[{dead}]")
+    notes, steps, again = up(*pod, f"cloud.faults=[{dead}]")
     assert again == losses
     assert "worker lost: worker 1: its program was terminated by SIGKILL from outside; " in " ".join(notes)
     found = weights(folder_of(torn))

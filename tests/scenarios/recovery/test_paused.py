@@ -12,6 +12,7 @@ import signal
 
 import pytest
 
+from tests.planes import Plane
 from tests.scenarios.recovery.test_killed import PARTS, READS, Killer, killer, points
 
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
@@ -23,7 +24,10 @@ MOMENT = re.compile(r"/attempt-1/|/verdicts/|/launches/")
 @pytest.mark.timeout(0 if "SLIPWAY_KILL_POINTS" in os.environ else 1800)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("preempted", [False, True])
-def test_paused_before_any_request_it_changes_nothing_more(killer: Killer, preempted: bool, part: int) -> None:
+def test_paused_before_any_request_it_changes_nothing_more(
+    killer: Killer, plane: Plane, preempted: bool, part: int
+) -> None:
+    killer.pod = plane.one
     home, log = killer.fresh(), killer.folder / "requests"
     assert killer.up(home, log=log, preempted=preempted) == 0
     undisturbed = killer.left_behind(home)

@@ -14,7 +14,8 @@ import pytest
 from controller.checks.fit import cache_file
 from controller.cli import main
 from controller.core import formats
-from tests.controller.conftest import FOUR_WORKERS, SlipwayCli
+from tests.controller.conftest import SlipwayCli
+from tests.planes import Plane
 
 pytestmark = pytest.mark.e2e
 PROGRAM = """
@@ -55,8 +56,6 @@ while os.environ["SLIPWAY_ATTEMPT"] == "1":
 print("done in attempt", os.environ["SLIPWAY_ATTEMPT"])
 """
 RUN = ("program.command=[python,train.py]", "env.packages=image")
-FOUR = (*RUN, FOUR_WORKERS)
-TWO = (*RUN, "tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b")
 
 
 @dataclass
@@ -74,13 +73,13 @@ class Recovered:
         return found[0]
 
 
-def up(slipway: SlipwayCli, fault: str, *words: str, pod: tuple[str, ...] = FOUR, last: int = 2) -> Recovered:
+def up(slipway: SlipwayCli, plane: Plane, fault: str, *, workers: int = 4, last: int = 2) -> Recovered:
     """A run that is struck as soon as the program of worker `last` has begun, which is the last to do so."""
-    others = 3 if pod == FOUR else 1
+    others, words = workers - 1, (*RUN, *(plane.four if workers == 4 else plane.two))
     program = PROGRAM.replace("LAST", str(last)).replace("OTHERS", str(others))
     (slipway.repository / "train.py").write_text(program)
-    code, out, err = slipway("up", *pod, *words, f"cloud.faults=[{{{fault}, after_object: begun/{last}-1}}]")
-    run = slipway.json("plan", *pod, *words)["run"]
+    code, out, err = slipway("up", *words, f"cloud.faults=[{{{fault}, after_object: begun/{last}-1}}]")
+    run = slipway.json("plan", *words)["run"]
     events = (slipway.home / "runs" / run / "events.jsonl").read_text().splitlines()
     met: Any = next(iter(slipway.cloud().get("state")["fault"].values()))
     struck = met["due"]
@@ -101,13 +100,8 @@ def notified(slipway: SlipwayCli) -> list[str]:
     return (slipway.home / "told").read_text().split()
 
 
-def deletions(slipway: SlipwayCli) -> int:
-    """How many pods were deleted."""
-    return len([request for request in slipway.mutations() if request.startswith("DELETE /tpu/")])
-
-
-def test_one_dead_worker_ends_and_restarts_all(slipway: SlipwayCli) -> None:
-    found = up(slipway, "kind: killed, worker: 1", pod=TWO, last=1)
+def test_one_dead_worker_ends_and_restarts_all(slipway: SlipwayCli, plane: Plane) -> None:
+    found = up(slipway, plane, "kind: killed, worker: 1", workers=2, last=1)
     assert (found.code, found.err) == (0, "")
     words = "worker lost: worker 1: its program was terminated by SIGKILL from outside; restarting the program on every"
     noticed = found.after("worker 1: its program was terminated by SIGKILL from outside; stopping the others")
@@ -116,8 +110,8 @@ def test_one_dead_worker_ends_and_restarts_all(slipway: SlipwayCli) -> None:
 
 
 @pytest.mark.deep
-def test_a_frozen_program_is_hung_and_says_where(slipway: SlipwayCli) -> None:
-    found = up(slipway, "kind: frozen, worker: 2")
+def test_a_frozen_program_is_hung_and_says_where(slipway: SlipwayCli, plane: Plane) -> None:
+    found = up(slipway, plane, "kind: frozen, worker: 2")
     assert (found.code, found.err) == (0, "")
     words = "hung: worker 2: its program has been stopped by a signal for"
     print("\nfrozen program:", found.after(words), found.after("launched attempt 2"))
@@ -126,56 +120,61 @@ def test_a_frozen_program_is_hung_and_says_where(slipway: SlipwayCli) -> None:
     assert "stacks/attempt-1/worker-2.txt" in json.dumps(slipway.cloud().get("state")["objects"])
 
 
+ILL = {
+    "tpu_api": ("kind: unhealthy, worker: 2, symptom: MESH_BUILD_FAIL", "timeout (The TPU does not answer)"),
+    "compute_engine": ("kind: slice_state, state: ACTIVE_DEGRADED, message: A link is down", "unhealthy topology"),
+}
+
+
 @pytest.mark.deep
-def test_a_sick_host_is_replaced(slipway: SlipwayCli) -> None:
+def test_a_sick_host_is_replaced(slipway: SlipwayCli, plane: Plane) -> None:
     """Google calls it ill, which alone is no reason; then a program ends there."""
-    ill = "kind: unhealthy, worker: 2, symptom: MESH_BUILD_FAIL, after_object: begun/2-1"
-    found = up(slipway, f"{ill}}}, {{delay_seconds: 1, kind: killed")
+    ill, words = ILL[plane.name]
+    found = up(slipway, plane, f"{ill}, after_object: begun/2-1}}, {{delay_seconds: 1, kind: killed")
     assert (found.code, found.err) == (0, "")
-    found.after("Google reports the pod as timeout (The TPU does not answer)")
+    found.after(f"Google reports the pod as {words}")
     found.after("unhealthy host: worker")
-    assert deletions(slipway) == 2
+    assert len(plane.deletions(slipway.mutations())) == 2
 
 
 @pytest.mark.deep
-def test_maintenance_is_waited_for(slipway: SlipwayCli) -> None:
-    found = up(slipway, "kind: maintenance, seconds: 3")
+def test_maintenance_is_waited_for(slipway: SlipwayCli, plane: Plane) -> None:
+    found = up(slipway, plane, "kind: maintenance, seconds: 3")
     assert (found.code, found.err) == (0, "")
     found.after("maintenance: the node is repairing; waiting")
     found.after("launched attempt 2")
-    assert deletions(slipway) == 1  # at the end
+    assert len(plane.deletions(slipway.mutations())) == 1  # at the end
 
 
 @pytest.mark.deep
-def test_a_program_that_its_kernel_killed_is_not_started_again(slipway: SlipwayCli) -> None:
-    found = up(slipway, "kind: killed, worker: 2, out_of_memory: true")
+def test_a_program_that_its_kernel_killed_is_not_started_again(slipway: SlipwayCli, plane: Plane) -> None:
+    found = up(slipway, plane, "kind: killed, worker: 2, out_of_memory: true")
     assert found.code == 5
     assert "out of ram: worker 2 was terminated by SIGKILL; it failed first" in found.err
     assert "to fix: use fewer loader processes" in found.err
 
 
 @pytest.mark.deep
-def test_a_worker_that_does_not_answer_is_lost_and_its_node_replaced(slipway: SlipwayCli) -> None:
-    found = up(slipway, "kind: ssh_frozen, seconds: 30, worker: 1")
+def test_a_worker_that_does_not_answer_is_lost_and_its_node_replaced(slipway: SlipwayCli, plane: Plane) -> None:
+    found = up(slipway, plane, "kind: ssh_frozen, seconds: 30, worker: 1")
     assert (found.code, found.err) == (0, "")
     print("\nsilent worker:", found.after("worker lost: worker 1 has not responded"), found.after("launched attempt 2"))
 
 
 @pytest.mark.deep
-def test_a_preempted_node_is_noticed(slipway: SlipwayCli) -> None:
-    found = up(slipway, "kind: preempted")
+def test_a_preempted_node_is_noticed(slipway: SlipwayCli, plane: Plane) -> None:
+    found = up(slipway, plane, "kind: preempted")
     assert (found.code, found.err) == (0, "")
-    past = slipway.json("status", *FOUR)["run"]["verdicts"]
+    past = slipway.json("status", *RUN, *plane.four)["run"]["verdicts"]
     assert [(episode["kind"], episode["response"]) for episode in past] == [("preempted", "replace_node")]
-    assert re.search(
-        r"\d\d:\d\d:\d\d  .*: preempted: the node is preempted; replace node\n", slipway("status", *FOUR)[1]
-    )
-    print("\npreempted:", found.after("preempted: the node is preempted"), found.after("launched attempt 2"))
+    told = r"\d\d:\d\d:\d\d  .*: preempted: the node is (preempted|terminated); replace node\n"
+    assert re.search(told, slipway("status", *RUN, *plane.four)[1])
+    print("\npreempted:", found.after("preempted: the node is "), found.after("launched attempt 2"))
 
 
-def test_an_own_program_is_told_of_a_preemption_if_it_asks_for_it(slipway: SlipwayCli) -> None:
+def test_an_own_program_is_told_of_a_preemption_if_it_asks_for_it(slipway: SlipwayCli, plane: Plane) -> None:
     """The node goes much later: what is seen is that its program says that it has saved."""
-    words = ("recovery.preemption_signal=SIGUSR1", "tpu=v5litepod_8", "cloud.operation_seconds=0")
+    words = ("recovery.preemption_signal=SIGUSR1", *plane.one, "cloud.operation_seconds=0")
     (slipway.repository / "train.py").write_text(SAVES)
     fault = "cloud.faults=[{kind: preempted, after_object: begun, notice_seconds: 600}]"
     code, out, err = slipway("up", *RUN, *words, fault, keeps_notifications(slipway))
@@ -187,7 +186,7 @@ def test_an_own_program_is_told_of_a_preemption_if_it_asks_for_it(slipway: Slipw
         "replacing the pod and resuming from the last checkpoint"
     ) in out
     assert "done in attempt 2" in out
-    assert deletions(slipway) == 2
+    assert len(plane.deletions(slipway.mutations())) == 2
 
 
 def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: SlipwayCli) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from tests.controller.cli.verbs.run.test_up import SLOW, let_go, until
 from tests.controller.conftest import SlipwayCli
+from tests.planes import Plane
 from tests.scenarios.chaos.harness import ChaosHarness
-from tests.scenarios.unattended.test_two_controllers import SHORT, controllers, creations, launches
+from tests.scenarios.unattended.test_two_controllers import SHORT, controllers, launches
 
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
-A, B = ["tpu=v5litepod_8", "tpu.name=pod-a"], ["tpu=v5litepod_8", "tpu.name=pod-b"]
+A, B = "tpu.name=pod-a", "tpu.name=pod-b"
 
 
 def first_attempt_ended(slipway: SlipwayCli) -> bool:
@@ -30,12 +31,14 @@ def first_attempt_ended(slipway: SlipwayCli) -> bool:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_second_one_watches_and_goes_on_when_the_first_one_is_gone(slipway: SlipwayCli, how: int) -> None:
-    with controllers(slipway, ["up", SLOW, *A, SHORT]) as (first,):
+def test_the_second_one_watches_and_goes_on_when_the_first_one_is_gone(
+    slipway: SlipwayCli, plane: Plane, how: int
+) -> None:
+    with controllers(slipway, ["up", SLOW, *plane.one, A, SHORT]) as (first,):
         first.hears("launched attempt 1")
-        with controllers(slipway, ["up", SLOW, *B, SHORT]) as (second,):
+        with controllers(slipway, ["up", SLOW, *plane.one, B, SHORT]) as (second,):
             second.hears("drives this run on the pod pod-a; watching")
-            assert len(creations(slipway)) == 1
+            assert len(plane.creations(slipway.mutations())) == 1
             first.process.send_signal(how)
             second.hears("launched attempt 2")
             until(lambda: first_attempt_ended(slipway), 300)
@@ -49,10 +52,10 @@ def test_the_second_one_watches_and_goes_on_when_the_first_one_is_gone(slipway: 
     assert len(launches(slipway)) == 2
 
 
-def test_take_over_moves_a_run_to_another_pod(slipway: SlipwayCli) -> None:
-    with controllers(slipway, ["up", SLOW, *A]) as (first,):
+def test_take_over_moves_a_run_to_another_pod(slipway: SlipwayCli, plane: Plane) -> None:
+    with controllers(slipway, ["up", SLOW, *plane.one, A]) as (first,):
         first.hears("launched attempt 1")
-        with controllers(slipway, ["up", "--take-over", SLOW, *B, SHORT]) as (second,):
+        with controllers(slipway, ["up", "--take-over", SLOW, *plane.one, B, SHORT]) as (second,):
             second.hears("the workers of pod-a stop the run's program")
             assert first.ends() == 8, first.said
             second.hears("launched attempt 2")

@@ -15,9 +15,9 @@ import pytest
 
 from tests.controller.cli.verbs.run.test_up import SLOW, let_go, until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.planes import Plane, pods
 
 pytestmark = pytest.mark.e2e
-POD = ["tpu=v5litepod_8"]
 SHORT = "recovery.lease_duration_seconds=4"
 """For a term that is to pass; elsewhere a controller that gets no processor for a while must not lose its lease."""
 
@@ -68,38 +68,38 @@ def controllers(slipway: SlipwayCli, *each: list[str]) -> Iterator[list[Controll
             one.ends()
 
 
-def creations(slipway: SlipwayCli) -> list[str]:
-    return [m for m in slipway.mutations() if m.startswith("POST /tpu/") and m.endswith(("/nodes", "/queuedResources"))]
-
-
 def launches(slipway: SlipwayCli) -> list[str]:
     return [
         name for names in slipway.cloud().get("state")["objects"].values() for name in names if "/launches/" in name
     ]
 
 
-def test_of_two_that_start_together_one_acts_and_when_it_is_killed_the_other_goes_on(slipway: SlipwayCli) -> None:
-    both = ["up", SLOW, *POD]
+def test_of_two_that_start_together_one_acts_and_when_it_is_killed_the_other_goes_on(
+    slipway: SlipwayCli, plane: Plane
+) -> None:
+    both = ["up", SLOW, *plane.one]
     with controllers(slipway, both, both) as (one, other):
         until(lambda: "launched attempt 1" in one.said + other.said, 300)
         actor, viewer = (one, other) if "launched" in one.said else (other, one)
         viewer.hears("controls this pod; watching, and taking over if it disappears")
         viewer.hears("    up\n")  # it sees what the run says
-        assert len(creations(slipway)) == 1
-        assert slipway.json("status", SLOW, *POD)["pod"]["driver"].count("(laptop) for run-") == 1
+        assert len(plane.creations(slipway.mutations())) == 1
+        assert slipway.json("status", SLOW, *plane.one)["pod"]["driver"].count("(laptop) for run-") == 1
         actor.process.kill()
         viewer.hears("stopped responding; taking over")
         viewer.hears("re-attached to attempt 1")
         let_go(slipway)
         assert viewer.ends() == 0, viewer.said
     assert "finished after" in viewer.said
-    assert len(creations(slipway)) == 1
+    assert len(plane.creations(slipway.mutations())) == 1
     assert len(launches(slipway)) == 1
 
 
 @pytest.mark.deep
-def test_a_controller_that_slept_past_its_lease_is_fenced_and_touches_nothing(slipway: SlipwayCli) -> None:
-    both = ["up", SLOW, *POD, SHORT]
+def test_a_controller_that_slept_past_its_lease_is_fenced_and_touches_nothing(
+    slipway: SlipwayCli, plane: Plane
+) -> None:
+    both = ["up", SLOW, *plane.one, SHORT]
     with controllers(slipway, both) as (asleep,):
         asleep.hears("launched attempt 1")
         asleep.process.send_signal(signal.SIGSTOP)
@@ -117,27 +117,29 @@ def test_a_controller_that_slept_past_its_lease_is_fenced_and_touches_nothing(sl
 
 
 @pytest.mark.deep
-def test_another_run_is_told_who_is_there_and_cancel_and_down_reach_the_holder(slipway: SlipwayCli) -> None:
+def test_another_run_is_told_who_is_there_and_cancel_and_down_reach_the_holder(
+    slipway: SlipwayCli, plane: Plane
+) -> None:
     stockout = "cloud.faults=[{kind: stockout, times: 99, at: request}]"
-    with controllers(slipway, ["up", SLOW, *POD, stockout]) as (holder,):
+    with controllers(slipway, ["up", SLOW, *plane.one, stockout]) as (holder,):
         holder.hears("no capacity")
-        code, _, err = slipway("up", ECHO_COMMAND, *POD)
+        code, _, err = slipway("up", ECHO_COMMAND, *plane.one)
         assert code == 2
         assert "the pod is busy with run-" in err
         assert "(laptop) for run-" in err
-        code, out, err = slipway("cancel", SLOW, *POD)
+        code, out, err = slipway("cancel", SLOW, *plane.one)
         assert code == 0, err
         assert "is cancelled" in out
         assert holder.ends() == 0, holder.said
         assert "cancelled by" in holder.said
-    with controllers(slipway, ["up", SLOW, *POD, stockout]) as (holder,):
+    with controllers(slipway, ["up", SLOW, *plane.one, stockout]) as (holder,):
         holder.hears("no capacity")
-        with controllers(slipway, ["up", SLOW, *POD, stockout]) as (viewer,):
+        with controllers(slipway, ["up", SLOW, *plane.one, stockout]) as (viewer,):
             viewer.hears("controls this pod; watching")
-            assert slipway("down", SLOW, *POD)[0] == 2  # it would end a run
-            code, out, err = slipway("down", "--yes", SLOW, *POD)
+            assert slipway("down", SLOW, *plane.one)[0] == 2  # it would end a run
+            code, out, err = slipway("down", "--yes", SLOW, *plane.one)
             assert code == 0, err
             assert holder.ends() == 0, holder.said
             assert viewer.ends() == 0, viewer.said
             assert "deleted by" in viewer.said
-    assert slipway.cloud().get("state")["node"] == {}
+    assert pods(slipway.cloud().get("state")) == {}

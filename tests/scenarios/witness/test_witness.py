@@ -20,6 +20,7 @@ from controller.witness.stages import StageLog
 from tests.controller.conftest import SlipwayCli
 from tests.controller.localcloud.harness import EmulatedCloud
 from tests.emulators import Emulators
+from tests.planes import Plane, pods
 from tests.witness.__main__ import OPERATION_SECONDS, load, replay, running_cloud
 
 pytestmark = pytest.mark.e2e
@@ -41,7 +42,7 @@ def stages(folder: Path = Path("recorded")) -> dict[str, dict[str, Any]]:
 def nothing_is_left(slipway: SlipwayCli) -> bool:
     state = slipway.cloud().get("state")
     accounts = [name for name in state["serviceAccount"] if name.startswith(drill.NAME)]
-    return not (state["node"] or state["queued"] or state["bucket"] or accounts or slipway_networks(state))
+    return not (pods(state) or state["bucket"] or accounts or slipway_networks(state))
 
 
 def slipway_networks(state: dict[str, Any]) -> list[str]:
@@ -56,8 +57,8 @@ def fresh_cloud(emulators: Emulators) -> Iterator[EmulatedCloud]:
         yield cloud
 
 
-def test_a_first_contact_is_recorded_and_leaves_nothing(slipway: SlipwayCli) -> None:
-    code, out, err = witness(slipway)
+def test_a_first_contact_is_recorded_and_leaves_nothing(slipway: SlipwayCli, plane: Plane) -> None:
+    code, out, err = witness(slipway, *(plane.two if plane.is_compute_engine else ()))
     assert (code, err) == (0, ""), out
     assert "verified: nothing that it made is left" in out
     found = stages()
@@ -66,7 +67,7 @@ def test_a_first_contact_is_recorded_and_leaves_nothing(slipway: SlipwayCli) -> 
     kinds = {"services", "service account", "roles of", "bucket", "network", "subnet", "nat", "node", "ssh", "venv"}
     assert kinds <= made
     assert nothing_is_left(slipway)
-    [worker] = json.loads(Path("recorded", recording.WORKERS).read_text())["workers"]
+    worker = json.loads(Path("recorded", recording.WORKERS).read_text())["workers"][0]
     assert worker["python"]
     assert "TPU_WORKER_ID" in worker["environment_names"]
     assert {file.stat().st_mode & 0o777 for file in Path("recorded").iterdir()} == {0o600}

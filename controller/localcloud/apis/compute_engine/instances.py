@@ -221,7 +221,7 @@ class TpuInstances:
         return {**shown, "queryPath": query, "queryValue": {"items": items}}
 
     def _maintain(self, call: ApiCall) -> Document:
-        """Take the VMs of a slice down for maintenance and up again, as TERMINATE with a restart does."""
+        """Take the VMs of a slice down for maintenance: a spot slice is preempted, another one restarts."""
         path, instance = self._find(call)
         if self.slices.of_instance(path) is None or instance["status"] != "RUNNING":
             raise ApiError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
@@ -229,7 +229,11 @@ class TpuInstances:
 
     async def _on_maintained(self, path: str) -> None:
         found = self.slices.of_instance(path)
-        if found is not None:
+        if found is None:
+            return
+        if found["tier"] == "spot":
+            await self.slices.preempt([found["id"]])
+        else:
             await self.slices.restart(found, self.slices.settings.operation_seconds)
 
 

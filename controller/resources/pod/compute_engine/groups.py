@@ -89,7 +89,7 @@ def delete_part(context: Context, collection: str, name: str, region: str) -> No
     try:
         delete_when_ready(context, lambda: change(context, f"{collection}.delete", **parameters))
     except GoogleError as error:
-        if error.reason not in IN_USE:
+        if not IN_USE.search(str(error)):
             raise
 
 

@@ -109,12 +109,16 @@ class ComputeEngine:
         return bodies.deletions(context, name, zone)
 
     def delete_by_hand(self, context: Context, name: str, zone: str) -> None:
-        """Delete one VM, as a preemption does; of a group, the first one."""
-        for provisioner in self.provisioners(0.0).values():
+        """Delete the VMs; those of a group together, since Google deletes no part of a slice."""
+        for way, provisioner in self.provisioners(0.0).items():
             found = provisioner.observe(context, name, zone)
-            if found is not None and found.endpoints:
-                change(context, "instances.delete", zone=zone, instance=found.endpoints[0].vm)
-                return
+            if found is None or not found.endpoints:
+                continue
+            if way == MIG:
+                change(context, "instanceGroupManagers.resize", zone=zone, instanceGroupManager=name, size=0)
+            else:
+                change(context, "instances.delete", zone=zone, instance=name)
+            return
 
     def request_service_agent(self, context: Context, zone: str) -> None:
         """Do nothing: Compute Engine makes its accounts when its API is enabled."""

@@ -1,5 +1,6 @@
 """Requests to Compute Engine that the parts of a slice share."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,10 @@ from controller.gcp.operations import wait_compute
 from controller.resources.pod.provisioner import DELETE_SECONDS
 
 API = "compute"
-BUSY = frozenset({"resourceNotReady", "RESOURCE_NOT_READY", "RESOURCE_OPERATION_RATE_EXCEEDED"})
-"""Reasons of a refusal while another operation on the resource is under way."""
-IN_USE = frozenset({"resourceInUseByAnotherResource", "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE", "RESOURCE_IN_USE"})
+BUSY = re.compile(r"resource_?not_?ready|is not ready|RESOURCE_OPERATION_RATE_EXCEEDED", re.IGNORECASE)
+"""In a refusal while another operation on the resource is under way. A canonical status may hide Compute's own code."""
+IN_USE = re.compile(r"resource_?in_?use|is already being used by", re.IGNORECASE)
+"""In a refusal to delete what something else needs."""
 
 
 def get(context: Context, method: str, **names: str) -> dict[str, Any] | None:
@@ -38,7 +40,7 @@ def delete_when_ready(context: Context, delete: Callable[[], None]) -> None:
         except NotFoundError:
             return
         except GoogleError as error:
-            if error.reason not in BUSY or late():
+            if late() or not BUSY.search(str(error)):
                 raise
             context.clock.sleep(context.poll_seconds)
         else:

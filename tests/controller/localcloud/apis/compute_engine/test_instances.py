@@ -78,6 +78,20 @@ def test_without_guest_attributes_enabled_no_host_key_appears(cloud: EmulatedClo
     cloud.call_and_wait("DELETE", f"{INSTANCES}/silent")
 
 
+@pytest.mark.parametrize(("model", "verb"), [("SPOT", "preempted"), ("STANDARD", "simulateMaintenanceEvent")])
+def test_simulated_maintenance_preempts_a_spot_vm_and_restarts_another(
+    cloud: EmulatedCloud, network: str, model: str, verb: str
+) -> None:
+    scheduling = {"provisioningModel": model, "onHostMaintenance": "TERMINATE"}
+    cloud.call_and_wait("POST", INSTANCES, body(cloud, "moved", "ct6e-standard-1t", scheduling=scheduling))
+    cloud.call_and_wait("POST", f"{INSTANCES}/moved/simulateMaintenanceEvent")
+    wanted = "TERMINATED" if model == "SPOT" else "RUNNING"
+    wait_for(lambda: cloud.call_ok("GET", f"{INSTANCES}/moved")["status"] == wanted, wanted)
+    operations = cloud.call_ok("GET", f"{ZONAL}/operations")["items"]
+    assert f"compute.instances.{verb}" in {operation["operationType"] for operation in operations}
+    cloud.call_and_wait("DELETE", f"{INSTANCES}/moved")
+
+
 @pytest.mark.parametrize(
     ("machine", "changed", "words"),
     [

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.gcp.errors import ForbiddenError, GoogleError
+from controller.gcp.errors import ForbiddenError, GoogleError, NotFoundError
 from controller.resources.pod.compute_engine.groups import GroupProvisioner
 from controller.resources.pod.compute_engine.instances import InstanceProvisioner
 from controller.resources.pod.compute_engine.plane import ComputeEngine
+from controller.resources.pod.compute_engine.requests import delete_when_ready
 from controller.resources.pod.plane import Leftover
 from controller.resources.pod.refusals import classify
 from tests.controller.resources.pod.compute_engine.fake import (
@@ -82,6 +83,22 @@ def test_a_controller_that_is_killed_while_it_deletes_leaves_what_is_found(tmp_p
     google.dies_after = None
     found = {name for (_, name) in google.held}
     assert {one.name for one in PLANE.leftovers(context)} | {one.name for one in PLANE.slices(context)} == found
+
+
+@pytest.mark.parametrize("reason", ["resourceNotReady", "INVALID_ARGUMENT"])
+def test_a_deletion_that_is_under_way_is_waited_for(tmp_path: Path, reason: str) -> None:
+    """The answer to the first request was lost, so it is sent again."""
+    context = context_of(FakeGoogle(), tmp_path)
+    answers: list[GoogleError] = [
+        GoogleError("compute instances.delete", 400, reason, "The resource 'projects/p1/pod' is not ready"),
+        NotFoundError("compute instances.delete", 404, "notFound", "gone"),
+    ]
+
+    def delete() -> None:
+        raise answers.pop(0)
+
+    delete_when_ready(context, delete)
+    assert answers == []
 
 
 def test_the_next_controller_goes_on_with_what_exists(tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""A day on a simulated spot market: what share of the paid time goes into steps that count; for docs/performance.md.
-
-    python -m tests.bench.spot [--seeds 9] [--hours 24] [--minutes-between 40] [--longest-drought 3]
+"""A day on a simulated spot market, as Slipway spends it and as a script does.
 
 Slipway's own `up`, recovery, response, verdict, search, reconciler, ledger and account run on a simulated clock against
 a simulated Google; only how the program is followed and how workers are set up are stood in for. Beside it: the retry
@@ -9,10 +7,8 @@ loop of a published guide (a bastion with a bash script), on the same market.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-import statistics
 import tempfile
 from collections.abc import Callable
 from contextlib import chdir
@@ -37,7 +33,7 @@ from controller.run import attempt, drive
 from controller.run.options import RunOptions
 from controller.ssh.connect import WorkerError
 from controller.ssh.fleet import WorkersFailedError
-from tests.bench.market import Fleet, Google, Market, Over, Simulated, draw_market
+from tests.bench.spot.market import Fleet, Google, Market, Over, Simulated
 
 WORDS = (
     "cloud=gcp", "cloud.project=a-project", "tpu=v5litepod_16", "program=command", "program.command=[train]",
@@ -107,12 +103,16 @@ class Setup(Venv):
 
 def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lambda _: None) -> Day:
     """The day as Slipway spends it."""
-    clock, day = Simulated(market.seconds), Day()
-    google = Google(market, clock, costs.create, costs.delete)
+    return spend(Google(market, Simulated(market.seconds), costs.create, costs.delete), WORDS, costs, tell)
+
+
+def spend(google: Google, words: tuple[str, ...], costs: Costs, tell: Callable[[Event], None]) -> Day:
+    """A run of these words, driven until the day is over."""
+    clock, day = google.clock, Day()
     with tempfile.TemporaryDirectory() as folder, chdir(folder), mock.patch.dict(os.environ):
         os.environ["SLIPWAY_HOME"] = f"{folder}/home"
         Path("train.py").write_text("steps = 1\n")
-        plan = planned(google, costs)
+        plan = planned(google, words, costs)
         events = Events(clock)
         events.add_listener(tell)
         login: Any = SimpleNamespace(is_authorized=lambda *_: True, key_line=lambda: "slipway:ssh-ed25519 AAAA")
@@ -141,7 +141,7 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
             mock.patch.object(drive, "pod_lease", return_value=lease),
             mock.patch.object(attempt, "Follower", follower),
         ):
-            options = RunOptions(WORDS, yes=True)
+            options = RunOptions(words, yes=True)
             driver = drive.RunDriver(options, plan, context, ledger, mock.MagicMock(), mock.MagicMock())
             driver._cost_confirmed = True
             try:
@@ -153,9 +153,9 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
     return day
 
 
-def planned(google: Google, costs: Costs) -> Plan:
+def planned(google: Google, words: tuple[str, ...], costs: Costs) -> Plan:
     """The plan of an ordinary run, of which only the pod and the set-up of its workers are left to be made."""
-    config, problems = compose(WORDS)
+    config, problems = compose(words)
     assert config is not None, problems
     plan = build_plan(config, "a-project", Path.cwd())
     venv = plan.get(Venv)
@@ -201,50 +201,3 @@ def in_a_loop(market: Market, costs: Costs, attempts: float) -> Day:
         time = lost + costs.notices + costs.delete + RETRY_SECONDS
     day.ended = min(time, market.seconds)
     return day
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=9)
-    parser.add_argument("--hours", type=float, default=24)
-    parser.add_argument("--minutes-between", type=float, default=40)
-    parser.add_argument("--longest-drought", type=float, default=3)
-    parser.add_argument("--drought-chance", type=float, default=0.1)
-    parser.add_argument("--verbose", action="store_true")
-    options = parser.parse_args()
-    given = (options.hours, options.minutes_between, options.longest_drought, options.drought_chance)
-    markets = [draw_market(seed, *given) for seed in range(options.seeds)]
-    tell = (
-        (lambda event: print(f"{event.kind:12} {event.subject} {event.message}")) if options.verbose else lambda _: None
-    )
-    ways: dict[str, Callable[[Market], Day]] = {
-        "`slipway up`": lambda market: on_slipway(market, SLIPWAY, tell),
-        "the guide's loop, as written (10 attempts)": lambda market: in_a_loop(market, GUIDE, 10),
-        "the same without a limit": lambda market: in_a_loop(market, GUIDE, float("inf")),
-        "the same, set up as fast as Slipway": lambda market: in_a_loop(
-            market, replace(SLIPWAY, notices=GUIDE.notices), float("inf")
-        ),
-        "`slipway up`, set up as slowly as the guide": lambda market: on_slipway(market, GUIDE, tell),
-    }
-    print(f"median (lowest, highest) of {options.seeds} days of {options.hours:g} h\n")
-    print("| | goodput: useful / paid | useful hours | paid hours | pods | USD | lasted |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for name, way in ways.items():
-        print(row(name, [way(market) for market in markets]))
-
-
-def row(name: str, days: list[Day]) -> str:
-    goodput = [100 * day.goodput for day in days]
-    usd = [day.usd for day in days if day.usd is not None]
-    cells = [
-        f"{statistics.median(goodput):.1f}% ({min(goodput):.1f}, {max(goodput):.1f})",
-        *(f"{statistics.median(getattr(day, key) / 3600 for day in days):.1f}" for key in ("useful", "paid")),
-        f"{statistics.median(day.pods for day in days):g}",
-        f"{statistics.median(usd):.2f}" if usd else "–",
-        f"{statistics.median(day.ended / 3600 for day in days):.1f} h",
-    ]
-    return f"| {name} | {' | '.join(cells)} |"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,117 @@
+"""Days on a simulated market of 3 zones, 4 tiers and both planes; for docs/capacity.md.
+
+    python -m tests.bench.spot.planes [--seeds 100] [--hours 24]
+
+Slipway's own `up` searches, recovers and accounts, with and without the second plane and the memory of capacity; beside
+it, the most that the same days allow to somebody who knows them beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from unittest import mock
+
+from conf.schema.infra.topology import find_topology
+from controller.core.events import Event
+from controller.resources.pod import capacity_log, planes
+from tests.bench.spot.clairvoyant import best_day
+from tests.bench.spot.day import SLIPWAY, Day, spend
+from tests.bench.spot.market import Simulated
+from tests.bench.spot.places import TIERS, Key, Places, PlacesMarket, SimulatedPlane, draw_places
+
+TYPE = "v6e-16"
+ZONES = ("us-central1-a", "us-east1-d", "us-east5-b")
+PLANES = tuple(planes.PLANES)
+WORDS = (
+    "cloud=gcp", "cloud.project=a-project", "cloud.bucket_location=us", "tpu=v6e_8", f"tpu.accelerator_type={TYPE}",
+    f"tpu.zone={ZONES[0]}", f"tpu.fallback_zones=[{','.join(ZONES[1:])}]", f"tpu.capacity=[{','.join(TIERS)}]",
+    "tpu.reservation=ours", "tpu.max_run_hours=48", "program=command", "program.command=[train]",
+    "recovery.max_preemptions=1000", "recovery.max_create_attempts=100000",
+)  # fmt: skip
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Way:
+    """How Slipway looks for pods: on which plane, and whether it remembers what was granted."""
+
+    plane: str
+    remembers: bool
+
+
+WAYS = {
+    "both planes, memory": Way("auto", True),
+    "both planes, no memory": Way("auto", False),
+    "TPU API only, memory": Way("tpu_api", True),
+    "TPU API only, no memory": Way("tpu_api", False),
+    "Compute Engine only, memory": Way("compute_engine", True),
+}
+
+
+def on_slipway(market: PlacesMarket, way: Way, tell: Callable[[Event], None] = lambda _: None) -> Day:
+    """The day as Slipway spends it."""
+    google = Places(market, Simulated(market.seconds), SLIPWAY.create, SLIPWAY.delete)
+    simulated = {name: SimulatedPlane(name, plane, google) for name, plane in planes.PLANES.items()}
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(planes, "PLANES", simulated))
+        if not way.remembers:
+            stack.enter_context(mock.patch.object(capacity_log, "append_lines"))
+        day = spend(google, (*WORDS, f"tpu.plane={way.plane}"), SLIPWAY, tell)
+    return replace(day, pods=len([pod for pod in google.pods if pod.paid(market.seconds)]))
+
+
+def clairvoyantly(market: PlacesMarket) -> Day:
+    """The best day that there is."""
+    useful, usd = best_day(market, SLIPWAY, usd_per_second)
+    return Day(useful=useful, usd=usd, ended=market.seconds)
+
+
+def usd_per_second(key: Key) -> float:
+    return (find_topology(TYPE).usd_per_hour(key[1], spot=key[2] == "spot") or 0.0) / 3600
+
+
+def interval(values: Sequence[float]) -> str:
+    """Return the mean with its 95% interval, by the bootstrap."""
+    draw = random.Random(0)
+    means = sorted(statistics.fmean(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    low, high = means[round(0.025 * RESAMPLES)], means[round(0.975 * RESAMPLES) - 1]
+    return f"{statistics.fmean(values):.1f} ({low:.1f}, {high:.1f})"
+
+
+def row(name: str, days: Sequence[Day]) -> str:
+    cells = [
+        interval([100 * day.useful / day.ended for day in days]),
+        interval([100 * day.goodput for day in days]) if all(day.paid for day in days) else "–",
+        interval([day.usd or 0.0 for day in days]),
+        f"{sum(day.usd or 0.0 for day in days) / sum(day.useful / 3600 for day in days):.2f}",
+        f"{statistics.fmean(day.pods for day in days):.1f}" if any(day.pods for day in days) else "–",
+    ]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--hours", type=float, default=24)
+    options = parser.parse_args()
+    markets = [draw_places(seed, options.hours, PLANES, ZONES) for seed in range(options.seeds)]
+    print(f"mean (95% interval) of {options.seeds} days of {options.hours:g} h\n")
+    print("| | useful share of the day, % | useful share of the paid time, % | USD | USD per useful hour | pods |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, way in WAYS.items():
+        print(row(name, [on_slipway(market, way) for market in markets]), flush=True)
+    print(row("clairvoyant, both planes", [clairvoyantly(market) for market in markets]))
+    shared = [draw_places(seed, options.hours, PLANES, ZONES, shared=True) for seed in range(options.seeds)]
+    both = WAYS["both planes, memory"]
+    print(row("both planes, memory; capacity shared by the planes", [on_slipway(market, both) for market in shared]))
+    alone = [PlacesMarket(m.seconds, {k: p for k, p in m.places.items() if k[0] == PLANES[0]}) for m in markets]
+    print(row("clairvoyant, TPU API only", [clairvoyantly(market) for market in alone]))
+
+
+if __name__ == "__main__":
+    main()
