@@ -57,7 +57,7 @@ class Config(Strict):
     def topology(self) -> Topology:
         if isinstance(self.cloud, HereCloud):
             return this_machine(self.cloud.backend, len(self.cloud.indices))
-        return find_topology(self.tpu.accelerator_type, self.tpu.machine_type if self.tpu.on_compute_engine else None)
+        return find_topology(self.tpu.accelerator_type, self.tpu.machine_type)
 
     @property
     def region(self) -> str:
@@ -93,9 +93,9 @@ class Config(Strict):
         lasting |= {"driver_service_account", "driver_roles", "driver_machine", "health_check"}
         ways = {"plane", "machine_type", "boot_disk_gb", "max_run_hours"}
         tpu = self.tpu.model_dump(mode="json", exclude={"create_timeout_minutes", "valid_until_hours"} | ways)
-        if self.tpu.on_compute_engine:  # a pod of the TPU API keeps the name that it had before there was another plane
+        if plane := self.tpu.plane_of_name:
             own = self.tpu.model_dump(mode="json", include={"machine_type", "boot_disk_gb"})
-            tpu |= {"plane": "compute_engine", **own}
+            tpu |= {"plane": plane, **own}
         identity = {
             "cloud": self.cloud.model_dump(mode="json", exclude=lasting),
             "tpu": tpu | {"external_ip": self.external_ip},

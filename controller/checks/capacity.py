@@ -1,28 +1,14 @@
 """Capacity: the slice can be created in its zones with its image, network and bucket."""
 
-import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 
 from conf.schema.config import Config
 from conf.schema.infra.regions import is_near, subnet_range
 from conf.schema.infra.topology import tpu_type_table, zone_region
 from controller.context import Context
 from controller.core.finding import Issue, check
-from controller.core.text import nearest_names
-from controller.gcp.errors import NotFoundError
-from controller.resources.pod.provisioner import MAX_RUN_MARGIN_SECONDS, max_run_seconds
-
-FLEX_SECONDS = 7 * 24 * 3600
-"""Longest life of a flex-start pod: https://cloud.google.com/compute/docs/instances/about-flex-start-vms."""
-IMAGES = {
-    "v2, v3, v4": r"^v2-alpha$|^tpu-vm-",
-    "v4": r"tpu-?v4",
-    "v5e": r"tpuv5-?lite|v5e",
-    "v5p": r"tpuv5$|tpuv5p|v5p",
-    "v6e": r"v6e",
-    "tpu7x": r"tpu7",
-}
-"""The generations that an image is made for, by a pattern of its name: https://cloud.google.com/tpu/docs/runtimes."""
+from controller.resources.pod.messages import zone_key
+from controller.resources.pod.planes import ask_planes, planes_for
 
 
 @check("zone", "error", "tpu.zone", "tpu.fallback_zones", also="warning")
@@ -35,50 +21,28 @@ def zone_has_type(config: Config) -> Iterator[Issue]:
             continue
         certain = config.cloud.kind == "local" or not (is_known_zone(zone) or subnet_range(zone_region(zone)))
         message = f"{zone} has no {topology.generation}; zones that have it: {zones}"
-        yield Issue(message, _zone_key(config, zone), "error" if certain else "warning")
+        yield Issue(message, zone_key(config, zone), "error" if certain else "warning")
 
 
-@check("obtainable", "error", "tpu.accelerator_type")
-def type_is_obtainable(config: Config) -> Iterator[Issue]:
-    """Google's TPU API lacks new generations, and Compute Engine lacks old ones."""
-    topology, tpu = config.topology, config.tpu
-    generations = tpu_type_table()["generations"]
-    if not tpu.on_compute_engine and not topology.on_tpu_api:
-        message = f"the TPU API has no {topology.generation}; set it to auto or compute_engine"
-        yield Issue(message, "tpu.plane")
-    if tpu.on_compute_engine and not topology.image_family:
-        others = ", ".join(name for name, facts in generations.items() if "image_family" in facts)
-        message = f"Compute Engine has no {topology.generation}; set it to auto or tpu_api, or choose {others}"
-        yield Issue(message, "tpu.plane")
-    elif tpu.on_compute_engine and not topology.machine_type:
-        machines = ", ".join(generations[topology.generation]["machine_types"].values())
-        yield Issue(f"Compute Engine has no VM type for {tpu.accelerator_type}; it has {machines}")
+@check("plane", "error", "tpu.plane", "tpu.accelerator_type", "tpu.machine_type", "tpu.max_run_hours",
+       "tpu.provisioner")  # fmt: skip
+def plane_serves_the_config(config: Config) -> Iterator[Issue]:
+    """Google's TPU API lacks new generations, Compute Engine lacks old ones, and some keys exist on one plane only.
+    With tpu.plane=auto, a plane that cannot serve a key is not tried.
+    """
+    for plane in planes_for(config):
+        yield from plane.checks.obstacles(config)
 
 
-@check("plane_keys", "error", "tpu.provisioner", "tpu.capacity", "tpu.machine_type", "tpu.max_run_hours")
-def keys_are_of_the_plane(config: Config) -> Iterator[Issue]:
-    """Some keys and tiers exist on one plane only. Google ends every flex-start pod after seven days."""
-    tpu = config.tpu
-    if not tpu.on_compute_engine:
-        if tpu.machine_type is not None:
-            yield Issue("the TPU API chooses the VMs; set it to null, or tpu.plane=compute_engine", "tpu.machine_type")
-        if tpu.max_run_hours is not None:
-            message = "only Compute Engine ends a pod by itself; set it to null and budget.max_hours, or tpu.plane"
-            yield Issue(f"{message} to compute_engine", "tpu.max_run_hours")
-        return
-    if tpu.provisioner != "auto":
-        yield Issue(f"{tpu.provisioner} is a way of the TPU API; set it to auto, or tpu.plane to tpu_api")
-    if "preemptible" in tpu.capacity:
-        yield Issue("Compute Engine has no preemptible TPUs; choose spot", "tpu.capacity")
-    seconds = max_run_seconds(config)
-    if "flex_start" in tpu.capacity and not seconds:
-        message = "flex_start needs a duration: set it to at most 168, or set budget.max_hours"
-        yield Issue(message, "tpu.max_run_hours")
-    elif "flex_start" in tpu.capacity and seconds and seconds > FLEX_SECONDS + MAX_RUN_MARGIN_SECONDS:
-        yield Issue(
-            f"Google ends a flex_start pod after 168 hours, and this is {seconds / 3600:.0f}; set it to at most 168",
-            "tpu.max_run_hours",
-        )
+@check("tier", "error", "tpu.capacity", "tpu.provisioner", "tpu.reservation", "tpu.max_run_hours")
+def tier_exists(config: Config) -> Iterator[Issue]:
+    """Some tiers exist on one plane only, and some need a queued resource, a node, a reservation or a duration. Google
+    ends every flex-start pod after seven days.
+    """
+    for tier in config.tpu.capacity:
+        found = [list(plane.checks.tier_obstacles(config, tier)) for plane in planes_for(config)]
+        if all(found):
+            yield from dict.fromkeys(issue for each in found for issue in each)
 
 
 @check("runtime", "warning", "tpu.runtime_version", also="error")
@@ -87,54 +51,8 @@ def runtime_matches_type(config: Config) -> Iterator[Issue]:
     error: one named after another generation, or `v2-alpha`, which is older than v5e. Compute Engine has images of its
     own.
     """
-    if config.tpu.on_compute_engine:
-        yield from _image_matches_type(config)
-        return
-    documented, wanted, generation = (
-        config.topology.runtime_version,
-        config.tpu.runtime_version,
-        config.topology.generation,
-    )
-    if wanted in (None, documented):
-        return
-    made_for = next((name for name, pattern in IMAGES.items() if re.search(pattern, wanted)), None)
-    if made_for not in (None, generation) and generation not in (made_for or "").split(", "):
-        yield Issue(
-            f"{wanted} is an image for {made_for}, not for {generation}; use {documented}, or null", "", "error"
-        )
-    else:
-        yield Issue(f"{wanted} is not the documented image for {generation}; use {documented}, or null")
-
-
-def _image_matches_type(config: Config) -> Iterator[Issue]:
-    """Yield an image of the TPU API, and one that Google does not document for the generation."""
-    wanted, documented = config.tpu.runtime_version, config.topology.image_family
-    if wanted in (None, documented):
-        return
-    if any(wanted == facts["runtime_version"] for facts in tpu_type_table()["generations"].values()):
-        yield Issue(f"{wanted} is an image of the TPU API; on Compute Engine use {documented}, or null", "", "error")
-    else:
-        yield Issue(f"{wanted} is not the documented image for {config.topology.generation}; use {documented}, or null")
-
-
-@check("tier", "error", "tpu.provisioner", "tpu.capacity")
-def tier_has_a_provisioner(config: Config) -> Iterator[Issue]:
-    """Some tiers need a queued resource and some a node."""
-    tpu = config.tpu
-    if "flex_start" in tpu.capacity and tpu.provisioner == "node":
-        yield Issue("flex_start needs a queued resource; set it to auto or queued")
-    if "preemptible" in tpu.capacity and tpu.provisioner == "queued":
-        message = "queued resources do not support preemptible, which ends after 24 h; choose spot"
-        yield Issue(message, "tpu.capacity")
-
-
-@check("reservation", "error", "tpu.reservation")
-def reservation_is_named(config: Config) -> Iterator[Issue]:
-    """A queued resource, and Compute Engine, need the name of the reservation for reserved capacity."""
-    tpu = config.tpu
-    named = tpu.on_compute_engine or tpu.is_queued("reserved")
-    if "reserved" in tpu.capacity and tpu.reservation is None and named:
-        yield Issue("tpu.capacity=reserved needs the name of the reservation")
+    for plane in planes_for(config):
+        yield from plane.checks.image(config)
 
 
 @check("adopt", "error", "tpu.name", "tpu.data_disk_gb")
@@ -192,64 +110,22 @@ def soft_delete_is_possible(config: Config) -> Iterator[Issue]:
         yield Issue("must be 0 or 7 to 90")
 
 
-@check("type_offered", "error", "tpu.zone", "tpu.fallback_zones", live=True)
+@check("type_offered", "error", "tpu.zone", "tpu.fallback_zones", also="warning", live=True)
 def offered_types(config: Config, context: Context) -> Iterator[Issue]:
     """Google's `acceleratorTypes.list`, or `machineTypes.get`, is authoritative for a zone; the table may be out of
     date.
     """
-    if config.tpu.on_compute_engine:
-        yield from _offered_machines(config, context)
-        return
-    for zone in () if config.tpu.adopt else config.tpu.all_zones:
-        listed = _listed(context, zone, "acceleratorTypes")
-        wanted = config.tpu.accelerator_type
-        if is_certainly_missing(wanted, listed):
-            message = f"Google offers no {wanted} in {zone}; closest there: {nearest_names(wanted, listed)}"
-            yield Issue(message, _zone_key(config, zone))
+    if not config.tpu.adopt:
+        yield from ask_planes(config, lambda checks: checks.offered_types(config, context))
 
 
-@check("runtime_offered", "error", "tpu.runtime_version", also="note", live=True)
+@check("runtime_offered", "error", "tpu.runtime_version", also=("warning", "note"), live=True)
 def offered_runtimes(config: Config, context: Context) -> Iterator[Issue]:
     """Google rejects a mistyped image, but only after minutes. A documented image that its list lacks is only noted."""
-    if config.tpu.on_compute_engine:
-        return  # Google rejects a mistyped one at once
-    documented = config.topology.runtime_version
-    wanted = config.tpu.runtime_version or documented
-    for zone in () if config.tpu.adopt else config.tpu.all_zones:
-        listed = _listed(context, zone, "runtimeVersions")
-        if not is_certainly_missing(wanted, listed):
-            continue
-        if wanted == documented:
-            yield Issue(f"Google's list for {zone} lacks {wanted}, the documented image", severity="note")
-        else:
-            yield Issue(f"Google offers no image {wanted} in {zone}; closest there: {nearest_names(wanted, listed)}")
-
-
-def _offered_machines(config: Config, context: Context) -> Iterator[Issue]:
-    wanted = config.topology.machine_type
-    for zone in () if config.tpu.adopt else config.tpu.all_zones:
-        try:
-            context.google.call("compute", "machineTypes.get", project=context.project, zone=zone, machineType=wanted)
-        except NotFoundError:
-            message = f"Compute Engine offers no {wanted} in {zone}; choose another zone, or set tpu.plane"
-            yield Issue(message, _zone_key(config, zone))
+    if not config.tpu.adopt:
+        yield from ask_planes(config, lambda checks: checks.offered_images(config, context))
 
 
 def is_known_zone(zone: str) -> bool:
     """Return whether the table lists the zone for any TPU generation."""
     return any(zone in generation["zones"] for generation in tpu_type_table()["generations"].values())
-
-
-def is_certainly_missing(wanted: str, listed: Set[str]) -> bool:
-    """Return whether a nonempty list lacks the name. An empty list proves nothing."""
-    return bool(listed) and wanted not in listed
-
-
-def _listed(context: Context, zone: str, collection: str) -> Set[str]:
-    parent = f"projects/{context.project}/locations/{zone}"
-    found = context.google.list_all("tpu", f"projects.locations.{collection}.list", collection, parent=parent)
-    return frozenset(item["name"].rpartition("/")[2] for item in found)
-
-
-def _zone_key(config: Config, zone: str) -> str:
-    return "tpu.zone" if zone == config.tpu.zone else "tpu.fallback_zones"

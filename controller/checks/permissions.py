@@ -17,6 +17,7 @@ from controller.plan.permissions import (
     Need,
     permissions_of_plan,
 )
+from controller.resources.pod.planes import planes_for
 
 MAX_TESTED = 100
 """Permissions per request: https://cloud.google.com/resource-manager/reference/rest/v1/projects/testIamPermissions"""
@@ -36,8 +37,10 @@ def caller_has_permissions(config: Config, context: Context) -> Iterator[Issue]:
     held = held_needs(needs, context)
     missing = [need for need in needs if need not in held]
     groups: dict[tuple[str, str, str, Severity, str], list[Need]] = {}
+    several = len(planes_for(config)) > 1  # what one plane needs, the others do not
     for need in missing:
-        groups.setdefault((need.kind, need.name, need.when, severity(need), need.role), []).append(need)
+        grade = "warning" if several else severity(need)
+        groups.setdefault((need.kind, need.name, need.when, grade, need.role), []).append(need)
     for (kind, name, when, grade, role), lacking in groups.items():
         names = ", ".join(need.permission for need in lacking)
         parts = ", ".join(dict.fromkeys(part for need in lacking for part in need.parts))

@@ -18,7 +18,7 @@ from controller.records.ledger import Ledger
 from controller.records.spending import read_claim
 from controller.resources.bastion.vm import POD_LABEL, RUN_LABEL
 from controller.resources.pod.plane import Leftover
-from controller.resources.pod.planes import PLANES, project_slices, provisioners_of
+from controller.resources.pod.planes import all_planes, project_slices, provisioners_of
 from controller.resources.pod.provisioner import WAITING_STATES, SliceStatus
 from controller.resources.uploads.fetch_vm import ASSET_LABEL, HASH_LABEL
 from controller.run.queue import PodQueue
@@ -80,7 +80,7 @@ def delete(context: Context, thing: BilledItem) -> None:
         case "router":
             method, where = "routers.delete", where | {"region": thing.place, "router": thing.name}
         case kind:
-            for plane in PLANES.values():
+            for plane in all_planes():
                 plane.delete_leftover(context, Leftover(kind, thing.name, thing.place, 0.0))
             return
     try:
@@ -115,7 +115,7 @@ def _pods(context: Context, buckets: list[str], slices: Sequence[SliceStatus]) -
 
 
 def _leftovers(context: Context) -> Iterator[BilledItem]:
-    for plane in PLANES.values():
+    for plane in all_planes():
         for left in plane.leftovers(context):
             if context.clock.now() - left.created > MIN_AGE_SECONDS:
                 yield BilledItem(left.kind, left.name, left.region, 0.0, "", "no pod uses it")

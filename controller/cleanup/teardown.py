@@ -19,7 +19,8 @@ from controller.records.pending_deletions import retry_deletions
 from controller.records.spending import close_billing
 from controller.resources.bastion.vm import Bastion
 from controller.resources.pod.node import Node
-from controller.resources.pod.slices import hidden_zone
+from controller.resources.pod.planes import plane_of
+from controller.resources.pod.slices import hidden_place
 from controller.resources.uploads.nearby import NearbySource
 from controller.resources.workers.base import active_runs
 from controller.run.session import Session
@@ -170,8 +171,8 @@ def _runs_on_workers(session: Session, notes: list[str]) -> tuple[set[str], bool
     return active_runs(answers), not failures(answers)
 
 
-def unreadable_zones(session: Session) -> list[str]:
-    """Return the zones of the config in which this project could not look for the pod."""
-    node = session.plan.node
-    zones = dict.fromkeys(place.zone for place in node.places)
-    return [zone for zone in zones if hidden_zone(zone) in session.context.permission_denied]
+def unreadable_places(session: Session) -> list[str]:
+    """Return where this project could not look for the pod, in words."""
+    places = session.plan.node.places
+    where = dict.fromkeys(hidden_place(place.zone, plane_of(place.provisioner)) for place in places)
+    return [place for place in where if place in session.context.permission_denied]

@@ -9,7 +9,7 @@ from conf.schema.config import Config
 from controller.inputs.code import CodeSnapshot
 from controller.reconcile.resource import Resource
 from controller.resources.bastion.vm import AccountRoles, Bastion, BastionRoles, SlipwayPackage
-from controller.resources.pod.planes import plane_for
+from controller.resources.pod.planes import account_roles
 from controller.resources.project.accounts import ServiceAccount
 from controller.resources.project.bucket import Bucket
 from controller.resources.project.roles import BucketRoles, ProjectRoles
@@ -38,7 +38,8 @@ def bastion_resources(config: Config, bucket: str, run_id: str, depends_on: Sequ
     cloud, after = config.cloud, (f"{Services.kind}/apis", f"{Bucket.kind}/{bucket}")
     account = ServiceAccount(name=cloud.driver_service_account, depends_on=after[:1])
     workers = ServiceAccount(name=cloud.service_account)
-    roles = (*cloud.driver_roles, *plane_for(config).account_roles, *((DISK_ROLE,) if config.tpu.data_disk_gb else ()))
+    disk = (DISK_ROLE,) if config.tpu.data_disk_gb else ()
+    roles = (*cloud.driver_roles, *account_roles(config), *disk)
     yield account
     yield ProjectRoles(name=account.name, account=account, roles=roles, depends_on=(account.id,))
     objects = BucketRoles(

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
 from conf.schema.config import Config
 from conf.schema.infra.cloud import HereCloud
-from conf.schema.infra.topology import zone_region
 from controller.config.placeholders import Placeholders
 from controller.config.run_yaml import render, run_url
 from controller.context import Context
@@ -23,7 +21,7 @@ from controller.plan.project import bucket_name, shared_resources
 from controller.plan.workers import WorkerInputs, fetched_nearby, fetched_on_pod, venv_requirements, worker_resources
 from controller.reconcile.resource import Absent, Pending, Resource
 from controller.resources.pod.node import Node
-from controller.resources.pod.planes import plane_for
+from controller.resources.pod.planes import places_for, planes_for, planes_with_pod
 from controller.resources.pod.provisioner import Place, SliceSpec
 from controller.resources.pod.this_machine import ThisMachine
 from controller.resources.project.bucket import Bucket
@@ -179,22 +177,20 @@ def node_resource(config: Config, depends_on: tuple[str, ...]) -> Node:
     if isinstance(config.cloud, HereCloud):
         return ThisMachine(
             name=config.pod_name,
-            spec=SliceSpec.of(config),
+            spec=SliceSpec.of(config, ""),
             places=(Place("here", "on_demand", ""),),
             max_create_attempts=0,
             create_seconds=0.0,
             adopt=True,
             depends_on=depends_on,
         )
-    places = tuple(
-        Place(
-            zone, tier, config.network.subnet_name(zone_region(zone)), plane_for(config).provisioner_for(config, tier)
-        )
-        for zone, tier in product(tpu.all_zones, tpu.capacity)
-    )
+    places = places_for(config)
+    planes = planes_with_pod(config) or planes_for(config)
+    specs = {way: plane.spec(config) for plane in planes for way in plane.provisioners(0.0)}
     return Node(
         name=config.pod_name,
-        spec=SliceSpec.of(config),
+        spec=specs[places[0].provisioner],
+        specs=specs,
         places=places,
         max_create_attempts=config.recovery.max_create_attempts,
         create_seconds=60 * tpu.create_timeout_minutes,

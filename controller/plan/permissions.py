@@ -7,7 +7,7 @@ from conf.schema.config import Config
 from conf.schema.infra.permissions import permissions_of_method, permissions_of_role
 from controller.inputs.secrets import Vault
 from controller.plan.project import bucket_name
-from controller.resources.pod.planes import plane_for
+from controller.resources.pod.planes import planes_for
 
 ROLES = (
     "roles/tpu.admin", "roles/iam.serviceAccountUser", "roles/iap.tunnelResourceAccessor", "roles/storage.admin",
@@ -163,9 +163,11 @@ class Need:
 def uses_of_plan(config: Config) -> Iterator[Use]:
     """Yield the parts of a config's plan and the methods that they call."""
     yield from RUN
-    calls = plane_for(config).methods
-    yield Use("checks of quota, billing and offer", always=calls.check)
-    yield Use("pod", always=calls.observe)
+    planes = planes_for(config)
+    pods = {"pod" if len(planes) == 1 else f"pod of {plane.title}": plane.methods for plane in planes}
+    for part, calls in pods.items():
+        yield Use("checks of quota, billing and offer", always=calls.check)
+        yield Use(part, always=calls.observe)
     yield BUCKET
     if config.ssh.os_login == "auto":
         yield Use("OS Login", always=("compute projects.get",))
@@ -181,9 +183,11 @@ def uses_of_plan(config: Config) -> Iterator[Use]:
         if not config.network.nat:
             yield Use("bastion", always=("compute.subnetworks.useExternalIp",))
     if config.tpu.adopt:
-        yield Use("SSH key in the adopted pod", make=calls.add_key)
+        for calls in pods.values():
+            yield Use("SSH key in the adopted pod", make=calls.add_key)
         return
-    yield Use("pod", always=(*calls.own, ACT_AS), change=calls.change)
+    for part, calls in pods.items():
+        yield Use(part, always=(*calls.own, ACT_AS), change=calls.change)
     yield from NETWORK
     if config.assets.may_use_vm:
         yield FETCH_VM

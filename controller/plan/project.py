@@ -12,7 +12,7 @@ from controller.reconcile.resource import Resource
 from controller.resources.network.firewall import Firewall, InternalRule, LaptopRule
 from controller.resources.network.nat import Nat, Router
 from controller.resources.network.vpc import Network, PrivateAccess, Subnet
-from controller.resources.pod.planes import plane_for
+from controller.resources.pod.planes import account_roles
 from controller.resources.project.accounts import ServiceAccount
 from controller.resources.project.bucket import Bucket
 from controller.resources.project.budget import BUDGET_APIS, BillingBudget
@@ -64,7 +64,7 @@ def shared_resources(config: Config, bucket: str) -> Iterator[Resource]:
     if config.tpu.adopt:
         return  # an adopted pod already has its network and its account
     if cloud.roles:
-        roles = tuple(dict.fromkeys((*cloud.roles, *plane_for(config).account_roles)))
+        roles = tuple(dict.fromkeys((*cloud.roles, *account_roles(config))))
         yield ProjectRoles(name=account.name, account=account, roles=roles, depends_on=(account.id,))
     if cloud.bucket_roles:
         yield BucketRoles(

@@ -8,7 +8,6 @@ from conf.schema.base import VOLATILE, Name, Strict, Zone
 from conf.schema.infra.topology import UnknownTypeError, find_topology, type_of_shape
 
 Tier = Literal["on_demand", "spot", "preemptible", "reserved", "flex_start"]
-Plane = Literal["auto", "tpu_api", "compute_engine"]
 NODE_GENERATIONS = frozenset({"v2", "v3"})
 """Generations that provisioner=auto creates as plain nodes. Later ones use queued resources."""
 
@@ -23,9 +22,10 @@ class Tpu(Strict):
     accelerator_type: str = Field(
         description="Slice type from conf/tpu_types.yaml, e.g. v6e-8, or generation and topology, e.g. v6e:2x4."
     )
-    plane: Annotated[Plane, VOLATILE] = Field(
-        description="Google's API that the slice comes from. auto: the TPU API, or Compute Engine for generations that "
-        "the TPU API does not have."
+    plane: Annotated[str, VOLATILE] = Field(
+        description="Google's API that the slice comes from: tpu_api, compute_engine, or auto, which asks every plane "
+        "that has the type, in turn, until one has capacity.",
+        examples=["auto", "tpu_api", "compute_engine"],
     )
     machine_type: Annotated[str | None, VOLATILE] = Field(
         description="On Compute Engine: type of the slice's VMs, e.g. ct6e-standard-4t. null: the fewest VMs."
@@ -90,7 +90,7 @@ class Tpu(Strict):
 
     @model_validator(mode="after")
     def _known_machine(self) -> Self:
-        if self.machine_type is not None and self.on_compute_engine:
+        if self.machine_type is not None:
             try:
                 find_topology(self.accelerator_type, self.machine_type)
             except UnknownTypeError as error:
@@ -98,15 +98,12 @@ class Tpu(Strict):
         return self
 
     @property
-    def chosen_plane(self) -> str:
-        """The plane that the slice comes from: tpu_api or compute_engine."""
+    def plane_of_name(self) -> str:
+        """The plane that is a part of the pod's name; '' where the name is as it was when there was one plane."""
+        facts = find_topology(self.accelerator_type)
         if self.plane == "auto":
-            return "tpu_api" if find_topology(self.accelerator_type).on_tpu_api else "compute_engine"
-        return self.plane
-
-    @property
-    def on_compute_engine(self) -> bool:
-        return self.chosen_plane == "compute_engine"
+            return "" if facts.on_tpu_api and self.machine_type is None else "compute_engine"
+        return "" if self.plane == "tpu_api" and not facts.image_family else self.plane
 
     @property
     def all_zones(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from controller.core.clock import iso_timestamp
 from controller.core.formats import Document, has_format
 from controller.core.json_lines import append_lines
 from controller.gcp.errors import GoogleError, NotFoundError
+from controller.resources.pod.planes import all_planes
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, short_uid
 from controller.resources.pod.refusals import Refusal
 
@@ -160,20 +161,21 @@ def fetch_entries(context: Context, bucket: str, since: float) -> list[CapacityE
     return load_entries(context.state_dir)
 
 
-def recent_zones_first(
+def recent_places_first(
     places: Sequence[Place], accelerator_type: str, entries: Sequence[CapacityEntry], now: float
 ) -> list[Place]:
     """Return the places with those zones first that lately granted a slice of this type, the latest of them first.
 
-    The answer of a zone counts for `RECENT_SECONDS`, until it refuses a request or preempts the slice. Otherwise, and
-    among the tiers of one zone, the order stays.
+    A zone counts once for each plane. Its answer counts for `RECENT_SECONDS`, until it refuses a request or preempts
+    the slice. Otherwise, and among the tiers of one zone, the order stays.
     """
-    granted: dict[str, float] = {}
+    planes = {way: index for index, plane in enumerate(all_planes()) for way in plane.provisioners(0.0)}
+    granted: dict[tuple[str, int | None], float] = {}
     for entry in entries:  # by time: the last one counts
         if entry.accelerator_type == accelerator_type and now - entry.time < RECENT_SECONDS and entry.is_request:
             is_good = entry.answer == GRANTED and entry.ended != PREEMPTED
-            granted[entry.zone] = entry.time if is_good else 0.0
-    return sorted(places, key=lambda place: -granted.get(place.zone, 0.0))
+            granted[entry.zone, planes.get(entry.provisioner)] = entry.time if is_good else 0.0
+    return sorted(places, key=lambda place: -granted.get((place.zone, planes[place.provisioner]), 0.0))
 
 
 def _record(context: Context, entry: CapacityEntry, name: str) -> None:

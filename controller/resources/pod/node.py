@@ -3,7 +3,7 @@
 `search.py` and the provisioners create a slice; this module decides what must be done.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -17,13 +17,14 @@ from controller.gcp.worker_vms import WorkerVms
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope, difference
 from controller.resources.pod import data_disk
 from controller.resources.pod.plane import Plane
-from controller.resources.pod.planes import plane_of, provisioners_of
+from controller.resources.pod.planes import plane_of, provisioners_of, waits_in_queue
 from controller.resources.pod.provisioner import (
     DELETE_SECONDS,
     NOT_OBSERVED,
     WAITING_STATES,
     Place,
     PodStatus,
+    ProvisionerName,
     SliceSpec,
     SliceStatus,
 )
@@ -59,6 +60,8 @@ class Node(Resource):
     """A slice that is READY, in any of its places. A preempted one, or one with another spec, is replaced.
 
     Attributes:
+        spec: the slice that the first place is asked for.
+        specs: by all provisioners that may have made the pod; without them, `spec` holds for all places.
         places: where to ask, in order.
         create_seconds: how long one creation may take.
         adopt: use an existing pod; it is never created, changed or deleted.
@@ -68,6 +71,7 @@ class Node(Resource):
     kind: ClassVar[str] = "node"
     scope: ClassVar[Scope] = "pod"
     spec: SliceSpec
+    specs: Mapping[ProvisionerName, SliceSpec] = field(default_factory=dict[ProvisionerName, SliceSpec], compare=False)
     places: tuple[Place, ...] = field(compare=False)
     max_create_attempts: int = field(compare=False)
     create_seconds: float = field(compare=False)
@@ -80,7 +84,7 @@ class Node(Resource):
 
     @property
     def timeout(self) -> float:
-        if any(place.queued for place in self.places) and len(self.places) == 1:
+        if len(self.places) == 1 and self.places[0].zone and waits_in_queue(self.places[0]):
             return self.create_seconds + (self.spec.valid_until_seconds or float("inf"))
         return 2 * self.create_seconds
 
@@ -98,8 +102,13 @@ class Node(Resource):
         return self.places[0] if self.status is NOT_OBSERVED else self.status.place
 
     def spec_fields(self, place: Place | None = None) -> dict[str, Any]:
-        fields = {**self.spec.at(place or self.places[0]), "state": "READY"}
+        place = place or self.places[0]
+        fields = {**self.spec_in(place).at(place), "state": "READY"}
         return {name: value for name, value in fields.items() if not self.adopt or name in ADOPTED_FIELDS}
+
+    def spec_in(self, place: Place) -> SliceSpec:
+        """Return the slice to ask for in a place."""
+        return self.specs.get(place.provisioner, self.spec)
 
     def diff(self, current: Absent | Resource) -> Diff:
         if not isinstance(current, Node):
@@ -140,7 +149,7 @@ class Node(Resource):
             state = status.state.lower().replace("_", " ")
             if status.state == "DELETING":
                 return Pending(state, DELETE_SECONDS, _DELETION_PENDING_HINT)
-            return Pending(f"{state} in {status.place.zone}" if status.place.queued else state)
+            return Pending(f"{state} in {status.place.zone}" if waits_in_queue(status.place) else state)
         return replace(self, status=status)
 
     def find(self, context: Context, uids: Collection[str] = ()) -> Self | None:
@@ -272,7 +281,7 @@ class Node(Resource):
 
     @property
     def _slices(self) -> Slices:
-        names = [place.provisioner for place in (*self.places, self.place) if place.provisioner]
+        names = {place.provisioner for place in (*self.places, self.place) if place.provisioner} | self.specs.keys()
         return Slices(self.name, self._zones, provisioners_of(names, self.create_seconds))
 
     def _search(self, context: Context) -> CapacitySearch:
@@ -281,7 +290,7 @@ class Node(Resource):
             subject=self.id,
             title=self.title,
             name=self.name,
-            spec=self.spec,
+            specs={place.provisioner: self.spec_in(place) for place in self.places},
             places=self.places,
             provisioners=self._slices.provisioners,
             max_attempts=self.max_create_attempts,
@@ -310,8 +319,13 @@ class Node(Resource):
 
     def _place_like(self, status: SliceStatus) -> Place:
         """Return the configured place that is most like the one where a slice is."""
-        here = [place for place in self.places if place.zone == status.place.zone] or list(self.places)
-        return next((place for place in here if place.capacity == status.place.capacity), here[0])
+        plane, there = plane_of(status.place.provisioner), status.place
+
+        def likeness(place: Place) -> tuple[bool, ...]:
+            same_plane = plane_of(place.provisioner) == plane
+            return same_plane, place.zone == there.zone, place.capacity == there.capacity
+
+        return max(self.places, key=likeness)  # the first of those that are equally like
 
     def _is_managed(self, status: SliceStatus) -> bool:
         return not self.adopt and status.is_labelled

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from conf.schema.config import Config
+from conf.schema.infra.topology import Topology
 from controller.context import Context
+from controller.core.finding import Issue
 from controller.gcp.worker_vms import WorkerVms
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 
@@ -42,8 +44,60 @@ class Leftover:
     created: float
 
 
+class PlaneChecks(Protocol):
+    """What a plane can tell of a config before anything is made; all but `offers` name the key to change.
+
+    A method that is given a context asks Google, and raises GoogleError where Google does not answer.
+    """
+
+    def offers(self, topology: Topology) -> bool:
+        """Return whether the plane has the type at all."""
+        ...
+
+    def obstacles(self, config: Config) -> Iterator[Issue]:
+        """Yield why the plane cannot serve a config."""
+        ...
+
+    def tier_obstacles(self, config: Config, tier: str) -> Iterator[Issue]:
+        """Yield why the plane cannot serve a config in that tier."""
+        ...
+
+    def image(self, config: Config) -> Iterator[Issue]:
+        """Yield what is wrong with tpu.runtime_version: an error if the image is certainly another one's."""
+        ...
+
+    def offered_types(self, config: Config, context: Context) -> Iterator[Issue]:
+        """Yield the zones in which Google does not offer the type."""
+        ...
+
+    def offered_images(self, config: Config, context: Context) -> Iterator[Issue]:
+        """Yield the zones in which Google does not offer the image."""
+        ...
+
+    def listing(self, config: Config, context: Context) -> Iterator[Issue]:
+        """Yield that the caller may not list pods; without that permission nobody can create one."""
+        ...
+
+    def quota(self, config: Config, context: Context) -> Iterator[Issue]:
+        """Yield the pools of quota that a request draws on: an error if no place has enough, a note if one has."""
+        ...
+
+
 class Plane(Protocol):
     """One API that holds slices."""
+
+    @property
+    def title(self) -> str:
+        """Its name in a sentence."""
+        ...
+
+    @property
+    def queues(self) -> frozenset[ProvisionerName]:
+        """Those of its provisioners whose requests wait for capacity until they expire or are deleted."""
+        ...
+
+    @property
+    def checks(self) -> PlaneChecks: ...
 
     @property
     def methods(self) -> PlaneMethods: ...
@@ -55,6 +109,10 @@ class Plane(Protocol):
 
     def delete_permission(self, provisioner: ProvisionerName) -> str:
         """Return the permission that the workers' service account needs so that a pod can delete itself."""
+        ...
+
+    def spec(self, config: Config) -> SliceSpec:
+        """Return the slice that a config asks of this plane."""
         ...
 
     def provisioner_for(self, config: Config, tier: str) -> ProvisionerName:

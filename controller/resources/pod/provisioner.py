@@ -4,6 +4,7 @@ The provisioners of one API belong to a plane (`plane.py`).
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
@@ -19,10 +20,6 @@ DELETE_SECONDS = 900.0
 """How long a deletion may take."""
 ProvisionerName = str
 """Name of a way to create slices, unique among all planes."""
-QUEUES: frozenset[ProvisionerName] = frozenset({"queued", "mig"})
-"""Provisioners whose requests wait for capacity until they expire or are deleted."""
-MAX_RUN_MARGIN_SECONDS = 600.0
-"""By how much Google's own limit on a pod's life exceeds the budget, so that the controller ends the run first."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +45,22 @@ class Place:
     def region(self) -> str:
         return self.zone.rpartition("-")[0]
 
-    @property
-    def queued(self) -> bool:
-        return self.provisioner in QUEUES
-
     def __str__(self) -> str:
         return f"{self.zone} ({self.capacity})"
 
 
+class OwnSpec(Protocol):
+    """What only one plane needs to know of a slice."""
+
+    @property
+    def compared(self) -> Mapping[str, Any]:
+        """Settings that an existing slice must match."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class SliceSpec:
-    """The slice that a config asks for, wherever it is created.
+    """The slice that a config asks of one plane; only `runtime_version` and `own` differ between planes.
 
     Fields with compare=False only affect the request: an existing slice need not match them.
     """
@@ -74,24 +76,12 @@ class SliceSpec:
     data_disk_gb: int | None = field(default=None, compare=False)
     data_disk_kind: str = field(default="pd-balanced", compare=False)
     heartbeat_timeout_seconds: float | None = field(default=None, compare=False)
-    machine_type: str = field(default="", compare=False)
-    """The next four are for Compute Engine."""
-    shape: str = field(default="", compare=False)
-    boot_disk_gb: int = field(default=0, compare=False)
-    max_run_seconds: float | None = field(default=None, compare=False)
+    own: OwnSpec | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, config: Config) -> "SliceSpec":
+    def of(cls, config: Config, image: str, own: OwnSpec | None = None) -> "SliceSpec":
+        """Return what a config asks for; `image` is the plane's for the generation."""
         tpu, topology, timeout = config.tpu, config.topology, config.cleanup.heartbeat_timeout_hours
-        image = topology.image_family if tpu.on_compute_engine else topology.runtime_version
-        own: dict[str, Any] = {}
-        if tpu.on_compute_engine:
-            own = {
-                "machine_type": topology.machine_type,
-                "shape": topology.shape or "",
-                "boot_disk_gb": tpu.boot_disk_gb,
-                "max_run_seconds": max_run_seconds(config),
-            }
         return cls(
             workers=topology.workers,
             accelerator_type=topology.accelerator_type,
@@ -104,36 +94,15 @@ class SliceSpec:
             data_disk_gb=tpu.data_disk_gb,
             data_disk_kind=disk_type(topology.generation),
             heartbeat_timeout_seconds=None if timeout is None else 3600 * timeout,
-            **own,
+            own=own,
         )
 
     def at(self, place: Place) -> dict[str, Any]:
         """Return the fields that a slice in that place must match."""
         compared = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
-        if self.machine_type:
-            compared["machine_type"] = self.machine_type
+        if self.own is not None:
+            compared |= self.own.compared
         return {**compared, "capacity": place.capacity, "subnetwork": place.subnetwork}
-
-
-def max_run_seconds(config: Config) -> float | None:
-    """Return after how long Google itself shall delete a pod of Compute Engine; None: never.
-
-    Without tpu.max_run_hours it follows from the budget of the run. A pod of a sweep serves many runs, so there it
-    does not.
-    """
-    tpu, budget, sweep = config.tpu, config.budget, config.sweep
-    if tpu.max_run_hours is not None:
-        return 3600 * tpu.max_run_hours
-    if sweep.params or sweep.cases or sweep.search is not None:
-        return None
-    spot = tpu.capacity[0] in ("spot", "preemptible")
-    price = (
-        budget.usd_per_hour if budget.usd_per_hour is not None else config.topology.usd_per_hour(tpu.zone, spot=spot)
-    )
-    hours = [budget.max_hours] if budget.max_hours is not None else []
-    if budget.max_usd is not None and price:
-        hours.append(budget.max_usd / price)
-    return 3600 * min(hours) + MAX_RUN_MARGIN_SECONDS if hours else None
 
 
 @dataclass(frozen=True)

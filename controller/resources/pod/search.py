@@ -1,8 +1,8 @@
 """Search for capacity: where to ask for a pod, and when to ask again.
 
-Zones and tiers are tried in order; zones that lately granted such a slice come first. After a stock-out, the next place
-is tried at once; after the last one, the search pauses and starts over. A missing quota or permission rules its place
-out. Any other refusal ends the search.
+Zones, tiers and planes are tried in order; places that lately granted such a slice come first. After a stock-out, the
+next place is tried at once; after the last one, the search pauses and starts over. A missing quota or permission rules
+its place out. Any other refusal ends the search on that plane.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ from controller.resources.pod.capacity_log import (
     CapacityEntry,
     fetch_entries,
     load_entries,
-    recent_zones_first,
+    recent_places_first,
     record_answer,
 )
 from controller.resources.pod.pending_deletion import DeletionPendingError
-from controller.resources.pod.planes import plane_of
+from controller.resources.pod.planes import label_places, plane_of, waits_in_queue
 from controller.resources.pod.provisioner import (
     WAITING_STATES,
     Place,
@@ -56,7 +56,7 @@ class CapacitySearch:
     subject: str
     title: str
     name: str
-    spec: SliceSpec
+    specs: Mapping[ProvisionerName, SliceSpec]
     places: Sequence[Place]
     provisioners: Mapping[ProvisionerName, Provisioner]
     max_attempts: int
@@ -84,7 +84,7 @@ class CapacitySearch:
                 if attempt > self.max_attempts:
                     self._give_up()
                 if len(self.places) > 1:
-                    self.context.events.note(self.subject, f"requesting {self.spec.accelerator_type} in {place}")
+                    self.context.events.note(self.subject, f"requesting {self._type} in {self._label(place)}")
                 refusal = self._try_until_visible(place)
                 if refusal is None:
                     return
@@ -102,9 +102,9 @@ class CapacitySearch:
             self.context.clock.sleep(seconds)
 
     def _ordered_places(self) -> Sequence[Place]:
-        """Return the places in the order in which to try them; see `recent_zones_first`."""
+        """Return the places in the order in which to try them; see `recent_places_first`."""
         context, now = self.context, self.context.clock.now()
-        if len({place.zone for place in self.places}) == 1:
+        if len({(place.zone, plane_of(place.provisioner).title) for place in self.places}) == 1:
             return self.places
         entries: list[CapacityEntry] = []
         try:
@@ -114,7 +114,7 @@ class CapacitySearch:
         except (GoogleError, FormatError) as error:  # without a memory, the order is that of the config
             context.events.note(self.subject, f"the bucket's record of capacity is not used: {error}")
         mine = [entry for entry in entries if entry.project == context.project]
-        return recent_zones_first(self.places, self.spec.accelerator_type, mine, now)
+        return recent_places_first(self.places, self._type, mine, now)
 
     def _handle_refusal(
         self, place: Place, refusal: Refusal, ruled_out: dict[Place, Refusal], attempt: int, internal: int
@@ -123,21 +123,37 @@ class CapacitySearch:
         if refusal.kind == "stock_out" or (refusal.kind == "internal" and internal < MAX_INTERNAL_ERRORS):
             what = "no capacity" if refusal.kind == "stock_out" else "an error at Google"
             self.context.events.note(
-                self.subject, f"{what} in {place} (attempt {attempt}): {_first_sentence(refusal.message)}"
+                self.subject, f"{what} in {self._label(place)} (attempt {attempt}): {_first_sentence(refusal.message)}"
             )
-        elif refusal.kind in RULES_OUT_PLACE:
-            ruled_out[place] = refusal
+        elif refusal.kind in RULES_OUT_PLACE or self._plane_count > 1:
+            alike = [place] if refusal.kind in RULES_OUT_PLACE else self._same_plane(place)
+            ruled_out |= dict.fromkeys(alike, refusal)
             if len(ruled_out) < len(self.places):
                 what = "no quota" if refusal.kind == "quota" else "ruled out:"
-                self.context.events.note(self.subject, f"{what} in {place}: {refusal.message}")
+                self.context.events.note(self.subject, f"{what} in {self._label(place)}: {refusal.message}")
         else:
             raise CloudError(f"{self.name} in {place}: {refusal.message}; {refusal.hint}")
 
+    @property
+    def _type(self) -> str:
+        return next(iter(self.specs.values())).accelerator_type
+
+    @property
+    def _plane_count(self) -> int:
+        return len({plane_of(place.provisioner).title for place in self.places})
+
+    def _same_plane(self, place: Place) -> list[Place]:
+        plane = plane_of(place.provisioner)
+        return [other for other in self.places if plane_of(other.provisioner) == plane]
+
+    def _label(self, place: Place) -> str:
+        return dict(zip(self.places, label_places(self.places), strict=True))[place]
+
     def _all_ruled_out(self, ruled_out: Mapping[Place, Refusal]) -> str:
-        words = "; ".join(f"{place}: {refusal.message}" for place, refusal in ruled_out.items())
+        words = "; ".join(f"{self._label(place)}: {refusal.message}" for place, refusal in ruled_out.items())
         hints = "; ".join(dict.fromkeys(refusal.hint for refusal in ruled_out.values()))
         if {refusal.kind for refusal in ruled_out.values()} == {"quota"}:
-            return f"no quota for {self.spec.accelerator_type}: {words}; {hints}"
+            return f"no quota for {self._type}: {words}; {hints}"
         return f"{self.name} in {words}; {hints}"
 
     def _try_until_visible(self, place: Place) -> Refusal | None:
@@ -161,7 +177,8 @@ class CapacitySearch:
 
     def _try(self, place: Place) -> Refusal | None:
         """Ask in one place and wait; returns None on success. A refused request leaves nothing behind."""
-        context, name, spec, maker = self.context, self.name, self.spec, self.provisioners[place.provisioner]
+        context, name, maker = self.context, self.name, self.provisioners[place.provisioner]
+        spec = self.specs[place.provisioner]
         fresh, asked = False, context.clock.now()
         try:
             if spec.data_disk_gb is not None:
@@ -172,7 +189,7 @@ class CapacitySearch:
             maker.create(context, name, spec, place)
             answer = self._wait(maker, place)
         except InterruptedSleepError:
-            if place.queued:
+            if waits_in_queue(place):
                 message = "the request stays in the queue: `slipway up` resumes waiting, `slipway down` cancels it"
                 self.context.events.note(self.subject, message)
             raise
@@ -217,7 +234,8 @@ class CapacitySearch:
                 return Refusal("stock_out", current.message)
             if current.state != told:
                 told = current.state
-                context.events.emit("step_started", self.subject, f"{place}: {_state_text(told)}", title=self.title)
+                message = f"{self._label(place)}: {_state_text(told)}"
+                context.events.emit("step_started", self.subject, message, title=self.title)
             context.clock.sleep(context.poll_seconds)
         if current.is_ready:
             return current
@@ -243,13 +261,12 @@ class CapacitySearch:
         """Seconds for which a queued request may wait in one place."""
         if len(self.places) > 1:
             return self.create_seconds
-        return self.spec.valid_until_seconds or float("inf")
+        return next(iter(self.specs.values())).valid_until_seconds or float("inf")
 
     def _give_up(self) -> None:
-        where = ", ".join(map(str, self.places))
+        where = ", ".join(label_places(self.places))
         raise RetriesExhaustedError(
-            f"no capacity for {self.spec.accelerator_type} in {where} after {self.max_attempts} attempts; "
-            f"{HINTS['stock_out']}"
+            f"no capacity for {self._type} in {where} after {self.max_attempts} attempts; {HINTS['stock_out']}"
         )
 
 

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, product
 
 from controller.context import Context
-from controller.gcp.errors import ForbiddenError
+from controller.gcp.errors import ForbiddenError, ServiceDisabledError
 from controller.resources.pod.capacity_log import record_end
 from controller.resources.pod.pending_deletion import deletions_here
+from controller.resources.pod.plane import Plane
+from controller.resources.pod.planes import plane_of
 from controller.resources.pod.provisioner import Provisioner, ProvisionerName, SliceStatus
 
 
@@ -31,12 +34,12 @@ class Slices:
             return bool(uids) and status.uid not in uids, not status.is_ready, is_abandoned, not status.pending
 
         found: list[SliceStatus] = []
-        for zone in self.zones:
-            for _, status in self._spec_at(context, zone):
+        for zone, ways in product(self.zones, self._ways_by_plane):
+            status = next((status for _, status in self._spec_at(context, zone, ways)), None)
+            if status is not None:
                 found.append(status)
-                break
-            if found and not any(rank(found[-1])[:3]):
-                break
+                if not any(rank(status)[:3]):
+                    break
         best = min(found, key=rank, default=None)
         if best is not None and best.is_under_repair:
             context.fleets.expect_new_host_keys(best.uid)
@@ -44,27 +47,41 @@ class Slices:
 
     def delete(self, context: Context, condition: Callable[[SliceStatus], bool]) -> None:
         """Delete every slice that meets the condition; their data disks stay."""
-        for zone in self.zones:
-            for provisioner, status in self._spec_at(context, zone):
+        for zone, ways in product(self.zones, self._ways_by_plane):
+            for provisioner, status in self._spec_at(context, zone, ways):
                 if condition(status):
                     provisioner.delete(context, self.name, zone)
                     record_end(context, self.name, status)
 
-    def _spec_at(self, context: Context, zone: str) -> Iterator[tuple[Provisioner, SliceStatus]]:
-        for provisioner in self.provisioners.values():
+    @property
+    def _ways_by_plane(self) -> list[list[ProvisionerName]]:
+        """Return the names of the provisioners, grouped by plane."""
+        return [list(names) for _, names in groupby(self.provisioners, plane_of)]
+
+    def _spec_at(
+        self, context: Context, zone: str, ways: Sequence[ProvisionerName]
+    ) -> Iterator[tuple[Provisioner, SliceStatus]]:
+        """Yield what one plane has in a zone; nothing where it cannot be asked and there are other places."""
+        sole = len(self.zones) * len(self._ways_by_plane) == 1
+        for provisioner in (self.provisioners[name] for name in ways):
             try:
                 status = provisioner.observe(context, self.name, zone)
-            except ForbiddenError as error:
-                if len(self.zones) == 1:
+            except ServiceDisabledError:
+                if sole:
                     raise
-                if (place := hidden_zone(zone)) not in context.permission_denied:  # a zone closed to the project
+                continue
+            except ForbiddenError as error:
+                if sole:
+                    raise
+                place = hidden_place(zone, plane_of(ways[0]))
+                if place not in context.permission_denied:  # closed to the project, or to the caller
                     context.permission_denied.add(place)
-                    context.events.note(f"node/{self.name}", f"cannot look for the pod in {zone}: {error.message}")
+                    context.events.note(f"node/{self.name}", f"cannot look for {place}: {error.message}")
                 continue
             if status is not None:
                 yield provisioner, status
 
 
-def hidden_zone(zone: str) -> str:
-    """Return the entry of `Context.permission_denied` for a zone in which the caller may not look for TPUs."""
-    return f"TPUs in {zone}"
+def hidden_place(zone: str, plane: Plane) -> str:
+    """Return the entry of `Context.permission_denied` for pods of a plane in a zone, which the caller may not see."""
+    return f"TPUs of {plane.title} in {zone}"

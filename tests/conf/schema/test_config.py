@@ -109,17 +109,20 @@ def test_what_the_files_of_types_say_is_in_the_table(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spelling", "kind", "plane", "workers"),
+    ("spelling", "kind", "planes", "workers"),
     [
-        ("v6e:2x4", "v6e-8", "tpu_api", 1),
-        ("v5e:4x4", "v5litepod-16", "tpu_api", 4),
-        ("tpu7x:2x2x2", "tpu7x-16", "compute_engine", 2),
-        ("tpu7x-8", "tpu7x-8", "compute_engine", 1),
+        ("v6e:2x4", "v6e-8", (True, True), 1),
+        ("v5e:4x4", "v5litepod-16", (True, False), 4),
+        ("tpu7x:2x2x2", "tpu7x-16", (False, True), 2),
+        ("tpu7x-8", "tpu7x-8", (False, True), 1),
     ],
 )
-def test_a_type_has_two_spellings_and_a_plane_by_itself(spelling: str, kind: str, plane: str, workers: int) -> None:
+def test_a_type_has_two_spellings_and_its_planes(
+    spelling: str, kind: str, planes: tuple[bool, bool], workers: int
+) -> None:
     found = config(f"tpu.accelerator_type={spelling}", "tpu.zone=us-central1-c")
-    assert (found.tpu.accelerator_type, found.tpu.chosen_plane) == (kind, plane)
+    assert found.tpu.accelerator_type == kind
+    assert (found.topology.on_tpu_api, bool(found.topology.image_family)) == planes
     assert found.topology.workers == workers
     assert type_of_machines(found.topology.machine_type, workers) in (kind, "")
 
@@ -128,8 +131,10 @@ def test_another_plane_is_another_pod_and_the_same_run() -> None:
     one, other = config("tpu=v6e_8"), config("tpu=v6e_8_ce")
     assert (one.topology.workers, other.topology.workers) == (1, 2)
     assert one.pod_name != other.pod_name
-    assert one.pod_name == config("tpu=v6e_8", "tpu.plane=tpu_api").pod_name
-    assert config("tpu=v6e_8", "tpu.plane=compute_engine").pod_name not in (one.pod_name, other.pod_name)
+    names = {config("tpu=v6e_8", f"tpu.plane={plane}").pod_name for plane in ("tpu_api", "compute_engine")}
+    assert len(names | {one.pod_name, other.pod_name}) == 4
+    old = [config("tpu=v5litepod_8", *words).pod_name for words in ([], ["tpu.plane=tpu_api"])]
+    assert old[0] == old[1]  # Compute Engine does not have the type
     assert one.run_id("0", {}) == other.run_id("0", {})
 
 
@@ -140,7 +145,6 @@ def test_another_plane_is_another_pod_and_the_same_run() -> None:
         ("tpu.accelerator_type=v9:2x2", "unknown generation 'v9'; choices: v2, v3"),
         ("tpu.machine_type=ct6e-standard-1t", "v6e-8 has no VMs of type 'ct6e-standard-1t'; choices: ct6e-standard-4t"),
         ("tpu.boot_disk_gb=99", "tpu.boot_disk_gb: input should be greater than or equal to 100"),
-        ("tpu.plane=gke", "tpu.plane: "),
     ],
 )
 def test_a_slice_that_cannot_be_is_refused(override: str, words: str) -> None:

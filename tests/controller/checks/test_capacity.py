@@ -10,11 +10,11 @@ import pytest
 
 from conf.schema.config import Config
 from controller.checks import capacity
-from controller.checks.capacity import is_certainly_missing
 from controller.checks.preflight import checks_of
 from controller.config.compose import compose
 from controller.context import Context
 from controller.core.finding import Finding
+from controller.resources.pod.tpu_api.checks import is_certainly_missing
 
 
 def composed(*overrides: str) -> Config:
@@ -38,7 +38,7 @@ def in_zones(*overrides: str, zones: tuple[str, ...] = ()) -> list[str]:
 
 
 def v6e(*overrides: str) -> Config:
-    return composed("tpu=v6e_8", *overrides)
+    return composed("tpu=v6e_8", "tpu.plane=tpu_api", *overrides)
 
 
 class FakeGoogle:
@@ -56,6 +56,9 @@ class FakeGoogle:
 def asked(config: Config, **lists: list[str]) -> list[Finding]:
     context = cast(Context, SimpleNamespace(project="p", google=FakeGoogle(**lists)))
     return [finding for check in checks_of(capacity) if check.rule.live for finding in check(config, context)]
+
+
+TPU_API = ("tpu=v6e_8", "tpu.plane=tpu_api")
 
 
 @pytest.mark.parametrize(
@@ -78,8 +81,15 @@ def asked(config: Config, **lists: list[str]) -> list[Finding]:
         (["tpu=v6e_8_ce", "tpu.capacity=reserved"], "error tpu.reservation: tpu.capacity=reserved needs the name"),
         (["tpu=v6e_8_ce", "tpu.provisioner=queued"], "error tpu.provisioner: queued is a way of the TPU API"),
         (["tpu=v6e_8_ce", "tpu.runtime_version=v2-alpha-tpuv6e"], "error tpu.runtime_version: v2-alpha-tpuv6e is an"),
-        (["tpu=v6e_8", "tpu.machine_type=ct6e-standard-4t"], "error tpu.machine_type: the TPU API chooses the VMs"),
-        (["tpu=v6e_8", "tpu.max_run_hours=4"], "error tpu.max_run_hours: only Compute Engine ends a pod by itself"),
+        ([*TPU_API, "tpu.machine_type=ct6e-standard-4t"], "error tpu.machine_type: the TPU API chooses the VMs"),
+        ([*TPU_API, "tpu.max_run_hours=4"], "error tpu.max_run_hours: only Compute Engine ends a pod by itself"),
+        ([*TPU_API, "tpu.runtime_version=projects/p/global/images/i"], "error tpu.runtime_version: projects/p/global/"),
+        (["tpu=tpu7x_16", "tpu.provisioner=queued"], "error tpu.provisioner: queued is a way of the TPU API"),
+        (
+            ["tpu=v6e_8", "tpu.provisioner=queued", "tpu.capacity=preemptible"],
+            "error tpu.capacity: queued resources do not support preemptible",
+        ),
+        (["tpu.accelerator_type=tpu7x-2", "tpu.zone=us-central1-c"], "error tpu.plane: the TPU API has no tpu7x"),
         (
             ["tpu.capacity=flex_start", "tpu.provisioner=node"],
             "error tpu.provisioner: flex_start needs a queued resource",

@@ -104,6 +104,34 @@ def test_each_worker_takes_a_vm_and_an_address_of_the_region() -> None:
     assert unknown.startswith("compute_quota: warning cloud.project: compute quota was not checked: permission denied")
 
 
+V6E = ("tpu=v6e_8",)
+
+
+def test_what_one_of_two_planes_refuses_is_a_warning_and_what_both_refuse_an_error() -> None:
+    listing = {"projects.locations.nodes.list": REFUSED}
+    [other] = [line for line in words(listing, *V6E) if "permission" in line]
+    assert other.startswith("tpu_permission: warning tpu.zone: no permission to list TPUs in us-east5-b")
+    both = [line for line in words(listing | {"instances.list": REFUSED}, *V6E) if line.startswith("tpu_perm")]
+    assert [line.split()[1] for line in both] == ["error", "error"]
+    assert "roles/compute.instanceAdmin.v1" in both[1]
+    absent = {"machineTypes.get": NotFoundError("x", 404, "notFound", "no such machine")}
+    assert "type_offered: warning tpu.zone: Compute Engine offers no ct6e" in "\n".join(words(absent, *V6E))
+    hidden = {"machineTypes.get": REFUSED}
+    assert "type_offered: warning tpu.zone: Compute Engine was not checked: " in "\n".join(words(hidden, *V6E))
+
+
+def test_the_quota_of_each_plane_is_named() -> None:
+    region = {"dimensions": {"region": "us-east5", "tpu_family": "CT6E"}, "effectiveLimit": "4"}
+    pool = {"metric": "compute.googleapis.com/tpus_per_tpu_family", "consumerQuotaLimits": [{"quotaBuckets": [region]}]}
+    metrics = quota(16, "us-east5-b", "tpu-v6e")["services.consumerQuotaMetrics.list"]["metrics"]
+    found = words({"services.consumerQuotaMetrics.list": {"metrics": [*metrics, pool]}}, *V6E)
+    short, enough = [line for line in found if line.startswith("quota")]
+    assert enough == "quota: note tpu.zone: v6e-8 on_demand draws on the TPU API's quota in us-east5-b, which is 16"
+    assert short.startswith("quota: warning tpu.zone: v6e-8 on_demand draws on Compute Engine's quota TPUS_PER_TPU_FAM")
+    alone = words({"services.consumerQuotaMetrics.list": {"metrics": [pool]}}, *V6E, "tpu.plane=compute_engine")
+    assert [line.split()[1] for line in alone if line.startswith("quota")] == ["error"]
+
+
 def test_a_bastion_needs_a_machine_that_its_zone_has() -> None:
     absent = {"machineTypes.get": NotFoundError("x", 404, "notFound", "no such machine")}
     bastion = ("recovery.driver=bastion", "assets.fetch_on=laptop")

@@ -300,4 +300,4 @@ def test_down_names_a_zone_that_it_may_not_look_into(slipway: SlipwayCli) -> Non
     code, out, err = slipway("down", *words)
     assert code == 2
     assert "nothing to delete" in out
-    assert "you may not look for TPUs in us-east5-a: if a pod or queued resource slipway-v6e-1-" in err
+    assert "you may not look for TPUs of the TPU API in us-east5-a: if a pod or queued resource slipway-v6e-1-" in err

@@ -2,7 +2,7 @@
 
 import json
 
-from controller.cleanup.teardown import Teardown, other_buckets, plan_teardown, unreadable_zones
+from controller.cleanup.teardown import Teardown, other_buckets, plan_teardown, unreadable_places
 from controller.cli.main import Command
 from controller.cli.view import View
 from controller.core.errors import CloudError, ConfigError
@@ -17,8 +17,8 @@ BUCKET_STAYS = (
 )
 MAY_RUN = "neither the pod's lease nor its workers can be read, so a run may be on it"
 HIDDEN = (
-    "you may not look for TPUs in {zones}: if a pod or queued resource {name} is there, it is still billed. Ask a "
-    "project admin for tpu.nodes.get there, or to look with `slipway orphans`"
+    "you may not look for {places}: if a pod or queued resource {name} is there, it is still billed. Ask a project "
+    "admin for the permission (`slipway plan --permissions`), or to look with `slipway orphans`"
 )
 
 
@@ -38,7 +38,7 @@ def run(command: Command) -> int:
         with command.options.showing("looking for what is left"):
             others = other_buckets(session) if teardown.everything else []
             undo = session.plan.get(Services).disable_command(session.context)
-            hidden, name = unreadable_zones(session), session.plan.node.name
+            hidden, name = unreadable_places(session), session.plan.node.name
     if command.flags.json:
         kept_ids = [row.resource.id for row in teardown.kept]
         deleted = [r.id for r in teardown.present]
@@ -46,7 +46,7 @@ def run(command: Command) -> int:
     else:
         print_wrapped([*_summary_lines(teardown, undo), *map(BUCKET_STAYS.format, others)])
     if hidden:
-        raise CloudError(HIDDEN.format(name=name, zones=", ".join(hidden)))
+        raise CloudError(HIDDEN.format(name=name, places=", ".join(hidden)))
     return 0
 
 

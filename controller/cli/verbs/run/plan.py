@@ -17,13 +17,16 @@ from controller.plan.build import Plan
 from controller.plan.permissions import Need, permissions_of_plan
 from controller.reconcile.resource import NotEnabled, Unknown
 from controller.records.plan_file import save_plan
+from controller.resources.pod.planes import label_places, plane_of, planes_not_tried
 from controller.run.estimate import describe_estimate
 from controller.run.preview import RunPreview, preview_run
 
 ACTION_SIGNS = {"none": "=", "create": "+", "update": "~", "replace": "±", "wait": "…", "unknown": "?"}
 NONE_FOUND = "no Google credentials"
 """Beginning of what a check and every resource say; once is enough."""
-LINE_START = re.compile(r"  \S \w+ +|(?:run|pod|results|price|estimate|limit|now) +| +")
+MAX_PLACES = 6
+"""Places that `plan` shows of the order."""
+LINE_START = re.compile(r"  \S \w+ +|(?:run|pod|order|results|price|estimate|limit|now) +| +")
 """What stands before the text of a line: the sign and action of a resource, or the name of a value."""
 
 
@@ -79,11 +82,24 @@ def _hardware(plan: Plan) -> str:
     )
 
 
+def _order(plan: Plan) -> list[str]:
+    """Return where the pod will be asked for if it may come from several planes, and why it may not."""
+    places = plan.node.places
+    if plan.config.cloud.kind == "here":
+        return []
+    shown, lines = ", ".join(label_places(places)[:MAX_PLACES]), planes_not_tried(plan.config)
+    more = f", and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
+    if len({plane_of(place.provisioner).title for place in places}) > 1:
+        lines.append(f"{shown}{more}; first where capacity was granted lately")
+    return [f"order    {line}" for line in lines]
+
+
 def format_plan(preview: RunPreview) -> list[str]:
     plan, price = preview.plan, preview.price
     lines = [
         f"run      {plan.run_id}",
         f"pod      {plan.node.name}: {_hardware(plan)}",
+        *_order(plan),
         f"results  {run_url(plan.config, plan.bucket, plan.run_id)}",
     ]
     if plan.config.cloud.kind == "here" and price.tpu is None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from conf.schema.config import Config
 from conf.schema.infra.topology import find_topology, tpu_type_table, zone_region
-from controller.checks.project import METRICS, quota_limit, quota_limits
 from controller.cli.main import Command
 from controller.cloud.connect import open_context, project_of, require_project
 from controller.context import Context
@@ -17,6 +16,7 @@ from controller.core.ui import confirm
 from controller.gcp.errors import ForbiddenError, GoogleError, ServiceDisabledError
 from controller.plan.project import bucket_name, shared_resources
 from controller.reconcile.reconciler import reconcile
+from controller.resources.pod.tpu_api.quota import METRICS, quota_limit, quota_limits
 from controller.resources.project.bucket import Bucket
 from controller.resources.project.services import Services
 

@@ -10,6 +10,7 @@ from typing import Any
 from controller.context import Context
 from controller.gcp.names import LABEL, MARK, TAG
 from controller.resources.pod import data_disk
+from controller.resources.pod.compute_engine.spec import VmSpec, vm_spec
 from controller.resources.pod.provisioner import Place, SliceSpec
 from controller.resources.pod.startup_script import STARTUP_SCRIPT, startup_script, switch_part
 
@@ -44,7 +45,7 @@ def instance_body(context: Context, name: str, spec: SliceSpec, place: Place) ->
         "name": name,
         "description": mark(name),
         **vm,
-        "machineType": f"{zone}/machineTypes/{spec.machine_type}",
+        "machineType": f"{zone}/machineTypes/{vm_spec(spec).machine_type}",
     }
     if spec.data_disk_gb is not None:
         source = f"{zone}/disks/{data_disk.name_for(name)}"
@@ -57,7 +58,8 @@ def instance_body(context: Context, name: str, spec: SliceSpec, place: Place) ->
 
 def policy_body(name: str, spec: SliceSpec) -> Body:
     """Return the workload policy that connects the VMs of a slice, for `resourcePolicies.insert`."""
-    workload = {"type": "HIGH_THROUGHPUT", "acceleratorTopology": spec.shape, "acceleratorTopologyMode": "AUTO_CONNECT"}
+    shape = vm_spec(spec).shape
+    workload = {"type": "HIGH_THROUGHPUT", "acceleratorTopology": shape, "acceleratorTopologyMode": "AUTO_CONNECT"}
     return {"name": policy_name(name, spec), "description": mark(name), "workloadPolicy": workload}
 
 
@@ -89,7 +91,7 @@ def mark(name: str) -> str:
 
 
 def policy_name(name: str, spec: SliceSpec) -> str:
-    return f"{name[:MAX_PREFIX]}-{spec.shape}"
+    return f"{name[:MAX_PREFIX]}-{vm_spec(spec).shape}"
 
 
 def vm_properties(context: Context, name: str, spec: SliceSpec, place: Place) -> Body:
@@ -103,18 +105,18 @@ def vm_properties(context: Context, name: str, spec: SliceSpec, place: Place) ->
         card["accessConfigs"] = [{"name": "external-nat", "type": "ONE_TO_ONE_NAT"}]
     boot = {
         "sourceImage": spec.runtime_version if "/" in spec.runtime_version else f"{IMAGES}/{spec.runtime_version}",
-        "diskSizeGb": str(spec.boot_disk_gb),
+        "diskSizeGb": str(vm_spec(spec).boot_disk_gb),
         "diskType": spec.data_disk_kind,
     }
     metadata = _metadata(context, name, spec, place)
     properties: Body = {
-        "machineType": spec.machine_type,
+        "machineType": vm_spec(spec).machine_type,
         "labels": dict(LABEL),
         "tags": {"items": [TAG]},
         "disks": [{"boot": True, "autoDelete": True, "type": "PERSISTENT", "initializeParams": boot}],
         "networkInterfaces": [card],
         "metadata": {"items": [{"key": key, "value": value} for key, value in metadata.items()]},
-        "scheduling": scheduling(spec, place.capacity),
+        "scheduling": scheduling(vm_spec(spec), place.capacity),
         "serviceAccounts": [{"email": context.account_email(spec.service_account), "scopes": [SCOPE]}],
         "shieldedInstanceConfig": {"enableSecureBoot": False},
     }
@@ -144,7 +146,7 @@ def _metadata(context: Context, name: str, spec: SliceSpec, place: Place) -> dic
     return found
 
 
-def scheduling(spec: SliceSpec, capacity: str) -> Body:
+def scheduling(spec: VmSpec, capacity: str) -> Body:
     """Return the tier, and how Google ends a VM. TPU VMs cannot move to another host, so maintenance terminates them.
 
     VMs of all tiers but on_demand are deleted when Google ends them: a stopped one would still bill its disk.

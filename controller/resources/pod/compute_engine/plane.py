@@ -12,12 +12,14 @@ from controller.gcp.names import MARK, leaf
 from controller.gcp.timestamps import parse_timestamp
 from controller.gcp.worker_vms import WorkerVms
 from controller.resources.pod.compute_engine import bodies
+from controller.resources.pod.compute_engine.checks import ComputeEngineChecks
 from controller.resources.pod.compute_engine.groups import GroupProvisioner, delete_part, read_group
 from controller.resources.pod.compute_engine.instances import InstanceProvisioner
 from controller.resources.pod.compute_engine.requests import API, change
+from controller.resources.pod.compute_engine.spec import slice_spec
 from controller.resources.pod.compute_engine.states import is_tpu, parse_group, parse_instance
 from controller.resources.pod.compute_engine.vms import InstanceVms
-from controller.resources.pod.plane import Leftover, PlaneMethods
+from controller.resources.pod.plane import Leftover, PlaneChecks, PlaneMethods
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 
 MIG, GROUP, INSTANCE = "mig", "compute instanceGroupManagers.", "compute instances."
@@ -43,16 +45,24 @@ LEFTOVERS = MappingProxyType({
 """Collections by kind."""
 Item = dict[str, Any]
 
+CHECKS = ComputeEngineChecks()
+
 
 @dataclass(frozen=True)
 class ComputeEngine:
     """Implements `Plane`."""
 
+    title: str = "Compute Engine"
+    queues: frozenset[ProvisionerName] = frozenset({MIG})
     account_roles: tuple[str, ...] = ("roles/compute.instanceAdmin.v1",)
     methods: PlaneMethods = METHODS
+    checks: PlaneChecks = CHECKS
 
     def delete_permission(self, provisioner: ProvisionerName) -> str:
         return "compute.instanceGroupManagers.delete" if provisioner == MIG else "compute.instances.delete"
+
+    def spec(self, config: Config) -> SliceSpec:
+        return slice_spec(config)
 
     def provisioner_for(self, config: Config, tier: str) -> ProvisionerName:
         return MIG if config.topology.workers > 1 else "instance"

@@ -9,6 +9,7 @@ from conf.schema.infra.topology import type_of_machines
 from controller.gcp.names import LABEL, leaf
 from controller.gcp.timestamps import parse_timestamp
 from controller.resources.pod.compute_engine.bodies import IMAGE_KEY, PROVISIONING_MODELS, mark
+from controller.resources.pod.compute_engine.spec import VmSpec
 from controller.resources.pod.provisioner import WAITING_STATES, Endpoint, Place, SliceSpec, SliceStatus
 
 Answer = Mapping[str, Any]
@@ -93,7 +94,7 @@ def _status(vms: Sequence[Answer], place: Place, *, state: str, labels: Answer, 
             network=leaf(card.get("network", "")),
             external_ip=bool(card.get("accessConfigs")),
             service_account=account,
-            machine_type=machine,
+            own=VmSpec(machine),
         ),
         place=place,
         state=state,

@@ -10,9 +10,10 @@ from controller.gcp.client import GoogleClient
 from controller.gcp.errors import ServiceDisabledError
 from controller.gcp.operations import Caller, wait_rpc
 from controller.gcp.worker_vms import WorkerVms
-from controller.resources.pod.plane import Leftover, PlaneMethods
+from controller.resources.pod.plane import Leftover, PlaneChecks, PlaneMethods
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.tpu_api import nodes, queued
+from controller.resources.pod.tpu_api.checks import TpuApiChecks
 
 NODES = "tpu projects.locations.nodes."
 METHODS = PlaneMethods(
@@ -27,16 +28,24 @@ METHODS = PlaneMethods(
     add_key=(f"{NODES}patch",),
 )
 
+CHECKS = TpuApiChecks()
+
 
 @dataclass(frozen=True)
 class TpuApi:
     """Implements `Plane`."""
 
+    title: str = "the TPU API"
+    queues: frozenset[ProvisionerName] = frozenset({"queued"})
     account_roles: tuple[str, ...] = ()
     methods: PlaneMethods = METHODS
+    checks: PlaneChecks = CHECKS
 
     def delete_permission(self, provisioner: ProvisionerName) -> str:
         return "tpu.nodes.delete"
+
+    def spec(self, config: Config) -> SliceSpec:
+        return SliceSpec.of(config, config.topology.runtime_version)
 
     def provisioner_for(self, config: Config, tier: str) -> ProvisionerName:
         return "queued" if config.tpu.is_queued(tier) else "node"

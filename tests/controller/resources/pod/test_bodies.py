@@ -14,6 +14,7 @@ from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
 from controller.gcp.timestamps import parse_timestamp
+from controller.resources.pod.planes import waits_in_queue
 from controller.resources.pod.provisioner import Place, SliceSpec
 from controller.resources.pod.slices import Slices
 from controller.resources.pod.tpu_api import nodes, queued
@@ -174,7 +175,7 @@ def test_a_request_and_its_node_are_one_thing(
     found = queued.parse_request({**REQUEST, "state": {"state": state}}, answer, CREATED + later)
     assert (found.state, found.pending) == (seen, pending)
     assert found.place.zone == "us-central2-b"
-    assert found.place.queued
+    assert waits_in_queue(found.place)
 
 
 def test_what_a_waiting_request_wants_is_known_from_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 from controller.context import Context
 from controller.gcp.errors import GoogleError
 from controller.resources.pod import capacity_log, search
-from controller.resources.pod.capacity_log import CapacityEntry, fetch_entries, load_entries, recent_zones_first
+from controller.resources.pod.capacity_log import CapacityEntry, fetch_entries, load_entries, recent_places_first
 from controller.resources.pod.provisioner import Place
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
@@ -115,7 +115,7 @@ def entry(zone: str, hours_ago: float, answer: str = "granted", ended: str = "",
 def test_the_order_of_zones(entries: list[CapacityEntry], expected: str) -> None:
     tiers = ("spot", "on_demand")
     places = [Place(zone, tier, "") for zone in "abc" for tier in tiers]
-    found = recent_zones_first(places, "v6e-8", entries, NOW)
+    found = recent_places_first(places, "v6e-8", entries, NOW)
     assert found == [Place(zone, tier, "") for zone in expected for tier in tiers]
 
 

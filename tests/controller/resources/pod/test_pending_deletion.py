@@ -41,7 +41,7 @@ def requested(project: EmulatedProject) -> Pod:
     """A pod whose request is stuck, as after a controller that was killed."""
     made = stuck(project)
     search = made.node._search(project.context)
-    search.provisioners["queued"].create(project.context, search.name, search.spec, made.node.places[0])
+    search.provisioners["queued"].create(project.context, search.name, made.node.spec, made.node.places[0])
     wait_for(lambda: getattr(made.observe(), "why", "").startswith("provisioning"), "the request is stuck")
     return made
 

@@ -198,7 +198,7 @@ def test_another_controller_goes_on_waiting_and_then_elsewhere(project: Emulated
     project.inject_fault(kind="stockout", times=1000, zone=A)
     place = made.node.places[0]
     search = made.node._search(project.context)  # as one that was killed while it waited
-    search.provisioners["queued"].create(project.context, search.name, search.spec, place)
+    search.provisioners["queued"].create(project.context, search.name, made.node.spec, place)
     assert isinstance(made.observe(), Pending)
     assert made.up().place.zone == B
     made.down()
@@ -209,7 +209,7 @@ def test_a_dead_request_is_deleted_and_made_again(project: EmulatedProject, stat
     made = pod(project, "tpu.provisioner=queued")
     project.inject_fault(kind="queued", state=state, message="There is no more capacity")
     search = made.node._search(project.context)
-    search.provisioners["queued"].create(project.context, search.name, search.spec, made.node.places[0])
+    search.provisioners["queued"].create(project.context, search.name, made.node.spec, made.node.places[0])
     wait_for(lambda: getattr(made.observe(), "status", NOT_OBSERVED).state == state, f"the request is {state}")
     assert made.up().status.state == "READY"
     assert f"the node is {state.lower()}: deleting and recreating it" in made.notes
@@ -229,7 +229,7 @@ def test_what_still_waits_is_deleted_with_the_pod(project: EmulatedProject) -> N
     made = pod(project, "tpu.provisioner=queued")
     project.inject_fault(kind="stockout", times=100000)
     search = made.node._search(project.context)
-    search.provisioners["queued"].create(project.context, search.name, search.spec, made.node.places[0])
+    search.provisioners["queued"].create(project.context, search.name, made.node.spec, made.node.places[0])
     assert isinstance(made.observe(), Pending)
     made.down()
     assert made.leftovers() == []

@@ -15,6 +15,7 @@ from controller.core.clock import Clock
 from controller.core.events import Events
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import ConflictError, GoogleError, NotFoundError
+from controller.resources.pod.compute_engine.spec import VmSpec
 from controller.resources.pod.provisioner import Place, SliceSpec
 from controller.ssh.login import Login
 
@@ -26,9 +27,7 @@ SPEC = SliceSpec(
     network="net1",
     external_ip=False,
     service_account="sa",
-    machine_type="ct6e-standard-4t",
-    shape="2x4",
-    boot_disk_gb=200,
+    own=VmSpec("ct6e-standard-4t", "2x4", boot_disk_gb=200),
     data_disk_kind="hyperdisk-balanced",
 )
 PLACE = Place(ZONE, "spot", "sub1", "mig")

@@ -10,6 +10,7 @@ import pytest
 
 from controller.context import Context
 from controller.resources.pod.compute_engine import bodies
+from controller.resources.pod.compute_engine.spec import VmSpec, vm_spec
 from controller.resources.pod.provisioner import Place
 from tests.controller.resources.pod.compute_engine.fake import PLACE, SPEC, ZONE, FakeGoogle, context_of, judge
 
@@ -24,7 +25,8 @@ def context(tmp_path: Path) -> Context:
 
 @pytest.mark.parametrize("tier", ["on_demand", "spot", "flex_start", "reserved"])
 def test_every_tier_is_valid_by_the_discovery_document(context: Context, tier: str) -> None:
-    spec = replace(SPEC, reservation="mine", max_run_seconds=7200.0, heartbeat_timeout_seconds=7200.0)
+    spec = replace(SPEC, own=replace(vm_spec(SPEC), max_run_seconds=7200.0), reservation="mine")
+    spec = replace(spec, heartbeat_timeout_seconds=7200.0)
     place = replace(PLACE, capacity=tier)
     one = bodies.instance_body(context, "pod", replace(spec, workers=1, data_disk_gb=100), place)
     judge(one, {"$ref": "Instance"}, "instance")
@@ -57,7 +59,7 @@ def test_every_tier_is_valid_by_the_discovery_document(context: Context, tier: s
     ],
 )  # fmt: skip
 def test_the_tier_and_the_end_of_a_vm(tier: str, limit: float | None, wanted: dict[str, Any]) -> None:
-    found = bodies.scheduling(replace(SPEC, max_run_seconds=limit), tier)
+    found = bodies.scheduling(VmSpec(max_run_seconds=limit), tier)
     assert found == {"onHostMaintenance": "TERMINATE", **wanted}
 
 
@@ -76,12 +78,14 @@ def test_a_group_is_made_empty_in_bulk_mode_with_the_full_url_of_its_policy(cont
 def test_a_template_is_named_by_its_content_and_names_fit(context: Context) -> None:
     name = "p" * 63
     first, again = (bodies.template_body(context, name, SPEC, PLACE)["name"] for _ in range(2))
-    other = bodies.template_body(context, name, replace(SPEC, boot_disk_gb=300), PLACE)["name"]
+    other = bodies.template_body(context, name, replace(SPEC, own=replace(vm_spec(SPEC), boot_disk_gb=300)), PLACE)[
+        "name"
+    ]
     assert first == again != other
     assert len(first) == 63
     group = bodies.group_body(context, name, SPEC, PLACE, first)
     assert len(group["baseInstanceName"]) <= 58
-    assert len(bodies.policy_name(name, replace(SPEC, shape="16x24x24"))) <= 63
+    assert len(bodies.policy_name(name, replace(SPEC, own=VmSpec(shape="16x24x24")))) <= 63
 
 
 def test_vms_boot_as_google_needs_it(context: Context) -> None:

@@ -12,6 +12,7 @@ from controller.resources.pod.compute_engine.groups import GroupProvisioner
 from controller.resources.pod.compute_engine.instances import InstanceProvisioner
 from controller.resources.pod.compute_engine.plane import ComputeEngine
 from controller.resources.pod.compute_engine.requests import delete_when_ready
+from controller.resources.pod.compute_engine.spec import VmSpec
 from controller.resources.pod.plane import Leftover
 from controller.resources.pod.refusals import classify
 from tests.controller.resources.pod.compute_engine.fake import (
@@ -150,7 +151,7 @@ def test_refusals_are_known_by_their_words(code: str, words: str, kind: str) -> 
 
 def test_a_slice_of_one_vm_is_an_instance(tmp_path: Path) -> None:
     google, maker = FakeGoogle(), InstanceProvisioner()
-    context, spec = context_of(google, tmp_path), replace(SPEC, workers=1, machine_type="ct6e-standard-8t")
+    context, spec = context_of(google, tmp_path), replace(SPEC, workers=1, own=VmSpec("ct6e-standard-8t", "2x4", 200))
     assert maker.observe(context, "pod", ZONE) is None
     maker.create(context, "pod", spec, replace(PLACE, provisioner="instance"))
     google.held["instances", "pod"] |= {"status": "RUNNING", "zone": f"zones/{ZONE}"}

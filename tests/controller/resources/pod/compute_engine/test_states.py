@@ -78,7 +78,7 @@ def test_a_group_and_its_vms_have_one_state(found: Group, state: str, pending: b
 def test_a_ready_group_says_what_it_is() -> None:
     status = states.parse_group(group("ACTIVE", UP, UP), ZONE)
     assert (status.spec.accelerator_type, status.spec.workers) == ("v6e-8", 2)
-    assert (status.place.capacity, status.place.subnetwork, status.place.queued) == ("spot", "sub1", True)
+    assert (status.place.capacity, status.place.subnetwork, status.place.provisioner) == ("spot", "sub1", "mig")
     assert status.endpoints == (Endpoint(0, "10.0.0.0", None, "pod-0"), Endpoint(1, "10.0.0.1", None, "pod-1"))
     assert status.uid == "72026-11-20T00:00:00Z"
     waiting = states.parse_group(group("", WAITS, WAITS), ZONE)

@@ -1,0 +1,243 @@
+"""Planes: where `tpu.plane=auto` looks for capacity, what it finds again, and what a third plane needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from conf.schema.config import Config
+from conf.schema.infra.topology import Topology
+from controller.checks.preflight import preflight, probe_cloud
+from controller.cleanup.orphans import billed_items
+from controller.config.compose import compose
+from controller.context import Context
+from controller.core.errors import CloudError, ConfigError
+from controller.core.finding import Issue
+from controller.gcp.names import LABEL
+from controller.plan.bastion import bastion_resources
+from controller.plan.permissions import permissions_of_plan
+from controller.reconcile.resource import Absent
+from controller.resources.pod import planes
+from controller.resources.pod.capacity_log import load_entries
+from controller.resources.pod.plane import Leftover, PlaneMethods
+from controller.resources.pod.planes import PLANES, plane_of
+from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
+from tests.controller.localcloud.harness import wait_for
+from tests.controller.resources.conftest import EmulatedProject
+from tests.controller.resources.fake_pod import Pod, pod
+
+ZONE = "us-east5-b"
+AUTO = ("tpu=v6e_8", f"tpu.zone={ZONE}")
+FULL = {"kind": "stockout", "times": 99, "plane": "tpu_api", "at": "request"}
+
+
+def plane(made: Pod) -> str:
+    node = made.up()
+    return next(name for name, plane in PLANES.items() if plane == plane_of(node.place.provisioner))
+
+
+def test_where_one_plane_is_full_the_other_one_is_asked(project: EmulatedProject) -> None:
+    made = pod(project, *AUTO)
+    project.inject_fault(**FULL)
+    first = made.up()
+    assert first.place.provisioner == "instance"
+    assert f"no capacity in {ZONE} (spot, TPU API) (attempt 1)" in made.notes
+    assert f"requesting v6e-8 in {ZONE} (spot, Compute Engine)" in made.notes
+    # Every later command finds it, and nothing differs from what is wanted.
+    found = made.observe()
+    assert found.status.uid == first.status.uid
+    assert not made.node.diff(found)
+    assert made.up().status.uid == first.status.uid
+    assert len(made.creation_requests()) == 1
+    made.down()
+    assert isinstance(made.observe(), Absent)
+    assert not [name for name in project.cloud.call_ok("GET", "emulator/state")["compute"] if made.node.name in name]
+
+
+def test_after_a_preemption_the_pod_may_come_from_the_other_plane(project: EmulatedProject) -> None:
+    made = pod(project, *AUTO)
+    first = made.up()
+    assert first.place.provisioner == "queued"
+    project.inject_fault(kind="preempted", after_seconds=0)
+    wait_for(lambda: first.pod_seen(project.context).state in ("PREEMPTED", "ABSENT"), "the preemption")
+    project.inject_fault(**FULL)
+    assert made.up().place.provisioner == "instance"
+    assert made.leftovers() == []
+    project.cloud.call_ok("DELETE", "emulator/faults")
+    made.node.delete_all(project.context, elsewhere=True)  # as recovery moves a pod away: round to the first plane
+    assert made.up().place.provisioner == "queued"
+    made.down()
+
+
+@pytest.mark.parametrize("kind", ["quota", "permission", "bad_request"])
+def test_what_one_plane_lacks_does_not_stop_the_other(project: EmulatedProject, kind: str) -> None:
+    fault = {"kind": kind, "times": 99, "plane": "compute_engine"}
+    if kind == "bad_request":
+        fault |= {"kind": "failure", "code": 400, "message": "Constraint constraints/compute.trustedImages violated"}
+    made = pod(project, *AUTO, max_create_attempts=9)
+    project.inject_fault(**fault, at="request")
+    project.inject_fault(**FULL | {"times": 2})
+    assert plane(made) == "tpu_api"
+    assert f"{ZONE} (spot, Compute Engine)" in made.notes
+    made.down()
+
+
+def test_what_neither_plane_has_is_said_of_both(project: EmulatedProject) -> None:
+    made = pod(project, *AUTO)
+    for name in PLANES:
+        project.inject_fault(kind="quota", times=99, plane=name)
+    with pytest.raises(CloudError, match=r"no quota for v6e-8: .*\(spot, TPU API\): .*\(spot, Compute Engine\): "):
+        made.up()
+    assert made.leftovers() == []
+
+
+METHODS = PlaneMethods(("toy.get",), ("toy.get",), ("toy.create", "toy.delete"), (), ())
+
+
+@dataclass
+class Toy:
+    """A plane, its checks and its provisioner at once: slices in memory. Nothing but the registry names it."""
+
+    held: dict[tuple[str, str], SliceStatus] = field(default_factory=dict)
+    title: str = "the toy"
+    queues: frozenset[str] = frozenset()
+    account_roles: tuple[str, ...] = ("roles/toy.admin",)
+    methods: PlaneMethods = METHODS
+
+    @property
+    def checks(self) -> Toy:
+        return self
+
+    def offers(self, topology: Topology) -> bool:
+        return topology.generation == "v6e"
+
+    def obstacles(self, config: Config) -> Iterator[Issue]:
+        if config.tpu.provisioner != "auto":
+            yield Issue("the toy has no queue", "tpu.provisioner")
+
+    def tier_obstacles(self, config: Config, tier: str) -> Iterator[Issue]:
+        if tier == "reserved":
+            yield Issue("the toy has no reservations", "tpu.capacity")
+
+    def nothing(self, config: Config, context: Context | None = None) -> Iterator[Issue]:
+        yield from ()
+
+    image = offered_types = offered_images = listing = nothing
+
+    def quota(self, config: Config, context: Context) -> Iterator[Issue]:
+        yield Issue("draws on the toy box", severity="note")
+
+    def spec(self, config: Config) -> SliceSpec:
+        return SliceSpec.of(config, "toy-image")
+
+    def delete_permission(self, provisioner: str) -> str:
+        return "toy.delete"
+
+    def provisioner_for(self, config: Config, tier: str) -> str:
+        return "toy"
+
+    def provisioners(self, create_seconds: float) -> dict[str, Any]:
+        return {"toy": self}
+
+    def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
+        return self.held.get((name, zone))
+
+    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> None:
+        labels = tuple(LABEL.items())
+        self.held[name, place.zone] = SliceStatus(
+            spec=spec, place=place, state="READY", name=name, uid="7", created=1.0, labels=labels
+        )
+
+    def delete(self, context: Context, name: str, zone: str) -> None:
+        self.held.pop((name, zone), None)
+
+    def slices(self, context: Context) -> Iterator[SliceStatus]:
+        yield from self.held.values()
+
+    def leftovers(self, context: Context) -> Iterator[Leftover]:
+        yield from ()
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
+    made = Toy()
+    monkeypatch.setattr(planes, "PLANES", {**PLANES, "toy": cast(Any, made)})
+    return made
+
+
+@pytest.mark.parametrize("words", [["tpu.plane=toy"], ["tpu.plane=auto"]])
+def test_a_third_plane_needs_only_a_line_in_the_registry(project: EmulatedProject, toy: Toy, words: list[str]) -> None:
+    made = pod(project, *AUTO, *words)
+    project.inject_fault(kind="quota", times=99)  # of both other planes
+    config = project.config(*AUTO, *words, "program.command=[a]")
+    assert [finding for finding in preflight(config) if finding.severity == "error"] == []
+    assert made.node.places[-1].provisioner == "toy"
+    needs = {need.permission for need in permissions_of_plan(config, project.context.project)}
+    assert {"toy.get", "toy.create", "toy.delete"} <= needs
+    assert "draws on the toy box" in [found.message for found in probe_cloud(config, project.context)]
+    assert "roles/toy.admin" in {role for one in bastion_resources(config, "b", "r", []) for role in roles_of(one)}
+    first = made.up()
+    assert (first.place.provisioner, first.spec_in(first.place).runtime_version) == ("toy", "toy-image")
+    assert not made.node.diff(made.observe())
+    assert [entry.provisioner for entry in load_entries(project.context.state_dir)][-1] == "toy"
+    assert [thing.provisioner for thing in billed_items(project.context, []) if thing.name == made.node.name] == ["toy"]
+    made.down()
+    assert toy.held == {}
+
+
+def roles_of(resource: Any) -> tuple[str, ...]:
+    return getattr(resource, "roles", ())
+
+
+def test_a_third_plane_refuses_by_its_own_words(toy: Toy) -> None:
+    config, _ = compose(
+        ["tpu=v6e_8", "tpu.plane=toy", "tpu.provisioner=node", "program=command", "tpu.capacity=reserved"]
+    )
+    assert config is not None
+    said = [str(finding) for finding in preflight(config)]
+    assert "tpu.provisioner: the toy has no queue" in said
+    assert "tpu.capacity: the toy has no reservations" in said
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        (
+            "tpu.max_run_hours=4",
+            "the TPU API is not tried: tpu.max_run_hours: only Compute Engine ends a pod by itself",
+        ),
+        ("tpu.machine_type=ct6e-standard-4t", "the TPU API is not tried: tpu.machine_type: the TPU API chooses"),
+        ("tpu.runtime_version=projects/p/global/images/i", "the TPU API is not tried: tpu.runtime_version: projects/p"),
+        ("tpu.provisioner=node", "Compute Engine is not tried: tpu.provisioner: node is a way of the TPU API"),
+        ("tpu.capacity=preemptible", "Compute Engine is not tried: tpu.capacity: Compute Engine has no preemptible"),
+        (
+            "tpu.runtime_version=v2-alpha-tpuv6e-x",
+            "Compute Engine is not tried: tpu.runtime_version: v2-alpha-tpuv6e-x",
+        ),
+    ],
+)
+def test_a_key_of_one_plane_leaves_that_one(word: str, said: str) -> None:
+    config, _ = compose(["tpu=v6e_8", "program=command", word])
+    assert config is not None
+    assert len(planes.planes_for(config)) == 1
+    [why] = planes.planes_not_tried(config)
+    assert why.startswith(said)
+    assert len({plane_of(place.provisioner) for place in planes.places_for(config)}) == 1
+
+
+def test_a_tier_of_one_plane_is_asked_of_that_one() -> None:
+    config, _ = compose(["tpu=v6e_8", "program=command", "tpu.capacity=[preemptible,spot]"])
+    assert config is not None
+    found = [(place.capacity, place.provisioner) for place in planes.places_for(config)]
+    assert found == [("preemptible", "node"), ("spot", "queued"), ("spot", "instance")]
+    assert planes.planes_not_tried(config) == []
+
+
+def test_a_plane_that_does_not_exist_is_refused_with_the_choices() -> None:
+    config, _ = compose(["tpu=v6e_8", "tpu.plane=gke", "program=command"])
+    assert config is not None
+    with pytest.raises(ConfigError, match="there is no plane 'gke'; choices: auto, tpu_api, compute_engine"):
+        preflight(config)
