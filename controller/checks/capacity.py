@@ -8,7 +8,7 @@ from conf.schema.infra.topology import tpu_type_table, zone_region
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.resources.pod.messages import zone_key
-from controller.resources.pod.planes import ask_planes, planes_for
+from controller.resources.pod.planes import ask_planes, plane_choices, planes_for
 
 
 @check("zone", "error", "tpu.zone", "tpu.fallback_zones", also="warning")
@@ -30,6 +30,9 @@ def plane_serves_the_config(config: Config) -> Iterator[Issue]:
     """Google's TPU API lacks new generations, Compute Engine lacks old ones, and some keys exist on one plane only.
     With tpu.plane=auto, a plane that cannot serve a key is not tried.
     """
+    if config.tpu.plane not in plane_choices():
+        yield Issue(f"there is no plane {config.tpu.plane!r}; choices: {', '.join(plane_choices())}")
+        return
     for plane in planes_for(config):
         yield from plane.checks.obstacles(config)
 

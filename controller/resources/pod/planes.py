@@ -7,7 +7,6 @@ from types import MappingProxyType
 from conf.schema.config import Config
 from conf.schema.infra.topology import zone_region
 from controller.context import Context
-from controller.core.errors import ConfigError
 from controller.core.finding import Issue
 from controller.gcp.errors import GoogleError, ServiceDisabledError
 from controller.resources.pod.compute_engine.plane import ComputeEngine
@@ -23,6 +22,11 @@ def all_planes() -> Iterable[Plane]:
     return PLANES.values()
 
 
+def plane_choices() -> tuple[str, ...]:
+    """Return the values of tpu.plane."""
+    return ("auto", *PLANES)
+
+
 def provisioners_of(names: Iterable[ProvisionerName], create_seconds: float) -> dict[ProvisionerName, Provisioner]:
     """Return every way to create a slice on the planes of some provisioners; see `Plane.provisioners` for the order."""
     wanted = set(names)
@@ -34,16 +38,11 @@ def planes_for(config: Config) -> tuple[Plane, ...]:
     """Return the planes that a config's pod may come from, in the order in which to try them.
 
     With tpu.plane=auto these are the planes that have the type and can serve every key. If there is none, they are
-    those that have the type, or else all; their checks then say why not.
-
-    Raises:
-        ConfigError: there is no such plane.
+    those that have the type, or else all; their checks then say why not. A name that is unknown, which a check refuses,
+    is taken for auto.
     """
-    wanted = config.tpu.plane
-    if wanted != "auto":
-        if wanted not in PLANES:
-            raise ConfigError(f"tpu.plane: there is no plane {wanted!r}; choices: {', '.join(('auto', *PLANES))}")
-        return (PLANES[wanted],)
+    if config.tpu.plane in PLANES:
+        return (PLANES[config.tpu.plane],)
     having = planes_with_pod(config) or tuple(all_planes())
     return tuple(plane for plane in having if not any(reasons_against(plane, config))) or having
 
@@ -53,7 +52,7 @@ def planes_with_pod(config: Config) -> tuple[Plane, ...]:
 
     A config that has since ruled out a plane has the same pod.
     """
-    if config.tpu.plane != "auto":
+    if config.tpu.plane in PLANES:
         return planes_for(config)
     return tuple(plane for plane in all_planes() if plane.checks.offers(config.topology))
 
