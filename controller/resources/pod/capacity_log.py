@@ -10,6 +10,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -68,7 +69,13 @@ class CapacityEntry(Document):
     @classmethod
     def from_json(cls, body: Any, where: str = "") -> Self:
         """Parse what `to_json` wrote. Raises FormatError, KeyError or ValueError if it is no such entry."""
-        return TypeAdapter(cls).validate_python(vars(super().from_json(body, where)))
+        return cls._adapter().validate_python(vars(super().from_json(body, where)))
+
+    @classmethod
+    @cache
+    def _adapter(cls) -> TypeAdapter[Self]:
+        """Return what checks the types of an entry; to build one takes longer than to check a thousand entries."""
+        return TypeAdapter(cls)
 
     @property
     def is_request(self) -> bool:

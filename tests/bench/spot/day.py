@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
+from conf.schema.config import Config
 from controller.config.compose import compose
 from controller.context import Context
 from controller.core.errors import SlipwayError
@@ -106,57 +107,66 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
     return spend(Google(market, Simulated(market.seconds), costs.create, costs.delete), WORDS, costs, tell)
 
 
-def spend(google: Google, words: tuple[str, ...], costs: Costs, tell: Callable[[Event], None]) -> Day:
-    """A run of these words, driven until the day is over."""
-    clock, day = google.clock, Day()
+def spend(
+    google: Google,
+    words: tuple[str, ...],
+    costs: Costs,
+    tell: Callable[[Event], None],
+    run_seconds: float = float("inf"),
+) -> Day:
+    """Runs of these words, each of so much work, one after another until the day is over."""
+    day, runs = Day(usd=0.0), 0
+    config, problems = compose(words)
+    assert config is not None, problems
     with tempfile.TemporaryDirectory() as folder, chdir(folder), mock.patch.dict(os.environ):
         os.environ["SLIPWAY_HOME"] = f"{folder}/home"
         Path("train.py").write_text("steps = 1\n")
-        plan = planned(google, words, costs)
-        events = Events(clock)
+        events = Events(google.clock)
         events.add_listener(tell)
-        login: Any = SimpleNamespace(is_authorized=lambda *_: True, key_line=lambda: "slipway:ssh-ed25519 AAAA")
-        make: Any = lambda pod: Fleet(google.pods[-1], len(pod.addresses))  # noqa: E731
-        context = Context(
-            "a-project",
-            cast(Any, google),
-            clock,
-            events,
-            Path(folder),
-            login,
-            5.0,
-            make,
-            random_float=random.Random(0).random,
-        )
-        ledger = Ledger(cast(Any, google), plan.bucket, plan.run_id)
-
-        def follower(**given: Any) -> Any:
-            return SimpleNamespace(follow=lambda: followed(google, costs, day, plan, given))
-
-        lease = mock.MagicMock()  # nobody else is there
-        lease.current_other.return_value, lease.ensure.return_value = None, 1
-        lease.released_on_exit.return_value.__exit__.return_value = False
-        with (
-            mock.patch.object(drive, "run_lease", return_value=lease),
-            mock.patch.object(drive, "pod_lease", return_value=lease),
-            mock.patch.object(attempt, "Follower", follower),
-        ):
-            options = RunOptions(words, yes=True)
-            driver = drive.RunDriver(options, plan, context, ledger, mock.MagicMock(), mock.MagicMock())
-            driver._cost_confirmed = True
+        while True:
+            runs += 1
+            seed = config.run.model_copy(update={"seed": runs})
+            plan = planned(google, config.model_copy(update={"run": seed}), costs)
             try:
-                driver.run()
+                _drive(google, plan, costs, day, day.useful + run_seconds, events)
             except (Over, SlipwayError) as end:
-                tell(Event(clock.now(), "note", plan.run_id, f"{type(end).__name__}: {end}"))
-        day.usd = driver.spending.usage().usd
-    day.ended, day.paid, day.pods = clock.elapsed, google.paid(), len(google.pods)
+                tell(Event(google.clock.now(), "note", plan.run_id, f"{type(end).__name__}: {end}"))
+                break
+    day.ended, day.paid, day.pods = google.clock.elapsed, google.paid(), len(google.pods)
     return day
 
 
-def planned(google: Google, words: tuple[str, ...], costs: Costs) -> Plan:
+def _drive(google: Google, plan: Plan, costs: Costs, day: Day, goal: float, events: Events) -> None:
+    """One `up`, until the useful time of the day has come to the goal."""
+    login: Any = SimpleNamespace(is_authorized=lambda *_: True, key_line=lambda: "slipway:ssh-ed25519 AAAA")
+    make: Any = lambda pod: Fleet(google.pods[-1], len(pod.addresses))  # noqa: E731
+    random_float, clock = random.Random(0).random, google.clock
+    where = ("a-project", cast(Any, google), clock, events, Path.cwd(), login, 5.0, make)
+    context = Context(*where, random_float=random_float)
+    ledger = Ledger(cast(Any, google), plan.bucket, plan.run_id)
+
+    def follower(**given: Any) -> Any:
+        return SimpleNamespace(follow=lambda: followed(google, costs, day, plan, goal, given))
+
+    lease = mock.MagicMock()  # nobody else is there
+    lease.current_other.return_value, lease.ensure.return_value = None, 1
+    lease.released_on_exit.return_value.__exit__.return_value = False
+    with (
+        mock.patch.object(drive, "run_lease", return_value=lease),
+        mock.patch.object(drive, "pod_lease", return_value=lease),
+        mock.patch.object(attempt, "Follower", follower),
+    ):
+        options = RunOptions((), yes=True)
+        driver = drive.RunDriver(options, plan, context, ledger, mock.MagicMock(), mock.MagicMock())
+        driver._cost_confirmed = True
+        try:
+            driver.run()
+        finally:
+            day.usd = (day.usd or 0.0) + (driver.spending.usage().usd or 0.0)
+
+
+def planned(google: Google, config: Config, costs: Costs) -> Plan:
     """The plan of an ordinary run, of which only the pod and the set-up of its workers are left to be made."""
-    config, problems = compose(words)
-    assert config is not None, problems
     plan = build_plan(config, "a-project", Path.cwd())
     venv = plan.get(Venv)
     given = {spec.name: getattr(venv, spec.name) for spec in fields(venv)} | {"depends_on": (plan.node.id,)}
@@ -164,12 +174,17 @@ def planned(google: Google, words: tuple[str, ...], costs: Costs) -> Plan:
     return replace(plan, resources=(replace(plan.node, depends_on=()), setup))
 
 
-def followed(google: Google, costs: Costs, day: Day, plan: Plan, given: dict[str, Any]) -> AttemptOutcome:
-    """The program runs until the pod is lost; what was computed after the last checkpoint is lost with it."""
+def followed(google: Google, costs: Costs, day: Day, plan: Plan, goal: float, given: dict[str, Any]) -> AttemptOutcome:
+    """The program runs to its goal, or until the pod is lost, and with it what was computed since a checkpoint."""
     clock, pod, node = google.clock, google.pods[-1], cast(Node, given["node"])
     begins = clock.elapsed + costs.start
+    done = begins + goal - day.useful
     try:
-        clock.until(pod.lost)
+        clock.until(min(pod.lost, done))
+        if done <= pod.lost:
+            day.useful = goal
+            ended = tuple(WorkerStatus(ended=True, code=0) for _ in node.status.endpoints)
+            return AttemptOutcome(diagnose(Observation(pod=node.pod_seen(given["context"]), workers=ended)))
     except Over:
         day.useful += max(0.0, clock.elapsed - begins)
         raise

@@ -33,6 +33,8 @@ WORDS = (
     "tpu.reservation=ours", "tpu.max_run_hours=48", "program=command", "program.command=[train]",
     "recovery.max_preemptions=1000", "recovery.max_create_attempts=100000",
 )  # fmt: skip
+RUN_SECONDS = 2 * 3600.0
+"""Work of a run. The next one begins when it has finished, and with it its pod has been deleted."""
 RESAMPLES = 2000
 
 
@@ -61,7 +63,7 @@ def on_slipway(market: PlacesMarket, way: Way, tell: Callable[[Event], None] = l
         stack.enter_context(mock.patch.object(planes, "PLANES", simulated))
         if not way.remembers:
             stack.enter_context(mock.patch.object(capacity_log, "append_lines"))
-        day = spend(google, (*WORDS, f"tpu.plane={way.plane}"), SLIPWAY, tell)
+        day = spend(google, (*WORDS, f"tpu.plane={way.plane}"), SLIPWAY, tell, RUN_SECONDS)
     return replace(day, pods=len([pod for pod in google.pods if pod.paid(market.seconds)]))
 
 

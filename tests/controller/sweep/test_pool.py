@@ -75,6 +75,7 @@ def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(sli
 
 
 @pytest.mark.e2e
+@pytest.mark.always_on("compute_engine")
 def test_what_fails_is_tried_again_and_told(slipway: SlipwayCli, plane: Plane) -> None:
     fails = 'program.command=[sh,-c,"test $SEED != 1 && test $SLIPWAY_ATTEMPT$SEED != 12"]'
     words = ["-m", *plane.one, TWO_PODS, *slipway.base_overrides, fails, "env.vars.SEED='0','1','2'"]

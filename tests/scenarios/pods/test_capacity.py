@@ -20,6 +20,7 @@ NO_CAPACITY = {
 
 
 @pytest.mark.e2e
+@pytest.mark.always_on("compute_engine")
 def test_a_run_ends_well_in_the_second_zone(slipway: SlipwayCli, plane: Plane) -> None:
     nowhere = "cloud.faults=[{kind: stockout, zone: us-east5-b, times: 9, at: request}]"
     words = [*plane.one, *PLACES, ECHO_COMMAND, nowhere, "cleanup.on_success=keep"]

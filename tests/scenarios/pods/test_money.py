@@ -46,6 +46,7 @@ def test_what_a_run_cost_is_told_at_its_end_and_by_status(slipway: SlipwayCli) -
     )
 
 
+@pytest.mark.always_on("compute_engine")
 def test_a_run_over_its_budget_is_ended_and_its_pod_deleted(slipway: SlipwayCli, plane: Plane) -> None:
     limit = f"budget.max_hours={2 * SECOND_IN_HOURS:.6f}"
     code, out, err = slipway("up", FOREVER, *plane.one, limit)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_SECONDS = 900.0
-ID_PATTERN = re.compile(r"[0-9a-f]{8,}|\d{4,}\S*(?=\.)")
+ID_PATTERN = re.compile(r"\d{8}T[\d.]+Z|[0-9a-f]{8,}|\d{4,}\S*(?=\.)")
 
 
 def main() -> None:
