@@ -12,8 +12,10 @@ import argparse
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from unittest import mock
 
 from conf.schema.infra.topology import find_topology
@@ -30,7 +32,7 @@ PLANES = tuple(planes.PLANES)
 WORDS = (
     "cloud=gcp", "cloud.project=a-project", "cloud.bucket_location=us", "tpu=v6e_8", f"tpu.accelerator_type={TYPE}",
     f"tpu.zone={ZONES[0]}", f"tpu.fallback_zones=[{','.join(ZONES[1:])}]", f"tpu.capacity=[{','.join(TIERS)}]",
-    "tpu.reservation=ours", "tpu.max_run_hours=48", "program=command", "program.command=[train]",
+    "tpu.reservation=ours", "budget.max_hours=160", "program=command", "program.command=[train]",
     "recovery.max_preemptions=1000", "recovery.max_create_attempts=100000",
 )  # fmt: skip
 RUN_SECONDS = 2 * 3600.0
@@ -40,15 +42,20 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Way:
-    """How Slipway looks for pods: on which plane, and whether it remembers what was granted."""
+    """How Slipway looks for pods: on which plane, whether it remembers what was granted, and how long a place may wait.
+
+    30 minutes is the default of tpu.create_timeout_minutes.
+    """
 
     plane: str
     remembers: bool
+    minutes: int = 30
 
 
 WAYS = {
     "both planes, memory": Way("auto", True),
     "both planes, no memory": Way("auto", False),
+    "both planes, memory, `tpu.create_timeout_minutes=3`": Way("auto", True, 3),
     "TPU API only, memory": Way("tpu_api", True),
     "TPU API only, no memory": Way("tpu_api", False),
     "Compute Engine only, memory": Way("compute_engine", True),
@@ -63,7 +70,8 @@ def on_slipway(market: PlacesMarket, way: Way, tell: Callable[[Event], None] = l
         stack.enter_context(mock.patch.object(planes, "PLANES", simulated))
         if not way.remembers:
             stack.enter_context(mock.patch.object(capacity_log, "append_lines"))
-        day = spend(google, (*WORDS, f"tpu.plane={way.plane}"), SLIPWAY, tell, RUN_SECONDS)
+        words = (*WORDS, f"tpu.plane={way.plane}", f"tpu.create_timeout_minutes={way.minutes}")
+        day = spend(google, words, SLIPWAY, tell, RUN_SECONDS)
     return replace(day, pods=len([pod for pod in google.pods if pod.paid(market.seconds)]))
 
 
@@ -100,19 +108,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--hours", type=float, default=24)
+    parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     markets = [draw_places(seed, options.hours, PLANES, ZONES) for seed in range(options.seeds)]
+    shared = [draw_places(seed, options.hours, PLANES, ZONES, shared=True) for seed in range(options.seeds)]
+    alone = [PlacesMarket(m.seconds, {k: p for k, p in m.places.items() if k[0] == PLANES[0]}) for m in markets]
+    both = WAYS["both planes, memory"]
+    rows: dict[str, tuple[Callable[[PlacesMarket], Day], list[PlacesMarket]]] = {
+        **{name: (partial(on_slipway, way=way), markets) for name, way in WAYS.items()},
+        "both planes, memory; capacity at the same times on both": (partial(on_slipway, way=both), shared),
+        "clairvoyant, both planes": (clairvoyantly, markets),
+        "clairvoyant, TPU API only": (clairvoyantly, alone),
+    }
     print(f"mean (95% interval) of {options.seeds} days of {options.hours:g} h\n")
     print("| | useful share of the day, % | useful share of the paid time, % | USD | USD per useful hour | pods |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for name, way in WAYS.items():
-        print(row(name, [on_slipway(market, way) for market in markets]), flush=True)
-    print(row("clairvoyant, both planes", [clairvoyantly(market) for market in markets]))
-    shared = [draw_places(seed, options.hours, PLANES, ZONES, shared=True) for seed in range(options.seeds)]
-    both = WAYS["both planes, memory"]
-    print(row("both planes, memory; capacity shared by the planes", [on_slipway(market, both) for market in shared]))
-    alone = [PlacesMarket(m.seconds, {k: p for k, p in m.places.items() if k[0] == PLANES[0]}) for m in markets]
-    print(row("clairvoyant, TPU API only", [clairvoyantly(market) for market in alone]))
+    with ProcessPoolExecutor(options.processes) as pool:
+        for name, (spend_day, days) in rows.items():
+            print(row(name, list(pool.map(spend_day, days))), flush=True)
 
 
 if __name__ == "__main__":
