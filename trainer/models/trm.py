@@ -3,6 +3,8 @@
 One net of a few layers updates two states in turn: z_L, n times, from z_L + (z_H + x), then z_H from z_H + z_L.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -47,17 +49,24 @@ def embed(params: Params, cfg: Trm, tokens: jax.Array, ids: jax.Array) -> jax.Ar
 
 def recurse(params: Params, cfg: Trm, latents: Latents, x: jax.Array) -> Latents:
     """Return the states after T cycles. Only the last one has gradients."""
-    layers = jax.tree.map(lambda w: w.astype(cfg.activation_dtype), params["layers"])
+    weights = jax.tree.map(lambda w: w.astype(cfg.activation_dtype), params["layers"])
+    layers = [{name: w[i] for name, w in weights.items()} for i in range(cfg.num_layers)]
+    latents, x = _positions_first((latents, x), cfg)
     fixed = lax.stop_gradient((layers, x))
     if cfg.h_cycles > 1:
         latents, _ = lax.scan(lambda z, _: (_cycle(*fixed, cfg, z), None), latents, length=cfg.h_cycles - 1)
-    return _cycle(layers, x, cfg, lax.stop_gradient(latents))
+    return _positions_first(_cycle(layers, x, cfg, lax.stop_gradient(latents)), cfg)
 
 
-def _cycle(layers: Params, x: jax.Array, cfg: Trm, z: Latents) -> Latents:
+def _positions_first(tree: Any, cfg: Trm) -> Any:
+    """Swap the first two axes, batch and length, for the mixer: its products then need no transposed copies."""
+    return jax.tree.map(lambda z: z.swapaxes(0, 1), tree) if cfg.mixer == "mlp" else tree
+
+
+def _cycle(layers: Sequence[Params], x: jax.Array, cfg: Trm, z: Latents) -> Latents:
     """Update z_L n times, then z_H."""
 
-    def call(layers: Params, z: jax.Array, injected: jax.Array) -> jax.Array:
+    def call(layers: Sequence[Params], z: jax.Array, injected: jax.Array) -> jax.Array:
         return net(layers, cfg, z, injected)
 
     if cfg.remat in REMAT_SAVED_NAMES:
@@ -68,18 +77,16 @@ def _cycle(layers: Params, x: jax.Array, cfg: Trm, z: Latents) -> Latents:
     return Latents(call(layers, z.h, inner), inner)
 
 
-def net(layers: Params, cfg: Trm, z: jax.Array, injected: jax.Array) -> jax.Array:
-    """Apply the layers to z + injected."""
+def net(layers: Sequence[Params], cfg: Trm, z: jax.Array, injected: jax.Array) -> jax.Array:
+    """Apply the layers to z + injected: [B, length, dim], or with the mixer [length, B, dim]."""
     z = z + injected
-    for i in range(cfg.num_layers):
-        w = {name: weight[i] for name, weight in layers.items()}
+    for w in layers:
         if cfg.mixer == "mlp":
-            across = z.swapaxes(1, 2)
-            mixed = swiglu(across, w["mixer_gate"], w["mixer_up"], w["mixer_down"])
-            z = rms(across + mixed, cfg).swapaxes(1, 2)
+            z = feed_forward(z, w["mixer_gate"], w["mixer_up"], w["mixer_down"], 0, cfg.norm_eps)
         else:
-            z = rms(z + attend(w, cfg, z), cfg)
-        z = rms(z + swiglu(z, w["gate"], w["up"], w["down"]), cfg)
+            added = z + attend(w, cfg, z)
+            z = (added * inverse_rms(added, -1, cfg.norm_eps)).astype(z.dtype)
+        z = feed_forward(z, w["gate"], w["up"], w["down"], -1, cfg.norm_eps)
     return z
 
 
@@ -90,14 +97,70 @@ def heads(params: Params, cfg: Trm, h: jax.Array) -> tuple[jax.Array, jax.Array]
     return logits.astype(jnp.float32), halt[:, 0].astype(jnp.float32)
 
 
-def swiglu(x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
-    return checkpoint_name(linear(jax.nn.silu(linear(x, gate)) * linear(x, up), down), "output")
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def feed_forward(z: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array, axis: int, eps: float) -> jax.Array:
+    """Return the norm, without a gain, of z plus a SwiGLU of z, both over its first (0) or last (-1) axis.
+
+    For the gradients it keeps a third of the arrays that JAX would, which on a CPU take as long to write as to compute.
+    """
+    return _feed_forward(z, gate, up, down, axis, eps)[0]
 
 
-def rms(x: jax.Array, cfg: Trm) -> jax.Array:
-    """Normalize the last axis in float32, without a gain."""
-    wide = x.astype(jnp.float32)
-    return (wide * lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + cfg.norm_eps)).astype(x.dtype)
+def _feed_forward(z: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array, axis: int, eps: float) -> Any:
+    gated, straight = (_product(_matrix(z, axis), w, axis) for w in (gate, up))
+    added = checkpoint_name(_product(jax.nn.silu(gated) * straight, down, axis), "output").reshape(z.shape)
+    scale = inverse_rms(z + added, axis, eps)
+    out = ((z + added) * scale).astype(z.dtype)
+    return out, (z, (gate, up, down), gated, straight, scale, out)
+
+
+def _feed_forward_gradients(axis: int, eps: float, kept: Any, change: jax.Array) -> tuple[jax.Array, ...]:
+    del eps
+    z, (gate, up, down), gated, straight, scale, out = kept
+    change, normed = change.astype(jnp.float32), out.astype(jnp.float32)
+    change = (scale * (change - normed * jnp.mean(change * normed, axis, keepdims=True))).astype(z.dtype)
+    x, of_added = _matrix(z, axis), _matrix(change, axis)
+    of_inner = _product(of_added, down.T, axis).astype(jnp.float32)
+    share, gated, straight = (y.astype(jnp.float32) for y in (jax.nn.sigmoid(gated), gated, straight))
+    inner = (gated * share * straight).astype(z.dtype)
+    of_straight = (of_inner * gated * share).astype(z.dtype)
+    of_gated = (of_inner * straight * share * (1 + gated * (1 - share))).astype(z.dtype)
+    of_x = _product(of_gated, gate.T, axis) + _product(of_straight, up.T, axis)
+    return (
+        change + of_x.reshape(z.shape),
+        _weight_gradient(x, of_gated, axis),
+        _weight_gradient(x, of_straight, axis),
+        _weight_gradient(inner, of_added, axis),
+    )
+
+
+feed_forward.defvjp(_feed_forward, _feed_forward_gradients)
+
+
+def inverse_rms(x: jax.Array, axis: int, eps: float) -> jax.Array:
+    """Return what x is multiplied by to normalize it, in float32."""
+    return lax.rsqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), axis, keepdims=True) + eps)
+
+
+def _matrix(x: jax.Array, axis: int) -> jax.Array:
+    """Merge all axes except this one, the first (0) or the last (-1)."""
+    return x.reshape(x.shape[0], -1) if axis == 0 else x.reshape(-1, x.shape[-1])
+
+
+def _product(x: jax.Array, weight: jax.Array, axis: int) -> jax.Array:
+    """Multiply the columns (0) or the rows (-1) of a matrix by a weight [inputs, outputs]."""
+    return weight.T @ x if axis == 0 else x @ weight
+
+
+def _weight_gradient(x: jax.Array, change: jax.Array, axis: int) -> jax.Array:
+    """Return the gradient of the weight of a `_product` of x, from the change of the product."""
+    summed = 1 if axis == 0 else 0
+    inputs, outputs = x.shape[1 - summed], change.shape[1 - summed]
+    if jax.default_backend() == "cpu" and (inputs < outputs) == (axis == 0):
+        # XLA on CPU sums over rows faster to a wide matrix, and over columns to a tall one
+        turned = lax.dot_general(change, x, (((summed,), (summed,)), ((), ())))
+        return lax.optimization_barrier(turned).T  # else XLA would merge the transposition into the product
+    return lax.dot_general(x, change, (((summed,), (summed,)), ((), ())))
 
 
 def attend(w: Params, cfg: Trm, z: jax.Array) -> jax.Array:
