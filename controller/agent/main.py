@@ -18,6 +18,7 @@ COMMANDS = {
     "run_setup": "commands.setup",
     "fetch_asset": "commands.asset",
     "fetch_ordered": "commands.asset",
+    "build_asset": "commands.build",
     "probe_devices": "commands.probe",
     "probe_peers": "commands.probe",
     "check_health": "commands.health",

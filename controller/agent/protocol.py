@@ -238,8 +238,20 @@ class FetchAssetRequest(TypedDict):
     tokens: NotRequired[dict[str, str] | None]
 
 
+class BuildAssetRequest(TypedDict):
+    bucket: str
+    prefix: str
+    argv: list[str]
+    code: str
+    venv: str
+    env: NotRequired[dict[str, str] | None]
+    secrets: NotRequired[dict[str, str] | None]
+    get_code: NotRequired[InstallCodeRequest | None]
+    get_venv: NotRequired[InstallVenvRequest | None]
+
+
 class FetchLine(TypedDict, total=False):
-    """Progress of a download: the bytes transferred so far, or `done` in the last line."""
+    """Progress of a transfer: the bytes transferred so far, or `done` in the last line."""
 
     bytes: int
     done: bool
@@ -389,6 +401,7 @@ WRITE_CONFIG = Command[WriteConfigRequest, WrittenConfig]("write_config")
 TIDY = Command[Nothing, WorkerHygiene]("tidy")
 RUN_SETUP = Command[RunSetupRequest, Changed]("run_setup")
 FETCH_ASSET = Command[FetchAssetRequest, FetchLine]("fetch_asset")
+BUILD_ASSET = Command[BuildAssetRequest, FetchLine]("build_asset")
 START = Command[StartRequest, State]("start")
 STOP = Command[StopRequest, State]("stop")
 STATE = Command[StateRequest, State]("state")

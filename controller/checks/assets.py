@@ -43,19 +43,23 @@ def tokens_are_encrypted(config: Config) -> Iterator[Issue]:
             yield Issue("would send the token unencrypted; use https", f"{key}.url")
 
 
-@check("fetch_on", "warning", "assets.fetch_on")
+@check("fetch_on", "warning", "assets.fetch_on", "assets.KIND.NAME.fetch_on")
 def others_have_something_to_fetch(config: Config) -> Iterator[Issue]:
-    """The pod can fetch only downloads, a VM only those of the Hub, into a bucket beside a network of ours. Local and
-    built files are always uploaded from this machine.
+    """The pod and a VM fetch what is on the net, and run builds; a VM only into a bucket beside a network of ours.
+    Local files are always uploaded from this machine.
     """
-    from_hub = any((asset.source or "").startswith("hf://") for _, _, asset in config.assets.iter_assets())
-    if config.assets.fetch_on == "pod" and not from_hub and not any(True for _ in _downloads(config)):
-        yield Issue("pod has no effect: no asset has files to download; other assets are uploaded from this machine")
-    if config.assets.fetch_on == "vm" and not from_hub:
-        yield Issue("vm has no effect: no asset has a source hf://…; other assets are uploaded from this machine")
-    elif config.assets.fetch_on == "vm" and (config.cloud.kind == "here" or config.tpu.adopt):
-        key = "cloud=here" if config.cloud.kind == "here" else "tpu.adopt=true"
-        yield Issue(f"vm has no effect with {key}, which has no network for a VM; this machine fetches")
+    wanted = config.assets.fetch_on
+    no_network = "cloud=here" if config.cloud.kind == "here" else "tpu.adopt=true" if config.tpu.adopt else ""
+    if wanted in ("pod", "vm") and not any(asset.is_remote for _, _, asset in config.assets.iter_assets()):
+        yield Issue(f"{wanted} has no effect: every asset is on this machine or in a bucket")
+    elif wanted == "vm" and no_network:
+        yield Issue(f"vm has no effect with {no_network}, which has no network for a VM; this machine fetches")
+    for kind, name, asset in config.assets.iter_assets():
+        key = f"assets.{kind}s.{name}.fetch_on"
+        if asset.fetch_on in ("pod", "vm") and not asset.is_remote:
+            yield Issue(f"{asset.fetch_on} has no effect: its files are on this machine or in a bucket", key)
+        elif asset.fetch_on == "vm" and no_network:
+            yield Issue(f"vm has no effect with {no_network}, which has no network for a VM; this machine fetches", key)
 
 
 def _downloads(config: Config) -> Iterator[tuple[str, RemoteFile]]:

@@ -24,11 +24,17 @@ def bastion_has_secrets(config: Config) -> Iterator[Issue]:
             yield Issue(message, name if "." in name else f"env.secrets.{name}")
 
 
-@check("bastion_fetch", "error", "assets.fetch_on")
+@check("bastion_fetch", "error", "assets.fetch_on", "assets.KIND.NAME.fetch_on")
 def bastion_has_assets(config: Config) -> Iterator[Issue]:
     """A bastion can use only assets that are already in the bucket."""
-    if config.recovery.driver == "bastion" and config.assets.fetch_on == "pod":
-        yield Issue("pod does not work with recovery.driver=bastion; use laptop, which uploads before the handover")
+    if config.recovery.driver != "bastion":
+        return
+    message = "pod does not work with recovery.driver=bastion; use laptop or vm, which fetch before the handover"
+    if config.assets.fetch_on == "pod":
+        yield Issue(message)
+    for kind, name, asset in config.assets.iter_assets():
+        if asset.fetch_on == "pod":
+            yield Issue(message, f"assets.{kind}s.{name}.fetch_on")
 
 
 @check("bastion_adopt", "error", "recovery.driver")

@@ -21,6 +21,7 @@ from controller.inputs.assets import ALWAYS_SKIPPED, path_exists
 from controller.inputs.download import part_path, search_path
 from controller.plan.build import Plan
 from controller.plan.missing import missing_assets
+from controller.plan.workers import fetched_on_pod
 from controller.progress import format_size
 
 GB = 1e9
@@ -46,7 +47,7 @@ def programs_are_installed(plan: Plan, context: Context) -> Iterator[Issue]:
     """A build that cannot start, or a requirement that needs git, stops `up` halfway."""
     for asset in missing_assets(plan, context):
         recipe = asset.recipe
-        if recipe is None or recipe.output.is_dir():
+        if recipe is None or recipe.output.is_dir() or fetched_on_pod(plan.config, asset):
             continue
         words = [recipe.argv[0], *(word for word in COMMANDS if word in " ".join(recipe.argv[1:]).split())]
         for word in dict.fromkeys(words):
@@ -59,13 +60,12 @@ def programs_are_installed(plan: Plan, context: Context) -> Iterator[Issue]:
 @check("laptop_disk", "error", "assets.KIND.NAME.build", "assets.KIND.NAME.files.FILE.url", also="note", of_plan=True)
 def downloads_fit(plan: Plan, context: Context) -> Iterator[Issue]:
     """Downloads go through run.state_dir on this machine. A full disk ends them after hours."""
-    if plan.config.assets.fetch_on == "pod" and not any(asset.recipe for asset in plan.assets):
-        return
+    elsewhere = tuple(f"assets.{asset.path}." for asset in plan.assets if fetched_on_pod(plan.config, asset))
     folder = Path(plan.config.run.state_dir).expanduser()
-    todo = [s for s in hub_sources(plan, context) if plan.config.assets.fetch_on != "pod" or s.key.endswith(".build")]
     sizes = Counter[str]()
-    for source in todo:
-        sizes[source.key] += _bytes_to_come(source)
+    for source in hub_sources(plan, context):
+        if not source.key.startswith(elsewhere):
+            sizes[source.key] += _bytes_to_come(source)
     free = shutil.disk_usage(folder if path_exists(folder) else Path.home()).free
     if sizes.total() > free:
         largest = max(sizes, key=lambda key: sizes[key])

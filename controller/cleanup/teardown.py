@@ -21,7 +21,7 @@ from controller.resources.bastion.vm import Bastion
 from controller.resources.pod.node import Node
 from controller.resources.pod.planes import plane_of
 from controller.resources.pod.slices import hidden_place
-from controller.resources.uploads.nearby import NearbySource
+from controller.resources.uploads.nearby import NearbyAsset
 from controller.resources.workers.base import active_runs
 from controller.run.session import Session
 from controller.ssh.fleet import failures
@@ -118,7 +118,7 @@ def _observe(session: Session, everything: bool, notes: list[str]) -> list[Resou
 def _of_pod(plan: Plan) -> list[Resource]:
     """Return the node, its data disk, which is deleted after it, and the VMs that serve the pod."""
     node, bastions = plan.node, [r for r in plan.resources if isinstance(r, Bastion)]
-    fetchers = [r.machine for r in plan.resources if isinstance(r, NearbySource)]
+    fetchers = [r.machine for r in plan.resources if isinstance(r, NearbyAsset)]
     if (disk := node.disk) is None:
         return [node, *bastions, *fetchers]
     return [replace(node, depends_on=(*node.depends_on, disk.id)), disk, *bastions, *fetchers]

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema.config import Config, digest
-from conf.schema.infra.assets import Asset, Kind
+from conf.schema.infra.assets import HUB, Asset, Kind, SourceAddress, parse_source
 from conf.schema.validation import escape_line
 from controller.core.errors import ConfigError
 from controller.inputs.hash_cache import HashCache
 
+PUZZLES = "trainer.puzzles"
 ALWAYS_SKIPPED = frozenset({".DS_Store", ".git", "__pycache__"})
 
 
@@ -28,11 +29,30 @@ class AssetFile:
 
 @dataclass(frozen=True)
 class BuildRecipe:
-    """A command that makes an asset's files; it runs in `root` and fills the folder `output`."""
+    """A command that makes an asset's files; it runs in `root` and fills the folder `output`.
+
+    `bound` says why it can run on this machine only, `vm_bound` why on no VM; empty: it can.
+    """
 
     argv: tuple[str, ...]
     root: Path
     output: Path
+    inputs: tuple[str, ...] = ()
+    bound: str = ""
+    vm_bound: str = ""
+
+    @property
+    def sources(self) -> tuple[SourceAddress, ...]:
+        """What its words name on the Hub, as far as they can be read."""
+        found = list[SourceAddress]()
+        for word in self.argv:
+            try:
+                address = parse_source(word) if word.startswith(HUB) else None
+            except ValueError:
+                continue  # the command will say so
+            if address is not None:  # puzzles are data sets, which their command need not say
+                found.append(address._replace(kind="dataset") if PUZZLES in self.argv else address)
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -93,7 +113,7 @@ def resolve_asset(kind: Kind, name: str, asset: Asset, root: Path, state: Path, 
     if asset.build:
         identity = _identity(asset, root, hashes, key)
         output = state / "builds" / f"{name}-{identity[:12]}"
-        return ResolvedAsset(kind, name, identity, recipe=BuildRecipe(asset.build, root, output))
+        return ResolvedAsset(kind, name, identity, recipe=BuildRecipe(asset.build, root, output, asset.inputs))
     if asset.source:  # its files are pinned when the first of them is fetched, so a plan needs no network
         return ResolvedAsset(kind, name, digest([asset.source]), source=asset.source)
     if asset.files:
@@ -115,9 +135,16 @@ def local_files(path: Path, hashes: HashCache) -> tuple[AssetFile, ...]:
     """Return the files at or below `path` with their hashes; empty if it does not exist."""
     if path.is_file():
         return (AssetFile(path.name, path, hashes.digests([path])[path].sha256),)
-    found = sorted(p for p in path.rglob("*") if p.is_file() and not ALWAYS_SKIPPED & set(p.relative_to(path).parts))
+    found = files_below(path)
     known = hashes.digests(found)
     return tuple(AssetFile(p.relative_to(path).as_posix(), p, known[p].sha256) for p in found)
+
+
+def files_below(path: Path) -> list[Path]:
+    """Return the files of a folder that belong to an asset, or the one file that `path` is."""
+    if path.is_file():
+        return [path]
+    return sorted(p for p in path.rglob("*") if p.is_file() and not ALWAYS_SKIPPED & set(p.relative_to(path).parts))
 
 
 def path_exists(path: Path) -> bool:

@@ -1,6 +1,5 @@
 """Get files onto this machine before they are copied: resumable, verified downloads, and folders made by a command."""
 
-import errno
 import hashlib
 import os
 import shlex
@@ -8,25 +7,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.error
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from controller.core.errors import CloudError
 from controller.inputs.assets import AssetFile, BuildRecipe
-from controller.inputs.hub import HUGGING_FACE
+from controller.inputs.hub import ATTEMPTS, PAUSE_SECONDS
+from controller.inputs.web import TIMEOUT_SECONDS, DownloadError, explain, is_full, place_of
 
 CHUNK = 1 << 20
 TAIL_LINES = 20
-
-
-def token_for(source: AssetFile, secrets: Mapping[str, str]) -> str | None:
-    """Return the bearer token for a download, if any."""
-    place = urlsplit(source.url or "")
-    if source.token is None and (place.scheme, place.hostname) == ("https", HUGGING_FACE):
-        return secrets.get("HF_TOKEN")
-    return secrets.get(source.token or "")
 
 
 def part_path(local: Path) -> Path:
@@ -34,72 +25,102 @@ def part_path(local: Path) -> Path:
     return local.with_suffix(".part")
 
 
-def download_file(source: AssetFile, token: str | None, moved: Callable[[int], None]) -> None:
+def download_file(
+    source: AssetFile, token: str | None, moved: Callable[[int], None], sleep: Callable[[float], None] = time.sleep
+) -> None:
     """Download a missing file, resuming an interrupted download.
 
-    `moved` is called with the number of bytes received.
+    `moved` is called with the number of bytes received, negative where some have to be received again.
 
     Raises:
         CloudError: the download failed, or the content differs from the config's hash; then nothing is kept.
     """
     if source.url is None or source.local.is_file():
         return
-    from http.client import HTTPException  # with ssl; most verbs download nothing
-
     source.local.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = part_path(source.local)
-    try:
-        _download(source.url, part, token, moved)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code != 416:  # then the file is complete
-            raise CloudError(f"{source.name}: {_refusal(error, source.url, token)}") from None
-    except (OSError, HTTPException) as error:
-        why = f"cannot fetch {source.url}: {error};"
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            why = f"no space left in {part.parent}; free some,"
-        raise CloudError(f"{source.name}: {why} `slipway up` resumes") from None
-    with part.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    moved(_size(part))
+    in_pieces = _fill(source, source.url, part, token, moved, sleep)
+    found = _hash(part)
+    if found != source.sha256 and in_pieces:  # the server's file may have changed between two pieces
+        moved(-_size(part))
+        part.unlink()
+        _fill(source, source.url, part, token, moved, sleep)
+        found = _hash(part)
     if found != source.sha256:
         part.unlink()
-        raise CloudError(
-            f"{source.name}: {source.url} has SHA-256 {found[:12]}…, but the config has {source.sha256[:12]}…"
-        )
+        place = place_of(source.url)
+        raise CloudError(f"{source.name}: {place} has SHA-256 {found[:12]}…, but the config has {source.sha256[:12]}…")
     part.replace(source.local)
 
 
-def _refusal(error: urllib.error.HTTPError, url: str, token: str | None) -> str:
-    if error.code in (401, 403):
-        asked = "it requires a token: set env.secrets.HF_TOKEN, or files.….token_secret"
-        return f"{url} refused access ({error.code}): {'the token does not grant access' if token else asked}"
-    if 300 <= error.code < 400:
-        return f"cannot fetch {url}: it is redirected in a circle, or not to http ({error.code})"
-    later = "; `slipway up` resumes" if error.code >= 500 or error.code == 429 else ""
-    return f"cannot fetch {url}: {error}{later}"
+def _fill(
+    source: AssetFile,
+    url: str,
+    part: Path,
+    token: str | None,
+    moved: Callable[[int], None],
+    sleep: Callable[[float], None],
+) -> bool:
+    """Download what is missing of a file; only tries without progress count. Returns whether it came in pieces."""
+    failures, had, in_pieces = 0, -1, _size(part) > 0
+    while True:
+        have = _size(part)
+        failures, had = (0, have) if have > had else (failures + 1, had)
+        try:
+            _download(url, part, token, moved)
+        except DownloadError as error:
+            if error.lasting or failures + 1 >= ATTEMPTS:
+                more = "" if error.lasting else "; `slipway up` resumes"
+                raise CloudError(f"{source.name}: {error}{more}") from None
+        else:
+            return in_pieces
+        in_pieces = True
+        sleep(PAUSE_SECONDS * 2**failures)
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
+def _hash(part: Path) -> str:
+    with part.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _download(url: str, part: Path, token: str | None, moved: Callable[[int], None]) -> None:
-    import urllib.request  # likewise
+    """Download the rest of a file, or all of it from a server that sends no ranges. Raises DownloadError."""
+    import urllib.error
+    import urllib.request  # with ssl; most verbs download nothing
+    from http.client import HTTPException
 
     request = urllib.request.Request(url)  # noqa: S310 - http(s) by schema
     if token:  # hosts redirect to storage, which must not get the token
         request.add_unredirected_header("Authorization", f"Bearer {token}")
-    size = part.stat().st_size if part.exists() else 0
+    size = _size(part)
     if size:
         request.add_header("Range", f"bytes={size}-")
-    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
-        more = size and answer.status == 206
-        if more:
-            moved(size)
-        with part.open("ab" if more else "wb") as out:
-            while chunk := answer.read(CHUNK):
-                out.write(chunk)
-                moved(len(chunk))
-        expected = answer.headers.get("Content-Length")
-    got = part.stat().st_size - (size if more else 0)
-    if expected is not None and got != int(expected):
-        raise OSError(f"the connection dropped after {got} of {expected} bytes")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
+            if answer.status != 206:
+                moved(-size)
+                size = 0
+            with part.open("ab" if size else "wb") as out:
+                while chunk := answer.read(CHUNK):
+                    out.write(chunk)
+                    moved(len(chunk))
+            expected = answer.headers.get("Content-Length")
+        if expected is not None and (got := _size(part) - size) != int(expected):
+            raise OSError(f"the connection dropped after {got} of {expected} bytes")
+    except urllib.error.HTTPError as error:
+        if error.code != 416:  # then the file is complete
+            raise explain(error, url, token) from None
+        error.close()
+    except (OSError, HTTPException) as error:
+        if is_full(error):
+            message = f"no space left in {part.parent}; free some, `slipway up` resumes"
+            raise DownloadError(message, lasting=True) from None
+        raise explain(error, url, token) from None
 
 
 def search_path() -> str:

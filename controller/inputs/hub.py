@@ -33,11 +33,14 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
 class SourceError(CloudError):
-    """The files of a source cannot be listed or fetched. `lasting`: not for want of a network or of patience."""
+    """The files of a source cannot be listed or fetched. `lasting`: not for want of a network or of patience.
 
-    def __init__(self, message: str, lasting: bool = True) -> None:
+    `status` is that of the server's answer, 0 without one.
+    """
+
+    def __init__(self, message: str, lasting: bool = True, status: int = 0) -> None:
         super().__init__(message)
-        self.lasting = lasting
+        self.lasting, self.status = lasting, status
 
 
 class SourceFile(NamedTuple):
@@ -176,7 +179,8 @@ def explain(asked: HubQuestion, error: Exception) -> str:
 def _refusal(
     address: SourceAddress, access: HubAccess, error: Exception, file: SourceFile | None = None
 ) -> SourceError:
-    return SourceError(explain(question(address, access, file), error), lasting=error_status(error) in REFUSALS)
+    status = error_status(error)
+    return SourceError(explain(question(address, access, file), error), status in REFUSALS, status)
 
 
 def error_status(error: Exception) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from conf.schema.config import Config
 from conf.schema.infra.cloud import HereCloud
@@ -16,6 +16,7 @@ from controller.inputs.code import CodeSnapshot, UnfetchedSnapshot, take_snapsho
 from controller.inputs.requirements import Requirements
 from controller.inputs.secrets import Vault
 from controller.plan.bastion import bastion_resources
+from controller.plan.builds import with_bounds
 from controller.plan.own_steps import with_own_steps
 from controller.plan.project import bucket_name, shared_resources
 from controller.plan.workers import WorkerInputs, fetched_nearby, fetched_on_pod, venv_requirements, worker_resources
@@ -27,9 +28,11 @@ from controller.resources.pod.this_machine import ThisMachine
 from controller.resources.project.bucket import Bucket
 from controller.resources.project.services import Services
 from controller.resources.uploads.assets import UploadedAsset
+from controller.resources.uploads.builds import NearbyBuild, VmVenv
 from controller.resources.uploads.code import CodeArchive
 from controller.resources.uploads.fetch_vm import fetch_vm
-from controller.resources.uploads.nearby import NearbySource
+from controller.resources.uploads.nearby import NearbyAsset
+from controller.resources.uploads.nearby_files import NearbyFiles, NearbySource
 from controller.resources.uploads.secrets import Secrets
 from controller.resources.uploads.sources import SourcedAsset
 from controller.resources.uploads.wheels import Wheels
@@ -129,6 +132,7 @@ def build_plan(
     requirements = venv_requirements(config, code)
     if recorded is not None and requirements.text and config.env.packages == "lock":
         requirements = Requirements(recorded.lock)
+    held = {path: with_bounds(config, asset, code, requirements) for path, asset in held.items()}
     early = tuple(_resources_before_pod(config, bucket, code, held, vault, requirements))
     early = with_own_steps(config, (folder, code.root), early)
     # A billed TPU never waits for an upload or a permission: all shared resources come first.
@@ -158,17 +162,35 @@ def _resources_before_pod(
         secrets = Secrets(name="env", vault=vault, depends_on=() if here else (f"{Services.kind}/apis",))
         yield secrets
         depends_on = (*depends_on, secrets.id)
+    archive = CodeArchive(name=code.sha256, bucket=bucket, snapshot=code, depends_on=depends_on)
+    needs = tuple(dict.fromkeys((*depends_on, *(r.id for r in shared))))
     for asset in held.values():
-        where = {"name": asset.name, "bucket": bucket, "content": asset, "vault": vault}
+        where: dict[str, Any] = {"name": asset.name, "bucket": bucket, "content": asset, "vault": vault}
         if fetched_nearby(config, asset):
-            machine, needs = fetch_vm(config, bucket, asset), (*depends_on, *(r.id for r in shared))
-            needs = tuple(dict.fromkeys(needs))
-            yield NearbySource(**where, machine=machine, always=config.assets.fetch_on == "vm", depends_on=needs)
+            yield _nearby_asset(config, asset, where, needs, archive, requirements)
         elif not fetched_on_pod(config, asset):
             yield (SourcedAsset if asset.source else UploadedAsset)(**where, depends_on=depends_on)
-    yield CodeArchive(name=code.sha256, bucket=bucket, snapshot=code, depends_on=depends_on)
+    yield archive
     if requirements.git:
         yield Wheels.for_lines(requirements.git, config.env.python, bucket, depends_on)
+
+
+def _nearby_asset(
+    config: Config,
+    asset: ResolvedAsset,
+    where: Mapping[str, Any],
+    needs: tuple[str, ...],
+    archive: CodeArchive,
+    requirements: Requirements,
+) -> NearbyAsset:
+    wanted = config.assets.fetch_on_of(asset.kind, asset.name)
+    on_vm: dict[str, Any] = {
+        **where, "machine": fetch_vm(config, archive.bucket, asset), "always": wanted == "vm", "depends_on": needs
+    }  # fmt: skip
+    if asset.recipe is None:
+        return (NearbySource if asset.source else NearbyFiles)(**on_vm)
+    on_vm["depends_on"] = (*needs, archive.id)
+    return NearbyBuild(**on_vm, code=archive, venv=VmVenv.of(config, requirements.text))
 
 
 def node_resource(config: Config, depends_on: tuple[str, ...]) -> Node:

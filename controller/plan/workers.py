@@ -8,6 +8,7 @@ from typing import Any
 
 import conf
 from conf.schema.config import Config
+from conf.schema.infra.assets import HUB
 from conf.schema.infra.cloud import HereCloud
 from controller.agent.protocol import ObserveRequest
 from controller.config.placeholders import Placeholders
@@ -20,6 +21,7 @@ from controller.inputs.secrets import Vault
 from controller.reconcile.resource import Resource
 from controller.resources.pod.node import Node
 from controller.resources.uploads.assets import PodFetchedAsset
+from controller.resources.uploads.builds import PodBuiltAsset
 from controller.resources.uploads.code import CodeArchive
 from controller.resources.uploads.sources import PodFetchedSource
 from controller.resources.uploads.wheels import Wheels
@@ -99,23 +101,36 @@ class WorkerInputs:
 
 
 def fetched_nearby(config: Config, asset: ResolvedAsset) -> bool:
-    """Return whether a VM may fetch the asset: one of the Hub, in a network that Slipway creates."""
-    ours = config.cloud.kind != "here" and not config.tpu.adopt
-    return ours and config.assets.fetch_on in ("auto", "vm") and (asset.source or "").startswith("hf://")
+    """Return whether a VM may fetch or build the asset, in a network that Slipway creates."""
+    wanted = config.assets.fetch_on_of(asset.kind, asset.name)
+    if config.cloud.kind == "here" or config.tpu.adopt or wanted not in ("auto", "vm"):
+        return False
+    if asset.recipe is not None:
+        return not asset.recipe.vm_bound and (wanted == "vm" or bool(asset.recipe.sources))
+    return _is_on_the_net(asset)
 
 
 def fetched_on_pod(config: Config, asset: ResolvedAsset) -> bool:
-    """Return whether the pod downloads the asset; local and generated files are sent from this machine."""
-    from_hub = asset.source is not None and asset.source.startswith("hf://")
-    return config.assets.fetch_on == "pod" and (from_hub or any(source.url for source in asset.files))
+    """Return whether the pod fetches or builds the asset; local files are sent from this machine."""
+    if config.assets.fetch_on_of(asset.kind, asset.name) != "pod":
+        return False
+    return not asset.recipe.bound if asset.recipe is not None else _is_on_the_net(asset)
 
 
-def _pod_fetched_assets(run: WorkerInputs, tidied: str) -> Iterator[PodFetchedAsset]:
+def _is_on_the_net(asset: ResolvedAsset) -> bool:
+    return (asset.source or "").startswith(HUB) or any(file.url for file in asset.files)
+
+
+def _pod_fetched_assets(run: WorkerInputs, tidied: str, venv: Venv, code: WorkerCode) -> Iterator[PodFetchedAsset]:
     where: dict[str, Any] = {"node": run.node.id, "bucket": run.code.bucket, "vault": run.vault}
     for asset in run.assets.values():
-        if fetched_on_pod(run.config, asset):
-            fetched = PodFetchedSource if asset.source else PodFetchedAsset
-            yield fetched(name=asset.name, content=asset, **where, depends_on=(tidied,))
+        if not fetched_on_pod(run.config, asset):
+            continue
+        place = {"name": asset.name, "content": asset, **where}
+        if asset.recipe is not None:
+            yield PodBuiltAsset(**place, code=code.name, venv=venv.name, depends_on=(tidied, venv.id, code.id))
+        else:
+            yield (PodFetchedSource if asset.source else PodFetchedAsset)(**place, depends_on=(tidied,))
 
 
 def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
@@ -161,7 +176,7 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
     variables = run.placeholders.environment(config.env.vars)
     yield (placed := RunConfig.for_workers(run.run_id, run.run_yaml, variables, **on_all, depends_on=(ssh.id,)))
     ready += [venv.id, shipped.id, placed.id]
-    for asset in _pod_fetched_assets(run, tidied.id):
+    for asset in _pod_fetched_assets(run, tidied.id, venv, shipped):
         yield asset
         ready.append(asset.id)
     if setup:

@@ -9,6 +9,8 @@ from pydantic import Field, StringConstraints, model_validator
 from conf.schema.base import VOLATILE, LocalPath, Name, Strict
 
 Kind = Literal["dataset", "model", "tokenizer"]
+FetchOn = Literal["auto", "laptop", "vm", "pod"]
+HUB = "hf://"
 FileName = Annotated[str, StringConstraints(pattern=r"^[^/\\\x00-\x1f\x7f]+(/[^/\\\x00-\x1f\x7f]+)*$")]
 
 HUB_SOURCE = re.compile(
@@ -76,13 +78,25 @@ class Asset(Strict):
     inputs: Annotated[tuple[str, ...], VOLATILE] = Field(
         default=(), description="Files and folders that the build reads, besides those named in the command."
     )
+    fetch_on: Annotated[FetchOn | None, VOLATILE] = Field(
+        default=None, description="Who fetches or builds this asset. null: assets.fetch_on."
+    )
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its files may come into the bucket without this machine."""
+        return bool(self.files or self.build) or (self.source or "").startswith(HUB)
 
     @model_validator(mode="before")
     @classmethod
     def _prefer_path(cls, data: Any) -> Any:
         """Let a copy on this machine take the place of what an experiment would fetch or build."""
         if isinstance(data, dict) and data.get("path") is not None:
-            return {key: value for key, value in data.items() if key not in ("source", "files", "build", "inputs")}
+            return {
+                key: value
+                for key, value in data.items()
+                if key not in ("source", "files", "build", "inputs", "fetch_on")
+            }
         return data
 
     @model_validator(mode="after")
@@ -107,16 +121,25 @@ class Assets(Strict):
     datasets: dict[Name, Asset]
     models: dict[Name, Asset] = Field(description="Model weights.")
     tokenizers: dict[Name, Asset]
-    fetch_on: Annotated[Literal["auto", "laptop", "vm", "pod"], VOLATILE] = Field(
-        description="Where hf:// is fetched. auto: by a VM near the bucket from 1 GB on, else by this machine. laptop: "
-        "by this machine. vm: by the VM, whatever the size. pod: by worker 0 of the TPU, `files` included."
+    fetch_on: Annotated[FetchOn, VOLATILE] = Field(
+        description="Where hf:// and files are fetched and builds run. auto: on a VM near the bucket from 1 GB on, "
+        "else on this machine. laptop: on this machine. vm: on the VM, whatever the size. pod: on worker 0 of the TPU."
     )
+
+    def fetch_on_of(self, kind: Kind, name: str) -> FetchOn:
+        """Return who is to fetch an asset; one that a run has on record may be in the config no more."""
+        assets: dict[str, Asset] = getattr(self, f"{kind}s")
+        return (assets[name].fetch_on if name in assets else None) or self.fetch_on
 
     @property
     def may_use_vm(self) -> bool:
-        """Whether a VM may fetch an asset of the Hub."""
-        from_hub = any((asset.source or "").startswith("hf://") for _, _, asset in self.iter_assets())
-        return self.fetch_on in ("auto", "vm") and from_hub
+        """Whether a VM may fetch or build an asset."""
+        for kind, name, asset in self.iter_assets():
+            wanted = self.fetch_on_of(kind, name)
+            large = asset.files or any(word.startswith(HUB) for word in (asset.source or "", *(asset.build or ())))
+            if (wanted == "auto" and large) or (wanted == "vm" and asset.is_remote):
+                return True
+        return False
 
     def iter_assets(self) -> Iterator[tuple[Kind, str, Asset]]:
         """Yield every asset with its kind and name."""

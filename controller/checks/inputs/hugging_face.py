@@ -11,7 +11,6 @@ from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
 from controller.gcp.errors import ServiceDisabledError
-from controller.inputs.download import token_for
 from controller.inputs.hub import (
     HUGGING_FACE,
     LOG_IN,
@@ -23,6 +22,7 @@ from controller.inputs.hub import (
     hub_endpoint,
     lookup_problem,
 )
+from controller.inputs.web import token_for
 from controller.plan.build import Plan
 from controller.plan.missing import missing_assets
 
@@ -123,7 +123,7 @@ def _sources(plan: Plan, context: Context) -> Iterator[HubSource]:
         if asset.recipe is not None and not asset.recipe.output.is_dir():
             yield from _downloads_of(f"{key}.build", asset.recipe.argv)
         for file in asset.files:
-            found = _parse_url(file.url or "")
+            found = hub_file(file.url or "")
             if found is not None and not file.local.is_file():
                 secrets = _secrets(plan, context) if secrets is None else secrets
                 token = token_for(file, secrets) or ""
@@ -138,7 +138,7 @@ def _secrets(plan: Plan, context: Context) -> dict[str, str]:
     return plan.vault.values()
 
 
-def _parse_url(url: str) -> tuple[str, str, str, str] | None:
+def hub_file(url: str) -> tuple[str, str, str, str] | None:
     """Return (type, repository, revision, file) of a file on the Hub; None for another URL."""
     for endpoint in (hub_endpoint(), f"https://{HUGGING_FACE}"):
         pattern = rf"{re.escape(endpoint)}/(?:(dataset|space)s/)?({REPOSITORY.pattern})/resolve/([^/?]+)/([^?]+)"

@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Self
 
-from controller.agent.protocol import FETCH_ASSET, FetchAssetRequest
+from controller.agent.protocol import BUILD_ASSET, FETCH_ASSET, Command, FetchAssetRequest, FetchLine, Q
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import NotFoundError
 from controller.inputs.assets import AssetFile, ResolvedAsset, local_files, manifest_text
-from controller.inputs.download import download_file, run_recipe, token_for
+from controller.inputs.download import download_file, run_recipe
 from controller.inputs.hash_cache import Digests, HashCache
 from controller.inputs.secrets import Vault
+from controller.inputs.web import token_for
 from controller.progress import Progress
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 from controller.resources.workers.base import WorkerResource
@@ -67,6 +68,10 @@ class UploadedAsset(AssetInBucket):
     scope: ClassVar[Scope] = "shared"
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        self.send_files(context)
+
+    def send_files(self, context: Context) -> None:
+        """Make or download the files on this machine, and send those that the bucket lacks."""
         key = f"assets.{self.content.path}"
         with HashCache(context.state_dir / "hashes.json") as hashes:
             files = self.content.files
@@ -98,7 +103,7 @@ class UploadedAsset(AssetInBucket):
         source: AssetFile,
     ) -> None:
         """Send one file to the bucket, unless it is there already or can be copied from another object."""
-        download_file(source, token_for(source, self.vault.values()), moved)
+        download_file(source, token_for(source, self.vault.values()), moved, context.clock.sleep)
         digests = known.get(source.local)
         if digests is None:
             with HashCache(context.state_dir / "hashes" / f"{source.sha256}.json") as hashes:
@@ -157,17 +162,22 @@ class PodFetchedAsset(AssetInBucket, WorkerResource):
             "manifest": manifest_text(files),
             "tokens": tokens,
         }
+        self.follow(context, observed, FETCH_ASSET, payload)
+
+    def follow(self, context: Context, observed: ObservedResources, command: Command[Q, FetchLine], payload: Q) -> None:
+        """Let worker 0 do it; SSH may break off meanwhile. Raises WorkersFailedError."""
         fleet = self.fleet(context, observed)
         for attempt in range(FETCH_ATTEMPTS):
             progress, before = Progress(context, self.id), 0
             try:
-                for line in fleet.stream(0, FETCH_ASSET, payload):
+                for line in fleet.stream(0, command, payload):
                     if "bytes" in line:
                         progress.advance(line["bytes"] - before)
                         before = line["bytes"]
             except WorkerError as error:
                 if error.kind == "agent" or attempt + 1 == FETCH_ATTEMPTS:
-                    raise WorkersFailedError(f"{self.title}: {error}", [error]) from None
+                    detail = f":\n{error.detail.rstrip()}" if error.detail and command == BUILD_ASSET else ""
+                    raise WorkersFailedError(f"{self.title}: {error}{detail}", [error]) from None
                 context.clock.sleep(context.poll_seconds)
             else:
                 return

@@ -1,4 +1,4 @@
-"""The short-lived VM that copies an asset of the Hugging Face Hub to the bucket, near which it is."""
+"""The short-lived VM that copies an asset to the bucket, near which it is."""
 
 import base64
 import zlib
@@ -20,14 +20,18 @@ BYTES_PER_SECOND = 50e6
 """From the Hub through two cores to the bucket; assumed, not measured."""
 BOOT_SECONDS = 120.0
 """Until the first byte; assumed, not measured."""
-MIN_SECONDS = 3600.0
+BUILD_SETUP_SECONDS = 300.0
+"""Until a build begins: boot, and the packages of the program; assumed, not measured."""
+MIN_SECONDS, MIN_BUILD_SECONDS = 3600.0, 12 * 3600.0
 SYSTEM_GB = 10
 """Disk besides the files under way: the image's."""
+FILES_AT_ONCE = 4
+"""As many as the agent's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FetchVm(SmallVm):
-    """Copies what an object of the bucket orders. It has no secret: the order's addresses are signed by the Hub.
+    """Copies what an object of the bucket orders. It has no secret: the order's addresses need no token.
 
     Whoever waits for it deletes it. If nobody does, Compute Engine deletes it when its time is up.
     """
@@ -39,6 +43,7 @@ class FetchVm(SmallVm):
     identity: str = field(compare=False)
     bytes_to_fetch: int = field(default=0, compare=False)
     bytes_at_once: int = field(default=0, compare=False)
+    builds: bool = field(default=False, compare=False)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -51,7 +56,7 @@ class FetchVm(SmallVm):
 
     @property
     def max_seconds(self) -> float:
-        return max(MIN_SECONDS, 4 * fetch_seconds(self.bytes_to_fetch))
+        return max(MIN_BUILD_SECONDS if self.builds else MIN_SECONDS, 4 * fetch_seconds(self.bytes_to_fetch))
 
     def metadata(self) -> dict[str, str]:
         orders = {
@@ -87,6 +92,7 @@ def fetch_vm(config: Config, bucket: str, content: ResolvedAsset) -> FetchVm:
         bucket=bucket,
         asset=content.name,
         identity=content.prefix.rpartition("-")[2],
+        builds=content.recipe is not None,
     )
 
 

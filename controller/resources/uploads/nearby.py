@@ -1,29 +1,21 @@
-"""Large assets of the Hugging Face Hub, copied by a short-lived VM near the bucket instead of through this machine."""
+"""A short-lived VM near the bucket fetches or makes an asset, which so does not pass through this machine."""
 
 import json
 import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, Protocol
 
-from controller.agent.protocol import FetchAssetRequest
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.formats import stamped
 from controller.gcp.errors import GoogleError, NotFoundError
-from controller.inputs.hub import SourceFile
+from controller.inputs.web import TokenNeededError
 from controller.progress import Progress
-from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending
-from controller.resources.uploads.fetch_vm import FetchVm
-from controller.resources.uploads.sources import (
-    THREADS,
-    PinnedSource,
-    SourceCopy,
-    SourcedAsset,
-    manifest_of,
-    source_copy,
-)
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Scope
+from controller.resources.uploads.assets import AssetInBucket
+from controller.resources.uploads.fetch_vm import FILES_AT_ONCE, FetchVm
 
 LARGE_BYTES = 10**9
 """From this size on, `assets.fetch_on=auto` takes a VM; less is through this machine before a VM has started."""
@@ -39,33 +31,72 @@ SAID = re.compile(r'\{"format": \d+, "(?:bytes|error|done)".*\}')
 """What the agent prints, in a line of the serial port."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NearbySource(SourcedAsset):
-    """An asset that a VM copies: `always`, or only if it is large and Google lets us have a VM."""
+class Errand(Protocol):
+    """What a VM is to do for an asset, beside what this machine does itself."""
 
+    @property
+    def size(self) -> int:
+        """Bytes to fetch, as far as they are known."""
+        ...
+
+    def prepare(self) -> list[int] | None:
+        """Do this machine's part; return the sizes of the files that are left for the VM, None if nothing is left."""
+        ...
+
+    def orders(self) -> Mapping[str, Any]:
+        """Return the request for the agent, with addresses that are valid for some time."""
+        ...
+
+    def finish(self) -> None:
+        """Forget what is not needed once everything has arrived."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearbyAsset(AssetInBucket):
+    """An asset for which a VM goes: `always`, or only if it is large and Google lets us have a VM."""
+
+    kind: ClassVar[str] = "asset"
+    scope: ClassVar[Scope] = "shared"
     machine: FetchVm = field(compare=False)
     always: bool = field(compare=False)
 
+    @abstractmethod
+    def errand(self, context: Context, observed: ObservedResources, progress: Progress) -> Errand:
+        """Return what a VM has to do. Raises TokenNeededError if it cannot, for want of a token."""
+
+    @abstractmethod
+    def fetch_here(self, context: Context) -> None:
+        """Let this machine do everything."""
+
+    def is_here(self) -> bool:
+        """Whether this machine has everything already."""
+        return False
+
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
-        copy = source_copy(self, context)
-        pinned = copy.pin()
-        progress = Progress(context, self.id, sum(file.size for file in pinned.source_files()))
-        if self.always or is_large(pinned.source_files()):
-            try:
-                _Fetch(self, context, copy, progress).run(pinned)
+        if self.is_here():
+            self.fetch_here(context)
+            return
+        progress = Progress(context, self.id)
+        try:
+            errand = self.errand(context, observed, progress)
+            if self.always or errand.size >= LARGE_BYTES:
+                progress.expect(errand.size)
+                _Fetch(self, context, errand, progress).run()
                 return
-            except _NoMachineError as error:
-                if self.always:
-                    raise CloudError(f"{error}; assets.fetch_on=laptop fetches it through this machine") from None
-                context.events.note(self.id, f"{error}; this machine fetches it")
-        copy.run(pinned, progress.advance)
+        except (NoMachineError, TokenNeededError) as error:
+            if self.always:
+                raise CloudError(f"{error}; {self.remedy}") from None
+            context.events.note(self.id, f"{error}; this machine fetches it")
+        self.fetch_here(context)
+
+    @property
+    def remedy(self) -> str:
+        """What to set so that this machine does without a VM."""
+        return f"assets.{self.content.path}.fetch_on=laptop fetches it through this machine"
 
 
-def is_large(files: list[SourceFile]) -> bool:
-    return sum(file.size for file in files) >= LARGE_BYTES
-
-
-class _NoMachineError(CloudError):
+class NoMachineError(CloudError):
     """Google refuses a VM."""
 
 
@@ -73,9 +104,9 @@ class _NoMachineError(CloudError):
 class _Fetch:
     """One fetch by a VM, waited for. The VM is deleted at the end, whatever that is."""
 
-    asset: NearbySource
+    asset: NearbyAsset
     context: Context
-    copy: SourceCopy
+    errand: Errand
     progress: Progress
     moved: int = 0
     """Bytes that the present VM has told of."""
@@ -83,35 +114,31 @@ class _Fetch:
     may_exist: bool = False
     """Whether there may be a VM to delete; false where we may not even look."""
 
-    def run(self, pinned: PinnedSource) -> None:
-        """Copy all files and the manifest.
+    def run(self) -> None:
+        """Let the VM do its part.
 
         Raises:
-            SourceError: the Hub refuses a file.
+            SourceError: the Hub or a server refuses a file.
             CloudError: the VM does not get on.
         """
-        # This machine has the token, and the Hub sends small files itself: what it sends from its storage is the rest.
-        hashes, left = self.copy.run_small(pinned, self.progress.advance)
-        if left:
-            machine = self.asset.machine.for_files([file.size for file in left], THREADS)
-            try:
-                self._let_fetch(machine, pinned, hashes, left)
-                self.copy.forget_hashes()
-            finally:
-                if self.may_exist:
-                    machine.destroy(self.context)
-                self._forget_orders(machine)
-        else:  # a process was killed right before the end
-            self.copy.run(pinned, self.progress.advance)
+        sizes = self.errand.prepare()
+        if sizes is None:
+            return
+        machine = self.asset.machine.for_files(sizes, FILES_AT_ONCE)
+        try:
+            self._let_fetch(machine)
+            self.errand.finish()
+        finally:
+            if self.may_exist:
+                machine.destroy(self.context)
+            self._forget_orders(machine)
 
-    def _let_fetch(
-        self, machine: FetchVm, pinned: PinnedSource, hashes: dict[str, str], left: list[SourceFile]
-    ) -> None:
+    def _let_fetch(self, machine: FetchVm) -> None:
         clock, old_at, silent_at = self.context.clock, float("-inf"), float("inf")
         old_lines: int | None = None
         while not self._has_arrived():
             if clock.monotonic() >= old_at:
-                self._write_orders(machine, pinned, hashes, left)
+                self._write_orders(machine)
                 old_at = clock.monotonic() + REFRESH_SECONDS
             is_new = self._ensure(machine)
             serial = machine.serial_output(self.context)
@@ -128,26 +155,16 @@ class _Fetch:
     def _has_arrived(self) -> bool:
         return not isinstance(self.asset.observe(self.context, {}), Absent)
 
-    def _write_orders(
-        self, machine: FetchVm, pinned: PinnedSource, hashes: dict[str, str], left: list[SourceFile]
-    ) -> None:
-        """Write what the VM is to fetch, with addresses that are valid for some time, beside the asset's files."""
-        with ThreadPoolExecutor(max_workers=THREADS) as pool:
-            addresses = list(pool.map(lambda file: self.copy.signed_address(pinned.revision, file), left))
-        files = {f.name: {"url": url, "sha256": f.sha256 or ""} for f, url in zip(left, addresses, strict=True)}
-        everything = {**hashes, **{name: file["sha256"] for name, file in files.items()}}
-        request: FetchAssetRequest = {
-            "bucket": self.copy.bucket,
-            "prefix": self.copy.prefix,
-            "files": files,
-            "manifest": manifest_of(everything),
-        }
-        body = json.dumps(stamped({**request})).encode()
-        self.context.google.upload(self.copy.bucket, machine.orders_object, body)
+    def _write_orders(self, machine: FetchVm) -> None:
+        """Write what the VM is to do beside the asset's files."""
+        body = json.dumps(stamped({**self.errand.orders()})).encode()
+        self.context.google.upload(self.asset.bucket, machine.orders_object, body)
 
     def _forget_orders(self, machine: FetchVm) -> None:
         try:
-            self.context.google.call("storage", "objects.delete", bucket=self.copy.bucket, object=machine.orders_object)
+            self.context.google.call(
+                "storage", "objects.delete", bucket=self.asset.bucket, object=machine.orders_object
+            )
         except NotFoundError:
             return
 
@@ -155,7 +172,7 @@ class _Fetch:
         """Return whether the VM had to be created.
 
         Raises:
-            _NoMachineError: Google refuses it.
+            NoMachineError: Google refuses it.
             CloudError: it ended too often, or is somebody else's.
         """
         try:
@@ -170,7 +187,7 @@ class _Fetch:
                 self._give_up(machine, f"ended {MAX_MACHINES} times before its files had arrived")
             machine.apply(self.context, {}, machine.diff(current))
         except GoogleError as error:
-            raise _NoMachineError(f"Google refuses {machine.title}: {error.message}") from None
+            raise NoMachineError(f"Google refuses {machine.title}: {error.message}") from None
         return True
 
     def _follow(self, machine: FetchVm, said: list[dict[str, Any]]) -> None:
@@ -178,6 +195,8 @@ class _Fetch:
         total = before = 0
         errors = list[str]()
         for line in said:
+            if line.get("final"):
+                raise CloudError(f"{self.asset.title}: {line['error']}")
             if "error" in line:
                 errors.append(line["error"])
                 before = 0  # the next try counts from zero
@@ -190,9 +209,7 @@ class _Fetch:
             self._give_up(machine, f"failed {len(errors)} times in a row: {errors[-1]}")
 
     def _give_up(self, machine: FetchVm, why: str) -> NoReturn:
-        raise CloudError(
-            f"{self.asset.title}: {machine.title} {why}; assets.fetch_on=laptop fetches it through this machine"
-        )
+        raise CloudError(f"{self.asset.title}: {machine.title} {why}; {self.asset.remedy}")
 
 
 def _lines_of_agent(serial: str) -> Iterator[dict[str, Any]]:

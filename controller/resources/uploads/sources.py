@@ -212,6 +212,10 @@ class SourcedAsset(AssetInBucket):
     scope: ClassVar[Scope] = "shared"
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        self.copy_source(context)
+
+    def copy_source(self, context: Context) -> None:
+        """Copy all files by this machine."""
         copy = source_copy(self, context)
         pinned = copy.pin()
         progress = Progress(context, self.id, sum(file.size for file in pinned.source_files()))

@@ -106,8 +106,8 @@ def test_a_word_that_no_program_can_be_given(tmp_path: Path) -> None:
             [f"assets.models.m.files={{f: {{url: 'http://h/f', sha256: {SHA}, token_secret: HF_TOKEN}}}}"],
             "asset_clear: error assets.models.m.files.f.url: would send the token unencrypted",
         ),
-        (["assets.fetch_on=pod"], "fetch_on: warning assets.fetch_on: pod has no effect: no asset has files"),
-        (["assets.fetch_on=vm"], "fetch_on: warning assets.fetch_on: vm has no effect: no asset has a source hf://"),
+        (["assets.fetch_on=pod"], "fetch_on: warning assets.fetch_on: pod has no effect: every asset is on"),
+        (["assets.fetch_on=vm"], "fetch_on: warning assets.fetch_on: vm has no effect: every asset is on th"),
         (
             ["assets.fetch_on=vm", "assets.models.m.source=hf://a/b", "tpu.adopt=true", "tpu.name=mine"],
             "fetch_on: warning assets.fetch_on: vm has no effect with tpu.adopt=true, which has no network for a VM",

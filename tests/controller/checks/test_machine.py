@@ -77,7 +77,7 @@ def test_a_file_that_the_pod_fetches_needs_no_space_here(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, size: int
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
-    both = (f"assets.fetch_on={where}", f"+assets.datasets.rows={one_file(hub)}")
+    both = (f"+assets.datasets.rows={one_file(hub)}", f"+assets.datasets.rows.fetch_on={where}")
     [issue] = downloads_fit(plan_of(tmp_path, build("acme/open"), *both), context())
     assert issue.message.startswith(f"{format_size(size)} are downloaded to {tmp_path}")
 

@@ -20,8 +20,9 @@ from conf.schema.infra.assets import Asset
 from controller.core.errors import CloudError, ConfigError
 from controller.gcp.client import GoogleClient
 from controller.inputs.assets import ResolvedAsset, resolve_asset
-from controller.inputs.download import download_file, run_recipe, token_for
+from controller.inputs.download import download_file, run_recipe
 from controller.inputs.hash_cache import HashCache
+from controller.inputs.web import token_for
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 CONTENT = b"rows\n" * 400_000
@@ -36,6 +37,7 @@ class Host:
     url: str = ""
     token: str | None = None
     cut: bool = False
+    ranges: bool = True
     requests: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -59,13 +61,14 @@ def host() -> Iterator[Host]:
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
                 self.wfile.write(b"5\r\nrows\n\r\nff\r\nrow")
-            elif status := {"/absent": 404, "/busy": 503}.get(self.path):
+            elif status := {"/absent": 404, "/busy": 503}.get(self.path.partition("?")[0]):
                 self.send_error(status)
             elif told.token and self.headers["Authorization"] != f"Bearer {told.token}" and self.path != "/storage":
                 self.send_response(401)
                 self.end_headers()
             else:
-                begin = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+                asked = self.headers["Range"] if told.ranges else None
+                begin = int((asked or "bytes=0-").removeprefix("bytes=").partition("-")[0])
                 self.send_response(206 if begin else 200)
                 self.send_header("Content-Length", str(len(CONTENT) - begin))
                 self.end_headers()
@@ -92,8 +95,8 @@ def remote(host: Host, sha256: str = SHA256, **more: Any) -> dict[str, Any]:
     return {"train.jsonl": {"url": host.url, "sha256": sha256, **more}}
 
 
-def nothing(size: int) -> None:
-    """Progress that nobody watches."""
+def nothing(size: float) -> None:
+    """Progress that nobody watches, and a pause that takes no time."""
 
 
 def test_content_and_not_place_names_the_copy(tmp_path: Path) -> None:
@@ -132,11 +135,25 @@ def test_a_download_is_checked_and_kept(tmp_path: Path, host: Host) -> None:
 def test_a_download_that_broke_off_goes_on(tmp_path: Path, host: Host) -> None:
     [source] = held(tmp_path, files=remote(host)).files
     host.cut = True
-    with pytest.raises(CloudError, match="`slipway up` resumes"):
-        download_file(source, None, nothing)
-    download_file(source, None, nothing)
+    moved, slept = list[int](), list[float]()
+    download_file(source, None, moved.append, slept.append)
     assert source.local.read_bytes() == CONTENT
     assert host.requests[1]["Range"] == f"bytes={len(CONTENT) // 2}-"
+    assert (sum(moved), slept) == (len(CONTENT), [1.0])
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_rest_of_another_content_is_fetched_again(tmp_path: Path, host: Host, ranges: bool) -> None:
+    """A process was killed in mid-file, and the file has changed since; or the server sends no ranges."""
+    [source] = held(tmp_path, files=remote(host)).files
+    source.local.parent.mkdir()
+    source.local.with_suffix(".part").write_bytes(b"old\n" * 1000)
+    host.ranges = ranges
+    moved = list[int]()
+    download_file(source, None, moved.append, nothing)
+    assert source.local.read_bytes() == CONTENT
+    assert sum(moved) == len(CONTENT)
+    assert [r.get("Range") for r in host.requests] == ["bytes=4000-", *([None] if ranges else [])]
 
 
 def test_another_content_than_promised_is_refused(tmp_path: Path, host: Host) -> None:
@@ -149,7 +166,7 @@ def test_another_content_than_promised_is_refused(tmp_path: Path, host: Host) ->
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("/absent", "HTTP Error 404: Not Found"),
+        ("/absent?key=secret", "HTTP Error 404: Not Found"),
         ("/busy", "HTTP Error 503: Service Unavailable; `slipway up` resumes"),
         ("/loop", "it is redirected in a circle, or not to http (302)"),
         ("/pieces", "IncompleteRead(5 bytes read); `slipway up` resumes"),
@@ -159,8 +176,8 @@ def test_a_download_that_fails_is_said_in_a_line(tmp_path: Path, host: Host, pat
     host.url = host.url.replace("/train.jsonl", path)
     [source] = held(tmp_path, files=remote(host)).files
     with pytest.raises(CloudError) as caught:
-        download_file(source, None, nothing)
-    assert str(caught.value) == f"train.jsonl: cannot fetch {host.url}: {expected}"
+        download_file(source, None, nothing, nothing)
+    assert str(caught.value) == f"train.jsonl: cannot fetch {host.url.partition('?')[0]}: {expected}"
     assert not source.local.exists()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.plan.fetching import describe_fetch, fetcher_of
+from controller.plan.fetching import describe_build, describe_fetch, fetcher_of
 from tests.controller.checks.plans import plan_of
 
 GB = 10**9
@@ -45,7 +45,30 @@ def test_the_trade_off_is_told(tmp_path: Path, overrides: tuple[str, ...], expec
     assert describe_fetch(plan.config, plan.assets[0], 10 * GB, 0.0).startswith(expected)
 
 
-def test_sources_of_buckets_and_other_files_stay_where_they_are(tmp_path: Path) -> None:
-    for asset in ("{source: 'gs://mine/x'}", "{build: [make, '{output}']}"):
-        plan = plan_of(tmp_path, asset, "assets.fetch_on=vm")
-        assert fetcher_of(plan.config, plan.assets[0], 10 * GB) == "laptop"
+def test_sources_of_buckets_stay_where_they_are(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, "{source: 'gs://mine/x'}", "assets.fetch_on=vm")
+    assert fetcher_of(plan.config, plan.assets[0], 10 * GB) == "laptop"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size", "expected"),
+    [
+        (
+            (),
+            GB,
+            "built on an e2-standard-2 in us-central1-a, after about 5 min for its packages, $0.07 per hour until",
+        ),
+        ((), GB - 10**7, "built on this machine: it reads 990 MB of the Hub, less than 1 GB"),
+        (("tpu.adopt=true", "tpu.name=mine"), GB, "built on this machine: there is no network for a VM"),
+        (("assets.fetch_on=laptop",), GB, "built on this machine, as fetch_on says"),
+        (("env.packages=image",), GB, "built on this machine: env.packages=image is about the image of TPU VMs"),
+        (
+            ("assets.fetch_on=pod", "budget.usd_per_hour=18"),
+            GB,
+            "built on worker 0 of the pod, $18.00 per hour until it is",
+        ),
+    ],
+)
+def test_who_builds_is_told(tmp_path: Path, overrides: tuple[str, ...], size: int, expected: str) -> None:
+    plan = plan_of(tmp_path, "{build: [make, 'hf://a/b', '{output}']}", *overrides)
+    assert describe_build(plan.config, plan.assets[0], size, "", 0.0).startswith(expected)

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from controller.agent.commands.asset import fetch_asset
+from controller.agent.commands.asset import failure, fetch_asset
+from controller.agent.commands.build import build_asset
 from controller.agent.formats import dump
 from controller.agent.fs import AgentError
 from controller.context import Context
@@ -17,11 +18,13 @@ from controller.core.clock import Clock
 from controller.core.events import Events
 from controller.gcp.errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
 from controller.gcp.folder_store import FolderClient
-from controller.inputs.assets import ResolvedAsset
+from controller.inputs.assets import AssetFile, ResolvedAsset
 from controller.inputs.secrets import Vault
+from controller.reconcile.resource import Absent
 from controller.resources.project.accounts import ServiceAccount
 from controller.resources.uploads.fetch_vm import FetchVm
-from controller.resources.uploads.nearby import NearbySource
+from controller.resources.uploads.nearby import NearbyAsset
+from controller.resources.uploads.nearby_files import NearbyFiles, NearbySource
 from controller.ssh.login import Login
 
 
@@ -65,6 +68,8 @@ class Project(FolderClient):
     bodies: list[dict[str, Any]] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
     serial: str = ""
+    orders: str = ""
+    """What a VM has read last."""
 
     def __post_init__(self) -> None:
         super().__init__(Clock())
@@ -93,11 +98,12 @@ class Project(FolderClient):
         [vm] = self.machines.values()
         [text] = [item["value"] for item in vm["metadata"]["items"] if item["key"] == "slipway"]
         request = json.loads(text)["request"]
-        orders = json.loads(self.download(request["bucket"], request["orders"]))
+        self.orders = self.download(request["bucket"], request["orders"]).decode()
+        orders = {key: value for key, value in json.loads(self.orders).items() if key != "format"}
         try:
-            fetch_asset(**{key: value for key, value in orders.items() if key != "format"})
+            (build_asset if "argv" in orders else fetch_asset)(**orders)
         except AgentError as error:
-            self.say(error=str(error))
+            self.say(**failure(error))
         return False
 
     def say(self, **line: Any) -> None:
@@ -161,11 +167,40 @@ def context_of(project: Project, clock: Clock) -> tuple[Context, list[str]]:
 def nearby(project: Project, source: str, always: bool = True) -> NearbySource:
     """Return an asset as the plan has it."""
     content = ResolvedAsset("model", "w", "0123456789abcdef", source=source)
+    return NearbySource(**placed(project, content), vault=Vault({}), always=always)
+
+
+def placed(project: Project, content: ResolvedAsset) -> dict[str, Any]:
+    """The fields of an asset that a VM fetches."""
     machine = FetchVm(
         name="slipway-fetch-0", zone="us-central1-a", machine_type="e2-standard-2", network="n", subnetwork="s",
         external_ip=False, account=ServiceAccount(name="runner"), bucket=project.bucket, asset="w",
-        identity=content.prefix.rpartition("-")[2],
+        identity=content.prefix.rpartition("-")[2], builds=content.recipe is not None,
     )  # fmt: skip
-    return NearbySource(
-        name="w", bucket=project.bucket, content=content, vault=Vault({}), machine=machine, always=always
-    )
+    return {"name": "w", "bucket": project.bucket, "content": content, "machine": machine}
+
+
+def web_files(
+    project: Project,
+    endpoint: str,
+    sha256: str,
+    repository: str = "open",
+    token: str | None = None,
+    always: bool = True,
+) -> NearbyFiles:
+    """Return an asset of one file of the web, which may need a token."""
+    url, name = f"{endpoint}/acme/{repository}/resolve/main/model.safetensors", "MINE" if token else None
+    file = AssetFile("w.bin", project.folder / "home/downloads" / sha256, sha256, url, name)
+    vault = Vault({"MINE": "env:MINE"} if token else {}, {"MINE": token or ""})
+    vault.load(project)
+    content = ResolvedAsset("model", "w", "0123456789abcdef", files=(file,))
+    return NearbyFiles(**placed(project, content), vault=vault, always=always)
+
+
+def run(project: Project, asset: NearbyAsset) -> list[str]:
+    """Apply the asset as `up` does, unless it is there; return the notes."""
+    context, notes = context_of(project, JumpingClock())
+    if isinstance(current := asset.observe(context, {}), Absent):
+        asset.apply(context, {}, asset.diff(current))
+    assert not isinstance(asset.observe(context, {}), Absent)
+    return notes

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from controller.agent.commands import asset as agent
 from controller.cleanup.orphans import billed_items
 from controller.cleanup.teardown import plan_teardown
 from controller.core.clock import InterruptedSleepError
@@ -22,14 +25,25 @@ from controller.reconcile.reconciler import reconcile
 from controller.reconcile.resource import Absent
 from controller.records.ledger import Ledger
 from controller.resources.uploads import nearby as module
-from controller.resources.uploads.nearby import MAX_ERRORS, MAX_MACHINES, REFRESH_SECONDS, NearbySource
+from controller.resources.uploads.nearby import MAX_ERRORS, MAX_MACHINES, REFRESH_SECONDS
+from controller.resources.uploads.nearby_files import NearbySource
 from controller.run.session import Session
+from tests.controller.agent.conftest import wait_for
 from tests.controller.resources.conftest import EmulatedProject
-from tests.controller.resources.uploads.fetching import JumpingClock, KilledError, Project, context_of, nearby
+from tests.controller.resources.uploads.fetching import (
+    JumpingClock,
+    KilledError,
+    Project,
+    context_of,
+    nearby,
+    run,
+    web_files,
+)
 from tests.hub import ACCEPTED, CONTENT, hub
 
 __all__ = ["hub"]
 MODEL = "hf://acme/open"
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
 WEIGHTS = "assets/w-0123456789ab/model.safetensors"
 
 
@@ -92,6 +106,76 @@ def test_auto_takes_a_vm_for_large_assets_only(
     assert (f"upload {WEIGHTS}" in google.changes) == (not by_vm)
 
 
+@pytest.mark.parametrize("token", ["", ACCEPTED])
+def test_files_of_the_web_do_not_pass_through_this_machine(google: Project, hub: HubServer, token: str) -> None:
+    """A file that needs a token is at an address that its server has signed."""
+    asset = web_files(google, hub.endpoint, SHA256, "gated" if token else "open", token)
+    run(google, asset)
+    copy = Path(google.bucket) / asset.content.prefix / "w.bin"
+    assert copy.read_bytes() == CONTENT
+    assert json.loads((copy.parent / "manifest.json").read_text()) == {"w.bin": SHA256}
+    assert sorted(p.name for p in copy.parent.iterdir()) == ["manifest.json", "w.bin"]
+    assert (google.machines, len(google.bodies)) == ({}, 1)
+    assert not (google.folder / "home/downloads").exists()
+    assert "hf_" not in google.orders
+    assert ("Signature" in google.orders) == bool(token)
+
+
+def test_small_files_of_the_web_and_those_with_a_token_stay_here(google: Project, hub: HubServer) -> None:
+    small = web_files(google, hub.endpoint, SHA256, always=False)
+    assert (run(google, small), google.bodies) == ([], [])
+    hub.state.stored.clear()  # its server sends the file itself
+    (hub.state.folder / "models/acme/gated/model.safetensors").rename(
+        hub.state.folder / "models/acme/gated/config.json"
+    )
+    asset = web_files(Project(google.folder / "2"), hub.endpoint, SHA256, "gated", ACCEPTED)
+    file = asset.content.files[0]
+    url = (file.url or "").replace("model.safetensors", "config.json")
+    bound = replace(asset, content=replace(asset.content, files=(replace(file, url=url),)))
+    with pytest.raises(CloudError, match=r"stays on this machine; assets\.models\.w\.fetch_on=laptop fetches it"):
+        run(google, bound)
+
+
+PLANTED = {
+    "absent": (HubFault("GET /acme/", times=99, status=404), r"w\.bin: cannot fetch http://127.*: HTTP Error 404"),
+    "refused": (HubFault("GET /acme/", times=99, status=403), r"w\.bin: http://127.* refused access \(403\): it req"),
+    "a circle": (HubFault("GET /acme/", times=99, loop=True), r"w\.bin: .* is redirected in a circle, or not to http"),
+    "another content": (HubFault("GET /lfs/", times=99, corrupt=True), r"w\.bin: http://.* has SHA-256 .*, but the co"),
+    "cut off": (HubFault("GET /lfs/", times=3, cut=100_000), ""),
+    "busy": (HubFault("GET /lfs/", times=3, status=503), ""),
+    "too many requests": (HubFault("GET /lfs/", times=3, status=429), ""),
+}
+
+
+@pytest.mark.parametrize(("fault", "said"), PLANTED.values(), ids=PLANTED)
+def test_planted_mistakes_of_files_on_a_vm(
+    google: Project, hub: HubServer, monkeypatch: pytest.MonkeyPatch, fault: HubFault, said: str
+) -> None:
+    """Each ends in one line, or is waited for; a VM is gone afterwards."""
+    monkeypatch.setattr(agent, "RETRY_PAUSES", (0.0,) * 4)
+    asset = web_files(google, hub.endpoint, SHA256)
+    hub.state.faults.append(replace(fault))
+    if said:
+        with pytest.raises(CloudError, match=said) as caught:
+            run(google, asset)
+        assert "Signature" not in str(caught.value)
+    else:
+        run(google, asset)
+        assert (Path(google.bucket) / asset.content.prefix / "w.bin").read_bytes() == CONTENT
+        wait_for(lambda: sum(size for _, _, size in hub.state.sent if size > 1) >= len(CONTENT))
+        assert sum(size for _, _, size in hub.state.sent if size > 1) == len(CONTENT), "nothing is fetched twice"
+    assert google.machines == {}
+
+
+def test_a_full_disk_of_the_vm_ends_the_fetch_at_once(google: Project, hub: HubServer) -> None:
+    folder = Path(os.environ["SLIPWAY_AGENT_ROOT"]) / "fetched"
+    folder.mkdir(parents=True)
+    (folder / SHA256).symlink_to("/dev/full")
+    with pytest.raises(CloudError, match=r"\(1 files\): w\.bin: no space left in .* of this machine$"):
+        run(google, web_files(google, hub.endpoint, SHA256))
+    assert google.machines == {}
+
+
 REFUSALS = (
     ForbiddenError("insert", 403, "forbidden", "Required 'compute.instances.create' permission"),
     GoogleError("insert", 403, "quotaExceeded", "Quota 'CPUS' exceeded."),
@@ -110,7 +194,7 @@ def test_a_refused_vm_is_no_end_for_auto(
         f"{refusal.message}; this machine fetches it"
     )
     check_files(google)
-    with pytest.raises(CloudError, match=r"; assets\.fetch_on=laptop fetches it through this machine$"):
+    with pytest.raises(CloudError, match=r"; assets\.models\.w\.fetch_on=laptop fetches it through this machine$"):
         fetch(Project(google.folder / "2", refuse=refusal))
 
 
@@ -179,7 +263,7 @@ def test_a_vm_that_fails_again_and_again_is_given_up(google: Project, hub: HubSe
         fetch(google)
     assert f"failed {MAX_ERRORS} times in a row: model.safetensors: http://localhost:" in str(caught.value)
     assert "Signature" not in str(caught.value), "a signed address is a key to the file"
-    assert "assets.fetch_on=laptop" in str(caught.value)
+    assert "assets.models.w.fetch_on=laptop" in str(caught.value)
     assert google.machines == {}
 
 
