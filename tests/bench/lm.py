@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import scipy
 import yaml
-from scipy import stats
 
 from tests.paths import ROOT
 
@@ -85,7 +85,7 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
     mean = statistics.fmean(logs)
     if len(logs) < 2:
         return math.exp(mean), 0.0, math.inf
-    half = float(stats.t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / len(logs) ** 0.5
+    half = float(scipy.stats.t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / len(logs) ** 0.5
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from conf.schema.config import Config
 from controller.cli import main
 from controller.config.compose import compose_variants
 from controller.sweep.grid import expand_grid
 from tests.conftest import deep
+from tests.groups import load_yaml
 from tests.paths import ROOT, SHARED
 
-TABLE: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(Path(__file__).with_name("trm_sweeps.yaml").read_text())
+TABLE: dict[str, dict[str, dict[str, Any]]] = load_yaml(Path(__file__).with_name("trm_sweeps.yaml"))
 """Values by sweep and case, as the key of our config says them; `base` has those of an experiment."""
 PLANNED = SHARED / "spec" / "trm_sweeps.yaml"
 FAST = ("optimizer", "lr", "augment")
@@ -85,7 +85,7 @@ def test_the_experiments_have_the_values_of_the_guides() -> None:
 @pytest.mark.skipif(not PLANNED.exists(), reason="the study's own values are not at hand")
 def test_the_table_is_that_of_the_study() -> None:
     """Their values by our keys, for every experiment whose values the study's plan has not corrected."""
-    planned = yaml.safe_load(PLANNED.read_text())
+    planned = load_yaml(PLANNED)
     base = flat(planned["lineage_1_guide1"]["base"])
     for name, own in planned["lineage_1_guide1"]["experiments"].items():
         assert_says(TABLE["e"][name], base, flat(own))
@@ -104,7 +104,7 @@ def test_the_table_is_that_of_the_study() -> None:
 
 @pytest.mark.skipif(not PLANNED.exists(), reason="the study's own values are not at hand")
 def test_the_table_has_the_studys_data_sets_and_contributions() -> None:
-    lineage = yaml.safe_load(PLANNED.read_text())["lineage_2_guide4"]
+    lineage = load_yaml(PLANNED)["lineage_2_guide4"]
     sizes = [own["data"].split("-")[2:5:2] for own in experiments_of(lineage, "exp04a_")]
     assert sorted(int(puzzles) for puzzles, _ in sizes) == list(TABLE["data"])
     assert {augment for _, augment in sizes} == {"1000"}

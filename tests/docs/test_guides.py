@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import Any, get_args
 
 import pytest
-import yaml
 from pydantic import BaseModel
 
 import controller.resources
@@ -20,9 +19,10 @@ from controller.checks.page import page as checks_page
 from controller.cli.main import VERBS
 from controller.config.compose import config_groups
 from controller.reconcile.resource import Resource
+from tests.groups import load_yaml
 from tests.paths import ROOT
 
-CONTENT = yaml.safe_load((ROOT / "docs" / "guides.yaml").read_text())
+CONTENT = load_yaml(ROOT / "docs" / "guides.yaml")
 ROWS: dict[str, dict[str, Any]] = CONTENT["rows"]
 TESTS: dict[str, str] = CONTENT["tests"]
 LINES = {0: 78, 1: 52, 2: 41, 3: 27, 4: 20}

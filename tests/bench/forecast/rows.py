@@ -29,11 +29,12 @@ import yaml
 
 from conf.schema.infra.topology import find_topology
 from controller.run.estimate import token_flops
+from tests.groups import load_yaml
 from trainer.fit import schedule
 from trainer.fit.forecast import find_price
 from trainer.fit.step_time import Rates, StepTime, device_rates, step_time
 
-ROWS = yaml.safe_load(Path(__file__).with_name("rows.yaml").read_text())
+ROWS = load_yaml(Path(__file__).with_name("rows.yaml"))
 FIXTURE = Path(__file__).parents[2] / "trainer" / "fit" / "forecast_rows.json"
 PERIODS = 5  # differs from the trip counts of loops over devices and chunks, which are powers of two
 BASE = ["program=trainer", "data=text", "data.path=corpus.txt", "loop=lm", "optimizer=adamw", "cloud=gcp",

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.controller.gcloud.conftest import STUB_COMMANDS, GcloudShell
 from tests.controller.gcloud.project import make_context, planned_actions
 from tests.controller.localcloud.harness import EmulatedCloud
+from tests.groups import load_yaml
 from tests.paths import SHARED
 
-SCENES: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("guides.yaml").read_text())
+SCENES: list[dict[str, Any]] = load_yaml(Path(__file__).with_name("guides.yaml"))
 GUIDES = SHARED / "guides"
 SUBSTITUTED = {
     "alpine-aspect-459819-m4": "slipway-local",

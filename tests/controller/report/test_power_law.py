@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import optimize
+import scipy
 
 from controller.report.power_law import PowerLaw, fit_power_law
 
@@ -47,7 +47,7 @@ def test_the_fit_is_the_least_squares_of_scipy(study: str) -> None:
     _, a, b, c, _ = STUDIES[study]
     unit = x.mean()
     model = lambda at, a, b, c: a - b * (at / unit) ** -c  # noqa: E731
-    best, _ = optimize.curve_fit(model, x, y, p0=(a, b * unit**-c, c))
+    best, _ = scipy.optimize.curve_fit(model, x, y, p0=(a, b * unit**-c, c))
     assert (found.a, found.b, found.c) == pytest.approx((best[0], best[1] * unit ** best[2], best[2]), rel=2e-3)
     residuals = y - model(x, *best)
     assert found.deviation == pytest.approx(np.sqrt((residuals**2).sum() / (len(x) - 3)), rel=1e-4)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy import stats
+import scipy
 
 from controller.cli import main
 from controller.records import index
@@ -71,7 +71,7 @@ def test_intervals_of_differences_hold_together(state: Path) -> None:
     """Four comparisons with the baseline: each at 1 - 0.05 / 4, paired by seed."""
     row = measured(state, "model.dim").rows[4]
     differences = [accuracy(512, seed) - accuracy(64, seed) for seed in range(3)]
-    half = stats.t.ppf(1 - 0.05 / 4 / 2, 2) * statistics.stdev(differences) / 3**0.5
+    half = scipy.stats.t.ppf(1 - 0.05 / 4 / 2, 2) * statistics.stdev(differences) / 3**0.5
     mean = statistics.mean(differences)
     assert (row.compared.how, row.compared.pairs) == ("paired", 3)
     assert (row.compared.low, row.compared.high) == pytest.approx((mean - half, mean + half))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from scipy import stats as reference
+import scipy
 
 from controller.report.stats import Comparison, compare, summarize
 
@@ -13,7 +13,7 @@ from controller.report.stats import Comparison, compare, summarize
 def test_paired_where_seeds_are_shared_else_two_samples() -> None:
     a, b = {0: 1.0, 1: 2.0, 2: 4.0}, {0: 0.5, 1: 1.9, 2: 3.0}
     one = compare(a, b)
-    expected = reference.ttest_rel([*a.values()], [*b.values()]).confidence_interval(0.95)
+    expected = scipy.stats.ttest_rel([*a.values()], [*b.values()]).confidence_interval(0.95)
     assert (one.low, one.high) == pytest.approx((expected.low, expected.high))
     some = compare(a, {1: 1.0, 2: 1.0})
     assert (some.how, some.pairs, some.difference, some.n) == ("paired", 2, 2.0, 3)
@@ -36,11 +36,11 @@ def test_welch(a: list[float], b: list[float]) -> None:
     """Degrees of freedom by Welch and Satterthwaite; one of the samples may be constant, which SciPy warns of."""
     found = compare(dict(enumerate(a)), {100 + i: value for i, value in enumerate(b)})
     if min(statistics.variance(a), statistics.variance(b)) > 0:
-        bounds = reference.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+        bounds = scipy.stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
         assert (found.low, found.high) == pytest.approx((bounds.low, bounds.high))
     parts = [statistics.variance(sample) / len(sample) for sample in (a, b)]
     freedom = sum(parts) ** 2 / sum(v**2 / (len(x) - 1) for v, x in zip(parts, (a, b), strict=True))
-    half = reference.t.ppf(0.975, freedom) * sum(parts) ** 0.5
+    half = scipy.stats.t.ppf(0.975, freedom) * sum(parts) ** 0.5
     mean = statistics.mean(a) - statistics.mean(b)
     assert (found.how, found.pairs, found.n) == ("Welch", 0, len(a))
     assert (found.difference, found.low, found.high) == pytest.approx((mean, mean - half, mean + half))
