@@ -70,8 +70,9 @@ def pods(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Run a test with the fixture `plane` on both planes."""
-    if "plane" not in metafunc.fixturenames:
+    """Run a test with the fixture `plane` on both planes. A test that lists the values itself has said which."""
+    listed = any("plane" in str(mark.args[0]) for mark in metafunc.definition.iter_markers("parametrize"))
+    if listed or "plane" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker("always_on")
     always = marker.args[0] if marker else PLANES[0].name

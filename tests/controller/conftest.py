@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,6 @@ import pytest
 from controller.cli import main
 from controller.cloud import emulator
 from controller.cloud.emulator import Emulator
-from controller.config import compose
-from controller.core.errors import ConfigError
 from controller.ssh.fleet import Fleet
 from tests.controller.ssh.sshserver import SshPod
 from tests.controller.state import internal_errors
@@ -96,41 +93,6 @@ def slipway(
     status, words = emulator.run_emulator_verb(["wipe"], cloud)
     assert status == 0, words
     assert mistakes == []
-
-
-@pytest.fixture(autouse=True, scope="session")
-def composed_once() -> Iterator[Callable[..., Any]]:
-    """Hydra composes a choice of groups once: that takes more than a tenth of a second.
-
-    Single values are then set on a copy, as in `compose_variants`. What the user's own YAML says is part of the choice.
-    Where Hydra refuses something, it composes every time.
-    """
-    really, known = compose._compose_unresolved, {}
-
-    def compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any:
-        own = sorted(extra_dir.rglob("*")) if extra_dir is not None else []
-        values = [word for word in overrides if compose._is_value_override(word)]
-        groups = [word for word in overrides if word not in values]
-        try:
-            said = [(str(file), file.read_text()) for file in own if file.suffix == ".yaml"]
-            key = (compose.CONFIG_DIR, *groups, *said)
-            if key not in known:
-                known[key] = really(groups, extra_dir)
-            made = copy.deepcopy(known[key])
-            compose._apply_overrides(made, values)
-        except (ConfigError, OSError, UnicodeDecodeError):
-            return really(overrides, extra_dir)
-        return made
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose, "_compose_unresolved", compose_unresolved)
-        yield really
-
-
-@pytest.fixture
-def composed_by_hydra(composed_once: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hydra composes all of it, every time: for tests of what `composed_once` takes for granted."""
-    monkeypatch.setattr(compose, "_compose_unresolved", composed_once)
 
 
 @pytest.fixture

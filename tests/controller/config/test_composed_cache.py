@@ -14,6 +14,7 @@ from controller.config import compose as composing
 from controller.config import composed_cache
 from controller.config.compose import compose_raw
 
+pytestmark = pytest.mark.usefixtures("composed_by_hydra")
 WORDS = ("+experiment=quickstart", "optimizer.lr=1e-3")
 
 

@@ -19,7 +19,7 @@ LENGTHS = ((12, 1, 12), (1, 12))
 ROW = 26
 
 
-@pytest.fixture(params=["plain", "splash", *deep("cudnn")])
+@pytest.fixture(params=["plain", *deep("splash", "cudnn")])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The TPU's is interpreted here; cuDNN's has no documents, so that the plain one stands in for it."""
     monkeypatch.setattr(attention, "splash_attention", partial(attention.splash_attention, interpret=True))
