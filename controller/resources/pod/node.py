@@ -84,7 +84,7 @@ class Node(Resource):
 
     @property
     def timeout(self) -> float:
-        if len(self.places) == 1 and self.places[0].zone and waits_in_queue(self.places[0]):
+        if len(self.places) == 1 and waits_in_queue(self.places[0]):
             return self.create_seconds + (self.spec.valid_until_seconds or float("inf"))
         return 2 * self.create_seconds
 

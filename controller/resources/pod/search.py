@@ -39,6 +39,8 @@ from controller.resources.pod.refusals import HINTS, RULES_OUT_PLACE, Refusal, R
 MAX_PAUSE_SECONDS = 60
 """Longest pause in units of the context's pace: five minutes on Google Cloud."""
 
+FIRST_WAIT_SECONDS = 300.0
+"""Longest wait in a queue in the first round of a search on several planes: another one may have capacity now."""
 MAX_INTERNAL_ERRORS = 5
 """Internal errors at Google in a row that end a search."""
 
@@ -85,7 +87,7 @@ class CapacitySearch:
                     self._give_up()
                 if len(self.places) > 1:
                     self.context.events.note(self.subject, f"requesting {self._type} in {self._label(place)}")
-                refusal = self._try_until_visible(place)
+                refusal = self._try_until_visible(place, self._patience(rounds))
                 if refusal is None:
                     return
                 internal = internal + 1 if refusal.kind == "internal" else 0
@@ -156,10 +158,10 @@ class CapacitySearch:
             return f"no quota for {self._type}: {words}; {hints}"
         return f"{self.name} in {words}; {hints}"
 
-    def _try_until_visible(self, place: Place) -> Refusal | None:
+    def _try_until_visible(self, place: Place, patience: float) -> Refusal | None:
         """Ask in one place, again and again while Google does not see a new account or role everywhere."""
         late, told = self.context.clock.deadline(PROPAGATION_SECONDS), False
-        while (refusal := self._try(place)) is not None and refusal.kind == "propagating" and not late():
+        while (refusal := self._try(place, patience)) is not None and refusal.kind == "propagating" and not late():
             if not told:
                 self.context.events.note(self.subject, f"waiting until Google sees new rights: {refusal.message}")
                 if "Service Agent" in refusal.message:
@@ -175,7 +177,7 @@ class CapacitySearch:
         except GoogleError as error:
             self.context.events.note(self.subject, f"cannot request the TPU Service Agent: {error}")
 
-    def _try(self, place: Place) -> Refusal | None:
+    def _try(self, place: Place, patience: float) -> Refusal | None:
         """Ask in one place and wait; returns None on success. A refused request leaves nothing behind."""
         context, name, maker = self.context, self.name, self.provisioners[place.provisioner]
         spec = self.specs[place.provisioner]
@@ -187,7 +189,7 @@ class CapacitySearch:
                 if fresh := operation is not None:
                     wait_compute(context, operation)
             maker.create(context, name, spec, place)
-            answer = self._wait(maker, place)
+            answer = self._wait(maker, place, patience)
         except InterruptedSleepError:
             if waits_in_queue(place):
                 message = "the request stays in the queue: `slipway up` resumes waiting, `slipway down` cancels it"
@@ -212,12 +214,9 @@ class CapacitySearch:
             record_answer(context, name, spec, place, asked, answer)
         return refusal
 
-    def _wait(self, maker: Provisioner, place: Place) -> Refusal | SliceStatus:
-        """Return the READY slice, or why there is none: after the validity of a request in a sole place, else after
-        `create_seconds`.
-        """
+    def _wait(self, maker: Provisioner, place: Place, patience: float) -> Refusal | SliceStatus:
+        """Return the READY slice, or why there is none after `patience` seconds in a queue."""
         context = self.context
-        patience = self.queue_timeout
         late, too_late = context.clock.deadline(patience), context.clock.deadline(patience + self.create_seconds)
         told = ""
         while True:
@@ -256,9 +255,10 @@ class CapacitySearch:
     def _classify(self, place: Place, error: GoogleError) -> RefusalKind:
         return classify(error.reason, error.message, reserved=place.capacity == "reserved")
 
-    @property
-    def queue_timeout(self) -> float:
-        """Seconds for which a queued request may wait in one place."""
+    def _patience(self, rounds: int) -> float:
+        """Return for how many seconds a queued request may wait in one place, after so many complete rounds."""
+        if self._plane_count > 1 and rounds == 0:
+            return min(FIRST_WAIT_SECONDS, self.create_seconds)
         if len(self.places) > 1:
             return self.create_seconds
         return next(iter(self.specs.values())).valid_until_seconds or float("inf")

@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from controller.core.errors import ConfigError
@@ -22,6 +23,7 @@ from controller.resources.pod.capacity_log import (
     fetch_entries,
     load_entries,
 )
+from controller.resources.pod.planes import all_planes
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
@@ -58,11 +60,12 @@ def format_entries(entries: Sequence[CapacityEntry], days: float, now: float, wi
         return [
             f"no requests for pods in the last {plural_days(days)}; `slipway capacity --refresh` also reads the bucket"
         ]
-    groups = _by_place(entries)
+    groups, several = _by_place(entries), len({_plane(entry.provisioner) for entry in entries}) > 1
     columns = {
         "type": [group[0].accelerator_type for group in groups],
         "zone": [group[0].zone for group in groups],
         "tier": [group[0].tier for group in groups],
+        **({"plane": [_plane(group[0].provisioner) for group in groups]} if several else {}),
         "granted": [f"{sum(e.answer == GRANTED for e in group)} of {len(group)}" for group in groups],
         "waited": [_median(e.waited_seconds for e in group if e.answer == GRANTED) for group in groups],
         "lived": [_lived(group) for group in groups],
@@ -73,7 +76,8 @@ def format_entries(entries: Sequence[CapacityEntry], days: float, now: float, wi
     titles, rows, left_out = fit_table(columns, width, concessions, folded="last")
     lines = ["  ".join(titles).rstrip(), *("  ".join(row).rstrip() for row in rows)]
     if plural_days(days) in left_out:
-        picture = [f"{_picture(group, days, now)}  {_place(group[0])}" for group in groups]
+        names = [f"{_place(group[0])}{f', {_plane(group[0].provisioner)}' if several else ''}" for group in groups]
+        picture = [f"{_picture(group, days, now)}  {name}" for group, name in zip(groups, names, strict=True)]
         lines += ["", f"the last {plural_days(days)}:", *picture]
     return [*lines, "", wrap(LEGEND, width)]
 
@@ -93,14 +97,25 @@ def _refresh(command: Command, since: float) -> None:
 
 
 def _by_place(entries: Iterable[CapacityEntry]) -> list[list[CapacityEntry]]:
-    """Group the entries by type, zone and tier; the place with the latest grant comes first."""
-    ordered = sorted(entries, key=lambda entry: (_place(entry), entry.time))
-    groups = [list(group) for _, group in itertools.groupby(ordered, _place)]
+    """Group the entries by type, zone, tier and plane; the place with the latest grant comes first."""
+
+    def where(entry: CapacityEntry) -> tuple[str, str]:
+        return _place(entry), _plane(entry.provisioner)
+
+    ordered = sorted(entries, key=lambda entry: (*where(entry), entry.time))
+    groups = [list(group) for _, group in itertools.groupby(ordered, where)]
     return sorted(groups, key=lambda group: -max((e.time for e in group if e.answer == GRANTED), default=0.0))
 
 
 def _place(entry: CapacityEntry) -> str:
     return f"{entry.accelerator_type} in {entry.zone} ({entry.tier})"
+
+
+@cache
+def _plane(provisioner: str) -> str:
+    """Return the plane of a way to create slices; the way itself if only a later Slipway knows it."""
+    ways = {way: plane.title.removeprefix("the ") for plane in all_planes() for way in plane.provisioners(0.0)}
+    return ways.get(provisioner, provisioner)
 
 
 def _answer(entry: CapacityEntry) -> str:

@@ -85,6 +85,13 @@ def test_what_one_plane_lacks_does_not_stop_the_other(project: EmulatedProject, 
     made.down()
 
 
+def test_no_queue_keeps_a_search_from_a_plane_that_was_not_asked_yet(project: EmulatedProject) -> None:
+    search = pod(project, *AUTO).node._search(project.context)
+    assert [search._patience(rounds) for rounds in (0, 1)] == [300, 1800]
+    alone = pod(project, *AUTO, "tpu.plane=tpu_api", "tpu.valid_until_hours=24").node._search(project.context)
+    assert [alone._patience(rounds) for rounds in (0, 1)] == [24 * 3600, 24 * 3600]
+
+
 def test_what_neither_plane_has_is_said_of_both(project: EmulatedProject) -> None:
     made = pod(project, *AUTO)
     for name in PLANES:

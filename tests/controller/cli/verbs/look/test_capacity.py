@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,17 @@ def test_80_columns_put_the_pictures_below() -> None:
 def test_a_life_that_nothing_ended_but_its_user_is_a_lower_bound() -> None:
     [_, line, *_] = format_entries([entry("a-b-c", 9, lived=HOUR, ended="deleted")], 7, NOW, None)
     assert "≥ 1:00:00" in line
+
+
+def test_planes_are_rows_of_their_own() -> None:
+    first = entry("us-west4-a", 2)
+    others = [replace(entry("us-west4-a", 1, "stock_out"), provisioner=way) for way in ("mig", "way-of-tomorrow")]
+    title, *lines = format_entries([first, *others], 7, NOW, None)
+    assert "plane" in title
+    assert [line.split()[3:6] for line in lines[:3]] == [
+        ["TPU", "API", "1"], ["Compute", "Engine", "0"], ["way-of-tomorrow", "0", "of"]]  # fmt: skip
+    assert "plane" not in format_entries([first], 7, NOW, None)[0]
+    assert ", Compute Engine" in "\n".join(format_entries([first, *others], 7, NOW, 80))
 
 
 def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
