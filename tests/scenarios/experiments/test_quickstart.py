@@ -111,6 +111,22 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.deep
+def test_a_preempted_run_on_tpu7x_ends_with_the_same_weights(homes: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two VMs of Compute Engine."""
+    words = [word for word in SHORT if not word.startswith("tpu.")]
+    words += ["tpu=tpu7x_16", "loop.prompts_per_step=16", "cloud.bucket=slipway-local-slipway-us-central2"]
+    quiet = homes("quiet")
+    run(capsys, short=words)
+    undisturbed = weights(folder_of(quiet))
+    cut = homes("cut")
+    out = run(capsys, "cloud.faults=[{kind: preempted, after_object: checkpoints/3/commit_success}]", short=words)
+    assert "preempted: " in out
+    found = weights(folder_of(cut))
+    assert found.keys() == undisturbed.keys()
+    assert all(np.array_equal(found[name], undisturbed[name]) for name in found)
+
+
+@pytest.mark.deep
 def test_a_preempted_run_ends_with_the_same_weights(homes: Any, capsys: pytest.CaptureFixture[str]) -> None:
     quiet = homes("quiet")
     out = run(capsys)
