@@ -175,11 +175,11 @@ class SimulatedPlane:
     """One of Slipway's planes, whose slices come from a simulated market."""
 
     def __init__(self, name: str, plane: Plane, google: Places) -> None:
-        self._name, self._plane, self._google = name, plane, google
+        self._plane = plane
+        self._ways = {way: SimulatedProvisioner(google, name, way) for way in plane.provisioners(0.0)}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plane, name)
 
     def provisioners(self, create_seconds: float) -> Mapping[str, SimulatedProvisioner]:
-        ways = self._plane.provisioners(create_seconds)
-        return {way: SimulatedProvisioner(self._google, self._name, way) for way in ways}
+        return self._ways
