@@ -1,6 +1,7 @@
 """Assets: the program's input files exist or can be downloaded."""
 
 import ipaddress
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -9,6 +10,9 @@ from conf.schema.config import Config
 from conf.schema.infra.assets import RemoteFile
 from controller.core.finding import Issue, check
 from controller.inputs.assets import path_exists
+
+SIGNED = re.compile(r"[?&](x-(amz|goog)-signature|signature|sig|token|access_token|api_?key|key)=", re.IGNORECASE)
+"""Parameters that give access to a file."""
 
 
 @check("asset_here", "error", "assets.KIND.NAME.path")
@@ -35,12 +39,19 @@ def tokens_are_secrets(config: Config) -> Iterator[Issue]:
             yield Issue(message, f"{key}.token_secret")
 
 
-@check("asset_clear", "error", "assets.KIND.NAME.files.FILE.url")
+@check("asset_clear", "error", "assets.KIND.NAME.files.FILE.url", also="warning")
 def tokens_are_encrypted(config: Config) -> Iterator[Issue]:
-    """Tokens are never sent unencrypted."""
+    """Tokens are never sent unencrypted. An address is on record in the bucket, so it should hold neither a password
+    nor a signature.
+    """
     for key, file in _downloads(config):
         if file.token_secret is not None and file.url.startswith("http://") and not _is_loopback(file.url):
             yield Issue("would send the token unencrypted; use https", f"{key}.url")
+        if "@" in urlsplit(file.url).netloc:
+            yield Issue("contains a password or token, which would be on record; use token_secret", f"{key}.url")
+        elif SIGNED.search(file.url):
+            message = "its query is a key to the file, and is on record in the bucket; use token_secret if you can"
+            yield Issue(message, f"{key}.url", "warning")
 
 
 @check("fetch_on", "warning", "assets.fetch_on", "assets.KIND.NAME.fetch_on")

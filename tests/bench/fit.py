@@ -26,6 +26,8 @@ CASES = {
     ],
     "3B (Llama-like), 32 x 4096, mesh 2x2x2": ["+experiment=lm_3b_v6e8"],
     "Nash-MHC 3B, 32 x 4096, mesh 2x2x2": ["+experiment=nash_mhc_3b"],
+    "Nash-MHC 3B, 32 x 4096, mesh 1x4x2": ["+experiment=nash_mhc_3b", "mesh=fsdp_heavy"],
+    "Nash-MHC 3B, 32 x 4096, mesh 4x1x2": ["+experiment=nash_mhc_3b", "mesh=data_heavy"],
     "Gemma-2 9B, 64 x 2048": [
         *LM, "tpu.accelerator_type=v5litepod-64", "model=gemma2_9b",
         "loop.total_batch_tokens=131072", "loop.seq_len=2048", "mesh.data=1", "mesh.fsdp=-1",

@@ -25,6 +25,8 @@ from controller.resources.workers.base import WorkerResource
 from controller.ssh.fleet import WorkerError, WorkersFailedError
 
 THREADS = 8
+KEEP_BYTES = 10**9
+"""A download of this size or more is deleted once it is in the bucket, so that the disk holds `THREADS` at most."""
 FETCH_ATTEMPTS = 5
 """Number of times a fetch on the pod is resumed after SSH broke off."""
 StoredObjects = dict[str, tuple[int, str]]
@@ -103,6 +105,9 @@ class UploadedAsset(AssetInBucket):
         source: AssetFile,
     ) -> None:
         """Send one file to the bucket, unless it is there already or can be copied from another object."""
+        name = f"{self.content.prefix}/{source.name}"
+        if source.url is not None and name in stored and not source.local.is_file():
+            return  # it was checked before it was sent
         download_file(source, token_for(source, self.vault.values()), moved, context.clock.sleep)
         digests = known.get(source.local)
         if digests is None:
@@ -110,7 +115,6 @@ class UploadedAsset(AssetInBucket):
                 digests = hashes.digests([source.local])[source.local]
         if digests.sha256 != source.sha256:
             raise CloudError(f"{source.local} changed during the upload; run `slipway up` again")
-        name = f"{self.content.prefix}/{source.name}"
         size = source.local.stat().st_size
         same = (size, digests.md5)
         if stored.get(name) == same:
@@ -125,6 +129,8 @@ class UploadedAsset(AssetInBucket):
             raise CloudError(
                 f"gs://{self.bucket}/{name} and {source.local} have different MD5 hashes; run `slipway up` again"
             )
+        if source.url is not None and size >= KEEP_BYTES:
+            source.local.unlink()
 
 
 def rewrite_object(google: GoogleClient, source: tuple[str, str], target: tuple[str, str], **conditions: str) -> None:

@@ -106,6 +106,14 @@ def test_a_word_that_no_program_can_be_given(tmp_path: Path) -> None:
             [f"assets.models.m.files={{f: {{url: 'http://h/f', sha256: {SHA}, token_secret: HF_TOKEN}}}}"],
             "asset_clear: error assets.models.m.files.f.url: would send the token unencrypted",
         ),
+        (
+            [f"assets.models.m.files={{f: {{url: 'https://me:pw@h/f', sha256: {SHA}}}}}"],
+            "asset_clear: error assets.models.m.files.f.url: contains a password or token",
+        ),
+        (
+            [f"assets.models.m.files={{f: {{url: 'https://h/f?X-Amz-Signature=x', sha256: {SHA}}}}}"],
+            "asset_clear: warning assets.models.m.files.f.url: its query is a key to the file",
+        ),
         (["assets.fetch_on=pod"], "fetch_on: warning assets.fetch_on: pod has no effect: every asset is on"),
         (["assets.fetch_on=vm"], "fetch_on: warning assets.fetch_on: vm has no effect: every asset is on th"),
         (

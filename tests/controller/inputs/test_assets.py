@@ -22,8 +22,12 @@ from controller.gcp.client import GoogleClient
 from controller.inputs.assets import ResolvedAsset, resolve_asset
 from controller.inputs.download import download_file, run_recipe
 from controller.inputs.hash_cache import HashCache
+from controller.inputs.secrets import Vault
 from controller.inputs.web import token_for
+from controller.resources.uploads import assets
+from controller.resources.uploads.assets import UploadedAsset
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.controller.resources.uploads.fetching import JumpingClock, Project, context_of
 
 CONTENT = b"rows\n" * 400_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -311,6 +315,24 @@ def test_copies_are_in_the_bucket_before_the_tpu_and_programs_know_where(slipway
     assert any("rewriteTo" in line for line in sent)
     assert any("y.bin" in line for line in sent)
     assert set(objects) <= set(slipway.cloud().get("state")["objects"][bucket])
+
+
+def test_large_downloads_leave_this_machine_and_are_not_fetched_again(
+    tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process is killed before the manifest: the next finds the file in the bucket."""
+    monkeypatch.setattr(assets, "KEEP_BYTES", len(CONTENT))
+    google = Project(tmp_path / "google")
+    content = held(tmp_path, files=remote(host))
+    asset = UploadedAsset(name="d", bucket=google.bucket, content=content, vault=Vault({}))
+    context, _ = context_of(google, JumpingClock())
+    asset.send_files(context)
+    assert not content.files[0].local.exists()
+    (Path(google.bucket) / asset.manifest_object).unlink()
+    asset.send_files(context)
+    assert len(host.downloads) == 1
+    assert (Path(google.bucket) / content.prefix / "train.jsonl").read_bytes() == CONTENT
+    assert (Path(google.bucket) / asset.manifest_object).is_file()
 
 
 @pytest.mark.e2e
