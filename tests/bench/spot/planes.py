@@ -117,6 +117,7 @@ def main() -> None:
     rows: dict[str, tuple[Callable[[PlacesMarket], Day], list[PlacesMarket]]] = {
         **{name: (partial(on_slipway, way=way), markets) for name, way in WAYS.items()},
         "both planes, memory; capacity at the same times on both": (partial(on_slipway, way=both), shared),
+        "TPU API only, memory; on those days": (partial(on_slipway, way=WAYS["TPU API only, memory"]), shared),
         "clairvoyant, both planes": (clairvoyantly, markets),
         "clairvoyant, TPU API only": (clairvoyantly, alone),
     }
