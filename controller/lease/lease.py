@@ -170,7 +170,7 @@ class Lease:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        with self._lock, contextlib.suppress(GoogleError):  # then it expires with its term
+        with self._lock, contextlib.suppress(GoogleError, InterruptedSleepError):  # then it expires with its term
             if self._record is not None and (
                 self._lost_error is None or isinstance(self._lost_error, ReleaseRequestedError)
             ):

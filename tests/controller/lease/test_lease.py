@@ -246,6 +246,19 @@ def test_last_words_are_left_for_who_watches() -> None:
     assert (seen.record.said, seen.record.exit_code, seen.record.released) == ("no more money", 8, True)
 
 
+def test_ctrl_c_stays_ctrl_c_where_the_bucket_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupted clock ends the retries of the last write as well."""
+    time = Time()
+    file = FakeFile(time)
+    mine = lease(file, time)
+    mine.ensure()
+    time.interrupt()
+    monkeypatch.setattr(file, "write", lambda term, generation: time.raise_if_interrupted())
+    with pytest.raises(KeyboardInterrupt), mine.released_on_exit():
+        raise KeyboardInterrupt
+    assert not mine.held
+
+
 def test_a_process_of_this_machine_that_is_dead_is_not_waited_for() -> None:
     me = Identity("laptop", "run-1")
     here, _, which = me.process.rpartition(":")
