@@ -125,7 +125,7 @@ def no_secrets_in_variables(config: Config) -> Iterator[Issue]:
 @check("secret_value", "error", "KEY")
 def no_secret_is_in_the_config(config: Config) -> Iterator[Issue]:
     """The config is recorded in the bucket and the state folder and shown on the terminal. A shell silently expands
-    `$HF_TOKEN`, and so does `${oc.env:HF_TOKEN}`.
+    `$HF_TOKEN`; `${oc.env:HF_TOKEN}` is refused before (docs/security.md).
     """
     sources = {name: (source or "").removeprefix("env:") for name, source in config.env.secrets.items()}
     named = {name if source == "env" else source for name, source in sources.items()} - {"NETRC"}

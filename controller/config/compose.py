@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import conf
+from controller.config.environment import guarded_variables
 from controller.config.experiment_files import check_experiment_files
 from controller.core.errors import ConfigError
 
@@ -128,7 +129,7 @@ def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any
         check_experiment_files(extra_dir, wanted)
     register_resolver()
     try:
-        with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        with guarded_variables(), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
             made = hydra_compose("config", overrides=wanted)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_translate_error(error, wanted, extra_dir)) from None
@@ -162,7 +163,8 @@ def _resolve_interpolations(composed: Any, overrides: Sequence[str], extra_dir: 
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        data = OmegaConf.to_container(composed, resolve=True)
+        with guarded_variables():
+            data = OmegaConf.to_container(composed, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(_translate_error(error, [normalize_override(o) for o in overrides], extra_dir)) from None
     assert isinstance(data, dict)
@@ -264,6 +266,9 @@ def _translate_error(error: Exception, overrides: Sequence[str], extra_dir: Path
     while not str(cause).strip() and cause.__cause__ is not None:
         cause = cause.__cause__  # Hydra sometimes wraps its message in an exception without one
     message = (str(cause).strip() or repr(cause)).splitlines()[0]
+    if refused := re.match(r"ConfigError raised while resolving interpolation: (.*)", message):  # by a resolver of ours
+        place = re.search(r"full_key: (\S+)", str(cause))
+        return f"{place[1]}: {refused[1]}" if place else refused[1]
     named = re.findall(r"'([\w.]+)'", message)  # names from `~key` and ${key}
     renamed = ", ".join(name for key in named for name in successors(key.split(".")))
     return f"cannot compose the config: {message}{f'; renamed to {renamed}' if renamed else ''}"

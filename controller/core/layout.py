@@ -10,6 +10,8 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from controller.core.printable import one_line
+
 DEFAULT_WIDTH = 80
 GAP = "  "
 """Between two columns of a table."""
@@ -102,7 +104,7 @@ def fit_table(
     """Lay out a table, and make concessions in order until it fits.
 
     Args:
-        columns: cells by title.
+        columns: cells by title; a name of a metric, say, may be any text, so each is shown on one line.
         width: columns of the terminal; None: unlimited.
         concessions: what may become shorter or be left out, the least important first.
         folded: title of the column whose cells are folded onto further lines if the table is too wide even so.
@@ -110,9 +112,9 @@ def fit_table(
     Returns:
         The titles, the rows of padded cells (a folded cell makes several rows), and the titles that were left out.
     """
-    shown = {title: list(cells) for title, cells in columns.items()}
+    shown = {one_line(title): [one_line(cell) for cell in cells] for title, cells in columns.items()}
     left_out: list[str] = []
-    for title, shorter in concessions:
+    for title, shorter in ((one_line(title), cells) for title, cells in concessions):
         if width is None or _table_width(shown) <= width:
             break
         if title not in shown:
@@ -121,7 +123,7 @@ def fit_table(
             del shown[title]
             left_out.append(title)
         else:
-            shown[title] = list(shorter)
+            shown[title] = [one_line(cell) for cell in shorter]
     if width is not None and folded in shown and (over := _table_width(shown) - width) > 0:
         room = max(12, max(map(cell_width, [folded, *shown[folded]])) - over)
         shown = _fold(shown, folded, room)

@@ -4,6 +4,7 @@ Escape sequences could hide text, set the title, or answer as if it had been typ
 reorder text: https://unicode.org/reports/tr36/
 """
 
+import io
 import re
 import sys
 from collections.abc import Iterator
@@ -11,13 +12,19 @@ from contextlib import contextmanager
 from typing import Any
 
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Bidirectional characters, and control characters except tab, newline and carriage return (for progress bars)."""
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Bidirectional characters, separators of lines, halves of surrogate pairs, and control characters except tab, newline and
+carriage return (for progress bars)."""
 
 
 def printable(text: str) -> str:
     r"""Return the text without colours, with other control characters escaped as `\x1b`."""
     return CONTROL_CHARACTERS.sub(lambda found: ascii(found[0])[1:-1], COLOUR.sub("", text))
+
+
+def one_line(text: str) -> str:
+    r"""Return the text as a cell of a table: all that does not print, a line break too, escaped as `\n`."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class SanitizedStream:
@@ -42,8 +49,11 @@ def unsanitized_stream(stream: Any) -> Any:
 
 @contextmanager
 def sanitized_output() -> Iterator[None]:
-    """Sanitize stdout and stderr inside the block where they are terminals."""
+    """Sanitize stdout and stderr inside the block where they are terminals; a file gets what it cannot hold escaped."""
     before = sys.stdout, sys.stderr
+    for stream in before:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = (SanitizedStream(stream) if stream.isatty() else stream for stream in before)
     try:
         yield

@@ -138,11 +138,13 @@ def _describe(bucket: str, name: str) -> dict[str, Any]:
     except FileNotFoundError:  # deleted at this moment
         raise NotFoundError("objects.get", 404, "notFound", f"no such file: {bucket}/{name}") from None
     known = _metadata(bucket, name)
+    written = datetime.fromtimestamp(found.st_mtime, UTC).isoformat()
     return {
         "name": name,
+        "timeCreated": written.replace("+00:00", "Z"),
         "size": str(found.st_size),
         "generation": str(known.generation),
-        "updated": datetime.fromtimestamp(found.st_mtime, UTC).isoformat(),
+        "updated": written,
         "metadata": known.metadata,
     }
 

@@ -86,12 +86,12 @@ class LocalLink(AgentLink):
     def _timed(self, chunks: "Queue[bytes | None]", command: str, seconds: float) -> Iterator[bytes]:
         end = time.monotonic() + seconds
         while True:
+            if time.monotonic() >= end:  # also of a command that says a byte now and then
+                raise self._error("timeout", f"`{command}` has not finished after {seconds:g} s")
             try:
                 chunk = chunks.get(timeout=min(3600.0, max(0.01, end - time.monotonic())))
             except Empty:
-                if time.monotonic() < end:
-                    continue
-                raise self._error("timeout", f"`{command}` has not finished after {seconds:g} s") from None
+                continue
             if chunk is None:
                 return
             yield chunk

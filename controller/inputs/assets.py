@@ -125,6 +125,7 @@ def resolve_asset(kind: Kind, name: str, asset: Asset, root: Path, state: Path, 
             files = local_files(Path(asset.path or "").expanduser(), hashes)
         except OSError as error:
             raise ConfigError(escape_line(f"{key}.path: cannot read {error.filename}: {error.strerror}")) from None
+        refuse_links(files, Path(asset.path or "").expanduser(), f"{key}.path")
         if not files:
             message = f"{key}.path: no file at {asset.path}; set it to the file or folder with the data"
             raise ConfigError(escape_line(message))
@@ -145,6 +146,21 @@ def files_below(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     return sorted(p for p in path.rglob("*") if p.is_file() and not ALWAYS_SKIPPED & set(p.relative_to(path).parts))
+
+
+def refuse_links(files: tuple[AssetFile, ...], folder: Path, key: str) -> None:
+    """Raise ConfigError if a link leads out of a folder: it would upload a file that the config does not name.
+
+    In the cache of the Hub's library the files of a snapshot are links to its `blobs`.
+    """
+    root = folder.resolve()
+    places = (root, root.parents[1] / "blobs") if root.parent.name == "snapshots" else (root,)
+    for file in files:
+        if file.local.is_symlink() and file.local != folder:
+            target = file.local.resolve()
+            if not any(target.is_relative_to(place) for place in places):
+                message = f"{file.local} is a link to {target}, outside {folder}; copy it there, or name its own folder"
+                raise ConfigError(escape_line(f"{key}: {message}"))
 
 
 def path_exists(path: Path) -> bool:

@@ -146,7 +146,7 @@ def _unignored(root: Path) -> set[str]:
 
     ignore = root / ".gitignore"
     spec = pathspec.GitIgnoreSpec.from_lines(ignore.read_text().splitlines() if ignore.is_file() else [])
-    return set(spec.match_tree_files(root, negate=True))
+    return set(spec.match_tree_files(root, negate=True, follow_links=False))
 
 
 def _refuse_large(files: dict[str, Path], max_mb: float) -> None:

@@ -9,7 +9,7 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from conf.schema.run.lifecycle import Recovery
@@ -33,6 +33,10 @@ STOP_SECONDS = 20.0
 CONFIRM_SECONDS = 5.0
 """Time for Google to report a preemption before a verdict about the workers counts."""
 MAX_STEP = 1e15
+QUEUED_LINES = 64
+"""Lines of all workers that wait to be processed; a worker that sends faster waits."""
+LINES_AT_ONCE = 1000
+"""Lines that are processed before the next look at the pod, the lease and the budget."""
 TAIL_BYTES = 2000
 """Bytes shown of each log when joining a run that was already running."""
 IMMEDIATE_KINDS = frozenset({VerdictKind.PREEMPTED, VerdictKind.OVER_BUDGET, VerdictKind.CANCELLED})
@@ -136,7 +140,7 @@ class Follower:
     """Called many times a second; raises when there is nothing left to follow."""
     on_idle: Callable[[float], object] = lambda seconds: None
     """Called as often with the seconds since any worker printed or logged something, while Google's API answers."""
-    _queue: queue.Queue[tuple[int, _Line]] = field(default_factory=queue.Queue)
+    _queue: queue.Queue[tuple[int, _Line]] = field(default_factory=lambda: queue.Queue(QUEUED_LINES))
     _stopping: threading.Event = field(default_factory=threading.Event)
     _ends: list[tuple[int, State]] = field(default_factory=list)
     _last_verdict: Verdict = field(default_factory=lambda: Verdict(VerdictKind.RUNNING))
@@ -294,23 +298,24 @@ class Follower:
 
     def _drain_queue(self, streams: list[_Stream], steps: StepTracker) -> None:
         """Process what the workers have sent, or wait a moment if there is nothing."""
-        try:
-            worker, line = self._queue.get(timeout=min(self.poll_seconds, 0.5))
-            while True:
-                steps.record(line, worker, self.context.clock.monotonic())
-                self._emit(worker, line)
-                if "notice" in line:
-                    if not any(stream.notice for stream in streams):
-                        self.context.events.note(self.run_id, f"worker {worker} received a {line['notice']} notice")
-                    streams[worker].notice = line["notice"]
-                elif "exited" in line:
-                    streams[worker].exited = line["exited"]
-                elif "end" in line:
-                    streams[worker].exited, streams[worker].ended = line["end"], True
-                    self._ends.append((worker, line["end"]))
-                worker, line = self._queue.get_nowait()
-        except queue.Empty:
-            return
+        wait = min(self.poll_seconds, 0.5)
+        for _ in range(LINES_AT_ONCE):
+            try:
+                worker, line = self._queue.get(timeout=wait)
+            except queue.Empty:
+                return
+            wait = 0.0
+            steps.record(line, worker, self.context.clock.monotonic())
+            self._emit(worker, line)
+            if "notice" in line:
+                if not any(stream.notice for stream in streams):
+                    self.context.events.note(self.run_id, f"worker {worker} received a {line['notice']} notice")
+                streams[worker].notice = line["notice"]
+            elif "exited" in line:
+                streams[worker].exited = line["exited"]
+            elif "end" in line:
+                streams[worker].exited, streams[worker].ended = line["end"], True
+                self._ends.append((worker, line["end"]))
 
     def _emit(self, worker: int, line: _Line) -> None:
         if "metrics" in line and worker == 0:
@@ -353,16 +358,23 @@ class Follower:
                     elif "heartbeat" in line:
                         stopped = line.get("stopped", False)
                         stream.stopped_since = (stream.stopped_since or stream.last_heard) if stopped else None
-                    self._queue.put((worker, {**line}))
+                    self._pass_on(worker, {**line})
                     if "end" in line or self._stopping.is_set():
                         return
             except WorkerError as error:
                 if not stream.ssh_error:
-                    self._queue.put((worker, {"lost": str(error)}))
+                    self._pass_on(worker, {"lost": str(error)})
                 stream.ssh_error = error.message
             try:
                 clock.sleep(self.context.poll_seconds)
             except InterruptedSleepError:
+                return
+
+    def _pass_on(self, worker: int, line: _Line) -> None:
+        """Queue a line once there is room; drop it if nobody follows any more."""
+        while not self._stopping.is_set():
+            with suppress(queue.Full):
+                self._queue.put((worker, line), timeout=1.0)
                 return
 
 

@@ -6,9 +6,12 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from functools import cache
+from typing import Any, get_args
 
+from controller.agent import protocol
 from controller.agent.formats import format_problem
+from controller.core.type_check import type_problem
 from controller.ssh.connect import ConnectionFailure, WorkerError
 
 COMMAND_TIMEOUTS = {
@@ -22,6 +25,10 @@ COMMAND_TIMEOUTS = {
 }
 """Timeouts of commands in seconds; the others have 60. A dead worker is detected much earlier."""
 MAX_ANSWER_BYTES = 64 << 20
+MAX_LINE_BYTES = 16 << 20
+"""Bytes of a line of a stream; the agent reads 1 MiB of a log at once, which JSON makes 6 at most."""
+MAX_WORDS = 2000
+"""Characters of an error of the agent that are kept."""
 
 
 class AgentLink(ABC):
@@ -43,12 +50,17 @@ class AgentLink(ABC):
         Raises:
             WorkerError: of any kind, possibly after some lines.
         """
-        rest = b""
+        begun: list[bytes] = []  # joined once, so that the time grows with the length of a line and not faster
+        size = 0
         for chunk in self._agent_output(command, payload, math.inf):
-            *lines, rest = (rest + chunk).split(b"\n")
+            *lines, rest = chunk.split(b"\n")
             for line in lines:
-                yield self._parse(command, line)
-            self._bounded(command, b"", len(rest))
+                yield self._parse(command, b"".join((*begun, line)))
+                begun, size = [], 0
+            begun.append(rest)
+            size += len(rest)
+            if size > MAX_LINE_BYTES:
+                raise self._error("agent", f"`{command}` sent a line of more than {MAX_LINE_BYTES >> 20} MiB")
 
     @abstractmethod
     def follow(self, shell: str, out: Callable[[bytes], object], err: Callable[[bytes], object]) -> int:
@@ -77,16 +89,36 @@ class AgentLink(ABC):
         return chunk
 
     def _parse(self, command: str, line: bytes | bytearray) -> dict[str, Any]:
+        """Return an answer. Raises WorkerError if it is none: programs can replace the agent on their workers."""
         try:
             body = dict(json.loads(line))
         except (ValueError, TypeError, RecursionError):
-            raise self._error("agent", f"`{command}` did not return JSON", line.decode(errors="replace")) from None
+            said = line[:MAX_WORDS].decode(errors="replace")
+            raise self._error("agent", f"`{command}` did not return JSON", said) from None
         if problem := format_problem(body, f"the answer to `{command}`"):
             raise self._error("agent", problem)
         answer = {key: value for key, value in body.items() if key != "format"}
         if "error" in answer and "detail" in answer:
-            raise self._error("agent", answer["error"], answer["detail"])
-        return answer
+            raise self._error("agent", *(_encodable(str(answer[key])[:MAX_WORDS]) for key in ("error", "detail")))
+        if problem := type_problem(answer, _answer_types().get(command, dict), "the answer"):
+            raise self._error("agent", f"`{command}` answered with something else than Slipway's agent does: {problem}")
+        return {key: _encodable(value) for key, value in answer.items()} if b"\\u" in line else answer
 
     def _error(self, kind: ConnectionFailure, message: str, detail: str = "") -> WorkerError:
         return WorkerError(self._number, self._address, kind, message, detail)
+
+
+@cache
+def _answer_types() -> Mapping[str, Any]:
+    """Return the type of each command's answer, or of a line of it."""
+    commands = [value for value in vars(protocol).values() if isinstance(value, protocol.Command)]
+    return {str(command): get_args(vars(command)["__orig_class__"])[1] for command in commands}
+
+
+def _encodable(value: Any) -> Any:
+    """Return JSON without halves of surrogate pairs, which JSON can write and no file can hold."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(inner) for key, inner in value.items()}
+    return [_encodable(inner) for inner in value] if isinstance(value, list) else value

@@ -185,14 +185,14 @@ class Connection(AgentLink):
         """Yield the data of a channel until the other side closes it. Raises WorkerError of kind timeout or dropped."""
         end = time.monotonic() + seconds
         while True:
+            if time.monotonic() >= end:  # also of a command that says a byte now and then
+                raise self._error("timeout", f"not finished after {seconds:g} s; it may still be running on the worker")
             channel.settimeout(min(self._params.silence_seconds, max(0.01, end - time.monotonic())))
             try:
                 data = channel.recv(CHUNK)
             except TimeoutError:
-                if time.monotonic() >= end:
-                    message = f"not finished after {seconds:g} s; it may still be running on the worker"
-                    raise self._error("timeout", message) from None
-                self.probe(channel.get_transport())
+                if time.monotonic() < end:
+                    self.probe(channel.get_transport())
                 continue
             if not data:
                 return

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Any
 
 from conf.schema.training.run_yaml import RunFileError
 
@@ -19,6 +19,7 @@ def expand_glob(pattern: str, key: str) -> list[str]:
             raise RunFileError(f"{key}: {pattern} is a folder; name the files in it, e.g. {pattern.rstrip('/')}/*")
         raise RunFileError(f"{key}: {pattern} does not exist")
     found = sorted(name for name, facts in system.glob(path, detail=True).items() if facts["type"] == "file")
+    system.invalidate_cache()  # a file that is opened later has the generation of then
     if not found:
         raise RunFileError(f"{key}: no file matches {pattern}")
     return [system.unstrip_protocol(name).removeprefix("file://") for name in found]
@@ -31,6 +32,27 @@ def open_file(file: str) -> Iterator[IO[bytes]]:
     system, path = url_to_fs(file)
     with system.open(path, "rb") as stream:
         yield stream
+
+
+class UnchangingFiles:
+    """Opens files, and objects only while their generations are those that were read first: resuming must be exact."""
+
+    def __init__(self, key: str) -> None:
+        """key: config key of the files, for messages."""
+        self._key = key
+        self._generations: dict[str, Any] = {}
+
+    @contextmanager
+    def open(self, file: str) -> Iterator[IO[bytes]]:
+        """Open a file. Raises RunFileError if it is an object that has been replaced since it was opened first."""
+        with open_file(file) as stream:
+            found = getattr(stream, "details", None)
+            now = found.get("generation") if isinstance(found, dict) else None
+            first = self._generations.setdefault(file, now)
+            if now != first:
+                message = f"{file} was replaced while the run reads it: generation {now}, first {first}"
+                raise RunFileError(f"{self._key}: {message}; run it again with the data under another name")
+            yield stream
 
 
 def file_size(file: str) -> int:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conf.schema.training.run_yaml import RunFileError
-from trainer.corpus import files
+from trainer.corpus import files, source
 from trainer.corpus.source import BadLineError, Document, Group
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FOOTERS_AT_ONCE = 16
+ROWS_AT_ONCE = 1024
+"""Rows of a group that are decoded at a time; fewer where they are long."""
 
 
 class ParquetSource:
@@ -22,6 +24,7 @@ class ParquetSource:
 
     def __init__(self, found: list[str], columns: tuple[str, ...], key: str, column_key: str) -> None:
         self._columns, self._key, self._column_key = list(columns), key, column_key
+        self._files = files.UnchangingFiles(key)
         with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
             filled = list(pool.map(self._nonempty_groups, found))
         self._groups = [(file, i) for file, groups in zip(found, filled, strict=True) for i in groups]
@@ -38,9 +41,13 @@ class ParquetSource:
         file, index = self._groups[number]
         place = f"{file}, row group {index},"
         try:
-            with files.open_file(file) as stream:
-                table = parquet.ParquetFile(stream).read_row_group(index, columns=self._columns, use_threads=False)
-        except (pa.ArrowException, OSError) as error:
+            with self._files.open(file) as stream:
+                table = _bounded_table(parquet.ParquetFile(stream), index, self._columns)
+        except _TooLargeError as error:
+            raise RunFileError(f"{self._key}: {place} {error}; write smaller row groups") from None
+        except RunFileError:
+            raise
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise RunFileError(f"{self._key}: {place} cannot be read: {_first_line(error)}") from None
         return _RowGroup(table, place, self._key)
 
@@ -49,10 +56,10 @@ class ParquetSource:
         from pyarrow import parquet
 
         try:
-            with files.open_file(file) as stream:
+            with self._files.open(file) as stream:
                 opened = parquet.ParquetFile(stream)
                 schema, footer = opened.schema_arrow, opened.metadata
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise RunFileError(f"{self._key}: {file} is not a Parquet file: {_first_line(error)}") from None
         for column in self._columns:
             if column not in schema.names:
@@ -62,6 +69,26 @@ class ParquetSource:
                 message = f"{file}: column {column!r} contains {schema.field(column).type}, not text"
                 raise RunFileError(f"{self._column_key}: {message}")
         return [i for i in range(footer.num_row_groups) if footer.row_group(i).num_rows]
+
+
+class _TooLargeError(ValueError):
+    """A row group has more text than is read into memory."""
+
+
+def _bounded_table(opened: Any, index: int, columns: list[str]) -> pa.Table:
+    """Read a row group in batches: a dictionary makes gigabytes of a few kilobytes, and no footer tells how many."""
+    import pyarrow as pa
+
+    footer = opened.metadata.row_group(index)
+    largest = max((footer.column(i).total_uncompressed_size for i in range(footer.num_columns)), default=0)
+    rows = max(1, min(ROWS_AT_ONCE, source.MAX_DOCUMENT_BYTES // max(largest, 1)))
+    batches, size = list[Any](), 0
+    for batch in opened.iter_batches(batch_size=rows, row_groups=[index], columns=columns, use_threads=False):
+        batches.append(batch)
+        size += batch.nbytes
+        if size > source.MAX_DOCUMENT_BYTES:
+            raise _TooLargeError(f"has more than {source.MAX_DOCUMENT_BYTES:,} bytes of text")
+    return pa.Table.from_batches(batches).combine_chunks()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ GROUP_BYTES = 4 * 2**20
 """Bytes of text or JSON lines per group."""
 GROUP_TEXTS = 1024
 """Texts of a function per group."""
+MAX_DOCUMENT_BYTES = 2**30
+"""Bytes of a document, or of the text of a row group, that are read into memory."""
 CHUNK_BYTES = 2**18
 """Bytes scanned at a time for the end of a document."""
 
@@ -165,6 +167,7 @@ class ByteRangeSource:
     ) -> None:
         """Open the files. parse: maps a document's bytes to its columns; key, column_key: config keys, for messages."""
         self._separator, self._parse, self._key, self._column_key = separator, parse, key, column_key
+        self._files = files.UnchangingFiles(key)
         self._ranges: list[_ByteRange] = []
         for file in found:
             size = files.file_size(file)
@@ -178,14 +181,17 @@ class ByteRangeSource:
 
     def read(self, number: int) -> Group:
         file, start, stop = self._ranges[number]
-        with files.open_file(file) as stream:
-            if not self._separator:
-                pieces = [(0, stream.read())]
-            else:
+        with self._files.open(file) as stream:
+            first, last = start, stop
+            if self._separator:
                 first = _document_start(stream, start, self._separator)
                 last = _document_start(stream, stop, self._separator)
-                stream.seek(first)
-                pieces = _split_documents(stream.read(max(0, last - first)), first, self._separator)
+            if last - first > MAX_DOCUMENT_BYTES + GROUP_BYTES:
+                message = f"{file} has a document of more than {MAX_DOCUMENT_BYTES:,} bytes after byte {first}"
+                raise RunFileError(f"{self._key}: {message}; split it")
+            stream.seek(first)
+            raw = stream.read(max(0, last - first))
+            pieces = _split_documents(raw, first, self._separator) if self._separator else [(0, raw)]
         return _RangeDocuments(self, file, [piece for piece in pieces if piece[1].strip()])
 
     def parse_document(self, file: str, at: int, raw: bytes) -> Document:

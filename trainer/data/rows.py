@@ -9,6 +9,11 @@ from trainer.corpus import files
 from trainer.corpus.source import LineError, parse_json
 
 PARQUET = ".parquet"
+MAX_ROW_BYTES = 2**26
+"""Bytes of a line of JSON."""
+MAX_FILE_BYTES = 2**32
+"""Bytes of the rows of a Parquet file, as they are in memory; a dictionary makes them of a few kilobytes."""
+ROWS_AT_ONCE = 256
 
 
 class Row(NamedTuple):
@@ -23,12 +28,15 @@ def read_rows(pattern: str, key: str) -> Iterator[Row]:
     """Yield the rows of all files of a path or glob. Raises RunFileError naming the key if a file cannot be read."""
     for file in files.expand_glob(pattern, key):
         with files.open_file(file) as stream:
-            yield from _parquet_rows(stream, file, key) if file.endswith(PARQUET) else _json_rows(stream, file)
+            yield from _parquet_rows(stream, file, key) if file.endswith(PARQUET) else _json_rows(stream, file, key)
 
 
-def _json_rows(stream: IO[bytes], file: str) -> Iterator[Row]:
-    for number, line in enumerate(stream, 1):  # of bytes, since splitting as text would also split at U+2028
+def _json_rows(stream: IO[bytes], file: str, key: str) -> Iterator[Row]:
+    # of bytes, since splitting as text would also split at U+2028
+    for number, line in enumerate(iter(lambda: stream.readline(MAX_ROW_BYTES + 1), b""), 1):
         place = f"{file}, line {number}"
+        if len(line) > MAX_ROW_BYTES:
+            raise RunFileError(f"{key}: {place} has more than {MAX_ROW_BYTES:,} bytes")
         try:
             yield Row(place, parse_json(line))
         except LineError as error:
@@ -43,7 +51,11 @@ def _parquet_rows(stream: IO[bytes], file: str, key: str) -> Iterator[Row]:
 
     number = 0
     try:
-        for batch in parquet.ParquetFile(stream).iter_batches():
+        opened, size = parquet.ParquetFile(stream), 0
+        for batch in opened.iter_batches(ROWS_AT_ONCE):
+            size += sum(_decoded_bytes(column) for column in batch.columns)
+            if size > MAX_FILE_BYTES:
+                raise RunFileError(f"{key}: {file} has more than {MAX_FILE_BYTES:,} bytes of rows; use fewer")
             for index in range(batch.num_rows):
                 number += 1
                 place = f"{file}, row {number}"
@@ -51,9 +63,16 @@ def _parquet_rows(stream: IO[bytes], file: str, key: str) -> Iterator[Row]:
                     yield Row(place, batch.slice(index, 1).to_pylist()[0])
                 except UnicodeDecodeError as error:  # Parquet's readers do not check the encoding
                     yield Row(place, None, f"is not UTF-8: {error.reason}")
-    except (pa.ArrowException, OSError) as error:
+    except RunFileError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
         message = (str(error).splitlines() or [type(error).__name__])[0]
         raise RunFileError(f"{key}: {file} is not a readable Parquet file: {message}") from None
+
+
+def _decoded_bytes(column: Any) -> int:
+    """Return the bytes of a column of a batch without its dictionary, if it has one."""
+    return (column.dictionary_decode() if hasattr(column, "dictionary_decode") else column).nbytes
 
 
 def abbreviate(value: object) -> str:

@@ -1,7 +1,7 @@
 r"""Compare a given answer with the correct one: numbers exactly, words as words, the rest as mathematics.
 
 A number may stand beside a unit, a currency, a percent sign or the variable it is the value of: `18`, `18.00`, `$18`,
-`18%`, `x=18` and `18 dollars` are equal; `18 or 19` and `18x` are no numbers.
+`18%`, `x=18` and `18 dollars` are equal; `18 or 19`, `18x` and digits of other scripts are no numbers.
 
 An expression that is left to compute (`9+9`, `36/2`, `2/4`) is no answer where an integer or a fraction in lowest terms
 is right, as in Simply (`simply/utils/math_eval.py`, `match`); the lenient comparison accepts it.
@@ -19,7 +19,7 @@ from math import gcd
 from typing import Any, NamedTuple
 
 from trainer.rewards import limits
-from trainer.rewards.extract import NUMBER
+from trainer.rewards.extract import NEGATION, NUMBER
 
 MAX_ANSWER_CHARS = 300
 """Maximum characters of an answer; longer text is not an answer."""
@@ -35,12 +35,11 @@ REPLACEMENTS = (
     (re.compile(r"\\[dtc]frac"), r"\\frac"),
     (re.compile(r"\u2212"), "-"),
 )
-FRACTION = re.compile(r"\\frac\s*(?:\{\s*(\d+(?:\.\d+)?)\s*\}|(\d))\s*(?:\{\s*(\d+(?:\.\d+)?)\s*\}|(\d))")
-MIXED = re.compile(r"(?<![\d.,/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.,/])")
+FRACTION = re.compile(r"\\frac\s*(?:\{\s*(\d+(?:\.\d+)?)\s*\}|(\d))\s*(?:\{\s*(\d+(?:\.\d+)?)\s*\}|(\d))", re.ASCII)
+MIXED = re.compile(r"(?<![\d.,/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.,/])", re.ASCII)
 SQUARED_UNIT = re.compile(r"(?<=[A-Za-z])\s*\^\s*\{?\s*[23]\s*\}?")
-THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-SPACED_THOUSANDS = re.compile(r"(?<![\d.,/])\d{1,3}(?: \d{3})+(?!\d|\s*/)")
-NEGATION = re.compile(r"\bnot\b|n['\u2019]t\b", re.IGNORECASE)
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))", re.ASCII)
+SPACED_THOUSANDS = re.compile(r"(?<![\d.,/])\d{1,3}(?: \d{3})+(?!\d|\s*/)", re.ASCII)
 CHOICE = re.compile(r"\(?\s*([A-J])\s*\)?[.:]?")
 """A letter of a multiple choice, `A` or `(A)`."""
 COLLECTION = re.compile(
@@ -53,10 +52,23 @@ BEFORE_VARIABLE = re.compile(r"(?:.*(?:[^A-Za-z]|[A-Za-z]{2}))?", re.DOTALL)
 """A single letter directly before the number makes it a name: x18."""
 SURROUNDING_TEXT = (re.compile(r"[A-Za-z\s$€£¥:.,('\"]*"), re.compile(r"[A-Za-z\s$€£¥%.,;/)'\"²³-]*"))
 """Text allowed before and after a number."""
+QUALIFIED = re.compile(
+    r"\b(?:or|plus|minus|versus|squared|cubed|at\s+(?:least|most)|[a-z]*(?:tenth|hundredth|thousandth)s?|fifths|halves)\b"
+    r"|\band\s+(?:a|an|one|two|three)[\s-]+(?:half|third|quarter|fourth|fifth)"
+    r"|\b(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|sixty|seventy"
+    r"|eighty|ninety|(?:thir|four|fif|six|seven|eigh|nine)teen)\b(?!-)",
+    re.IGNORECASE,
+)
+"""Beside a number, what makes another number of it: `18 or nineteen`, `18 and a half`; not `18 ten-dollar bills`."""
+BOUND = re.compile(
+    r"\b(?:(?:more|less|fewer|greater|higher|lower)\s+than|up\s+to|almost|nearly|over|under|above|below)[\s$€£¥]*$",
+    re.IGNORECASE,
+)
+"""Before a number, what makes it a bound."""
 VARIABLE = re.compile(r"\s*(?:[abeiknxyz]|pi)\s*")
-MAGNITUDE = re.compile(r"\s*(thousand|million|billion|trillion)\b", re.IGNORECASE)
-MAGNITUDES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-MATHEMATICAL = re.compile(r"[\d\\^+*/=<>()\[\]|]")
+MAGNITUDE = re.compile(r"\s*(hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
+MAGNITUDES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+MATHEMATICAL = re.compile(r"[\d\\^+*/=<>()\[\]|]", re.ASCII)
 
 
 class Number(NamedTuple):
@@ -165,7 +177,8 @@ def _parse_number(text: str) -> Number | None:
     allowed_before, allowed_after = SURROUNDING_TEXT
     if not (allowed_before.fullmatch(before) and allowed_after.fullmatch(after) and BEFORE_VARIABLE.fullmatch(before)):
         return None
-    if VARIABLE.fullmatch(after):
+    is_other = VARIABLE.fullmatch(after) or after.startswith(("\u00b2", "\u00b3")) or BOUND.search(before)
+    if is_other or any(pattern.search(text) for pattern in (NEGATION, QUALIFIED) for text in (before, after)):
         return None
     digits = re.sub(r"[\s,$+]", "", found[0][0])
     above, _, below = digits.partition("/")

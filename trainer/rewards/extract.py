@@ -32,15 +32,17 @@ SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
 SIGN = r"(?:(?<![\w.)\]}])[-+\u2212]\s?)?\$?"
 """No sign, but a minus, after another number."""
 DIGITS = (
-    r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\w))?"
-    r"(?:\s*/\s*\d+(?:\.\d+)?)?"
+    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?!\w))?"
+    r"(?:\s*/\s*[0-9]+(?:\.[0-9]+)?)?"
 )
 NUMBER = re.compile(SIGN + DIGITS)
-MIXED_OR_NUMBER = rf"{SIGN}(?:\d{{1,9}}[ \t]+(?=\d+\s?/\s?\d))?{DIGITS}"
+MIXED_OR_NUMBER = rf"{SIGN}(?:[0-9]{{1,9}}[ \t]+(?=[0-9]+\s?/\s?[0-9]))?{DIGITS}"
 """3 1/2 is one number."""
 LAST_NUMBER = re.compile(rf"(?:{MIXED_OR_NUMBER}\s+or\s+)*{MIXED_OR_NUMBER}")
 """Alternatives, 18 or 19, are one answer, which is never right."""
-STATED_NUMBER = re.compile(rf"(?:{MIXED_OR_NUMBER}\s+or\s+)*(?:\d{{1,3}}(?: \d{{3}})+(?![\d/])|{MIXED_OR_NUMBER})")
+STATED_NUMBER = re.compile(
+    rf"(?:{MIXED_OR_NUMBER}\s+or\s+)*(?:[0-9]{{1,3}}(?: [0-9]{{3}})+(?![0-9/])|{MIXED_OR_NUMBER})"
+)
 """As LAST_NUMBER; and digits in groups of three, 1 800, which elsewhere may be two numbers."""
 DENIED_NUMBER = re.compile(
     rf"(?:\b(?:is|was|be|equals?)\s+not\b|\b(?:isn|can)['\u2019]t\b(?:\s+be\b)?|\bcannot\s+be\b|\\neq?\b|\u2260|!=)"
@@ -48,6 +50,23 @@ DENIED_NUMBER = re.compile(
     re.IGNORECASE,
 )
 """`The answer is not 18` states no answer."""
+FALSE = r"(?:wrong|incorrect|false|untrue|mistaken|invalid|impossible)\b"
+DENIAL = re.compile(
+    r"[\s$]{1,3}or\s{1,3}[a-z]+|[\s})\]$*.,;:?!\\-]{0,12}(?:(?!is\b|was\b|no\b)[a-z%]{1,15}[\s,]{1,3}){0,4}"
+    rf"(?:(?:is|was|[a-z]{{0,15}}['\u2019]s)\s{{1,3}}(?:[a-z]{{1,12}}\s{{1,3}}){{0,2}}?{FALSE}"
+    r"|(?:(?:is|was)\s{1,3}not|(?:is|was)n['\u2019]?t)\s{1,3}(?:(?:the|a|my)\s{1,3})?"
+    r"(?:(?:right|correct|true|final)\b|it\b|answer\b)"
+    rf"|(?:no|{FALSE})\s*(?:[.!,;)]|$))",
+    re.IGNORECASE,
+)
+"""After an answer, what takes it back or adds another: `\\boxed{18} is wrong`, `18. No.`, `18 or nineteen`."""
+
+NEGATION = re.compile(
+    r"\b(?:not|never|nor|neither|isnt|wasnt|untrue|mistaken)\b|n['\u2019]t\b|\bno\b(?!\s*\.?\s*[0-9])"
+    rf"|['\u2019]s\s+{FALSE}|\b(?:is|was|are|be)\s+(?:[a-z]+\s+){{0,2}}{FALSE}|(?<=[^a-z]){FALSE}[^a-z]*$",
+    re.IGNORECASE,
+)
+"""What takes an answer back, `18 is wrong`; but not `18 wrong answers`."""
 
 
 def extract_answer(response: str) -> str | None:
@@ -57,16 +76,17 @@ def extract_answer(response: str) -> str | None:
         if found := _marked_answer(piece) or _stated_answer(piece):
             return found
     for piece in pieces:
-        if numbers := LAST_NUMBER.findall(DENIED_NUMBER.sub(" ", piece)):
-            return numbers[-1]
+        piece = DENIED_NUMBER.sub(" ", piece)
+        if numbers := [m.span() for m in LAST_NUMBER.finditer(piece)]:
+            return _with_denial(piece, *numbers[-1])
     return None
 
 
 def extract_boxed(response: str) -> str | None:
     """Return the content of the last closed box that holds an answer, or None."""
     for piece in _split_at_questions(response):
-        if found := [box for _, box in _boxes(piece)]:
-            return found[-1]
+        if boxes := _boxes(piece):
+            return _with_denial(piece, *boxes[-1])
     return None
 
 
@@ -82,9 +102,9 @@ def _split_at_questions(response: str) -> list[str]:
 
 
 def _marked_answer(piece: str) -> str | None:
-    hashes = [(m.start(), m[1]) for m in HASH_ANSWER.finditer(piece) if not NO_ANSWER.fullmatch(m[1])]
+    hashes = [m.span(1) for m in HASH_ANSWER.finditer(piece) if not NO_ANSWER.fullmatch(m[1])]
     marks = sorted(hashes + _boxes(piece))
-    return marks[-1][1].strip() if marks else None
+    return _with_denial(piece, *marks[-1]) if marks else None
 
 
 def _stated_answer(piece: str) -> str | None:
@@ -94,12 +114,19 @@ def _stated_answer(piece: str) -> str | None:
         return None
     line = piece[said[-1] :].partition("\n")[0]
     sentence = SENTENCE_END.split(line, maxsplit=1)[0]
-    numbers = STATED_NUMBER.findall(sentence.rpartition("=")[2])
-    return numbers[0] if numbers else sentence.strip(" *$\\") or None
+    end = said[-1] + len(sentence)
+    number = STATED_NUMBER.search(piece, end - len(sentence.rpartition("=")[2]), end)
+    return _with_denial(piece, *number.span()) if number else sentence.strip(" *$\\") or None
 
 
-def _boxes(piece: str) -> list[tuple[int, str]]:
-    """Return start and content of the outermost closed boxes that hold an answer, in order."""
+def _with_denial(piece: str, start: int, end: int) -> str:
+    """Return an answer together with what takes it back right after it, so that it equals no other."""
+    denial = DENIAL.match(piece, end)
+    return (piece[start:end].strip() + (f" {denial[0].strip()}" if denial else "")).strip()
+
+
+def _boxes(piece: str) -> list[tuple[int, int]]:
+    """Return where the contents of the outermost closed boxes that hold an answer begin and end, in order."""
     spans: list[tuple[int, int]] = []
     opened: list[tuple[int, bool]] = []
     for brace in BRACES.finditer(piece):
@@ -113,4 +140,4 @@ def _boxes(piece: str) -> list[tuple[int, str]]:
                 while spans and spans[-1][0] > start:
                     spans.pop()
                 spans.append((start, brace.start()))
-    return [(start, piece[start:end].strip()) for start, end in spans if not NO_ANSWER.fullmatch(piece, start, end)]
+    return [(start, end) for start, end in spans if not NO_ANSWER.fullmatch(piece, start, end)]

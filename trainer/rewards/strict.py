@@ -2,10 +2,13 @@ r"""The rules of `ZeroShotBoxedInQuestionEvaluation` in Simply, the program of t
 
 They are stricter than `equal`: the last box of the response counts, closed or not, and must hold the number alone. TeX
 spacing, `$`, `%`, thousands separators and units of time and length are ignored; `18 dollars` and `18 eggs` are wrong.
+An answer that takes itself back, or has digits of another script, is wrong here, though Simply accepts it.
 Source: `simply/utils/math_eval.py` and `evaluation_lib.py` of https://github.com/google-deepmind/simply.
 """
 
 import re
+
+from trainer.rewards.extract import NEGATION
 
 UNITS = (
     *("degree", "cm", "centimeter", "meter", "mile", "second", "minute", "hour", "day", "week", "month", "year"),
@@ -34,7 +37,7 @@ def last_box(response: str) -> str | None:
 
 def is_integer_answer(given: str, right: str) -> bool:
     """Return whether a text is this integer, as either of the two normalizations reads it."""
-    return right in (_as_latex(given), _as_number(given))
+    return given.isascii() and not NEGATION.search(given) and right in (_as_latex(given), _as_number(given))
 
 
 def _as_latex(text: str) -> str | None:

@@ -119,7 +119,7 @@ def _parquet_columns(file: Path) -> dict[str, Any] | None:
         return None  # a laptop that only launches
     try:
         return dict.fromkeys(parquet.read_schema(file).names)
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, ValueError):
         raise _UnreadableError("is not a Parquet file") from None
 
 

@@ -3,8 +3,9 @@
 As in rsync, equal objects are not sent, nothing is deleted, and an interrupted transfer resumes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -12,9 +13,11 @@ from typing import Any, ClassVar, Self
 from controller.agent.protocol import BUILD_ASSET, FETCH_ASSET, Command, FetchAssetRequest, FetchLine, Q
 from controller.context import Context
 from controller.core.errors import CloudError
+from controller.core.formats import DamagedRecordError, load_json
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import NotFoundError
-from controller.inputs.assets import AssetFile, ResolvedAsset, local_files, manifest_text
+from controller.gcp.timestamps import parse_timestamp
+from controller.inputs.assets import AssetFile, ResolvedAsset, local_files, manifest_text, refuse_links
 from controller.inputs.download import download_file, run_recipe
 from controller.inputs.hash_cache import Digests, HashCache
 from controller.inputs.secrets import Vault
@@ -55,11 +58,52 @@ class AssetInBucket(Resource):
         return f"{self.content.prefix}/manifest.json"
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
+        """Look for the manifest. An asset with a file that has gone or been replaced since is absent: copied again."""
         try:
             context.google.call("storage", "objects.get", bucket=self.bucket, object=self.manifest_object)
+            whole = not any(self._gone_and_replaced(context))
         except NotFoundError:
             return Absent()
-        return self
+        return self if whole else Absent()
+
+    def delete_replaced(self, context: Context) -> None:
+        """Delete files that somebody else has replaced: `apply` takes a file that is there for a verified one."""
+        try:
+            _, replaced = self._gone_and_replaced(context)
+        except NotFoundError:
+            return
+        for item in replaced:
+            where = f"gs://{self.bucket}/{item['name']}"
+            context.events.note(self.id, f"{where} was replaced after the asset was complete; it is copied again")
+            with suppress(NotFoundError):
+                place = {"bucket": self.bucket, "object": item["name"]}
+                context.google.call("storage", "objects.delete", **place, ifGenerationMatch=item["generation"])
+
+    def _gone_and_replaced(self, context: Context) -> tuple[set[str], list[dict[str, Any]]]:
+        """Return the names of missing objects, and the objects that are newer than the manifest, which is written last.
+
+        Raises:
+            NotFoundError: there is no manifest.
+            DamagedRecordError: it is none.
+        """
+        where = f"gs://{self.bucket}/{self.manifest_object}"
+        manifest = load_json(context.google.download(self.bucket, self.manifest_object), where)
+        if not isinstance(manifest, dict):
+            raise DamagedRecordError(f"{where} is damaged; delete it, and the next `slipway up` copies the asset again")
+        listed = context.google.list_all(
+            "storage", "objects.list", "items", bucket=self.bucket, prefix=f"{self.content.prefix}/",
+            fields="items(name,generation,timeCreated),nextPageToken",
+        )  # fmt: skip
+        items = {item["name"]: item for item in listed}
+        names = {f"{self.content.prefix}/{name}" for name in manifest}
+        if self.manifest_object not in items:  # deleted at this moment
+            return {self.manifest_object}, []
+        complete = _created(items[self.manifest_object])
+        return names - items.keys(), [items[n] for n in names & items.keys() if _created(items[n]) > complete]
+
+
+def _created(item: Mapping[str, Any]) -> float:
+    return parse_timestamp(item.get("timeCreated"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +119,13 @@ class UploadedAsset(AssetInBucket):
     def send_files(self, context: Context) -> None:
         """Make or download the files on this machine, and send those that the bucket lacks."""
         key = f"assets.{self.content.path}"
+        self.delete_replaced(context)
         with HashCache(context.state_dir / "hashes.json") as hashes:
             files = self.content.files
             if self.content.recipe is not None:
-                files = local_files(run_recipe(self.content.recipe, key), hashes)
+                output = run_recipe(self.content.recipe, key)
+                files = local_files(output, hashes)
+                refuse_links(files, output, f"{key}.build")
             elsewhere = self._stored_objects(context)
             known = {f.local: d for f in files if f.url is None for d in hashes.digests([f.local]).values()}
             total = sum(f.local.stat().st_size for f in files if f.url is None)
@@ -160,6 +207,7 @@ class PodFetchedAsset(AssetInBucket, WorkerResource):
         return self.content.files, {f.name: token for f in self.content.files if (token := token_for(f, secrets))}
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        self.delete_replaced(context)
         files, tokens = self.downloads(context)
         payload: FetchAssetRequest = {
             "bucket": self.bucket,

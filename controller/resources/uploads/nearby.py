@@ -4,12 +4,15 @@ import json
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, Protocol
 
+from controller.agent.protocol import FetchLine
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.formats import stamped
+from controller.core.type_check import type_problem
 from controller.gcp.errors import GoogleError, NotFoundError
 from controller.inputs.web import TokenNeededError
 from controller.progress import Progress
@@ -29,6 +32,11 @@ MAX_ERRORS = 5
 TAIL_LINES = 10
 SAID = re.compile(r'\{"format": \d+, "(?:bytes|error|done)".*\}')
 """What the agent prints, in a line of the serial port."""
+
+
+class _Said(FetchLine, total=False):
+    error: str
+    final: bool
 
 
 class Errand(Protocol):
@@ -74,6 +82,7 @@ class NearbyAsset(AssetInBucket):
         return False
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        self.delete_replaced(context)
         if self.is_here():
             self.fetch_here(context)
             return
@@ -215,7 +224,7 @@ class _Fetch:
 def _lines_of_agent(serial: str) -> Iterator[dict[str, Any]]:
     """Yield what the agent printed among the lines of a serial port."""
     for found in SAID.finditer(serial):
-        try:
-            yield json.loads(found[0])
-        except ValueError:
-            continue  # cut, or mixed with a line of the system
+        with suppress(ValueError, RecursionError):  # cut, or mixed with a line of the system
+            line = json.loads(found[0])
+            if not type_problem(line, _Said):
+                yield line

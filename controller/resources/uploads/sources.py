@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 from urllib.parse import urlsplit
 
 from conf.schema.infra.assets import SourceAddress, parse_source
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.formats import Document
+from controller.core.type_check import type_problem
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import ConflictError, ForbiddenError, NotFoundError
 from controller.inputs.assets import AssetFile
@@ -36,8 +37,20 @@ from controller.resources.uploads.assets import AssetInBucket, PodFetchedAsset, 
 
 THREADS = 4
 """Files at once, and so on disk: each is deleted as soon as it is in the bucket."""
+MAX_NAME_BYTES = 900
+"""Cloud Storage allows 1024 with the prefix: https://cloud.google.com/storage/docs/objects#naming."""
 PINNED, MANIFEST = "source.json", "manifest.json"
 HUB_TOKEN = "HF_TOKEN"  # noqa: S105 - a name
+
+
+class PinnedFile(TypedDict):
+    """A file of a source in `source.json`; see `SourceFile`."""
+
+    name: str
+    path: str
+    size: int
+    sha256: str | None
+    blob: str
 
 
 @dataclass(frozen=True)
@@ -55,7 +68,11 @@ class PinnedSource(Document):
     files: tuple[dict[str, Any], ...] = ()
 
     def source_files(self) -> list[SourceFile]:
-        return [SourceFile(**file) for file in self.files]
+        """Return the files. Raises SourceError for what Slipway did not write: others can write to a bucket."""
+        for file in self.files:
+            if problem := type_problem(file, PinnedFile, "a file") or name_problem(file["name"]):
+                raise SourceError(f"{PINNED} of {self.source} is damaged: {problem}; delete the asset's folder")
+        return [SourceFile(**{key: file[key] for key in SourceFile._fields}) for file in self.files]
 
 
 @dataclass(frozen=True)
@@ -96,6 +113,8 @@ class SourceCopy:
             commit, files = "", list_objects(self.google, self.address)
         else:
             commit, files = list_source(self.address, self.access)
+        if problem := next((problem for file in files if (problem := name_problem(file.name))), ""):
+            raise SourceError(f"{self.source}: {problem}")
         pinned = PinnedSource(self.source, commit, tuple(file._asdict() for file in files))
         try:
             self.google.upload(self.bucket, name, json.dumps(pinned.to_json(), indent=1).encode(), generation=0)
@@ -199,6 +218,14 @@ class SourceCopy:
             draft.replace(self._hashes_file)
 
 
+def name_problem(name: str) -> str:
+    """Return why a file of a source may not be written under its name; "" if it may."""
+    parts = name.split("/")
+    if not all(parts) or {".", ".."} & set(parts) or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
+        return f"{ascii(name)[:200]} is not the name of a file in a folder"
+    return ""
+
+
 def manifest_of(hashes: Mapping[str, str]) -> str:
     """Return the text of `manifest.json`."""
     return json.dumps(hashes, indent=1, sort_keys=True) + "\n"
@@ -216,6 +243,7 @@ class SourcedAsset(AssetInBucket):
 
     def copy_source(self, context: Context) -> None:
         """Copy all files by this machine."""
+        self.delete_replaced(context)
         copy = source_copy(self, context)
         pinned = copy.pin()
         progress = Progress(context, self.id, sum(file.size for file in pinned.source_files()))

@@ -37,7 +37,7 @@ def test_control_characters_are_shown_and_colours_left_out() -> None:
     assert printable("a\tb\r\nc é 🙂 שלום") == "a\tb\r\nc é 🙂 שלום"
     assert printable("\x1b[1;32mgreen\x1b[0m") == "green"
     assert printable("\x1b]0;t\x07") == r"\x1b]0;t\x07"
-    assert printable("\u202e\x9b") == r"\u202e\x9b"
+    assert printable("\u202e\x9b\u2028\ud800") == r"\u202e\x9b\u2028\ud800"
     assert harmless(printable(HOSTILE))
 
 

@@ -120,6 +120,29 @@ def test_content_and_not_place_names_the_copy(tmp_path: Path) -> None:
     assert held(tmp_path, path=str(tmp_path / "b")).prefix != one.prefix
 
 
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    """The files of an asset are uploaded; a data set of others may hold a link to a key of this machine."""
+    (tmp_path / "key").write_text("secret")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/x").write_text("x")
+    (tmp_path / "data/same").symlink_to("x")
+    (tmp_path / "named").symlink_to(tmp_path / "data")
+    assert [f.name for f in held(tmp_path, path=str(tmp_path / "named")).files] == ["same", "x"]
+    (tmp_path / "data/y").symlink_to("../key")
+    with pytest.raises(
+        ConfigError, match=rf"assets\.datasets\.d\.path: {tmp_path}/data/y is a link to {tmp_path}/key, outside"
+    ):
+        held(tmp_path, path=str(tmp_path / "data"))
+
+
+def test_a_snapshot_in_the_cache_of_the_hub_is_a_folder_of_links(tmp_path: Path) -> None:
+    (tmp_path / "m/blobs").mkdir(parents=True)
+    (tmp_path / "m/blobs/0").write_text("weights")
+    (snapshot := tmp_path / "m/snapshots/1").mkdir(parents=True)
+    (snapshot / "model.safetensors").symlink_to("../../blobs/0")
+    assert [f.name for f in held(tmp_path, path=str(snapshot)).files] == ["model.safetensors"]
+
+
 def test_a_file_is_hashed_anew_only_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     file = tmp_path / "data" / "x"

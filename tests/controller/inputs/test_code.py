@@ -40,6 +40,21 @@ def test_the_state_folder_is_no_code(tmp_path: Path) -> None:
     assert take_snapshot(config(tmp_path, f"run.state_dir={tmp_path}/r/home"), tmp_path / "r").files == ("train.py",)
 
 
+@pytest.mark.parametrize("is_repository", [True, False])
+def test_links_bring_nothing_from_outside(tmp_path: Path, is_repository: bool) -> None:
+    (tmp_path / "outside/deep").mkdir(parents=True)
+    (tmp_path / "outside/deep/secret").write_text("s")
+    if is_repository:
+        git_repository(tmp_path / "r", {"train.py": ""})
+    else:
+        (tmp_path / "r").mkdir()
+        (tmp_path / "r/train.py").write_text("")
+    (tmp_path / "r/folder").symlink_to(tmp_path / "outside")
+    (tmp_path / "r/file").symlink_to(tmp_path / "outside/deep/secret")
+    (tmp_path / "r/circle").symlink_to(tmp_path / "r")
+    assert take_snapshot(config(tmp_path), tmp_path / "r").files == ("train.py",)
+
+
 def test_too_much_names_the_largest(tmp_path: Path) -> None:
     git_repository(tmp_path / "r", {"train.py": "", "weights.bin": "w" * 2_000_000})
     with pytest.raises(ConfigError, match=r"code\.max_mb: 2\.0 MB .* largest: weights\.bin \(2\.0 MB\).*code\.exclude"):

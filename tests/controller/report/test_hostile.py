@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+
+from controller.cli import main
 from controller.records import index
 from controller.report.gather import gather_runs, local_reader
 from controller.report.model import build_report
 from controller.report.page import render
+from tests.controller.core.test_printable import Tty, harmless
 from tests.controller.report.recorded import write_run
 from tests.hostile import HOSTILE_STRINGS
 
@@ -111,3 +117,23 @@ def test_control_characters_are_written_out(tmp_path: Path) -> None:
     assert not {"\x1b", "\u202e", "\x00"} & set(page)
     assert r"\x1b[2Jb\u202ec\x00d\ud800e" in page
     page.encode()
+
+
+def test_no_text_forges_a_row_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`runs` on a terminal, and into a file whose encoding cannot hold all of it."""
+    words = ("a\rFORGED\x1b[2J", "b\nFORGED\x1b]0;x\x07", "c\u202e\u2028FORGED", "d\x85FORGED", "e\ud800", "x")
+    home = with_words(tmp_path / "home", words)
+    monkeypatch.setenv("SLIPWAY_HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    for screen in (Tty(), file):
+        monkeypatch.setattr(sys, "stdout", screen)
+        assert main.run(["runs"]) == 0
+        screen.seek(0)
+        shown = screen.read()
+        assert shown.isascii() or isinstance(screen, Tty)
+        assert harmless(shown)
+        assert not {"\r", "\x85", "\u2028", "\ud800"} & set(shown)
+        assert not [line for line in shown.splitlines() if line.startswith("FORGED")]
+        runs = [row["run"] for row in index.load_rows(home)]
+        assert all(run[-8:] in line for run, line in zip(runs, shown.splitlines()[1:7], strict=True))

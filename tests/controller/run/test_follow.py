@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import fields
@@ -17,6 +18,7 @@ from controller.gcp.errors import GoogleError
 from controller.recovery.verdict import AttemptOutcome, VerdictKind
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import Endpoint, Place, PodStatus, SliceSpec, SliceStatus
+from controller.run import follow as module
 from controller.run.follow import Follower
 from controller.ssh.fleet import Fleet, WorkerError
 from tests.controller.recovery.test_policy import recovery
@@ -273,3 +275,31 @@ def test_while_nothing_is_reachable_it_is_waited_for(monkeypatch: pytest.MonkeyP
 def test_what_google_refuses_for_good_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(GoogleError, match="may not"):
         follow(FakeFleet([["hang for good"]], [["hang for good"]]), GoogleError("tpu", 403, "FORBIDDEN", "may not"))
+
+
+def test_a_worker_that_floods_is_slowed_down_and_starves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines wait in its connection, not in this machine's memory, and the end of another worker is seen."""
+    for name in ("STRAGGLER_SECONDS", "ROOT_CAUSE_SECONDS", "STOP_SECONDS"):
+        monkeypatch.setattr(module, name, 0.0)
+    taken = itertools.count(1)
+    sent = 0
+
+    def flood() -> Iterator[dict[str, Any]]:
+        nonlocal sent
+        for sent in taken:
+            yield {"log": "x", "offset": sent}
+
+    fleet = FakeFleet([[end(1)]], [cast(Any, flood())])
+    outcome, events = follow(fleet)
+    assert outcome.verdict.kind is VerdictKind.PROGRAM_ERROR
+    shown = sum(event.kind == "log" for event in events)
+    assert sent - shown <= module.QUEUED_LINES + 2
+
+
+def test_a_worker_that_answers_garbage_is_lost_with_its_words() -> None:
+    said = "`watch` answered with something else than Slipway's agent does: the answer.offset is str"
+    fleet = FakeFleet([["hang"]], [[WorkerError(1, "10.0.0.3", "agent", said)]])
+    outcome, events = follow(fleet, heartbeat_timeout_seconds=0.2)
+    assert outcome.verdict.kind is VerdictKind.WORKER_LOST
+    assert said in " ".join(outcome.verdict.evidence)
+    assert [event.message for event in events].count(f"worker 1 (10.0.0.3): {said}") == 1

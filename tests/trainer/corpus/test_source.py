@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import random
 import weakref
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +16,13 @@ from hypothesis import strategies as st
 
 from conf.schema.training.data import JsonlData
 from conf.schema.training.run_yaml import RunFileError
+from tests.conftest import deep
 from tests.trainer.data.corpora import lm_loop, make_documents, write_jsonl, write_parquet
 from trainer.corpus import files, source
 from trainer.corpus.parquet import ParquetSource
 from trainer.data import batches
+from trainer.data import rows as rows_module
+from trainer.data.rows import read_rows
 from trainer.distributed.batch import Batch
 
 LOOP = lm_loop(8, 32)
@@ -226,3 +233,110 @@ def test_what_lies_elsewhere_is_read_like_files(tmp_path):
     ]
     elsewhere = local.model_copy(update={"path": "memory://bucket/a.parquet"})
     np.testing.assert_array_equal(first_batch(elsewhere)["tokens"], first_batch(local)["tokens"])
+
+
+class TestHostileFiles:
+    """Data sets of strangers: what is cut, altered or swollen is named, within bounds of memory."""
+
+    def read(self, path) -> int:
+        found = ParquetSource([str(path)], ("text",), "data.path", "data.text_column")
+        return sum(len(found.read(i).take(range(len(found.read(i))))) for i in range(len(found)))
+
+    def test_a_parquet_file_that_is_cut_anywhere(self, tmp_path):
+        write_parquet(tmp_path / "a.parquet", make_documents(40), 10)
+        raw = (tmp_path / "a.parquet").read_bytes()
+        for size in range(0, len(raw), 97):
+            (tmp_path / "a.parquet").write_bytes(raw[:size])
+            with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet"):
+                self.read(tmp_path / "a.parquet")
+
+    @pytest.mark.parametrize("count", [100, *deep(5000)])
+    def test_a_parquet_file_with_altered_bytes_is_read_or_named(self, tmp_path, count):
+        """Parquet has no checksums by default, so altered text may pass; nothing else does."""
+        write_parquet(tmp_path / "a.parquet", make_documents(40), 10)
+        raw, draw = (tmp_path / "a.parquet").read_bytes(), random.Random(0)
+        named = 0
+        for _ in range(count):
+            altered = bytearray(raw)
+            for at in (draw.randrange(len(raw)), len(raw) - 1 - draw.randrange(400)):
+                altered[at] = draw.randrange(256)
+            (tmp_path / "a.parquet").write_bytes(altered)
+            try:
+                self.read(tmp_path / "a.parquet")
+                list(read_rows(str(tmp_path / "a.parquet"), "data.path"))
+            except RunFileError as error:
+                named += "a.parquet" in str(error)
+        assert named > count / 4
+
+    def test_a_column_name_that_is_no_text(self, tmp_path):
+        write_parquet(tmp_path / "a.parquet", ["x"], 1)
+        raw = (tmp_path / "a.parquet").read_bytes()
+        (tmp_path / "a.parquet").write_bytes(raw.replace(b"text", b"te\xa5t"))
+        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet is not a Parquet file: "):
+            self.read(tmp_path / "a.parquet")
+        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet is not a readable Parquet file: "):
+            list(read_rows(str(tmp_path / "a.parquet"), "data.path"))
+
+    @pytest.mark.parametrize("store_schema", [True, False])
+    def test_a_parquet_file_that_swells_is_refused(self, tmp_path, monkeypatch, store_schema):
+        """A dictionary of one text, and many rows that name it."""
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        rows = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array(["x" * 10_000]))
+        path = tmp_path / "a.parquet"
+        parquet.write_table(pa.table({"text": rows}), path, store_schema=store_schema)
+        assert path.stat().st_size < 10_000
+        monkeypatch.setattr(source, "MAX_DOCUMENT_BYTES", 2**22)
+        monkeypatch.setattr(rows_module, "MAX_FILE_BYTES", 2**22)
+        if store_schema:  # stays a dictionary in memory
+            group = ParquetSource([str(path)], ("text",), "data.path", "data.text_column").read(0)
+            assert group.take([19_999]) == [{"text": "x" * 10_000}]
+        else:
+            with pytest.raises(RunFileError, match=r"^data\.path: [^:]*row group 0, has more than 4,194,304 bytes"):
+                self.read(path)
+        with pytest.raises(RunFileError, match=r"^data\.path: [^:]*a\.parquet has more than 4,194,304 bytes of rows"):
+            list(read_rows(str(path), "data.path"))
+
+    @pytest.mark.parametrize("separator", ["\n", None])
+    def test_a_document_without_end_is_refused(self, tmp_path, monkeypatch, separator):
+        monkeypatch.setattr(source, "GROUP_BYTES", 2**10)
+        monkeypatch.setattr(source, "MAX_DOCUMENT_BYTES", 2**12)
+        monkeypatch.setattr(rows_module, "MAX_ROW_BYTES", 2**12)
+        (tmp_path / "a").write_bytes(b"x" * 2**14)
+        found = source.ByteRangeSource(
+            [str(tmp_path / "a")], (separator or "").encode(), source.text_parser("text"), "data.path"
+        )
+        with pytest.raises(
+            RunFileError, match=r"^data\.path: .*/a has a document of more than 4,096 bytes after byte 0"
+        ):
+            found.read(0)
+        with pytest.raises(RunFileError, match=r"^data\.path: .*/a, line 1 has more than 4,096 bytes"):
+            list(read_rows(str(tmp_path / "a"), "data.path"))
+
+    def test_an_object_that_is_replaced_while_it_is_read_is_named(self, tmp_path, monkeypatch):
+        """As gcsfs's files do, these tell the generation of their object."""
+        generation = 7
+
+        @contextmanager
+        def opened(file):
+            with Path(file).open("rb") as stream:
+                wrapped = io.BytesIO(stream.read())
+                wrapped.details = {"generation": str(generation)}  # pyright: ignore[reportAttributeAccessIssue]
+                yield wrapped
+
+        monkeypatch.setattr(files, "open_file", opened)
+        write_parquet(tmp_path / "a.parquet", make_documents(40), 10)
+        (tmp_path / "a.txt").write_text("one\ntwo\n")
+        sources = [
+            ParquetSource([str(tmp_path / "a.parquet")], ("text",), "data.path", "data.text_column"),
+            source.ByteRangeSource([str(tmp_path / "a.txt")], b"\n", source.text_parser("text"), "data.path"),
+        ]
+        for each in sources:
+            each.read(0)
+        generation = 8
+        for each in sources:
+            with pytest.raises(
+                RunFileError, match=r"^data\.path: /[^:]* was replaced while the run reads it: generation 8"
+            ):
+                each.read(0)
