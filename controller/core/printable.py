@@ -13,8 +13,8 @@ from typing import Any
 
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Bidirectional characters, separators of lines, halves of surrogate pairs, and control characters except tab, newline and
-carriage return (for progress bars)."""
+"""Bidirectional characters, separators of lines, halves of surrogate pairs, and control characters except tab, newline
+and carriage return (for progress bars)."""
 
 
 def printable(text: str) -> str:
