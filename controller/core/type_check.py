@@ -6,6 +6,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
+from controller.core.printable import one_line
+
 MAX_DEPTH = 64
 """Levels of nesting of a value of any type; deeper ones could exhaust the stack of whoever writes them again."""
 
@@ -23,9 +25,7 @@ def type_problem(value: Any, kind: Any, name: str = "it") -> str:
     origin, inner = get_origin(kind) or kind, get_args(kind)
     if origin in (typing.Union, UnionType):
         problems = [type_problem(value, each, name) for each in inner if (each is NoneType) == (value is None)]
-        return (
-            next((p for p in problems if not p), "") if not all(problems) else (problems or [_differs(name, value)])[0]
-        )
+        return "" if "" in problems else (problems or [_differs(name, value)])[0]
     if typing.is_typeddict(kind):
         return _keys_problem(value, kind, name)
     accepted = (int, float) if origin is float else (origin,)
@@ -34,7 +34,7 @@ def type_problem(value: Any, kind: Any, name: str = "it") -> str:
     if isinstance(value, list) and inner:
         return _first(type_problem(each, inner[0], f"{name}[{i}]") for i, each in enumerate(value))
     if isinstance(value, dict) and inner:
-        return _first(type_problem(each, inner[1], f"{name}.{key:.40}") for key, each in value.items())
+        return _first(type_problem(each, inner[1], f"{name}.{one_line(key):.40}") for key, each in value.items())
     return ""
 
 

@@ -14,7 +14,7 @@ from typing import IO, Any
 from controller.agent.formats import dump
 from controller.core.errors import ConfigError
 from controller.ssh.agent_bundle import AgentBundle
-from controller.ssh.agent_link import AgentLink
+from controller.ssh.agent_link import AgentLink, late_after
 
 CHUNK = 1 << 16
 HERE = "this machine"
@@ -85,12 +85,15 @@ class LocalLink(AgentLink):
 
     def _timed(self, chunks: "Queue[bytes | None]", command: str, seconds: float) -> Iterator[bytes]:
         end = time.monotonic() + seconds
+        message, is_too_late = f"`{command}` has not finished after {seconds:g} s", late_after(end)
         while True:
-            if time.monotonic() >= end:  # also of a command that says a byte now and then
-                raise self._error("timeout", f"`{command}` has not finished after {seconds:g} s")
+            if is_too_late(time.monotonic()):
+                raise self._error("timeout", message)
             try:
                 chunk = chunks.get(timeout=min(3600.0, max(0.01, end - time.monotonic())))
             except Empty:
+                if time.monotonic() >= end:
+                    raise self._error("timeout", message) from None
                 continue
             if chunk is None:
                 return

@@ -27,8 +27,10 @@ COMMAND_TIMEOUTS = {
 MAX_ANSWER_BYTES = 64 << 20
 MAX_LINE_BYTES = 16 << 20
 """Bytes of a line of a stream; the agent reads 1 MiB of a log at once, which JSON makes 6 at most."""
-MAX_WORDS = 2000
-"""Characters of an error of the agent that are kept."""
+MAX_WORDS = 20_000
+"""Characters of an error of the agent that are kept, and of its details, which end in what matters."""
+LATE_SECONDS = 5.0
+"""After the time limit of a command, what has arrived by then is read for so long: we may have been stopped."""
 
 
 class AgentLink(ABC):
@@ -99,13 +101,26 @@ class AgentLink(ABC):
             raise self._error("agent", problem)
         answer = {key: value for key, value in body.items() if key != "format"}
         if "error" in answer and "detail" in answer:
-            raise self._error("agent", *(_encodable(str(answer[key])[:MAX_WORDS]) for key in ("error", "detail")))
+            words, detail = str(answer["error"])[:MAX_WORDS], str(answer["detail"])[-MAX_WORDS:]
+            raise self._error("agent", _encodable(words), _encodable(detail))
         if problem := type_problem(answer, _answer_types().get(command, dict), "the answer"):
             raise self._error("agent", f"`{command}` answered with something else than Slipway's agent does: {problem}")
         return {key: _encodable(value) for key, value in answer.items()} if b"\\u" in line else answer
 
     def _error(self, kind: ConnectionFailure, message: str, detail: str = "") -> WorkerError:
         return WorkerError(self._number, self._address, kind, message, detail)
+
+
+def late_after(end: float) -> Callable[[float], bool]:
+    """Return a function that says whether a command that goes on talking has had its time, and LATE_SECONDS more."""
+    first_late: list[float] = []
+
+    def is_too_late(now: float) -> bool:
+        if now >= end and not first_late:
+            first_late.append(now)
+        return bool(first_late) and now - first_late[0] > LATE_SECONDS
+
+    return is_too_late
 
 
 @cache

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from controller.agent.formats import dump
 from controller.ssh.agent_bundle import AgentBundle
-from controller.ssh.agent_link import AgentLink
+from controller.ssh.agent_link import AgentLink, late_after
 from controller.ssh.connect import ConnectionParams, WorkerError
 
 if TYPE_CHECKING:
@@ -184,15 +184,20 @@ class Connection(AgentLink):
     def chunks(self, channel: Channel, seconds: float = math.inf) -> Iterator[bytes]:
         """Yield the data of a channel until the other side closes it. Raises WorkerError of kind timeout or dropped."""
         end = time.monotonic() + seconds
+        message, is_too_late = (
+            f"not finished after {seconds:g} s; it may still be running on the worker",
+            late_after(end),
+        )
         while True:
-            if time.monotonic() >= end:  # also of a command that says a byte now and then
-                raise self._error("timeout", f"not finished after {seconds:g} s; it may still be running on the worker")
+            if is_too_late(time.monotonic()):
+                raise self._error("timeout", message)
             channel.settimeout(min(self._params.silence_seconds, max(0.01, end - time.monotonic())))
             try:
                 data = channel.recv(CHUNK)
             except TimeoutError:
-                if time.monotonic() < end:
-                    self.probe(channel.get_transport())
+                if time.monotonic() >= end:
+                    raise self._error("timeout", message) from None
+                self.probe(channel.get_transport())
                 continue
             if not data:
                 return

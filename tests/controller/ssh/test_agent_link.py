@@ -125,8 +125,9 @@ def test_halves_of_surrogate_pairs_do_not_get_through() -> None:
 
 def test_an_error_of_megabytes_is_cut() -> None:
     with pytest.raises(WorkerError) as caught:
-        Said(dump({"error": "e" * 10**6, "detail": "d" * 10**6})).call(STATE, {})
-    assert max(len(caught.value.message), len(caught.value.detail)) == agent_link.MAX_WORDS
+        Said(dump({"error": "e" * 10**6, "detail": "d" * 10**6 + "the end"})).call(STATE, {})
+    assert len(caught.value.message) == len(caught.value.detail) == agent_link.MAX_WORDS
+    assert caught.value.detail.endswith("the end")
     with pytest.raises(WorkerError, match="did not return JSON") as caught:
         Said(b"x" * 10**6).call(STATE, {})
     assert len(caught.value.detail) == agent_link.MAX_WORDS
