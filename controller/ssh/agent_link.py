@@ -103,7 +103,7 @@ class AgentLink(ABC):
         if "error" in answer and "detail" in answer:
             words, detail = str(answer["error"])[:MAX_WORDS], str(answer["detail"])[-MAX_WORDS:]
             raise self._error("agent", _encodable(words), _encodable(detail))
-        if problem := type_problem(answer, _answer_types().get(command, dict), "the answer"):
+        if problem := type_problem(answer, answer_types().get(command, dict), "the answer"):
             raise self._error("agent", f"`{command}` answered with something else than Slipway's agent does: {problem}")
         return {key: _encodable(value) for key, value in answer.items()} if b"\\u" in line else answer
 
@@ -124,7 +124,7 @@ def late_after(end: float) -> Callable[[float], bool]:
 
 
 @cache
-def _answer_types() -> Mapping[str, Any]:
+def answer_types() -> Mapping[str, Any]:
     """Return the type of each command's answer, or of a line of it."""
     commands = [value for value in vars(protocol).values() if isinstance(value, protocol.Command)]
     return {str(command): get_args(vars(command)["__orig_class__"])[1] for command in commands}

@@ -24,7 +24,9 @@ from controller.agent.formats import dump
 from controller.agent.fs import checked
 from controller.agent.process import is_alive
 from controller.agent.tree_hash import tree_hash
+from controller.core.type_check import type_problem
 from controller.ssh.agent_bundle import build_bundle
+from controller.ssh.agent_link import answer_types
 from tests.controller.agent.bucket import FakeBucket
 from tests.controller.agent.programs import end_programs
 from tests.golden import golden
@@ -100,6 +102,7 @@ class AgentWorker:
         if command != "fetch_asset":
             answer = GOLDEN[command]["answer"]
             assert set(lines[-1]) == set(answer if isinstance(answer, dict) else GOLDEN[answer]["answer"]) - {"format"}
+            assert type_problem(lines[-1], answer_types()[command]) == ""
         return lines[-1]
 
     def call_error(self, command: str, **payload: Any) -> dict[str, str]:
@@ -111,6 +114,7 @@ class AgentWorker:
     def watch(self, **payload: Any) -> list[dict[str, Any]]:
         code, lines = self.finish_command(self.start_command("watch", **payload))
         assert code == 0, lines
+        assert [problem for line in lines if (problem := type_problem(line, answer_types()["watch"]))] == []
         return lines
 
     def upload_code(self, files: dict[str, str | bytes]) -> dict[str, str]:

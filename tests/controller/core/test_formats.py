@@ -133,7 +133,7 @@ def test_the_end_of_a_program_in_the_bucket() -> None:
 def test_an_answer_of_the_agent() -> None:
     access: Any = SimpleNamespace(addresses=["10.0.0.2"])
     parse: Callable[[str, bytes], dict[str, Any]] = Connection(access, 0, cast(Any, None), cast(Any, None))._parse
-    assert parse("tidy", b'{"format": 1, "done": []}') == {"done": []}
+    assert parse("tidy", b'{"format": 1, "done": [], "not_done": []}') == {"done": [], "not_done": []}
     for line, said in ((b'{"format": 2}', "has format 2"), (b"{}", "has no format")):
         with pytest.raises(WorkerError, match=f"the answer to `tidy` {said}; this slipway reads format 1"):
             parse("tidy", line)
