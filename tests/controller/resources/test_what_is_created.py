@@ -30,7 +30,9 @@ def fetching() -> Resource:
     """What an asset of the Hub has besides."""
     config, problems = compose(["cloud=local", "program=command"])
     assert config is not None, problems
-    return fetch_vm(config, "a-bucket", cast(ResolvedAsset, SimpleNamespace(prefix="assets/rows-0", name="rows")))
+    return fetch_vm(
+        config, "a-bucket", cast(ResolvedAsset, SimpleNamespace(prefix="assets/rows-0", name="rows", recipe=None))
+    )
 
 
 ALL = [

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-import conf
-from controller.cli.verbs.end.down import HIDDEN
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.localcloud.harness import COMPUTE, PROJECT, REGION, EmulatedCloud
 from tests.controller.state import comparable_state
@@ -282,11 +277,3 @@ def test_a_missing_internal_rule_is_found_by_verify_and_made_by_up(slipway: Slip
     (slipway.repository / "hello.txt").write_text("another run\n")  # the first one has finished
     assert slipway("up", *two)[0] == 0
     assert slipway("verify", *two)[0] == 0
-
-
-def test_the_hint_names_permissions_that_exist() -> None:
-    tables = yaml.safe_load((Path(conf.__path__[0]) / "permissions.yaml").read_text())
-    known = {name for names in tables["methods"]["tpu"].values() for name in names}
-    named = set(re.findall(r"tpu\.\w+\.\w+", HIDDEN))
-    assert named
-    assert named <= known
