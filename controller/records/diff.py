@@ -16,10 +16,10 @@ def diff_records(old: RunRecord, new: RunRecord) -> RecordDiff:
     sections = {
         "config": lambda d: flat(d["config"]),
         "code": lambda d: {"sha256": d["code_sha256"], **_git(d)},
-        "packages": lambda d: d["worker_0"]["packages"],
+        "packages": lambda d: _worker_0(d).get("packages", {}),
         "data": lambda d: {f"{asset['kind']} {asset['name']}": asset["identity"] for asset in d["assets"]},
-        "machine": lambda d: flat({key: d["worker_0"].get(key) for key in MACHINE_KEYS}) | {"slipway": d["slipway"]},
-        "price": lambda d: d["prices"],
+        "machine": lambda d: flat({key: _worker_0(d).get(key) for key in MACHINE_KEYS}) | {"slipway": d["slipway"]},
+        "price": lambda d: d.get("prices", {}),
         "result": lambda d: flat({key: d["row"].get(key) for key in RESULT_KEYS}),
     }
     found = {}
@@ -40,6 +40,11 @@ def format_diff(old: str, new: str, found: RecordDiff) -> list[str]:
         for key, (a, b) in sorted(keys.items()):
             lines.append(f"  {key}: {_format_value(a)} -> {_format_value(b)}")
     return lines if found else [*lines, "", "no differences"]
+
+
+def _worker_0(document: RunRecord) -> dict[str, Any]:
+    """Return what the launch knew of worker 0; a record that was written again after damage lacks it."""
+    return document.get("worker_0", {})
 
 
 def _git(document: RunRecord) -> dict[str, Any]:

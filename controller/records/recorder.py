@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import yaml
 
@@ -20,6 +20,7 @@ from controller.agent.protocol import OBSERVE
 from controller.context import Context
 from controller.core.events import Event, jsonl_listener
 from controller.core.formats import DamagedRecordError, checked, dump, load, load_json
+from controller.core.type_check import type_problem
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import ConflictError
 from controller.inputs.assets import ResolvedAsset
@@ -38,6 +39,33 @@ REPEAT_SUFFIX = re.compile(r"-r(\d+)$")
 JOB_MODULE = "slipway_job.multirun.job"
 """Module on the workers that runs a job of someone else's Hydra app, whose words follow it in the command."""
 RunRecord = dict[str, Any]
+
+
+class AssetKeys(TypedDict):
+    """What the record says of an asset."""
+
+    kind: str
+    name: str
+    identity: str
+    files: dict[str, str]
+
+
+class RecordKeys(TypedDict):
+    """What readers of a record rely on. A record that was written again after damage lacks what the launch knew."""
+
+    run: str
+    slipway: str
+    project: str
+    bucket: str
+    overrides: list[str]
+    code_sha256: str
+    config: dict[str, Any]
+    run_yaml: str
+    requirements: str
+    assets: list[AssetKeys]
+    worker_0: NotRequired[dict[str, Any]]
+    prices: NotRequired[dict[str, Any]]
+    git: NotRequired[dict[str, Any]]
 
 
 class Recorder:
@@ -161,15 +189,10 @@ class Recorder:
         if content is None:
             return None
         try:
-            known = parse_record(content, checked, name)
-            row_from_record(known)
+            return read_run_record(content, name)
         except DamagedRecordError as error:
             self._ledger.report(str(error))
             return None
-        except (AttributeError, KeyError, TypeError) as error:
-            self._ledger.report(f"{name} is damaged: {type(error).__name__} {error}")
-            return None
-        return known
 
     def _restore_record(self) -> None:
         """Write the record to the bucket again if it is gone or damaged there: the run can be repeated from it."""
@@ -283,9 +306,27 @@ def run_folder(state: Path, run_id: str) -> Path:
 
 
 def load_record(state: Path, run_id: str) -> RunRecord | None:
-    """Load the record from this machine."""
+    """Load the record from this machine. Raises DamagedRecordError and FormatError as `read_run_record`."""
     file = run_folder(state, run_id) / RECORD_FILE
-    return load(file.read_bytes(), str(file)) if file.is_file() else None
+    return read_run_record(file.read_bytes(), str(file)) if file.is_file() else None
+
+
+def read_run_record(content: bytes, name: str) -> RunRecord:
+    """Parse the record of a run.
+
+    Raises:
+        DamagedRecordError: it is not what `Recorder` writes.
+        FormatError: a later Slipway wrote it.
+    """
+    known = parse_record(content, checked, name)
+    problem = type_problem(known, RecordKeys, "the record")
+    try:
+        row_from_record(known)
+    except (AttributeError, KeyError, TypeError) as error:
+        problem = problem or f"{type(error).__name__} {error}"
+    if problem:
+        raise DamagedRecordError(f"{name} is damaged: {problem}")
+    return known
 
 
 def machine_id(state: Path) -> str:

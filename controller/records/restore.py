@@ -28,7 +28,6 @@ from controller.cloud.emulator import Emulator
 from controller.config.compose import compose, compose_raw, with_overrides
 from controller.context import Context
 from controller.core.errors import ConfigError
-from controller.core.formats import load
 from controller.core.text import object_url
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import NoCredentialsError, NotFoundError
@@ -38,7 +37,7 @@ from controller.plan.build import Plan, RecordedInputs, build_plan
 from controller.plan.project import bucket_name
 from controller.records import index, recorder
 from controller.records.ledger import Ledger
-from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord
+from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord, read_run_record
 
 
 class MissingInputsError(ConfigError):
@@ -127,7 +126,7 @@ def download_record(here: Config, run_id: str) -> RunRecord:
             f"--run {run_id}: no such run on this machine or in {object_url(bucket)}; `slipway runs` lists runs; to "
             "search elsewhere, add cloud=… or cloud.bucket=…"
         )
-    return load(content, object_url(bucket, f"runs/{run_id}/{RECORD_FILE}"))
+    return read_run_record(content, object_url(bucket, f"runs/{run_id}/{RECORD_FILE}"))
 
 
 def _similar_runs(here: Config, run_id: str) -> str:

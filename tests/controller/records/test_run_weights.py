@@ -11,6 +11,7 @@ import pytest
 from conf.schema.config import Config
 from controller.core.errors import ConfigError
 from controller.run.options import RunOptions
+from tests.paths import ROOT
 
 RUN = "sft-12345678"
 WORDS = ["cloud=here", "cloud.backend=cpu", "+experiment=quickstart", "mesh=data"]
@@ -40,7 +41,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "scores": {"2": 0.9, "4": 0.8, "10": 0.7},
     }
     (folder / "scores.json").write_text(json.dumps(scores))
-    record = {"format": 1, "run": RUN, "bucket": str(tmp_path / "results"), "config": made.model_dump(mode="json")}
+    record = json.loads((ROOT / "tests/golden/record.json").read_text())
+    record |= {"run": RUN, "bucket": str(tmp_path / "results"), "config": made.model_dump(mode="json")}
     write_record(tmp_path, record)
     return folder
 

@@ -7,6 +7,7 @@ import io
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from controller.records import index
 from controller.records.diff import diff_records
 from controller.records.recorder import program_name
 from controller.records.table import as_csv, filter_rows, flat, format_table
+from tests.paths import ROOT
 
 ROWS = [
     {"run": "a-1", "created": 1.0, "state": "finished", "overrides": ["x=1", "+experiment=q"], "metrics": {"acc": 0.9}},
@@ -120,6 +122,8 @@ def test_the_difference_names_section_and_key() -> None:
         "slipway": "0.1.0",
         "row": {"state": "finished", "metrics": {"acc": 0.5}},
     }
+    rebuilt = {key: value for key, value in base.items() if key not in ("worker_0", "prices", "git")}
+    assert diff_records(base, rebuilt)["packages"] == {"jax": ("1", None)}
     other = json.loads(json.dumps(base))
     other["config"]["optimizer"]["lr"] = 2.0
     other["worker_0"]["packages"]["numpy"] = "2"
@@ -130,6 +134,38 @@ def test_the_difference_names_section_and_key() -> None:
         "packages": {"numpy": (None, "2")},
         "result": {"metrics.acc": (0.5, 0.6)},
     }
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"assets": None}, "the record.assets is NoneType"),
+        ({"overrides": "run.seed=1"}, "the record.overrides is str"),
+        ({"assets": [{"kind": "dataset", "name": "text"}]}, "the record.assets[0] has no files"),
+        ({"worker_0": []}, "the record.worker_0 is list"),
+        ({"config": {"run": {"name": "a", "seed": 1}}}, "KeyError 'cloud'"),
+        ({"run": ...}, "the record has no run"),
+    ],
+)
+def test_a_damaged_record_is_named_by_the_verbs_that_read_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, Any],
+    problem: str,
+) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    index.append_rows(tmp_path, [{"run": "a-1"}, {"run": "b-2"}])
+    whole = json.loads((ROOT / "tests/golden/record.json").read_text())
+    for run, edits in (("a-1", {}), ("b-2", change)):
+        (file := tmp_path / "runs" / run / "record.json").parent.mkdir(parents=True)
+        edited = {key: value for key, value in (whole | {"run": run} | edits).items() if value is not ...}
+        file.write_text(json.dumps(edited))
+    for words in (["runs", "--diff", "a-1", "b-2"], ["status", "--run", "b-2"]):
+        assert main.run(words) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"error: {tmp_path}/runs/b-2/record.json is damaged: {problem}" in said
 
 
 def test_a_run_that_nobody_knows_is_said_before_missing_credentials(
