@@ -15,6 +15,8 @@ from controller.plan.build import Plan, build_plan
 
 
 class EmptyBucket:
+    """A bucket with nothing but assets without files."""
+
     def __init__(self, *present: str) -> None:
         self.present = present
 
@@ -22,6 +24,13 @@ class EmptyBucket:
         if any(parameters["object"].startswith(f"assets/{name}-") for name in self.present):
             return {}
         raise NotFoundError("get", 404, "notFound", "no such object")
+
+    def download(self, bucket: str, name: str) -> bytes:
+        self.call("storage", "objects.get", bucket=bucket, object=name)
+        return b"{}"
+
+    def list_all(self, api: str, method: str, items: str, **parameters: Any) -> list[dict[str, Any]]:
+        return [{"name": f"{parameters['prefix']}manifest.json", "timeCreated": "2026-01-01T00:00:00Z"}]
 
 
 def plan_of(tmp_path: Path, asset: str, *overrides: str) -> Plan:
