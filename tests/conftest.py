@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import io
 import os
 import pickle
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from omegaconf import OmegaConf
 
 from controller.config import compose, composed_cache
 from controller.core.errors import ConfigError
@@ -139,6 +141,23 @@ def seeds(requested: range | None, fast: Iterable[int], deep: int) -> list[objec
     if requested is not None:
         return [*requested]
     return [seed if seed in fast else pytest.param(seed, marks=pytest.mark.deep) for seed in range(deep)]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def parsed_once() -> Iterator[None]:
+    """Hydra parses each YAML file once: it reads some thirty for every choice of groups."""
+    really, known = OmegaConf.load, {}
+
+    def load(file: Any) -> Any:
+        if not hasattr(file, "read"):
+            return really(file)
+        if (text := file.read()) not in known:
+            known[text] = pickle.dumps(really(io.StringIO(text)))
+        return pickle.loads(known[text])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OmegaConf, "load", load)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -60,7 +60,7 @@ def test_recomputation_changes_no_gradient(policy: str) -> None:
         np.testing.assert_allclose(recomputed, kept, rtol=1e-5, atol=1e-6 * np.abs(kept).max())
 
 
-@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("axis", [0, *deep(-1)])
 def test_the_blocks_own_gradients_are_those_of_jax(axis: int) -> None:
     keys, (inputs, inner) = jax.random.split(jax.random.key(2), 5), ((5, 24) if axis == 0 else (7, 4))
     z = jax.random.normal(keys[0], (5, 3, 7))
