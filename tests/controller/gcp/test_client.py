@@ -10,7 +10,7 @@ from google.auth.credentials import Credentials
 from google.auth.exceptions import RefreshError, TransportError
 from googleapiclient import discovery
 
-from controller.core.errors import CloudError
+from controller.core.errors import CloudError, LeaseLostError
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import GoogleError, NoCredentialsError
 from controller.gcp.retries import ATTEMPTS
@@ -49,6 +49,27 @@ def test_it_gives_up_in_the_end(project: EmulatedProject) -> None:
     with pytest.raises(GoogleError, match=r"compute networks.get: 503"):
         project.create_shared()
     assert len([s for s in project.clock.sleeps if s >= 1]) == ATTEMPTS - 1
+
+
+def test_the_lease_is_confirmed_before_every_try_of_a_change_to_a_pod(project: EmulatedProject) -> None:
+    """Not once before the first one: a controller that was paused meanwhile would create a VM that nobody wants."""
+    instances = f"{COMPUTE}/zones/us-central1-a/instances"
+    project.inject_fault(kind="http", status=503, match=f"POST /{instances}$", times=1)
+    confirmed: list[str] = []
+
+    def confirm() -> None:
+        confirmed.append("asked")
+        if len(confirmed) == 2:
+            raise LeaseLostError("anna@host took over")
+
+    google = project.context.google
+    google.before_pod_write = confirm
+    with pytest.raises(LeaseLostError):
+        google.change_pod(
+            "compute", "instances.insert", project=project.context.project, zone="us-central1-a", body={"name": "pod"}
+        )
+    posts = [r for r in project.cloud.request_log() if (r["method"], r["path"]) == ("POST", f"/{instances}")]
+    assert [r["status"] for r in posts] == [503]
 
 
 @pytest.mark.parametrize("status", [400, 403])

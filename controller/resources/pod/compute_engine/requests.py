@@ -26,9 +26,7 @@ def get(context: Context, method: str, **names: str) -> dict[str, Any] | None:
 
 def change(context: Context, method: str, **parameters: Any) -> None:
     """Send a request that changes a pod, and wait for its operation. Raises GoogleError on a refusal."""
-    if method.startswith("instances."):  # the client guards the other collections
-        context.google.before_pod_write()
-    wait_compute(context, context.google.call(API, method, project=context.project, **parameters))
+    wait_compute(context, context.google.change_pod(API, method, project=context.project, **parameters))
 
 
 def delete_when_ready(context: Context, delete: Callable[[], None]) -> None:

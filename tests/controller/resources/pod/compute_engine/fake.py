@@ -87,7 +87,8 @@ class FakeGoogle:
     def root(self, api: str) -> str:
         return f"https://{api}.googleapis.com/"
 
-    def before_pod_write(self) -> None: ...
+    def change_pod(self, api: str, method: str, **parameters: Any) -> dict[str, Any]:
+        return self.call(api, method, **parameters)
 
     def call(self, api: str, method: str, **parameters: Any) -> dict[str, Any]:
         collection, _, verb = method.rpartition(".")
