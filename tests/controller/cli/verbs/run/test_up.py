@@ -136,7 +136,9 @@ def test_a_busy_pod_queues_the_next_run(slipway: SlipwayCli) -> None:
     try:
         until(lambda: "/waiting/" in json.dumps(slipway.cloud().get("state")["objects"]))
         assert both[0].stdout is not None
+        assert both[1].stdout is not None
         next(line for line in both[0].stdout if "re-attached" in line)
+        next(line for line in both[1].stdout if f"waiting for {first}" in line)  # it is in the queue before it says so
         let_go(slipway)
         said = [one.communicate(timeout=300)[0] for one in both]
     finally:
@@ -144,7 +146,6 @@ def test_a_busy_pod_queues_the_next_run(slipway: SlipwayCli) -> None:
             one.kill()
     assert [one.returncode for one in both] == [0, 0], said
     assert "the pod stays for the next run: run-" in said[0]
-    assert f"waiting for {first}" in said[1]
     assert "hello from worker 0" in said[1]
     deletions = [m for m in slipway.mutations() if m.startswith("DELETE /tpu/") and node in m]
     assert len(deletions) == 1, deletions  # by the second run, at its end
