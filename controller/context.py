@@ -14,6 +14,18 @@ from controller.ssh.fleets import Fleets, SshTarget
 from controller.ssh.login import Login
 
 
+@dataclass(frozen=True)
+class SurplusSlice:
+    """A slice that was billed and never used. `began`: seconds since the epoch."""
+
+    uid: str
+    pod: str
+    accelerator_type: str
+    zone: str
+    capacity: str
+    began: float
+
+
 @dataclass
 class Context:
     """Dependencies of a run. `poll_seconds`: between polls of operations; `state_dir`: folder of keys and records."""
@@ -34,6 +46,8 @@ class Context:
     """Returns this machine's address as the workers see it, or None; may query a web service."""
     before_pod_write: Callable[[], int] = lambda: 0
     """Called before each change to the pod; returns the token of our lease, raises if another controller holds it."""
+    on_surplus: Callable[[SurplusSlice], None] = lambda _: None
+    """Called with each slice that was granted beside the pod and given back; the account of a run counts it."""
     extra_ssh_keys: tuple[str, ...] = ()
     """Further lines of a new node's `ssh-keys` metadata, so that the user who handed over a run can still log in."""
     lease_path: str = ""

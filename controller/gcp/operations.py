@@ -4,6 +4,7 @@ Compute: https://cloud.google.com/compute/docs/api/how-tos/api-requests-response
 https://google.aip.dev/151.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from controller.core.clock import Clock
@@ -26,14 +27,44 @@ class OperationFailedError(GoogleError):
 
 def wait_compute(caller: Caller, operation: dict[str, Any]) -> None:
     """Wait for a Compute operation, of any scope. Raises OperationFailedError with Compute's error code as reason."""
-    where: dict[str, str] = {"project": caller.project, "operation": operation["name"]}
-    method = "globalOperations.wait"
-    for scope in ("region", "zone"):
-        if operation.get(scope):
-            where[scope] = operation[scope].rsplit("/", 1)[-1]
-            method = f"{scope}Operations.wait"
+    scope, where = _scope_of(caller, operation)
     while operation.get("status") != "DONE":
-        operation = caller.google.call("compute", method, **where)
+        operation = caller.google.call("compute", f"{scope}Operations.wait", **where)
+    _raise_failed(operation)
+
+
+def poll_compute(caller: Caller, operation: dict[str, Any]) -> Callable[[], bool]:
+    """Return what tells whether a Compute operation is done, without waiting; it raises as `wait_compute` does."""
+    scope, where = _scope_of(caller, operation)
+    answers = _answers(operation, lambda: caller.google.call("compute", f"{scope}Operations.get", **where))
+
+    def is_done() -> bool:
+        found = next(answers)
+        if found.get("status") != "DONE":
+            return False
+        _raise_failed(found)
+        return True
+
+    return is_done
+
+
+def _answers(operation: dict[str, Any], again: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the operation as Google answered first, then as it answers each time."""
+    yield operation
+    while True:
+        yield again()
+
+
+def _scope_of(caller: Caller, operation: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    """Return the scope of a Compute operation, and the parameters that name it."""
+    where: dict[str, str] = {"project": caller.project, "operation": operation["name"]}
+    for scope in ("zone", "region"):
+        if operation.get(scope):
+            return scope, where | {scope: operation[scope].rsplit("/", 1)[-1]}
+    return "global", where
+
+
+def _raise_failed(operation: dict[str, Any]) -> None:
     errors = operation.get("error", {}).get("errors", [])
     if errors:
         what = f"compute {operation.get('operationType', 'operation')}"
@@ -51,17 +82,31 @@ def wait_rpc(
         OperationFailedError: with the canonical gRPC code name as the reason, e.g. RESOURCE_EXHAUSTED;
             DEADLINE_EXCEEDED when it did not finish in time.
     """
-    late = caller.clock.deadline(seconds)
-    while not operation.get("done"):
-        if late():
-            message = f"not done after {seconds:.0f} s; if it needs more time, raise tpu.create_timeout_minutes"
-            raise OperationFailedError(f"{api} operation", 0, "DEADLINE_EXCEEDED", message)
+    is_done = poll_rpc(caller, api, operation, method, seconds)
+    while (done := is_done()) is None:
         caller.clock.sleep(caller.poll_seconds)
-        operation = caller.google.call(api, method, name=operation["name"])
-    error = operation.get("error")
-    if error:
-        raise OperationFailedError(f"{api} operation", 0, code_name(error), error.get("message", ""))
-    return operation.get("response", {})
+    return done
+
+
+def poll_rpc(
+    caller: Caller, api: str, operation: dict[str, Any], method: str, seconds: float = float("inf")
+) -> Callable[[], dict[str, Any] | None]:
+    """Return what tells the response of an operation, or None while it is not done; see `wait_rpc`."""
+    late = caller.clock.deadline(seconds)
+    answers = _answers(operation, lambda: caller.google.call(api, method, name=operation["name"]))
+
+    def response() -> dict[str, Any] | None:
+        found = next(answers)
+        if not found.get("done"):
+            if late():
+                message = f"not done after {seconds:.0f} s; if it needs more time, raise tpu.create_timeout_minutes"
+                raise OperationFailedError(f"{api} operation", 0, "DEADLINE_EXCEEDED", message)
+            return None
+        if error := found.get("error"):
+            raise OperationFailedError(f"{api} operation", 0, code_name(error), error.get("message", ""))
+        return found.get("response", {})
+
+    return response
 
 
 def code_name(status: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from aiohttp import web
 from controller.localcloud.apis.billing import Billing
 from controller.localcloud.apis.catalog import load_catalog
 from controller.localcloud.apis.compute import Compute
+from controller.localcloud.apis.compute_engine.advice import Advice
 from controller.localcloud.apis.compute_engine.bulk import Slices
 from controller.localcloud.apis.compute_engine.collections import GROUPS, INSTANCES, POLICIES, TEMPLATES
 from controller.localcloud.apis.compute_engine.groups import Groups
@@ -134,6 +135,7 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         compute,
         groups,
         instances,
+        Advice(catalog, faults),
         Images(root),
         projects,
         CustomRoles(store),

@@ -188,6 +188,8 @@ def uses_of_plan(config: Config) -> Iterator[Use]:
         return
     for part, calls in pods.items():
         yield Use(part, always=(*calls.own, ACT_AS), change=calls.change)
+        if "reserved" in config.tpu.capacity and calls.calendar:
+            yield Use("calendar reservations (`slipway capacity --calendar`)", change=calls.calendar)
     yield from NETWORK
     if config.assets.may_use_vm:
         yield FETCH_VM

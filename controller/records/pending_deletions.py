@@ -1,11 +1,10 @@
-"""Delete the queued resources that Google did not delete when an earlier verb asked for it."""
+"""Delete the requests for pods that Google did not delete when an earlier verb asked for it."""
 
 from collections.abc import Sequence
 
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.formats import FormatError
-from controller.gcp.errors import NotFoundError
 from controller.lease.store import BucketLeaseStore, Identity
 from controller.records.spending import read_claim
 from controller.resources.pod.pending_deletion import (
@@ -14,7 +13,7 @@ from controller.resources.pod.pending_deletion import (
     forget_deletion,
     recorded_deletions,
 )
-from controller.resources.pod.tpu_api.queued import QueuedProvisioner, request_path
+from controller.resources.pod.planes import provisioners_of
 
 
 def retry_deletions(context: Context, buckets: Sequence[str] = ()) -> list[str]:
@@ -58,21 +57,19 @@ def _delete(context: Context, pending: PendingDeletion, buckets: Sequence[str]) 
         CloudError: a controller is at work on the pod, or it is unknown whether a run uses it.
         FormatError, ValueError: the claim of a run cannot be read.
     """
-    method = "projects.locations.queuedResources.get"
-    try:
-        queued = context.google.call("tpu", method, name=request_path(context, pending.pod, pending.zone))
-    except NotFoundError:
+    maker = provisioners_of([pending.provisioner], 0.0).get(pending.provisioner)
+    if maker is None:
+        raise CloudError(f"this version of Slipway does not know how {pending.provisioner} pods are deleted")
+    status = maker.observe(context, pending.pod, pending.zone)
+    if status is None:
         return "it is gone"
-    if queued.get("createTime") != pending.created:
+    if status.created != pending.created_seconds:
         return "it is gone, another request has its name"
-    queue = QueuedProvisioner(create_seconds=0.0)
-    status = queue.observe(context, pending.pod, pending.zone)
-    uid = "" if status is None else status.uid
-    if uid and any(read_claim(context.google, bucket, pending.pod, uid) for bucket in buckets):
+    if status.uid and any(read_claim(context.google, bucket, pending.pod, status.uid) for bucket in buckets):
         return "a run has taken its pod over"
     for bucket in buckets:  # last, since a run claims its pod only after it has set up the workers
         _refuse_if_controlled(context, bucket, pending.pod)
-    queue.delete(context, pending.pod, pending.zone, recorded=True)
+    maker.delete(context, pending.pod, pending.zone, is_recorded=True)
     return "deleted, as asked for earlier"
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from conf.schema.config import Config
-from controller.context import Context
+from controller.context import Context, SurplusSlice
 from controller.core.clock import Clock
 from controller.core.formats import DamagedRecordError, Document, checked, dump
 from controller.core.text import object_url
@@ -114,13 +114,20 @@ class Spending:
             claim = {}
         if claim and if_new:
             return
-        began = node.status.created if node.status.created and not claim else now
+        began = node.status.billed_since if node.status.billed_since and not claim else now
         if claim and claim["latest"] != self._run_id:
             self._read_run(claim["latest"]).close_billing(f"taken over by {self._run_id}")
         price = self.rate(node).total
         kind, place = node.status.spec.accelerator_type, node.place
         self._write(PodLifetime(node.status.uid, node.name, kind, place.zone, place.capacity, price, min(began, now)))
         self._claim(node, claim)
+
+    def add_surplus(self, given: SurplusSlice) -> None:
+        """Count a slice that was granted beside the pod, from its beginning until now."""
+        now = self._clock.now()
+        price = hourly_price(self._config, now, given.zone, given.capacity).total
+        where = (given.uid, given.pod, given.accelerator_type, given.zone, given.capacity, price)
+        self._write(PodLifetime(*where, min(given.began or now, now), now, "given back: another place was first"))
 
     def close_billing(self, why: str) -> None:
         """End the lifetime of the run's pod now."""

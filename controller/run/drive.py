@@ -156,6 +156,7 @@ class RunDriver:
         try:
             with lease_guard(self.lease, self.plan, self.context):
                 self.context.before_pod_write = self.context.google.before_pod_write = self._ensure_unfinished
+                self.context.on_surplus = self.spending.add_surplus
                 try:
                     return self.acquire()
                 except FinishedMeanwhileError as finished:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import TypeAdapter
 
-from controller.context import Context
+from controller.context import Context, SurplusSlice
 from controller.core.clock import iso_timestamp
 from controller.core.formats import Document, has_format
 from controller.core.json_lines import append_lines
@@ -29,6 +29,10 @@ PREFIX = "capacity/"
 """Objects of the bucket, one per entry; names sort by time."""
 GRANTED = "granted"
 PREEMPTED = "preempted"
+SURPLUS = "surplus"
+"""End of a slice that was given back at once: another place had granted one before."""
+WITHDRAWN = "withdrawn"
+"""Answer of a request that another place has made superfluous."""
 RECENT_SECONDS = 24 * 3600.0
 """How long a zone that granted a slice is tried first."""
 MAX_MESSAGE = 300
@@ -43,10 +47,10 @@ class CapacityEntry(Document):
         id: names the entry; the end of a slice has the id of its request.
         time: when the request was sent, or when the slice was created; seconds since the epoch.
         tier: capacity tier, such as spot.
-        answer: `granted`, or the kind of refusal; '' in the end of a slice.
+        answer: `granted`, `withdrawn`, or the kind of refusal; '' in the end of a slice.
         waited_seconds: from the request to the answer.
         message: what Google said about a refusal.
-        ended: '' while the slice exists; `preempted`, or `deleted` by Slipway.
+        ended: '' while the slice exists; `preempted`, or `deleted` by Slipway, as `surplus` if it was never used.
         ended_time: when Slipway deleted it or what the preemption left of it; seconds since the epoch.
     """
 
@@ -83,6 +87,11 @@ class CapacityEntry(Document):
         return bool(self.answer)
 
     @property
+    def is_answered(self) -> bool:
+        """Whether Google has said whether there was capacity."""
+        return self.is_request and self.answer != WITHDRAWN
+
+    @property
     def lived_seconds(self) -> float | None:
         """How long a granted slice existed; None if it exists, or nobody saw its end."""
         if self.ended_time is None or self.waited_seconds is None:
@@ -108,18 +117,35 @@ def record_answer(
     _record(context, entry, PREFIX + entry.id)
 
 
-def record_end(context: Context, name: str, status: SliceStatus) -> None:
-    """Record that a slice has been deleted, and whether Google had taken it before."""
+def record_surplus(
+    context: Context, name: str, spec: SliceSpec, place: Place, asked: float, given: SliceStatus | None
+) -> None:
+    """Record that a request of time `asked` was given back, with the slice that had come of it, if one had."""
+    if given is not None:
+        record_answer(context, name, spec, place, asked, given)
+        record_end(context, name, given, SURPLUS)
+        return
+    waited = round(context.clock.now() - asked, 1)
+    id = f"{_stamp(asked)}-{name}-{uuid.uuid4().hex[:12]}"
+    entry = replace(_entry(context, name, place, spec), id=id, time=asked, answer=WITHDRAWN, waited_seconds=waited)
+    _record(context, entry, PREFIX + entry.id)
+
+
+def record_end(context: Context, name: str, status: SliceStatus, why: str = "deleted") -> None:
+    """Record that a slice has been deleted, and whether Google had taken it before; `why` otherwise."""
     if not status.uid or not status.created:
         return  # a request that has brought up nothing
     entry = replace(
         _entry(context, name, status.place, status.spec),
         id=_slice_id(name, status),
         time=status.created,
-        ended=PREEMPTED if status.state in ("PREEMPTED", "TERMINATED") else "deleted",
+        ended=PREEMPTED if status.state in ("PREEMPTED", "TERMINATED") else why,
         ended_time=context.clock.now(),
     )
     _record(context, entry, f"{PREFIX}{entry.id}.ended")
+    if why == SURPLUS:
+        kind, place = status.spec.accelerator_type, status.place
+        context.on_surplus(SurplusSlice(status.uid, name, kind, place.zone, place.capacity, status.billed_since))
 
 
 def _entry(context: Context, name: str, place: Place, spec: SliceSpec) -> CapacityEntry:
@@ -179,7 +205,7 @@ def recent_places_first(
     planes = {way: index for index, plane in enumerate(all_planes()) for way in plane.provisioners(0.0)}
     granted: dict[tuple[str, int | None], float] = {}
     for entry in entries:  # by time: the last one counts
-        if entry.accelerator_type == accelerator_type and now - entry.time < RECENT_SECONDS and entry.is_request:
+        if entry.accelerator_type == accelerator_type and now - entry.time < RECENT_SECONDS and entry.is_answered:
             is_good = entry.answer == GRANTED and entry.ended != PREEMPTED
             granted[entry.zone, planes.get(entry.provisioner)] = entry.time if is_good else 0.0
     return sorted(places, key=lambda place: -granted.get((place.zone, planes[place.provisioner]), 0.0))

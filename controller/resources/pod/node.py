@@ -3,7 +3,7 @@
 `search.py` and the provisioners create a slice; this module decides what must be done.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -14,7 +14,7 @@ from controller.core.text import plural
 from controller.gcp.errors import GoogleError
 from controller.gcp.names import TAG
 from controller.gcp.worker_vms import WorkerVms
-from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope, difference
+from controller.reconcile.resource import Absent, Change, Diff, ObservedResources, Pending, Resource, Scope, difference
 from controller.resources.pod import data_disk
 from controller.resources.pod.plane import Plane
 from controller.resources.pod.planes import plane_of, provisioners_of, waits_in_queue
@@ -27,6 +27,7 @@ from controller.resources.pod.provisioner import (
     ProvisionerName,
     SliceSpec,
     SliceStatus,
+    state_text,
 )
 from controller.resources.pod.refusals import classify
 from controller.resources.pod.search import CapacitySearch
@@ -66,6 +67,7 @@ class Node(Resource):
         create_seconds: how long one creation may take.
         adopt: use an existing pod; it is never created, changed or deleted.
         status: what was observed.
+        surplus: what a search on several planes has left beside a pod that is READY.
     """
 
     kind: ClassVar[str] = "node"
@@ -77,6 +79,7 @@ class Node(Resource):
     create_seconds: float = field(compare=False)
     adopt: bool = field(default=False, compare=False)
     status: SliceStatus = field(default=NOT_OBSERVED, compare=False)
+    surplus: tuple[SliceStatus, ...] = field(default=(), compare=False)
 
     @property
     def title(self) -> str:
@@ -120,7 +123,11 @@ class Node(Resource):
         observed |= {name: wanted[name] for name in ECHOED_FIELDS & wanted.keys() if not observed[name]}
         if not status.is_ready:
             observed["workers"] = self.spec.workers  # its endpoints are not complete
-        return difference(wanted, observed, fixed=frozenset(observed))
+        diff = difference(wanted, observed, fixed=frozenset(observed))
+        if diff or not current.surplus:
+            return diff
+        beside = ", ".join(f"{other.state.lower()} in {other.place}" for other in current.surplus)
+        return Diff("update", (Change("surplus", beside, "given back"),))
 
     def findings(self, current: Any) -> Iterator[Finding]:
         if isinstance(current, Absent) and self.adopt:
@@ -141,16 +148,20 @@ class Node(Resource):
             yield UNHEALTHY.finding(message)
 
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Pending | Self:
-        status = self._slices.find(context)
-        if status is None:
+        found = self._found(context)
+        if not found:
             return Absent()
+        status = found[0]
         mine = self.adopt or self._is_managed(status)
-        if status.pending and mine and not self._queue_timed_out(context, status):
-            state = status.state.lower().replace("_", " ")
+        if status.pending and mine and not self._is_to_be_searched(context, found):
             if status.state == "DELETING":
-                return Pending(state, DELETE_SECONDS, _DELETION_PENDING_HINT)
-            return Pending(f"{state} in {status.place.zone}" if waits_in_queue(status.place) else state)
-        return replace(self, status=status)
+                return Pending("deleting", DELETE_SECONDS, _DELETION_PENDING_HINT)
+            return Pending(_waiting_words(status))
+        return replace(self, status=status, surplus=tuple(found[1:]) if status.is_ready else ())
+
+    def _found(self, context: Context) -> list[SliceStatus]:
+        """Return the slice that is the pod; on several planes, after it what else of ours is billed or may be."""
+        return self._slices.pod_and_others(context, self._is_managed)
 
     def find(self, context: Context, uids: Collection[str] = ()) -> Self | None:
         """Return the pod in whatever state; if there are several, preferably one with one of the `uids`."""
@@ -163,7 +174,8 @@ class Node(Resource):
         Raises:
             CloudError: what exists is not ours, or Google refused.
         """
-        status = self._slices.find(context)
+        found = self._found(context)
+        status = found[0] if found else None
         if self.adopt:
             raise CloudError(_nothing_to_adopt(self) if status is None else _adopted_differs(self, diff))
         if status is None:
@@ -174,6 +186,13 @@ class Node(Resource):
                 f"node {self.name} in {status.place.zone} was not created by Slipway and differs ({diff}). Slipway "
                 "does not change it: set tpu.name to another name"
             )
+        if status.is_ready and len(found) > 1:
+            self._slices.give_back(context, found[1:])
+            return
+        if self._slices.has_several_planes and self._is_to_be_searched(context, found):
+            self._slices.delete(context, lambda other: self._is_managed(other) and not other.pending)
+            self._create(context, found=[other for other in found if other.pending])
+            return
         if status.is_ready and _only_workers(diff):
             raise CloudError(f"{self.title}: {_wrong_worker_count(self, status)}")
         if status.state == "STOPPED" and self._start(context, status):
@@ -183,12 +202,12 @@ class Node(Resource):
         self._slices.delete(context, self._is_managed)
         self._create(context, after=self._place_like(status) if status.state in WAITING_STATES else None)
 
-    def _create(self, context: Context, after: Place | None = None) -> None:
+    def _create(self, context: Context, after: Place | None = None, found: Sequence[SliceStatus] = ()) -> None:
         """Search for capacity. Raises CloudError if Google reports other settings than those requested.
 
         Deleting such a pod and asking again, as for one with the settings of an earlier run, would never end.
         """
-        self._search(context).run(after)
+        self._search(context).run(after, found)
         made = self.find(context)
         if made is None or not made.is_ready or not self._is_managed(made.status):
             return
@@ -312,10 +331,13 @@ class Node(Resource):
             return False
         return True
 
-    def _queue_timed_out(self, context: Context, status: SliceStatus) -> bool:
-        """Return whether a queued request has waited so long that the next place is tried."""
-        others = len(self.places) > 1
-        return others and status.state in WAITING_STATES and context.clock.now() - status.created > self.create_seconds
+    def _is_to_be_searched(self, context: Context, found: Sequence[SliceStatus]) -> bool:
+        """Return whether a request is not just waited for: it has waited too long, or other planes can be asked too."""
+        status = found[0]
+        if self._slices.has_several_planes and not self.adopt:
+            return not status.is_ready and any(other.state in WAITING_STATES for other in found)
+        late = context.clock.now() - status.created > self.create_seconds
+        return len(self.places) > 1 and status.state in WAITING_STATES and late
 
     def _place_like(self, status: SliceStatus) -> Place:
         """Return the configured place that is most like the one where a slice is."""
@@ -339,7 +361,14 @@ def describe(observed: Absent | Pending | Node) -> str:
         case Pending():
             return observed.why
         case Node():
-            return observed.status.state.lower()
+            return _waiting_words(observed.status)
+
+
+def _waiting_words(status: SliceStatus) -> str:
+    """Return a state in lower-case words; what waits in a queue, with its zone."""
+    state = state_text(status.state)
+    waits = status.pending and status.state != "DELETING" and waits_in_queue(status.place)
+    return f"{state} in {status.place.zone}" if waits else state
 
 
 def _only_workers(diff: Diff) -> bool:

@@ -1,6 +1,7 @@
-"""Queued resources that Google does not delete yet: on record in the bucket and on this machine, for the next verb.
+"""Requests that Google does not delete yet: on record in the bucket and on this machine, for the next verb.
 
-Google refuses to delete a request in PROVISIONING. That state can last for hours, and then end with a billed pod.
+Google refuses to delete a queued resource of the TPU API in PROVISIONING. That state can last for hours, and then end
+with a billed pod.
 """
 
 import json
@@ -19,6 +20,8 @@ from controller.gcp.timestamps import parse_timestamp
 
 PREFIX = "deletions/"
 """Objects of the bucket that record these requests."""
+FIRST_PROVISIONER = "queued"
+"""That of records which name none: the first version knew no other one."""
 
 
 class DeletionPendingError(CloudError):
@@ -31,7 +34,8 @@ class DeletionPendingError(CloudError):
 class PendingDeletion(Document):
     """A request to delete. `created` tells it from a later one of the same name; `since`: seconds since the epoch.
 
-    `bucket` is that of the config that asked for the deletion: leases and claims of the pod are there.
+    `bucket` is that of the config that asked for the deletion: leases and claims of the pod are there. `provisioner`
+    made the request.
     """
 
     KEYS: ClassVar = {}
@@ -42,14 +46,17 @@ class PendingDeletion(Document):
     created: str
     since: float
     bucket: str
+    provisioner: str = FIRST_PROVISIONER
 
     def __str__(self) -> str:
-        return f"queued resource {self.pod} in {self.zone}"
+        what = "queued resource" if self.provisioner == FIRST_PROVISIONER else "pod"
+        return f"{what} {self.pod} in {self.zone}"
 
     @classmethod
     def from_json(cls, body: Any, where: str = "deletion.json") -> Self:
         """Parse what `to_json` wrote. Raises FormatError, KeyError or ValueError if it is no such record."""
-        found = TypeAdapter(cls).validate_python(vars(super().from_json(body, where)))
+        known = {"provisioner": FIRST_PROVISIONER, **body} if isinstance(body, dict) else body
+        found = TypeAdapter(cls).validate_python(vars(super().from_json(known, where)))
         parse_timestamp(found.created)
         return found
 

@@ -13,6 +13,7 @@ from controller.context import Context
 from controller.core.finding import Issue
 from controller.gcp.worker_vms import WorkerVms
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
+from controller.resources.pod.refusals import PlaneAdvice
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class PlaneMethods:
         own: to create and delete one.
         change: to change, stop or start one.
         add_key: to add an SSH key.
+        calendar: to ask for calendar reservations.
     """
 
     check: tuple[str, ...]
@@ -32,6 +34,7 @@ class PlaneMethods:
     own: tuple[str, ...]
     change: tuple[str, ...]
     add_key: tuple[str, ...]
+    calendar: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,16 @@ class Leftover:
     name: str
     region: str
     created: float
+
+
+@dataclass(frozen=True)
+class CalendarOffer:
+    """Capacity that can be reserved in a zone, or why none can. Times in seconds since the epoch."""
+
+    zone: str
+    begin: float = 0.0
+    end: float = 0.0
+    why_not: str = ""
 
 
 class PlaneChecks(Protocol):
@@ -103,6 +116,11 @@ class Plane(Protocol):
     def methods(self) -> PlaneMethods: ...
 
     @property
+    def advice(self) -> PlaneAdvice:
+        """What to do about its refusals."""
+        ...
+
+    @property
     def account_roles(self) -> tuple[str, ...]:
         """Predefined roles with which an account can create and delete slices, besides those of cloud.roles."""
         ...
@@ -136,6 +154,10 @@ class Plane(Protocol):
 
     def delete_leftover(self, context: Context, leftover: Leftover) -> None:
         """Delete it if it is of this plane; no error if it is gone or in use."""
+        ...
+
+    def calendar_offers(self, config: Config, context: Context, days: float) -> Iterator[CalendarOffer]:
+        """Yield the reservations for so many days that Google advises for a config's slice. Raises GoogleError."""
         ...
 
     def vms(self, context: Context, name: str, status: SliceStatus) -> WorkerVms:

@@ -4,7 +4,7 @@ The provisioners of one API belong to a plane (`plane.py`).
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
@@ -18,6 +18,8 @@ WAITING_STATES = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"})
 REPAIR_STATES = frozenset({"REPAIRING", "REIMAGING", "RESTARTING"})
 DELETE_SECONDS = 900.0
 """How long a deletion may take."""
+IsAnswered = Callable[[], bool]
+"""Whether Google has answered a request; raises GoogleError on a refusal. Does not wait."""
 ProvisionerName = str
 """Name of a way to create slices, unique among all planes."""
 
@@ -144,7 +146,8 @@ class SliceStatus:
         spec: the settings it has; `workers` counts its endpoints, which are complete once it is READY.
         state: Google's state of the node, or else of the queued request.
         pending: whether the state will change by itself.
-        created: seconds since the epoch.
+        created: when it was requested; seconds since the epoch.
+        running_since: when its VMs came into being, if that is known; seconds since the epoch.
         symptoms: with the times at which they appeared.
         maintenance: PENDING or ONGOING if maintenance is announced.
         code: error code of a failed request; `message` is Google's text.
@@ -157,6 +160,7 @@ class SliceStatus:
     pending: bool = False
     uid: str = ""
     created: float = 0.0
+    running_since: float = 0.0
     endpoints: tuple[Endpoint, ...] = ()
     ssh_keys: str = ""
     labels: tuple[tuple[str, str], ...] = ()
@@ -171,6 +175,11 @@ class SliceStatus:
     @property
     def is_ready(self) -> bool:
         return self.state == "READY"
+
+    @property
+    def billed_since(self) -> float:
+        """When its bill began; seconds since the epoch. The wait in a queue costs nothing."""
+        return self.running_since or self.created
 
     @property
     def vms(self) -> frozenset[str]:
@@ -218,13 +227,28 @@ class Provisioner(Protocol):
         """Return what this API has created under that name, or None."""
         ...
 
-    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> None:
-        """Ask for a slice. Returns once it exists or waits in a queue. Raises GoogleError on a refusal."""
+    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> IsAnswered | None:
+        """Ask for a slice. Returns None once it exists or waits in a queue; otherwise how to tell that it does.
+
+        Raises:
+            GoogleError: a refusal.
+        """
         ...
 
-    def delete(self, context: Context, name: str, zone: str) -> None:
-        """Delete it; no error if it is gone already."""
+    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
+        """Delete it; no error if it is gone already.
+
+        With `is_recorded`, its deletion is on record already: one attempt is enough while Google refuses.
+
+        Raises:
+            DeletionPendingError: Google does not delete it yet. Its deletion is on record then.
+        """
         ...
+
+
+def state_text(state: str) -> str:
+    """Format a state such as WAITING_FOR_RESOURCES in lower-case words."""
+    return state.lower().replace("_", " ")
 
 
 def short_uid(uid: str) -> str:

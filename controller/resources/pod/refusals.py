@@ -1,10 +1,12 @@
-"""Classify Google's refusal to create a pod by its code and message, with a hint for each kind.
+"""Classify Google's refusal to create a pod by its code and message, with a hint for each kind and plane.
 
 The patterns match real error messages; the TPU API's error codes do not tell a stock-out from a missing quota.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 RefusalKind = Literal[
@@ -47,25 +49,45 @@ _TABLE: tuple[tuple[RefusalKind, str, str], ...] = (
     ("bad_request", "INVALID_ARGUMENT|INVALID|badRequest|FAILED_PRECONDITION|NOT_FOUND|OUT_OF_RANGE|400|404", r""),
 )  # fmt: skip
 
-HINTS: dict[RefusalKind, str] = {
+HINTS: Mapping[RefusalKind, str] = MappingProxyType({
     "stock_out": "add zones to tpu.fallback_zones or tiers to tpu.capacity, or raise recovery.max_create_attempts",
     "quota": "request quota at https://console.cloud.google.com/iam-admin/quotas, or change tpu.capacity, tpu.zone or "
-    "tpu.accelerator_type; dead queued resources count too",
+    "tpu.accelerator_type",
     "internal": "try another tpu.zone, or later; https://status.cloud.google.com shows Google's outages",
-    "propagating": "check cloud.service_account; for the TPU Service Agent, run `gcloud beta services identity create "
-    "--service=tpu.googleapis.com`",
+    "propagating": "check cloud.service_account",
     "compute_quota": "each worker takes a VM and, with tpu.external_ip, an address of the region: set tpu.external_ip="
     "false, free some, or request quota at https://console.cloud.google.com/iam-admin/quotas",
-    "permission": "possible causes: you do not have roles/tpu.admin, cloud.project is the wrong project or has no "
+    "permission": "possible causes: you do not have {role}, cloud.project is the wrong project or has no "
     "billing account, or it has no access to this tpu.zone or tier (for TRC, use those named in its email)",
-    "runtime": "set tpu.runtime_version to null (the documented version for the type), or to one listed by `gcloud "
-    "compute tpus tpu-vm versions list --zone=ZONE`",
-    "type": "set tpu.accelerator_type or tpu.zone; see `gcloud compute tpus accelerator-types list --zone=ZONE`",
+    "runtime": "set tpu.runtime_version to null (the documented version for the type), or to one listed by `{images}`",
+    "type": "set tpu.accelerator_type or tpu.zone; see `{types}`",
     "reservation": "set tpu.reservation to a reservation in that zone, or tpu.capacity to another tier",
     "name_taken": "the name is in use; set tpu.name to another name, or tpu.adopt=true to use the existing pod",
     "bad_request": "Google's message names the field; the keys are under tpu, network and cloud.service_account",
     "unknown": "a retry would not help; check https://status.cloud.google.com for Google's status",
-}
+})  # fmt: skip
+"""What to do about each kind. `PlaneAdvice` fills in what differs between planes."""
+
+
+@dataclass(frozen=True)
+class PlaneAdvice:
+    """What the hints say of one plane.
+
+    Attributes:
+        role: with which a user can create pods.
+        types: command that lists what a zone offers; `images` that lists the images.
+        more: what else to do about a kind of refusal.
+    """
+
+    role: str
+    types: str
+    images: str
+    more: Mapping[RefusalKind, str] = field(default_factory=dict[RefusalKind, str], hash=False)
+
+    def hint(self, kind: RefusalKind) -> str:
+        """Return what to do about a refusal of this plane."""
+        text = HINTS[kind].format(role=self.role, types=self.types, images=self.images)
+        return f"{text}; {self.more[kind]}" if kind in self.more else text
 
 
 @dataclass(frozen=True)
@@ -74,10 +96,6 @@ class Refusal:
 
     kind: RefusalKind
     message: str
-
-    @property
-    def hint(self) -> str:
-        return HINTS[self.kind]
 
 
 def classify(code: str, message: str, *, reserved: bool = True) -> RefusalKind:

@@ -3,44 +3,39 @@
 Zones, tiers and planes are tried in order; places that lately granted such a slice come first. After a stock-out, the
 next place is tried at once; after the last one, the search pauses and starts over. A missing quota or permission rules
 its place out. Any other refusal ends the search on that plane.
+
+Each plane has its own round of places. While a request waits in a queue of one plane, the places of the other one are
+asked too; the first slice that is READY is the pod, and the other request is given back.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, RetriesExhaustedError
 from controller.core.formats import FormatError
-from controller.gcp.client import PROPAGATION_SECONDS
-from controller.gcp.errors import ConflictError, GoogleError
-from controller.gcp.operations import wait_compute
-from controller.resources.pod import data_disk
+from controller.gcp.errors import GoogleError
+from controller.resources.pod.ask import Answer, Ask
 from controller.resources.pod.capacity_log import (
     RECENT_SECONDS,
     CapacityEntry,
     fetch_entries,
     load_entries,
     recent_places_first,
-    record_answer,
 )
-from controller.resources.pod.pending_deletion import DeletionPendingError
 from controller.resources.pod.planes import label_places, plane_of, waits_in_queue
-from controller.resources.pod.provisioner import (
-    WAITING_STATES,
-    Place,
-    Provisioner,
-    ProvisionerName,
-    SliceSpec,
-    SliceStatus,
-)
-from controller.resources.pod.refusals import HINTS, RULES_OUT_PLACE, Refusal, RefusalKind, classify
+from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
+from controller.resources.pod.refusals import HINTS, RULES_OUT_PLACE, Refusal
 
 MAX_PAUSE_SECONDS = 60
 """Longest pause in units of the context's pace: five minutes on Google Cloud."""
-
+ALONE_POLLS = 12
+"""How long another plane is not asked beside a request, in the same units: it may be granted at once. A minute."""
 FIRST_WAIT_SECONDS = 300.0
-"""Longest wait in a queue in the first round of a search on several planes: another one may have capacity now."""
+"""Longest wait in a queue while there are places not asked yet, in a search on several planes."""
+FIRST_PROGRESS_SECONDS = 300.0
+"""How long no other plane is asked beside a request that Google has begun to serve: most are granted by then."""
 MAX_INTERNAL_ERRORS = 5
 """Internal errors at Google in a row that end a search."""
 
@@ -48,6 +43,41 @@ MAX_INTERNAL_ERRORS = 5
 def backoff_seconds(round_: int, poll_seconds: float, draw: float) -> float:
     """Return the wait after a number of failed rounds (from 1): exponential, capped, with jitter `draw` in [0, 1)."""
     return poll_seconds * min(MAX_PAUSE_SECONDS, 2.0**round_) * (0.5 + draw / 2)
+
+
+@dataclass
+class _Round:
+    """The places of one plane, asked one after another.
+
+    Attributes:
+        ordered: its places; `first` is their order in the first round.
+        found: what another controller has requested at the first of them.
+        ask: the request that is under way, or the one that ended the search.
+        answer: to the last request.
+        wakes: when it goes on, as `_Progress.slept`.
+        turn: greater than those of the rounds that went on before.
+    """
+
+    plane: str
+    ordered: Sequence[Place]
+    first: Sequence[Place]
+    found: SliceStatus | None = None
+    ask: Ask | None = None
+    answer: Answer = None
+    wakes: float = 0.0
+    turn: int = 0
+    steps: Iterator[float] = field(default_factory=lambda: iter(()))
+
+
+@dataclass
+class _Progress:
+    """What all planes of a search have in common. `slept`: for how many seconds the search has slept."""
+
+    rounds: list[_Round] = field(default_factory=list[_Round])
+    attempt: int = 0
+    internal: int = 0
+    slept: float = 0.0
+    ruled_out: dict[Place, Refusal] = field(default_factory=dict[Place, Refusal])
 
 
 @dataclass(frozen=True)
@@ -64,44 +94,166 @@ class CapacitySearch:
     max_attempts: int
     create_seconds: float
 
-    def run(self, after: Place | None = None) -> None:
+    def run(self, after: Place | None = None, found: Sequence[SliceStatus] = ()) -> None:
         """Ask until the pod exists.
 
         Args:
             after: start with the place that follows this one, which has been tried already.
+            found: what another controller has requested and waits; at most one of each plane is waited for.
 
         Raises:
             RetriesExhaustedError: no capacity after `max_attempts`.
             CloudError: a refusal that no retry would change.
         """
-        attempt, rounds, internal = 0, 0, 0
-        ruled_out: dict[Place, Refusal] = {}
-        ordered = self._ordered_places()
-        places = _rotate_after(ordered, after)
+        progress = self._begin(after, found)
+        live = list(progress.rounds)
+        try:
+            while live:
+                ended = self._go_on(live, progress)
+                if ended is None:
+                    continue
+                live.remove(ended)
+                if ended.ask is not None:
+                    if isinstance(ended.answer, SliceStatus):
+                        self._give_back_others(live)
+                    return
+        except InterruptedSleepError:
+            asks = [one.ask for one in live if one.ask is not None]
+            if any(waits_in_queue(ask.place) for ask in asks):
+                message = "the request stays in the queue: `slipway up` resumes waiting, `slipway down` cancels it"
+                self.context.events.note(self.subject, message)
+            raise
+        if len(progress.ruled_out) == len(self.places):
+            raise CloudError(self._all_ruled_out(progress.ruled_out))
+        where = ", ".join(label_places(self.places))
+        raise RetriesExhaustedError(
+            f"no capacity for {self._type} in {where} after {self.max_attempts} attempts; {HINTS['stock_out']}"
+        )
+
+    def _begin(self, after: Place | None, found: Sequence[SliceStatus]) -> _Progress:
+        """Return the rounds of all planes, in the order of their first places."""
+        ordered, progress = self._ordered_places(), _Progress()
+        first = _rotate_after(ordered, after)
+        for title in dict.fromkeys(plane_of(place.provisioner).title for place in first):
+            mine = [place for place in ordered if plane_of(place.provisioner).title == title]
+            one = _Round(title, mine, [place for place in first if place in mine])
+            held = next((status for status in found if plane_of(status.place.provisioner).title == title), None)
+            if held is not None and (there := [place for place in mine if place.zone == held.place.zone]):
+                at = next((place for place in there if place.capacity == held.place.capacity), there[0])
+                one.found, one.first = held, [at, *(_rotate_after(mine, at)[:-1])]
+            one.steps = self._walk(one, progress)
+            progress.rounds.append(one)
+        return progress
+
+    def _go_on(self, live: Sequence[_Round], progress: _Progress) -> _Round | None:
+        """Let the round whose time comes first go on, and return it if it has ended. Sleeps until then."""
+        one = min(live, key=lambda each: (each.wakes, each.turn))
+        if one.wakes > progress.slept:
+            self.context.clock.sleep(one.wakes - progress.slept)
+            progress.slept = one.wakes
+        one.turn = 1 + max(each.turn for each in live)
+        seconds = next(one.steps, None)
+        if seconds is None:
+            return one
+        one.wakes = progress.slept + seconds
+        return None
+
+    def _give_back_others(self, live: Sequence[_Round]) -> None:
+        """Delete what the other planes hold, now that the pod is there: a slice bills from the moment it is READY."""
+        for one in live:
+            if one.ask is not None:
+                one.ask.give_back()
+
+    def _walk(self, one: _Round, progress: _Progress) -> Iterator[float]:
+        """Ask in the places of one plane, round after round. Ends with `one.ask` if the pod exists, else without."""
+        context, places, rounds = self.context, one.first, 0
         while True:
             for place in places:
-                if place in ruled_out:
+                if place in progress.ruled_out:
                     continue
-                attempt += 1
-                if attempt > self.max_attempts:
-                    self._give_up()
-                if len(self.places) > 1:
-                    self.context.events.note(self.subject, f"requesting {self._type} in {self._label(place)}")
-                refusal = self._try_until_visible(place, self._patience(rounds))
-                if refusal is None:
+                while one.found is None and any(map(self._is_left_alone, progress.rounds)):
+                    yield context.poll_seconds
+                yield from self._ask(one, place, progress, rounds)
+                if not isinstance(one.answer, Refusal):
                     return
-                internal = internal + 1 if refusal.kind == "internal" else 0
-                self._handle_refusal(place, refusal, ruled_out, attempt, internal)
-            if len(ruled_out) == len(self.places):
-                raise CloudError(self._all_ruled_out(ruled_out))
-            places = ordered
-            rounds += 1
-            if attempt >= self.max_attempts:
-                self._give_up()
-            seconds = backoff_seconds(rounds, self.context.poll_seconds, self.context.random_float())
-            message = f"retrying in {seconds:.0f} s (attempt {attempt + 1} of {self.max_attempts})"
-            self.context.events.note(self.subject, message)
-            self.context.clock.sleep(seconds)
+                one.ask = None
+                progress.internal = progress.internal + 1 if one.answer.kind == "internal" else 0
+                self._handle_refusal(place, one.answer, progress)
+                if progress.attempt >= self.max_attempts:
+                    return
+                yield 0.0
+            if all(place in progress.ruled_out for place in one.ordered):
+                return
+            places, rounds = one.ordered, rounds + 1
+            seconds = backoff_seconds(rounds, context.poll_seconds, context.random_float())
+            where = f"{one.plane}: " if len(progress.rounds) > 1 else ""
+            message = f"{where}retrying in {seconds:.0f} s (attempt {progress.attempt + 1} of {self.max_attempts})"
+            context.events.note(self.subject, message)
+            yield seconds
+
+    def _ask(self, one: _Round, place: Place, progress: _Progress, rounds: int) -> Iterator[float]:
+        """Ask in one place, or go on waiting for what was found there; sets `one.ask` and `one.answer`."""
+        found, one.found = one.found, None
+        if found is None:
+            progress.attempt += 1
+            if len(self.places) > 1:
+                self.context.events.note(self.subject, f"requesting {self._type} in {self._label(place)}")
+        one.ask = Ask(
+            context=self.context,
+            subject=self.subject,
+            title=self.title,
+            label=self._label(place),
+            name=self.name,
+            spec=self.specs[place.provisioner],
+            place=place,
+            maker=self.provisioners[place.provisioner],
+            create_seconds=self.create_seconds,
+            moves_on=self._moves_on(one),
+            is_watched=len(self.places) > 1,
+        )
+        one.answer = yield from one.ask.answer(self._patience(one, rounds), found)
+
+    def _is_left_alone(self, one: _Round) -> bool:
+        """Return whether no other plane shall be asked beside a request: it may just be about to be granted.
+
+        Two slices cannot have the same data disk, so a request with one is always left alone.
+        """
+        if one.ask is None:
+            return False
+        limit = ALONE_POLLS * self.context.poll_seconds if one.ask.waits else FIRST_PROGRESS_SECONDS
+        return self._takes_turns or self.context.clock.monotonic() - one.ask.changed < limit
+
+    @property
+    def _takes_turns(self) -> bool:
+        """Whether only one plane is asked at a time."""
+        return self._plane_count > 1 and any(spec.data_disk_gb is not None for spec in self.specs.values())
+
+    def _moves_on(self, one: _Round) -> bool:
+        """Return whether a place without capacity is left: there is another one, or another plane has its turn."""
+        return len(one.ordered) > 1 or self._takes_turns
+
+    def _patience(self, one: _Round, rounds: int) -> float:
+        """Return for how many seconds a queued request may wait in one place, after so many complete rounds."""
+        if self._moves_on(one):
+            is_first = self._plane_count > 1 and rounds == 0
+            return min(FIRST_WAIT_SECONDS, self.create_seconds) if is_first else self.create_seconds
+        return self.specs[one.ordered[0].provisioner].valid_until_seconds or float("inf")
+
+    def _handle_refusal(self, place: Place, refusal: Refusal, progress: _Progress) -> None:
+        """Note a refusal that leaves other places or times. Raises CloudError for any other one."""
+        internal = refusal.kind == "internal" and progress.internal < MAX_INTERNAL_ERRORS
+        if refusal.kind == "stock_out" or internal:
+            what = "an error at Google" if internal else "no capacity"
+            said = f"(attempt {progress.attempt}): {_first_sentence(refusal.message)}"
+            self.context.events.note(self.subject, f"{what} in {self._label(place)} {said}")
+        elif refusal.kind in RULES_OUT_PLACE or self._plane_count > 1:
+            alike = [place] if refusal.kind in RULES_OUT_PLACE else self._same_plane(place)
+            progress.ruled_out |= dict.fromkeys(alike, refusal)
+            if len(progress.ruled_out) < len(self.places):
+                what = "no quota" if refusal.kind == "quota" else "ruled out:"
+                self.context.events.note(self.subject, f"{what} in {self._label(place)}: {refusal.message}")
+        else:
+            raise CloudError(f"{self.name} in {place}: {refusal.message}; {self._hint(place, refusal)}")
 
     def _ordered_places(self) -> Sequence[Place]:
         """Return the places in the order in which to try them; see `recent_places_first`."""
@@ -118,24 +270,6 @@ class CapacitySearch:
         mine = [entry for entry in entries if entry.project == context.project]
         return recent_places_first(self.places, self._type, mine, now)
 
-    def _handle_refusal(
-        self, place: Place, refusal: Refusal, ruled_out: dict[Place, Refusal], attempt: int, internal: int
-    ) -> None:
-        """Note a refusal that leaves other places or times. Raises CloudError for any other one."""
-        if refusal.kind == "stock_out" or (refusal.kind == "internal" and internal < MAX_INTERNAL_ERRORS):
-            what = "no capacity" if refusal.kind == "stock_out" else "an error at Google"
-            self.context.events.note(
-                self.subject, f"{what} in {self._label(place)} (attempt {attempt}): {_first_sentence(refusal.message)}"
-            )
-        elif refusal.kind in RULES_OUT_PLACE or self._plane_count > 1:
-            alike = [place] if refusal.kind in RULES_OUT_PLACE else self._same_plane(place)
-            ruled_out |= dict.fromkeys(alike, refusal)
-            if len(ruled_out) < len(self.places):
-                what = "no quota" if refusal.kind == "quota" else "ruled out:"
-                self.context.events.note(self.subject, f"{what} in {self._label(place)}: {refusal.message}")
-        else:
-            raise CloudError(f"{self.name} in {place}: {refusal.message}; {refusal.hint}")
-
     @property
     def _type(self) -> str:
         return next(iter(self.specs.values())).accelerator_type
@@ -143,6 +277,9 @@ class CapacitySearch:
     @property
     def _plane_count(self) -> int:
         return len({plane_of(place.provisioner).title for place in self.places})
+
+    def _hint(self, place: Place, refusal: Refusal) -> str:
+        return plane_of(place.provisioner).advice.hint(refusal.kind)
 
     def _same_plane(self, place: Place) -> list[Place]:
         plane = plane_of(place.provisioner)
@@ -153,133 +290,10 @@ class CapacitySearch:
 
     def _all_ruled_out(self, ruled_out: Mapping[Place, Refusal]) -> str:
         words = "; ".join(f"{self._label(place)}: {refusal.message}" for place, refusal in ruled_out.items())
-        hints = "; ".join(dict.fromkeys(refusal.hint for refusal in ruled_out.values()))
+        hints = "; ".join(dict.fromkeys(self._hint(place, refusal) for place, refusal in ruled_out.items()))
         if {refusal.kind for refusal in ruled_out.values()} == {"quota"}:
             return f"no quota for {self._type}: {words}; {hints}"
         return f"{self.name} in {words}; {hints}"
-
-    def _try_until_visible(self, place: Place, patience: float) -> Refusal | None:
-        """Ask in one place, again and again while Google does not see a new account or role everywhere."""
-        late, told = self.context.clock.deadline(PROPAGATION_SECONDS), False
-        while (refusal := self._try(place, patience)) is not None and refusal.kind == "propagating" and not late():
-            if not told:
-                self.context.events.note(self.subject, f"waiting until Google sees new rights: {refusal.message}")
-                if "Service Agent" in refusal.message:
-                    self._request_service_agent(place)
-            told = True
-            self.context.clock.sleep(self.context.poll_seconds)
-        return refusal
-
-    def _request_service_agent(self, place: Place) -> None:
-        """Request the account with which Google creates VMs in the project; usually it makes it by itself."""
-        try:
-            plane_of(place.provisioner).request_service_agent(self.context, place.zone)
-        except GoogleError as error:
-            self.context.events.note(self.subject, f"cannot request the TPU Service Agent: {error}")
-
-    def _try(self, place: Place, patience: float) -> Refusal | None:
-        """Ask in one place and wait; returns None on success. A refused request leaves nothing behind."""
-        context, name, maker = self.context, self.name, self.provisioners[place.provisioner]
-        spec = self.specs[place.provisioner]
-        fresh, asked = False, context.clock.now()
-        try:
-            if spec.data_disk_gb is not None:
-                disk = data_disk.name_for(name)
-                operation = data_disk.request_disk(context, disk, place.zone, spec.data_disk_gb, spec.data_disk_kind)
-                if fresh := operation is not None:
-                    wait_compute(context, operation)
-            maker.create(context, name, spec, place)
-            answer = self._wait(maker, place, patience)
-        except InterruptedSleepError:
-            if waits_in_queue(place):
-                message = "the request stays in the queue: `slipway up` resumes waiting, `slipway down` cancels it"
-                self.context.events.note(self.subject, message)
-            raise
-        except ConflictError as error:
-            kind = self._classify(place, error)
-            if kind == "name_taken":
-                return None  # created by someone else meanwhile; the next observation shows by whom
-            answer = Refusal(kind, error.message)
-        except GoogleError as error:
-            kind = self._classify(place, error)
-            if error.is_transient and kind in ("unknown", "internal"):
-                raise  # not a refusal: Google or the network has an outage
-            answer = Refusal(kind, error.message)
-            if error.status == 0:  # the operation began and may have left something
-                self._delete(maker, place)
-        refusal = answer if isinstance(answer, Refusal) else None
-        if refusal is not None and fresh:
-            data_disk.delete_disk(context, data_disk.name_for(name), place.zone)
-        if refusal is None or refusal.kind != "propagating":  # that one is no answer yet
-            record_answer(context, name, spec, place, asked, answer)
-        return refusal
-
-    def _wait(self, maker: Provisioner, place: Place, patience: float) -> Refusal | SliceStatus:
-        """Return the READY slice, or why there is none after `patience` seconds in a queue."""
-        context = self.context
-        late, too_late = context.clock.deadline(patience), context.clock.deadline(patience + self.create_seconds)
-        told = ""
-        while True:
-            current = maker.observe(context, self.name, place.zone)
-            if current is None:
-                return Refusal("stock_out", "the requested pod has disappeared")
-            if not current.pending:
-                break
-            if too_late() or (late() and current.state in WAITING_STATES):
-                self._delete(maker, place)
-                return Refusal("stock_out", f"still {_state_text(current.state)} after {patience:.0f} s")
-            if len(self.places) > 1 and current.message and self._has_no_capacity(current, place):
-                self._delete(maker, place)
-                return Refusal("stock_out", current.message)
-            if current.state != told:
-                told = current.state
-                message = f"{self._label(place)}: {_state_text(told)}"
-                context.events.emit("step_started", self.subject, message, title=self.title)
-            context.clock.sleep(context.poll_seconds)
-        if current.is_ready:
-            return current
-        self._delete(maker, place)
-        return refusal_of_state(current, reserved=place.capacity == "reserved")
-
-    def _delete(self, maker: Provisioner, place: Place) -> None:
-        """Delete what a refused request left. One that Google does not delete yet is on record: the search goes on."""
-        try:
-            maker.delete(self.context, self.name, place.zone)
-        except DeletionPendingError as error:
-            self.context.events.note(self.subject, str(error))
-
-    def _has_no_capacity(self, current: SliceStatus, place: Place) -> bool:
-        """Return whether Google says that a request which it keeps has no capacity now."""
-        return classify(current.code, current.message, reserved=place.capacity == "reserved") == "stock_out"
-
-    def _classify(self, place: Place, error: GoogleError) -> RefusalKind:
-        return classify(error.reason, error.message, reserved=place.capacity == "reserved")
-
-    def _patience(self, rounds: int) -> float:
-        """Return for how many seconds a queued request may wait in one place, after so many complete rounds."""
-        if self._plane_count > 1 and rounds == 0:
-            return min(FIRST_WAIT_SECONDS, self.create_seconds)
-        if len(self.places) > 1:
-            return self.create_seconds
-        return next(iter(self.specs.values())).valid_until_seconds or float("inf")
-
-    def _give_up(self) -> None:
-        where = ", ".join(label_places(self.places))
-        raise RetriesExhaustedError(
-            f"no capacity for {self._type} in {where} after {self.max_attempts} attempts; {HINTS['stock_out']}"
-        )
-
-
-def refusal_of_state(current: SliceStatus, *, reserved: bool) -> Refusal:
-    """Return the refusal that corresponds to a failed request."""
-    if current.state == "FAILED" and current.message:
-        return Refusal(classify(current.code, current.message, reserved=reserved), current.message)
-    return Refusal("stock_out", f"the request is {current.state.lower()}")
-
-
-def _state_text(state: str) -> str:
-    """Format a state such as WAITING_FOR_RESOURCES in lower-case words."""
-    return state.lower().replace("_", " ")
 
 
 def _first_sentence(message: str) -> str:

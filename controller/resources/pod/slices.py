@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import groupby, product
 
 from controller.context import Context
-from controller.gcp.errors import ForbiddenError, ServiceDisabledError
-from controller.resources.pod.capacity_log import record_end
-from controller.resources.pod.pending_deletion import deletions_here
+from controller.gcp.errors import ForbiddenError, NotFoundError, ServiceDisabledError
+from controller.resources.pod.capacity_log import SURPLUS, record_end
+from controller.resources.pod.pending_deletion import DeletionPendingError, deletions_here
 from controller.resources.pod.plane import Plane
 from controller.resources.pod.planes import plane_of
-from controller.resources.pod.provisioner import Provisioner, ProvisionerName, SliceStatus
+from controller.resources.pod.provisioner import Provisioner, ProvisionerName, SliceStatus, claim_name, state_text
 
 
 @dataclass(frozen=True)
@@ -27,31 +27,83 @@ class Slices:
         A slice with one of the `uids` comes first in any state. Among READY ones, a slice whose deletion is on record
         comes last: the search went on without it.
         """
-        abandoned = {(one.zone, one.created_seconds) for one in deletions_here(context, []) if one.pod == self.name}
+        return next(iter(self.ranked(context, uids, all_places=False)), None)
+
+    def ranked(self, context: Context, uids: Collection[str] = (), *, all_places: bool = True) -> list[SliceStatus]:
+        """Return the slices in the order of `find`; without `all_places` only up to the first that nothing precedes."""
 
         def rank(status: SliceStatus) -> tuple[bool, ...]:
-            is_abandoned = (status.place.zone, status.created) in abandoned
-            return bool(uids) and status.uid not in uids, not status.is_ready, is_abandoned, not status.pending
+            is_wanted = not uids or status.uid in uids
+            return not is_wanted, not status.is_ready, self.is_abandoned(context, status), not status.pending
 
         found: list[SliceStatus] = []
         for zone, ways in product(self.zones, self._ways_by_plane):
             status = next((status for _, status in self._spec_at(context, zone, ways)), None)
             if status is not None:
                 found.append(status)
-                if not any(rank(status)[:3]):
+                if not all_places and not any(rank(status)[:3]):
                     break
-        best = min(found, key=rank, default=None)
-        if best is not None and best.is_under_repair:
-            context.fleets.expect_new_host_keys(best.uid)
-        return best
+        found.sort(key=rank)
+        if found and found[0].is_under_repair:
+            context.fleets.expect_new_host_keys(found[0].uid)
+        return found
 
-    def delete(self, context: Context, condition: Callable[[SliceStatus], bool]) -> None:
-        """Delete every slice that meets the condition; their data disks stay."""
+    def is_abandoned(self, context: Context, status: SliceStatus) -> bool:
+        """Return whether the deletion of a slice is on record on this machine."""
+        here = (one for one in deletions_here(context, []) if one.pod == self.name)
+        return (status.place.zone, status.created) in {(one.zone, one.created_seconds) for one in here}
+
+    def delete(self, context: Context, condition: Callable[[SliceStatus], bool], why: str = "deleted") -> None:
+        """Delete every slice that meets the condition; their data disks stay. `why` is for the record of capacity."""
         for zone, ways in product(self.zones, self._ways_by_plane):
             for provisioner, status in self._spec_at(context, zone, ways):
                 if condition(status):
                     provisioner.delete(context, self.name, zone)
-                    record_end(context, self.name, status)
+                    record_end(context, self.name, status, why)
+
+    def pod_and_others(self, context: Context, is_managed: Callable[[SliceStatus], bool]) -> list[SliceStatus]:
+        """Return the slice that is the pod; on several planes, after it what else a killed search may have left.
+
+        A slice that a run has had is the pod, and never one of the others; nor is one whose deletion is on record.
+        """
+        found = self.ranked(context, all_places=self.has_several_planes)
+        if not self.has_several_planes or not found or not is_managed(found[0]):
+            return found[:1]
+        ready = [status for status in found if status.is_ready]
+        used = [status for status in ready if len(ready) > 1 and self._has_had_run(context, status)]
+        best = next(iter(used), found[0])
+        others = [
+            status for status in found
+            if status not in (best, *used) and (status.is_ready or status.pending) and status.state != "DELETING"
+            and is_managed(status) and not self.is_abandoned(context, status)
+        ]  # fmt: skip
+        return [best, *others]
+
+    def give_back(self, context: Context, surplus: Sequence[SliceStatus]) -> None:
+        """Delete what a search that was killed has left beside the pod."""
+        where = {(other.place.zone, other.place.provisioner) for other in surplus}
+        for other in surplus:
+            what = f"what is {state_text(other.state)} in {other.place}"
+            context.events.note(f"node/{self.name}", f"giving back {what}: the pod is there")
+        try:
+            self.delete(context, lambda other: (other.place.zone, other.place.provisioner) in where, why=SURPLUS)
+        except DeletionPendingError as error:  # it is on record, and so none of the pod's from now on
+            context.events.note(f"node/{self.name}", str(error))
+
+    def _has_had_run(self, context: Context, status: SliceStatus) -> bool:
+        """Return whether a run has claimed a slice."""
+        if not context.bucket:
+            return False
+        name = claim_name(self.name, status.uid)
+        try:
+            context.google.call("storage", "objects.get", bucket=context.bucket, object=name)
+        except NotFoundError:
+            return False
+        return True
+
+    @property
+    def has_several_planes(self) -> bool:
+        return len(self._ways_by_plane) > 1
 
     @property
     def _ways_by_plane(self) -> list[list[ProvisionerName]]:

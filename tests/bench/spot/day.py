@@ -139,7 +139,7 @@ def spend(
 def _drive(google: Google, plan: Plan, costs: Costs, day: Day, goal: float, events: Events) -> None:
     """One `up`, until the useful time of the day has come to the goal."""
     login: Any = SimpleNamespace(is_authorized=lambda *_: True, key_line=lambda: "slipway:ssh-ed25519 AAAA")
-    make: Any = lambda pod: Fleet(google.pods[-1], len(pod.addresses))  # noqa: E731
+    make: Any = lambda pod: Fleet(cast(Any, google.pod), len(pod.addresses))  # noqa: E731
     random_float, clock = random.Random(0).random, google.clock
     where = ("a-project", cast(Any, google), clock, events, Path.cwd(), login, 5.0, make)
     context = Context(*where, random_float=random_float)
@@ -176,7 +176,8 @@ def planned(google: Google, config: Config, costs: Costs) -> Plan:
 
 def followed(google: Google, costs: Costs, day: Day, plan: Plan, goal: float, given: dict[str, Any]) -> AttemptOutcome:
     """The program runs to its goal, or until the pod is lost, and with it what was computed since a checkpoint."""
-    clock, pod, node = google.clock, google.pods[-1], cast(Node, given["node"])
+    clock, pod, node = google.clock, google.pod, cast(Node, given["node"])
+    assert pod is not None, "the program has just been started on it"
     begins = clock.elapsed + costs.start
     done = begins + goal - day.useful
     try:

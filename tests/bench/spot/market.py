@@ -107,8 +107,9 @@ class Google:
 
     @property
     def pod(self) -> Pod | None:
-        """The one that there is."""
-        return self.pods[-1] if self.pods and self.pods[-1].deleted == float("inf") else None
+        """The one that there is; of several requests, which a search may hold for a while, the one that is READY."""
+        held = [pod for pod in self.pods if pod.deleted == float("inf")]
+        return max(held, key=lambda pod: pod.state(self.clock.elapsed) == "READY", default=None)
 
     def root(self, api: str) -> str:
         return f"https://{api}.googleapis.com/"

@@ -124,9 +124,9 @@ class Places(Google):
 
     def there(self, provisioner: str, zone: str) -> Slice | None:
         """Return the request that a provisioner has made in a zone, unless it was deleted."""
-        found = self.pod
-        return found if isinstance(found, Slice) and (found.place.provisioner, found.place.zone) == (
-            provisioner, zone) else None  # fmt: skip
+        held = (pod for pod in self.pods if isinstance(pod, Slice) and pod.deleted == NEVER)
+        where = (provisioner, zone)
+        return next((one for one in held if (one.place.provisioner, one.place.zone) == where), None)
 
     def end(self, found: Slice) -> None:
         found.deleted = self.clock.elapsed
@@ -155,8 +155,9 @@ class SimulatedProvisioner:
             state=state,
             name=name,
             pending=state in ("WAITING_FOR_RESOURCES", "PROVISIONING"),
-            uid="" if waits else f"{len(self.google.pods)}",
+            uid="" if waits else f"{self.google.pods.index(found)}",
             created=EPOCH + found.asked,
+            running_since=0.0 if waits else EPOCH + found.ready,
             endpoints=tuple(Endpoint(worker, f"10.0.0.{worker + 2}", None) for worker in range(workers)),
             labels=tuple(LABEL.items()),
             code=NO_CAPACITY if refused else "",
@@ -166,7 +167,7 @@ class SimulatedProvisioner:
     def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> None:
         self.google.ask(self.plane, spec, place)
 
-    def delete(self, context: Context, name: str, zone: str) -> None:
+    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
         if (found := self.google.there(self.name, zone)) is not None:
             self.google.end(found)
 

@@ -20,7 +20,7 @@ from unittest import mock
 
 from conf.schema.infra.topology import find_topology
 from controller.core.events import Event
-from controller.resources.pod import capacity_log, planes
+from controller.resources.pod import capacity_log, planes, search
 from tests.bench.spot.clairvoyant import best_day
 from tests.bench.spot.day import SLIPWAY, Day, spend
 from tests.bench.spot.market import Simulated
@@ -44,17 +44,19 @@ RESAMPLES = 2000
 class Way:
     """How Slipway looks for pods: on which plane, whether it remembers what was granted, and how long a place may wait.
 
-    30 minutes is the default of tpu.create_timeout_minutes.
+    30 minutes is the default of tpu.create_timeout_minutes. `in_turns`: one plane at a time, as with a data disk.
     """
 
     plane: str
     remembers: bool
     minutes: int = 30
+    in_turns: bool = False
 
 
 WAYS = {
     "both planes, memory": Way("auto", True),
     "both planes, no memory": Way("auto", False),
+    "both planes in turns, memory": Way("auto", True, in_turns=True),
     "both planes, memory, `tpu.create_timeout_minutes=3`": Way("auto", True, 3),
     "TPU API only, memory": Way("tpu_api", True),
     "TPU API only, no memory": Way("tpu_api", False),
@@ -68,6 +70,8 @@ def on_slipway(market: PlacesMarket, way: Way, tell: Callable[[Event], None] = l
     simulated = {name: SimulatedPlane(name, plane, google) for name, plane in planes.PLANES.items()}
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(planes, "PLANES", simulated))
+        if way.in_turns:
+            stack.enter_context(mock.patch.object(search.CapacitySearch, "_takes_turns", True))
         if not way.remembers:
             stack.enter_context(mock.patch.object(capacity_log, "append_lines"))
         words = (*WORDS, f"tpu.plane={way.plane}", f"tpu.create_timeout_minutes={way.minutes}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from controller.gcp.operations import code_name
+from controller.gcp.operations import OperationFailedError, code_name, poll_compute
 
 
 @pytest.mark.parametrize(
@@ -18,3 +21,20 @@ from controller.gcp.operations import code_name
 )
 def test_a_status_has_the_name_of_its_code(status: dict[str, object], name: str) -> None:
     assert code_name(status) == name
+
+
+def test_a_poll_asks_google_once_each_time_and_does_not_wait() -> None:
+    asked: list[dict[str, Any]] = []
+    answers = iter([{"status": "RUNNING"}, {"status": "DONE", "error": {"errors": [{"code": "STOCKOUT"}]}}])
+
+    def call(api: str, method: str, **where: Any) -> dict[str, Any]:
+        asked.append({"method": method, **where})
+        return {"name": "op", **next(answers)}
+
+    caller: Any = SimpleNamespace(google=SimpleNamespace(call=call), project="p")
+    is_done = poll_compute(caller, {"name": "op", "zone": "https://x/zones/a-b-c", "status": "PENDING"})
+    assert [is_done(), is_done()] == [False, False]  # the first answer is that of the request itself
+    with pytest.raises(OperationFailedError) as refused:
+        is_done()
+    assert refused.value.reason == "STOCKOUT"
+    assert asked == [{"method": "zoneOperations.get", "project": "p", "operation": "op", "zone": "a-b-c"}] * 2

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from controller.context import SurplusSlice
 from controller.core.clock import Clock
 from controller.gcp.folder_store import FolderClient
 from controller.records.spending import PodLifetime, Spending, close_billing
-from controller.resources.pod.provisioner import claim_name
+from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name
 from controller.run.options import RunOptions
 
 BEGAN, WRITTEN, ENDED = 1_700_000_000, 1_700_007_200, 1_700_010_800
@@ -49,6 +51,28 @@ def test_without_a_time_in_its_name_it_is_left_out_and_named(pods: Path, tmp_pat
     assert account.usage().hours == 1.0
     [problem] = account.problems
     assert "pods/notes.json is damaged" in problem
+
+
+def test_a_slice_that_was_given_back_counts_against_the_budget(pods: Path, tmp_path: Path) -> None:
+    account = spending(tmp_path)
+    began = account._clock.now() - 7200
+    account.add_surplus(SurplusSlice("uid-7", "pod", "v6e-1", "us-east5-b", "spot", began))
+    [_, surplus] = spending(tmp_path).lifetimes()  # the next controller knows it too
+    assert surplus.hours(0.0) == pytest.approx(2.0, abs=0.01)
+    assert (surplus.uid, surplus.usd_per_hour) == ("uid-7", 3.0)
+    assert surplus.why == "given back: another place was first"
+    assert "have run for 3.00 h" in account.budget_exceeded()
+
+
+def test_the_wait_in_a_queue_is_not_billed(tmp_path: Path) -> None:
+    account = spending(tmp_path)
+    now = account._clock.now()
+    spec = SliceSpec(workers=1, accelerator_type="v6e-1", runtime_version="", network="", external_ip=False)
+    status = SliceStatus(spec=spec, place=Place("us-east5-b", "spot", ""), state="READY", uid="u", created=now - 36000)
+    assert status.billed_since == now - 36000  # where nothing else is known
+    node: Any = SimpleNamespace(name="pod", place=status.place, status=replace(status, running_since=now - 3600))
+    account.open_billing(node)
+    assert account.usage().hours == pytest.approx(1.0, abs=0.01)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"format": 1, "latest": 3}'])

@@ -14,6 +14,7 @@ import pytest
 from controller.cli import main
 from controller.gcp.prices import hourly_price
 from controller.records import index
+from controller.resources.pod.capacity_log import load_entries
 from controller.run.estimate import estimate_run
 from controller.sweep.board import BoardRow, format_table, sparkline
 from controller.sweep.definition import Estimate, define_sweep, estimate
@@ -72,6 +73,32 @@ def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(sli
     assert "5 runs, 5 finished, 0 remaining" in slipway.capsys.readouterr().out
     assert main.run(["status", "--json", *words]) == 0
     assert {run["state"] for run in json.loads(slipway.capsys.readouterr().out)["runs"]} == {"finished"}
+
+
+@pytest.mark.deep
+@pytest.mark.e2e
+def test_a_sweep_has_pods_of_both_planes_at_once(slipway: SlipwayCli) -> None:
+    """The TPU API has capacity for one pod only: the other one comes from Compute Engine, and both work."""
+    go = slipway.home / "go"
+    program = f'program.command=[sh,-c,"while [ ! -e {go} ]; do sleep 0.1; done; echo hello"]'
+    quota = "cloud.quotas={tpu-v6e-preemptible: 1}"
+    words = ["-m", "tpu=v6e_1", TWO_PODS, quota, *slipway.base_overrides, program, "run.seed=0,1,2,3"]
+    argv = [sys.executable, "-m", "controller", *words]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as started:
+        try:
+            until(lambda: sum(state == "running" for state in states(slipway).values()) == 2)
+            found = slipway.cloud().get("state")
+            machines = [path for path in pods(found) if "/instances/" in path]
+            assert (len(found["node"]), len(machines)) == (1, 1)
+            go.touch()
+            out, _ = started.communicate(timeout=300)
+        finally:
+            started.kill()
+    assert started.returncode == 0, out
+    assert "4 finished" in out
+    assert pods(slipway.cloud().get("state")) == {}
+    made = {entry.provisioner for entry in load_entries(slipway.home) if entry.answer == "granted"}
+    assert made == {"queued", "instance"}
 
 
 @pytest.mark.e2e

@@ -50,6 +50,13 @@ def test_nobody_does_better_on_many_places_than_who_knows_the_day() -> None:
         assert day.usd
 
 
+def test_requests_side_by_side_find_more_capacity_than_requests_in_turns() -> None:
+    market = draw_places(2, 8, PLANES, ZONES)
+    together, turns = (on_planes(market, Way("auto", True, in_turns=turns)) for turns in (False, True))
+    assert together.useful > turns.useful
+    assert together.useful < together.paid  # which counts what was given back
+
+
 def test_who_knows_the_day_leaves_a_pod_for_one_that_stays() -> None:
     hour = 3600.0
     overhead = SLIPWAY.create + SLIPWAY.setup + SLIPWAY.start

@@ -17,6 +17,7 @@ from controller.cli import main
 from controller.cloud import emulator
 from controller.gcp.client import GoogleClient
 from controller.records import index
+from controller.resources.pod.capacity_log import load_entries
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.e2e
@@ -124,6 +125,35 @@ def test_a_preempted_run_on_tpu7x_ends_with_the_same_weights(homes: Any, capsys:
     found = weights(folder_of(cut))
     assert found.keys() == undisturbed.keys()
     assert all(np.array_equal(found[name], undisturbed[name]) for name in found)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("first", ["tpu_api", "compute_engine"])
+def test_a_run_that_comes_back_on_the_other_plane_ends_with_the_same_weights(
+    homes: Any, capsys: pytest.CaptureFixture[str], first: str
+) -> None:
+    """v6e-16: four VMs on either plane. Where the run is preempted, there is no capacity any more."""
+    other = {"tpu_api": "compute_engine", "compute_engine": "tpu_api"}[first]
+    words = [word for word in SHORT if not word.startswith("tpu.")]
+    words += ["tpu=v6e_8", "tpu.accelerator_type=v6e-16", "loop.prompts_per_step=16"]
+    words += ["cloud.bucket=slipway-local-slipway-us-central2"]
+    quiet = homes("quiet")
+    run(capsys, short=words)
+    undisturbed = folder_of(quiet)
+    cut = homes("cut")
+    faults = ["{kind: preempted, after_object: checkpoints/3/commit_success}"]
+    if first == "compute_engine":  # the TPU API is asked first, and refuses once
+        faults.append("{kind: stockout, times: 1, plane: tpu_api, at: request}")
+    full = f"{{kind: stockout, times: 9999, plane: {first}, at: request, after_object: checkpoints/3/}}"
+    faults.append(full)
+    out = run(capsys, f"cloud.faults=[{', '.join(faults)}]", short=words)
+    assert "preempted: " in out
+    made = [(entry.provisioner, entry.ended) for entry in load_entries(cut) if entry.answer == "granted"]
+    ways = {"tpu_api": "queued", "compute_engine": "mig"}
+    assert made == [(ways[first], "preempted"), (ways[other], "deleted")]
+    left, right = weights(undisturbed), weights(folder_of(cut))
+    assert left.keys() == right.keys()
+    assert all(np.array_equal(left[name], right[name]) for name in left)
 
 
 @pytest.mark.deep

@@ -46,6 +46,18 @@ REQUESTS: dict[str, tuple[str, ...]] = {
     "nat": ("PATCH .*/routers/",),
     "code": ("POST .*/upload/storage/.*",),
     "node": ("POST .*/nodes$", "POST .*/queuedResources$", "GET .*/tpu/.*/operations/"),
+    "node of Compute Engine": (
+        "POST .*/zones/[^/]*/instances$",
+        "GET .*/zones/[^/]*/instances/[^/]*$",
+        COMPUTE_OPERATIONS.replace("POST", "GET"),
+    ),
+    "group of Compute Engine": (
+        "POST .*/resourcePolicies$",
+        "POST .*/regions/[^/]*/instanceTemplates$",
+        "POST .*/instanceGroupManagers$",
+        "POST .*/instanceGroupManagers/[^/]*/resize",
+        "POST .*/listManagedInstances",
+    ),
     "ssh": ("POST .*:getGuestAttributes",),
     "lease": ("(GET|POST) .*/pods(%2F|/).*lease.*",),
     "data disk": ("POST .*/disks$", COMPUTE_OPERATIONS),
@@ -104,6 +116,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "setup": ("program.setup=[[sh,-c,exit 0]]",),
     "health check": ("cloud.health_check=true",),
     "wheels": ("env.requirements=needed.txt",),
+    "node of Compute Engine": ("tpu.plane=compute_engine",),
+    "group of Compute Engine": ("tpu=v6e_8_ce",),
     **dict.fromkeys(("bastion", "bastion roles of", "account roles of", "slipway"), BASTION),
 }
 """What the run of a step is configured with, for steps that are not in every run."""
@@ -163,6 +177,8 @@ FAST = {
     Failure("data disk", COMPUTE_OPERATIONS, 500),
     Failure("worker code", "install_code"),
 }
+OF_PLANES = {"node of Compute Engine", "group of Compute Engine"}
+"""Steps of the kind `node` that only one plane has."""
 ROWS = [row if row in FAST else pytest.param(row, marks=pytest.mark.deep) for row in rows()]
 
 

@@ -47,6 +47,7 @@ class Killer:
     folder: Path
     agents: str
     pod: tuple[str, ...] = ("tpu=v5litepod_8",)
+    faults: tuple[str, ...] = ()
     orders: Any = None
     homes: list[Path] = field(default_factory=list)
 
@@ -83,8 +84,9 @@ class Killer:
         program = f'program.command=[sh,-c,"echo once >> {home}/starts; {runs}echo hello"]'
         words = [*self.pod, "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0",
                  f"recovery.lease_duration_seconds={lease_seconds}"]  # fmt: skip
-        taken = "cloud.faults=[{kind: preempted, after_object: launches/0001, delay_seconds: 1}]"
-        words += [taken] if preempted else []
+        taken = ("{kind: preempted, after_object: launches/0001, delay_seconds: 1}",) if preempted else ()
+        faults = ", ".join((*self.faults, *taken))
+        words += [f"cloud.faults=[{faults}]"] if faults else []
         return {"home": str(home), "argv": ["up", program, *words]}
 
     def left_behind(self, home: Path) -> dict[str, Any]:
@@ -186,3 +188,21 @@ def test_killed_while_a_group_is_made_or_deleted_up_again_converges(killer: Kill
     verbs = "insert|resize" if way == "created" else "delete"
     of_group = re.compile(rf"compute (instanceGroupManagers|regionInstanceTemplates|resourcePolicies)\.({verbs}) ")
     converges(killer, lambda requests: [request for request in requests if of_group.match(request)], killer.down)
+
+
+@pytest.mark.deep
+def test_killed_while_both_planes_are_asked_up_again_has_one_pod(killer: Killer) -> None:
+    """The request to the TPU API waits without end, that to Compute Engine for a while; four VMs on either plane."""
+    killer.pod = ("tpu=v6e_8", "tpu.accelerator_type=v6e-16")
+    waits = "{{kind: stockout, times: {times}, plane: {plane}}}"
+    killer.faults = (waits.format(times=10**6, plane="tpu_api"), waits.format(times=20, plane="compute_engine"))
+
+    def while_both_are_held(requests: list[str]) -> list[str]:
+        asked = [i for i, line in enumerate(requests) if "queuedResources.create" in line]
+        ended = [i for i, line in enumerate(requests) if "queuedResources.delete" in line]
+        assert (len(asked), len(ended)) == (1, 1), "asked once, and given back"
+        found = changes(requests[asked[0] : ended[0] + 4])  # with the records of what was given back
+        assert any("instanceGroupManagers.resize" in line for line in found)
+        return found
+
+    converges(killer, while_both_are_held, killer.down)

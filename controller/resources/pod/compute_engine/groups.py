@@ -57,7 +57,7 @@ class GroupProvisioner:
                 self.delete(context, name, place.zone)
             raise
 
-    def delete(self, context: Context, name: str, zone: str) -> None:
+    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
         """Delete the group with its VMs, then its template and policy, unless a group in another zone uses them."""
         group = {"zone": zone, "instanceGroupManager": name}
         delete_when_ready(context, lambda: change(context, "instanceGroupManagers.delete", **group))

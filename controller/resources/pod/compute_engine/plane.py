@@ -12,6 +12,7 @@ from controller.gcp.names import MARK, leaf
 from controller.gcp.timestamps import parse_timestamp
 from controller.gcp.worker_vms import WorkerVms
 from controller.resources.pod.compute_engine import bodies
+from controller.resources.pod.compute_engine.calendar import advised_reservations
 from controller.resources.pod.compute_engine.checks import ComputeEngineChecks
 from controller.resources.pod.compute_engine.groups import GroupProvisioner, delete_part, read_group
 from controller.resources.pod.compute_engine.instances import InstanceProvisioner
@@ -19,11 +20,12 @@ from controller.resources.pod.compute_engine.requests import API, change
 from controller.resources.pod.compute_engine.spec import slice_spec
 from controller.resources.pod.compute_engine.states import is_tpu, parse_group, parse_instance
 from controller.resources.pod.compute_engine.vms import InstanceVms
-from controller.resources.pod.plane import Leftover, PlaneChecks, PlaneMethods
+from controller.resources.pod.plane import CalendarOffer, Leftover, PlaneChecks, PlaneMethods
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
+from controller.resources.pod.refusals import PlaneAdvice
 
 MIG, GROUP, INSTANCE = "mig", "compute instanceGroupManagers.", "compute instances."
-OPERATIONS = ("compute zoneOperations.wait", "compute regionOperations.wait")
+OPERATIONS = ("compute zoneOperations.get", "compute zoneOperations.wait", "compute regionOperations.wait")
 METHODS = PlaneMethods(
     check=("compute machineTypes.get", f"{INSTANCE}list"),
     observe=(
@@ -37,6 +39,7 @@ METHODS = PlaneMethods(
         "compute.instances.setServiceAccount", "compute.instances.setTags", *OPERATIONS),
     change=(f"{INSTANCE}setMetadata", f"{INSTANCE}start", f"{INSTANCE}stop"),
     add_key=(f"{INSTANCE}setMetadata", "compute zoneOperations.wait"),
+    calendar=("compute advice.calendarMode",),
 )  # fmt: skip
 LEFTOVERS = MappingProxyType({
     "instance template": "regionInstanceTemplates",
@@ -46,6 +49,12 @@ LEFTOVERS = MappingProxyType({
 Item = dict[str, Any]
 
 CHECKS = ComputeEngineChecks()
+ADVICE = PlaneAdvice(
+    role="roles/compute.instanceAdmin.v1",
+    types="gcloud compute machine-types list --zones=ZONE --filter='name~^ct OR name~^tpu'",
+    images="gcloud compute images list --project=ubuntu-os-accelerator-images",
+    more={"quota": "the quota of the TPU API does not count here"},
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,7 @@ class ComputeEngine:
     account_roles: tuple[str, ...] = ("roles/compute.instanceAdmin.v1",)
     methods: PlaneMethods = METHODS
     checks: PlaneChecks = CHECKS
+    advice: PlaneAdvice = ADVICE
 
     def delete_permission(self, provisioner: ProvisionerName) -> str:
         return "compute.instanceGroupManagers.delete" if provisioner == MIG else "compute.instances.delete"
@@ -110,6 +120,9 @@ class ComputeEngine:
     def delete_leftover(self, context: Context, leftover: Leftover) -> None:
         if leftover.kind in LEFTOVERS:
             delete_part(context, LEFTOVERS[leftover.kind], leftover.name, leftover.region)
+
+    def calendar_offers(self, config: Config, context: Context, days: float) -> Iterator[CalendarOffer]:
+        yield from advised_reservations(config, context, days)
 
     def vms(self, context: Context, name: str, status: SliceStatus) -> WorkerVms:
         names = tuple(endpoint.vm for endpoint in status.endpoints)

@@ -7,12 +7,13 @@ from controller.context import Context
 from controller.core.errors import CloudError
 from controller.gcp.errors import ConflictError, GoogleError, NotFoundError
 from controller.gcp.names import LABEL, TAG, leaf
-from controller.gcp.operations import OperationFailedError, wait_rpc
+from controller.gcp.operations import OperationFailedError, poll_rpc, wait_rpc
 from controller.gcp.timestamps import parse_timestamp
 from controller.resources.pod import data_disk
 from controller.resources.pod.provisioner import (
     DELETE_SECONDS,
     Endpoint,
+    IsAnswered,
     Place,
     ProvisionerName,
     SliceSpec,
@@ -40,7 +41,7 @@ class NodeProvisioner:
         except NotFoundError:
             return None
 
-    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> None:
+    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> IsAnswered:
         operation = context.google.call(
             API,
             "projects.locations.nodes.create",
@@ -48,9 +49,11 @@ class NodeProvisioner:
             nodeId=name,
             body={**node_body(context, name, spec, place), "schedulingConfig": scheduling(place.capacity)},
         )
-        wait_done(context, operation, self.create_seconds)
+        method = "projects.locations.operations.get"
+        response = poll_rpc(context, API, operation, method, self.create_seconds)
+        return lambda: response() is not None
 
-    def delete(self, context: Context, name: str, zone: str) -> None:
+    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
         late = context.clock.deadline(DELETE_SECONDS)
         while True:
             try:
@@ -173,6 +176,7 @@ def parse_node(answer: dict[str, Any], provisioner: ProvisionerName = "node") ->
         pending=state in TRANSITIONAL_STATES,
         uid=answer.get("id", "") + answer.get("createTime", ""),
         created=parse_timestamp(answer.get("createTime")),
+        running_since=parse_timestamp(answer.get("createTime")),
         endpoints=endpoints,
         ssh_keys=answer.get("metadata", {}).get("ssh-keys", ""),
         labels=tuple(sorted(answer.get("labels", {}).items())),

@@ -10,8 +10,9 @@ from controller.gcp.client import GoogleClient
 from controller.gcp.errors import ServiceDisabledError
 from controller.gcp.operations import Caller, wait_rpc
 from controller.gcp.worker_vms import WorkerVms
-from controller.resources.pod.plane import Leftover, PlaneChecks, PlaneMethods
+from controller.resources.pod.plane import CalendarOffer, Leftover, PlaneChecks, PlaneMethods
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
+from controller.resources.pod.refusals import PlaneAdvice
 from controller.resources.pod.tpu_api import nodes, queued
 from controller.resources.pod.tpu_api.checks import TpuApiChecks
 
@@ -29,6 +30,16 @@ METHODS = PlaneMethods(
 )
 
 CHECKS = TpuApiChecks()
+ADVICE = PlaneAdvice(
+    role="roles/tpu.admin",
+    types="gcloud compute tpus accelerator-types list --zone=ZONE",
+    images="gcloud compute tpus tpu-vm versions list --zone=ZONE",
+    more={
+        "quota": "dead queued resources count too",
+        "propagating": "for the TPU Service Agent, run `gcloud beta services identity create "
+        "--service=tpu.googleapis.com`",
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,7 @@ class TpuApi:
     account_roles: tuple[str, ...] = ()
     methods: PlaneMethods = METHODS
     checks: PlaneChecks = CHECKS
+    advice: PlaneAdvice = ADVICE
 
     def delete_permission(self, provisioner: ProvisionerName) -> str:
         return "tpu.nodes.delete"
@@ -73,6 +85,10 @@ class TpuApi:
 
     def delete_leftover(self, context: Context, leftover: Leftover) -> None:
         """Do nothing: a slice is a node and a request, and both are listed as slices."""
+
+    def calendar_offers(self, config: Config, context: Context, days: float) -> Iterator[CalendarOffer]:
+        """Yield nothing: what is reserved through Compute Engine is for slices of Compute Engine."""
+        return iter(())
 
     def vms(self, context: Context, name: str, status: SliceStatus) -> WorkerVms:
         return NodeVms(nodes.node_path(context, name, status.place.zone))

@@ -62,20 +62,20 @@ class QueuedProvisioner:
         )
         wait_rpc(context, "tpu", operation, "projects.locations.operations.get", self.create_seconds)
 
-    def delete(self, context: Context, name: str, zone: str, *, recorded: bool = False) -> None:
+    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
         """Delete the request with its node.
 
         Args:
             context: the run's context.
             name: of the pod.
             zone: where it is.
-            recorded: its deletion is on record already, so one attempt is enough while it is PROVISIONING.
+            is_recorded: its deletion is on record already, so one attempt is enough while it is PROVISIONING.
 
         Raises:
             DeletionPendingError: it is still PROVISIONING. Its deletion is on record then.
         """
         late = context.clock.deadline(DELETE_SECONDS)
-        give_up = context.clock.deadline(0.0 if recorded else PROVISIONING_SECONDS)
+        give_up = context.clock.deadline(0.0 if is_recorded else PROVISIONING_SECONDS)
         while (found := self.observe(context, name, zone)) is not None:
             if late():
                 raise CloudError(
@@ -90,7 +90,7 @@ class QueuedProvisioner:
             except GoogleError as error:  # the node has just appeared, or another operation is under way on it
                 if not isinstance(error, ConflictError) and error.reason not in ("FAILED_PRECONDITION", "ABORTED"):
                     raise
-                if found.state == "PROVISIONING" and give_up() and (recorded or self._record(context, name, zone)):
+                if found.state == "PROVISIONING" and give_up() and (is_recorded or self._record(context, name, zone)):
                     raise DeletionPendingError(DELETION_PENDING.format(name=name, zone=zone)) from error
             context.clock.sleep(context.poll_seconds)
         maker = nodes.NodeProvisioner(self.create_seconds)
@@ -165,6 +165,7 @@ def parse_request(queued: dict[str, Any], answer: dict[str, Any] | None, now: fl
         pending=state in TRANSITIONAL_STATES or (answer is not None and state == current.state and current.pending),
         uid=current.uid if answer else "",
         created=parse_timestamp(queued.get("createTime")),
+        running_since=current.running_since if answer else 0.0,
         code=code_name(failure) if failure else "",
         message=failure.get("message", ""),
     )

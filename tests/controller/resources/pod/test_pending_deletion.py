@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from controller.core.clock import iso_timestamp
 from controller.core.errors import CloudError
 from controller.gcp.errors import GoogleError
 from controller.lease.store import BucketLeaseStore, Identity
+from controller.reconcile.resource import Absent
 from controller.records.pending_deletions import retry_deletions
 from controller.resources.pod.pending_deletion import PREFIX, DeletionPendingError, PendingDeletion, record_deletion
 from controller.resources.pod.provisioner import NOT_OBSERVED, claim_name
@@ -258,3 +260,22 @@ def test_a_request_that_vanishes_after_google_refused_to_delete_it_is_deleted(
     queue.delete(project.context, made.node.name, A)
     assert answers == []
     assert objects(project) == []
+
+
+def test_a_record_of_the_first_version_is_of_the_queue_of_the_tpu_api() -> None:
+    record = PendingDeletion("p", A, "pod", "2026-01-01T00:00:00.000Z", 0.0, "b")
+    body = record.to_json()
+    assert body.pop("provisioner") == "queued"
+    assert PendingDeletion.from_json(body) == record
+
+
+def test_a_request_of_another_plane_is_deleted_by_that_plane(project: EmulatedProject) -> None:
+    made = pod(project, "tpu=v6e_1", "tpu.plane=compute_engine", "tpu.zone=us-east5-b")
+    status = made.up().status
+    zone, created = status.place.zone, iso_timestamp(status.created)
+    record = PendingDeletion("slipway-local", zone, made.node.name, created, 0.0, project.context.bucket, "instance")
+    record_deletion(project.context, record)
+    assert retry_deletions(project.context) == [f"pod {made.node.name} in {zone}: deleted, as asked for earlier"]
+    assert isinstance(made.observe(), Absent)
+    record_deletion(project.context, replace(record, provisioner="of a later Slipway"))
+    assert "does not know how of a later Slipway pods are deleted" in retry_deletions(project.context)[0]

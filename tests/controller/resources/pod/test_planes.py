@@ -13,7 +13,7 @@ from conf.schema.infra.topology import Topology
 from controller.checks.preflight import preflight, probe_cloud
 from controller.cleanup.orphans import billed_items
 from controller.config.compose import compose
-from controller.context import Context
+from controller.context import Context, SurplusSlice
 from controller.core.errors import CloudError
 from controller.core.finding import Issue
 from controller.gcp.names import LABEL
@@ -22,9 +22,11 @@ from controller.plan.permissions import permissions_of_plan
 from controller.reconcile.resource import Absent
 from controller.resources.pod import planes
 from controller.resources.pod.capacity_log import load_entries
+from controller.resources.pod.node import describe
 from controller.resources.pod.plane import Leftover, PlaneMethods
 from controller.resources.pod.planes import PLANES, plane_of
-from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
+from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name
+from controller.resources.pod.refusals import PlaneAdvice
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.fake_pod import Pod, pod
@@ -86,10 +88,83 @@ def test_what_one_plane_lacks_does_not_stop_the_other(project: EmulatedProject, 
 
 
 def test_no_queue_keeps_a_search_from_a_plane_that_was_not_asked_yet(project: EmulatedProject) -> None:
-    search = pod(project, *AUTO).node._search(project.context)
-    assert [search._patience(rounds) for rounds in (0, 1)] == [300, 1800]
-    alone = pod(project, *AUTO, "tpu.plane=tpu_api", "tpu.valid_until_hours=24").node._search(project.context)
-    assert [alone._patience(rounds) for rounds in (0, 1)] == [24 * 3600, 24 * 3600]
+    made = pod(project, *AUTO)
+    project.inject_fault(kind="stockout", times=10**6, plane="tpu_api")  # the request waits, and Google says nothing
+    assert made.up().place.provisioner == "instance"
+    assert f"giving back the request in {ZONE} (spot, TPU API): the pod is there" in made.notes
+    assert made.leftovers() == []  # nothing on the TPU API
+    told = [(entry.provisioner, entry.answer) for entry in load_entries(project.context.state_dir)]
+    assert told == [("queued", "withdrawn"), ("instance", "granted")]
+    made.down()
+
+
+def ask(made: Pod, *planes_: str) -> None:
+    """Send the requests of a search that is killed right after them."""
+    places = {plane_of(place.provisioner).title: place for place in made.node.places}
+    for name in planes_:
+        place = places[PLANES[name].title]
+        maker = PLANES[name].provisioners(60.0)[place.provisioner]
+        maker.create(made.project.context, made.node.name, made.node.spec_in(place), place)
+
+
+GROUP = ("tpu.accelerator_type=v6e-16",)
+"""Two VMs: on Compute Engine a group, which waits for capacity as the queue of the TPU API does."""
+
+
+def test_what_a_killed_search_holds_on_both_planes_is_waited_for_on_both(project: EmulatedProject) -> None:
+    made = pod(project, *AUTO, *GROUP)
+    project.inject_fault(kind="stockout", times=10**6, plane="tpu_api")
+    project.inject_fault(kind="stockout", times=5, plane="compute_engine")
+    ask(made, "tpu_api", "compute_engine")
+    waiting = made.observe()
+    assert made.node.diff(waiting)
+    assert describe(waiting) == f"waiting for resources in {ZONE}"
+    assert [thing.kind for thing in billed_items(project.context, []) if thing.name == made.node.name] != []
+    assert made.up().place.provisioner == "mig"
+    assert len(made.creation_requests()) == 1
+    assert made.leftovers() == []
+    made.down()
+    assert tpu_parts(made) == []
+
+
+def test_down_deletes_what_a_killed_search_holds_on_both_planes(project: EmulatedProject) -> None:
+    made = pod(project, *AUTO, *GROUP)
+    project.inject_fault(kind="stockout", times=10**6)
+    ask(made, "tpu_api", "compute_engine")
+    listed = sorted(thing.provisioner for thing in billed_items(project.context, []) if thing.name == made.node.name)
+    assert listed == ["mig", "queued"]
+    made.down()
+    assert made.leftovers() == tpu_parts(made) == []
+
+
+@pytest.mark.parametrize("used", ["", "queued", "mig"])
+def test_of_two_slices_that_a_killed_search_was_granted_one_is_the_pod(project: EmulatedProject, used: str) -> None:
+    """The one that a run has had, if there is such a one."""
+    made, context = pod(project, *AUTO, *GROUP), project.context
+    given: list[SurplusSlice] = []
+    context.bucket, context.on_surplus = f"{project.tag}-bucket", given.append
+    ask(made, "tpu_api", "compute_engine")
+    slices = made.node._slices
+    wait_for(lambda: [one.is_ready for one in slices.ranked(context)] == [True, True], "both slices are READY")
+    if used:
+        uid = next(one.uid for one in slices.ranked(context) if one.place.provisioner == used)
+        context.google.upload(context.bucket, claim_name(made.node.name, uid), b"{}")
+    observed = made.observe()
+    assert [one.place.provisioner for one in observed.surplus] == ["queued" if used == "mig" else "mig"]
+    assert "surplus" in str(made.node.diff(observed))
+    pod_ = made.up()
+    assert pod_.place.provisioner == (used or "queued")
+    assert len(slices.ranked(context)) == 1
+    assert [(one.uid, one.pod) for one in given] == [(observed.surplus[0].uid, made.node.name)]
+    assert [entry.ended for entry in load_entries(context.state_dir)] == ["surplus"]
+    made.down()
+    assert made.leftovers() == tpu_parts(made) == []
+
+
+def tpu_parts(made: Pod) -> list[str]:
+    """Return what of a pod exists on Compute Engine."""
+    state = made.project.cloud.call_ok("GET", "emulator/state")
+    return sorted(name for name in state["compute"] if made.node.name in name)
 
 
 def test_what_neither_plane_has_is_said_of_both(project: EmulatedProject) -> None:
@@ -101,6 +176,7 @@ def test_what_neither_plane_has_is_said_of_both(project: EmulatedProject) -> Non
     assert made.leftovers() == []
 
 
+ADVICE = PlaneAdvice("roles/toy.admin", "toy types", "toy images")
 METHODS = PlaneMethods(("toy.get",), ("toy.get",), ("toy.create", "toy.delete"), (), ())
 
 
@@ -113,6 +189,7 @@ class Toy:
     queues: frozenset[str] = frozenset()
     account_roles: tuple[str, ...] = ("roles/toy.admin",)
     methods: PlaneMethods = METHODS
+    advice: PlaneAdvice = ADVICE
 
     @property
     def checks(self) -> Toy:
@@ -158,7 +235,7 @@ class Toy:
             spec=spec, place=place, state="READY", name=name, uid="7", created=1.0, labels=labels
         )
 
-    def delete(self, context: Context, name: str, zone: str) -> None:
+    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
         self.held.pop((name, zone), None)
 
     def slices(self, context: Context) -> Iterator[SliceStatus]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from controller.resources.pod.refusals import HINTS, Refusal, classify
+from controller.resources.pod.planes import PLANES
+from controller.resources.pod.refusals import HINTS, classify
 
 
 @pytest.mark.parametrize(
@@ -66,10 +67,20 @@ def test_a_reservation_that_was_not_asked_for_is_no_capacity() -> None:
 
 def test_what_is_unknown_is_said_to_be() -> None:
     assert classify("WEIRD", "nobody has seen this") == "unknown"
-    assert Refusal("unknown", "nobody has seen this").hint == HINTS["unknown"]
-    assert Refusal("quota", "Limit: 0").hint == HINTS["quota"]
 
 
-def test_each_refusal_names_a_key_or_a_place_to_look() -> None:
-    for hint in HINTS.values():
+@pytest.mark.parametrize("plane", PLANES)
+def test_each_refusal_names_a_key_or_a_place_to_look(plane: str) -> None:
+    for kind in HINTS:
+        hint = PLANES[plane].advice.hint(kind)
         assert "tpu." in hint or "https://" in hint or "cloud." in hint
+        assert "{" not in hint
+
+
+def test_a_hint_is_that_of_the_plane_that_refused() -> None:
+    tpu_api, compute = (PLANES[name].advice for name in ("tpu_api", "compute_engine"))
+    assert "roles/tpu.admin" in tpu_api.hint("permission")
+    assert "roles/compute.instanceAdmin.v1" in compute.hint("permission")
+    assert "gcloud compute tpus" not in compute.hint("type") + compute.hint("runtime") + compute.hint("propagating")
+    assert "dead queued resources" in tpu_api.hint("quota")
+    assert "dead queued resources" not in compute.hint("quota")

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from controller.cli import main
-from controller.cli.verbs.look.capacity import format_entries
+from controller.cli.verbs.look.capacity import format_entries, format_offers
 from controller.core.json_lines import append_lines
 from controller.resources.pod.capacity_log import CapacityEntry, capacity_file
+from controller.resources.pod.plane import CalendarOffer
 
 NOW = 1767225600.0
 HOUR = 3600.0
@@ -79,6 +80,16 @@ def test_a_life_that_nothing_ended_but_its_user_is_a_lower_bound() -> None:
     assert "≥ 1:00:00" in line
 
 
+def test_what_a_search_gave_back_is_no_refusal_and_no_life() -> None:
+    found = [entry("a-b-c", 9), entry("a-b-c", 8, lived=4.0, ended="surplus"), entry("a-b-c", 7, "withdrawn")]
+    [_, line, *_] = format_entries(found, 7, NOW, None)
+    assert "2 of 2" in line  # the request that was withdrawn was never answered
+    assert "withdrawn, 7:00:00 ago" in line
+    assert "×" not in line
+    assert "≥" not in line
+    assert "surplus, 8:00:00 ago" in format_entries(found[:2], 7, NOW, None)[1]
+
+
 def test_planes_are_rows_of_their_own() -> None:
     first = entry("us-west4-a", 2)
     others = [replace(entry("us-west4-a", 1, "stock_out"), provisioner=way) for way in ("mig", "way-of-tomorrow")]
@@ -106,3 +117,35 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     for days in ("0", "-1", "nan", "inf"):
         assert main.run(["capacity", "--days", days]) == 2
         assert f"--days: {days}; it must be above 0 and at most 3650" in capsys.readouterr().err
+
+
+def test_what_can_be_reserved_and_where_not() -> None:
+    offers = [
+        CalendarOffer("us-east5-a", begin=1796169600.0, end=1796342400.0),
+        CalendarOffer("us-east5-b", why_not="no capacity: none in that window"),
+    ]
+    lines = format_offers(offers, "v6e-16 for 2 days", ["us-east5-b"], 80)
+    assert lines[:3] == [
+        "v6e-16 for 2 days:",
+        "  us-east5-a  2026-12-02 00:00 to 2026-12-04 00:00 UTC; set tpu.zone to use it",
+        "  us-east5-b  no capacity: none in that window",
+    ]
+    assert "nothing is booked." in lines[-1]
+    assert max(len(line) for part in lines for line in part.splitlines()) <= 80
+    assert "Google advises no reservation" in format_offers(offers[1:], "x", ["us-east5-b"], 80)[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--calendar", "0.5"], "--calendar: 0.5; Google reserves for 1 to 90 days"),
+        (["--calendar", "2", "tpu=v5litepod_8"], "has calendar reservations for v5litepod-8; they are for v5p, v6e"),
+        (["--calendar", "2", "cloud=here"], "cloud: a pod on this machine needs no reservation"),
+    ],
+)
+def test_a_reservation_that_nobody_can_ask_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    assert main.run(["capacity", *words]) == 2
+    assert said in capsys.readouterr().err

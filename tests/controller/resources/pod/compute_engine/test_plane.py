@@ -153,7 +153,8 @@ def test_a_slice_of_one_vm_is_an_instance(tmp_path: Path) -> None:
     google, maker = FakeGoogle(), InstanceProvisioner()
     context, spec = context_of(google, tmp_path), replace(SPEC, workers=1, own=VmSpec("ct6e-standard-8t", "2x4", 200))
     assert maker.observe(context, "pod", ZONE) is None
-    maker.create(context, "pod", spec, replace(PLACE, provisioner="instance"))
+    is_answered = maker.create(context, "pod", spec, replace(PLACE, provisioner="instance"))
+    assert is_answered()
     google.held["instances", "pod"] |= {"status": "RUNNING", "zone": f"zones/{ZONE}"}
     status = maker.observe(context, "pod", ZONE)
     assert status is not None

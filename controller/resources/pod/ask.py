@@ -1,0 +1,205 @@
+"""One request for a slice: sent, waited for, and answered by a slice or by a refusal.
+
+A search may hold one on each plane, so a request does not sleep: it yields the seconds until it looks again.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+from controller.context import Context
+from controller.gcp.client import PROPAGATION_SECONDS
+from controller.gcp.errors import ConflictError, GoogleError
+from controller.gcp.operations import wait_compute
+from controller.resources.pod import data_disk
+from controller.resources.pod.capacity_log import record_answer, record_surplus
+from controller.resources.pod.pending_deletion import DeletionPendingError
+from controller.resources.pod.planes import plane_of
+from controller.resources.pod.provisioner import (
+    WAITING_STATES,
+    IsAnswered,
+    Place,
+    Provisioner,
+    SliceSpec,
+    SliceStatus,
+    state_text,
+)
+from controller.resources.pod.refusals import Refusal, RefusalKind, classify
+
+Answer = Refusal | SliceStatus | None
+"""None: something of the pod's name exists already; the next observation shows whose it is."""
+
+
+@dataclass(kw_only=True)
+class Ask:
+    """One request for a slice in one place.
+
+    Attributes:
+        label: the place, for the user.
+        moves_on: this plane has another place to try, so a lack of capacity is a refusal.
+        is_watched: there is any other place to try, so its state is looked at even before Google has answered.
+        asked: when it was sent; seconds since the epoch.
+        state: as last seen; '' before Google has accepted the request.
+        changed: when that state was first seen; monotonic seconds.
+    """
+
+    context: Context
+    subject: str
+    title: str
+    label: str
+    name: str
+    spec: SliceSpec
+    place: Place
+    maker: Provisioner
+    create_seconds: float
+    moves_on: bool
+    is_watched: bool
+    asked: float = field(default=0.0, init=False)
+    state: str = field(default="", init=False)
+    changed: float = field(default=0.0, init=False)
+    _is_sent: bool = field(default=False, init=False)
+    _has_fresh_disk: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.changed = self.context.clock.monotonic()
+
+    @property
+    def waits(self) -> bool:
+        """Whether Google keeps the request and has no capacity for it yet."""
+        return self.state in WAITING_STATES
+
+    def answer(self, patience: float, found: SliceStatus | None = None) -> Generator[float, None, Answer]:
+        """Send the request and wait for its answer; again and again while Google does not see new rights everywhere.
+
+        Args:
+            patience: seconds that it may wait for capacity.
+            found: what another controller has requested in this place; then no request is sent.
+        """
+        if found is not None:
+            self.asked, self._is_sent = found.created, True
+            return (yield from self._settled(self._wait(patience, None)))
+        late, told = self.context.clock.deadline(PROPAGATION_SECONDS), False
+        while True:
+            answer = yield from self._settled(self._send(patience))
+            if not isinstance(answer, Refusal) or answer.kind != "propagating" or late():
+                return answer
+            if not told:
+                self.context.events.note(self.subject, f"waiting until Google sees new rights: {answer.message}")
+                if "Service Agent" in answer.message:
+                    self._request_service_agent()
+            told = True
+            yield self.context.poll_seconds
+
+    def give_back(self) -> None:
+        """Delete the request, or the slice that has come of it, because the pod has come from another place."""
+        if not self._is_sent:
+            return
+        found = self.maker.observe(self.context, self.name, self.place.zone)
+        has_slice = found is not None and bool(found.uid) and found.state not in WAITING_STATES
+        what = "slice" if has_slice else "request"
+        self.context.events.note(self.subject, f"giving back the {what} in {self.label}: the pod is there")
+        self._delete()
+        given = found if has_slice else None
+        record_surplus(self.context, self.name, self.spec, self.place, self.asked, given)
+
+    def _settled(self, steps: Generator[float, None, Refusal | SliceStatus]) -> Generator[float, None, Answer]:
+        """Wait for the answer and record it. A refused request leaves nothing behind."""
+        context = self.context
+        try:
+            answer = yield from steps
+        except ConflictError as error:
+            kind = self._classify(error)
+            if kind == "name_taken":
+                return None
+            answer = Refusal(kind, error.message)
+        except GoogleError as error:
+            kind = self._classify(error)
+            if error.is_transient and kind in ("unknown", "internal"):
+                raise  # not a refusal: Google or the network has an outage
+            answer = Refusal(kind, error.message)
+            if error.status == 0:  # the operation began and may have left something
+                self._delete()
+        if isinstance(answer, Refusal):
+            self._is_sent = False
+            if self._has_fresh_disk:
+                data_disk.delete_disk(context, data_disk.name_for(self.name), self.place.zone)
+            if answer.kind == "propagating":
+                return answer  # that one is no answer yet
+        record_answer(context, self.name, self.spec, self.place, self.asked, answer)
+        return answer
+
+    def _send(self, patience: float) -> Generator[float, None, Refusal | SliceStatus]:
+        context, spec, zone = self.context, self.spec, self.place.zone
+        self.asked, self._has_fresh_disk = context.clock.now(), False
+        if spec.data_disk_gb is not None:
+            disk = data_disk.name_for(self.name)
+            operation = data_disk.request_disk(context, disk, zone, spec.data_disk_gb, spec.data_disk_kind)
+            if operation is not None:
+                self._has_fresh_disk = True
+                wait_compute(context, operation)
+        self._is_sent = True
+        return (yield from self._wait(patience, self.maker.create(context, self.name, spec, self.place)))
+
+    def _wait(self, patience: float, is_answered: IsAnswered | None) -> Generator[float, None, Refusal | SliceStatus]:
+        """Return the READY slice, or why there is none after `patience` seconds in a queue."""
+        context = self.context
+        rest = patience - max(0.0, context.clock.now() - self.asked)
+        late, too_late = context.clock.deadline(rest), context.clock.deadline(rest + self.create_seconds)
+        told = ""
+        while True:
+            done = is_answered is None or is_answered()
+            current = None
+            if done or self.is_watched:
+                current = self.maker.observe(context, self.name, self.place.zone)
+            if current is None and done:
+                return Refusal("stock_out", "the requested pod has disappeared")
+            if current is not None:
+                self._see(current.state)
+                if done and not current.pending:
+                    break
+                if too_late() or (late() and self.waits):
+                    self._delete()
+                    return Refusal("stock_out", f"still {state_text(current.state)} after {patience:.0f} s")
+                if self.moves_on and current.message and self._has_no_capacity(current):
+                    self._delete()
+                    return Refusal("stock_out", current.message)
+                if current.state != told:
+                    told = current.state
+                    message = f"{self.label}: {state_text(told)}"
+                    context.events.emit("step_started", self.subject, message, title=self.title)
+            yield context.poll_seconds
+        if current.is_ready:
+            return current
+        self._delete()
+        return refusal_of_state(current, reserved=self.place.capacity == "reserved")
+
+    def _see(self, state: str) -> None:
+        if state != self.state:
+            self.state, self.changed = state, self.context.clock.monotonic()
+
+    def _delete(self) -> None:
+        """Delete what a request left. One that Google does not delete yet is on record: the search goes on."""
+        try:
+            self.maker.delete(self.context, self.name, self.place.zone)
+        except DeletionPendingError as error:
+            self.context.events.note(self.subject, str(error))
+
+    def _request_service_agent(self) -> None:
+        """Request the account with which Google creates VMs in the project; usually it makes it by itself."""
+        try:
+            plane_of(self.place.provisioner).request_service_agent(self.context, self.place.zone)
+        except GoogleError as error:
+            self.context.events.note(self.subject, f"cannot request the TPU Service Agent: {error}")
+
+    def _has_no_capacity(self, current: SliceStatus) -> bool:
+        """Return whether Google says that a request which it keeps has no capacity now."""
+        return classify(current.code, current.message, reserved=self.place.capacity == "reserved") == "stock_out"
+
+    def _classify(self, error: GoogleError) -> RefusalKind:
+        return classify(error.reason, error.message, reserved=self.place.capacity == "reserved")
+
+
+def refusal_of_state(current: SliceStatus, *, reserved: bool) -> Refusal:
+    """Return the refusal that corresponds to a failed request."""
+    if current.state == "FAILED" and current.message:
+        return Refusal(classify(current.code, current.message, reserved=reserved), current.message)
+    return Refusal("stock_out", f"the request is {current.state.lower()}")

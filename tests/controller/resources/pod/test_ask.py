@@ -1,0 +1,278 @@
+"""Requests side by side: two scripted planes, on a clock that sleeping moves. Times in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from controller.context import Context, SurplusSlice
+from controller.core.clock import Clock, InterruptedSleepError
+from controller.core.errors import CloudError, RetriesExhaustedError
+from controller.core.events import Events
+from controller.gcp.errors import ConflictError, GoogleError
+from controller.gcp.names import LABEL
+from controller.resources.pod import planes
+from controller.resources.pod.capacity_log import CapacityEntry, load_entries, recent_places_first
+from controller.resources.pod.pending_deletion import DeletionPendingError
+from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
+from controller.resources.pod.refusals import PlaneAdvice
+from controller.resources.pod.search import ALONE_POLLS, CapacitySearch
+from tests.controller.resources.pod.compute_engine.fake import context_of
+
+POLL = 5.0
+ALONE = ALONE_POLLS * POLL
+NEVER = float("inf")
+SPEC = SliceSpec(
+    workers=2, accelerator_type="v6e-8", runtime_version="", network="n", external_ip=False, valid_until_seconds=9000
+)
+STOCK_OUT = GoogleError("insert", 429, "RESOURCE_EXHAUSTED", "There is no more capacity")
+
+
+class SteppedClock(Clock):
+    """Sleeping moves the time, and nothing else does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elapsed, self.interrupted_at = 0.0, NEVER
+
+    def now(self) -> float:
+        return 1_790_000_000.0 + self.elapsed
+
+    def monotonic(self) -> float:
+        return self.elapsed
+
+    def sleep(self, seconds: float) -> None:
+        self.elapsed += seconds
+        if self.elapsed >= self.interrupted_at:
+            raise InterruptedSleepError
+
+
+@dataclass
+class Scripted:
+    """A plane with one way to create slices, and that way: each request waits `waits`, then takes `takes`.
+
+    `refuses`: what a request is answered with at once. `held`: when what exists was requested, by zone.
+    """
+
+    clock: SteppedClock
+    name: str
+    title: str
+    waits: float = 0.0
+    takes: float = 20.0
+    refuses: GoogleError | None = None
+    answers_late: bool = False
+    cannot_delete: bool = False
+    held: dict[str, tuple[float, Place]] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+
+    @property
+    def advice(self) -> PlaneAdvice:
+        return PlaneAdvice("roles/x", f"tpu.types of {self.name}", "images")
+
+    @property
+    def queues(self) -> frozenset[str]:
+        return frozenset({self.name})
+
+    def provisioners(self, create_seconds: float) -> dict[str, Any]:
+        return {self.name: self}
+
+    def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> Callable[[], bool] | None:
+        self.log.append(f"{self.clock.elapsed:.0f} {self.name} asked in {place.zone}")
+        if self.refuses is not None:
+            raise self.refuses
+        self.held[place.zone] = (self.clock.elapsed, place)
+        granted = self.clock.elapsed + self.waits + self.takes
+        return (lambda: self.clock.elapsed >= granted) if self.answers_late else None
+
+    def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
+        if zone not in self.held:
+            return None
+        asked, place = self.held[zone]
+        age = self.clock.elapsed - asked
+        state = "WAITING_FOR_RESOURCES" if age < self.waits else "PROVISIONING"
+        state = "READY" if age >= self.waits + self.takes else state
+        created = 1_790_000_000.0 + asked
+        return SliceStatus(
+            spec=SPEC, place=place, state=state, name=name, pending=state != "READY", created=created,
+            uid="" if age < self.waits else f"{self.name}-{asked:.0f}", labels=tuple(LABEL.items()),
+            running_since=0.0 if age < self.waits else created + self.waits,
+        )  # fmt: skip
+
+    def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
+        if self.cannot_delete:
+            raise DeletionPendingError("not now")
+        if self.held.pop(zone, None):
+            self.log.append(f"{self.clock.elapsed:.0f} {self.name} deleted in {zone}")
+
+
+@dataclass
+class Market:
+    """Two planes, and a search on both of them."""
+
+    queue: Scripted
+    other: Scripted
+    context: Context
+    notes: list[str]
+    surplus: list[SurplusSlice]
+    spec: SliceSpec = SPEC
+    zones: tuple[str, ...] = ("a-b-c",)
+
+    @property
+    def clock(self) -> SteppedClock:
+        return self.queue.clock
+
+    @property
+    def log(self) -> list[str]:
+        return sorted(self.queue.log + self.other.log, key=lambda line: float(line.split()[0]))
+
+    @property
+    def entries(self) -> list[tuple[str, str, str]]:
+        return [(one.provisioner, one.answer, one.ended) for one in load_entries(self.context.state_dir)]
+
+    def search(self, max_attempts: int = 9) -> CapacitySearch:
+        places = [Place(zone, "spot", "", way.name) for zone in self.zones for way in (self.queue, self.other)]
+        makers: Any = {"queue": self.queue, "other": self.other}
+        specs = dict.fromkeys(makers, self.spec)
+        return CapacitySearch(self.context, "node/p", "the pod", "p", specs, places, makers, max_attempts, 1800.0)
+
+
+@pytest.fixture
+def market(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Market:
+    clock = SteppedClock()
+    queue, other = Scripted(clock, "queue", "the queue"), Scripted(clock, "other", "the other one")
+    monkeypatch.setattr(planes, "PLANES", {"queue": cast(Any, queue), "other": cast(Any, other)})
+    context, notes, surplus = context_of(cast(Any, SimpleNamespace()), tmp_path), list[str](), list[SurplusSlice]()
+    context.clock, context.events, context.poll_seconds = clock, Events(clock), POLL
+    context.random_float, context.on_surplus = lambda: 1.0, surplus.append
+    context.events.add_listener(lambda event: notes.append(event.message) if event.kind == "note" else None)
+    return Market(queue, other, context, notes, surplus)
+
+
+def test_a_plane_that_grants_at_once_is_the_only_one_asked(market: Market) -> None:
+    market.search().run()
+    assert market.log == ["0 queue asked in a-b-c"]
+    assert market.entries == [("queue", "granted", "")]
+
+
+def test_while_a_request_waits_the_other_plane_is_asked_and_its_slice_is_the_pod(market: Market) -> None:
+    market.queue.waits = NEVER
+    market.search().run()
+    assert market.log == [
+        "0 queue asked in a-b-c",
+        f"{ALONE:.0f} other asked in a-b-c",
+        f"{ALONE + 20:.0f} queue deleted in a-b-c",  # in the second in which the other slice is READY
+    ]
+    assert market.entries == [("queue", "withdrawn", ""), ("other", "granted", "")]
+    assert "giving back the request in a-b-c (spot, queue): the pod is there" in market.notes
+    assert market.surplus == []
+
+
+def test_a_slice_beside_the_pod_is_given_back_on_record_and_counted(market: Market) -> None:
+    market.queue.waits, market.queue.takes = ALONE + 8, 14  # READY two seconds after the other one
+    market.search().run()
+    assert list(market.other.held) == ["a-b-c"]
+    assert market.queue.held == {}
+    assert market.log[-1].startswith(f"{ALONE + 20:.0f} queue deleted")
+    # It was still coming up, so Google has said that there is capacity, and it may be billed.
+    assert market.entries == [("queue", "granted", "surplus"), ("other", "granted", "")]
+    assert "giving back the slice in a-b-c (spot, queue): the pod is there" in market.notes
+    [given] = market.surplus
+    assert (given.pod, given.zone, given.began - market.clock.now()) == ("p", "a-b-c", pytest.approx(-12))
+
+
+def test_the_queue_may_still_be_first(market: Market) -> None:
+    market.queue.waits, market.other.waits = ALONE + 30, NEVER
+    market.search().run()
+    assert market.other.held == {}
+    assert market.entries == [("queue", "granted", ""), ("other", "withdrawn", "")]
+
+
+def test_a_request_without_an_answer_yet_keeps_no_grant_waiting(market: Market) -> None:
+    market.queue.waits, market.other.waits = ALONE + 60, 7200
+    market.other.answers_late = True  # as a flex-start VM: its operation ends when it runs
+    market.search().run()
+    assert market.clock.elapsed == ALONE + 80
+    assert market.other.held == {}
+
+
+def test_the_other_plane_goes_through_its_places_meanwhile(market: Market) -> None:
+    market.zones, market.queue.waits = ("a-b-c", "d-e-f"), NEVER
+    market.other.refuses = STOCK_OUT
+    with pytest.raises(RetriesExhaustedError, match="after 7 attempts"):
+        market.search(max_attempts=7).run()
+    asked = [line.partition(" ")[2] for line in market.log if "asked" in line]
+    assert asked[:3] == ["queue asked in a-b-c", "other asked in a-b-c", "other asked in d-e-f"]
+    assert "the other one: retrying in 10 s (attempt 4 of 7)" in market.notes
+    assert market.queue.held == market.other.held == {}
+
+
+def test_what_rules_one_plane_out_leaves_the_request_of_the_other(market: Market) -> None:
+    market.queue.waits = ALONE + 100
+    market.other.refuses = GoogleError("insert", 400, "INVALID_ARGUMENT", "no such field")
+    market.search().run()
+    assert market.clock.elapsed == ALONE + 120
+    assert market.entries == [("queue", "granted", ""), ("other", "bad_request", "")]
+
+
+def test_two_planes_that_refuse_for_good_end_the_search(market: Market) -> None:
+    refusal = GoogleError("insert", 403, "PERMISSION_DENIED", "no")
+    market.queue.refuses = market.other.refuses = refusal
+    with pytest.raises(CloudError, match=r"\(spot, queue\): no; .*\(spot, other one\): no"):
+        market.search().run()
+    assert len(market.log) == 2
+
+
+def test_with_a_data_disk_only_one_plane_is_asked_at_a_time(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+    from controller.resources.pod import data_disk
+
+    monkeypatch.setattr(data_disk, "request_disk", lambda *_: None)
+    market.spec, market.queue.waits = replace(SPEC, data_disk_gb=10), NEVER
+    market.search().run()
+    assert [line.partition(" ")[2] for line in market.log] == [
+        "queue asked in a-b-c", "queue deleted in a-b-c", "other asked in a-b-c",
+    ]  # fmt: skip
+    assert market.clock.elapsed == 320  # five minutes in the queue, then the other one at once
+
+
+def test_a_name_that_is_taken_ends_the_search_and_deletes_nothing(market: Market) -> None:
+    market.queue.waits = NEVER
+    market.other.refuses = ConflictError("insert", 409, "alreadyExists", "it exists already")
+    market.search().run()
+    assert list(market.queue.held) == ["a-b-c"]  # the next observation says what is whose
+
+
+def test_ctrl_c_leaves_both_requests_and_the_next_search_waits_for_both(market: Market) -> None:
+    market.queue.waits, market.other.waits = 400, 300
+    market.clock.interrupted_at = 200
+    with pytest.raises(InterruptedSleepError):
+        market.search().run()
+    assert [note for note in market.notes if "stays in the queue" in note] != []
+    assert [*market.queue.held, *market.other.held] == ["a-b-c", "a-b-c"]
+    market.clock.interrupted_at = NEVER
+    found = [one.observe(market.context, "p", "a-b-c") for one in (market.queue, market.other)]
+    market.search().run(found=[status for status in found if status is not None])
+    assert len([line for line in market.log if "asked" in line]) == 2  # nothing is requested again
+    assert market.clock.elapsed == ALONE + 320
+    assert market.entries == [("queue", "withdrawn", ""), ("other", "granted", "")]
+
+
+def test_what_google_does_not_delete_yet_keeps_no_pod(market: Market) -> None:
+    market.queue.waits, market.queue.cannot_delete = NEVER, True
+    market.search().run()
+    assert "not now" in market.notes
+    assert list(market.other.held) == ["a-b-c"]
+
+
+def test_a_request_that_was_withdrawn_says_nothing_of_capacity() -> None:
+    def entry(zone: str, time: float, answer: str) -> CapacityEntry:
+        where: dict[str, Any] = {"provisioner": "queued", "zone": zone, "tier": "spot", "accelerator_type": "v6e-8"}
+        return CapacityEntry(id=f"{zone}{time}", time=time, project="p", pod="p", answer=answer, **where)
+
+    places = [Place(zone, "spot", "", "queued") for zone in ("a", "b")]
+    entries = [entry("b", 1.0, "granted"), entry("b", 2.0, "withdrawn")]
+    assert recent_places_first(places, "v6e-8", entries, 10.0)[0].zone == "b"
