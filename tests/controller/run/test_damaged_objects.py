@@ -60,7 +60,7 @@ CASES = [
 ]
 NODE: Any = SimpleNamespace(
     name="this-machine",
-    status=SimpleNamespace(uid="uid-1", created=0.0, spec=SimpleNamespace(accelerator_type="cpu-1")),
+    status=SimpleNamespace(uid="uid-1", created=0.0, billed_since=0.0, spec=SimpleNamespace(accelerator_type="cpu-1")),
     place=SimpleNamespace(zone="here", capacity="on_demand"),
 )
 
