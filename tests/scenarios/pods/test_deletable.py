@@ -46,17 +46,12 @@ REQUESTS: dict[str, tuple[str, ...]] = {
     "nat": ("PATCH .*/routers/",),
     "code": ("POST .*/upload/storage/.*",),
     "node": ("POST .*/nodes$", "POST .*/queuedResources$", "GET .*/tpu/.*/operations/"),
-    "node of Compute Engine": (
-        "POST .*/zones/[^/]*/instances$",
-        "GET .*/zones/[^/]*/instances/[^/]*$",
-        COMPUTE_OPERATIONS.replace("POST", "GET"),
-    ),
+    "node of Compute Engine": ("POST .*/zones/[^/]*/instances$", "GET .*/zones/[^/]*/operations/"),
     "group of Compute Engine": (
         "POST .*/resourcePolicies$",
         "POST .*/regions/[^/]*/instanceTemplates$",
         "POST .*/instanceGroupManagers$",
         "POST .*/instanceGroupManagers/[^/]*/resize",
-        "POST .*/listManagedInstances",
     ),
     "ssh": ("POST .*:getGuestAttributes",),
     "lease": ("(GET|POST) .*/pods(%2F|/).*lease.*",),
@@ -117,7 +112,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "health check": ("cloud.health_check=true",),
     "wheels": ("env.requirements=needed.txt",),
     "node of Compute Engine": ("tpu.plane=compute_engine",),
-    "group of Compute Engine": ("tpu=v6e_8_ce",),
+    "group of Compute Engine": ("tpu=v6e_8_ce", "tpu.accelerator_type=v6e-8"),
     **dict.fromkeys(("bastion", "bastion roles of", "account roles of", "slipway"), BASTION),
 }
 """What the run of a step is configured with, for steps that are not in every run."""
@@ -177,8 +172,6 @@ FAST = {
     Failure("data disk", COMPUTE_OPERATIONS, 500),
     Failure("worker code", "install_code"),
 }
-OF_PLANES = {"node of Compute Engine", "group of Compute Engine"}
-"""Steps of the kind `node` that only one plane has."""
 ROWS = [row if row in FAST else pytest.param(row, marks=pytest.mark.deep) for row in rows()]
 
 
@@ -188,7 +181,8 @@ def refused(match: str, status: int = 403) -> dict[str, Any]:
 
 def nothing_is_billed(slipway: SlipwayCli) -> bool:
     state = slipway.cloud().get("state")
-    compute = [path for path in state.get("compute", {}) if "/disks/" in path or "/instances/" in path]
+    billed = ("/disks/", "/instances/", "/instanceGroupManagers/")
+    compute = [path for path in state.get("compute", {}) if any(kind in path for kind in billed)]
     return not state.get("node") and not state.get("queued") and not compute
 
 
@@ -246,8 +240,8 @@ def write_inputs(repository: Path) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_down_ends_what_is_billed(slipway: SlipwayCli, row: Failure, monkeypatch: pytest.MonkeyPatch) -> None:
-    queued = "queuedResources" in row.what
-    words = [ECHO_COMMAND, *ONE_WORKER, "cleanup.on_failure=keep", f"tpu.provisioner={'queued' if queued else 'node'}"]
+    way = "queued" if "queuedResources" in row.what else "auto" if "Compute Engine" in row.step else "node"
+    words = [ECHO_COMMAND, *ONE_WORKER, "cleanup.on_failure=keep", f"tpu.provisioner={way}"]
     words += ["ssh.ready_timeout_seconds=0.5", "recovery.max_program_failures=0", "recovery.max_preemptions=0"]
     words += ["recovery.max_create_attempts=2", "recovery.policy.network_lost=give_up", *WORDS.get(row.step, ())]
     write_inputs(slipway.repository)
