@@ -22,6 +22,8 @@ PLACES = {
     "tpu_api": ("tpu.accelerator_type=v6e-1", "tpu.zone=us-east5-b", "tpu.plane=tpu_api"),
     "compute_engine": ("tpu.accelerator_type=v6e-1", "tpu.zone=us-east5-b", "tpu.plane=compute_engine"),
 }
+ACCOUNT = "314159265358-compute@developer.gserviceaccount.com"
+"""Without one a VM of Compute Engine has no access to the bucket; a TPU node gets it by itself."""
 ZONE, REGION = "us-east5-b", "us-east5"
 PROJECT = "projects/slipway-local"
 
@@ -78,6 +80,7 @@ def instance() -> dict[str, Any]:
         "disks": [{"boot": True, "autoDelete": True, "type": "PERSISTENT",
                    "initializeParams": {"sourceImage": image, **disk}}],
         "networkInterfaces": [{**card, "accessConfigs": [{"name": "external-nat", "type": "ONE_TO_ONE_NAT"}]}],
+        "serviceAccounts": [{"email": ACCOUNT, "scopes": ["https://www.googleapis.com/auth/cloud-platform"]}],
         "metadata": {"items": [{"key": "enable-guest-attributes", "value": "TRUE"}]},
     }  # fmt: skip
 
