@@ -155,6 +155,15 @@ class PolicyLoss(Protocol):
     ) -> Array: ...
 
 
+class PolicyLossClass(Protocol):
+    """A class derived from `trainer.losses.policy.PolicyLoss`: `loop.loss_type` of GRPO, with `loop.loss_options`.
+
+    It is made from the section `loop` and may replace the advantages, the ratio, the objective and the mean.
+    """
+
+    def __call__(self, loop: Any, /, **options: Any) -> Any: ...
+
+
 class TokenLoss(Protocol):
     """Return the loss of each token, float32 [B, T]: `loop.loss` of the language-model loop, with `loop.loss_options`.
 
@@ -261,6 +270,7 @@ PROTOCOLS: Mapping[str, type] = {
     "prompt": Prompt,
     "evaluation": Evaluation,
     "policy loss": PolicyLoss,
+    "policy loss class": PolicyLossClass,
     "token loss": TokenLoss,
     "optimizer rule": OptimizerRule,
     "loop": Loop,
@@ -371,6 +381,8 @@ def load(kind: str, reference: str, key: str, options: Mapping[str, Any] | None 
         raise ExtensionError(
             f"{key}: {kind} {reference}: the module has no {name}; it has {', '.join(own) or 'nothing'}"
         )
+    if kind == "policy loss" and isinstance(found, type):
+        kind = "policy loss class"
     if kind != "model family":
         try:
             problem = call_problem(inspect.signature(found), kind, options or {})

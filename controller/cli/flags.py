@@ -214,7 +214,8 @@ VERBS: dict[str, Verb] = {
         "export a run's weights for transformers, vLLM or another run", "use", "use-weights.md",
         ("export --to ./model", "export quickstart-f9ce2387 --best --to gs://my-bucket/model --dtype bfloat16"),
         (*CHECKPOINT, _flag("--to", "folder, or gs://BUCKET/FOLDER", "file", metavar="FOLDER"),
-         _flag("--format", "hf, or slipway for model.weights (default: hf)", choices=["hf", "slipway"], default="hf"),
+         _flag("--format", "hf, slipway for model.weights, peft for adapters (default: hf)",
+               choices=["hf", "slipway", "peft"], default="hf"),
          _flag("--dtype", "dtype of the weights (default: as trained)", choices=["float32", "bfloat16", "float16"])),
     ),
     "chat": Verb(

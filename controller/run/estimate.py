@@ -169,7 +169,7 @@ def _loop_flops(config: Config, model: AnyModel, loop: LmLoop | GrpoLoop | Puzzl
     width = max(1, (loop.max_prompt_length + loop.max_new_tokens) // 2)
     each = token_flops(model, width)  # of forward and backward pass; a forward pass is a third
     update = loop.rows * width * each
-    scored = (not loop.on_policy and loop.old_logprobs == "trainer") + (loop.kl_coef > 0)
+    scored = (not loop.on_policy and loop.old_logprobs == "trainer") + loop.scores_reference
     answers = loop.rows * (loop.max_new_tokens / 2)
     tests = 2 * (loop.test_samples_per_prompt or 0) * (loop.test_prompts or TEST_PROMPTS)
     evaluated = -(-loop.steps // loop.eval_interval) * loop.eval_prompts + tests

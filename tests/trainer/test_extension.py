@@ -19,6 +19,7 @@ from trainer import extension, main
 from trainer.corpus.source import open_source
 from trainer.data.questions import QuestionSet
 from trainer.loops.registry import load_loop
+from trainer.losses.policy import load_loss
 
 EXAMPLES = ROOT / "docs" / "extend"
 
@@ -83,6 +84,24 @@ def test_grpo_with_data_prompt_reward_loss_evaluation_and_rule_of_ones_own(
     told = json.loads((tmp_path / "run" / "transcripts.jsonl").read_text().splitlines()[0])
     assert told["prompt"].startswith("Q: ")
     assert told["prompt"].endswith("Give only the result, after ####.\nA: ")
+
+
+@pytest.mark.usefixtures("modules")
+def test_grpo_with_a_loss_class_of_ones_own(grpo_run: Any) -> None:
+    """It is loaded from a folder outside the repository; its formula is tested in losses/test_policy.py."""
+    own = {"loss_type": "my_policy_loss:Sapo", "loss_options": {"tau_neg": 2.0}}
+    made = load_loss(GrpoLoop(**grpo_run["loop"] | own))
+    assert (type(made).__name__, made.tau_pos, made.tau_neg) == ("Sapo", 1.0, 2.0)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(RunFileError, match=r"takes \(loop, \*, tau_pos"):
+        load_loss(GrpoLoop(**grpo_run["loop"] | own | {"loss_options": {"tau": 1}}))
+
+
+@pytest.mark.deep
+@pytest.mark.usefixtures("modules")
+def test_grpo_trains_with_a_loss_class_of_ones_own(grpo_run: Any, tmp_path: Path) -> None:
+    loop = grpo_run["loop"] | {"loss_type": "my_policy_loss:Sapo", "kl_coef": 0.0, "warm_start_steps": 0}
+    trained = [line for line in train(grpo_run | {"loop": loop}, tmp_path / "run") if line["phase"] == "grpo"]
+    assert all(0 < line["gate_slope"] <= 1 for line in trained)
 
 
 @pytest.mark.usefixtures("modules")

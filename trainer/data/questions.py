@@ -39,6 +39,18 @@ class QuestionSet:
         """Return the test's questions, see `ProblemSource.test`."""
         return self._drop_too_long(self.prompt_encoder.encode(self._problems.test(count)))
 
+    def rejected(self, questions: list[Question]) -> list[Question]:
+        """Return the questions with the response of their column `rejected`. Raises RunFileError if one has none."""
+        responses = [(question.row or {}).get("rejected") for question in questions]
+        if not all(isinstance(response, str) for response in responses):
+            columns = ", ".join(map(repr, questions[0].row or ())) or "none"
+            raise RunFileError(f"loop.loss_type: dpo reads a text from the column 'rejected'; columns: {columns}")
+        tokens = self.prompt_encoder.encode([Problem("", "", str(response)) for response in responses])
+        return [
+            question._replace(solution_tokens=other.solution_tokens)
+            for question, other in zip(questions, tokens, strict=True)
+        ]
+
     def _fitting_problems(self, problems: list[Problem]) -> list[Problem]:
         asked = self.prompt_encoder.encode(problems)
         return [

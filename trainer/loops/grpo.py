@@ -76,6 +76,7 @@ class GrpoTrainer:
         _check_vocab(experiment, prompting)
         if checkpoints.latest_step() is None:  # else they are not read again
             store.check_weights(experiment.decoder)
+            store.check_weights(grpo_programs.reference_model(experiment))
         self.sampler = batching.build_sampler(experiment.decoder, loop, mesh, prompting)
         evaluation = Evaluator(loop, self.questions, self.sampler, checks, experiment.seed)
         self.telemetry = Telemetry(experiment, loop, log)
@@ -108,7 +109,7 @@ class GrpoTrainer:
         if train_state.progress.phase == "warm_start":
             self.phases.enter("warm start")
             self._warm_start(train_state)
-            reference = grpo_programs.copy_reference(train_state.state.params, self.experiment, self.mesh)
+            reference = grpo_programs.initial_reference(train_state.state.params, self.experiment, self.mesh)
             if reference:
                 self.checkpoints.save_reference(reference)
             train_state.state = self._reset_optimizer(train_state.state)

@@ -1,27 +1,21 @@
-"""Group relative policy optimization and its relatives: losses over the tokens of sampled responses.
+"""The update's loss over the tokens of sampled responses: log-probabilities, corrections, penalties, metrics.
 
-`loop.loss_type` chooses what the probability ratio is of, and what the mean is over:
-
-    grpo        ratio of a token; mean over each response's tokens, then over responses     arXiv 2402.03300, eq. 3
-    token_mean  ratio of a token; mean over all tokens                                      arXiv 2503.14476, eq. 12
-    dapo        as token_mean, with clip-higher and dynamic sampling                        arXiv 2503.14476, eq. 8
-    dr_grpo     ratio of a token; sum over tokens by (responses x longest response)         arXiv 2503.20783, 3.2
-    gspo        ratio of a response to the power of 1 / length; mean over responses         arXiv 2507.18071, eq. 5, 7
-    rloo        ratio of a response; mean over responses                                    arXiv 2402.14740
-    module:name loss of a token, from a function of the user's own; mean over all tokens    docs/extend.md
-
-Advantages and the weights of samples come from `trainer.losses.advantage`.
+`trainer.losses.policy` has the losses themselves, one class each; advantages and the weights of samples come from
+`trainer.losses.advantage`, corrections from `trainer.losses.correction`.
 """
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from conf.schema.training.loop import GRPO_LOSSES, GrpoLoop
+from conf.schema.training.loop import OFFLINE_LOSSES, GrpoLoop
 from conf.schema.training.model import Model
 from trainer.distributed.batch import DeviceBatch
-from trainer.extension import load_extension
 from trainer.losses import token_logprobs
+from trainer.losses.correction import correct, divergence
+from trainer.losses.policy import PolicyLoss, Tokens, load_loss
 from trainer.models import decoder, weights
 from trainer.models.shared_prompt import PromptGroup, prompt_group, response_hidden_states, scatter_to_columns
 from trainer.step.metric_sums import Max, Mean, MetricSums, Min
@@ -60,102 +54,93 @@ def per_token_logps(
 
 
 def loss(cfg: Model, loop: GrpoLoop, *, grouped: bool = False) -> LossFn:
-    """Return the GRPO loss for `train_step.build_update`.
+    """Return the loss of `loop.loss_type` for `train_step.build_update`.
 
     Each row of a batch holds tokens [T], mask [T - 1] (1 where the next token belongs to the response), TOKEN_FIELDS
     and ROW_FIELDS. With `loop.on_policy`, `old` is computed here. grouped: rows are ordered by group, `loop.group_size`
     rows per prompt.
     """
+    own = load_loss(loop)
 
     def sums(params: weights.Params, batch: DeviceBatch) -> MetricSums:
         group = prompt_group(cfg, loop, batch["tokens"].shape[1]) if grouped else None
-        logprob, entropy = per_token_logps(params, cfg, batch, loop.temperature, group)
+        logprob, entropy = per_token_logps(params, cfg, batch, loop.token_temperature, group)
         if loop.on_policy:
             batch = batch | {"old": lax.stop_gradient(logprob)}
-        return policy_loss_terms(logprob, entropy, batch, loop)
+        return policy_loss_terms(logprob, entropy, batch, loop, own)
 
     return sums
 
 
-def policy_loss_terms(logprob: jax.Array, entropy: jax.Array, batch: DeviceBatch, loop: GrpoLoop) -> MetricSums:
-    """Return the loss and its metrics for token log-probabilities and entropies [B, T - 1]."""
-    every, weight = batch["mask"], batch["weight"]
-    mask = every * weight[:, None]
-    lengths = jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
-    old = batch["old"] if loop.old_logprobs == "trainer" else batch["sampler"]
-    log_ratio = (logprob - old) * mask
-    ratio, where = jnp.exp(log_ratio), mask
-    if loop.loss_type in ("gspo", "rloo"):
-        ratio = jnp.exp(log_ratio.sum(axis=1, keepdims=True) / (lengths if loop.loss_type == "gspo" else 1))
-        where = weight[:, None]
+def policy_loss_terms(
+    logprob: jax.Array, entropy: jax.Array, batch: DeviceBatch, loop: GrpoLoop, own: PolicyLoss | None = None
+) -> MetricSums:
+    """Return the loss and its metrics for token log-probabilities and entropies [B, T - 1].
 
-    surrogate, clipped = _clipped_objective(ratio, batch["advantage"][:, None], loop)
-    found: MetricSums = {}
-    if loop.importance_sampling_cap is not None and loop.old_logprobs == "trainer":
-        importance = jnp.exp((old - batch["sampler"]) * mask)
-        surrogate = surrogate * jnp.minimum(importance, loop.importance_sampling_cap)
-        found["importance_capped"] = Mean(((importance > loop.importance_sampling_cap) * mask).sum(), mask.sum())
-    penalty = jnp.zeros_like(logprob)  # an unweighted penalty is left out, so it has no gradient to compute
-    if loop.entropy_coef:
-        penalty -= loop.entropy_coef * entropy
-    if loop.kl_coef:
-        kl = _kl_penalty((batch["reference"] - logprob) * every, loop.kl_estimator)
-        penalty += loop.kl_coef * (kl * jnp.exp(log_ratio) if loop.kl_unbiased else kl)
-        found["kl"] = Mean((kl * every).sum(), every.sum())
-    if loop.loss_type == "rloo":
-        penalty = penalty * lengths  # summed over the response, like its reward
+    own: the loss; by default that of `loop.loss_type`.
+    """
+    own, every = own or load_loss(loop), batch["mask"]
+    trained = loop.old_logprobs == "trainer"
+    tokens = Tokens(
+        logprob,
+        batch["old"] if trained else batch["sampler"],
+        batch.get("reference", jnp.zeros_like(every)),
+        batch["advantage"][:, None],
+        every * batch["weight"][:, None],
+        batch["weight"],
+    )
+    found: MetricSums = {"entropy": Mean((entropy * every).sum(), every.sum())}
+    weight: jax.Array | float = 1.0
+    if loop.loss_type not in OFFLINE_LOSSES:
+        corrected = correct(
+            (batch["old"] if trained else logprob) - batch["sampler"], tokens.mask, loop.rollout_correction
+        )
+        found |= corrected.metrics | _sampler_metrics(batch)
+        weight = corrected.weights if trained else 1.0  # the ratio itself corrects for the sampler's probabilities
+        tokens = _without_rejected(tokens, corrected.kept)
+    ratio = own.ratio(tokens)
+    objective, metrics = own.objective(tokens, ratio)
+    penalty, kl = _penalty(tokens, entropy, every, loop) if own.penalized else (jnp.zeros_like(logprob), {})
+    found["loss"] = own.mean((penalty - objective * weight) * tokens.mask, tokens)
+    where = tokens.mask if ratio.shape == tokens.mask.shape else tokens.weight[:, None]
+    return (
+        found
+        | metrics
+        | kl
+        | {
+            "ratio_mean": tokens.share(ratio),
+            "ratio_min": Min(jnp.where(where > 0, ratio, jnp.inf).min()),
+            "ratio_max": Max(jnp.where(where > 0, ratio, -jnp.inf).max()),
+        }
+    )
 
-    if loop.loss_type not in GRPO_LOSSES:
-        own = load_extension("policy loss", loop.loss_type, "loop.loss_type", loop.loss_options)
-        surrogate = -own(logprob, old, batch["advantage"][:, None], mask)
-    found["loss"] = _aggregate_loss((penalty - surrogate) * mask, lengths, mask, weight, loop)
+
+def _sampler_metrics(batch: DeviceBatch) -> MetricSums:
+    every = batch["mask"]
     apart = jnp.abs(batch["old"] - batch["sampler"]) * every
-    return found | {
-        "entropy": Mean((entropy * every).sum(), every.sum()),
+    return {
         "sampler_trainer_logp_diff": Mean(apart.sum(), every.sum()),
         "sampler_trainer_logp_diff_max": Max(apart.max()),
-        "clip_fraction": Mean((clipped * where).sum(), where.sum()),
-        "ratio_mean": Mean((ratio * where).sum(), where.sum()),
-        "ratio_min": Min(jnp.where(where > 0, ratio, jnp.inf).min()),
-        "ratio_max": Max(jnp.where(where > 0, ratio, -jnp.inf).max()),
     }
 
 
-def _clipped_objective(ratio: jax.Array, advantage: jax.Array, loop: GrpoLoop) -> tuple[jax.Array, jax.Array]:
-    """Return min(r A, clip(r, 1 - low, 1 + high) A), and 1 where the ratio is clipped.
-
-    Where the ratio corrects the sampler's own probabilities, `loop.importance_sampling_cap` bounds it, regardless of
-    the advantage.
-    """
-    low = None if loop.clip_ratio_low is None else 1 - loop.clip_ratio_low
-    high = None if loop.clip_ratio_high is None else 1 + loop.clip_ratio_high
-    bounded = jnp.clip(ratio, low, high) * advantage
-    if loop.importance_sampling_cap is not None and loop.old_logprobs == "sampler":
-        ratio = jnp.minimum(ratio, loop.importance_sampling_cap)
-    free = ratio * advantage
-    return jnp.minimum(free, bounded), (bounded < free).astype(jnp.float32)
+def _without_rejected(tokens: Tokens, kept: jax.Array) -> Tokens:
+    """Leave rejected tokens out of the loss and its divisor, and rows of which none is left."""
+    mask = tokens.mask * kept
+    emptied = tokens.mask.any(axis=1) & ~mask.any(axis=1)
+    return replace(tokens, mask=mask, weight=jnp.where(emptied, 0, tokens.weight))
 
 
-def _kl_penalty(difference: jax.Array, estimator: str) -> jax.Array:
-    """Return the KL penalty per token for reference - policy (http://joschu.net/blog/kl-approx.html)."""
-    match estimator:
-        case "k1":
-            return -difference
-        case "k2":
-            return difference**2 / 2
-        case _:
-            return jnp.expm1(difference) - difference
-
-
-def _aggregate_loss(terms: jax.Array, lengths: jax.Array, mask: jax.Array, weight: jax.Array, loop: GrpoLoop) -> Mean:
-    """Aggregate per-token terms [B, T - 1], which are 0 where the mask is, into the loss."""
-    match loop.loss_type:
-        case "dr_grpo":
-            return Mean(terms.sum(), weight.sum() * loop.max_new_tokens)
-        case "grpo" | "gspo" | "rloo":
-            return Mean((terms / lengths).sum(), weight.sum())
-        case _:
-            return Mean(terms.sum(), mask.sum())
+def _penalty(tokens: Tokens, entropy: jax.Array, every: jax.Array, loop: GrpoLoop) -> tuple[jax.Array, MetricSums]:
+    """Return the penalty of each token, and the KL. An unweighted term is left out: it has no gradient to compute."""
+    penalty, found = jnp.zeros_like(tokens.logprobs), MetricSums()
+    if loop.entropy_coef:
+        penalty -= loop.entropy_coef * entropy
+    if loop.kl_coef:
+        kl = divergence((tokens.reference - tokens.logprobs) * every, loop.kl_estimator)
+        penalty += loop.kl_coef * (kl * jnp.exp(tokens.log_ratio) if loop.kl_unbiased else kl)
+        found["kl"] = Mean((kl * every).sum(), every.sum())
+    return penalty, found
 
 
 def supervised_loss(cfg: Model) -> LossFn:

@@ -3,7 +3,6 @@
 `weights` defines the parameters; `layers` and `attention` compute the parts. Dropout and experts are not supported.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,13 +19,12 @@ from trainer.extension import model_family
 from trainer.models import maha, residual
 from trainer.models.attention import self_attention, soft_cap
 from trainer.models.layers import (
-    add_bias,
     apply_rope,
-    linear,
     linear_by_rows,
     map_chunks,
     mlp,
     norm,
+    project,
     rope_amplitude,
     rope_inv_freq,
     weighted_sum,
@@ -95,7 +93,10 @@ def unembed(params: Params, cfg: Model, hidden: jax.Array) -> jax.Array:
 
 def unembedding_matrix(params: Params, cfg: Model, dtype: jnp.dtype) -> jax.Array:
     """Return the output layer's weights, [vocab, D]."""
-    return params["embedding" if cfg.tie_word_embeddings else "unembedding"].astype(dtype)
+    table = params["embedding" if cfg.tie_word_embeddings else "unembedding"]
+    if cfg.lora is not None and "unembedding_lora_a" in params:
+        table = table + cfg.lora.scale * (params["unembedding_lora_a"] @ params["unembedding_lora_b"]).T
+    return table.astype(dtype)
 
 
 def compute_logits(hidden: jax.Array, table: jax.Array, cfg: Model) -> jax.Array:
@@ -208,9 +209,7 @@ def decoder_layer(
     def one_scale(x: jax.Array, own: Params, positions: jax.Array, value: jax.Array | None = None) -> jax.Array:
         query, key, projected = _project_qkv(x, own, cfg, positions, local)
         mixed = attention(query, key, projected if value is None else value, cfg.sliding_window if local else None)
-        heads = mixed.shape[2:]
-        out = linear(mixed.reshape(*mixed.shape[:2], -1), own["output"].reshape(math.prod(heads), -1))
-        return checkpoint_name(add_bias(out, own, "output"), "output")
+        return checkpoint_name(project(mixed.reshape(*mixed.shape[:2], -1), own, "output", cfg), "output")
 
     def attend(x: jax.Array) -> jax.Array:
         x = norm(x, weights, "attention_norm", cfg)
@@ -242,7 +241,7 @@ def _project_qkv(
     """Return a layer's query (scaled), key and value [B, T, heads, head_dim], with rotary positions applied."""
 
     def heads(name: str) -> jax.Array:
-        out = add_bias(linear(x, weights[name]), weights, name)
+        out = project(x, weights, name, cfg)
         return meshes.constrain(out, "batch", None, "heads" if name == "query" else "kv_heads", None)
 
     def placed(name: str) -> jax.Array:

@@ -12,7 +12,7 @@ from jax.nn.initializers import Initializer, normal, ones, zeros
 
 from conf.schema.training.model import Model
 from trainer.extension import model_family
-from trainer.models import maha, residual
+from trainer.models import lora, maha, residual
 from trainer.models.weights import Params, Weight
 
 
@@ -45,7 +45,7 @@ def weight_table(cfg: Model) -> Params:
         table |= dict(_norm_weights(cfg, "embedding_norm"))
     if not cfg.tie_word_embeddings:
         table["unembedding"] = Weight((cfg.vocab_size, cfg.dim), ("vocab", "embed"), inits.unembedding)
-    return table
+    return lora.with_adapters(table, cfg)
 
 
 def _inits(cfg: Model) -> _Inits:

@@ -103,6 +103,22 @@ def _linear_by_rows_backward(saved: tuple[jax.Array, jax.Array], change: jax.Arr
 linear_by_rows.defvjp(_linear_by_rows_forward, _linear_by_rows_backward)
 
 
+def project(x: jax.Array, weights: Params, name: str, cfg: Model) -> jax.Array:
+    """Multiply [B, T, D] by the matrix `name`, with its LoRA adapter and its bias if the tree has them.
+
+    The first axes of the matrix whose sizes multiply to D are its inputs.
+    """
+
+    def matrix(weight: jax.Array) -> jax.Array:
+        inputs = next(n for n in range(1, weight.ndim) if math.prod(weight.shape[:n]) == x.shape[-1])
+        return weight.reshape(x.shape[-1], *weight.shape[inputs:])
+
+    out = linear(x, matrix(weights[name]))
+    if cfg.lora is not None and (a := weights.get(f"{name}_lora_a")) is not None:
+        out = out + cfg.lora.scale * linear(linear(x, matrix(a)), weights[f"{name}_lora_b"])
+    return add_bias(out, weights, name)
+
+
 def add_bias(x: jax.Array, weights: Params, name: str) -> jax.Array:
     """Add `name`_bias, if the tree has it, to x; shape and dtype are preserved.
 
@@ -195,7 +211,7 @@ def mlp(x: jax.Array, weights: Params, cfg: Model) -> jax.Array:
     """Apply the feed-forward block to [B, T, D]; shape and dtype are preserved."""
 
     def wide(name: str) -> jax.Array:
-        out = add_bias(linear(x, weights[name]), weights, name)
+        out = project(x, weights, name, cfg)
         return constrain(checkpoint_name(out, "product"), "batch", None, "hidden")
 
     up = wide("up")
@@ -208,4 +224,4 @@ def mlp(x: jax.Array, weights: Params, cfg: Model) -> jax.Array:
             inner = jax.nn.gelu(up, approximate=True)
         case "relu2":
             inner = jnp.square(jax.nn.relu(up))
-    return checkpoint_name(add_bias(linear(inner, weights["down"]), weights, "down"), "output")
+    return checkpoint_name(project(inner, weights, "down", cfg), "output")

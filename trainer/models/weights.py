@@ -34,7 +34,7 @@ class Weight:
         axes: the logical name of each axis (`mesh.LOGICAL_AXIS_RULES` maps them); "layers" is the first one of weights
             that are stacked over layers.
         init: its initializer.
-        trained: false for a constant, which no optimizer changes.
+        trained: false for a constant or a frozen weight, which has no gradient and no state of an optimizer.
         counted: whether it counts as a parameter.
     """
 
@@ -61,6 +61,28 @@ def init_params(cfg: AnyModel, key: jax.Array) -> Params:
 def abstract_params(cfg: AnyModel) -> Params:
     """Return the shape and dtype of every weight without allocating arrays."""
     return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), weight_table(cfg))
+
+
+def trained_part(tree: Params, cfg: AnyModel) -> Params:
+    """Return the part of a tree like the weights that training changes; the tree itself if that is all of it."""
+    table = weight_table(cfg)
+    return tree if all(weight.trained for weight in jax.tree.leaves(table)) else _trained_part(tree, table)
+
+
+def _trained_part(tree: Params, table: Params) -> Params:
+    found: Params = {}
+    for name, entry in table.items():
+        if isinstance(entry, dict):
+            found |= {name: below} if (below := _trained_part(tree[name], entry)) else {}
+        elif entry.trained:
+            found[name] = tree[name]
+    return found
+
+
+def overlay(tree: Params, changes: Params) -> Params:
+    """Return a tree of weights with those of `changes` in place of, or beside, its own."""
+    below = {name: overlay(tree[name], x) if isinstance(x, dict) and name in tree else x for name, x in changes.items()}
+    return {**tree, **below}
 
 
 def num_params(cfg: AnyModel) -> int:

@@ -14,17 +14,19 @@ from trainer.policy.chat_jinja import chat_template
 from trainer.policy.policy import describe, tokenizer_file
 from trainer.policy.prompts import PolicyPrompts
 from trainer.policy.tokenizer_files import COMPANIONS, TOKENIZER_FILE, tokenizer_files
-from trainer.pretrained import hf_families, hf_files, store
+from trainer.pretrained import hf_families, hf_files, peft_files, store
 from trainer.pretrained.hf_files import PretrainedError
 from trainer.pretrained.run_weights import RUN_FILE
 
-FORMATS = ("hf", "slipway")
+FORMATS = ("hf", "slipway", "peft")
 
 
 def export_weights(
     source: epath.Path, target: epath.Path, form: str, dtype: str | None = None, tokenizer: str | None = None
 ) -> list[str]:
     """Write the weights of a folder or a checkpoint to another folder; return notes for the user.
+
+    LoRA adapters are merged into their matrices; with form `peft`, only the adapters are written.
 
     With form `hf` it holds one weight of all layers and a file of at most SHARD_BYTES in memory, with `slipway` all
     weights. What a run was (run.yaml) goes with its weights.
@@ -34,6 +36,9 @@ def export_weights(
         UnknownArchitectureError: transformers has no class for the model; the message says what else is possible.
     """
     cfg, experiment = describe(source)
+    if form == "peft":
+        peft_files.write_adapter(target, store.read_params(source, cfg), cfg)
+        return []
     config: dict[str, Any] = {}
     if form == "hf":
         if not isinstance(cfg, Model):
@@ -46,6 +51,8 @@ def export_weights(
             ) from None
     files = _tokenizer_files(source, experiment, tokenizer)
     params = store.read_params(source, cfg)
+    if isinstance(cfg, Model):
+        params, cfg = store.merged(params, cfg), cfg.model_copy(update={"lora": None})
     if isinstance(cfg, Model) and form == "hf":
         extra, notes = _described(files, cfg, experiment)
         hf_files.write_params(target, params, cfg, config | extra, dtype)
@@ -55,7 +62,7 @@ def export_weights(
         target.mkdir(parents=True, exist_ok=True)
         store.write_params(target, arrays, cfg)
     if experiment is not None:
-        files[RUN_FILE] = _run_file(experiment)
+        files[RUN_FILE] = _run_file(experiment.model_copy(update={"model": cfg}))
     for name, content in files.items():
         (target / name).write_bytes(content)
     return notes

@@ -84,6 +84,7 @@ COMPUTE_KEYS = {
     "config_json",
     "hyper",
     "maha",
+    "lora",
 }
 """Model keys without a counterpart in config.json: initial values, and how the model is computed."""
 

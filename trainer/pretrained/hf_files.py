@@ -107,7 +107,7 @@ def write_params(
     for i, count in enumerate(shards, start=1):
         file = SINGLE_FILE if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"
         arrays = dict(islice(tensors, count))
-        _write_shard(folder / file, arrays)
+        write_safetensors(folder / file, arrays)
         where |= dict.fromkeys(arrays, file)
     if len(shards) > 1:
         (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": where}, indent=2) + "\n")
@@ -148,7 +148,7 @@ def _iter_hf_arrays(params: Params, cfg: Model, dtype: str | None) -> Iterator[t
         del stacked
 
 
-def _write_shard(file: epath.Path, arrays: dict[str, np.ndarray]) -> None:
+def write_safetensors(file: epath.Path, arrays: dict[str, np.ndarray]) -> None:
     """Write a safetensors file, array by array; the library would first copy them all.
 
     https://github.com/huggingface/safetensors#format
@@ -205,23 +205,27 @@ def iter_tensors(
     folder: epath.Path, is_read: Callable[[str], bool] = lambda _: True
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the name and value of every tensor that `is_read`, one at a time. Raises PretrainedError."""
+    for name in _shards(folder):
+        yield from iter_file(folder / name, is_read)
+
+
+def iter_file(file: epath.Path, is_read: Callable[[str], bool] = lambda _: True) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name and value of every tensor of a safetensors file that `is_read`. Raises PretrainedError."""
     from safetensors import SafetensorError, safe_open
 
-    for name in _shards(folder):
-        file = folder / name
-        if not file.exists():
-            raise PretrainedError(f"{file}: the shard is missing; download the model again")
-        with _local_copy(file) as path:
-            try:
-                with safe_open(path, framework="np") as shard:
-                    for key in shard.keys():  # noqa: SIM118 - it is no dict
-                        if not is_read(key):
-                            continue
-                        if (dtype := shard.get_slice(key).get_dtype()) not in READ_DTYPES:
-                            raise PretrainedError(f"{file}: {key} has type {dtype}: {UNQUANTIZED}")
-                        yield key, shard.get_tensor(key)
-            except SafetensorError as error:
-                raise PretrainedError(f"{file}: is damaged or incomplete ({error}); download it again") from None
+    if not file.exists():
+        raise PretrainedError(f"{file}: the shard is missing; download the model again")
+    with _local_copy(file) as path:
+        try:
+            with safe_open(path, framework="np") as shard:
+                for key in shard.keys():  # noqa: SIM118 - it is no dict
+                    if not is_read(key):
+                        continue
+                    if (dtype := shard.get_slice(key).get_dtype()) not in READ_DTYPES:
+                        raise PretrainedError(f"{file}: {key} has type {dtype}: {UNQUANTIZED}")
+                    yield key, shard.get_tensor(key)
+        except SafetensorError as error:
+            raise PretrainedError(f"{file}: is damaged or incomplete ({error}); download it again") from None
 
 
 def _shards(folder: epath.Path) -> list[str]:

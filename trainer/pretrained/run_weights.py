@@ -17,7 +17,7 @@ from conf.schema.training import run_yaml
 from conf.schema.training.model import AnyModel, read_model_section
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.distributed.checksums import ReplicaChecksums, bit_sum, leaf_path
-from trainer.models.weights import Params, weight_table
+from trainer.models.weights import Params, overlay, weight_table
 from trainer.pretrained.array_database import check_database
 
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -80,10 +80,10 @@ class StoredArray:
 
 def read_params(folder: epath.Path, cfg: AnyModel) -> Params:
     """Return the weights as `StoredArray`s, in the tree of `weight_table`. Raises StoreError."""
-    root, saved = _saved_weights(folder, cfg)
+    roots, saved = _saved_weights(folder, cfg)
     checksums = _checksums(folder)
 
-    def stored(path: Any, entry: Any) -> StoredArray:
+    def stored(path: Any, root: str, entry: Any) -> StoredArray:
         names = [root, *(key.key for key in path)]
 
         def read() -> np.ndarray:
@@ -94,7 +94,7 @@ def read_params(folder: epath.Path, cfg: AnyModel) -> Params:
 
         return StoredArray(tuple(entry.shape), np.dtype(entry.dtype), read)
 
-    return jax.tree.map_with_path(stored, saved)
+    return jax.tree.map_with_path(stored, roots, saved)
 
 
 def load_sharded(folder: epath.Path, wanted: Params, cfg: AnyModel) -> Params:
@@ -103,37 +103,53 @@ def load_sharded(folder: epath.Path, wanted: Params, cfg: AnyModel) -> Params:
     Raises:
         StoreError: the checkpoint is damaged or of another model.
     """
-    root, saved = _saved_weights(folder, cfg)
+    roots, saved = _saved_weights(folder, cfg)
     stored = jax.tree.map(lambda w, s: jax.ShapeDtypeStruct(w.shape, s.dtype, sharding=w.sharding), wanted, saved)
+    items = {root: _of_root(stored, roots, root) for root in sorted({*jax.tree.leaves(roots)})}
     with ocp.PyTreeCheckpointer() as checkpointer:
         args = ocp.args.PyTreeRestore(
-            {root: stored},
-            restore_args=ocp.checkpoint_utils.construct_restore_args({root: stored}),
-            partial_restore=True,
+            items, restore_args=ocp.checkpoint_utils.construct_restore_args(items), partial_restore=True
         )
         found = checkpointer.restore(folder / "state", args=args)
     known = _checksums(folder)
-    for name, value in ReplicaChecksums().compute({root: found[root]}, "as read from model.weights").items():
+    read = {root: found[root] for root in items}
+    for name, value in ReplicaChecksums().compute(read, "as read from model.weights").items():
         if known.get(name, value) != value:
             raise StoreError(f"model.weights: {folder}: {name} differs from what was saved; use another checkpoint")
-    return jax.tree.map(lambda x, w: x.astype(w.dtype) if x.dtype != w.dtype else x, found[root], wanted)
+    whole = overlay(read["params"], read["average"]) if len(read) == 2 else next(iter(read.values()))
+    return jax.tree.map(lambda x, w: x.astype(w.dtype) if x.dtype != w.dtype else x, whole, wanted)
 
 
-def _saved_weights(folder: epath.Path, cfg: AnyModel) -> tuple[str, Any]:
-    """Return the name of the weights in a checkpoint's state, and their metadata, after comparing the shapes."""
+def _of_root(tree: Params, roots: Params, root: str) -> Params:
+    """Return the part of a tree of weights that is saved under a root."""
+    found = {
+        name: _of_root(tree[name], entry, root) if isinstance(entry, dict) else tree[name]
+        for name, entry in roots.items()
+        if isinstance(entry, dict) or entry == root
+    }
+    return {name: value for name, value in found.items() if value != {}}
+
+
+def _saved_weights(folder: epath.Path, cfg: AnyModel) -> tuple[Params, Params]:
+    """Return for each weight its root in a checkpoint's state, and its metadata, after comparing the shapes.
+
+    The root is `average` where the run averages the weight, else `params`.
+    """
     try:
         check_database(folder / "state")
         tree = ocp.PyTreeCheckpointHandler().metadata(folder / "state").tree
     except (ValueError, OSError) as error:
         problem = " ".join(str(error).split())[:300]
         raise StoreError(f"{folder}: the checkpoint is incomplete or damaged: {problem}; use another one") from None
-    root = "params" if tree.get("average") is None else "average"
-    saved, wanted = _by_name(tree[root]), _by_name(weight_table(cfg))
+    kept = {root: _by_name(tree.get(root) or {}) for root in ("params", "average")}
+    saved, wanted = kept["params"] | kept["average"], _by_name(weight_table(cfg))
     for name in sorted(saved.keys() | wanted.keys()):
         shapes = [tuple(tree[name].shape) if name in tree else "absent" for tree in (saved, wanted)]
         if shapes[0] != shapes[1]:
             raise StoreError(f"{folder}: {name} is {shapes[0]} in the checkpoint, but {shapes[1]} in the model")
-    return root, jax.tree.map(lambda _, entry: entry, weight_table(cfg), tree[root])
+    table = weight_table(cfg)
+    roots = jax.tree.map_with_path(lambda path, _: "average" if leaf_path(path) in kept["average"] else "params", table)
+    return roots, jax.tree.map_with_path(lambda path, _: saved[leaf_path(path)], table)
 
 
 def _by_name(tree: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Stored weights to start from: a folder with model.yaml, a Hugging Face folder, or a checkpoint of a run."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,8 +12,9 @@ from jax.sharding import Mesh
 from pydantic import ValidationError
 
 from conf.schema.training.model import AnyModel, Model, different_weights, read_model_section
-from trainer.models.weights import Params, abstract_params, param_shardings
-from trainer.pretrained import hf_families, hf_files, run_weights
+from trainer.models import lora
+from trainer.models.weights import Params, abstract_params, overlay, param_shardings
+from trainer.pretrained import hf_families, hf_files, peft_files, run_weights
 from trainer.pretrained.run_weights import StoreError
 
 WEIGHTS_FOLDER = "weights"
@@ -61,6 +63,22 @@ def _absence(folder: epath.Path) -> str:
     )
 
 
+def merged(params: Params, cfg: Model) -> Params:
+    """Return the weights, as NumPy reads them, with the adapters of `model.lora` merged into their matrices."""
+    if cfg.lora is None:
+        return params
+    found: Params = {}
+    for name, value in params.items():
+        if isinstance(value, dict):
+            found[name] = merged(value, cfg)
+        elif f"{name}_lora_a" in params:
+            read = partial(lora.merged_weight, params, name, cfg)
+            found[name] = run_weights.StoredArray(tuple(value.shape), np.dtype(np.float32), read)
+        elif not name.endswith(("_lora_a", "_lora_b")):
+            found[name] = value
+    return found
+
+
 def read_params(folder: epath.Path, cfg: AnyModel) -> Params:
     """Return the weights as arrays in their stored dtypes; those of a checkpoint are read later. Raises StoreError."""
     _check_same_model(folder, cfg)
@@ -75,8 +93,9 @@ def read_params(folder: epath.Path, cfg: AnyModel) -> Params:
 def load_sharded(folder: epath.Path, cfg: AnyModel, mesh: Mesh) -> Params:
     """Load the weights onto the mesh, in the model's dtypes.
 
-    From our own folders and checkpoints, each process reads only its devices' shards; from Hugging Face's, everything,
-    into its memory.
+    Adapters of `model.lora` come from `model.lora.adapter`, else from the folder; if neither has any, they are left
+    out. From our own folders and checkpoints, each process reads only its devices' shards; from Hugging Face's,
+    everything, into its memory.
     Raises StoreError.
     """
     _check_same_model(folder, cfg)
@@ -85,6 +104,21 @@ def load_sharded(folder: epath.Path, cfg: AnyModel, mesh: Mesh) -> Params:
         abstract_params(cfg),
         param_shardings(cfg, mesh),
     )
+    if isinstance(cfg, Model) and cfg.lora is not None:
+        found, given = read_model(folder), dict[str, Any]()
+        if cfg.lora.adapter is not None:
+            read = peft_files.read_adapter(epath.Path(cfg.lora.adapter), cfg)
+            places = peft_files.like(read, wanted)
+            given = jax.tree.map(_to_sharded_array, read, places)
+        if cfg.lora.adapter is not None or (isinstance(found, Model) and found.lora is None):
+            bare = cfg.model_copy(update={"lora": found.lora if isinstance(found, Model) else None})
+            stored = peft_files.like(abstract_params(bare), wanted)
+            return overlay(_load(folder, bare, stored), given)
+    return _load(folder, cfg, wanted)
+
+
+def _load(folder: epath.Path, cfg: AnyModel, wanted: Params) -> Params:
+    """Load weights into arrays of the given shapes, dtypes and shardings. Raises StoreError."""
     if run_weights.is_checkpoint(folder):
         return run_weights.load_sharded(_absolute(folder), wanted, cfg)
     if not (folder / DESCRIPTION_FILE).exists():

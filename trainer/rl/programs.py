@@ -5,9 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from etils import epath
 from jax.sharding import Mesh
 
 from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Optimizer
 from conf.schema.training.run_yaml import RunFile
 from trainer.distributed import mesh as meshes
@@ -15,6 +17,7 @@ from trainer.distributed.batch import DeviceBatch
 from trainer.losses import grpo
 from trainer.models import weights
 from trainer.models.shared_prompt import prompt_group
+from trainer.pretrained import store
 from trainer.rl import batching
 from trainer.sampler.programs import SamplerPrograms as Sampling
 from trainer.step import train_step
@@ -114,9 +117,12 @@ def build_update(loss: train_step.LossFn, experiment: RunFile, opt: Optimizer, m
     if parts == 1:
         return step
 
+    unit = 2 if experiment.loop.loss_type == "dpo" else 1  # rows that stay together
+
     def dealt(x: jax.Array) -> jax.Array:
         """Give every part rows of each device, so that no row moves."""
-        x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
+        x = x.reshape(x.shape[0] // parts // unit, parts, unit, *x.shape[1:]).swapaxes(0, 1)
+        x = x.reshape(parts, -1, *x.shape[3:])
         return meshes.constrain(x, None, "batch", *(None,) * (x.ndim - 2))
 
     return jax.jit(lambda state, batch: step(state, jax.tree.map(dealt, batch)), donate_argnums=0)
@@ -125,7 +131,7 @@ def build_update(loss: train_step.LossFn, experiment: RunFile, opt: Optimizer, m
 def build_logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> LogprobsFn:
     """Return the jitted program that scores a batch under the policy that drew it and under the reference.
 
-    With `loop.on_policy` the former is 0, since the update computes it anyway; without `loop.kl_coef` the latter is 0.
+    With `loop.on_policy` the former is 0, since the update computes it anyway; if no loss needs it, the latter is 0.
     """
     cfg = experiment.decoder
 
@@ -133,10 +139,13 @@ def build_logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> LogprobsF
         group = prompt_group(cfg, loop, batch["tokens"].shape[1]) if loop.keeps_groups_together else None
 
         def under(policy: weights.Params) -> jax.Array:
-            return grpo.per_token_logps(policy, cfg, batch, loop.temperature, group)[0] * batch["mask"]
+            model = cfg if policy is params else reference_model(experiment)
+            if model is cfg:  # the reference has only what training changes
+                policy = weights.overlay(params, policy)
+            return grpo.per_token_logps(policy, model, batch, loop.token_temperature, group)[0] * batch["mask"]
 
         nothing = jnp.zeros_like(batch["mask"])
-        return nothing if loop.on_policy else under(params), under(reference) if loop.kl_coef else nothing
+        return nothing if loop.on_policy else under(params), under(reference) if loop.scores_reference else nothing
 
     if meshes.is_data_parallel(mesh):
         whole, rows = jax.sharding.PartitionSpec(), meshes.partition_spec("batch")
@@ -148,22 +157,40 @@ def warm_start_optimizer(opt: Optimizer, loop: GrpoLoop) -> Optimizer:
     return opt.with_constant_lr(loop.warm_start_lr)
 
 
-def copy_reference(params: weights.Params, experiment: RunFile, mesh: Mesh) -> weights.Params:
-    """Copy the policy as the reference, since updates donate its own buffers. Empty if `loop.kl_coef` is 0."""
-    wanted = abstract_reference(experiment, mesh)
+def reference_model(experiment: RunFile) -> Model:
+    """Return the model of the reference: the teacher's, or the policy's own."""
+    assert isinstance(experiment.loop, GrpoLoop)
+    return experiment.loop.teacher or experiment.decoder
+
+
+def initial_reference(params: weights.Params, experiment: RunFile, mesh: Mesh) -> weights.Params:
+    """Return the teacher's weights, or a copy of the policy, since updates donate its buffers; empty if unused.
+
+    Raises StoreError if the teacher's weights cannot be read.
+    """
+    wanted, model = abstract_reference(experiment, mesh), reference_model(experiment)
     if not wanted:
         return wanted
-    return jax.tree.map(lambda x, like: jnp.array(x, like.dtype, copy=True), params, wanted)
+    if model is not experiment.decoder:
+        assert model.weights is not None, "the schema requires them"
+        read = store.load_sharded(epath.Path(model.weights), model, mesh)
+        return jax.tree.map(lambda x, like: x.astype(like.dtype), read, wanted)
+    trained = weights.trained_part(params, model)
+    return jax.tree.map(lambda x, like: jnp.array(x, like.dtype, copy=True), trained, wanted)
 
 
 def abstract_reference(experiment: RunFile, mesh: Mesh) -> weights.Params:
-    """Return the reference's shapes, dtypes and shardings; empty if `loop.kl_coef` is 0."""
+    """Return the reference's shapes, dtypes and shardings; empty if the loss needs none.
+
+    Of the policy it has the weights that training changes, since the others are there already.
+    """
     assert isinstance(experiment.loop, GrpoLoop)
-    if not experiment.loop.kl_coef:
+    if not experiment.loop.scores_reference:
         return {}
-    kind, placed = experiment.loop.reference_dtype, weights.param_shardings(experiment.decoder, mesh)
-    return jax.tree.map(
+    model, kind = reference_model(experiment), experiment.loop.reference_dtype
+    whole = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, kind or x.dtype, sharding=s),
-        weights.abstract_params(experiment.decoder),
-        placed,
+        weights.abstract_params(model),
+        weights.param_shardings(model, mesh),
     )
+    return weights.trained_part(whole, model) if model is experiment.decoder else whole

@@ -16,14 +16,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.loop import OFFLINE_LOSSES, GrpoLoop
 from trainer.data.problem import Draw, Question
 from trainer.data.questions import QuestionSet
 from trainer.distributed.batch import Batch, DeviceBatch
 from trainer.distributed.runtime import gather_batch, gather_tree, shard_batch
 from trainer.losses import advantage
+from trainer.losses.policy import load_loss
 from trainer.models.weights import Params
 from trainer.rewards.pool import RewardPool, RewardResult, Submission
+from trainer.rl import batching
 from trainer.rl.batching import pad_sequences
 from trainer.rl.programs import GrpoPrograms
 from trainer.sampler import Completion, Sampler
@@ -138,6 +140,9 @@ class RolloutGenerator:
         between: called between chunks of decoding; an exception from it ends the draw.
         """
         loop, wanted = self._loop, self._loop.prompts_per_step * self._loop.updates_per_rollout
+        if loop.loss_type in OFFLINE_LOSSES:
+            batches = self._offline_batches(number)
+            return Rollout(batches, self._place(batches, params, reference), {}, None, self._mesh)
         samples, checks, chosen = list[Sample](), dict[int, Future[RewardResult]](), np.arange(wanted)
         with self._stopwatch.measure("rollout_time"):
             copy = self._sampler.load_params(params)
@@ -154,14 +159,29 @@ class RolloutGenerator:
             rows = np.random.default_rng((self._seed, number)).permutation(rows)
         dealt = np.split(rows, loop.updates_per_rollout)
         batches = [build_batch([samples[row] for row in part], loop) for part in dealt]
+        placed = self._place(batches, params, reference)
+        outcome = partial(self._summarize_rewards, samples, checks, chosen, dealt)
+        tokens = sum(len(s.completion.tokens) for s in samples)
+        return Rollout(batches, placed, {}, outcome, self._mesh, tokens)
+
+    def _place(self, batches: list[Batch], params: Params, reference: Params) -> list[DeviceBatch]:
+        """Return the batches on the devices, scored under the policy and the reference."""
         with self._stopwatch.measure("score_time"):
             placed = [shard_batch(batch, self._mesh) for batch in batches]
             for batch in placed:
                 batch["old"], batch["reference"] = self._programs.score(params, reference, batch)
-            jax.block_until_ready(placed)
-        outcome = partial(self._summarize_rewards, samples, checks, chosen, dealt)
-        tokens = sum(len(s.completion.tokens) for s in samples)
-        return Rollout(batches, placed, {}, outcome, self._mesh, tokens)
+            return jax.block_until_ready(placed)
+
+    def _offline_batches(self, number: int) -> list[Batch]:
+        """Return batches of the data's own responses: one per question, or a preferred and a rejected one."""
+        loop = self._loop
+        rows = 2 if loop.loss_type == "dpo" else 1
+        asked = self._questions.train(Draw("rollout", number), loop.rows * loop.updates_per_rollout // rows)
+        if rows == 2:
+            asked = [each for pair in zip(asked, self._questions.rejected(asked), strict=True) for each in pair]
+        ones = np.ones(loop.rows, np.float32)
+        parts = [batching.supervised_batch(asked[i : i + loop.rows], loop) for i in range(0, len(asked), loop.rows)]
+        return [part | {"sampler": np.zeros_like(part["mask"]), "advantage": ones, "weight": ones} for part in parts]
 
     def _generate_groups(
         self,
@@ -243,7 +263,7 @@ class RolloutGenerator:
             "checks_timed_out": scores[..., 2].mean(),
             "checks_failed": scores[..., 3].mean(),
         }
-        advantages = advantage.advantages(rewards, loop.advantage_std, loop.loss_type == "rloo").reshape(-1)
+        advantages = load_loss(loop).advantages(rewards).reshape(-1)
         weights = counted["weight"].reshape(-1)
         return RewardSummary(
             {name: float(value) for name, value in facts.items()},

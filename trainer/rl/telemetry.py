@@ -88,7 +88,7 @@ class Telemetry:
         self.tokens["update"] += int(last.batch["mask"].sum())
         if last.rollout_metrics:
             self._log_alerts(progress.steps, step, values)
-        if progress.steps == 1:
+        if progress.steps == 1 and last.rollout_metrics:
             self.log_lines(startup_report.check_first_update(values, self._loop))
         if step % self._experiment.logging.log_interval == 0 or progress.steps == self._loop.steps:
             self._log_line(progress)

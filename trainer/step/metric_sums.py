@@ -33,20 +33,29 @@ class Min(NamedTuple):
     value: jax.Array
 
 
-MetricSums = dict[str, Mean | Max | Min]
+class EffectiveSampleSize(NamedTuple):
+    """Kish's effective sample size of importance weights, as a share of their number: (sum w)^2 / (n sum w^2)."""
+
+    total: jax.Array
+    squares: jax.Array
+    weight: jax.Array
+
+
+Metric = Mean | Max | Min | EffectiveSampleSize
+MetricSums = dict[str, Metric]
 """Scalars by name."""
 
 
 def merge(a: MetricSums, b: MetricSums) -> MetricSums:
     """Combine the sums of two parts of the batch."""
 
-    def both(x: Any, y: Any) -> Mean | Max | Min:
+    def both(x: Any, y: Any) -> Metric:
         match x:
             case Max():
                 return Max(jnp.maximum(x.value, y.value))
             case Min():
                 return Min(jnp.minimum(x.value, y.value))
-        return Mean(x.total + y.total, x.weight + y.weight)
+        return type(x)(*(a + b for a, b in zip(x, y, strict=True)))
 
     return {name: both(entry, b[name]) for name, entry in a.items()}
 
@@ -54,7 +63,8 @@ def merge(a: MetricSums, b: MetricSums) -> MetricSums:
 def zero(sums: MetricSums) -> MetricSums:
     """Return the sums of an empty batch, with the same names. Merging them changes nothing."""
     empty = {
-        Mean: Mean(jnp.float32(0), jnp.float32(0)),
+        Mean: Mean(*[jnp.float32(0)] * 2),
+        EffectiveSampleSize: EffectiveSampleSize(*[jnp.float32(0)] * 3),
         Max: Max(jnp.float32(-jnp.inf)),
         Min: Min(jnp.float32(jnp.inf)),
     }
@@ -64,7 +74,9 @@ def zero(sums: MetricSums) -> MetricSums:
 def finalize(sums: MetricSums) -> dict[str, jax.Array]:
     """Return means and extremes by name. A mean over nothing is NaN; the loss is 0, because nothing has diverged."""
 
-    def value(name: str, entry: Mean | Max | Min) -> jax.Array:
+    def value(name: str, entry: Metric) -> jax.Array:
+        if isinstance(entry, EffectiveSampleSize):
+            return entry.total**2 / (entry.weight * entry.squares)
         if not isinstance(entry, Mean):
             return entry.value
         return jnp.where(entry.weight == 0, 0 if name == "loss" else jnp.nan, entry.total / entry.weight)
@@ -76,7 +88,7 @@ def all_reduce(gradients: Params, sums: MetricSums) -> tuple[Params, MetricSums]
     """Combine gradients and sums of all devices inside a `shard_map`, as one vector, plus a second for extremes."""
     if lax.axis_size(meshes.MESH_AXES) == 1:
         return gradients, sums  # the copies to and from the vector cost more than the rest of the optimizer on CPU
-    extremes = {name: entry for name, entry in sums.items() if not isinstance(entry, Mean)}
+    extremes = {name: entry for name, entry in sums.items() if isinstance(entry, Max | Min)}
     flat, unravel = ravel_pytree((gradients, {n: entry for n, entry in sums.items() if n not in extremes}))
     gradients, sums = unravel(lax.psum(flat, meshes.MESH_AXES))
     if extremes:

@@ -39,7 +39,7 @@ class State(NamedTuple):
     params: Any  # Params
     optimizer: Any  # optax.OptState
     skipped: Any  # int32 scalar: updates skipped because loss or gradient was not finite
-    average: Any  # Params averaged over updates; None if `optimizer.ema_decay` is null
+    average: Any  # trained Params averaged over updates; None if `optimizer.ema_decay` is null
     carry: Any = None  # arrays [batch, ...] that a CarryLossFn hands to the next update
 
 
@@ -51,7 +51,11 @@ def init_state(cfg: AnyModel, opt: Optimizer, mesh: Mesh, key: jax.Array) -> Sta
     if cfg.weights is not None:
         params = store.load_sharded(epath.Path(cfg.weights), cfg, mesh)
         placed = state_shardings(cfg, opt, mesh)
-        return jax.jit(lambda p: new_state(p, cfg, opt), out_shardings=placed, donate_argnums=0)(params)
+
+        def with_adapters(params: Params, key: jax.Array) -> State:
+            return new_state(weights.overlay(weights.init_params(cfg, key), params), cfg, opt)
+
+        return jax.jit(with_adapters, out_shardings=placed, donate_argnums=0)(params, key)
 
     def make(key: jax.Array) -> State:
         return new_state(weights.init_params(cfg, key), cfg, opt)
@@ -62,13 +66,14 @@ def init_state(cfg: AnyModel, opt: Optimizer, mesh: Mesh, key: jax.Array) -> Sta
 
 
 def new_state(params: Params, cfg: AnyModel, opt: Optimizer) -> State:
-    moments = build_optimizer(opt, cfg).init(params)
-    return State(jnp.int32(0), params, moments, jnp.int32(0), None if opt.ema_decay is None else params)
+    trained = weights.trained_part(params, cfg)
+    moments = build_optimizer(opt, cfg).init(trained)
+    return State(jnp.int32(0), params, moments, jnp.int32(0), None if opt.ema_decay is None else trained)
 
 
 def eval_params(state: State) -> Params:
-    """Return the weights to evaluate: the average if there is one."""
-    return state.params if state.average is None else state.average
+    """Return the weights to evaluate: the average if there is one, beside frozen weights."""
+    return state.params if state.average is None else weights.overlay(state.params, state.average)
 
 
 def abstract_state(cfg: AnyModel, opt: Optimizer, mesh: Mesh) -> State:
@@ -83,9 +88,10 @@ def state_shardings(cfg: AnyModel, opt: Optimizer, mesh: Mesh) -> State:
     """Return the state's shardings: moments and averages follow their weights; the rest is replicated."""
     params = weights.param_shardings(cfg, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    moments = jax.eval_shape(build_optimizer(opt, cfg).init, weights.abstract_params(cfg))
+    trained = weights.trained_part(params, cfg)
+    moments = jax.eval_shape(build_optimizer(opt, cfg).init, weights.trained_part(weights.abstract_params(cfg), cfg))
     placed = chain.state_shardings(moments, cfg, mesh)
-    return State(everywhere, params, placed, everywhere, None if opt.ema_decay is None else params)
+    return State(everywhere, params, placed, everywhere, None if opt.ema_decay is None else trained)
 
 
 def build_update(loss: LossFn, cfg: AnyModel, opt: Optimizer, mesh: Mesh, accumulation: int = 1) -> jax.stages.Wrapped:
@@ -114,9 +120,10 @@ def build_carry_update(
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
 
         def apply() -> tuple[Any, ...]:
-            changes, moments = chain.update(gradients, state.optimizer, state.params)
-            params = optax.apply_updates(state.params, changes)
-            return params, moments, _update_average(state, params, opt), carry
+            old = weights.trained_part(state.params, cfg)
+            changes, moments = chain.update(gradients, state.optimizer, old)
+            new: Any = optax.apply_updates(old, changes)
+            return weights.overlay(state.params, new), moments, _update_average(state, new, opt), carry
 
         with jax.named_scope("optimizer"):
             # a branch, because a select would compute both results
@@ -153,6 +160,8 @@ def mean_gradient(
 ) -> Callable[[Params, DeviceBatch], tuple[Params, dict[str, jax.Array]]]:
     """Return a function from (params, batch) to the gradient of the mean loss and the mean metrics. Call it under jit.
 
+    The gradient is that of the trained weights only.
+
     accumulation: as in `build_update`. Sums and counts of the parts are added up; the gradient is sharded like the
     weights. Where weights are replicated, each device computes the gradient of its own rows, and gradients and metrics
     go through ONE all-reduce as one flat vector: on CPU a collective per weight costs several times the computation.
@@ -169,12 +178,12 @@ def _carry_gradient(
     """Return `mean_gradient` with a carry, which is not accumulated: a loss that has one computes all rows at once."""
 
     def summed(params: Params, batch: DeviceBatch, carry: Any) -> tuple[Params, MetricSums, Any]:
-        def total(params: Params) -> tuple[jax.Array, tuple[MetricSums, Any]]:
-            sums, new = loss(params, batch, carry)
+        def total(trained: Params) -> tuple[jax.Array, tuple[MetricSums, Any]]:
+            sums, new = loss(weights.overlay(params, trained), batch, carry)
             sums = jax.tree.map(jnp.float32, sums)
             return _loss_of(sums).total, (sums, new)
 
-        gradients, (sums, new) = jax.grad(total, has_aux=True)(params)
+        gradients, (sums, new) = jax.grad(total, has_aux=True)(weights.trained_part(params, cfg))
         return gradients, sums, new
 
     def accumulated(params: Params, batch: DeviceBatch, carry: Any) -> tuple[Params, MetricSums, Any]:
@@ -192,7 +201,8 @@ def _carry_gradient(
     def placed(total: tuple[Params, MetricSums]) -> tuple[Params, MetricSums]:
         if meshes.is_data_parallel(mesh):
             return total
-        return lax.with_sharding_constraint(total[0], weights.param_shardings(cfg, mesh)), total[1]
+        placed = weights.trained_part(weights.param_shardings(cfg, mesh), cfg)
+        return lax.with_sharding_constraint(total[0], placed), total[1]
 
     def summed_at_once(params: Params, batch: DeviceBatch, carry: Any) -> tuple[Params, MetricSums, Any]:
         gradients, sums, new = accumulated(params, batch, carry)

@@ -140,7 +140,7 @@ def check_first_update(values: dict[str, float], loop: GrpoLoop) -> list[str]:
     elif off > RATIO_TOLERANCE:
         lines.append(
             f"WARNING: ratios deviate from 1 by up to {off:.2g} before the first update: sampler and trainer compute "
-            "different log-probabilities; set loop.old_logprobs=trainer, or loop.importance_sampling_cap"
+            "different log-probabilities; set loop.old_logprobs=trainer, or loop.rollout_correction"
         )
     if values["truncated"] > 0.5:
         lines.append("WARNING: most responses were cut off: raise loop.max_new_tokens, or set loop.sampler.stop")

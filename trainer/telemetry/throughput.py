@@ -52,18 +52,20 @@ class Stopwatch:
 def model_flops(cfg: Model, tokens: int, sequence: int) -> float:
     """Return the floating-point operations of an update on this many tokens, excluding recomputation.
 
-    6 per matrix weight and token, plus attention over the tokens a layer may attend to, ignoring causality
-    (https://arxiv.org/abs/2204.02311, appendix B). Of a model of the user's own, 6 per weight and token.
+    6 per matrix weight and token, 4 if it is frozen, plus attention over the tokens a layer may attend to, ignoring
+    causality (https://arxiv.org/abs/2204.02311, appendix B). Of a model of the user's own, 6 per weight and token.
     """
     if cfg.implementation is not None:
         return 6.0 * tokens * weights.num_params(cfg)
     table = weights.weight_table(cfg)
     uses = maha.uses_per_token(cfg)
-    layers = sum(uses.get(name, 1) * math.prod(w.shape) for name, w in table["layers"].items() if len(w.shape) > 2)
+    each = {name: (6.0 if w.trained else 4.0) * math.prod(w.shape) for name, w in table["layers"].items()}
+    layers = sum(uses.get(name, 1) * each[name] for name, w in table["layers"].items() if len(w.shape) > 2)
     seen = sum(min(sequence, cfg.sliding_window) if is_local_layer(cfg, i) else sequence for i in range(cfg.num_layers))
     if cfg.attention_form == "maha":  # a quarter of the pairs at each further scale
         seen *= sum(0.25**scale for scale in range(cfg.maha.scales))
-    return tokens * (6.0 * (layers + cfg.vocab_size * cfg.dim) + 12.0 * cfg.num_heads * cfg.head_dim * seen)
+    logits = (6.0 if cfg.lora is None else 4.0) * cfg.vocab_size * cfg.dim
+    return tokens * (layers + logits + 12.0 * cfg.num_heads * cfg.head_dim * seen)
 
 
 def model_flops_utilization(flops: float, seconds: float, pod: PodFacts) -> dict[str, float]:

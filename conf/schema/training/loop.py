@@ -12,7 +12,9 @@ from conf.extension import PATTERN, OrReference, Reference
 from conf.schema.base import Strict
 from conf.schema.training.evaluations import EVALUATIONS_HELP, Evaluations, check_intervals
 from conf.schema.training.even import UnevenError, nearest_multiples
+from conf.schema.training.model import Model
 from conf.schema.training.puzzle import PuzzleLoop
+from conf.schema.training.rollout_correction import RolloutCorrection
 from conf.schema.training.settings import Mesh
 
 MAX_DECODE_CHUNK = 64
@@ -119,7 +121,12 @@ def _num_micro_batches(per_device: int, micro_batch_size: int | None) -> int:
     return per_device // micro_batch_size
 
 
-GRPO_LOSSES = ("grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo")
+GRPO_LOSSES = (
+    *("grpo", "token_mean", "dapo", "dr_grpo", "gspo", "rloo", "cispo", "maxrl", "distillation"),
+    *("sft", "dpo"),
+)
+OFFLINE_LOSSES = ("sft", "dpo")
+"""Losses that learn from responses of the data set; nothing is sampled for them."""
 REWARDS = ("answer_match", "answer_match_lenient", "boxed", "boxed_lenient", "boxed_strict", "format", "length")
 
 
@@ -179,7 +186,9 @@ class GrpoLoop(Strict):
     clip_ratio_high: float | None = Field(
         gt=0, description="A ratio above 1 + clip_ratio_high gains nothing. null: no bound."
     )
-    kl_coef: float = Field(ge=0, description="Weight of the KL penalty to the frozen reference policy.")
+    kl_coef: float = Field(
+        ge=0, description="Weight of the KL penalty to the frozen reference policy. With loss_type=dpo: its beta."
+    )
     reference_dtype: Literal["float32", "bfloat16"] | None = Field(
         description="Dtype of the reference's weights. null: the policy's."
     )
@@ -187,9 +196,9 @@ class GrpoLoop(Strict):
     kl_unbiased: bool = Field(description="Weight each token's KL by its ratio, gradient included.")
     entropy_coef: float = Field(ge=0, description="Weight of the bonus for the entropy at `temperature`, in nats.")
     old_logprobs: Literal["trainer", "sampler"] = Field(description="Source of the old policy's log-probabilities.")
-    importance_sampling_cap: float | None = Field(
-        gt=1,
-        description="Maximum importance weight between sampler and trainer. null: no weighting of the trainer's.",
+    rollout_correction: RolloutCorrection
+    teacher: Model | None = Field(
+        description="Model that loss_type=distillation learns from, with its `weights` and the policy's vocabulary."
     )
     advantage_std: Literal["population", "sample", "none"] = Field(
         description="Standard deviation that divides a group's advantages."
@@ -240,7 +249,7 @@ class GrpoLoop(Strict):
     def _as_published(cls, value: Any, info: ValidationInfo) -> Any:
         """Reject settings that contradict the paper a loss is named after."""
         loss = info.data.get("loss_type")
-        if info.field_name == "advantage_std" and loss in ("dr_grpo", "rloo") and value != "none":
+        if info.field_name == "advantage_std" and loss in ("dr_grpo", "rloo", "maxrl") and value != "none":
             raise ValueError(f"{loss} does not divide advantages; use none")
         if info.field_name == "filter_zero_variance_groups" and loss == "dapo" and not value:
             raise ValueError("dapo leaves out groups with equal rewards; use true, or loss_type=token_mean")
@@ -262,6 +271,39 @@ class GrpoLoop(Strict):
             )
         return self
 
+    @model_validator(mode="after")
+    def _loss_has_what_it_needs(self) -> "GrpoLoop":
+        if (self.loss_type == "distillation") != (self.teacher is not None):
+            raise ValueError("teacher: loss_type=distillation needs it, and no other loss reads it")
+        weights = self.teacher.weights if self.teacher is not None else "none"
+        if weights is None or weights.startswith(("run:", "hf://")):
+            raise ValueError(
+                "teacher.weights: set a folder, assets://NAME, gs://… or a checkpoint RUN/checkpoints/STEP"
+            )
+        if self.loss_type == "distillation" and self.kl_coef:
+            raise ValueError("kl_coef: distillation is a KL to the teacher already; use 0")
+        if self.loss_type == "maxrl" and self.overlong == "penalize":
+            raise ValueError("overlong: maxrl needs rewards of 0 and 1, so use keep or drop")
+        if self.loss_type == "dpo" and not (self.kl_coef and self.group_size == 2):
+            raise ValueError("kl_coef, group_size: dpo needs kl_coef > 0, which is its beta, and pairs: group_size=2")
+        if self.loss_type == "dpo" and (self.micro_batch_size or 2) % 2:
+            raise ValueError("micro_batch_size: dpo needs an even number, since a pair cannot be split")
+        if self.loss_type in OFFLINE_LOSSES and self.max_resample_rounds:
+            raise ValueError(f"max_resample_rounds: {self.loss_type} samples nothing; use 0")
+        if self.rollout_correction.rollout_is == "sequence" and self.old_logprobs == "sampler":
+            raise ValueError("rollout_correction.rollout_is: sequence needs old_logprobs=trainer")
+        return self
+
+    @property
+    def scores_reference(self) -> bool:
+        """Whether the loss needs log-probabilities under the reference, or the teacher."""
+        return self.kl_coef > 0 or self.teacher is not None
+
+    @property
+    def token_temperature(self) -> float:
+        """Temperature of the log-probabilities in the loss: 1 for responses that were not sampled."""
+        return 1.0 if self.loss_type in OFFLINE_LOSSES else self.temperature
+
     @property
     def on_policy(self) -> bool:
         """Whether a sample trains the very policy that drew it; the update then computes the old log-probabilities."""
@@ -270,7 +312,7 @@ class GrpoLoop(Strict):
     @property
     def keeps_groups_together(self) -> bool:
         """Whether one update computes all samples of a prompt at the same time."""
-        return self.updates_per_rollout == 1 and self.micro_batch_size is None
+        return self.updates_per_rollout == 1 and self.micro_batch_size is None and self.loss_type != "sft"
 
     @property
     def row_widths(self) -> list[int]:

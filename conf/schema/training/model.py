@@ -80,6 +80,29 @@ class Maha(Strict):
     )
 
 
+class Lora(Strict):
+    """Adapters of frozen matrices (https://arxiv.org/abs/2106.09685). Names are those of PEFT's adapter_config.json."""
+
+    r: int = Field(ge=1, le=65536, description="Rank of the adapters.")
+    lora_alpha: float = Field(gt=0, description="Adapters are multiplied by lora_alpha / r.")
+    use_rslora: bool = Field(default=False, description="Multiply by lora_alpha / sqrt(r) instead (arXiv 2312.03732).")
+    target_modules: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        min_length=1,
+        description="Patterns of the matrices that get an adapter, e.g. layers.query, layers.* or unembedding.",
+    )
+    base_dtype: Literal["float32", "bfloat16"] = Field(
+        default="bfloat16", description="Dtype of the frozen weights. Adapters are float32."
+    )
+    adapter: LocalPath | None = Field(
+        default=None, min_length=1, description="Folder of PEFT with the first values of the adapters. null: random."
+    )
+
+    @property
+    def scale(self) -> float:
+        """Factor of the adapters."""
+        return self.lora_alpha / (self.r**0.5 if self.use_rslora else self.r)
+
+
 class Model(Strict):
     """A decoder: its sizes, the switches that differ between families, and how it is computed."""
 
@@ -160,6 +183,9 @@ class Model(Strict):
         "trainer.convert`, a checkpoint of a run RUN/checkpoints/STEP, or run:ID, run:ID@best, run:ID@STEP. "
         "null: random.",
     )
+    lora: Lora | None = Field(
+        default=None, description="Train adapters and freeze all weights. null: train all weights."
+    )
     config_json: str | None = Field(
         default=None,
         min_length=1,
@@ -186,6 +212,8 @@ class Model(Strict):
             for key, value in wanted.items():
                 if getattr(self, key) != value:
                     raise ValueError(f"attention_form maha needs {key} {value:{'' if isinstance(value, str) else 'g'}}")
+        if self.lora is not None and (self.attention_form != "causal" or self.implementation is not None):
+            raise ValueError("lora: only attention_form causal of Slipway's own decoder has adapters; use null")
         return self
 
 
@@ -222,7 +250,12 @@ def different_weights(found: Model | Trm, wanted: Model | Trm) -> str:
         return "kind"
     free = KEYS_FREE_OF_WEIGHTS - ({"max_seq_len"} if wanted.position_embedding == "learned" else set())
     keys = [key for key in type(wanted).model_fields if key not in free]
-    return next((key for key in keys if getattr(found, key) != getattr(wanted, key)), "")
+    different = [key for key in keys if getattr(found, key) != getattr(wanted, key)]
+    if isinstance(found, Model) and isinstance(wanted, Model) and wanted.lora is not None:
+        same = ("r", "scale", "target_modules")  # adapters begin anew on weights without them
+        if found.lora is None or all(getattr(found.lora, key) == getattr(wanted.lora, key) for key in same):
+            different = [key for key in different if key != "lora"]
+    return next(iter(different), "")
 
 
 def read_model_section(raw: Any) -> Model | Trm:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from conf.schema.config import Config
 from conf.schema.infra.assets import Asset
 from conf.schema.training.data import Corpus, TextData
-from conf.schema.training.loop import LmLoop
+from conf.schema.training.loop import GrpoLoop, LmLoop
 from conf.schema.training.prompts import RowData
 from controller.config.run_yaml import ASSET
 from controller.context import Context
@@ -53,6 +53,12 @@ def sources(config: Config) -> Iterator[Source]:
             yield Source(f"data.{name}", value)
     if config.model is not None and config.model.weights is not None:
         yield Source(WEIGHTS, config.model.weights)
+    if (
+        isinstance(config.loop, GrpoLoop)
+        and config.loop.teacher is not None
+        and config.loop.teacher.weights is not None
+    ):
+        yield Source("loop.teacher.weights", config.loop.teacher.weights)
 
 
 @check("file_absent", "error", "data.NAME", WEIGHTS)
@@ -62,7 +68,7 @@ def files_exist_here(config: Config) -> Iterator[Issue]:
         there = _files_of_asset(config, source.value)
         if there is not None:
             wanted = _in_asset(source.value)
-            if problem := _absence(wanted, {file.name for file in there}, source.key == WEIGHTS):
+            if problem := _absence(wanted, {file.name for file in there}, source.key.endswith("weights")):
                 yield Issue(f"{source.value}: {problem}", source.key)
         elif config.cloud.kind in ("local", "here") and source.value.startswith("/") and not _exists(source.value):
             parent = Path(source.value).parent
@@ -78,7 +84,7 @@ def objects_exist(config: Config, context: Context) -> Iterator[Issue]:
             continue
         bucket, _, path = source.value.removeprefix(BUCKET).partition("/")
         try:
-            problem = _object_absence(context, bucket, path, source.key == WEIGHTS)
+            problem = _object_absence(context, bucket, path, source.key.endswith("weights"))
         except NotFoundError:
             problem = f"there is no bucket {bucket}"
         except ForbiddenError as error:

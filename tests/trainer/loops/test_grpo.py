@@ -23,9 +23,12 @@ from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed import mesh as meshes
 from trainer.distributed.preemption import PreemptedError, PreemptionNotice
 from trainer.distributed.runtime import shard_batch
-from trainer.losses.grpo import supervised_loss
+from trainer.losses.grpo import ROW_FIELDS, TOKEN_FIELDS, supervised_loss
+from trainer.losses.grpo import loss as policy_loss
+from trainer.models import weights
+from trainer.pretrained import store
 from trainer.rl import telemetry
-from trainer.rl.programs import abstract_reference, build_update, copy_reference
+from trainer.rl.programs import abstract_reference, build_update, initial_reference
 from trainer.rl.rollouts import RolloutGenerator
 from trainer.step import train_step
 from trainer.telemetry import throughput
@@ -273,10 +276,83 @@ def test_the_reference_is_a_copy_of_the_type_that_is_wanted(grpo_run, dtype, exp
     mesh = make_mesh(1, 2, 2)
     state = train_step.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(0))
     before = jax.device_get(state.params)
-    reference = copy_reference(state.params, experiment, mesh)
+    reference = initial_reference(state.params, experiment, mesh)
     wanted = abstract_reference(experiment, mesh)
     jax.tree.map(lambda x: x.delete(), state.params)
     for found, like, was in zip(*(jax.tree.leaves(t) for t in (reference, wanted, before)), strict=True):
         assert found.dtype == like.dtype == expected
         assert found.sharding.is_equivalent_to(like.sharding, found.ndim)
         np.testing.assert_array_equal(found, was.astype(expected))
+
+
+def questions_file(folder: Path) -> dict[str, Any]:
+    """Sums with a right answer and a rejected one, as `data=gsm8k` reads them."""
+    rows = [
+        {"question": f"{a}+{b}=", "answer": f"#### {a + b}", "rejected": f"#### {a + b + 1}"}
+        for a in range(9)
+        for b in range(9)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = str(folder / "rows.jsonl")
+    return load_group("data/gsm8k") | {"path": path, "eval_path": path, "validation_path": None, "tokenizer": "bytes"}
+
+
+OTHER_LOSSES = {
+    "sft": {"kl_coef": 0.0},
+    "dpo": {"kl_coef": 0.5, "temperature": 0.5},
+    "cispo": {"clip_ratio_low": None, "clip_ratio_high": 4.0, "kl_coef": 0.0},
+    "maxrl": {"advantage_std": "none", "kl_coef": 0.0},
+    "distillation": {"kl_coef": 0.0},
+}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", OTHER_LOSSES)
+def test_a_run_with_each_of_the_other_losses(grpo_run, tmp_path, name) -> None:
+    raw = copy.deepcopy(grpo_run)
+    raw["data"] = questions_file(tmp_path) | {"chat_template": "none", "bos": None}
+    raw["optimizer"]["lr"] = 0.01
+    small = {"warm_start_steps": 0, "eval_prompts": 16, "steps": 24, "updates_per_rollout": 1, "eval_interval": 24}
+    raw["loop"] |= small | {"loss_type": name, "test_samples_per_prompt": None} | OTHER_LOSSES[name] | MOVING
+    raw["loop"]["rollout_correction"] |= {"rollout_is": "token"}
+    if name == "distillation":
+        folder = tmp_path / "teacher"
+        model = RunFile.model_validate(raw).decoder.model_copy(update={"num_layers": 2})
+        with jax.set_mesh(make_mesh(1, 1, 1)):
+            store.write_params(folder, jax.device_get(weights.init_params(model, jax.random.key(9))), model)
+        raw["loop"]["teacher"] = raw["model"] | {"num_layers": 2, "weights": str(folder)}
+    train(raw, tmp_path / "run")
+    lines = list(map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()))
+    told = [line for line in lines if line["phase"] == "grpo"]
+    assert [line["step"] for line in told] == list(range(1, 25))
+    assert all(np.isfinite(line["loss"]) for line in told)
+    if name in ("sft", "dpo"):
+        assert told[-1]["loss"] < 0.8 * told[0]["loss"]
+        assert "rollout_is_mean" not in told[0]
+    if name == "dpo":
+        np.testing.assert_allclose(told[0]["loss"], np.log(2), atol=1e-5)  # policy and reference are the same
+        assert told[-1]["reward_accuracy"] > 0.9
+    if name == "distillation":
+        assert np.mean([line["teacher_kl"] for line in told[-4:]]) < told[0]["teacher_kl"]
+    if name not in ("sft", "dpo"):
+        assert 0.99 < told[0]["rollout_is_eff_sample_size"] <= 1.00001
+
+
+def test_pairs_stay_together_where_an_update_is_computed_in_parts(grpo_run):
+    """DPO's loss reads neighbouring rows; sixteen of them on two devices, all or two at a time."""
+    loop = grpo_run["loop"] | {"loss_type": "dpo", "kl_coef": 0.3}
+    mesh, random = make_mesh(1, 2, 1), np.random.default_rng(0)
+    batch = {"tokens": random.integers(0, 256, (16, 40), dtype=np.int32), "mask": np.ones((16, 39), np.float32)}
+    batch |= {name: random.normal(size=(16, 39)).astype(np.float32) for name in TOKEN_FIELDS}
+    batch |= dict.fromkeys(ROW_FIELDS, np.ones(16, np.float32))
+    losses = []
+    for micro_batch_size in (None, 2):
+        raw = grpo_run | {"loop": loop | {"micro_batch_size": micro_batch_size}}
+        experiment = RunFile.model_validate(raw)
+        with jax.set_mesh(mesh):
+            state = train_step.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(0))
+            own = policy_loss(experiment.decoder, experiment.loop)
+            update = build_update(own, experiment, experiment.optimizer, mesh)
+            _, metrics = update(state, shard_batch(batch, mesh))
+        losses.append((float(metrics["loss"]), float(metrics["reward_margin"]), float(metrics["grad_norm"])))
+    np.testing.assert_allclose(*losses, rtol=1e-4)

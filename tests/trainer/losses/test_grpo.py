@@ -128,7 +128,7 @@ def test_without_a_weight_of_the_kl_no_reference_is_held_or_scored(grpo_run):
     batch = {"tokens": np.zeros((16, 20), np.int32), "mask": np.ones((16, 19), np.float32)}
     with jax.set_mesh(mesh):
         params = jax.jit(weights.init_params, static_argnums=0)(experiment.model, jax.random.key(0))
-        reference = programs.copy_reference(params, experiment, mesh)
+        reference = programs.initial_reference(params, experiment, mesh)
         score = programs.build_logprobs(experiment, experiment.loop, mesh)
         old, none = jax.device_get(score(params, reference, shard_batch(batch, mesh)))
     assert reference == programs.abstract_reference(experiment, mesh) == {}

@@ -24,6 +24,11 @@ def loop(**values) -> GrpoLoop:
     return GrpoLoop(**load_group("loop/grpo") | {"max_new_tokens": FIXTURE["longest"]} | values)
 
 
+def token_tis(threshold: float) -> dict[str, object]:
+    weights = {"rollout_is": "token", "rollout_is_threshold": threshold}
+    return weights | {"rollout_rs": None, "rollout_rs_threshold": None}
+
+
 def batch(dtype=np.float32, weight=(1, 1, 1, 1, 1, 1)) -> dict[str, np.ndarray]:
     fields = {name: GIVEN[name].astype(dtype) for name in ("old", "sampler", "reference", "advantage", "mask")}
     return fields | {"weight": np.array(weight, dtype)}
@@ -64,14 +69,14 @@ OTHERS = {
     "no upper bound": {"clip_ratio_high": None},
     "the sampler's, no cap": {"old_logprobs": "sampler"},
     "dr_grpo, entropy and importance": {
-        **{"loss_type": "dr_grpo", "advantage_std": "none", "entropy_coef": 0.1, "importance_sampling_cap": 1.2}
+        **{"loss_type": "dr_grpo", "advantage_std": "none", "entropy_coef": 0.1, "rollout_correction": token_tis(1.2)}
     },
     "gspo, importance": {
         "loss_type": "gspo",
         "kl_coef": 0.3,
         "clip_ratio_low": 0.02,
         "clip_ratio_high": 0.03,
-        "importance_sampling_cap": 1.2,
+        "rollout_correction": token_tis(1.2),
     },
     "rloo, k2 and entropy": {
         **{"loss_type": "rloo", "advantage_std": "none", "kl_coef": 0.3, "kl_estimator": "k2", "entropy_coef": 0.1}
@@ -153,7 +158,7 @@ def test_without_a_weight_of_the_kl_nobody_asks_for_the_reference():
 
 def test_metrics_by_hand():
     fields = batch()
-    found = grpo.policy_loss_terms(NOW, ENTROPY, fields, loop(importance_sampling_cap=1.2))
+    found = grpo.policy_loss_terms(NOW, ENTROPY, fields, loop(rollout_correction=token_tis(1.2)))
     mask = GIVEN["mask"] == 1
     ratio = np.exp(NOW - GIVEN["old"])[mask]
     apart = np.abs(GIVEN["old"] - GIVEN["sampler"])[mask]
@@ -164,4 +169,4 @@ def test_metrics_by_hand():
     np.testing.assert_allclose(found["sampler_trainer_logp_diff"], [apart.sum(), mask.sum()], rtol=1e-5)
     np.testing.assert_allclose(found["sampler_trainer_logp_diff_max"].value, apart.max(), rtol=1e-5)
     capped = np.exp(GIVEN["old"] - GIVEN["sampler"])[mask] > 1.2
-    np.testing.assert_allclose(found["importance_capped"], [capped.sum(), mask.sum()])
+    np.testing.assert_allclose(found["rollout_is_ratio_fraction_high"], [capped.sum(), mask.sum()])

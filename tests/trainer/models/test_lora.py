@@ -1,0 +1,224 @@
+"""LoRA: adapters of PEFT's, frozen weights, meshes, averages, resuming and exports."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+from pydantic import ValidationError
+from safetensors.numpy import load_file
+
+from conf.schema.training.model import Lora, Model
+from conf.schema.training.optimizer import Adamw
+from conf.schema.training.run_yaml import RunFile, RunFileError
+from tests.conftest import deep
+from tests.groups import load_group
+from tests.paths import ROOT
+from tests.trainer.conftest import make_mesh
+from trainer import main
+from trainer.losses import grpo
+from trainer.models import decoder, weights
+from trainer.policy.export import export_weights
+from trainer.pretrained import peft_files, run_weights, store
+from trainer.pretrained.run_weights import StoreError
+from trainer.step import train_step
+
+FIXTURES = ROOT / "tests" / "trainer" / "fixtures"
+LORA = {
+    "gemma2": Lora(
+        r=4, lora_alpha=8, target_modules=("layers.query", "layers.value", "layers.down"), base_dtype="float32"
+    ),
+    "llama3": Lora(
+        r=3, lora_alpha=6, use_rslora=True, target_modules=("layers.*", "unembedding"), base_dtype="float32"
+    ),
+}
+
+
+def adapted(family: str, **changes: Any) -> Model:
+    lora = LORA[family].model_copy(update={"adapter": str(FIXTURES / f"lora_{family}")} | changes)
+    found = store.read_model(epath.Path(FIXTURES / family))
+    return found.model_copy(update={"activation_dtype": "float32", "lora": lora})
+
+
+def load(family: str, cfg: Model) -> weights.Params:
+    return store.load_sharded(epath.Path(FIXTURES / family), cfg, make_mesh(1, 1, 1))
+
+
+def logits(params: weights.Params, cfg: Model, family: str) -> np.ndarray:
+    tokens = np.load(FIXTURES / family / "expected.npz")["tokens"].astype(np.int32)
+
+    @jax.jit
+    def compute(params: weights.Params) -> jax.Array:
+        hidden = decoder.forward(params, cfg, tokens, jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
+        return decoder.unembed(params, cfg, hidden)
+
+    return np.asarray(compute(params))
+
+
+@pytest.mark.parametrize("family", LORA)
+def test_an_adapter_of_peft_computes_what_peft_computes_merged_or_not(family: str) -> None:
+    cfg = adapted(family)
+    params = load(family, cfg)
+    expected = np.load(FIXTURES / f"lora_{family}" / "expected.npz")["logits"]
+    without = np.load(FIXTURES / family / "expected.npz")["logits"]
+    assert np.abs(expected - without).max() > 0.05
+    found = logits(params, cfg, family)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    merged = jax.tree.map(np.asarray, store.merged(params, cfg))
+    assert jax.tree.structure(merged) == jax.tree.structure(weights.weight_table(bare(cfg)))
+    np.testing.assert_allclose(logits(merged, bare(cfg), family), found, atol=1e-5)
+
+
+def bare(cfg: Model) -> Model:
+    return cfg.model_copy(update={"lora": None})
+
+
+@pytest.mark.parametrize("family", LORA)
+def test_an_adapter_is_written_as_peft_wrote_it(family: str, tmp_path: Path) -> None:
+    cfg = adapted(family)
+    peft_files.write_adapter(epath.Path(tmp_path), load(family, cfg), cfg)
+    ours, theirs = (load_file(folder / peft_files.WEIGHTS_FILE) for folder in (tmp_path, FIXTURES / f"lora_{family}"))
+    frozen = {"base_model.model.lm_head.base_layer.weight"}  # PEFT may save it, and does not need it
+    assert ours.keys() == theirs.keys() - frozen
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    written, known = (
+        json.loads((folder / peft_files.CONFIG_FILE).read_text()) for folder in (tmp_path, FIXTURES / f"lora_{family}")
+    )
+    known["base_model_name_or_path"] = cfg.weights
+    for key, value in written.items():
+        assert (sorted(known[key]) if key == "target_modules" else known[key]) == value, key
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"r": 5}, r"model\.lora: r is 4 in .*, not 5"),
+        ({"lora_alpha": 9.0}, r"model\.lora\.lora_alpha: adapters of .* are multiplied by 2, not 2\.25"),
+        ({"target_modules": ("layers.query",)}, r"the tensor .* is of no matrix of model\.lora\.target_modules"),
+        ({"target_modules": ("layers.*",)}, r"\d+ tensors are missing, such as base_model\.model\."),
+        (
+            {"target_modules": ("layers.wrong",)},
+            r"target_modules\.0: 'layers\.wrong' matches no matrix; choices: layers",
+        ),
+        ({"target_modules": ("unembedding",)}, r"target_modules\.0: 'unembedding' matches no matrix"),
+    ],
+)
+def test_an_adapter_of_another_model_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RunFileError, match=message):
+        load("gemma2", adapted("gemma2", **changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda known: known | {"use_dora": True}, "uses use_dora, which Slipway's adapters do not have"),
+        (lambda known: known | {"peft_type": "LOHA"}, "peft_type is 'LOHA' in .*, not 'LORA'"),
+        (lambda known: known | {"rank_pattern": {"q_proj": 2}}, "uses rank_pattern"),
+        (lambda _: [], "has no valid adapter_config.json of PEFT"),
+    ],
+)
+def test_what_is_no_plain_lora_is_refused(change: Any, message: str, tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "lora_gemma2", tmp_path / "a")
+    file = tmp_path / "a" / peft_files.CONFIG_FILE
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    with pytest.raises(StoreError, match=message):
+        load("gemma2", adapted("gemma2", adapter=str(tmp_path / "a")))
+
+
+def test_frozen_weights_have_no_moments_no_average_and_their_own_dtype(tiny: Model, adamw: Adamw) -> None:
+    lora = Lora(r=2, lora_alpha=4, target_modules=("layers.query", "layers.down"))
+    cfg, opt = tiny.model_copy(update={"lora": lora}), adamw.model_copy(update={"ema_decay": 0.9})
+    mesh = make_mesh(2, 1, 1)
+    state = train_step.abstract_state(cfg, opt, mesh)
+    names = {"query_lora_a", "query_lora_b", "down_lora_a", "down_lora_b"}
+    assert state.average.keys() == {"layers"}
+    assert state.average["layers"].keys() == names
+    sizes = sorted(leaf.shape for leaf in jax.tree.leaves(state.optimizer) if leaf.shape)
+    assert sizes == sorted([state.params["layers"][name].shape for name in names] * 2)
+    assert state.params["embedding"].dtype == jnp.bfloat16
+    assert {state.params["layers"][name].dtype for name in names} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 1), *deep((1, 2, 1), (1, 1, 2), (2, 2, 2))])
+def test_an_update_changes_adapters_only_and_equally_on_every_mesh(tiny: Model, adamw: Adamw, sizes: Any) -> None:
+    lora = Lora(r=2, lora_alpha=4, target_modules=("layers.*",), base_dtype="float32")
+    cfg = tiny.model_copy(update={"lora": lora, "num_layers": 2})
+    opt = adamw.model_copy(update={"ema_decay": 0.5, "lr": 0.01})
+    tokens = np.random.default_rng(0).integers(0, cfg.vocab_size, (8, 12), dtype=np.int32)
+    batch = {"tokens": tokens, "mask": np.ones((8, 11), np.float32)}
+
+    def trained(*sizes: int) -> tuple[train_step.State, train_step.State]:
+        mesh = make_mesh(*sizes)
+        with jax.set_mesh(mesh):
+            state = train_step.init_state(cfg, opt, mesh, jax.random.key(0))
+            before = jax.device_get(state)
+            update = train_step.build_update(grpo.supervised_loss(cfg), cfg, opt, mesh)
+            for _ in range(2):
+                state, _ = update(state, batch)
+            return before, jax.device_get(state)
+
+    before, state = trained(1, 1, 1)
+    for (path, old), new in zip(jax.tree.leaves_with_path(before.params), jax.tree.leaves(state.params), strict=True):
+        name = jax.tree_util.keystr(path)
+        assert np.array_equal(old, new) == ("_lora_" not in name), name
+    _, other = trained(*sizes)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), state.params, other.params)
+    evaluated = train_step.eval_params(state)
+    assert jax.tree.structure(evaluated) == jax.tree.structure(state.params)
+    assert not np.array_equal(evaluated["layers"]["query_lora_b"], state.params["layers"]["query_lora_b"])
+
+
+def run_with_adapters(lm_run: dict[str, Any], tmp_path: Path, name: str, steps: int, save: int = 4) -> Path:
+    lora = {"r": 2, "lora_alpha": 8, "target_modules": ["layers.*"], "base_dtype": "float32"}
+    raw = lm_run | {
+        "dir": str(tmp_path / name / "bucket"),
+        "model": lm_run["model"] | {"lora": lora},
+        "optimizer": lm_run["optimizer"] | {"ema_decay": 0.5, "lr": 0.02},
+        "loop": lm_run["loop"] | {"steps": steps},
+        "checkpoint": lm_run["checkpoint"] | {"save_interval": save},
+    }
+    main.train(RunFile.model_validate(raw), tmp_path / name)
+    return tmp_path / name / "bucket"
+
+
+@pytest.mark.deep
+def test_a_run_with_adapters_resumes_exactly_and_its_merged_export_computes_the_same(
+    lm_run: dict[str, Any], tmp_path: Path
+) -> None:
+    whole = run_with_adapters(lm_run, tmp_path, "whole", 8)
+    run_with_adapters(lm_run, tmp_path, "parts", 4)
+    parts = run_with_adapters(lm_run, tmp_path, "parts", 8)
+    folders = [epath.Path(folder / "checkpoints" / "8") for folder in (whole, parts)]
+    cfg = store.read_model(folders[0])
+    first, second = (jax.tree.map(np.asarray, run_weights.read_params(folder, cfg)) for folder in folders)
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    assert np.abs(first["layers"]["down_lora_b"]).max() > 0.001
+    export_weights(folders[0], epath.Path(tmp_path / "out"), "slipway")
+    merged = store.load_sharded(epath.Path(tmp_path / "out"), bare(cfg), make_mesh(1, 1, 1))
+    tokens = np.random.default_rng(0).integers(0, 256, (2, 16), dtype=np.int32)
+    at = jnp.broadcast_to(jnp.arange(16), tokens.shape)
+    found = [decoder.forward(p, c, tokens, at) for p, c in ((first, cfg), (merged, bare(cfg)))]
+    np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+
+
+@pytest.mark.deep
+def test_grpo_with_adapters_holds_a_reference_of_adapters_alone(grpo_run: dict[str, Any], tmp_path: Path) -> None:
+    lora = {"r": 2, "lora_alpha": 8, "target_modules": ["layers.*"]}
+    raw = grpo_run | {"model": grpo_run["model"] | {"lora": lora}, "loop": grpo_run["loop"] | {"kl_coef": 0.1}}
+    main.train(RunFile.model_validate(raw), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if line["phase"] == "grpo"]
+    assert abs(trained[0]["kl"]) < 1e-4
+    assert all(line["loss"] is not None for line in trained)
+
+
+def test_other_decoders_have_no_adapters() -> None:
+    lora = {"r": 2, "lora_alpha": 8, "target_modules": ["layers.*"]}
+    with pytest.raises(ValidationError, match="lora: only attention_form causal"):
+        Model(**load_group("model/tiny") | {"implementation": "a:b", "lora": lora})
