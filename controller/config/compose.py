@@ -172,10 +172,15 @@ def _resolve_interpolations(composed: Any, overrides: Sequence[str], extra_dir: 
 
 
 def normalize_override(override: str) -> str:
-    """Turn `a.b=v` into `++a.b=v`, so that the schema reports typos, not Hydra; and `+group=x` into `group=x`."""
+    """Turn `a.b=v` into `++a.b=v`, so that the schema reports typos, not Hydra; and `+group=x` into `group=x`.
+
+    A group at another place, `model@loop.teacher=x`, is added, since no config has it.
+    """
     match = OVERRIDE.match(override)
     if match is None or match["sign"] == "~":
         return override
+    if "@" in match["key"]:
+        return f"+{match['key']}{match['value'] or ''}"
     if "." in match["key"] and not match["key"].startswith("hydra"):
         return f"++{match['key']}{match['value'] or ''}"
     return f"{match['key']}{match['value'] or ''}"

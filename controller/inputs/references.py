@@ -58,6 +58,8 @@ def trainer_references(config: Config) -> Iterator[Use]:
                 yield Use("reward", "loop.accuracy_reward", loop.accuracy_reward)
             if loop.loss_type not in GRPO_LOSSES:
                 yield Use("policy loss", "loop.loss_type", loop.loss_type, loop.loss_options)
+            if loop.teacher is not None and loop.teacher.implementation is not None:
+                yield Use("model family", "loop.teacher.implementation", loop.teacher.implementation)
         case LmLoop() if loop.loss != "cross_entropy":
             yield Use("token loss", "loop.loss", loop.loss, loop.loss_options)
         case CustomLoop():

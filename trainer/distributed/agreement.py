@@ -69,8 +69,13 @@ def disagreements(name: str, values: list[str]) -> list[str]:
 
 def _input_files(experiment: RunFile) -> Iterator[tuple[str, str]]:
     """Yield keys and values of the config that name files."""
-    if experiment.model.weights is not None:
-        yield "model.weights", experiment.model.weights
+    teacher, lora = getattr(experiment.loop, "teacher", None), getattr(experiment.model, "lora", None)
+    folders = {
+        "model.weights": experiment.model.weights,
+        "loop.teacher.weights": teacher and teacher.weights,
+        "model.lora.adapter": lora and lora.adapter,
+    }
+    yield from ((key, folder) for key, folder in folders.items() if folder)
     for name, value in experiment.data.model_dump().items():
         if isinstance(value, str) and (name.endswith("path") or "/" in value):
             yield f"data.{name}", value

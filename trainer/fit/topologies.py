@@ -50,7 +50,7 @@ def _slice_devices(slice_: Topology) -> list[Any]:
     options: dict[str, Any] = {"chip_config_name": "megacore"} if slice_.generation == "v4" else {}
     if slice_.chips == 1:
         options["chips_per_host_bounds"] = (1, 1, 1)
-    shape = slice_.shape or "1x1"
+    shape = slice_.shape or {4: "2x2"}.get(slice_.chips, "1x1")
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=f"{slice_.generation}:{shape}", **options)
     except Exception as error:  # libtpu raises arbitrary exceptions

@@ -187,8 +187,8 @@ class Distillation(TokenMean):
     def objective(self, tokens: Tokens, ratio: jax.Array) -> tuple[jax.Array, MetricSums]:
         apart = (tokens.reference - tokens.old_logprobs) * tokens.mask
         free, bounded = ratio * apart, self.clip(ratio) * apart
-        told = {"clip_fraction": tokens.share(jnp.float32(bounded < free)), "teacher_kl": tokens.share(-apart)}
-        return jnp.minimum(free, bounded), told
+        clipped = tokens.share(jnp.float32(bounded < free))
+        return jnp.minimum(free, bounded), {"clip_fraction": clipped, "teacher_kl": tokens.share(-apart)}
 
 
 class Sft(TokenMean):
@@ -211,8 +211,8 @@ class Dpo(Grpo):
     def objective(self, tokens: Tokens, ratio: jax.Array) -> tuple[jax.Array, MetricSums]:
         rewards = self.loop.kl_coef * ((tokens.logprobs - tokens.reference) * tokens.mask).sum(axis=1)
         margin = jnp.repeat(rewards[::2] - rewards[1::2], 2)[:, None]
-        told = {"reward_margin": tokens.share(margin), "reward_accuracy": tokens.share(jnp.float32(margin > 0))}
-        return jax.nn.log_sigmoid(margin), told
+        right = tokens.share(jnp.float32(margin > 0))
+        return jax.nn.log_sigmoid(margin), {"reward_margin": tokens.share(margin), "reward_accuracy": right}
 
 
 class OwnFunction(TokenMean):

@@ -7,10 +7,9 @@ from pydantic import Field, model_validator
 from conf.schema.base import Strict
 
 TokenStatistic = Literal["token_k1", "token_k2", "token_k3"]
-SequenceStatistic = Literal[
-    *("seq_sum_k1", "seq_sum_k2", "seq_sum_k3", "seq_mean_k1", "seq_mean_k2", "seq_mean_k3"),
-    *("seq_max_k2", "seq_max_k3"),
-]
+SequenceSum = Literal["seq_sum_k1", "seq_sum_k2", "seq_sum_k3"]
+SequenceMean = Literal["seq_mean_k1", "seq_mean_k2", "seq_mean_k3"]
+SequenceMax = Literal["seq_max_k2", "seq_max_k3"]
 
 
 class RolloutCorrection(Strict):
@@ -21,7 +20,7 @@ class RolloutCorrection(Strict):
         "whole response. null: no weights."
     )
     rollout_is_threshold: float = Field(gt=0, description="Maximum importance weight; larger ones are truncated to it.")
-    rollout_rs: TokenStatistic | SequenceStatistic | None = Field(
+    rollout_rs: TokenStatistic | SequenceSum | SequenceMean | SequenceMax | None = Field(
         description="Leave tokens (token_) or responses (seq_) out of the loss by their log ratio. k1: -log r. k2: "
         "(log r)^2 / 2. k3: r - 1 - log r. seq_mean_k1 is geometric rejection. null: none."
     )

@@ -29,7 +29,14 @@ KEYS = (
         "loop.run",
         "data.source",
     ),
-    *("data.prompt.formatter", "optimizer.rule", "model.implementation", "notify.notifier", "code.checks"),
+    *(
+        "data.prompt.formatter",
+        "optimizer.rule",
+        "model.implementation",
+        "loop.teacher.implementation",
+        "notify.notifier",
+        "code.checks",
+    ),
     "code.resources",
 )
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from conf.schema.config import Config
 from conf.schema.infra.assets import Asset
 from conf.schema.training.data import Corpus, TextData
-from conf.schema.training.loop import GrpoLoop, LmLoop
+from conf.schema.training.loop import LmLoop
 from conf.schema.training.prompts import RowData
 from controller.config.run_yaml import ASSET
 from controller.context import Context
@@ -21,8 +21,10 @@ from controller.inputs.assets import ALWAYS_SKIPPED, path_exists
 BUCKET = "gs://"
 BUILT_IN_TOKENIZERS = ("bytes", "characters")
 WEIGHTS = "model.weights"
-WEIGHTS_DESCRIPTIONS = ("config.json", "model.yaml")
-"""The file of a folder of weights that the trainer reads first: Hugging Face's, or that of `trainer.convert`."""
+FOLDERS = (WEIGHTS, "loop.teacher.weights", "model.lora.adapter")
+"""Keys that name a folder of weights."""
+WEIGHTS_DESCRIPTIONS = ("config.json", "model.yaml", "adapter_config.json")
+"""The file of a folder of weights that the trainer reads first: Hugging Face's, `trainer.convert`'s, or PEFT's."""
 CHECKPOINT_MARK = "commit_success.txt"
 """File in a complete checkpoint of a run, whose folder is the number of its step."""
 MAX_LISTED = 5000
@@ -51,24 +53,20 @@ def sources(config: Config) -> Iterator[Source]:
         value = getattr(config.data, name, None)
         if value and value not in BUILT_IN_TOKENIZERS:
             yield Source(f"data.{name}", value)
-    if config.model is not None and config.model.weights is not None:
-        yield Source(WEIGHTS, config.model.weights)
-    if (
-        isinstance(config.loop, GrpoLoop)
-        and config.loop.teacher is not None
-        and config.loop.teacher.weights is not None
-    ):
-        yield Source("loop.teacher.weights", config.loop.teacher.weights)
+    model, teacher = config.model, getattr(config.loop, "teacher", None)
+    folders = (getattr(model, "weights", None), getattr(teacher, "weights", None))
+    adapter = getattr(getattr(model, "lora", None), "adapter", None)
+    yield from (Source(key, value) for key, value in zip(FOLDERS, (*folders, adapter), strict=True) if value)
 
 
-@check("file_absent", "error", "data.NAME", WEIGHTS)
+@check("file_absent", "error", "data.NAME", *FOLDERS)
 def files_exist_here(config: Config) -> Iterator[Issue]:
     """A name that no file of an asset matches fails only when the trainer opens it, on a billed TPU."""
     for source in sources(config):
         there = _files_of_asset(config, source.value)
         if there is not None:
             wanted = _in_asset(source.value)
-            if problem := _absence(wanted, {file.name for file in there}, source.key.endswith("weights")):
+            if problem := _absence(wanted, {file.name for file in there}, source.key in FOLDERS):
                 yield Issue(f"{source.value}: {problem}", source.key)
         elif config.cloud.kind in ("local", "here") and source.value.startswith("/") and not _exists(source.value):
             parent = Path(source.value).parent
@@ -76,7 +74,7 @@ def files_exist_here(config: Config) -> Iterator[Issue]:
             yield Issue(f"{source.value}: {_absence(Path(source.value).name, names, folder=False)}", source.key)
 
 
-@check("object_absent", "error", "data.NAME", WEIGHTS, also="warning", live=True)
+@check("object_absent", "error", "data.NAME", *FOLDERS, also="warning", live=True)
 def objects_exist(config: Config, context: Context) -> Iterator[Issue]:
     """An object that is not in its bucket fails only when the trainer opens it, on a billed TPU."""
     for source in sources(config):
@@ -84,7 +82,7 @@ def objects_exist(config: Config, context: Context) -> Iterator[Issue]:
             continue
         bucket, _, path = source.value.removeprefix(BUCKET).partition("/")
         try:
-            problem = _object_absence(context, bucket, path, source.key.endswith("weights"))
+            problem = _object_absence(context, bucket, path, source.key in FOLDERS)
         except NotFoundError:
             problem = f"there is no bucket {bucket}"
         except ForbiddenError as error:

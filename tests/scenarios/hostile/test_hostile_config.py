@@ -39,6 +39,13 @@ EVERY = 8
 KINDS = ("datasets", "models", "tokenizers")
 BASES: dict[str, list[str]] = {
     "grpo": ["+experiment=quickstart", "cloud.faults=[{kind: preempted}]", "model.weights=gs://b/w"],
+    "lora": ["cloud=local", "loop=distillation", "model=tiny", "optimizer=adamw", "data=arithmetic",
+             "model.lora={r: 1, lora_alpha: 1, target_modules: [layers.*], adapter: gs://b/a}",
+             "model@loop.teacher=tiny", "loop.teacher.weights=gs://b/w", "loop.teacher.config_json=a/b",
+             "loop.teacher.lora={r: 1, lora_alpha: 1, target_modules: [layers.*], adapter: gs://b/a}",
+             "loop.rollout_correction.rollout_rs=token_k1", "loop.rollout_correction.rollout_rs_threshold=0.5_2.0"],
+    "teacher": ["cloud=local", "loop=distillation", "model=tiny", "optimizer=adamw", "data=arithmetic",
+                "model@loop.teacher=tiny", "loop.teacher.weights=gs://b/w", "loop.teacher.implementation=own:Family"],
     "gsm8k": ["cloud=local", "loop=grpo", "model=tiny", "optimizer=nanochat", "data=gsm8k", "data.path=gs://a",
               "data.eval_path=gs://b", "data.prompt.shots=[{question: a, answer: b}]",
               "loop.sampler.stop=[a]"],
@@ -81,6 +88,7 @@ def loop(experiment, mesh, log, **options): return None
 def loss(logprobs, old_logprobs, advantages, mask, **options): return 0
 def rule(**options): return None
 def check(config): yield from ()
+class Family: pass
 class Step:
     def __init__(self, config): self.name, self.wanted = "step", {}
     def read(self, google, project): return {"managed": True}

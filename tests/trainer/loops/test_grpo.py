@@ -288,7 +288,7 @@ def test_the_reference_is_a_copy_of_the_type_that_is_wanted(grpo_run, dtype, exp
 def questions_file(folder: Path) -> dict[str, Any]:
     """Sums with a right answer and a rejected one, as `data=gsm8k` reads them."""
     rows = [
-        {"question": f"{a}+{b}=", "answer": f"#### {a + b}", "rejected": f"#### {a + b + 1}"}
+        {"question": f"{a}+{b}=", "answer": f"#### {a + b}", "rejected": f"What is {a}?"}
         for a in range(9)
         for b in range(9)
     ]
@@ -317,7 +317,7 @@ def test_a_run_with_each_of_the_other_losses(grpo_run, tmp_path, name) -> None:
     raw["loop"]["rollout_correction"] |= {"rollout_is": "token"}
     if name == "distillation":
         folder = tmp_path / "teacher"
-        model = RunFile.model_validate(raw).decoder.model_copy(update={"num_layers": 2})
+        model = RunFile.model_validate(grpo_run).decoder.model_copy(update={"num_layers": 2})
         with jax.set_mesh(make_mesh(1, 1, 1)):
             store.write_params(folder, jax.device_get(weights.init_params(model, jax.random.key(9))), model)
         raw["loop"]["teacher"] = raw["model"] | {"num_layers": 2, "weights": str(folder)}
