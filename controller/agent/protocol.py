@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
+from .watchdog_protocol import InstalledWatchdog, SetWatchdogRequest, WatchdogState
+
 if TYPE_CHECKING:
     from typing import NotRequired
 
@@ -352,35 +354,6 @@ class WatchLine(TypedDict, total=False):
     notice: str
     exited: State
     end: State
-
-
-# Watchdog
-
-
-class SetWatchdogRequest(TypedDict):
-    project: str
-    deletes: list[str]
-    delete_permission: str
-    projects_api: str
-    idle_seconds: NotRequired[float | None]
-    seconds_left: NotRequired[float | None]
-    bucket: NotRequired[str | None]
-    note_object: NotRequired[str]
-
-
-class WatchdogState(TypedDict):
-    """State of the watchdog; `refused` is why a deletion failed."""
-
-    running: bool
-    idle_seconds: float | None
-    seconds_left: float | None
-    refused: str | None
-
-
-class InstalledWatchdog(WatchdogState):
-    """Watchdog with `allowed`: whether the service account may delete the pod, or null if unknown."""
-
-    allowed: bool | None
 
 
 Q = TypeVar("Q", bound=Mapping[str, Any])

@@ -20,7 +20,7 @@ from .process import boot_id, is_alive, start_time, wall_time
 from .program.state import active_attempt
 
 if TYPE_CHECKING:
-    from .protocol import InstalledWatchdog, WatchdogState
+    from .watchdog_protocol import InstalledWatchdog, WatchdogState
 
 MAX_POLL_SECONDS = 15.0
 """Maximum seconds between two checks."""

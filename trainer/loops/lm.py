@@ -104,10 +104,7 @@ def _finish_compilation(
     if loop.text_samples.interval is not None:
         samples = TextSampler(loop.text_samples, data, experiment.decoder, split.mesh, experiment.seed)
         samples.compile(state.params)
-    known = data.token_bytes()
-    token_bytes = np.zeros(experiment.decoder.vocab_size, np.int32)
-    token_bytes[: len(known)] = known
-    on_devices = jax.device_put(token_bytes, batch_sharding.replicated_sharding(split.mesh))
+    token_bytes = _token_bytes(data, experiment.decoder.vocab_size, split.mesh)
     held_out = data.validation_batches(loop, split.rows)
     flops = throughput.model_flops(experiment.decoder, loop.total_batch_tokens, loop.seq_len)
 
@@ -115,9 +112,8 @@ def _finish_compilation(
         del step
         parts: list[Any] = []
         for batch in held_out:
-            parts.append(
-                jax.device_get(ready["eval"](train_step.eval_params(state), on_devices, split.to_devices(batch)))
-            )
+            evaluated = ready["eval"](train_step.eval_params(state), token_bytes, split.to_devices(batch))
+            parts.append(jax.device_get(evaluated))
             between()
         totals = jax.tree.map(lambda *values: float(math.fsum(values)), *parts)
         return {f"eval_{name}": total / count if count else math.nan for name, (total, count) in totals.items()}
@@ -149,6 +145,13 @@ def _finish_compilation(
         loop.text_samples.interval,
         run_plugins,
     )
+
+
+def _token_bytes(data: batches.Dataset, vocab_size: int, mesh: Mesh) -> jax.Array:
+    """Return the bytes of each token's text, int32 [vocab_size], on all devices; 0 past the tokenizer's vocabulary."""
+    known, padded = data.token_bytes(), np.zeros(vocab_size, np.int32)
+    padded[: len(known)] = known
+    return jax.device_put(padded, batch_sharding.replicated_sharding(mesh))
 
 
 def _abstract_batch(

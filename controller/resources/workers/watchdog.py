@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
-from controller.agent.protocol import SET_WATCHDOG, WATCHDOG_STATE, SetWatchdogRequest
+from controller.agent.protocol import SET_WATCHDOG, WATCHDOG_STATE
+from controller.agent.watchdog_protocol import SetWatchdogRequest
 from controller.context import Context
 from controller.reconcile.resource import Absent, Diff, ObservedResources
 from controller.resources.pod.node import Node

@@ -16,17 +16,16 @@ from typing import Any
 
 import pytest
 
-from conf.schema.infra.assets import Asset
 from controller.core.errors import CloudError, ConfigError
 from controller.gcp.client import GoogleClient
-from controller.inputs.assets import ResolvedAsset, resolve_asset
-from controller.inputs.download import download_file, run_recipe
+from controller.inputs.download import download_file
 from controller.inputs.hash_cache import HashCache
 from controller.inputs.secrets import Vault
 from controller.inputs.web import token_for
 from controller.resources.uploads import assets
 from controller.resources.uploads.assets import UploadedAsset
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.controller.inputs.resolving import held
 from tests.controller.resources.uploads.fetching import JumpingClock, Project, context_of
 
 CONTENT = b"rows\n" * 400_000
@@ -94,11 +93,6 @@ def host() -> Iterator[Host]:
         told.url = f"http://127.0.0.1:{listening.server_address[1]}/train.jsonl"
         yield told
         listening.shutdown()
-
-
-def held(tmp_path: Path, root: Path | None = None, **fields: Any) -> ResolvedAsset:
-    with HashCache(tmp_path / "hashes.json") as hashes:
-        return resolve_asset("dataset", "d", Asset.model_validate(fields), root or tmp_path, tmp_path, hashes)
 
 
 def remote(host: Host, sha256: str = SHA256, **more: Any) -> dict[str, Any]:
@@ -253,45 +247,6 @@ def test_nothing_there_names_the_key(tmp_path: Path) -> None:
         held(tmp_path, path=str(tmp_path / "empty"))
     with pytest.raises(ConfigError, match=r"assets\.datasets\.d\.inputs: no file at"):
         held(tmp_path, build=["make", "{output}"], inputs=["missing"])
-
-
-def test_a_build_runs_once_per_words_and_inputs(tmp_path: Path) -> None:
-    (root := tmp_path / "code").mkdir()
-    (root / "make.py").write_text("import pathlib, sys; pathlib.Path(sys.argv[1], 'x').write_text('made')")
-    argv = [sys.executable, "make.py", "{output}"]
-    first = held(tmp_path, root, build=argv)
-    assert first.recipe is not None
-    assert (run_recipe(first.recipe, "k") / "x").read_text() == "made"
-    (first.recipe.output / "x").write_text("kept")
-    again = held(tmp_path, root, build=argv)
-    assert again == first
-    assert (run_recipe(first.recipe, "k") / "x").read_text() == "kept"
-    (root / "make.py").write_text("pass")
-    changed = held(tmp_path, root, build=argv)
-    assert changed.identity != first.identity
-    assert changed.recipe is not None
-    with pytest.raises(CloudError, match=r"wrote no file to \{output\}"):
-        run_recipe(changed.recipe, "k")
-    (root / "make.py").write_text("print('boom'); raise SystemExit(3)")
-    failing = held(tmp_path, root, build=argv).recipe
-    assert failing is not None
-    with pytest.raises(CloudError, match=r"ended with code 3:\nboom"):
-        run_recipe(failing, "k")
-    assert [p.name for p in first.recipe.output.parent.iterdir()] == [first.recipe.output.name]
-
-
-def test_a_folder_named_like_the_program_is_no_input(tmp_path: Path) -> None:
-    """`slipway trainer.puzzles …` beside ./slipway, whose experiments do not change what it builds."""
-    (extras := tmp_path / "code" / "slipway").mkdir(parents=True)
-    first = held(tmp_path, tmp_path / "code", build=["slipway", "trainer.puzzles", "{output}"])
-    (extras / "mine.yaml").write_text("x: 1")
-    assert (
-        held(tmp_path, tmp_path / "code", build=["slipway", "trainer.puzzles", "{output}"]).identity == first.identity
-    )
-    (tmp_path / "code" / "build.sh").write_text("true")
-    named = held(tmp_path, tmp_path / "code", build=["sh", "build.sh", "{output}"])
-    (tmp_path / "code" / "build.sh").write_text("false")
-    assert held(tmp_path, tmp_path / "code", build=["sh", "build.sh", "{output}"]).identity != named.identity
 
 
 def uploads(slipway: SlipwayCli, word: str) -> list[str]:

@@ -285,6 +285,20 @@ def test_any_response_is_scored_without_an_error(pieces: list[str] | str) -> Non
         assert boxed(f"{response}\n\\boxed{{18}}{taken_back}", "18") == 0.0
 
 
+def wrapped_injections() -> list[str]:
+    """Code, markup, shell and digits of other scripts, as the answer in each form."""
+    injected = [
+        *("__import__('os').system('exit 1')", "exit()", "import os; os.abort()", "open('/etc/passwd').read()"),
+        *("().__class__.__bases__[0].__subclasses__()", "lambda: 18", "18 if True else 0"),
+        *("%s%n", "'; DROP TABLE x", "\0"),
+        *("${18}", "{{18}}", "\\input{/etc/passwd}", "\\def\\x{\\x}\\x", "\\write18{ls}", "nan", "inf", "1e999999999"),
+        *("٣", "Ⅻ", "½", "１８", "18\u0301", "18\ufeff", "NULL"),
+        *("true", "0x12", "0b10010", "1_8", "--18", "+-18", "18-", *PROMPTS),
+        *("\u0661\u0668", "\uff11\uff18", "\u0967\u096e", "\U0001d7cf\U0001d7d6", "1\u200b8", "18\u0338"),
+    ]
+    return [form % text for text in injected for form in ("#### %s", "\\boxed{%s}", "The answer is %s", "%s")]
+
+
 def adversarial(draw: random.Random) -> list[str]:
     """Unclosed, nested, injected, hanging and megabyte-long answers."""
     pieces = [
@@ -308,16 +322,7 @@ def adversarial(draw: random.Random) -> list[str]:
         "\\boxed{\\sum_{n=1}^{10^9} n^{n}}",
         "\\boxed{\\int_0^1 x^x e^{x^x} dx}",
     ]
-    injected = [
-        *("__import__('os').system('exit 1')", "exit()", "import os; os.abort()", "open('/etc/passwd').read()"),
-        *("().__class__.__bases__[0].__subclasses__()", "lambda: 18", "18 if True else 0"),
-        *("%s%n", "'; DROP TABLE x", "\0"),
-        *("${18}", "{{18}}", "\\input{/etc/passwd}", "\\def\\x{\\x}\\x", "\\write18{ls}", "nan", "inf", "1e999999999"),
-        *("٣", "Ⅻ", "½", "１８", "18\u0301", "18\ufeff", "NULL"),
-        *("true", "0x12", "0b10010", "1_8", "--18", "+-18", "18-", *PROMPTS),
-        *("\u0661\u0668", "\uff11\uff18", "\u0967\u096e", "\U0001d7cf\U0001d7d6", "1\u200b8", "18\u0338"),
-    ]
-    wrapped = [form % text for text in injected for form in ("#### %s", "\\boxed{%s}", "The answer is %s", "%s")]
+    wrapped = wrapped_injections()
     units = [
         *("9", "\\boxed{", "{", "}", " ", "\n", "####", "$"),
         *("answer is ", "1,", "1/", "\\frac{", "-", "Question:", "\\", "("),
