@@ -13,10 +13,13 @@ import traceback
 from pathlib import Path
 
 import fsspec
+import fsspec.config
 import jax
 
 from conf.schema.training.run_yaml import LocalRunFileError, RunFile, RunFileError, load
 from trainer.checkpoint import quiet_credentials
+from trainer.checkpoint.outage import OutageError, ReplacedError, wait_for_storage
+from trainer.checkpoint.storage import RunStorage
 from trainer.distributed import agreement, runtime
 from trainer.distributed import mesh as meshes
 from trainer.distributed.checksums import DisagreementError
@@ -51,8 +54,9 @@ def main() -> None:
         runtime.set_cpu_threads(experiment.pod)
         runtime.keep_freed_memory(experiment.pod)
         runtime.join_processes(experiment.pod, JOIN_TIMEOUT_SECONDS)
-        _install_gcs_retries()
+        _install_gcs_retries(experiment.checkpoint.max_outage_hours)
         quiet_credentials.find_credentials(experiment.dir)
+        wait_for_storage(RunStorage(experiment.dir), experiment.checkpoint.max_outage_hours)
         agreement.check_devices(experiment.pod)
         agreement.check_agreement(path, experiment)
         train(experiment, run_folder(path, experiment.id))
@@ -65,7 +69,7 @@ def main() -> None:
         code = {agreement.WrongDevicesError: 3, DisagreementError: 4}.get(type(error), 2)
     except PreemptedError:
         code = PREEMPTED_EXIT_CODE
-    except DivergedError as error:
+    except (DivergedError, OutageError, ReplacedError) as error:
         print(error, file=sys.stderr)
         code = 1
     except BaseException:  # whatever the error, the others must not wait for this worker
@@ -74,9 +78,10 @@ def main() -> None:
     runtime.exit_together(code)
 
 
-def _install_gcs_retries() -> None:
+def _install_gcs_retries(max_outage_hours: float) -> None:
     """Use the retrying file system for all gs:// paths of this process; gcsfs is imported at the first of them."""
     for scheme in ("gs", "gcs"):
+        fsspec.config.conf.setdefault(scheme, {})["max_outage_hours"] = max_outage_hours
         fsspec.register_implementation(scheme, "trainer.checkpoint.gcs_retry.RetryingFileSystem", clobber=True)
 
 

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -75,6 +76,17 @@ class View(TextScreen):
         for span in line.spans:  # only the first words of a line have a style
             wrapped.stylize(span.style, span.start, span.end)
         self._console.print(wrapped)
+
+    def _print_output(self, lines: Sequence[str]) -> None:
+        """Print lines at once: by itself each would cost a hundred times as much, and a program may print millions."""
+        from rich.text import Text
+
+        text = "\n".join(f"    {printable(line)}" for line in lines)
+        if lines and self._console.is_terminal:
+            self._console.print(Text(text, "dim"))
+        elif lines:
+            self._console.file.write(f"{text}\n")
+            self._console.file.flush()
 
     def _read(self, prompt: str) -> str:
         if self._live is not None:

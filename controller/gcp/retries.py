@@ -49,6 +49,57 @@ def wait_out(clock: Clock, act: Callable[[], T], what: str, tell: Callable[[str]
         clock.sleep(OUTAGE_PAUSE_SECONDS)
 
 
+def outlast(clock: Clock, act: Callable[[], T], what: str, tell: Callable[[str], object], hours: float) -> T:
+    """Call a function while a run goes on until the bucket answers, and return its value.
+
+    The function is called again after a request of it has failed, so it must be safe to repeat.
+
+    Args:
+        clock: measures the wait.
+        act: sends requests, each with its own retries.
+        what: what does not answer, for messages.
+        tell: called once with a message if there is a wait.
+        hours: `checkpoint.max_outage_hours`, how long the program on the workers bridges the outage.
+
+    Raises:
+        CloudError: there was no other answer in that time; while this machine has no network, it is not measured.
+        GoogleError: any error that waiting does not mend.
+    """
+    limit, is_told = OutageLimit(clock, what, hours), False
+    while True:
+        try:
+            return act()
+        except GoogleError as error:
+            if not error.is_transient:
+                raise
+            limit.check(error)
+            if not is_told:
+                tell(f"{what} does not answer ({error.message}); the run goes on, waiting")
+                is_told = True
+        clock.sleep(OUTAGE_PAUSE_SECONDS)
+
+
+class OutageLimit:
+    """How long a controller waits for the bucket while its run goes on."""
+
+    def __init__(self, clock: Clock, what: str, hours: float) -> None:
+        """Prepare; the time begins at the first `check`. Arguments as of `outlast`."""
+        self._clock, self._what, self._hours = clock, what, max(hours, OUTAGE_SECONDS / 3600)
+        self._late: Callable[[], bool] | None = None
+
+    def check(self, error: GoogleError) -> None:
+        """Raise CloudError if errors have come for too long; without a network it is this machine that is cut off."""
+        if error.reason == UNREACHABLE:
+            return
+        if self._late is None:
+            self._late = self._clock.deadline(3600 * self._hours)
+        elif self._late():
+            raise CloudError(
+                f"{self._what} has not answered for {self._hours:g} h, the limit (checkpoint.max_outage_hours): "
+                f"{error.message}. Nothing that was saved is lost; run the same command again when the bucket answers"
+            ) from error
+
+
 class Retries:
     """Repeats the requests of one client; threads may share it."""
 

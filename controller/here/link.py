@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import Empty, Queue
+from queue import Empty, Full, Queue
 from typing import IO, Any
 
 from controller.agent.formats import dump
@@ -17,6 +17,8 @@ from controller.ssh.agent_bundle import AgentBundle
 from controller.ssh.agent_link import AgentLink, late_after
 
 CHUNK = 1 << 16
+QUEUED_CHUNKS = 16
+"""Chunks of a command's output that wait to be processed; a command that prints faster waits, as it does over SSH."""
 HERE = "this machine"
 """Stands where messages name a worker's address."""
 
@@ -64,9 +66,18 @@ class LocalLink(AgentLink):
         program = unpacked if unpacked.exists() else archive
         with self._process([*self._python, str(program), command]) as process:
             assert process.stdin is not None
-            chunks: Queue[bytes | None] = Queue()
+            chunks: Queue[bytes | None] = Queue(QUEUED_CHUNKS)
             said: list[bytes] = []
-            _start_reader(process.stdout, chunks.put, lambda: chunks.put(None))
+
+            def put(chunk: bytes | None) -> None:
+                """Wait for room; drop the chunk if the command was ended, since nobody takes it any more."""
+                waiting = True
+                while waiting and process in self._running:
+                    with suppress(Full):
+                        chunks.put(chunk, timeout=1.0)
+                        waiting = False
+
+            _start_reader(process.stdout, put, lambda: put(None))
             errors = _start_reader(process.stderr, said.append)
             with suppress(BrokenPipeError):  # it ended without reading; its exit code tells why
                 process.stdin.write(dump(payload))

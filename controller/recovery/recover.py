@@ -18,6 +18,7 @@ from controller.core.errors import (
 )
 from controller.core.text import object_url
 from controller.gcp.errors import GoogleError
+from controller.gcp.retries import OutageLimit
 from controller.plan.build import Plan
 from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Ledger
@@ -66,6 +67,8 @@ class RecoveryExecutor:
     _waiting_since: float | None = None
     _incident_recorded: bool = False
     """Whether the incident being handled is recorded already."""
+    _outage: OutageLimit | None = None
+    """How long Google has not answered; None while it does."""
 
     def respond(self, outcome: AttemptOutcome, attempt: int, error: SlipwayError | None = None) -> None:
         """Make the next attempt possible.
@@ -74,23 +77,36 @@ class RecoveryExecutor:
 
         Raises:
             SlipwayError: the run is given up; the error itself, or one whose exit code tells the reason.
+        CloudError: Google has answered nothing else for `checkpoint.max_outage_hours`.
         """
         self._incident_recorded = False
+        if attempt:  # it was launched, with a record in the bucket
+            self._outage = None
         while True:
             try:
                 return self._respond(outcome, attempt, error)
             except GoogleError as unreachable:  # deciding offline could decide twice
                 if unreachable is error or not unreachable.is_transient:
                     raise
+                self._check_outage(unreachable)
                 message = f"Google's API does not respond ({unreachable.message}); waiting"
                 self.context.events.note(self.plan.run_id, message)
                 self.context.clock.sleep(MAX_PAUSES * self.poll_seconds)
+
+    def _check_outage(self, error: GoogleError) -> None:
+        """Raise CloudError if Google has not answered for longer than the program on the workers goes on."""
+        if self._outage is None:
+            hours = self.plan.config.checkpoint.max_outage_hours
+            self._outage = OutageLimit(self.context.clock, object_url(self.plan.bucket), hours)
+        self._outage.check(error)
 
     def _respond(self, outcome: AttemptOutcome, attempt: int, error: SlipwayError | None) -> None:
         verdict = outcome.verdict
         if verdict.kind is VerdictKind.NETWORK_LOST:  # nothing can be looked up or recorded
             if self.plan.config.recovery.policy.network_lost == policy.GIVE_UP:
                 raise error or ProgramFailedError(f"{verdict}; the run continues without this controller")
+            if isinstance(error, GoogleError):
+                self._check_outage(error)
             self.context.events.note(self.plan.run_id, f"{verdict}; waiting")
             self.context.clock.sleep(MAX_PAUSES * self.poll_seconds)
             return

@@ -6,9 +6,10 @@ from functools import partial
 
 from controller.context import Context
 from controller.core.errors import ConfigError, LeaseLostError, SlipwayError, WrongDevicesError
-from controller.core.text import plural
+from controller.core.text import object_url, plural
 from controller.core.ui import BoardScreen
 from controller.gcp.errors import GoogleError
+from controller.gcp.retries import outlast
 from controller.lease.lease import Lease, LeaseHeldError
 from controller.plan.build import Plan
 from controller.reconcile.reconciler import reconcile
@@ -146,8 +147,13 @@ class AttemptRunner:
 
     def follow(self, node: Node, fleet: Fleet, launched: Launch, was_running: bool) -> AttemptOutcome | None:
         """Follow the attempt until it ends; None if the user detached."""
-        self.lease.ensure()  # only the lease holder may follow
-        watch = AlertWatch(self.plan, self.context, self.ledger, launched, self.notifications.alert_raised)
+
+        def begin() -> AlertWatch:
+            self.lease.ensure()  # only the lease holder may follow
+            return AlertWatch(self.plan, self.context, self.ledger, launched, self.notifications.alert_raised)
+
+        hours = self.plan.config.checkpoint.max_outage_hours
+        watch = outlast(self.context.clock, begin, object_url(self.plan.bucket), self._note, hours)
         with watch.watching():
             outcome = Follower(
                 context=self.context,

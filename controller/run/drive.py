@@ -4,10 +4,10 @@ Recovery is reconciliation in a loop: a preempted node is one more difference be
 only reported, even if its pod no longer exists.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from controller.cloud.connect import require_project
 from controller.cloud.emulator import Emulator
@@ -17,7 +17,8 @@ from controller.core.errors import CloudError, ConfigError, LeaseLostError, Over
 from controller.core.formats import DamagedRecordError
 from controller.core.text import object_url
 from controller.core.ui import BoardScreen
-from controller.gcp.retries import wait_out
+from controller.gcp.errors import GoogleError
+from controller.gcp.retries import outlast, wait_out
 from controller.lease.lease import LeaseHeldError, ReleaseRequestedError, lease_guard, pod_lease, run_lease
 from controller.lease.store import LeaseSnapshot
 from controller.plan.build import Plan
@@ -38,6 +39,8 @@ from controller.run.preview import confirm_cost
 from controller.run.queue import PodQueue
 from controller.run.session import open_sweep
 from controller.run.standby import FinishedMeanwhileError, LeaderGaveUpError, RemoteStandby, Standby, StandbyOutcome
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -61,9 +64,7 @@ def drive(
     """Drive the run to its end, show its progress and keep its record.
 
     `sweep` is the id of the sweep that the run belongs to; `handed_over` is the laptop's document on a bastion.
-
-    Returns:
-        The result, or None if the run continues without us or was cancelled.
+    Returns None if the run continues without us or was cancelled.
     """
     context.events.add_listener(screen)
     ledger = Ledger(context.google, plan.bucket, plan.run_id)
@@ -88,11 +89,10 @@ def drive(
         except (LeaseLostError, LeaderGaveUpError):
             raise  # another controller keeps the record
         except SlipwayError as error:
-            recorder.record_stop("failed", str(error), driver.spending)
-            driver.note_kept_pod()
+            driver.record_failure(error)
             raise
         if result is not None:
-            recorder.finish(result, driver.spending)
+            driver.outlast(lambda: recorder.finish(result, driver.spending))
             driver.note_damaged_records()
             screen.show_result(result, cost=str(driver.spending.usage()))
     return result
@@ -102,17 +102,9 @@ class RunDriver:
     """Drives one run: acquires its pod, makes attempts, and decides after each how to continue."""
 
     def __init__(
-        self,
-        options: RunOptions,
-        plan: Plan,
-        context: Context,
-        ledger: Ledger,
-        screen: BoardScreen,
-        recorder: Recorder,
-        emulator: Emulator | None = None,
-        *,
-        on_bastion: bool = False,
-    ) -> None:
+        self, options: RunOptions, plan: Plan, context: Context, ledger: Ledger, screen: BoardScreen,
+        recorder: Recorder, emulator: Emulator | None = None, *, on_bastion: bool = False,
+    ) -> None:  # fmt: skip
         self.options, self.plan, self.context, self.ledger, self.screen = options, plan, context, ledger, screen
         self.recorder = recorder
         self.spending = Spending(context.google, context.clock, plan.bucket, plan.run_id, plan.config)
@@ -145,10 +137,7 @@ class RunDriver:
         self._has_no_result = False
 
     def run(self) -> Result | None:
-        """Drive the run under the lease of its pod.
-
-        Returns:
-            The result, or None if the run continues without us or was cancelled.
+        """Drive the run under the lease of its pod; None if it continues without us or was cancelled.
 
         Raises:
             LeaseLostError: another controller acts on the pod, by accident or by request.
@@ -278,7 +267,7 @@ class RunDriver:
     def _attempt_until_done(self) -> Result | None:
         while True:
             self.note_damaged_records()
-            if over := self.spending.budget_exceeded():
+            if over := self.outlast(self.spending.budget_exceeded):
                 self._stop_over_budget(over)
             attempt = self.attempts.run()
             self.note_damaged_records()
@@ -288,7 +277,7 @@ class RunDriver:
                 case VerdictKind.FINISHED:
                     return self._finalize(attempt)
                 case VerdictKind.CANCELLED:
-                    self.recorder.record_stop("cancelled", "", self.spending)
+                    self.outlast(lambda: self.recorder.record_stop("cancelled", "", self.spending))
                     message = "cancelled; run the same command to resume from the last checkpoint"
                     self._emit_note(message)
                     self.lease.release(message, 0)
@@ -323,8 +312,14 @@ class RunDriver:
         node = self.plan.node.find(self.context, billed)
         return node if node is not None and node.status.uid in billed else None
 
-    def note_kept_pod(self) -> None:
-        """Note what the pod costs that a failed run leaves behind."""
+    def record_failure(self, failure: SlipwayError) -> None:
+        """Record that the run has failed, and note what the pod costs that it leaves behind."""
+        try:
+            self.recorder.record_stop("failed", str(failure), self.spending)
+        except GoogleError as error:
+            if not error.is_transient:
+                raise
+            self._emit_note(f"warning: the failure is not on record: {error}")
         try:
             node = self._own_pod()
         except CloudError as error:
@@ -337,12 +332,11 @@ class RunDriver:
     def _finalize(self, attempt: AttemptResult) -> Result:
         """Record the result, then delete the pod if the policy says so."""
         assert attempt.outcome is not None, "a run that was followed to its end"
-        self._ensure_unfinished()
         ended = self.context.clock.now()
-        launches = {launch.attempt: launch.time for launch in self.ledger.launches()}
-        for lost in range(1, attempt.number + 1):
-            if lost not in launches:
-                self.ledger.report(f"{self.ledger.launch_object(lost)} is missing")
+        self.outlast(self._ensure_unfinished)
+        launches = {launch.attempt: launch.time for launch in self.outlast(self.ledger.launches)}
+        for lost in set(range(1, attempt.number + 1)) - set(launches):
+            self.ledger.report(f"{self.ledger.launch_object(lost)} is missing")
         started = min(attempt.launched, *launches.values(), ended)
         ends = sorted(attempt.outcome.ends)
         summary: dict[str, Any] = next((end["summary"] for _, end in ends if end["summary"]), {})
@@ -355,8 +349,8 @@ class RunDriver:
             summary=summary,
             cleanup=self.plan.config.cleanup.on_success,
         )
-        self.ledger.record_result(result)
-        self.clean_up(result)
+        self.outlast(lambda: self.ledger.record_result(result))
+        self.outlast(lambda: self.clean_up(result))
         self._notifications.run_ended(result)
         self.lease.release("finished", 0)
         return result
@@ -385,6 +379,11 @@ class RunDriver:
         """Delete the pod, unless it was adopted."""
         if not self.plan.node.adopt:
             destroy([replace(self.plan.node, depends_on=())], self.context)
+
+    def outlast(self, act: Callable[[], T]) -> T:
+        """Call a function, again and again while the bucket does not answer. Raises CloudError past the bound."""
+        hours = self.plan.config.checkpoint.max_outage_hours
+        return outlast(self.context.clock, act, object_url(self.plan.bucket), self._emit_note, hours)
 
     def note_damaged_records(self) -> None:
         objects = [object_url(self.plan.bucket, text) for text in [*self.spending.problems, *self.queue.problems]]

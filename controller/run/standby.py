@@ -88,22 +88,37 @@ class Standby:
         self._note(f"{other.record} {self.controls}; watching, and taking over if it disappears")
         try:
             while True:
-                snapshot = self.lease.read()
-                if result := self._result():
-                    return result
-                if snapshot is None or not self.lease.is_held_by_other(snapshot):
-                    return self._on_lease_free(snapshot)
-                if snapshot.record.run_id != self.plan.run_id:
-                    return StandbyOutcome.LEASE_FREE  # the caller reports the controller of the other run
-                if self._leader.record.id != snapshot.record.id:
-                    self._note(f"now {snapshot.record} {self.controls}")
-                self._leader = snapshot
-                if self._follow_leader():
-                    self.screen.show_detached()
-                    return StandbyOutcome.DETACHED
+                try:
+                    ended = self._watch_once()
+                except GoogleError as error:
+                    if not error.is_transient:
+                        raise
+                    self._note_once(f"{error}; still watching")  # the lease cannot change hands meanwhile
+                    self.context.clock.sleep(self.poll_seconds)
+                    continue
+                if ended is not None:
+                    return ended
         except KeyboardInterrupt:
             self.screen.show_detached()
             return StandbyOutcome.DETACHED
+
+    def _watch_once(self) -> Result | StandbyOutcome | None:
+        """Follow the run until something changes; return how watching ends, or None."""
+        snapshot = self.lease.read()
+        if result := self._result():
+            return result
+        if snapshot is None or not self.lease.is_held_by_other(snapshot):
+            return self._on_lease_free(snapshot)
+        if snapshot.record.run_id != self.plan.run_id:
+            return StandbyOutcome.LEASE_FREE  # the caller reports the controller of the other run
+        assert self._leader is not None, "set when watching began"
+        if self._leader.record.id != snapshot.record.id:
+            self._note(f"now {snapshot.record} {self.controls}")
+        self._leader = snapshot
+        if self._follow_leader():
+            self.screen.show_detached()
+            return StandbyOutcome.DETACHED
+        return None
 
     def _result(self) -> Result | None:
         """Return the result; the controller that acts replaces a damaged one when the run finishes."""

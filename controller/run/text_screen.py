@@ -5,6 +5,7 @@ With JSON lines, each event is one line on stdout, and text for people goes to s
 
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -115,8 +116,7 @@ class TextScreen:
         """Show log output; of the bundled trainer only the last line, until its first metrics arrive."""
         lines = text.splitlines()
         if self._plan.config.program.kind == "command":
-            for line in lines:
-                self._print("    ", (line, "dim"))
+            self._print_output(lines)
         elif lines:
             self._last_log_line = lines[-1]
 
@@ -125,8 +125,12 @@ class TextScreen:
         worker = event.data["worker"]
         self._print("  ", ("✗", "red"), f" worker {worker}: {event.data['exception']}")
         if worker or self._plan.config.program.kind != "command":
-            for line in event.message.splitlines()[-SHOWN_TRACEBACK_LINES:]:
-                self._print("    ", (line, "dim"))
+            self._print_output(event.message.splitlines()[-SHOWN_TRACEBACK_LINES:])
+
+    def _print_output(self, lines: Sequence[str]) -> None:
+        """Print lines of the program's output."""
+        for line in lines:
+            self._print("    ", (line, "dim"))
 
     def set_price(self, usd_per_hour: float | None) -> None:
         """Use this price to show the cost until the end of training."""

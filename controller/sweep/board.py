@@ -25,6 +25,9 @@ SPARK_BARS = "▁▂▃▄▅▆▇█"
 SPARK_POINTS = 24
 """Number of points of a metric kept for its sparkline."""
 SAVE_SECONDS = 1.0
+"""Interval at which metrics, and the changes of a large board, are written to the file."""
+SMALL_BOARD = 100
+"""Rows up to which each change of a run's state is written at once: each write takes the whole board."""
 BOARD_METRICS = ("accuracy", "reward_mean", "loss", *SHOWN_METRICS)
 """Metrics by what they say about a run: the loss of GRPO says little."""
 
@@ -62,6 +65,7 @@ class Board:
         self._file, self._clock, self.json_lines = file, clock, json_lines
         self._lock, self._output_lock = threading.Lock(), threading.Lock()
         self._saved_at, self._process = 0.0, process_id()
+        self._timer: threading.Timer | None = None
         self.out: Callable[[str], None] = partial(print, flush=True)
 
     def add(self, line: BoardRow) -> None:
@@ -81,7 +85,7 @@ class Board:
             line.state = state
             for key, value in values.items():
                 setattr(line, key, value)
-            self._save(always=True)
+            self._save(changed=True)
         self.announce(line, f"{state}{f': {message}' if message else ''}")
 
     def announce(self, line: BoardRow, message: str) -> None:
@@ -113,15 +117,30 @@ class Board:
     def close(self) -> None:
         """Mark the board as final, so that readers of the file need not wait."""
         with self._lock:
-            self._save(always=True, over=True)
+            self._write(over=True)
 
-    def _save(self, *, always: bool = False, over: bool = False) -> None:
-        now = time.monotonic()
-        if always or now - self._saved_at >= SAVE_SECONDS:
-            self._saved_at = now
-            draft = self._file.with_suffix(".draft")
-            draft.write_text(json.dumps(SavedBoard(self._clock.now(), over, self._rows, self._process).to_json()))
-            draft.replace(self._file)
+    def _save(self, *, changed: bool = False) -> None:
+        """Write the board unless that was done a moment ago. changed: a run's state has, which is written soon."""
+        if time.monotonic() - self._saved_at >= SAVE_SECONDS or (changed and len(self._rows) <= SMALL_BOARD):
+            self._write()
+        elif changed and self._timer is None:
+            self._timer = threading.Timer(SAVE_SECONDS, self._save_late)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _save_late(self) -> None:
+        with self._lock:
+            if self._timer is not None:  # else it has been written meanwhile
+                self._write()
+
+    def _write(self, *, over: bool = False) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._saved_at = time.monotonic()
+        draft = self._file.with_suffix(".draft")
+        draft.write_text(json.dumps(SavedBoard(self._clock.now(), over, self._rows, self._process).to_json()))
+        draft.replace(self._file)
 
 
 class BoardScreen:

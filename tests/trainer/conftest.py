@@ -83,7 +83,13 @@ def make_lm_run(folder: Path) -> dict[str, Any]:
         | {"eval_interval": 4, "eval_batches": 2},
         "optimizer": load_group("optimizer/adamw"),
         "mesh": load_group("mesh/data"),
-        "checkpoint": {"save_interval": 2, "max_to_keep": 2, "best": None, "verify_interval": 3},
+        "checkpoint": {
+            "save_interval": 2,
+            "max_to_keep": 2,
+            "best": None,
+            "verify_interval": 3,
+            "max_outage_hours": 24,
+        },
         "logging": {"log_interval": 1, "profile": None, "wandb": None},
     }
     RunFile.model_validate(raw)

@@ -1,21 +1,43 @@
-"""Retries of the object storage clients, since an outage of minutes must not end a run of days.
+"""Retries of the object storage clients, since an outage must not end a run of days.
 
 TensorStore, which moves the arrays, retries a request 32 times, for about a quarter of an hour. gcsfs, which moves
-everything else, gives up after half a minute by default.
+everything else, gives up after half a minute by default. What writes does not wait longer than that quarter of an hour
+(`outage.py` bridges it). What reads, such as a data set in a bucket, has nothing else to do: it waits as long as
+`checkpoint.max_outage_hours`.
 """
 
+import logging
+import time
 from typing import Any
 
 from gcsfs import GCSFileSystem
-from gcsfs.retry import retry_request
+from gcsfs.retry import is_retriable, retry_request
 
 MAX_ATTEMPTS = 25
 """Attempts, each of gcsfs's own six tries, which take half a minute, with pauses of up to half a minute between."""
 
 
 class RetryingFileSystem(GCSFileSystem):
-    """gcsfs's file system for gs://, with more attempts."""
+    """gcsfs's file system for gs://, with more attempts.
+
+    max_outage_hours: how long a read is tried again; a log line a round shows that the program is not hung.
+    """
+
+    def __init__(self, *args: Any, max_outage_hours: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._max_outage_seconds = 3600 * max_outage_hours
+
+    async def _request(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        began = time.monotonic()
+        while True:
+            try:
+                return await self._request_for_minutes(method, *args, **kwargs)
+            except Exception as error:
+                lasted = time.monotonic() - began
+                if method.upper() != "GET" or not is_retriable(error) or lasted >= self._max_outage_seconds:
+                    raise
+                logging.warning("a read from the bucket has failed for %.0f minutes: %s", lasted / 60, error)
 
     @retry_request(retries=MAX_ATTEMPTS)  # pyright: ignore[reportCallIssue]
-    async def _request(self, *args: Any, **kwargs: Any) -> Any:
+    async def _request_for_minutes(self, *args: Any, **kwargs: Any) -> Any:
         return await super()._request(*args, **kwargs)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
@@ -14,6 +13,9 @@ from orbax.checkpoint import type_handlers
 from conf.formats import FORMAT, format_problem
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import CheckpointSettings
+from trainer.checkpoint.local_saves import SUCCESS_FILE, LocalSaves, Outputs
+from trainer.checkpoint.outage import OutageBridge, OutageError, ReplacedError
+from trainer.checkpoint.storage import OUTAGE_PATTERN, RunStorage, first_line, is_outage
 from trainer.distributed.checksums import DisagreementError, ReplicaChecksums, leaf_path
 from trainer.distributed.preemption import PreemptedError
 from trainer.distributed.runtime import gather_texts, gather_tree
@@ -22,10 +24,11 @@ from trainer.pretrained.array_database import check_database
 from trainer.step.nan_check import DivergedError
 
 SMALLEST_SLICE_BYTES = 1 << 20
-OUTAGE_PATTERN = re.compile(r"UNAVAILABLE|UNAUTHENTICATED|PERMISSION_DENIED|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED")
 
-COLLECTIVE_ERRORS = (DisagreementError, DivergedError, PreemptedError)
+COLLECTIVE_ERRORS = (DisagreementError, DivergedError, OutageError, PreemptedError, ReplacedError)
 """Errors that all workers raise together."""
+LOCAL_FOLDER = "local_checkpoints"
+"""Folder on a worker's disk, below the run's, for checkpoints that the bucket does not take yet."""
 
 
 class BrokenCheckpointError(RuntimeError):
@@ -41,10 +44,23 @@ class RestoredCheckpoint(NamedTuple):
 class CheckpointManager:
     """The checkpoints of a run: DIR/checkpoints/<step>/, and DIR/reference/, the frozen policy, saved once.
 
-    All processes call every method, in the same order. metrics: names of the values that `record_score` accepts.
+    All processes call every method, in the same order.
     """
 
-    def __init__(self, folder: str, settings: CheckpointSettings, metrics: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: str, settings: CheckpointSettings, metrics: Sequence[str] = (), log: Outputs | None = None
+    ) -> None:
+        """Open the run's folder, and upload what an earlier attempt could not.
+
+        Args:
+            folder: `dir` of the run file.
+            settings: `checkpoint` of the run file.
+            metrics: names of the values that `record_score` accepts.
+            log: the other outputs of the run. Without it training does not outlast an outage of the bucket.
+
+        Raises:
+            OutageError: the bucket does not answer for `max_outage_hours`.
+        """
         if settings.best and metrics and settings.best.metric not in metrics:
             known = ", ".join(metrics)
             raise RunFileError(f"checkpoint.best.metric: {settings.best.metric} is not evaluated; choices: {known}")
@@ -53,13 +69,28 @@ class CheckpointManager:
             root = root.resolve()
         self._settings = settings
         self._folder, self._reference = root / "checkpoints", root / "reference"
-        self._retention = Retention(root, settings, writes=jax.process_index() == 0)
         self._checksums = ReplicaChecksums()
-        self._manager = ocp.CheckpointManager(
+        self._bridge: OutageBridge | None = None
+        if log is not None and log.storage.is_remote and settings.max_outage_hours:
+            saves = LocalSaves(log.local / LOCAL_FOLDER, self._folder, _array_handler)
+            self._bridge = OutageBridge(log, saves, settings.max_outage_hours)
+            self._bridge.resume_earlier(self._newest_complete)
+        storage = log.storage if log is not None else RunStorage(str(root))
+        self._retention = Retention(root, settings, storage, writes=jax.process_index() == 0)
+        self._manager = self._open()
+
+    def _open(self) -> ocp.CheckpointManager:
+        return ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(preservation_policy=self._retention, cleanup_tmp_directories=True),
             item_handlers={"state": _array_handler(), "position": ocp.JsonCheckpointHandler()},
         )
+
+    def _newest_complete(self) -> int | None:
+        if not self._folder.exists():
+            return None
+        found = [path for path in self._folder.iterdir() if path.name.isdigit() and (path / SUCCESS_FILE).exists()]
+        return max((int(path.name) for path in found), default=None)
 
     def latest_step(self) -> int | None:
         """Return the step of the newest complete checkpoint, or None; a half-written one does not count."""
@@ -77,18 +108,72 @@ class CheckpointManager:
 
         position: JSON. Each process gives its part; the union is saved, see `runtime.gather_tree`. Waits for an earlier
         save, and returns once the arrays are copied; the files are written in the background. A step that is already
-        saved is not overwritten. Raises DisagreementError if the replicas of the state differ.
+        saved is not overwritten. While the bucket does not answer, the files go to the workers' disks.
+
+        Raises:
+            DisagreementError: the replicas of the state differ.
+            OutageError: the bucket has not answered for too long.
         """
+        self.catch_up()
+        if self._bridge is not None and step in self._bridge.steps:
+            return
+        clear = self._bridge is None or self._bridge.can_write(self._is_writing, self._manager.check_for_errors)
         if step in self._manager.all_steps():
             if step not in self._retention.broken_steps:
                 return
-            self._manager.delete(step)
+            if clear:
+                self._manager.delete(step)
         self._retention.broken_steps.discard(step)
         checksums = self._checksums.compute(state, f"after update {step}")
         content = {"format": FORMAT, "position": gather_tree(position), "checksums": checksums}
-        items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), position=ocp.args.JsonSave(content))
-        with jax.transfer_guard("allow"):
-            self._manager.save(step, args=items, force=True)
+        while not (clear and self._write(step, state, content)):
+            assert self._bridge is not None, "without a bridge errors are raised"
+            if self._bridge.save(step, state, content, self._retention.kept):
+                return
+            self._reopen()
+            clear = True
+
+    def _write(self, step: int, state: Any, content: dict[str, Any]) -> bool:
+        """Begin to write to the run's folder; return False if that failed on any process and is bridged."""
+        items, problem = ocp.args.Composite(state=ocp.args.PyTreeSave(state), position=ocp.args.JsonSave(content)), ""
+        try:
+            with jax.transfer_guard("allow"):
+                self._manager.save(step, args=items, force=True)
+        except Exception as error:
+            if self._bridge is None or not is_outage(error):
+                raise
+            problem = f"the checkpoint of step {step} was not written: {first_line(error)}"
+        return self._bridge is None or not self._bridge.agree_on_failure(problem)
+
+    def catch_up(self, *, wait: bool = False) -> None:
+        """Upload the checkpoints on the workers' disks if the bucket answers again. Call it after every update.
+
+        wait: return only then.
+
+        Raises:
+            OutageError: the bucket has not answered for too long.
+        """
+        if self._bridge is None or not self._bridge.suspended:
+            return
+        if wait:
+            self._bridge.wait(self._is_writing)
+        elif not self._bridge.resume(self._is_writing):
+            return
+        self._reopen()
+
+    def _reopen(self) -> None:
+        """Forget a save that failed in the background, and see what has been uploaded."""
+        try:
+            self._manager.check_for_errors()
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            logging.warning("a checkpoint was begun before the outage and is incomplete: %s", first_line(error))
+        self._manager = self._open()
+        self._retention.write()
+
+    def _is_writing(self) -> bool:
+        return self._manager.is_saving_in_progress()
 
     def verify_replicas(self, step: int, state: Any) -> None:
         """Compare the replicas of the state on all devices if a check is due. Raises DisagreementError on all."""
@@ -178,7 +263,8 @@ class CheckpointManager:
         return dict(content), state
 
     def save_reference(self, params: Params) -> None:
-        """Save the frozen policy unless it exists. Returns when it is complete."""
+        """Save the frozen policy unless it exists. Returns when it is complete; waits for the bucket."""
+        self.catch_up(wait=True)
         if not (self._reference.exists() and ocp.utils.is_checkpoint_finalized(self._reference)):
             with ocp.Checkpointer(_array_handler()) as checkpointer:
                 # a bucket may hold objects of an interrupted attempt
@@ -194,11 +280,23 @@ class CheckpointManager:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Finish pending writes, unless this worker alone failed: that would wait for the others."""
-        if kind is None or issubclass(kind, COLLECTIVE_ERRORS):
+        if kind is None:
             self.close()
+        elif issubclass(kind, COLLECTIVE_ERRORS):
+            if not issubclass(kind, (OutageError, ReplacedError)):
+                self.catch_up()  # the VM may be gone in a moment: nobody waits for the bucket
+            if self._bridge is None or not self._bridge.suspended:
+                self._finish()
+            elif self._bridge.steps and jax.process_index() == 0:
+                logging.warning("the checkpoints on the workers' disks are uploaded by the next attempt on this pod")
 
     def close(self) -> None:
-        """Wait until everything is written. Raises the errors of background writes."""
+        """Wait until everything is written, to the bucket. Raises the errors of background writes."""
+        while self._bridge is not None and not self._bridge.can_write(self._is_writing, self._manager.check_for_errors):
+            self.catch_up(wait=True)
+        self._finish()
+
+    def _finish(self) -> None:
         self._manager.wait_until_finished()
         self._manager.close()
 
@@ -234,13 +332,9 @@ SCORES_FILE = "scores.json"
 class Retention:
     """Preservation policy for Orbax. Scores, and hence decisions, are the same on all processes."""
 
-    def __init__(self, folder: epath.Path, settings: CheckpointSettings, writes: bool) -> None:
-        self._file, self._keep, self._best, self._writes = (
-            folder / SCORES_FILE,
-            settings.max_to_keep,
-            settings.best,
-            writes,
-        )
+    def __init__(self, folder: epath.Path, settings: CheckpointSettings, storage: RunStorage, writes: bool) -> None:
+        self._file, self._storage, self._writes = folder / SCORES_FILE, storage, writes
+        self._keep, self._best = settings.max_to_keep, settings.best
         self._scores: dict[int, float] = {}
         self.broken_steps: set[int] = set()
         if self._best and self._file.exists():
@@ -252,12 +346,17 @@ class Retention:
 
     def record_score(self, step: int, value: float) -> None:
         """Record the score of the weights after `step` updates. Process 0 writes it to scores.json."""
-        assert self._best
         self._scores[step] = value
-        if self._writes:
-            content = {"format": FORMAT, "metric": self._best.metric, "mode": self._best.mode}
-            content |= {"best": self.best_step(list(self._scores))}
-            partial = self._file.with_suffix(".partial")
+        self.write()
+
+    def write(self) -> None:
+        """Write scores.json on process 0, if there are scores; during an outage the next call does."""
+        if not (self._writes and self._best and self._scores and self._storage.answers()):
+            return
+        content = {"format": FORMAT, "metric": self._best.metric, "mode": self._best.mode}
+        content |= {"best": self.best_step(list(self._scores))}
+        partial = self._file.with_suffix(".partial")
+        with self._storage.tolerated(SCORES_FILE):
             partial.write_text(json.dumps(content | {"scores": self._scores}, indent=1) + "\n")
             partial.replace(self._file)
 
@@ -271,5 +370,10 @@ class Retention:
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Select checkpoints for Orbax, by `step`. Broken ones are dropped once a newer one is complete."""
         sound = sorted(info.step for info in checkpoints if info.step not in self.broken_steps)
-        kept = {*sound[-self._keep :], self.best_step(sound)}
+        kept = self.kept(sound)
         return [info.step in kept for info in checkpoints]
+
+    def kept(self, steps: Sequence[int]) -> set[int]:
+        """Return the newest of these steps, which are in order, and the best one."""
+        best = self.best_step(steps)
+        return {*steps[-self._keep :], *([] if best is None else [best])}

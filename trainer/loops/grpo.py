@@ -48,7 +48,7 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     with (
         PreemptionNotice() as notice,
         RewardPool(loop.reward_workers, loop.reward_timeout_seconds) as checks,
-        CheckpointManager(experiment.dir, experiment.checkpoint, metrics=("eval_accuracy",)) as checkpoints,
+        CheckpointManager(experiment.dir, experiment.checkpoint, ("eval_accuracy",), log) as checkpoints,
     ):
         GrpoTrainer(experiment, loop, mesh, log, checks, checkpoints, notice).run()
 

@@ -37,7 +37,7 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     with (
         PreemptionNotice() as notice,
         closing(stream),
-        CheckpointManager(experiment.dir, experiment.checkpoint, metrics) as checkpoints,
+        CheckpointManager(experiment.dir, experiment.checkpoint, metrics, log) as checkpoints,
     ):
         with log.phases.measure("compile"):
             compilation = startup_report.Compilation(programs(experiment, mesh))

@@ -46,7 +46,8 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     _check(cfg, loop, dataset)
     stream = PuzzleStream(dataset, loop, experiment.seed)
     metrics = ("eval_exact_accuracy", "eval_cell_accuracy", "eval_q_accuracy", "eval_lm_loss")
-    with PreemptionNotice() as notice, CheckpointManager(experiment.dir, experiment.checkpoint, metrics) as checkpoints:
+    opened = CheckpointManager(experiment.dir, experiment.checkpoint, metrics, log)
+    with PreemptionNotice() as notice, opened as checkpoints:
         with log.phases.measure("compile"):
             compilation = startup_report.Compilation(programs(experiment, mesh))
         with log.phases.measure("restore or init"):  # while the programs compile

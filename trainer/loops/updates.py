@@ -87,6 +87,7 @@ class UpdateLoop:
         for step in range(first, loop.steps):
             self._save_if_preempted(step, state)
             with self.stopwatch.excluded():
+                self.checkpoints.catch_up()
                 self._after_checkpoint(step, state)
             profiler.before_update(state)
             with self.stopwatch.measure("data_time"):

@@ -63,4 +63,5 @@ class StateSaver:
     def verify_replicas(self, train_state: TrainState) -> None:
         """Compare the copies of the state on all devices, if it is time to. Raises DisagreementError."""
         with self._telemetry.stopwatch.excluded():
+            self._checkpoints.catch_up()
             self._checkpoints.verify_replicas(train_state.progress.total_steps, train_state.state)

@@ -21,6 +21,7 @@ import jax
 from etils import epath
 
 from conf.schema.training.settings import ProfileSettings
+from trainer.checkpoint.storage import RunStorage
 from trainer.telemetry import transcripts
 from trainer.telemetry.phases import PhaseTimes
 from trainer.telemetry.tags import curve_tag
@@ -44,10 +45,19 @@ class MetricsLogger:
 
     Attributes:
         phases: where the time of the run goes, on every process.
+        storage: where the run's folder is.
     """
 
-    def __init__(self, local: Path, remote: str, writes: bool, there: WandbRun | None = None) -> None:
+    def __init__(
+        self,
+        local: Path,
+        remote: str,
+        writes: bool,
+        there: WandbRun | None = None,
+        storage: RunStorage | None = None,
+    ) -> None:
         self._writes, self._wandb = writes, there
+        self.storage = storage or RunStorage(remote)
         self.phases = PhaseTimes()
         self._local, self._remote = local, epath.Path(remote)
         self._recorded: dict[tuple[int, str], dict[str, float]] = {}
@@ -60,6 +70,11 @@ class MetricsLogger:
         self._metrics_file = (local / METRICS_FILE).open("a")
         self._transcripts_file = (local / TRANSCRIPTS_FILE).open("a")
         self._events = EventFileWriter(str(local / "tb"), filename_suffix=f".{time.time_ns()}")
+
+    @property
+    def local(self) -> Path:
+        """The folder that the program writes to."""
+        return self._local
 
     def resume(self, step: int) -> None:
         """Continue after `step`, dropping later lines, which come from an interrupted attempt.
@@ -145,10 +160,18 @@ class MetricsLogger:
                 self._wandb.summarize(values)
 
     def upload(self) -> None:
-        """Copy all files to the run's folder. Call it before saving a checkpoint, since resuming reads the lines."""
+        """Copy all files to the run's folder. Call it before saving a checkpoint, since resuming reads the lines.
+
+        While the bucket does not answer, nothing is copied: the next call copies whole files.
+        """
         if not self._writes:
             return
         self._events.flush()
+        if self.storage.answers():
+            with self.storage.tolerated(METRICS_FILE):
+                self._copy_files()
+
+    def _copy_files(self) -> None:
         for path in [
             *(self._local / name for name in (METRICS_FILE, SUMMARY_FILE, TRANSCRIPTS_FILE)),
             *(self._local / "tb").rglob("*"),

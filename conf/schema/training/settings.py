@@ -47,6 +47,12 @@ class CheckpointSettings(Strict):
         description="Updates between checksum comparisons of the weights' copies on all devices. Every checkpoint is "
         "compared anyway. 0: only checkpoints.",
     )
+    max_outage_hours: Annotated[float, VOLATILE] = Field(
+        ge=0,
+        le=720,
+        description="Hours that training goes on while the bucket does not answer. Checkpoints are saved on the "
+        "workers' disks and uploaded later. 0: the run ends after a quarter of an hour.",
+    )
 
     @field_validator("best", mode="before")
     @classmethod

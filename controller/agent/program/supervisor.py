@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from ..protocol import State
 
 LOG_UPLOAD_SECONDS = 30.0
+SMALL_LOG_BYTES = 8 << 20
+"""A log up to this size is uploaded whenever it has grown."""
+LOG_GROWTH = 1.1
+"""Factor by which a larger log grows between two uploads of it: all together then take a multiple of its bytes."""
+MAX_LOG_UPLOAD_SECONDS = 900.0
+"""A larger log that grows slowly is uploaded that often."""
 HEARTBEAT_SECONDS = 60.0
 EXIT_HOOK = str(Path(__file__).resolve().parent.parent / "exit_hook")
 """Folder of the `sitecustomize` that Python imports at start-up."""
@@ -129,7 +135,7 @@ def supervise(
     folder = attempt_folder(run_id, attempt)
     if not venv_state(venv):
         raise AgentError(f"the venv {venv} is not on this worker: install it first")
-    environment = _program_environment(folder, venv, env, check_out(code, folder.parent / "work"))
+    environment = _program_environment(folder, venv, env, check_out(code, folder.parent / "work"), successor)
     write_shell_file(folder.parent, environment, set(secret_environment(folder.parent)))
     if exit_hook:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (EXIT_HOOK, environment.get("PYTHONPATH"))))
@@ -164,8 +170,10 @@ def supervise(
     return finalize_attempt(folder, how, before_masking=uploads.join)
 
 
-def _program_environment(folder: Path, venv: str, env: dict[str, str], code_sha256: str) -> dict[str, str]:
-    attempt = {"SLIPWAY_ATTEMPT": folder.name.partition("-")[2]}
+def _program_environment(
+    folder: Path, venv: str, env: dict[str, str], code_sha256: str, successor: str
+) -> dict[str, str]:
+    attempt = {"SLIPWAY_ATTEMPT": folder.name.partition("-")[2], "SLIPWAY_SUCCESSOR": successor}
     given = {**env, **secret_environment(folder.parent)}
     return run_environment(folder.parent, venv, given, {**attempt, "SLIPWAY_CODE_SHA256": code_sha256})
 
@@ -215,14 +223,22 @@ def keep_heartbeat(ended: threading.Event) -> None:
 
 def _upload_log_periodically(folder: Path, begun: dict[str, Any], ended: threading.Event) -> None:
     """Upload the log periodically while it grows, spending at most about a tenth of the time on it."""
+    uploaded = time.monotonic()
     seen, pause, log, mask = 0, LOG_UPLOAD_SECONDS, folder / "log", SecretMask.for_run(folder.parent)
     while begun["bucket"] and not ended.wait(pause):
-        if file_size(log) == seen:
+        if not is_upload_due(file_size(log), seen, time.monotonic() - uploaded):
             continue
         before, size = time.monotonic(), mask.mask_file(log, seen)
         try:
             upload_file(log, begun["bucket"], begun["log_object"], size)
-            seen = size
+            seen, uploaded = size, time.monotonic()
         except TransferError as error:  # the final upload is the one that counts
             print(f"cannot upload the log: {error}", file=sys.stderr, flush=True)
         pause = max(LOG_UPLOAD_SECONDS, 10 * (time.monotonic() - before))
+
+
+def is_upload_due(size: int, seen: int, seconds: float) -> bool:
+    """Return whether a log of this size is uploaded again, `seconds` after an upload of its first `seen` bytes."""
+    if size == seen:
+        return False
+    return size <= SMALL_LOG_BYTES or size >= LOG_GROWTH * seen or seconds >= MAX_LOG_UPLOAD_SECONDS

@@ -22,6 +22,8 @@ FaultAction = Callable[[Document], Awaitable[None]]
 Words = Callable[[Document, str, str, str], ApiError | None]
 STALL_SECONDS = 0.5
 """Seconds that a request may hang during a brownout before its connection breaks."""
+_STORAGE_PATH = re.compile(r"/(upload/|download/|batch/)?storage/")
+"""Paths of Cloud Storage's JSON API: https://cloud.google.com/storage/docs/json_api."""
 _MAX_RECENT = 100
 """Maximum number of strike times kept per fault."""
 
@@ -167,7 +169,7 @@ class Faults:
     def intercept(self, laptop: bool, http: str, path: str) -> ApiError | BrokenConnection | None:
         """Return the fault, if any, that affects this request of the laptop or of a worker."""
         who = "laptop" if laptop else "workers"
-        for name, fault in self._active("http", "cut", "brownout", "partition"):
+        for name, fault in self._active("http", "cut", "brownout", "bucket_outage", "partition"):
             spec = fault["spec"]
             if "match" in spec and re.search(spec["match"], f"{http} {path}"):
                 self._consume(name, fault)
@@ -175,6 +177,10 @@ class Faults:
             if spec["kind"] == "partition" and spec["client"] == who:
                 self._record_hit(name, fault)
                 return BrokenConnection("request")
+            if spec["kind"] == "bucket_outage" and _STORAGE_PATH.match(path):
+                draw = random.Random(f"{spec['seed']}/{self._requests}")  # noqa: S311 - reproducible for a given seed
+                self._record_hit(name, fault)
+                return draw.choice((_OVERLOADED, _OVERLOADED, BrokenConnection("request", STALL_SECONDS)))
             if spec["kind"] == "brownout" and spec["client"] in (None, who):
                 draw = random.Random(f"{spec['seed']}/{self._requests}")  # noqa: S311 - reproducible for a given seed
                 if draw.random() < spec["share"]:

@@ -276,6 +276,12 @@ class BrownoutSpec(_LastingSpec):
     client: Literal["laptop", "workers"] | None = Field(None, description="whose requests; null: all")
 
 
+class BucketOutageSpec(_LastingSpec):
+    """Outage of Cloud Storage: everybody's requests to it fail with 503, or stall and break; the other APIs work."""
+
+    kind: Literal["bucket_outage"]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
 class PartitionSpec(_LastingSpec):
     """Network partition: between the laptop and both Google's APIs and the workers, or between workers and APIs."""
 
@@ -312,7 +318,8 @@ AnyFaultSpec = Annotated[
     | WorkerClockSpec | TokensExpiredSpec | PermissionSpec
     | StockoutSpec | DeniedSpec | NamedRefusalSpec | InternalSpec | FailureSpec
     | EndpointsSpec | ChipMissingSpec | QueuedStateSpec | SliceCreationSpec | SliceStateSpec
-    | ChipHeldSpec | HttpSpec | ConnectionCutSpec | BrownoutSpec | PartitionSpec | DiskFullSpec | SshSpec,
+    | ChipHeldSpec | HttpSpec | ConnectionCutSpec | BrownoutSpec | BucketOutageSpec | PartitionSpec | DiskFullSpec
+    | SshSpec,
     Field(discriminator="kind"),
 ]  # fmt: skip
 _FAULT_ADAPTER: TypeAdapter[Any] = TypeAdapter(AnyFaultSpec)
@@ -328,7 +335,7 @@ ONE_SHOT_KINDS = (
     "slice_state",
 )
 CREATION_KINDS = ("stockout", "quota", "permission", "type_denied", "no_reservation", "internal", "failure")
-LASTING_KINDS = ("brownout", "partition", "disk_full", "chip_held", "ssh_refused", "ssh_frozen")
+LASTING_KINDS = ("brownout", "bucket_outage", "partition", "disk_full", "chip_held", "ssh_refused", "ssh_frozen")
 FAULT_KINDS = (
     *ONE_SHOT_KINDS, *CREATION_KINDS, "denied", "endpoints", "chip_missing", "queued", "slice_creation", "http", "cut",
     *LASTING_KINDS,

@@ -9,7 +9,7 @@ import pytest
 from controller.core.clock import Clock
 from controller.core.errors import CloudError
 from controller.gcp.errors import UNREACHABLE, ForbiddenError, GoogleError
-from controller.gcp.retries import OUTAGE_PAUSE_SECONDS, OUTAGE_SECONDS, wait_out
+from controller.gcp.retries import OUTAGE_PAUSE_SECONDS, OUTAGE_SECONDS, outlast, wait_out
 
 
 class Waiting(Clock):
@@ -65,3 +65,33 @@ def test_what_waiting_does_not_change_is_raised_at_once(error: GoogleError) -> N
     with pytest.raises(GoogleError) as raised:
         wait_out(clock, answering(error), "gs://b", said.append)
     assert (raised.value, clock.time, said) == (error, 0.0, [])
+
+
+OFFLINE = GoogleError("storage objects.get", 503, UNREACHABLE, "no network")
+
+
+def test_an_outage_during_a_run_is_outlasted_and_said_once() -> None:
+    clock, said = Waiting(), list[str]()
+    assert outlast(clock, answering(STORM, OFFLINE, STORM, None), "gs://b", said.append, 24) == "the answer"
+    assert said == ["gs://b does not answer (backend error); the run goes on, waiting"]
+
+
+@pytest.mark.parametrize(("hours", "seconds"), [(24, 24 * 3600), (0, OUTAGE_SECONDS)])
+def test_an_outage_during_a_run_has_a_bound_with_a_key(hours: float, seconds: float) -> None:
+    clock = Waiting()
+    with pytest.raises(
+        CloudError, match=r"^gs://b has not answered for .* h, the limit \(checkpoint\.max_outage_hours\)"
+    ):
+        outlast(clock, answering(STORM), "gs://b", lambda _: None, hours)
+    assert clock.time == seconds
+
+
+def test_a_machine_without_a_network_waits_for_its_return() -> None:
+    clock = Waiting()
+    days = [OFFLINE] * int(3 * 86400 / OUTAGE_PAUSE_SECONDS)
+    assert outlast(clock, answering(*days, None), "gs://b", lambda _: None, 1) == "the answer"
+
+
+def test_a_refusal_is_no_outage() -> None:
+    with pytest.raises(ForbiddenError):
+        outlast(Waiting(), answering(ForbiddenError("get", 403, "denied", "no")), "gs://b", lambda _: None, 24)

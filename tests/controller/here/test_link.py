@@ -7,10 +7,12 @@ import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
 from controller.agent.protocol import OBSERVE, STATE
+from controller.here import link as link_module
 from controller.here.link import LocalLink
 from controller.ssh import agent_link
 from controller.ssh.agent_bundle import AgentBundle, build_bundle
@@ -94,3 +96,25 @@ def test_a_shell_command_that_reads_its_input_finds_the_end(make: Make) -> None:
     out = bytearray()
     assert make("").follow("cat; echo done", out.extend, out.extend) == 0
     assert bytes(out) == b"done\n"
+
+
+def test_a_command_that_prints_faster_than_it_is_read_waits(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the log of a run would pile up in the controller's memory."""
+    made: list[Queue[bytes | None]] = []
+
+    class Watched(Queue[bytes | None]):
+        def __init__(self, size: int = 0) -> None:
+            super().__init__(size)
+            made.append(self)
+
+    monkeypatch.setattr(link_module, "Queue", Watched)
+    done, words = tmp_path / "done", "x" * 100_000
+    print_all = f'for n in range(400): print(\'{{"format": 1, "n": %d, "log": "{words}"}}\' % n, flush=True)'
+    lines = make(f"{print_all}\nopen({str(done)!r}, 'w').close()").stream("watch", {})
+    assert next(lines)["n"] == 0
+    wait_for(lambda: done.exists() or made[0].full(), "the agent waits")
+    assert not done.exists()
+    assert [line["n"] for line in lines] == list(range(1, 400))
+    assert done.exists()

@@ -167,6 +167,29 @@ def test_who_was_silent_and_is_not_followed_goes_on() -> None:
     assert mine.ensure() == 1
 
 
+@pytest.mark.parametrize("first_back", ["anna", "ben"])
+def test_after_an_outage_of_days_one_of_two_acts(first_back: str) -> None:
+    """While the bucket is down nobody acts and nobody takes over; then the first writer holds the lease."""
+    time = Time()
+    file = FakeFile(time)
+    both = {name: lease(file, time, name) for name in ("anna", "ben")}
+    both["anna"].ensure()
+    file.down = True
+    for _ in range(3 * 24):
+        time.true += 3600
+        for controller in both.values():
+            with pytest.raises(GoogleError):
+                controller.ensure()
+            controller.raise_if_lost()  # an outage alone fences nobody
+    file.down = False
+    last = "ben" if first_back == "anna" else "anna"
+    both[first_back].ensure()
+    with pytest.raises((LeaseHeldError, LeaseLostError), match=f"{first_back}@host"):
+        both[last].ensure()
+    time.true += TERM / 2
+    assert both[first_back].ensure() == file.read().record.token  # type: ignore[union-attr]
+
+
 def test_who_cannot_ask_does_not_act() -> None:
     time = Time()
     file = FakeFile(time)

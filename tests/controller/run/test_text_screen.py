@@ -6,6 +6,7 @@ import io
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -241,3 +242,30 @@ def test_after_a_recovery_the_line_of_the_previous_attempt_is_not_shown_again(pl
 def test_an_exception_of_another_worker_is_shown_at_once(show: Callable[..., list[str]]) -> None:
     lines = show(event("traceback", "r", "Traceback:\n  x\nValueError: y", worker=2, exception="ValueError: y"))
     assert lines[1:] == ["  ✗ worker 2: ValueError: y", "    Traceback:", "      x", "    ValueError: y"]
+
+
+@pytest.mark.parametrize("screen", [Tty, io.StringIO])
+def test_a_million_lines_of_output_are_drawn_in_blocks(
+    screen: type[io.StringIO], plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line by itself costs the controller as much as a hundred of a block: it would lag behind the program."""
+    drawn, out = [0], screen()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("TERM", "dumb")
+    program = plan.config.program.model_copy(update={"kind": "command"})
+    plan = replace(plan, config=plan.config.model_copy(update={"program": program}))
+    lines = [f"line {i} \x1b[31mred\x1b[0m \x07" for i in range(1000)]
+    with View(plan, json_lines=False) as view:
+        real = view._console.print
+
+        def count(*parts: Any, **how: Any) -> None:
+            drawn[0] += 1
+            real(*parts, **how)
+
+        monkeypatch.setattr(view._console, "print", count)
+        for begin in range(0, 1000, 250):
+            view(event("log", plan.run_id, "".join(f"{line}\n" for line in lines[begin : begin + 250]), worker=0))
+        view(event("log", plan.run_id, "", worker=0))
+    assert drawn[0] <= 4
+    shown = [line for line in COLOUR.sub("", out.getvalue()).splitlines() if "line " in line]
+    assert shown == [f"    line {i} red \\x07" for i in range(1000)]

@@ -274,3 +274,54 @@ def test_a_sweep_whose_controller_was_killed_says_so(
         assert (document["over"], document["driven"]) == (False, False)
     made.close()
     assert not load_board(file).is_abandoned
+
+
+def test_the_file_of_a_large_board_is_written_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each write takes all rows: with one for each change, a thousand runs would write two thousand times as much."""
+    now, late, written = [100.0], list[Any](), list[int]()
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, seconds: float, act: Any) -> None:
+            self.act, self.due = act, now[0] + seconds
+
+        def start(self) -> None:
+            late.append(self)
+
+        def cancel(self) -> None:
+            late.remove(self)
+
+    monkeypatch.setattr("controller.sweep.board.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("controller.sweep.board.threading.Timer", Timer)
+    one = board(tmp_path / "s.json", *(BoardRow(f"r-{i}", "") for i in range(1000)))
+    monkeypatch.setattr(one, "out", lambda _: None)
+    write = one._write
+
+    def counted(**how: bool) -> None:
+        write(**how)
+        written.append((tmp_path / "s.json").stat().st_size)
+
+    monkeypatch.setattr(one, "_write", counted)
+    for i in range(1000):
+        one.set_state(f"r-{i}", "running")
+        one.set_state(f"r-{i}", "finished")
+    assert (len(written), len(late)) == (1, 1)
+    assert load_board(tmp_path / "s.json").rows["r-999"].state == "waiting"
+    now[0] += 1.0
+    late[0].act()
+    assert {row.state for row in load_board(tmp_path / "s.json").rows.values()} == {"finished"}
+    assert late == []
+    one.set_state("r-0", "running")
+    one.close()
+    assert (len(written), late) == (3, [])
+    assert load_board(tmp_path / "s.json").is_finished
+
+
+def test_the_file_of_a_small_board_shows_each_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.sweep.board.time.monotonic", lambda: 100.0)
+    one = board(tmp_path / "s.json", *(BoardRow(f"r-{i}", "") for i in range(100)))
+    monkeypatch.setattr(one, "out", lambda _: None)
+    for state in ("running", "failed"):
+        one.set_state("r-7", state)
+        assert load_board(tmp_path / "s.json").rows["r-7"].state == state

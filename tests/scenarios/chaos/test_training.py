@@ -33,6 +33,9 @@ def of_training(seed: int) -> tuple[Spec, ...]:
     return fault_schedule(seed, ChaosScenario(2, objects, seconds=8.0, max_blip_seconds=4.0))
 
 
+OUTAGE = {"kind": "bucket_outage", "after_object": "checkpoints/2/commit_success", "seconds": 25}
+
+
 def parameters(ended: ChaosResult, folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Of the last checkpoint that the run left."""
     for name, content in ended.results.items():
@@ -53,3 +56,26 @@ def test_training_ends_with_the_same_weights(seed: int, make_harness: ChaosHarne
         metrics = next(content for name, content in ended.results.items() if name.endswith("/metrics.jsonl"))
         steps = [row["step"] for row in map(json.loads, metrics.decode().splitlines()) if "loss" in row]
         assert steps == sorted(set(steps)), ended.output
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "strike",
+    [
+        {"kind": "killed", "worker": 1, "after_object": "checkpoints/2/commit_success", "delay_seconds": 12},
+        {"kind": "preempted", "after_object": "checkpoints/2/commit_success", "delay_seconds": 12},
+    ],
+    ids=lambda spec: spec["kind"],
+)
+def test_an_outage_of_the_bucket_changes_nothing(
+    strike: Spec, make_harness: ChaosHarnessFactory, tmp_path: Path
+) -> None:
+    """The bucket is out from the first checkpoint on, and in between a program or the pod is lost."""
+    with make_harness(*TRAINING, keep=()) as stand:
+        undisturbed, ended = stand.run_undisturbed, stand.run((OUTAGE, strike))
+        assert ended.exit_codes == [0], ended.output
+        assert all(fault["struck"] for fault in ended.faults), ended.output
+        assert "checkpoints are saved on the workers' disks" in ended.output
+        one, other = parameters(undisturbed, tmp_path / "one"), parameters(ended, tmp_path / "other")
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one), ended.output

@@ -29,7 +29,8 @@ def state(tiny, adamw):
 
 
 def kept(keep: int, **others) -> CheckpointSettings:
-    return CheckpointSettings(**{"save_interval": 2, "max_to_keep": keep, "best": None, "verify_interval": 0} | others)
+    given = {"save_interval": 2, "max_to_keep": keep, "best": None, "verify_interval": 0, "max_outage_hours": 24}
+    return CheckpointSettings(**given | others)
 
 
 def assert_equal(a, b) -> None:

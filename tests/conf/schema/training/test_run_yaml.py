@@ -31,7 +31,13 @@ def raw() -> dict:
             "bf16_flops_per_chip": 1.97e14,
         },
         "data": load_group("data/text") | {"path": "input.txt"},
-        "checkpoint": {"save_interval": 100, "max_to_keep": 3, "best": None, "verify_interval": 0},
+        "checkpoint": {
+            "save_interval": 100,
+            "max_to_keep": 3,
+            "best": None,
+            "verify_interval": 0,
+            "max_outage_hours": 24,
+        },
         "logging": {"log_interval": 10, "profile": None, "wandb": None},
     } | {name: load_group(f"{name}/{file}") for name, file in groups.items()}
 

@@ -16,7 +16,7 @@ import pytest
 
 from controller.agent.fs import agent_root
 from controller.agent.process import is_alive, start_time
-from controller.agent.program.supervisor import keep_heartbeat
+from controller.agent.program.supervisor import LOG_UPLOAD_SECONDS, is_upload_due, keep_heartbeat
 from controller.agent.tree_hash import tree_hash
 from tests.conftest import deep
 from tests.controller.agent.conftest import ProgramRun, wait_for
@@ -81,7 +81,7 @@ def test_words_and_variables_arrive_as_they_are(run: ProgramRun) -> None:
 
 
 def test_a_program_knows_where_it_is(run: ProgramRun) -> None:
-    run.start(SAY, exit_hook=True)
+    run.start(SAY, exit_hook=True, successor="runs/run-1/launches/0002.json")
     run.wait_ended()
     seen = json.loads((run.folder / "seen").read_text())
     assert seen["env"]["PYTHONPATH"].partition(":")[0].endswith("/exit_hook")
@@ -90,6 +90,7 @@ def test_a_program_knows_where_it_is(run: ProgramRun) -> None:
         "SLIPWAY_RUN_DIR": str(run.folder),
         "SLIPWAY_RUN_ID": "run-1",
         "SLIPWAY_ATTEMPT": "1",
+        "SLIPWAY_SUCCESSOR": "runs/run-1/launches/0002.json",
         "SLIPWAY_CODE_SHA256": run.code,
         "VIRTUAL_ENV": str(venv),
     }
@@ -359,3 +360,22 @@ def test_a_program_that_cannot_start_says_why(run: ProgramRun, argv: list[str], 
     end = run.wait_ended()
     assert (end["code"], end["log_tail"].count("\n")) == (127, 1)
     assert f"slipway: cannot start {argv[0]!r}: {said}" in " ".join(end["log_tail"].split())
+
+
+@pytest.mark.parametrize("gigabytes", [1, 2, 4])
+def test_the_uploads_of_a_growing_log_are_a_multiple_of_it(gigabytes: int) -> None:
+    """Half an hour in which the log grows at the same rate; each upload takes the whole file."""
+    rounds, seen, uploaded, sent = int(1800 / LOG_UPLOAD_SECONDS), 0, 0, 0
+    for i in range(1, rounds + 1):
+        size = gigabytes * 10**9 * i // rounds
+        if is_upload_due(size, seen, (i - uploaded) * LOG_UPLOAD_SECONDS):
+            seen, uploaded, sent = size, i, sent + size
+    assert sent <= 12 * gigabytes * 10**9
+    assert seen >= 0.9 * size, "most of it is in the bucket if the worker is lost"
+
+
+def test_small_and_slow_logs_are_uploaded_too() -> None:
+    assert is_upload_due(5_000_001, 5_000_000, 30)
+    assert not is_upload_due(5_000_000, 5_000_000, 3600)
+    assert not is_upload_due(10**9 + 1, 10**9, 60)
+    assert is_upload_due(10**9 + 1, 10**9, 900)

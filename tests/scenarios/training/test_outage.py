@@ -1,0 +1,115 @@
+"""A run on two processes whose bucket does not answer from its second checkpoint on, until they are told otherwise."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.controller.localcloud.conftest import cloud as cloud
+from tests.controller.localcloud.harness import wait_for
+from tests.scenarios.experiments.test_quickstart import weights
+from tests.scenarios.training.test_bucket import FOLDER, Bucket
+from tests.trainer.processes import start_trainer, wait_processes
+from trainer.checkpoint.manager import LOCAL_FOLDER
+
+STEPS = 10
+pytestmark = [pytest.mark.deep, pytest.mark.e2e]
+
+
+def start(run: dict[str, Any], bucket: Bucket, folder: Path) -> Any:
+    workers = [bucket.variables | {"JAX_NUM_CPU_DEVICES": "4"}] * 2
+    return start_trainer(run, folder, "", *workers)
+
+
+def out(bucket: Bucket) -> None:
+    """The bucket answers nothing any more."""
+    fault = {"kind": "bucket_outage", "seconds": 86400}
+    bucket.cloud.call_ok("POST", "emulator/faults", {"key": "outage", "faults": [fault]})
+
+
+def back(bucket: Bucket) -> None:
+    bucket.cloud.call_ok("DELETE", "emulator/faults")
+
+
+def saved(folder: Path, step: int) -> bool:
+    """Whether both workers have a step on their disks."""
+    return all((folder / f"worker-{worker}" / LOCAL_FOLDER / str(step)).exists() for worker in (0, 1))
+
+
+def final(bucket: Bucket, folder: Path) -> dict[str, Any]:
+    prefix = f"{FOLDER}/checkpoints/{STEPS}/"
+    for name in bucket.sizes(prefix):
+        file = folder / "checkpoints" / str(STEPS) / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bucket.read(prefix + name))
+    return weights(folder)
+
+
+def losses(bucket: Bucket) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in bucket.read(f"{FOLDER}/metrics.jsonl").decode().splitlines()]
+    return [(line["step"], line["loss"]) for line in lines if line["phase"] == "train"]
+
+
+def test_kill_9_and_a_restart_during_an_outage(cloud, lm_run, tmp_path):
+    run = lm_run | {"dir": f"gs://whole/{FOLDER}", "pod": lm_run["pod"] | {"workers": 2}}
+    run["loop"] = run["loop"] | {"steps": STEPS}
+    whole, bucket = Bucket(cloud, "whole"), Bucket(cloud, "bucket")
+    assert [ended.exit_code for ended in wait_processes(start(run, whole, tmp_path / "whole"))] == [0, 0]
+
+    run = run | {"dir": f"gs://bucket/{FOLDER}"}
+    folder = tmp_path / "disturbed"
+    processes = start(run, bucket, folder)
+    wait_for(lambda: 2 in bucket.steps(), "the first checkpoint is complete", 300)
+    out(bucket)
+    wait_for(lambda: saved(folder, STEPS), "the last checkpoint is on the disks", 300)
+    for process in processes:
+        process.kill()
+    wait_processes(processes)
+    processes = start(run, bucket, folder)  # on the same pod; it waits
+    back(bucket)
+    ended = wait_processes(processes)
+    assert [one.exit_code for one in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+    assert "the bucket answers again: uploaded the checkpoints of steps" in ended[0].stderr
+    assert not list(folder.glob(f"worker-*/{LOCAL_FOLDER}/*"))
+    assert bucket.steps()[-2:] == whole.steps() == [8, 10]
+    one, other = final(whole, tmp_path / "one"), final(bucket, tmp_path / "other")
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert losses(bucket) == losses(whole)
+
+
+def test_training_goes_on_and_waits_at_its_end(cloud, lm_run, tmp_path):
+    run = lm_run | {"dir": f"gs://waits/{FOLDER}", "pod": lm_run["pod"] | {"workers": 2}}
+    run["loop"] = run["loop"] | {"steps": STEPS}
+    bucket, folder = Bucket(cloud, "waits"), tmp_path / "run"
+    processes = start(run, bucket, folder)
+    wait_for(lambda: 2 in bucket.steps(), "the first checkpoint is complete", 300)
+    out(bucket)
+    wait_for(lambda: saved(folder, STEPS), "the last checkpoint is on the disks", 300)
+    assert [process.poll() for process in processes] == [None, None]
+    back(bucket)
+    ended = wait_processes(processes)
+    assert [one.exit_code for one in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+    assert bucket.steps() == [2, 8, 10], "the next save would have deleted the oldest"
+    assert [step for step, _ in losses(bucket)] == list(range(1, STEPS + 1))
+
+
+def test_past_the_bound_all_workers_end_with_the_key(cloud, lm_run, tmp_path):
+    run = lm_run | {"dir": f"gs://bound/{FOLDER}", "pod": lm_run["pod"] | {"workers": 2}}
+    run["loop"] = run["loop"] | {"steps": STEPS}
+    run["checkpoint"] = run["checkpoint"] | {"max_outage_hours": 0.001}
+    bucket, folder = Bucket(cloud, "bound"), tmp_path / "run"
+    processes = start(run, bucket, folder)
+    wait_for(lambda: 2 in bucket.steps(), "the first checkpoint is complete", 300)
+    out(bucket)
+    ended = wait_processes(processes)
+    assert [one.exit_code for one in ended] == [1, 1]
+    for one in ended:
+        assert "checkpoint.max_outage_hours: gs://bound/runs/lm has not answered for 0.001 h, the limit" in one.stderr
+        assert "Traceback" not in one.stderr
+    back(bucket)
+    ended = wait_processes(start(run, bucket, folder))
+    assert [one.exit_code for one in ended] == [0, 0]
+    assert bucket.steps()[-2:] == [8, 10]

@@ -1,0 +1,304 @@
+"""An outage of the bucket: checkpoints wait on the disk, reach the bucket whole and in order, and end with a bound."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tests.trainer.checkpoint.test_manager import assert_equal, kept
+from tests.trainer.conftest import make_mesh
+from trainer.checkpoint import local_saves, outage
+from trainer.checkpoint.local_saves import local_bytes
+from trainer.checkpoint.manager import LOCAL_FOLDER, CheckpointManager
+from trainer.checkpoint.outage import OutageError, ReplacedError, wait_for_storage
+from trainer.checkpoint.storage import RunStorage
+from trainer.distributed.preemption import PreemptedError
+
+
+@dataclass
+class Bucket:
+    """A bucket that is a folder, answers or does not, and a clock that runs while somebody waits."""
+
+    folder: Path
+    up: bool = True
+    now: float = 1000.0
+    probes: int = 0
+    uploads: list[list[str]] = field(default_factory=list)
+
+    @property
+    def storage(self) -> RunStorage:
+        return RunStorage(str(self.folder / "run"), self.probe, lambda: self.now)
+
+    def probe(self) -> bool:
+        self.probes += 1
+        return self.up
+
+    def open(self, **settings: Any) -> CheckpointManager:
+        settings = {"max_outage_hours": 2} | settings
+        log = SimpleNamespace(storage=self.storage, local=self.folder / "disk", upload=self.upload)
+        return CheckpointManager(str(self.folder / "run"), kept(2, **settings), ("eval_loss",), log)
+
+    def upload(self) -> None:
+        self.uploads.append(self.steps())
+
+    def steps(self) -> list[str]:
+        """Complete checkpoints."""
+        return sorted(path.parent.name for path in self.folder.glob("run/checkpoints/*/commit_success.txt"))
+
+    def on_disk(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "disk" / LOCAL_FOLDER).glob("*"))
+
+    def later(self, seconds: float = 60.0) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    made = Bucket(tmp_path)
+    monkeypatch.setattr(outage.time, "sleep", lambda seconds: made.later(max(seconds, 10.0)))
+    return made
+
+
+def arrays(step: int) -> dict[str, jax.Array]:
+    """A sharded, a replicated and a scalar array."""
+    mesh = make_mesh(8, 1, 1)
+    whole = np.arange(64, dtype=np.float32).reshape(16, 4) + step
+    places = {"rows": PartitionSpec("data"), "everywhere": PartitionSpec()}
+    state = {name: jax.device_put(whole, NamedSharding(mesh, spec)) for name, spec in places.items()}
+    return state | {"step": jax.device_put(np.int32(step), NamedSharding(mesh, PartitionSpec()))}
+
+
+def read(checkpoints: CheckpointManager, step: int) -> tuple[Any, dict[str, Any]]:
+    wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays(step))
+    return checkpoints.restore(step, wanted)
+
+
+def end_with(kind: type[Exception], checkpoints: CheckpointManager) -> str:
+    """Let the next update end the run, and return what it says."""
+    with pytest.raises(kind) as ended:
+        checkpoints.catch_up()
+    checkpoints.__exit__(kind, ended.value)
+    return str(ended.value)
+
+
+def test_checkpoints_wait_on_the_disk_and_are_uploaded_in_order(bucket, caplog):
+    with bucket.open() as checkpoints:
+        checkpoints.save(2, arrays(2), {"at": 2})
+        checkpoints._manager.wait_until_finished()
+        bucket.up = False
+        for step in (4, 6):
+            bucket.later()
+            checkpoints.save(step, arrays(step), {"at": step})
+            checkpoints.save(step, arrays(0), {"at": 0})  # a step that is saved is not overwritten
+            checkpoints.catch_up()
+        assert (bucket.steps(), bucket.on_disk()) == (["2"], ["4", "6"])
+        bucket.up = True
+        bucket.later()
+        checkpoints.catch_up()
+        assert (bucket.steps(), bucket.on_disk()) == (["2", "4", "6"], [])
+        assert bucket.uploads == [["2"]], "metrics come first: a run that resumes there reads them"
+        checkpoints.save(8, arrays(8), {"at": 8})
+    assert bucket.steps() == ["6", "8"]
+    with bucket.open() as again:
+        assert again.latest_step() == 8
+        for step in (6, 8):
+            state, position = read(again, step)
+            assert position == {"at": step}
+            assert_equal(state, arrays(step))
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(";")[0] for line in lines] == [
+        "the bucket does not answer", "the bucket answers again: uploaded the checkpoints of steps 4, 6",
+    ]  # fmt: skip
+    assert "for at most 2 h (checkpoint.max_outage_hours)" in lines[0]
+
+
+def test_an_upload_that_breaks_off_leaves_nothing_that_counts(bucket, monkeypatch):
+    checkpoints = bucket.open()
+    bucket.up = False
+    checkpoints.save(2, arrays(2), {})
+    checkpoints.save(4, arrays(4), {})
+    bucket.up = True
+    bucket.later()
+    real, sent = local_saves.fsspec.core.url_to_fs, []
+
+    def breaking(url: str) -> Any:
+        files, path = real(url)
+
+        def put(source: str, target: str) -> None:
+            sent.append(target)
+            if len(sent) == 5:
+                raise ConnectionResetError("cut")
+            files.put_file(source, target)
+
+        return SimpleNamespace(put_file=put), path
+
+    monkeypatch.setattr(local_saves.fsspec.core, "url_to_fs", breaking)
+    checkpoints.catch_up()
+    assert (bucket.steps(), bucket.on_disk()) == ([], ["2", "4"])
+    checkpoints.catch_up()  # not at once again
+    assert len(sent) < 2 * len(list((bucket.folder / "disk" / LOCAL_FOLDER / "2").rglob("*")))
+    bucket.later(61)
+    checkpoints.catch_up()
+    assert (bucket.steps(), bucket.on_disk()) == (["2", "4"], [])
+    assert_equal(read(checkpoints, 4)[0], arrays(4))
+    checkpoints.close()
+
+
+def test_past_the_bound_the_run_ends_and_the_next_attempt_on_the_pod_uploads(bucket):
+    checkpoints = bucket.open()
+    bucket.up = False
+    checkpoints.save(2, arrays(2), {"at": 2})
+    bucket.later(2 * 3600 - 1)
+    checkpoints.catch_up()
+    bucket.later(1)
+    ended = end_with(OutageError, checkpoints)
+    folder = bucket.folder / "disk" / LOCAL_FOLDER
+    assert ended == (
+        f"checkpoint.max_outage_hours: {bucket.folder}/run has not answered for 2 h, the limit. The checkpoints of "
+        f"steps 2 are on the workers' disks ({folder}): the same command uploads them and resumes there once the "
+        "bucket answers, as long as the pod exists"
+    )
+    assert (bucket.steps(), bucket.on_disk()) == ([], ["2"])
+    (folder / "4.partial").mkdir()  # a save that was killed
+    with pytest.raises(OutageError, match=r"has not answered for 2 h, the limit"):
+        bucket.open()
+    bucket.up = True
+    with bucket.open() as again:
+        assert (again.latest_step(), bucket.on_disk()) == (2, [])
+        assert read(again, 2)[1] == {"at": 2}
+
+
+def test_the_end_of_a_run_waits_for_the_bucket(bucket, monkeypatch):
+    with bucket.open() as checkpoints:
+        bucket.up = False
+        checkpoints.save(2, arrays(2), {})
+        back = bucket.now + 3600
+        monkeypatch.setattr(bucket, "probe", lambda: bucket.now >= back)
+        checkpoints._bridge._storage._probe = bucket.probe
+    assert (bucket.steps(), bucket.on_disk()) == (["2"], [])
+    assert bucket.now >= back
+
+
+def test_a_preempted_run_does_not_wait(bucket):
+    checkpoints = bucket.open()
+    bucket.up = False
+    checkpoints.save(2, arrays(2), {})
+    before = bucket.now
+    checkpoints.__exit__(PreemptedError, None)
+    assert (bucket.now, bucket.on_disk()) == (before, ["2"])
+
+
+def test_a_write_that_failed_in_the_background_is_an_outage(bucket, monkeypatch):
+    with bucket.open() as checkpoints:
+        checkpoints.save(2, arrays(2), {})
+        checkpoints._manager.wait_until_finished()
+        failed = [ValueError("UNAVAILABLE: Error writing object")]
+        monkeypatch.setattr(checkpoints._manager, "check_for_errors", lambda: (_ for _ in ()).throw(failed.pop()))
+        checkpoints.save(4, arrays(4), {})
+        assert (bucket.steps(), bucket.on_disk()) == (["2"], ["4"])
+        monkeypatch.undo()
+        bucket.later()
+        checkpoints.catch_up()
+        assert (bucket.steps(), bucket.on_disk()) == (["2", "4"], [])
+
+
+def test_the_disk_holds_as_many_checkpoints_as_the_bucket(bucket):
+    best = {"metric": "eval_loss", "mode": "min"}
+    with bucket.open(best=best) as checkpoints:
+        bucket.up = False
+        for step in (2, 4, 6, 8, 10):
+            checkpoints.save(step, arrays(step), {})
+            checkpoints.record_score(step, eval_loss=abs(step - 4))
+            bucket.later()
+        assert bucket.on_disk() == ["10", "4", "8"]
+        assert not (bucket.folder / "run/scores.json").exists()
+        bucket.up = True
+    assert (bucket.steps(), bucket.on_disk()) == (["10", "4", "8"], [])
+    assert '"best": 4' in (bucket.folder / "run/scores.json").read_text()
+
+
+def test_a_disk_without_room_is_named(bucket, monkeypatch):
+    free = SimpleNamespace(free=local_saves.MIN_FREE_BYTES + 600)  # of the 580 bytes of a checkpoint, with the margin
+    monkeypatch.setattr(local_saves.shutil, "disk_usage", lambda _: free)
+    assert local_bytes(arrays(0)) == 516
+    checkpoints = bucket.open()
+    bucket.up = False
+    checkpoints.save(2, arrays(2), {})
+    monkeypatch.setattr(local_saves.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(OutageError) as ended:
+        checkpoints.save(4, arrays(4), {})
+    assert str(ended.value) == (
+        f"checkpoint.max_outage_hours: {bucket.folder}/run has not answered for 15 minutes, and no disk has room for a "
+        f"checkpoint: worker 0: {bucket.folder}/disk/{LOCAL_FOLDER} has 0.0 GB free; a checkpoint takes 0.0 GB, and "
+        "1.1 GB must stay free. To fix: attach a data disk (tpu.data_disk_gb), or lower checkpoint.max_to_keep"
+    )
+
+
+def test_without_room_the_bucket_is_waited_for(bucket, monkeypatch):
+    monkeypatch.setattr(local_saves.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    with bucket.open() as checkpoints:
+        bucket.up = False
+        back = bucket.now + 300
+        checkpoints._bridge._storage._probe = lambda: bucket.now >= back
+        checkpoints.save(2, arrays(2), {})
+    assert bucket.steps() == ["2"]
+
+
+def test_a_replaced_attempt_uploads_nothing(bucket, monkeypatch):
+    monkeypatch.setenv("SLIPWAY_SUCCESSOR", "runs/run/launches/0002.json")
+    record = bucket.folder / "run/launches/0002.json"
+    checkpoints = bucket.open()
+    bucket.up = False
+    checkpoints.save(2, arrays(2), {})
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
+    bucket.up = True
+    bucket.later()
+    assert end_with(ReplacedError, checkpoints) == f"{record} exists: a later attempt has replaced this one"
+    assert (bucket.steps(), bucket.on_disk(), bucket.uploads) == ([], ["2"], [])
+
+
+def test_what_the_bucket_has_already_is_not_uploaded(bucket):
+    with bucket.open() as checkpoints:
+        bucket.up = False
+        checkpoints.save(2, arrays(2), {})
+        checkpoints._bridge.suspended = False  # as after kill -9
+        checkpoints._bridge.steps = []
+        bucket.up = True
+        bucket.later()
+        checkpoints.save(4, arrays(4), {})
+    with bucket.open() as again:
+        assert again.latest_step() == 4
+    assert (bucket.steps(), bucket.on_disk()) == (["4"], [])
+
+
+def test_zero_hours_bridge_nothing(bucket):
+    with bucket.open(max_outage_hours=0) as checkpoints:
+        bucket.up = False
+        checkpoints.save(2, arrays(2), {})
+    assert (bucket.steps(), bucket.probes) == (["2"], 0)
+
+
+def test_an_outage_costs_few_probes(bucket):
+    storage = bucket.storage
+    bucket.up = False
+    for _ in range(3600):
+        bucket.now += 1
+        assert not storage.answers()
+    assert bucket.probes < 150
+    bucket.up = True
+    bucket.later(31)
+    assert storage.answers()
+
+
+def test_a_start_waits_for_the_bucket(bucket):
+    bucket.up = False
+    with pytest.raises(OutageError, match=r"checkpoint\.max_outage_hours: .*/run has not answered for 1 h"):
+        wait_for_storage(bucket.storage, 1)
+    wait_for_storage(bucket.storage, 0)
+    wait_for_storage(RunStorage(str(bucket.folder)), 1)

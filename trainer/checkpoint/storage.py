@@ -1,0 +1,115 @@
+"""The storage of a run's results: does it answer, and which errors mean that it does not."""
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+PROBE_SECONDS = 5.0
+"""Longest wait for the answer to one probe; training stands still meanwhile."""
+MAX_PROBE_INTERVAL_SECONDS = 30.0
+"""Longest interval between two probes during an outage; shortly after its start they are more frequent."""
+PROBE_RETRIES = 2
+"""Retries of a probe: one lost request is no outage."""
+REFUSAL_PATTERN = re.compile(r"UNAUTHENTICATED|PERMISSION_DENIED|NOT_FOUND|INVALID_ARGUMENT")
+"""Status codes of answers: waiting would not help, and the first real request reports what is wrong."""
+PROBED_OBJECT = "checkpoints/probe"
+"""Object that is looked up; it need not exist."""
+OUTAGE_PATTERN = re.compile(r"UNAVAILABLE|UNAUTHENTICATED|PERMISSION_DENIED|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED")
+"""Status codes in TensorStore's error messages that say nothing about the objects."""
+
+
+class RunStorage:
+    """The folder of a run's results, as seen from this process. Not thread-safe.
+
+    Attributes:
+        is_remote: whether it can fail to answer; a local folder cannot.
+    """
+
+    def __init__(
+        self, folder: str, probe: Callable[[], bool] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Prepare without a request.
+
+        Args:
+            folder: `dir` of the run file: `gs://BUCKET/runs/ID`, or a local folder.
+            probe: replaces the request to Cloud Storage.
+            clock: seconds.
+        """
+        self.folder = folder.rstrip("/")
+        self.is_remote = probe is not None or folder.startswith("gs://")
+        self._probe = probe or self._read_object
+        self.clock = clock
+        self._store: Any = None
+        self._down_since: float | None = None
+        self._probed_at = 0.0
+
+    def answers(self) -> bool:
+        """Return whether the storage answers now; takes PROBE_SECONDS at most.
+
+        During an outage the last answer is repeated for a while, so that callers may ask after each update.
+        """
+        if not self.is_remote:
+            return True
+        now = self.clock()
+        if self._down_since is not None:
+            lasted = now - self._down_since
+            if now - self._probed_at < min(MAX_PROBE_INTERVAL_SECONDS, max(1.0, lasted / 4)):
+                return False
+        self._probed_at = now
+        if self._probe():
+            self._down_since = None
+            return True
+        self._down_since = now if self._down_since is None else self._down_since
+        return False
+
+    @contextmanager
+    def tolerated(self, what: str) -> Iterator[None]:
+        """Turn an outage in the context into a warning: what is written there is written again later."""
+        try:
+            yield
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            logging.warning("%s was not uploaded, the bucket does not answer: %s", what, first_line(error))
+
+    def _read_object(self) -> bool:
+        import tensorstore  # a run in a local folder needs none here
+
+        retries = {"max_retries": PROBE_RETRIES, "initial_delay": "200ms", "max_delay": "1s"}
+        try:
+            if self._store is None:
+                spec = {"driver": "gcs", **_bucket_and_path(self.folder)}
+                context = tensorstore.Context({"gcs_request_retries": retries})
+                self._store = tensorstore.KvStore.open(spec, context=context).result(PROBE_SECONDS)
+            self._store.read(PROBED_OBJECT).result(PROBE_SECONDS)
+        except (ValueError, OSError) as error:  # TensorStore's errors; a TimeoutError is an OSError
+            return bool(REFUSAL_PATTERN.search(str(error)))
+        return True
+
+
+def is_outage(error: BaseException) -> bool:
+    """Return whether an error means that the storage does not serve requests now, not that an object is bad."""
+    if isinstance(error, (FileNotFoundError, FileExistsError)):
+        return False
+    if isinstance(error, (OSError, TimeoutError)) or OUTAGE_PATTERN.search(str(error)):
+        return True
+    if getattr(error, "code", None) in (401, 403, 408, 429) or _is_server_error(error):
+        return True
+    return any("aiohttp" in kind.__module__ or "google.auth" in kind.__module__ for kind in type(error).__mro__)
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def _is_server_error(error: BaseException) -> bool:
+    code = getattr(error, "code", None)
+    return isinstance(code, int) and 500 <= code < 600
+
+
+def _bucket_and_path(folder: str) -> dict[str, str]:
+    bucket, _, path = folder.removeprefix("gs://").partition("/")
+    return {"bucket": bucket, "path": f"{path}/"}
