@@ -1,7 +1,7 @@
 """Start-up: read run.yaml, join the other workers, check, train. Every worker runs this same program.
 
-Exit codes: 0 done; 2 bad run.yaml; 3 wrong devices; 4 workers disagree; 75 preempted, state saved;
-1 anything else, with a traceback.
+Exit codes: 0 done; 2 bad run.yaml; 3 wrong devices; 4 workers disagree; 5 hardware has changed
+bits on a worker; 75 preempted, state saved; 1 anything else, with a traceback.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from trainer.checkpoint.outage import OutageError, ReplacedError, wait_for_stora
 from trainer.checkpoint.storage import RunStorage
 from trainer.distributed import agreement, runtime
 from trainer.distributed import mesh as meshes
-from trainer.distributed.checksums import DisagreementError
+from trainer.distributed.checksums import CorruptionError, DisagreementError
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE, PreemptedError
 from trainer.extension import add_modules
 from trainer.fit import remat
@@ -64,9 +64,9 @@ def main() -> None:
     except LocalRunFileError as error:
         print(error, file=sys.stderr)
         runtime.exit_now(2)
-    except (RunFileError, agreement.WrongDevicesError, DisagreementError) as error:
+    except (RunFileError, agreement.WrongDevicesError, DisagreementError, CorruptionError) as error:
         print(error, file=sys.stderr)
-        code = {agreement.WrongDevicesError: 3, DisagreementError: 4}.get(type(error), 2)
+        code = {agreement.WrongDevicesError: 3, DisagreementError: 4, CorruptionError: 5}.get(type(error), 2)
     except PreemptedError:
         code = PREEMPTED_EXIT_CODE
     except (DivergedError, OutageError, ReplacedError) as error:

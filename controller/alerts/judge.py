@@ -16,11 +16,13 @@ from controller.core.metric_lines import format_duration, format_number, numeric
 from controller.core.printable import printable
 
 SLOW, BELOW_FLOOR, DATA_WAIT, LOSS_SPIKE = "slow", "below floor", "data wait", "loss spike"
+SLOW_WORKER = "slow worker"
 NOT_FINITE, NO_OUTPUT, STALE_CHECKPOINT = "not finite", "no output", "stale checkpoint"
 KEYS = {
     SLOW: "slow_fraction",
     BELOW_FLOOR: "min_tokens_per_second",
     DATA_WAIT: "data_wait_fraction",
+    SLOW_WORKER: "slow_worker_fraction",
     LOSS_SPIKE: "loss_spike_factor",
     NOT_FINITE: "not_finite",
     NO_OUTPUT: "silent_minutes",
@@ -56,7 +58,7 @@ class AlertJudge:
         self._alerts = list(known)
         self._changes: list[Alert] = []
         self._histories: dict[tuple[str, str], History] = {}
-        lasting = {SLOW, BELOW_FLOOR, DATA_WAIT}
+        lasting = {SLOW, BELOW_FLOOR, DATA_WAIT, SLOW_WORKER}
         self._sustained = {
             name: Sustained(settings.sustained_seconds, LINES_TO_CHANGE) if name in lasting else Sustained()
             for name in KEYS
@@ -110,6 +112,7 @@ class AlertJudge:
         self._judge_finite(line, phase, now)
         self._judge_loss(line, phase, now)
         self._judge_speed(line, phase, now)
+        self._judge_workers(line, phase, now)
 
     def add_output(self, now: float) -> None:
         """Take note that some worker has printed something."""
@@ -233,6 +236,21 @@ class AlertJudge:
             speeds.values.append(speed)
             if seconds:
                 times.values.append(seconds)
+
+    def _judge_workers(self, line: Mapping[str, Any], phase: str, now: float) -> None:
+        """Judge the share of each step by which one worker delays the others, as the bundled trainer measures it."""
+        worker, share = numeric(line.get("slow_worker")), numeric(line.get("slow_worker_share"))
+        most = self._settings.slow_worker_fraction
+        if worker is None or share is None or most is None:
+            return
+        parts = {"its host": "slow_worker_host_time", "its chips": "slow_worker_device_time"}
+        seconds = {what: numeric(line.get(name)) or 0.0 for what, name in parts.items()}
+        causes = " and ".join(f"{format_number(float(value))} s by {what}" for what, value in seconds.items() if value)
+        text = (
+            f"worker {worker:.0f} delays the others by {share:.0%} of each step at {self._at(line)}"
+            f"{f', {causes}' if causes else ''}; look at it with `slipway exec --worker {worker:.0f} -- top -bn1`"
+        )
+        self._update(SLOW_WORKER, share > most, text, now, phase)
 
     def _from_program(self, name: str, line: Mapping[str, Any], now: float) -> None:
         """Pass on an alert of the program, which decides itself when it is over."""

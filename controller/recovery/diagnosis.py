@@ -3,6 +3,7 @@
 Nothing is looked up or changed here: `controller/run/follow.py` observes, `policy.py` decides.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ GONE_STATES = frozenset({"ABSENT", "PREEMPTED", "TERMINATED", "STOPPED", "STOPPI
 REPAIR_STATES = frozenset({"REPAIRING", "RESTARTING", "REIMAGING", "STARTING", "CREATING"})
 UNHEALTHY_STATES = frozenset({"TIMEOUT", "UNHEALTHY_TENSORFLOW", "UNHEALTHY_TOPOLOGY"})
 UNHEALTHY_SYMPTOMS = frozenset({"MESH_BUILD_FAIL", "EXECUTE_TIMED_OUT"})
-TRAINER_EXIT_CODES = {3: VerdictKind.DEVICE_MISMATCH, 4: VerdictKind.WORKERS_DISAGREE}
+TRAINER_EXIT_CODES = {3: VerdictKind.DEVICE_MISMATCH, 4: VerdictKind.WORKERS_DISAGREE, 5: VerdictKind.CORRUPTION}
 """Exit codes of the bundled trainer; a program of one's own has those of `program.exit_codes`."""
 SAVED_EXIT_CODE = 75
 """Exit code of a program that saved its state after a request to stop, as the bundled trainer does."""
@@ -34,6 +35,9 @@ NOTICE_MESSAGES = {
     "maintenance": "its program received a maintenance notice",
     "shutdown": "its program received a shutdown notice",
 }
+HARDWARE_FAULT = re.compile(r"^hardware fault: (?:worker (\d+(?: or \d+)*)|some worker): (.{1,300})", re.MULTILINE)
+"""What a program prints before it exits because hardware has changed bits on a worker."""
+MAX_FAULTS = 4
 EXTERNAL_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGHUP"})
 
 
@@ -173,6 +177,8 @@ def _explain_exit(worker: int, end: WorkerStatus, known: Mapping[int, VerdictKin
     """Diagnose one exit from its exit code, its signal, its kernel and the end of its log."""
     how, found = f"worker {worker}: {_exit_description(end)}", match_failure(end.log_tail)
     message = tuple(filter(None, (how, last_words(end.log_tail, end.code))))
+    if end.code is not None and known.get(end.code) is VerdictKind.CORRUPTION:
+        return _corruption(worker, message, end.log_tail)
     if end.code is not None and end.code in known:
         return Verdict(known[end.code], message, worker)
     if end.error:
@@ -198,6 +204,18 @@ def _explain_exit(worker: int, end: WorkerStatus, known: Mapping[int, VerdictKin
         FailureCause.HOST: VerdictKind.UNHEALTHY_HOST,
     }
     return Verdict(kind.get(found, VerdictKind.PROGRAM_ERROR) if found else VerdictKind.PROGRAM_ERROR, message, worker)
+
+
+def _corruption(worker: int, message: tuple[str, ...], log: str) -> Verdict:
+    """Blame the worker that the program names, which all workers report alike; none if it names several or none."""
+    faults = HARDWARE_FAULT.findall(log)
+    if not faults:
+        return Verdict(VerdictKind.CORRUPTION, message, worker)
+    named = {who for who, _ in faults}
+    who = named.pop() if len(named) == 1 else ""
+    blamed = int(who) if who.isdecimal() else None
+    said = tuple(dict.fromkeys(f"{f'worker {who}' if who else 'some worker'}: {what}" for who, what in faults))
+    return Verdict(VerdictKind.CORRUPTION, said[:MAX_FAULTS], blamed)
 
 
 def _workers_silent(observation: Observation) -> Verdict | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from conf.schema.run.lifecycle import Recovery
 from controller.core.formats import Document
@@ -13,6 +13,7 @@ INFRASTRUCTURE_KINDS = frozenset(
         VerdictKind.PREEMPTED,
         VerdictKind.MAINTENANCE,
         VerdictKind.UNHEALTHY_HOST,
+        VerdictKind.CORRUPTION,
         VerdictKind.WORKER_LOST,
         VerdictKind.HUNG,
     }
@@ -35,7 +36,8 @@ DESCRIPTIONS = {
 class Incident(Document):
     """One failed attempt and the response to it, as recorded in the bucket.
 
-    `progress` is the newest checkpoint, or the last step if the program has no known checkpoint.
+    `progress` is the newest checkpoint, or the last step if the program has no known checkpoint. `worker` is the
+    worker that caused it, if that is known.
     """
 
     KEYS: ClassVar = {"words": "message"}
@@ -47,6 +49,12 @@ class Incident(Document):
     progress: int | None
     time: float
     evidence: tuple[str, ...] = ()
+    worker: int | None = None
+
+    @classmethod
+    def from_json(cls, body: Any, where: str = "") -> Self:
+        """Parse what `to_json` wrote, also before it wrote the worker."""
+        return super().from_json({"worker": None, **body} if isinstance(body, dict) else body, where)
 
 
 def describe(response: str, verdict: Verdict) -> str:
@@ -105,7 +113,23 @@ def decide(
         if in_vain >= recovery.max_without_progress:
             message = f"it failed {in_vain} times in a row without a newer checkpoint (recovery.max_without_progress)"
             return Decision(GIVE_UP, message)
+    if wanted in (RESTART_PROGRAM, RESTART_WORKER) and _corrupts_again(verdict, since):
+        wanted = REPLACE_NODE
     return _strongest_possible(wanted, verdict, _since_last_progress(since, progress), possible)
+
+
+def _corrupts_again(verdict: Verdict, past: Sequence[Incident]) -> bool:
+    """Return whether hardware of this pod has changed bits before, on the same worker as far as that is known."""
+    if verdict.kind is not VerdictKind.CORRUPTION:
+        return False
+    for episode in reversed(past):
+        if episode.response in (REPLACE_NODE, MOVE_ZONE):
+            return False
+        if episode.kind == VerdictKind.CORRUPTION and None in (episode.worker, verdict.worker):
+            return True
+        if episode.kind == VerdictKind.CORRUPTION and episode.worker == verdict.worker:
+            return True
+    return False
 
 
 def _strongest_possible(wanted: str, verdict: Verdict, past: Sequence[Incident], possible: PodCapabilities) -> Decision:

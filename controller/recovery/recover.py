@@ -44,6 +44,8 @@ HINTS = {
     VerdictKind.DISK_FULL: "delete files that the program leaves there, write to the bucket, or attach a data disk "
     "(tpu.data_disk_gb)",
     VerdictKind.DEVICE_MISMATCH: "tpu.accelerator_type, tpu.runtime_version and the program must agree on the devices",
+    VerdictKind.CORRUPTION: "get other hardware: `slipway down`, then `up`, which resumes from the last checkpoint; "
+    "data that are not the same at every reading need checkpoint.verify_data=false",
     VerdictKind.WORKERS_DISAGREE: "`slipway verify` shows where code, config and packages differ",
 }
 SETUP_DISK_HINT = (
@@ -122,7 +124,8 @@ class RecoveryExecutor:
         self._waiting_since = None
         response = policy.REPLACE_NODE if decision.response == policy.WAIT else decision.response
         self._record_incident(policy.Incident(
-            attempt, verdict.kind.value, str(verdict), response, progress, self.context.clock.now(), verdict.evidence
+            attempt, verdict.kind.value, str(verdict), response, progress, self.context.clock.now(), verdict.evidence,
+            verdict.worker if verdict.kind is VerdictKind.CORRUPTION else None,
         ))  # fmt: skip
         places = self._save_stacks(attempt, verdict) if verdict.kind is VerdictKind.HUNG else []
         if response == policy.GIVE_UP:
@@ -227,7 +230,8 @@ class RecoveryExecutor:
         after = [f"worker {', '.join(map(str, who))} {how} after it" for how, who in others.items()]
         end = ends[verdict.worker]
         first = f"{verdict.kind.label}: worker {verdict.worker} {_exit_description(end)}; it failed first"
-        if end["signal"] == "SIGABRT" or not verdict.ended:  # JAX aborts all processes together; or we stopped it
+        together = verdict.kind is VerdictKind.CORRUPTION  # all workers exit, whichever is at fault
+        if end["signal"] == "SIGABRT" or together or not verdict.ended:  # JAX aborts all of them; or we stopped it
             first = str(verdict)
         return "\n".join([first, *(["; ".join(after)] if after else [])])
 

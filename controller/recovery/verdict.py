@@ -18,6 +18,7 @@ class VerdictKind(StrEnum):
     PREEMPTED = "preempted"
     MAINTENANCE = "maintenance"
     UNHEALTHY_HOST = "unhealthy_host"
+    CORRUPTION = "corruption"
     WORKER_LOST = "worker_lost"
     NETWORK_LOST = "network_lost"
     HUNG = "hung"

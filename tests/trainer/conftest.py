@@ -88,6 +88,7 @@ def make_lm_run(folder: Path) -> dict[str, Any]:
             "max_to_keep": 2,
             "best": None,
             "verify_interval": 3,
+            "verify_data": True,
             "max_outage_hours": 24,
         },
         "logging": {"log_interval": 1, "profile": None, "wandb": None},

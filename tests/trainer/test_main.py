@@ -127,14 +127,14 @@ def test_workers_that_disagree_all_exit_4_and_name_the_one(pair, tmp_path, compi
 
 
 @pytest.mark.deep
-def test_a_worker_whose_weights_are_others_is_named_and_all_exit_4(lm_run, tmp_path, compile_cache):
+def test_a_worker_whose_weights_are_others_is_named_and_all_exit_5(lm_run, tmp_path, compile_cache):
     four = lm_run | {"pod": lm_run["pod"] | {"workers": 4}}
     run_file = tmp_path / "run.yaml"
     run_file.write_text(yaml.safe_dump(four))
     processes = start_processes(["tests.trainer.flipped", str(run_file)], tmp_path, compile_cache, {}, {}, {}, {})
     for ended in wait_processes(processes):
-        assert ended.exit_code == 4, ended.stderr
-        words = "worker 1: its copy of params.embedding differs from the other workers' after update 3"
+        assert ended.exit_code == 5, ended.stderr
+        words = "hardware fault: worker 1: its copy of params.embedding differs from the other workers' after update 3"
         assert words in ended.stderr.splitlines()
         assert "Traceback" not in ended.stderr
 

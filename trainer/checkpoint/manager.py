@@ -16,7 +16,7 @@ from conf.schema.training.settings import CheckpointSettings
 from trainer.checkpoint.local_saves import SUCCESS_FILE, LocalSaves, Outputs
 from trainer.checkpoint.outage import OutageBridge, OutageError, ReplacedError
 from trainer.checkpoint.storage import OUTAGE_PATTERN, RunStorage, first_line, is_outage
-from trainer.distributed.checksums import DisagreementError, ReplicaChecksums, leaf_path
+from trainer.distributed.checksums import CorruptionError, DisagreementError, ReplicaChecksums, leaf_path
 from trainer.distributed.preemption import PreemptedError
 from trainer.distributed.runtime import gather_texts, gather_tree
 from trainer.models.weights import Params
@@ -25,7 +25,7 @@ from trainer.step.nan_check import DivergedError
 
 SMALLEST_SLICE_BYTES = 1 << 20
 
-COLLECTIVE_ERRORS = (DisagreementError, DivergedError, OutageError, PreemptedError, ReplacedError)
+COLLECTIVE_ERRORS = (CorruptionError, DisagreementError, DivergedError, OutageError, PreemptedError, ReplacedError)
 """Errors that all workers raise together."""
 LOCAL_FOLDER = "local_checkpoints"
 """Folder on a worker's disk, below the run's, for checkpoints that the bucket does not take yet."""
@@ -111,7 +111,7 @@ class CheckpointManager:
         saved is not overwritten. While the bucket does not answer, the files go to the workers' disks.
 
         Raises:
-            DisagreementError: the replicas of the state differ.
+            CorruptionError: the replicas of the state differ.
             OutageError: the bucket has not answered for too long.
         """
         self.catch_up()
@@ -175,11 +175,27 @@ class CheckpointManager:
     def _is_writing(self) -> bool:
         return self._manager.is_saving_in_progress()
 
-    def verify_replicas(self, step: int, state: Any) -> None:
-        """Compare the replicas of the state on all devices if a check is due. Raises DisagreementError on all."""
+    def should_verify(self, step: int) -> bool:
+        """Return whether the state is to be compared after `step` updates."""
         every = self._settings.verify_interval
-        if every and step % every == 0:
-            self._checksums.compute(state, f"after update {step}")
+        return bool(every) and step % every == 0
+
+    def verify_replicas(self, step: int, state: Any) -> None:
+        """Compare the replicas of the state on all devices if a check is due. Raises CorruptionError on all."""
+        if self.should_verify(step):
+            self.verify(step, state)
+
+    def verify_at_rest(self, step: int, state: Any) -> None:
+        """Run `verify` unless checks are off. Call it before and after a phase that does not change the state."""
+        if self._settings.verify_interval:
+            self.verify(step, state)
+
+    def verify(self, step: int, state: Any) -> None:
+        """Compare the replicas, and the state with itself at the last check if it is of the same arrays.
+
+        Raises CorruptionError on all processes.
+        """
+        self._checksums.compute(state, f"after update {step}")
 
     def record_score(self, step: int, **values: float) -> None:
         """Record the evaluation of the weights after `step` updates, which decides the best checkpoint."""
@@ -229,7 +245,7 @@ class CheckpointManager:
             return problems[0]
         try:
             sums = self._checksums.compute(state, "as restored")
-        except DisagreementError as error:
+        except CorruptionError as error:
             return str(error)
         altered = [name for name, value in sums.items() if content["checksums"].get(name) != value]
         return (

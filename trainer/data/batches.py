@@ -88,13 +88,16 @@ class Dataset:
         """Return the special token after each document. Raises RunFileError."""
         return self.tokenizer.special_tokens.get(self._data.eos or "")
 
-    def train_batches(self, loop: LmLoop, seed: int, rows: range) -> BatchStream:
-        """Return `rows` of every global batch, from the beginning. Raises RunFileError if they cannot be built."""
+    def train_batches(self, loop: LmLoop, seed: int, rows: range, ahead: bool = True) -> BatchStream:
+        """Return `rows` of every global batch, from the beginning. Raises RunFileError if they cannot be built.
+
+        ahead: whether to read before the first batch is asked for, as far as `data.prefetch_batches` says.
+        """
         if self._uses_windows:
             return _WindowBatches(self._window_text(loop), loop, seed, rows)
         from trainer.data import streams
 
-        return streams.train_batches(self._data, self.tokenizer, loop, seed, rows)
+        return streams.train_batches(self._data, self.tokenizer, loop, seed, rows, ahead)
 
     def validation_batches(self, loop: LmLoop, rows: range) -> list[Batch]:
         """Return `rows` of the `loop.eval_batches` evaluation batches, which are the same for any number of processes.

@@ -23,8 +23,10 @@ MAX_READERS = 8
 PackedData = TextData | JsonlData | ParquetData | CustomDocuments
 
 
-def train_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, seed: int, rows: range) -> "PackedBatches":
-    """Return training batches, see `batches.Dataset.training`."""
+def train_batches(
+    data: PackedData, tokenizer: Tokenizer, loop: LmLoop, seed: int, rows: range, ahead: bool
+) -> "PackedBatches":
+    """Return training batches, see `batches.Dataset.train_batches`."""
     whole = Split(
         open_source(data, data.path, "data.path"),
         fraction=data.eval_fraction,
@@ -35,7 +37,7 @@ def train_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, seed: in
         key="data.path",
         skips_bad_lines=data.on_bad_line == "skip",
     )
-    return PackedBatches(_StreamGroup(data, whole, tokenizer, loop, rows), data, loop)
+    return PackedBatches(_StreamGroup(data, whole, tokenizer, loop, rows), data, loop, ahead)
 
 
 def validation_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, rows: range) -> list[Batch]:
@@ -68,8 +70,8 @@ class _Prefetcher(ThreadPrefetchDatasetIterator):
 class PackedBatches:
     """Batches of packed documents, see `batches.BatchStream`."""
 
-    def __init__(self, together: "_StreamGroup", data: PackedData, loop: LmLoop) -> None:
-        self._stream_group, self._reads_ahead = together, data.prefetch_batches > 0
+    def __init__(self, together: "_StreamGroup", data: PackedData, loop: LmLoop, ahead: bool) -> None:
+        self._stream_group, self._reads_ahead = together, ahead and data.prefetch_batches > 0
         self._prefetcher = _Prefetcher(together, data.prefetch_batches)
         self._close = finalize(self, _close, self._prefetcher, together)  # closes it even if the owner does not
         self._start_reading()

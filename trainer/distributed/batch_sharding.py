@@ -65,8 +65,11 @@ class BatchSharding:
         return ("batch",) if self.accumulation == 1 else (None, "batch")
 
 
-def shard_rows(loop: LmLoop, mesh: Mesh) -> BatchSharding:
-    """Return the sharding of the loop's batches over a mesh. Raises RunFileError if it would be uneven."""
+def shard_rows(loop: LmLoop, mesh: Mesh, process: int | None = None) -> BatchSharding:
+    """Return the sharding of the loop's batches over a mesh, as a process sees it; None is this one.
+
+    Raises RunFileError if it would be uneven.
+    """
     parts = meshes.num_shards(mesh, "batch")
     try:
         accumulation = loop.accumulation(parts)
@@ -76,7 +79,7 @@ def shard_rows(loop: LmLoop, mesh: Mesh) -> BatchSharding:
     holders = list(mesh.devices.reshape(parts, -1))  # devices of each part, in the order of the batch axes
     owners = [{device.process_index for device in part} for part in holders]
     in_order = sorted(range(parts), key=lambda part: (min(owners[part]), part))
-    this = jax.process_index()
+    this = jax.process_index() if process is None else process
     own = {device: lot for lot, part in enumerate(in_order) for device in holders[part] if device.process_index == this}
     rows, lots = loop.rows // parts, own.values() or (0,)
     held = range(min(lots) * rows, (max(lots) + 1) * rows)

@@ -2,10 +2,15 @@
 
 The checksum of an array is the sum of its elements' bit patterns, modulo 2^32. Sums of shards add up to that of the
 whole, so the sharding does not matter; one flipped bit always changes the sum.
+
+Two comparisons find silent corruption of the state: of the copies of a shard on several devices, and of a shard with
+itself between two checks of the same arrays. Only the second one sees a shard that has no copy.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
+from weakref import ReferenceType, ref
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +26,30 @@ class DisagreementError(RuntimeError):
     """Workers differ in a value that must be equal on all; the message names those that differ."""
 
 
+class CorruptionError(RuntimeError):
+    """Hardware has changed bits on a worker; every line of the message begins with `MARK` and names the worker."""
+
+    MARK = "hardware fault: "
+    """Begins the lines from which the controller reads which worker it was."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        """Take lines such as `worker 1: its copy of params.embedding differs`."""
+        super().__init__("\n".join(f"{self.MARK}{line}" for line in lines))
+
+
 class ReplicaChecksums:
     """Computes checksums with one program per set of shapes and shardings, reading every array once."""
 
     def __init__(self) -> None:
         self._programs: dict[Any, Any] = {}
+        self._last: tuple[list[ReferenceType[jax.Array]], np.ndarray] = ([], np.zeros(0))
 
     def compute(self, tree: Any, when: str) -> dict[str, int]:
         """Return the checksum of every array, by its path. All processes must call it, and all get the same.
 
         tree: of jax.Array with NamedSharding, all on one mesh. when: phrase for the message, e.g. "after update 30".
-        Raises DisagreementError on all processes if replicas of a shard differ.
+        Raises CorruptionError on all processes if replicas of a shard differ, or if these are the arrays of the last
+        call and their memory has changed since.
         """
         named = {leaf_path(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
         leaves = list(named.values())
@@ -40,20 +58,34 @@ class ReplicaChecksums:
             self._programs[shardings] = _program(shardings)
         with jax.transfer_guard("allow"):
             table = np.asarray(self._programs[shardings](leaves).addressable_data(0))
+        self._compare_with_last(named, shardings[0], table, when)
         sums: dict[str, int] = {}
-        odd: dict[int, list[str]] = defaultdict(list)
+        odd: dict[tuple[int, ...], list[str]] = defaultdict(list)
         for (name, leaf), column in zip(named.items(), table.T, strict=True):
             parts = _replica_rows(leaf.sharding, leaf.shape)
             sums[name] = sum(int(column[rows[0]]) for rows in parts) % 2**32
-            for worker in sorted(
-                {worker for rows in parts for worker in _disagreeing_workers(leaf.sharding, rows, column)}
-            ):
-                odd[worker].append(name)
+            for workers in sorted({found for rows in parts for found in _suspects(leaf.sharding, rows, column)}):
+                odd[workers].append(name)
         if odd:
-            raise DisagreementError(
-                "\n".join(_parse_message(worker, names, when) for worker, names in sorted(odd.items()))
-            )
+            raise CorruptionError([_replica_message(workers, names, when) for workers, names in sorted(odd.items())])
         return sums
+
+    def _compare_with_last(
+        self, named: dict[str, jax.Array], sharding: NamedSharding, table: np.ndarray, when: str
+    ) -> None:
+        """Raise CorruptionError if the arrays are those of the last table and a device's sums are others now."""
+        (last, before), self._last = self._last, ([ref(leaf) for leaf in named.values()], table)
+        if len(last) != len(named) or any(old() is not new for old, new in zip(last, named.values(), strict=True)):
+            return
+        names, devices = list(named), _devices(sharding)
+        changed: dict[int, list[str]] = defaultdict(list)
+        for row, column in np.argwhere(table != before):
+            worker = devices[row].process_index
+            if names[column] not in changed[worker]:
+                changed[worker].append(names[column])
+        if changed:
+            lines = [f"worker {worker}: {_listed(found)} changed at rest {when}" for worker, found in changed.items()]
+            raise CorruptionError(sorted(lines))
 
 
 def leaf_path(path: Any) -> str:
@@ -94,11 +126,15 @@ def _replica_rows(sharding: NamedSharding, shape: tuple[int, ...]) -> list[list[
     return [sorted(rows) for rows in parts.values()]
 
 
-def _disagreeing_workers(sharding: NamedSharding, rows: list[int], column: np.ndarray) -> set[int]:
-    """Return the processes whose replica is not the most common one; in a tie the first device is right."""
-    usual = Counter(int(column[row]) for row in rows).most_common(1)[0][0]
+def _suspects(sharding: NamedSharding, rows: list[int], column: np.ndarray) -> set[tuple[int, ...]]:
+    """Return who may hold a wrong replica: each process outside the majority, or all where there is no majority."""
     devices = _devices(sharding)
-    return {devices[row].process_index for row in rows if column[row] != usual}
+    (usual, votes), *others = Counter(int(column[row]) for row in rows).most_common()
+    if not others:
+        return set()
+    if others[0][1] == votes:
+        return {tuple(sorted({devices[row].process_index for row in rows}))}
+    return {(devices[row].process_index,) for row in rows if column[row] != usual}
 
 
 def _devices(sharding: NamedSharding) -> list[Any]:
@@ -107,7 +143,13 @@ def _devices(sharding: NamedSharding) -> list[Any]:
     return list(devices.flat)
 
 
-def _parse_message(worker: int, names: list[str], when: str) -> str:
+def _replica_message(workers: tuple[int, ...], names: list[str], when: str) -> str:
+    if len(workers) == 1:
+        return f"worker {workers[0]}: its copy of {_listed(names)} differs from the other workers' {when}"
+    who = " or ".join(map(str, workers))
+    return f"worker {who}: their copies of {_listed(names)} differ {when}, and no majority tells which one is wrong"
+
+
+def _listed(names: list[str]) -> str:
     more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
-    listed = ", ".join(names[:MAX_NAMES_SHOWN])
-    return f"worker {worker}: its copy of {listed}{more} differs from the other workers' {when}"
+    return f"{', '.join(names[:MAX_NAMES_SHOWN])}{more}"

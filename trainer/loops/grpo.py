@@ -36,6 +36,7 @@ from trainer.rl.state import StateSaver, TrainState
 from trainer.rl.telemetry import Telemetry
 from trainer.rl.warm_start import WarmStart
 from trainer.step import train_step
+from trainer.step.batch_check import BatchCheck
 from trainer.telemetry import startup_report
 from trainer.telemetry.metrics import MetricsLogger
 
@@ -79,8 +80,9 @@ class GrpoTrainer:
             store.check_weights(grpo_programs.reference_model(experiment))
         self.sampler = batching.build_sampler(experiment.decoder, loop, mesh, prompting)
         evaluation = Evaluator(loop, self.questions, self.sampler, checks, experiment.seed)
-        self.telemetry = Telemetry(experiment, loop, log)
-        self.saver = StateSaver(checkpoints, notice, self.telemetry)
+        batches = BatchCheck(experiment.checkpoint, mesh)  # every process has the whole batch
+        self.telemetry = Telemetry(experiment, loop, log, batches, lambda: self.saver.diagnose(self.train_state))
+        self.saver = StateSaver(checkpoints, notice, self.telemetry, batches)
         text = (prompting.tokenizer, prompting.bos, prompting.stop_tokens)
         plugins = EvaluationPlugins(loop, log, lambda: TextModel(experiment.decoder, mesh, *text))
         self.evaluations = Evaluations(loop, evaluation, plugins, log, checkpoints, self.telemetry, self.saver)
@@ -137,7 +139,7 @@ class GrpoTrainer:
             evaluates = progress.steps % loop.eval_interval == 0
             if progress.steps and evaluates:
                 self.evaluations.evaluate(train_state, "eval", "accuracy")
-            self.saver.verify_replicas(train_state)
+            self.saver.verify(train_state)
             if progress.steps % loop.updates_per_rollout == 0:
                 self._prefetch_rollouts(train_state, reference)
             batch, placed = train_state.rollouts[0].pop_batch()
@@ -159,11 +161,13 @@ class GrpoTrainer:
         def between() -> None:
             self.saver.save_if_preempted(train_state)
 
+        self.saver.verify_at_rest(train_state)
         for number in range(next_one + len(rollouts), min(next_one + 1 + loop.async_depth, last)):
             rollout = self.rollouts.generate(train_state.state.params, reference, number, between)
             rollouts.append(rollout)
             self.telemetry.tokens["rollout"] += rollout.num_tokens
         rollouts[0].finish()
+        self.saver.verify_at_rest(train_state)
         if train_state.progress.steps == 0:
             self.telemetry.log_lines(startup_report.format_transcripts(rollouts[0].examples))
 

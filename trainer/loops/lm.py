@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -20,7 +20,8 @@ from trainer.evaluation.model import TextModel
 from trainer.evaluation.plugins import EvaluationPlugins
 from trainer.loops.updates import Programs, UpdateLoop
 from trainer.losses import lm
-from trainer.step import train_step
+from trainer.step import nan_diagnosis, train_step
+from trainer.step.batch_check import BatchCheck, read_by
 from trainer.step.program import Program
 from trainer.telemetry import startup_report, throughput
 from trainer.telemetry.metrics import MetricsLogger
@@ -33,22 +34,25 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     loop = _validated_loop(experiment, data)
     split = batch_sharding.shard_rows(loop, mesh)
     stream = data.train_batches(loop, experiment.seed, split.rows)
+    again = _read_again(experiment, loop, data, mesh)
     metrics = ("eval_loss", "eval_bits_per_byte")
     with (
         PreemptionNotice() as notice,
         closing(stream),
+        closing(again),
         CheckpointManager(experiment.dir, experiment.checkpoint, metrics, log) as checkpoints,
     ):
         with log.phases.measure("compile"):
             compilation = startup_report.Compilation(programs(experiment, mesh))
         with log.phases.measure("restore or init"):  # while the programs compile
-            first, state = _restore_or_init(experiment, mesh, checkpoints, stream)
+            first, state = _restore_or_init(experiment, mesh, checkpoints, (stream, again))
         log.resume(first)
         with log.phases.measure("compile"):
             compiled = _finish_compilation(compilation, experiment, loop, data, split, state, log)
         log.phases.enter("updates")
         with jax.transfer_guard("disallow"):  # only explicit device_put and device_get may move data
-            UpdateLoop(experiment, loop, stream, checkpoints, log, notice, compiled).run(state, first)
+            check = BatchCheck(experiment.checkpoint, mesh, again.__next__)
+            UpdateLoop(experiment, loop, stream, checkpoints, log, notice, compiled, check, mesh).run(state, first)
 
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
@@ -78,13 +82,20 @@ def _validated_loop(experiment: RunFile, data: batches.Dataset) -> LmLoop:
     return loop
 
 
+def _read_again(experiment: RunFile, loop: LmLoop, data: batches.Dataset, mesh: Mesh) -> batches.BatchStream:
+    """Return the rows of the process that this one checks; nothing is read before the first of them is asked for."""
+    rows = batch_sharding.shard_rows(loop, mesh, read_by(jax.process_index())).rows
+    return data.train_batches(loop, experiment.seed, rows, ahead=experiment.checkpoint.verify_data)
+
+
 def _restore_or_init(
-    experiment: RunFile, mesh: Mesh, checkpoints: CheckpointManager, stream: batches.BatchStream
+    experiment: RunFile, mesh: Mesh, checkpoints: CheckpointManager, streams: Sequence[batches.BatchStream]
 ) -> tuple[int, train_step.State]:
-    """Return the number of updates and the state after them, with the data stream at the same position."""
+    """Return the number of updates and the state after them, with the data streams at the same position."""
     abstract = train_step.abstract_state(experiment.decoder, experiment.optimizer, mesh)
     if resumed := checkpoints.restore_latest(abstract):
-        stream.restore(resumed.position["data"])
+        for stream in streams:
+            stream.restore(resumed.position["data"])
         return resumed.step, resumed.state
     return 0, train_step.init_state(experiment.decoder, experiment.optimizer, mesh, jax.random.key(experiment.seed))
 
@@ -134,6 +145,7 @@ def _finish_compilation(
     def run_plugins(state: train_step.State, step: int, between: Callable[[], None]) -> dict[str, float]:
         return plugins.run(step, step, train_step.eval_params(state), between)
 
+    loss = train_step.without_carry(lm.loss(experiment.decoder, loop))
     compile_seconds = costs["compile_time"] + time.perf_counter() - began
     return Programs(
         split.to_devices,
@@ -141,6 +153,7 @@ def _finish_compilation(
         evaluate,
         rates,
         compile_seconds,
+        nan_diagnosis.build_recompute(loss, experiment.decoder, split.mesh, split.accumulation),
         sample if samples else None,
         loop.text_samples.interval,
         run_plugins,

@@ -25,7 +25,8 @@ from trainer.loops.updates import Programs, UpdateLoop
 from trainer.losses import puzzle
 from trainer.models.weights import Params
 from trainer.puzzles.dataset import EvalBatch, PuzzleDataset
-from trainer.step import train_step
+from trainer.step import nan_diagnosis, train_step
+from trainer.step.batch_check import BatchCheck
 from trainer.step.program import Program, abstract_rows
 from trainer.telemetry import startup_report, throughput
 from trainer.telemetry.boards import draw_puzzle
@@ -57,7 +58,8 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
             compiled = _Compiled(experiment, cfg, loop, mesh, stream, log, compilation).programs()
         log.phases.enter("updates")
         with jax.transfer_guard("disallow"):  # only explicit device_put and device_get may move data
-            UpdateLoop(experiment, loop, stream, checkpoints, log, notice, compiled).run(state, first)
+            check = BatchCheck(experiment.checkpoint, mesh)  # every process has the whole batch
+            UpdateLoop(experiment, loop, stream, checkpoints, log, notice, compiled, check, mesh).run(state, first)
 
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
@@ -169,7 +171,8 @@ class _Compiled:
         def run_plugins(state: train_step.State, step: int, between: Callable[[], None]) -> dict[str, float]:
             return own.run(step, step, train_step.eval_params(state), between)
 
-        return Programs(self.place, self.update, self.evaluate, self.rates, costs, plugins=run_plugins)
+        again = nan_diagnosis.build_recompute(puzzle.loss(self.cfg, loop), self.cfg, self.mesh)
+        return Programs(self.place, self.update, self.evaluate, self.rates, costs, again, plugins=run_plugins)
 
     def place(self, batch: Batch) -> DeviceBatch:
         with jax.transfer_guard("allow"):  # each device gets its rows of what every process has

@@ -7,9 +7,11 @@ previous update. Everything is compiled before the first update.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import jax
+from jax.sharding import Mesh
 
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.puzzle import PuzzleLoop
@@ -18,10 +20,13 @@ from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed.batch import Batch, DeviceBatch
 from trainer.distributed.preemption import PreemptedError, PreemptionNotice
 from trainer.distributed.runtime import gather_tree
-from trainer.step import train_step
+from trainer.step import nan_diagnosis, train_step
+from trainer.step.batch_check import BatchCheck
 from trainer.step.nan_check import check_finite
+from trainer.step.nan_diagnosis import judge
 from trainer.telemetry import throughput
 from trainer.telemetry.metrics import MetricsLogger
+from trainer.telemetry.stragglers import StragglerWatch
 
 
 class Stream(Protocol):
@@ -47,6 +52,7 @@ class Programs:
         rates: from seconds per update to metrics of speed.
         sample: logs samples of the state after a number of updates, every `sample_interval` updates.
         compile_seconds: what compiling took.
+        recompute: computes a non-finite update again, to find out who is to blame.
         plugins: runs the evaluations of `loop.evaluations` that are due; arguments as of `evaluate`.
     """
 
@@ -55,6 +61,7 @@ class Programs:
     evaluate: Callable[[train_step.State, int, Callable[[], None]], dict[str, float]]
     rates: Callable[[float], dict[str, float]]
     compile_seconds: float
+    recompute: nan_diagnosis.Recompute
     sample: Callable[[train_step.State, int], None] | None = None
     sample_interval: int | None = None
     plugins: Callable[[train_step.State, int, Callable[[], None]], dict[str, float]] | None = None
@@ -72,10 +79,13 @@ class UpdateLoop:
         log: MetricsLogger,
         notice: PreemptionNotice,
         programs: Programs,
+        batches: BatchCheck,
+        mesh: Mesh,
     ) -> None:
-        self.experiment, self.loop, self.stream = experiment, loop, stream
+        self.experiment, self.loop, self.stream, self.batches = experiment, loop, stream, batches
         self.checkpoints, self.log, self.preemption, self.programs = checkpoints, log, notice, programs
-        self.stopwatch = throughput.Stopwatch("data_time", "transfer_time")
+        self.stopwatch = throughput.Stopwatch("data_time", "transfer_time", "wait_time")
+        self.stragglers = StragglerWatch(mesh)
         self.costs = {"compile_time": programs.compile_seconds}
         self.first_step = self.last_logged_step = 0
         self.pending: tuple[int, dict[str, jax.Array], Batch] | None = None
@@ -84,8 +94,12 @@ class UpdateLoop:
         """Run all updates after the `first` ones, then finish the run."""
         loop, profiler = self.loop, self.log.profiler(self.experiment.logging.profile)
         self.first_step = self.last_logged_step = first
+        self.batches.restart(first)
         for step in range(first, loop.steps):
             self._save_if_preempted(step, state)
+            if self.checkpoints.should_verify(step):
+                with self.stopwatch.measure("wait_time"):  # for the update, which is no part of the check
+                    jax.block_until_ready(state.step)
             with self.stopwatch.excluded():
                 self.checkpoints.catch_up()
                 self._after_checkpoint(step, state)
@@ -95,10 +109,11 @@ class UpdateLoop:
             with self.stopwatch.measure("transfer_time"):
                 placed = jax.block_until_ready(self.programs.place(batch))
             state, metrics = self.programs.update(state, placed)
-            self._flush()
+            self.batches.count(batch)
+            self._flush(state)
             self.pending = (step + 1, metrics, batch)
             if self._needs_flush(step + 1):
-                self._flush()
+                self._flush(state)
                 with self.stopwatch.excluded():
                     self._save(step + 1, state)
         profiler.close()
@@ -122,28 +137,42 @@ class UpdateLoop:
         return every is not None and done % every == 0
 
     def _after_checkpoint(self, step: int, state: train_step.State) -> None:
-        """Run the evaluation, samples and replica check due after a checkpoint, also on resuming there."""
-        if step and step % self.loop.eval_interval == 0:
+        """Run the evaluation, samples and checks due after a checkpoint, also on resuming there.
+
+        The state is at rest meanwhile: it is compared before and after, which finds changes of shards without a copy.
+        """
+        self.batches.compare_if_due(step)
+        evaluates = step and step % self.loop.eval_interval == 0
+        samples = self.programs.sample if step and self._should_sample(step) else None
+        if evaluates or samples:
+            self.checkpoints.verify_at_rest(step, state)
+        if evaluates:
             self._evaluate(step, state)
-        if self.programs.sample and step and self._should_sample(step):
-            self.programs.sample(state, step)
-        self.checkpoints.verify_replicas(step, state)
+        if samples:
+            samples(state, step)
+        if evaluates or samples:
+            self.checkpoints.verify_at_rest(step, state)
+        else:
+            self.checkpoints.verify_replicas(step, state)
 
     def _save_if_preempted(self, step: int, state: train_step.State) -> None:
         """Save and end on all processes if the VM is about to be preempted. Raises PreemptedError."""
         if self.preemption.should_stop(step):
-            self._flush()
+            self._flush(state)
             if step > self.first_step:
                 self.log.upload()
+                self.batches.compare(step)
                 self.checkpoints.save(step, state, {"data": self.stream.position()})
             raise PreemptedError
 
-    def _flush(self) -> None:
-        """Wait for the last update, check that it is finite, and log it."""
+    def _flush(self, state: train_step.State) -> None:
+        """Wait for the last update, check that it is finite, and log it. state: after the newest update."""
         if self.pending is None:
             return
         (step, metrics, batch), self.pending = self.pending, None
-        check_finite(step, metrics, batch, self.experiment)
+        with self.stopwatch.measure("wait_time"):
+            jax.block_until_ready(metrics)
+        check_finite(step, metrics, batch, self.experiment, partial(self._diagnose, step, state, batch))
         if step % self.experiment.logging.log_interval and step != self.loop.steps:
             return
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
@@ -151,6 +180,7 @@ class UpdateLoop:
         self.last_logged_step = step
         seconds = times["step_time"]
         rates = self.programs.rates(seconds) | throughput.device_memory()
+        rates |= self.stragglers.compare(seconds, times["wait_time"])
         self.log.log(step, "train", **values, **times, **rates, **self.costs, steps_total=self.loop.steps)
         self.costs = {}
 
@@ -159,7 +189,14 @@ class UpdateLoop:
         if step == self.loop.steps or self.checkpoints.should_save(step, evaluates=step % self.loop.eval_interval == 0):
             with self.log.phases.measure("checkpoints"):
                 self.log.upload()
+                self.batches.compare(step)
                 self.checkpoints.save(step, state, {"data": self.stream.position()})
+
+    def _diagnose(self, step: int, state: train_step.State, batch: Batch, repeated: bool) -> None:
+        """Raise CorruptionError if hardware made update `step` non-finite, which has changed nothing."""
+        self.checkpoints.verify(step, state)
+        self.batches.compare(step)
+        judge(self.programs.recompute(state, self.programs.place(batch)), step, repeated)
 
     def _evaluate(self, step: int, state: train_step.State) -> dict[str, float]:
         began = time.perf_counter()

@@ -1,6 +1,6 @@
 """Metrics of GRPO updates: averages between two metric lines, times, rates and alerts."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile
 from trainer.distributed.batch import Batch
 from trainer.rl.progress import Progress
+from trainer.step.batch_check import BatchCheck
 from trainer.step.nan_check import check_finite
 from trainer.telemetry import startup_report, throughput
 from trainer.telemetry.alerts import AlertMonitor
@@ -37,8 +38,16 @@ class Telemetry:
         phases: where the time of the run goes.
     """
 
-    def __init__(self, experiment: RunFile, loop: GrpoLoop, log: MetricsLogger) -> None:
+    def __init__(
+        self, experiment: RunFile, loop: GrpoLoop, log: MetricsLogger, batches: BatchCheck, diagnose: Callable[[], None]
+    ) -> None:
+        """Create it for a run.
+
+        batches: counts what every update trains on. diagnose: called for an update that is not finite; raises
+        CorruptionError if hardware is to blame.
+        """
         self._experiment, self._loop, self._log = experiment, loop, log
+        self._batches, self._diagnose = batches, diagnose
         self._averages, self._alerts = MetricAverages(), AlertMonitor(loop.alerts, loop.steps)
         self._pending: _PendingUpdate | None = None
         self._last_logged_step = 0
@@ -72,6 +81,7 @@ class Telemetry:
 
         rollout_metrics: of the update's rollout; empty in the warm start.
         """
+        self._batches.count(batch)
         self.flush()
         self._pending = _PendingUpdate(replace(progress), metrics, batch, rollout_metrics)
 
@@ -82,7 +92,7 @@ class Telemetry:
         last, self._pending = self._pending, None
         progress, step = last.progress, last.progress.total_steps
         with self.stopwatch.measure("update_time"):
-            check_finite(step, last.metrics, last.batch, self._experiment)
+            check_finite(step, last.metrics, last.batch, self._experiment, lambda _: self._diagnose())
             values = {name: float(value) for name, value in jax.device_get(last.metrics).items()} | last.rollout_metrics
         self._averages.add(values)
         self.tokens["update"] += int(last.batch["mask"].sum())

@@ -37,6 +37,7 @@ class WarmStart:
             progress.accuracy_before = progress.accuracy_start
         while not self._is_done(progress):
             self.saver.save_if_preempted(train_state)
+            self.saver.verify(train_state)
             with telemetry.stopwatch.measure("update_time"):
                 batch = batching.supervised_batch(
                     self.asked.train(Draw("warm_start", progress.warm_steps), loop.rows), loop

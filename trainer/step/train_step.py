@@ -96,7 +96,7 @@ def state_shardings(cfg: AnyModel, opt: Optimizer, mesh: Mesh) -> State:
 
 def build_update(loss: LossFn, cfg: AnyModel, opt: Optimizer, mesh: Mesh, accumulation: int = 1) -> jax.stages.Wrapped:
     """Return the update of a loss that carries nothing, see `build_carry_update`."""
-    return build_carry_update(_without_carry(loss), cfg, opt, mesh, None, accumulation)
+    return build_carry_update(without_carry(loss), cfg, opt, mesh, None, accumulation)
 
 
 def build_carry_update(
@@ -112,7 +112,7 @@ def build_carry_update(
     (1 or 0) and skipped, the number of non-finite updates so far.
     """
     chain, rate = build_optimizer(opt, cfg), learning_rate_schedule(opt)
-    gradient = _carry_gradient(loss, cfg, mesh, accumulation)
+    gradient = carry_gradient(loss, cfg, mesh, accumulation)
 
     def update(state: State, batch: DeviceBatch) -> tuple[State, dict[str, jax.Array]]:
         gradients, metrics, carry = gradient(state.params, batch, state.carry)
@@ -138,7 +138,8 @@ def build_carry_update(
     return jax.jit(update, donate_argnums=0, out_shardings=(placed, None))
 
 
-def _without_carry(loss: LossFn) -> CarryLossFn:
+def without_carry(loss: LossFn) -> CarryLossFn:
+    """Return the loss as one that hands nothing to the next update."""
     return lambda params, batch, carry: (loss(params, batch), carry)
 
 
@@ -168,20 +169,23 @@ def mean_gradient(
     Extremes take a second one, of a few bytes. Otherwise the partitioner places the collectives by the shardings of its
     arguments.
     """
-    gradient = _carry_gradient(_without_carry(loss), cfg, mesh, accumulation)
+    gradient = carry_gradient(without_carry(loss), cfg, mesh, accumulation)
     return lambda params, batch: gradient(params, batch, None)[:2]
 
 
-def _carry_gradient(
+def carry_gradient(
     loss: CarryLossFn, cfg: AnyModel, mesh: Mesh, accumulation: int
 ) -> Callable[[Params, DeviceBatch, Any], tuple[Params, dict[str, jax.Array], Any]]:
-    """Return `mean_gradient` with a carry, which is not accumulated: a loss that has one computes all rows at once."""
+    """Return `mean_gradient` with a carry, which is not accumulated: a loss that has one computes all rows at once.
+
+    The function maps (params, batch, carry) to gradient, metrics and the next carry.
+    """
 
     def summed(params: Params, batch: DeviceBatch, carry: Any) -> tuple[Params, MetricSums, Any]:
         def total(trained: Params) -> tuple[jax.Array, tuple[MetricSums, Any]]:
             sums, new = loss(weights.overlay(params, trained), batch, carry)
             sums = jax.tree.map(jnp.float32, sums)
-            return _loss_of(sums).total, (sums, new)
+            return loss_of(sums).total, (sums, new)
 
         gradients, (sums, new) = jax.grad(total, has_aux=True)(weights.trained_part(params, cfg))
         return gradients, sums, new
@@ -223,13 +227,14 @@ def _carry_gradient(
 
     def mean(params: Params, batch: DeviceBatch, carry: Any) -> tuple[Params, dict[str, jax.Array], Any]:
         gradients, sums, new = over_mesh(params, batch, carry)
-        weight = _loss_of(sums).weight
+        weight = loss_of(sums).weight
         return jax.tree.map(lambda g: g / jnp.where(weight == 0, 1, weight), gradients), metric_sums.finalize(sums), new
 
     return mean
 
 
-def _loss_of(sums: MetricSums) -> Mean:
+def loss_of(sums: MetricSums) -> Mean:
+    """Return the entry that is differentiated."""
     loss = sums["loss"]
     assert isinstance(loss, Mean), "a loss is a mean"
     return loss

@@ -22,8 +22,15 @@ class RunAlerts(Strict):
     data_wait_fraction: float | None = Field(
         gt=0, lt=1, description="data wait: more than this fraction of a step is spent waiting for data."
     )
+    slow_worker_fraction: float | None = Field(
+        gt=0,
+        lt=1,
+        description="slow worker: one worker delays the others by more than this fraction of a step of the bundled "
+        "trainer's lm and puzzle loops.",
+    )
     sustained_seconds: float = Field(
-        ge=0, description="Seconds for which slow, below floor and data wait must last before they are raised."
+        ge=0,
+        description="Seconds for which slow, below floor, data wait and slow worker must last before they are raised.",
     )
     loss_spike_factor: float | None = Field(
         gt=1, description="loss spike: the loss exceeds this multiple of the median of the last 20 metrics lines."

@@ -50,6 +50,9 @@ class RecoveryPolicy(Strict):
     preempted: PodResponse = Field(description="The pod was preempted.")
     maintenance: Literal["wait"] | ProgramResponse = Field(description="wait: up to tpu.create_timeout_minutes.")
     unhealthy_host: ProgramResponse = Field(description="Google, libtpu or a missing chip indicates an unhealthy host.")
+    corruption: ProgramResponse = Field(
+        description="Hardware changed bits on a worker. The second time on one pod, restart_program replaces it."
+    )
     worker_lost: ProgramResponse = Field(description="A worker does not respond, or something else killed its program.")
     network_lost: Literal["wait", "give_up"] = Field(description="Neither the workers nor Google's API can be reached.")
     hung: ProgramResponse = Field(

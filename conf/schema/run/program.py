@@ -54,7 +54,14 @@ class Devices(Strict):
 
 
 ExitMeaning = Literal[
-    "worker_lost", "unhealthy_host", "out_of_hbm", "out_of_ram", "disk_full", "device_mismatch", "workers_disagree"
+    "worker_lost",
+    "unhealthy_host",
+    "corruption",
+    "out_of_hbm",
+    "out_of_ram",
+    "disk_full",
+    "device_mismatch",
+    "workers_disagree",
 ]
 """Verdicts that a program may tell by its exit code (docs/recovery.md)."""
 

@@ -44,8 +44,11 @@ class CheckpointSettings(Strict):
     )
     verify_interval: int = Field(
         ge=0,
-        description="Updates between checksum comparisons of the weights' copies on all devices. Every checkpoint is "
-        "compared anyway. 0: only checkpoints.",
+        description="Updates between checksum comparisons of the state's copies on all devices, and of the data. Every "
+        "checkpoint is compared anyway. 0: only checkpoints.",
+    )
+    verify_data: bool = Field(
+        description="Compare checksums of the batches too; in the lm loop a second worker reads each worker's rows."
     )
     max_outage_hours: Annotated[float, VOLATILE] = Field(
         ge=0,

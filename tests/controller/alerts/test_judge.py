@@ -262,3 +262,16 @@ def test_each_alert_can_be_turned_off(off: str) -> None:
     all_names = {"slow_fraction": "slow", "data_wait_fraction": "data wait", "loss_spike_factor": "loss spike"}
     expected = {*all_names.values(), "no output"} - {all_names.get(off, "no output")}
     assert {name for _, name, _ in made.said} == expected
+
+
+def test_a_slow_worker_is_named_with_its_share() -> None:
+    made = run()
+    fine = {"slow_worker": 2.0, "slow_worker_share": 0.04}
+    slow = {"slow_worker": 3.0, "slow_worker_share": 0.38, "slow_worker_host_time": 0.7, "slow_worker_device_time": 0.0}
+    made.lines(3, **fine)
+    assert [name for _, name, _ in made.lines(4, **slow)] == ["slow worker"]
+    [alert] = made.judge.alerts
+    assert alert.message.startswith("worker 3 delays the others by 38% of each step at step ")
+    assert "0.7 s by its host;" in alert.message
+    assert alert.message.endswith("(alerts.slow_worker_fraction)")
+    assert [over for _, _, over in made.lines(2, **fine)] == [True]

@@ -8,8 +8,10 @@ import pytest
 import yaml
 
 from conf.schema.run.lifecycle import Recovery
+from controller.recovery.diagnosis import TRAINER_EXIT_CODES, diagnose
 from controller.recovery.policy import Decision, Incident, PodCapabilities, decide
-from controller.recovery.verdict import Verdict, VerdictKind
+from controller.recovery.verdict import Observation, Verdict, VerdictKind, WorkerStatus
+from controller.resources.pod.provisioner import PodStatus
 from tests.groups import CONF
 
 BUDGETS = {"max_preemptions": 20, "max_program_failures": 0, "max_without_progress": 3}
@@ -41,6 +43,7 @@ def test_every_verdict_that_ends_an_attempt_has_a_response() -> None:
         (VerdictKind.PREEMPTED, "replace_node"),
         (VerdictKind.MAINTENANCE, "wait"),
         (VerdictKind.UNHEALTHY_HOST, "replace_node"),
+        (VerdictKind.CORRUPTION, "restart_program"),
         (VerdictKind.WORKER_LOST, "restart_program"),
         (VerdictKind.NETWORK_LOST, "wait"),
         (VerdictKind.HUNG, "restart_program"),
@@ -149,3 +152,49 @@ def test_the_page_shows_every_verdict_and_its_response() -> None:
     seen = rest.partition("\n## ")[0]
     shown = [kind for kind in VerdictKind if f"`{kind.value}`" in seen]
     assert shown == [kind for kind in VerdictKind if kind not in (VerdictKind.RUNNING, VerdictKind.FINISHED)]
+
+
+@pytest.mark.parametrize(
+    ("log", "worker", "words"),
+    [
+        ("hardware fault: worker 1: its copy of params.w differs", 1, ("worker 1: its copy of params.w differs",)),
+        ("hardware fault: worker 0 or 1: a\nI0000 x\nhardware fault: worker 0 or 1: b", None,
+         ("worker 0 or 1: a", "worker 0 or 1: b")),
+        ("hardware fault: worker 1: a\nhardware fault: worker 2: b", None, ("worker 1: a", "worker 2: b")),
+        ("hardware fault: some worker: update 7", None, ("some worker: update 7",)),
+        ("an own program says it by its code alone", 0,
+         ("worker 0: its program exited with code 5", "an own program says it by its code alone")),
+    ],
+)  # fmt: skip
+def test_the_worker_that_the_program_names_is_to_blame(log: str, worker: int | None, words: tuple[str, ...]) -> None:
+    ends = tuple(WorkerStatus(ended=True, code=5, ended_at=10.0, log_tail=f"step 12\n{log}\n") for _ in range(3))
+    found = diagnose(Observation(PodStatus(), ends, exit_codes=TRAINER_EXIT_CODES))
+    assert (found.kind, found.worker, found.evidence) == (VerdictKind.CORRUPTION, worker, words)
+
+
+def corrupted(worker: int | None, response: str = "restart_program") -> Incident:
+    return Incident(1, "corruption", "", response, None, 0.0, (), worker)
+
+
+@pytest.mark.parametrize(
+    ("past", "worker", "response"),
+    [
+        ([corrupted(1)], 1, "replace_node"),
+        ([corrupted(1)], 0, "restart_program"),
+        ([corrupted(None)], 1, "replace_node"),
+        ([corrupted(1)], None, "replace_node"),
+        ([corrupted(1), *ends("preempted", response="replace_node")], 1, "restart_program"),
+        ([corrupted(1), *ends("worker_lost")], 1, "replace_node"),
+    ],
+)
+def test_a_worker_that_corrupts_twice_on_one_pod_has_it_replaced(
+    past: list[Incident], worker: int | None, response: str
+) -> None:
+    given = {"max_without_progress": 9, "verdict": {"worker": worker}}
+    assert done(VerdictKind.CORRUPTION, past, **given) == Decision(response)
+
+
+def test_incidents_of_before_the_worker_was_recorded_are_read() -> None:
+    body = {name: value for name, value in corrupted(3).to_json().items() if name != "worker"}
+    assert Incident.from_json(body) == corrupted(None)
+    assert Incident.from_json(corrupted(3).to_json()) == corrupted(3)

@@ -30,6 +30,7 @@ def state(tiny, adamw):
 
 def kept(keep: int, **others) -> CheckpointSettings:
     given = {"save_interval": 2, "max_to_keep": keep, "best": None, "verify_interval": 0, "max_outage_hours": 24}
+    given["verify_data"] = True
     return CheckpointSettings(**given | others)
 
 

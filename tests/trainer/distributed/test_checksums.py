@@ -1,13 +1,17 @@
 """Checksums: the same on any mesh, other for any changed bit, and compared over copies."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from tests.trainer.bits import flip_bit
 from tests.trainer.conftest import make_mesh
-from trainer.distributed.checksums import DisagreementError, ReplicaChecksums
+from trainer.distributed import checksums
+from trainer.distributed.checksums import CorruptionError, ReplicaChecksums
 
 SPECS = {
     "weights": PartitionSpec("fsdp", "tensor"),
@@ -57,6 +61,36 @@ def test_copies_that_differ_are_told_by_worker_and_array():
     copies = [shard.data for shard in whole["weights"].addressable_shards]
     copies[5] = copies[5].at[0, 0].add(1.0)
     spoilt = jax.make_array_from_single_device_arrays((8, 6), whole["weights"].sharding, copies)
-    with pytest.raises(DisagreementError) as error:
+    with pytest.raises(CorruptionError) as error:
         ReplicaChecksums().compute(whole | {"weights": spoilt}, "after update 30")
-    assert str(error.value) == "worker 0: its copy of weights differs from the other workers' after update 30"
+    assert (
+        str(error.value)
+        == "hardware fault: worker 0: its copy of weights differs from the other workers' after update 30"
+    )
+
+
+def flipped(array, shard):
+    flip_bit(array, bit=3, shard=shard)
+    return array
+
+
+def test_where_no_majority_is_right_nobody_is_blamed_alone(monkeypatch):
+    whole = tree(make_mesh(2, 1, 1))
+    flipped(whole["weights"], 1)
+    monkeypatch.setattr(checksums, "_devices", lambda sharding: [SimpleNamespace(process_index=i) for i in (0, 1)])
+    monkeypatch.setattr(checksums, "_replica_rows", lambda sharding, shape: [[0, 1]])
+    with pytest.raises(CorruptionError) as error:
+        ReplicaChecksums().compute({"weights": whole["weights"]}, "after update 30")
+    words = "hardware fault: worker 0 or 1: their copies of weights differ after update 30, and no majority tells which"
+    assert str(error.value).startswith(words)
+
+
+def test_an_array_without_a_copy_is_compared_with_itself():
+    watch, whole = ReplicaChecksums(), tree(make_mesh(1, 4, 2))
+    watch.compute(whole, "after update 30")
+    flipped(whole["weights"], 6)
+    with pytest.raises(CorruptionError) as error:
+        watch.compute(whole, "after update 30")
+    assert str(error.value) == "hardware fault: worker 0: weights changed at rest after update 30"
+    other = tree(make_mesh(1, 4, 2), count=np.int32(7))
+    watch.compute(other, "after update 31")

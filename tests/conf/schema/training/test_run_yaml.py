@@ -36,6 +36,7 @@ def raw() -> dict:
             "max_to_keep": 3,
             "best": None,
             "verify_interval": 0,
+            "verify_data": True,
             "max_outage_hours": 24,
         },
         "logging": {"log_interval": 10, "profile": None, "wandb": None},

@@ -1,0 +1,95 @@
+"""Faults of hardware amid the updates: found soon, and a run that resumes from its last checkpoint forgets them."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.conftest import deep
+from tests.trainer.bits import flip_bit, set_nan
+from tests.trainer.lives import SharedPrograms, train
+from tests.trainer.loops.test_lm import changed, final_state
+from trainer.distributed.checksums import CorruptionError
+from trainer.loops.updates import UpdateLoop
+from trainer.step.nan_check import DivergedError
+
+
+class FlippedStream:
+    """A stream in whose next batch a bit is flipped."""
+
+    def __init__(self, stream):
+        self._stream, self._left = stream, 1
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def __next__(self):
+        batch = next(self._stream)
+        if self._left:
+            self._left -= 1
+            batch["tokens"] = batch["tokens"] ^ (np.arange(batch["tokens"].size).reshape(batch["tokens"].shape) == 3)
+        return batch
+
+
+def largest(tree):
+    return max(jax.tree.leaves(tree), key=lambda leaf: leaf.size)
+
+
+def plant(what, loop, state):
+    match what:
+        case "weight":
+            flip_bit(largest(state.params), bit=9, element=7, shard=5)
+        case "moment":
+            flip_bit(largest(state.optimizer), bit=22, element=11, shard=2)
+        case "data":
+            loop.stream = FlippedStream(loop.stream)
+        case "nan":
+            set_nan(largest(state.params), shard=3)
+
+
+WORDS = {
+    "weight": r"hardware fault: worker 0: its copy of params\.\S+( and 1 more)? differs .* after update 3",
+    "moment": r"hardware fault: worker 0: its copy of .*optimizer\.\S+.* differs .* after update 3",
+    "data": r"hardware fault: worker 0: its data differ in updates 1 to 3",
+    "nan": r"hardware fault: worker 0: its copy of params\.\S+ differs from the other workers' after update 3",
+}
+
+
+@pytest.mark.parametrize("what", ["weight", *deep("moment", "data", "nan")])
+def test_a_planted_fault_is_found_and_leaves_nothing_behind(lm_run, tmp_path, monkeypatch, what):
+    """Checks are due after updates 3 and 6, checkpoints after 4 and 6; the fault is there from update 3 on."""
+    SharedPrograms().install(monkeypatch)
+    rare = lm_run | {"checkpoint": lm_run["checkpoint"] | {"save_interval": 4}}
+    whole, hit = changed(rare, dir=str(tmp_path / "whole")), changed(rare, dir=str(tmp_path / "hit"))
+    train(whole, tmp_path / "whole-local")
+    after_checkpoint = UpdateLoop._after_checkpoint
+
+    def strike(loop, step, state):
+        after_checkpoint(loop, step, state)
+        if step == 2:
+            plant(what, loop, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UpdateLoop, "_after_checkpoint", strike)
+        with pytest.raises(CorruptionError, match=WORDS[what]):
+            train(hit, tmp_path / "first-life")
+    train(hit, tmp_path / "second-life")
+    for a, b in zip(jax.tree.leaves(final_state(hit)), jax.tree.leaves(final_state(whole)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_nan_that_does_not_come_again_is_no_fault_of_the_program_unless_it_returns(lm_run, tmp_path, monkeypatch):
+    """The update itself says so once, as a device does whose arithmetic fails for a moment; then in two attempts."""
+    SharedPrograms().install(monkeypatch)
+    flush = UpdateLoop._flush
+
+    def spoil(loop, state):
+        if loop.pending and loop.pending[0] == 2:
+            step, metrics, batch = loop.pending
+            loop.pending = (step, metrics | {"loss": np.float32(np.nan)}, batch)
+        flush(loop, state)
+
+    monkeypatch.setattr(UpdateLoop, "_flush", spoil)
+    with pytest.raises(CorruptionError, match="hardware fault: some worker: update 2 was not finite, but is when it"):
+        train(lm_run, tmp_path / "first")
+    with pytest.raises(DivergedError, match="update 2"):
+        train(lm_run, tmp_path / "second")

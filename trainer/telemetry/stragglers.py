@@ -1,0 +1,102 @@
+"""Which worker delays the others, and by which share of an update.
+
+All workers wait for the slowest one in every collective, so all updates take equally long. Two measurements tell who it
+is. On its host: the slow one is busy while the others wait for their devices. On its devices: a small computation
+without collectives takes longer there than elsewhere.
+"""
+
+import statistics
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from trainer.distributed.runtime import gather_numbers
+
+PROBE_SIZE = 256
+PROBE_SHARE = 0.002
+"""Largest share of the time that the probe may take; it is left out until then."""
+PROBE_SLOWER = 1.25
+"""Factor above the median of the others from which a probe counts as slow; below, it is noise."""
+
+
+class WorkerTimes(NamedTuple):
+    """Seconds of one worker: per update on its host, and waiting for its devices; and of its last probe."""
+
+    host: float
+    wait: float
+    probe: float
+
+
+class Straggler(NamedTuple):
+    """The slowest worker, and the seconds by which its host and its devices delay each update."""
+
+    worker: int
+    host_seconds: float
+    device_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.host_seconds + self.device_seconds
+
+
+def find_straggler(times: list[WorkerTimes]) -> Straggler:
+    """Return who delays the others most. times: of two or more workers, in order."""
+    found = []
+    for worker, own in enumerate(times):
+        others = [each for other, each in enumerate(times) if other != worker]
+        longer = own.host - statistics.median(each.host for each in others)
+        waited = statistics.median(each.wait for each in others) - own.wait
+        usual = statistics.median(each.probe for each in others)
+        slow = usual > 0 and own.probe > PROBE_SLOWER * usual
+        on_devices = own.wait * (1 - usual / own.probe) if slow else 0.0
+        found.append(Straggler(worker, max(0.0, min(longer, waited)), on_devices))
+    return max(found, key=lambda each: each.seconds)
+
+
+class StragglerWatch:
+    """Compares the workers at every metric line. All processes call it, at the same points of the program."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._probe = DeviceProbe() if jax.process_count() > 1 else None
+
+    def compare(self, step_time: float, wait_time: float) -> dict[str, float]:
+        """Return metrics that name the slowest worker; empty with one worker.
+
+        step_time, wait_time: seconds per update since the last line, and those of them spent waiting for the devices.
+        """
+        if self._probe is None:
+            return {}
+        own = WorkerTimes(max(0.0, step_time - wait_time), wait_time, self._probe.measure())
+        table = gather_numbers(self._mesh, np.array(own, np.float32))
+        found = find_straggler([WorkerTimes(*row) for row in table.tolist()])
+        share = min(1.0, found.seconds / step_time) if step_time > 0 else 0.0
+        return {
+            "slow_worker": found.worker,
+            "slow_worker_share": share,
+            "slow_worker_host_time": found.host_seconds,
+            "slow_worker_device_time": found.device_seconds,
+        }
+
+
+class DeviceProbe:
+    """A matrix product on every device of this process, without the others."""
+
+    def __init__(self) -> None:
+        self._inputs = [
+            jax.device_put(np.ones((PROBE_SIZE, PROBE_SIZE), np.float32), device) for device in jax.local_devices()
+        ]
+        self._multiply = jax.jit(lambda x: x @ x)
+        jax.block_until_ready([self._multiply(x) for x in self._inputs])  # compiles it
+        self._last, self._seconds = time.perf_counter(), 0.0
+
+    def measure(self) -> float:
+        """Return the seconds that it takes, or took last if another one would cost too much."""
+        began = time.perf_counter()
+        if self._seconds <= PROBE_SHARE * (began - self._last):
+            jax.block_until_ready([self._multiply(x) for x in self._inputs])
+            self._last, self._seconds = time.perf_counter(), time.perf_counter() - began
+        return self._seconds
