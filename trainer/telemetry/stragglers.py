@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from trainer.distributed.runtime import gather_numbers
 
@@ -86,17 +86,22 @@ class DeviceProbe:
     """A matrix product on every device of this process, without the others."""
 
     def __init__(self) -> None:
-        self._inputs = [
-            jax.device_put(np.ones((PROBE_SIZE, PROBE_SIZE), np.float32), device) for device in jax.local_devices()
-        ]
+        devices = jax.local_devices()
+        self._mesh = jax.make_mesh((len(devices),), ("local",), devices=devices, axis_types=(AxisType.Auto,))
+        ones = np.ones((len(devices), PROBE_SIZE, PROBE_SIZE), np.float32)
+        self._input = jax.device_put(ones, NamedSharding(self._mesh, PartitionSpec("local")))
         self._multiply = jax.jit(lambda x: x @ x)
-        jax.block_until_ready([self._multiply(x) for x in self._inputs])  # compiles it
+        self._run()  # compiles it
         self._last, self._seconds = time.perf_counter(), 0.0
 
     def measure(self) -> float:
         """Return the seconds that it takes, or took last if another one would cost too much."""
         began = time.perf_counter()
         if self._seconds <= PROBE_SHARE * (began - self._last):
-            jax.block_until_ready([self._multiply(x) for x in self._inputs])
+            self._run()
             self._last, self._seconds = time.perf_counter(), time.perf_counter() - began
         return self._seconds
+
+    def _run(self) -> None:
+        with jax.set_mesh(self._mesh):  # the loop's own mesh has devices of other processes
+            jax.block_until_ready(self._multiply(self._input))
