@@ -180,7 +180,8 @@ class UpdateLoop:
         self.last_logged_step = step
         seconds = times["step_time"]
         rates = self.programs.rates(seconds) | throughput.device_memory()
-        rates |= self.stragglers.compare(seconds, times["wait_time"])
+        with self.stopwatch.measure("wait_time"):  # of the next line: it waits for the other workers
+            rates |= self.stragglers.compare(seconds, times["wait_time"])
         self.log.log(step, "train", **values, **times, **rates, **self.costs, steps_total=self.loop.steps)
         self.costs = {}
 

@@ -70,8 +70,9 @@ class StragglerWatch:
         """
         if self._probe is None:
             return {}
-        own = WorkerTimes(max(0.0, step_time - wait_time), wait_time, self._probe.measure())
+        own = WorkerTimes(max(0.0, step_time - wait_time), wait_time, self._probe.seconds)
         table = gather_numbers(self._mesh, np.array(own, np.float32))
+        self._probe.measure()  # now that the devices have nothing else to do
         found = find_straggler([WorkerTimes(*row) for row in table.tolist()])
         share = min(1.0, found.seconds / step_time) if step_time > 0 else 0.0
         return {
@@ -83,7 +84,11 @@ class StragglerWatch:
 
 
 class DeviceProbe:
-    """A matrix product on every device of this process, without the others."""
+    """A matrix product on every device of this process, without the others.
+
+    Attributes:
+        seconds: what it took last; 0 before the first measurement.
+    """
 
     def __init__(self) -> None:
         devices = jax.local_devices()
@@ -92,15 +97,14 @@ class DeviceProbe:
         self._input = jax.device_put(ones, NamedSharding(self._mesh, PartitionSpec("local")))
         self._multiply = jax.jit(lambda x: x @ x)
         self._run()  # compiles it
-        self._last, self._seconds = time.perf_counter(), 0.0
+        self._last, self.seconds = time.perf_counter(), 0.0
 
-    def measure(self) -> float:
-        """Return the seconds that it takes, or took last if another one would cost too much."""
+    def measure(self) -> None:
+        """Measure again, unless that would cost too much so soon."""
         began = time.perf_counter()
-        if self._seconds <= PROBE_SHARE * (began - self._last):
+        if self.seconds <= PROBE_SHARE * (began - self._last):
             self._run()
-            self._last, self._seconds = time.perf_counter(), time.perf_counter() - began
-        return self._seconds
+            self._last, self.seconds = time.perf_counter(), time.perf_counter() - began
 
     def _run(self) -> None:
         with jax.set_mesh(self._mesh):  # the loop's own mesh has devices of other processes
