@@ -7,6 +7,7 @@ without collectives takes longer there than elsewhere.
 
 import statistics
 import time
+from collections import deque
 from typing import NamedTuple
 
 import jax
@@ -18,6 +19,8 @@ from trainer.distributed.runtime import gather_numbers
 PROBE_SIZE = 256
 PROBE_SHARE = 0.002
 """Largest share of the time that the probe may take; it is left out until then."""
+PROBES = 5
+"""Number of measurements that count."""
 PROBE_SLOWER = 1.25
 """Factor above the median of the others from which a probe counts as slow; below, it is noise."""
 
@@ -44,14 +47,14 @@ class Straggler(NamedTuple):
 
 def find_straggler(times: list[WorkerTimes]) -> Straggler:
     """Return who delays the others most. times: of two or more workers, in order."""
-    found = []
+    found, computing = [], min(each.wait for each in times)  # who waits longer waits for another host too
     for worker, own in enumerate(times):
         others = [each for other, each in enumerate(times) if other != worker]
         longer = own.host - statistics.median(each.host for each in others)
         waited = statistics.median(each.wait for each in others) - own.wait
         usual = statistics.median(each.probe for each in others)
         slow = usual > 0 and own.probe > PROBE_SLOWER * usual
-        on_devices = own.wait * (1 - usual / own.probe) if slow else 0.0
+        on_devices = computing * (1 - usual / own.probe) if slow else 0.0
         found.append(Straggler(worker, max(0.0, min(longer, waited)), on_devices))
     return max(found, key=lambda each: each.seconds)
 
@@ -84,11 +87,7 @@ class StragglerWatch:
 
 
 class DeviceProbe:
-    """A matrix product on every device of this process, without the others.
-
-    Attributes:
-        seconds: what it took last; 0 before the first measurement.
-    """
+    """A matrix product on every device of this process, without the others."""
 
     def __init__(self) -> None:
         devices = jax.local_devices()
@@ -97,14 +96,20 @@ class DeviceProbe:
         self._input = jax.device_put(ones, NamedSharding(self._mesh, PartitionSpec("local")))
         self._multiply = jax.jit(lambda x: x @ x)
         self._run()  # compiles it
-        self._last, self.seconds = time.perf_counter(), 0.0
+        self._last, self._recent = time.perf_counter(), deque[float]([], PROBES)
+
+    @property
+    def seconds(self) -> float:
+        """Return the shortest of the last measurements, which noise does not lengthen; 0 before the first."""
+        return min(self._recent, default=0.0)
 
     def measure(self) -> None:
         """Measure again, unless that would cost too much so soon."""
         began = time.perf_counter()
-        if self.seconds <= PROBE_SHARE * (began - self._last):
+        if max(self._recent, default=0.0) <= PROBE_SHARE * (began - self._last):
             self._run()
-            self._last, self.seconds = time.perf_counter(), time.perf_counter() - began
+            self._last = time.perf_counter()
+            self._recent.append(self._last - began)
 
     def _run(self) -> None:
         with jax.set_mesh(self._mesh):  # the loop's own mesh has devices of other processes

@@ -24,6 +24,11 @@ def test_the_odd_one_is_found(odd, host, device):
     assert found.worker == 2 or not found.seconds
 
 
+def test_who_waits_for_a_slow_host_has_no_slow_chips():
+    found = find_straggler([WorkerTimes(0.01, 1.04, 0.003), WorkerTimes(1.0, 0.05, 0.001)])
+    assert found == (1, pytest.approx(0.99), 0.0)
+
+
 def test_of_two_the_slower_one_is_named():
     found = find_straggler([WorkerTimes(0.9, 0.05, 0.001), WorkerTimes(0.02, 0.93, 0.001)])
     assert found == (0, pytest.approx(0.88), 0.0)
