@@ -60,6 +60,7 @@ def test_flipped_bits_a_nan_and_a_slow_worker(make_harness: ChaosHarnessFactory,
     assert all(np.array_equal(one[name], other[name]) for name in one), ended.output
     metrics = next(content for name, content in ended.results.items() if name.endswith("/metrics.jsonl"))
     lines = [json.loads(line) for line in metrics.decode().splitlines()]
-    slow = [line for line in lines if line["phase"] == "train" and line["step"] > 13]
+    # the last two updates are logged together, so the last line says little about the workers
+    slow = [line for line in lines if line["phase"] == "train" and 12 < line["step"] < 16]
     assert [line["slow_worker"] for line in slow] == [1, 1, 1]
     assert all(line["slow_worker_share"] > 0.5 for line in slow), slow
