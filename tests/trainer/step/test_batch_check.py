@@ -12,7 +12,14 @@ from trainer.step.batch_check import BatchCheck
 
 
 def settings(**others):
-    known = {"save_interval": 100, "max_to_keep": 3, "best": None, "verify_interval": 5, "verify_data": True}
+    known = {
+        "save_interval": 100,
+        "max_to_keep": 3,
+        "best": None,
+        "verify_interval": 5,
+        "verify_data": True,
+        "max_outage_hours": 24,
+    }
     return CheckpointSettings(**known | others)
 
 
