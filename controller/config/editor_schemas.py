@@ -20,7 +20,7 @@ FILE_PATTERNS = {
     **{group: [f"{{0}}/{group}/**/*.yaml"] for group in GROUPS},
 }
 """Files that each schema applies to, below `conf` here and below `slipway` in the user's own repository."""
-INTERPOLATION = {"type": "string", "pattern": "\\$\\{"}
+INTERPOLATION = {"type": "string", "pattern": r"\$\{|^\?\?\?$"}
 DEFAULTS_LIST_SCHEMA = {
     "type": "array",
     "description": "Files of this group to merge before this file's values, or `override /group: choice`.",
@@ -80,7 +80,7 @@ def _all_optional(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that allows the value or an interpolation."""
+    """Return a schema that allows the value, an interpolation, or `???` for a value that must be given."""
     kept = {key: inner for key, inner in value.items() if key not in DROPPED_KEYWORDS}
     kinds = [_value(inner) for key in ("oneOf", "anyOf") for inner in kept.pop(key, ())]
     for key in ("items", "additionalProperties"):

@@ -153,8 +153,8 @@ def test_evaluations_take_the_average_and_the_last_one_also_the_weights(monkeypa
     asked: list[str] = []
 
     def solve(self: Any, params: Any, batches: Any, between: Any) -> Any:
-        asked.append(params)
-        halves = np.full(2, 0.5 if params == "average" else 0.25)
+        asked.append(params["net"])
+        halves = np.full(2, 0.5 if params["net"] == "average" else 0.25)
         return {"exact": np.ones((2, 3), bool), "halt": np.ones((2, 3)), "cells": halves, "nats": halves}, halves, []
 
     for name, stub in (("__init__", lambda self: None), ("solve", solve), ("_show", lambda *words: None)):
@@ -162,7 +162,7 @@ def test_evaluations_take_the_average_and_the_last_one_also_the_weights(monkeypa
     compiled: Any = puzzle._Compiled()  # pyright: ignore[reportCallIssue]
     compiled.loop = make_loop(epochs=None, steps=8, eval_train_puzzles=0)
     compiled.dataset = SimpleNamespace(test_batches=lambda size, count: iter(()))
-    state = train_step.State(None, "weights", None, None, "average")
+    state = train_step.State(None, {"net": "weights"}, None, None, {"net": "average"})
     assert compiled.evaluate(state, 4, lambda: None)["eval_cell_accuracy"] == 0.5
     assert asked == ["average"]
     assert compiled.evaluate(state, 8, lambda: None)["eval_cell_accuracy"] == 0.5

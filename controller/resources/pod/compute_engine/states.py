@@ -20,6 +20,8 @@ CREATING_ACTIONS = frozenset({"CREATING", "CREATING_WITHOUT_RETRIES", "VERIFYING
 REPAIRING_ACTIONS = frozenset({"RECREATING", "REFRESHING", "RESTARTING", "RESUMING", "STARTING"})
 PENDING_STATES = WAITING_STATES | {"PROVISIONING", "REPAIRING", "STOPPING", "DELETING"}
 TPU_MACHINE = re.compile(r"(ct|tpu)\d+\w*-")
+TAKEN_STATES = frozenset({"PREEMPTED", "TERMINATED"})
+"""The slice was given and is lost; its VMs may be deleted already."""
 STOCK_OUT = re.compile(r"RESOURCE_POOL_EXHAUSTED|STOCKOUT|UNSUPPORTED_OPERATION_NO_CAPACITY")
 """Codes after which a group goes on asking by itself."""
 
@@ -66,10 +68,11 @@ def parse_group(group: Group, zone: str) -> SliceStatus:
     code, message = failure_of(group)
     state = group_state(group, spot=place.capacity == "spot", code=code)
     degraded = topology_state(manager) == "ACTIVE_DEGRADED" and state == "READY"
+    was_given = state in TAKEN_STATES or (bool(vms) and state not in WAITING_STATES)
     created = manager.get("creationTimestamp", "")
     return _status(
         vms, place, state=state, name=name,
-        uid=f"{manager.get('id', '')}{created}" if vms and state not in WAITING_STATES else "",
+        uid=f"{manager.get('id', '')}{created}" if was_given else "",
         created=parse_timestamp(created), labels=LABEL if manager.get("description") == mark(name) else {},
         health="UNHEALTHY_TOPOLOGY" if degraded else "", health_description=message if degraded else "",
         code=code, message=message,

@@ -85,6 +85,13 @@ def test_a_ready_group_says_what_it_is() -> None:
     assert waiting.uid == ""
 
 
+def test_a_group_whose_vms_are_deleted_is_still_the_slice_that_was_given() -> None:
+    lost = states.parse_group(group("INCOMPLETE", GONE, GONE), ZONE)
+    assert (lost.state, lost.endpoints, lost.uid) == ("TERMINATED", (), "72026-11-20T00:00:00Z")
+    failed = states.parse_group(group("", managed("a", "", "CREATING", QUOTA)), ZONE)
+    assert (failed.state, failed.uid) == ("FAILED", "")
+
+
 def test_a_degraded_topology_is_unhealthy_and_a_failure_has_googles_words() -> None:
     assert states.parse_group(group("ACTIVE_DEGRADED", UP, UP), ZONE).health == "UNHEALTHY_TOPOLOGY"
     failed = states.parse_group(group("", managed("a", "PENDING", "CREATING", QUOTA), WAITS), ZONE)
