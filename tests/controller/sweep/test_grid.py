@@ -44,7 +44,7 @@ def test_equal_to_hydras_own_sweeper() -> None:
 def test_a_glob_means_files_of_a_group() -> None:
     found = [variant.own_overrides[0] for variant in expand_grid(["loop=glob(*grpo)"], sweep(), HERE)]
     assert found == ["loop=dr_grpo", "loop=grpo"]
-    with pytest.raises(ConfigError, match="matches no loop; choices: custom, dapo, dr_grpo"):
+    with pytest.raises(ConfigError, match="matches no loop; choices: cispo, custom, dapo, distillation, dpo, dr_grpo"):
         expand_grid(["loop=glob(zzz*)"], sweep(), HERE)
 
 
