@@ -96,7 +96,8 @@ def asset(folder: Path) -> str:
         ),
         (
             "model.weights=assets://mine/train",
-            "file_absent: error model.weights: assets://mine/train: has neither config.json nor model.yaml nor adapter_config.json; it has ",
+            "file_absent: error model.weights: assets://mine/train: has neither config.json nor model.yaml "
+            "nor adapter_config.json; it has ",
         ),
         (
             "model.weights=assets://mine/gemma",
@@ -155,7 +156,8 @@ def test_emulated_workers_read_files_of_this_machine(folder: Path) -> None:
         ),
         (
             "model.weights=gs://acme/train",
-            "object_absent: error model.weights: gs://acme/train: has neither config.json nor model.yaml nor adapter_config.json; it has ",
+            "object_absent: error model.weights: gs://acme/train: has neither config.json nor model.yaml "
+            "nor adapter_config.json; it has ",
         ),
     ],
 )
