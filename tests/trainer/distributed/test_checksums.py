@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tests.trainer.bits import flip_bit
+from tests.trainer.bits import flip_bit, in_own_memory
 from tests.trainer.conftest import make_mesh
 from trainer.distributed import checksums
 from trainer.distributed.checksums import CorruptionError, ReplicaChecksums
@@ -29,7 +29,8 @@ def tree(mesh, **others):
         "count": np.int32(-5),
         "flags": random.random(8) < 0.5,
     } | others
-    return {name: jax.device_put(value, NamedSharding(mesh, SPECS[name])) for name, value in values.items()}
+    placed = {name: jax.device_put(value, NamedSharding(mesh, SPECS[name])) for name, value in values.items()}
+    return {name: in_own_memory(array) for name, array in placed.items()}
 
 
 def test_they_do_not_depend_on_the_mesh():

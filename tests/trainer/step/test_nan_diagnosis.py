@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.trainer.bits import set_nan
+from tests.trainer.bits import in_own_memory, set_nan
 from tests.trainer.conftest import make_mesh
 from trainer.distributed import mesh as meshes
 from trainer.distributed.checksums import CorruptionError
@@ -22,7 +22,7 @@ def loss(params, batch, carry):
 
 def recomputed(rows, data=4, accumulation=1, shard=None):
     mesh = make_mesh(data, 1, 1)
-    weights = jax.device_put(np.ones(2, np.float32), meshes.named_sharding(mesh))
+    weights = in_own_memory(jax.device_put(np.ones(2, np.float32), meshes.named_sharding(mesh)))
     if shard is not None:
         set_nan(weights, shard=shard)
     axes = ("batch",) if accumulation == 1 else (None, "batch")
