@@ -31,7 +31,7 @@ from trainer.rl import programs as grpo_programs
 from trainer.rl.evaluations import Evaluations
 from trainer.rl.programs import programs
 from trainer.rl.progress import Progress
-from trainer.rl.rollouts import RolloutGenerator
+from trainer.rl.rollouts import RolloutGenerator, staleness
 from trainer.rl.state import StateSaver, TrainState
 from trainer.rl.telemetry import Telemetry
 from trainer.rl.warm_start import WarmStart
@@ -146,7 +146,8 @@ class GrpoTrainer:
             with telemetry.stopwatch.measure("update_time"):
                 train_state.state, metrics = self.programs.update(train_state.state, placed)
             progress.steps += 1
-            telemetry.record(progress, metrics, batch, train_state.rollouts[0].metrics)
+            behind = staleness(batch, progress.steps - 1)
+            telemetry.record(progress, metrics, batch, train_state.rollouts[0].metrics | behind)
             if not train_state.rollouts[0].batches:
                 train_state.rollouts.popleft()
                 telemetry.flush()
@@ -154,7 +155,7 @@ class GrpoTrainer:
                 self.saver.save(train_state)
 
     def _prefetch_rollouts(self, train_state: TrainState, reference: Params) -> None:
-        """Draw the next rollout, plus the one after it with `loop.async_depth`, to overlap rewards with updates."""
+        """Draw the next rollout and `loop.async_depth` ones after it, to overlap rewards with updates."""
         loop, next_one = self.loop, train_state.progress.steps // self.loop.updates_per_rollout
         rollouts, last = train_state.rollouts, loop.steps // loop.updates_per_rollout
 
@@ -163,7 +164,8 @@ class GrpoTrainer:
 
         self.saver.verify_at_rest(train_state)
         for number in range(next_one + len(rollouts), min(next_one + 1 + loop.async_depth, last)):
-            rollout = self.rollouts.generate(train_state.state.params, reference, number, between)
+            steps = train_state.progress.steps
+            rollout = self.rollouts.generate(train_state.state.params, reference, number, between, steps)
             rollouts.append(rollout)
             self.telemetry.tokens["rollout"] += rollout.num_tokens
         rollouts[0].finish()

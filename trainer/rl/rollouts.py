@@ -58,8 +58,9 @@ class Rollout:
     """Samples of one policy, split into batches for its updates.
 
     Attributes:
-        batches: one per remaining update, on the host: tokens int32 [B, T], mask and sampler float32 [B, T - 1]; after
-            `finish` also advantage and weight [B].
+        batches: one per remaining update, on the host: tokens int32 [B, T], mask and sampler float32 [B, T - 1],
+            version int32 [B, T - 1], the updates before the policy that drew each token; after `finish` also advantage
+            and weight [B].
         placed: the same on the devices, with log-probabilities `old`, under the policy that drew, and `reference`.
         facts, examples: see `RewardSummary`.
     """
@@ -111,7 +112,7 @@ class Rollout:
     def from_json(cls, saved: dict[str, Any], mesh: Mesh) -> "Rollout":
         """Restore a rollout from `saved`, on any mesh."""
         batches = [_decode_batch(text) for text in saved["batches"]]
-        return cls(batches, [shard_batch(batch, mesh) for batch in batches], saved["facts"], None, mesh)
+        return cls(batches, [_shard_fields(batch, mesh) for batch in batches], saved["facts"], None, mesh)
 
 
 class RolloutGenerator:
@@ -133,11 +134,13 @@ class RolloutGenerator:
         self._key = jax.random.key(seed)
         self._rewards = list(dict.fromkeys([*loop.rewards, loop.accuracy_reward]))
 
-    def generate(self, params: Params, reference: Params, number: int, between: Callable[[], None]) -> Rollout:
+    def generate(
+        self, params: Params, reference: Params, number: int, between: Callable[[], None], version: int = 0
+    ) -> Rollout:
         """Draw a rollout and score it under the policy and the reference; rewards are computed in the background.
 
         Resamples up to `loop.max_resample_rounds` times until enough groups have unequal rewards; those come first.
-        between: called between chunks of decoding; an exception from it ends the draw.
+        between: called between chunks of decoding; an exception from it ends the draw. version: updates of `params`.
         """
         loop, wanted = self._loop, self._loop.prompts_per_step * self._loop.updates_per_rollout
         if loop.loss_type in OFFLINE_LOSSES:
@@ -158,7 +161,7 @@ class RolloutGenerator:
         if not loop.keeps_groups_together:
             rows = np.random.default_rng((self._seed, number)).permutation(rows)
         dealt = np.split(rows, loop.updates_per_rollout)
-        batches = [build_batch([samples[row] for row in part], loop) for part in dealt]
+        batches = [build_batch([samples[row] for row in part], loop, version) for part in dealt]
         placed = self._place(batches, params, reference)
         outcome = partial(self._summarize_rewards, samples, checks, chosen, dealt)
         tokens = sum(len(s.completion.tokens) for s in samples)
@@ -167,7 +170,7 @@ class RolloutGenerator:
     def _place(self, batches: list[Batch], params: Params, reference: Params) -> list[DeviceBatch]:
         """Return the batches on the devices, scored under the policy and the reference."""
         with self._stopwatch.measure("score_time"):
-            placed = [shard_batch(batch, self._mesh) for batch in batches]
+            placed = [_shard_fields(batch, self._mesh) for batch in batches]
             for batch in placed:
                 batch["old"], batch["reference"] = self._programs.score(params, reference, batch)
             return jax.block_until_ready(placed)
@@ -272,8 +275,8 @@ class RolloutGenerator:
         )
 
 
-def build_batch(samples: list[Sample], loop: GrpoLoop) -> Batch:
-    """Return tokens, mask and the sampler's log-probabilities, padded to the smallest bucket that holds them."""
+def build_batch(samples: list[Sample], loop: GrpoLoop, version: int = 0) -> Batch:
+    """Return tokens, mask, and the sampler's log-probabilities and version, padded to the smallest bucket that fits."""
     longest = max(len(s.question.prompt_tokens) + len(s.completion.tokens) for s in samples)
     width = next(width for width in loop.row_widths if width >= longest)
     tokens, mask = pad_sequences(
@@ -281,7 +284,23 @@ def build_batch(samples: list[Sample], loop: GrpoLoop) -> Batch:
     )
     logprobs = np.zeros(mask.shape, np.float32)
     logprobs[mask == 1] = np.concatenate([s.completion.logprobs for s in samples])
-    return {"tokens": tokens, "mask": mask, "sampler": logprobs}
+    return {"tokens": tokens, "mask": mask, "sampler": logprobs, "version": np.full(mask.shape, version, np.int32)}
+
+
+def staleness(batch: Batch, step: int) -> dict[str, float]:
+    """Return how many updates before update `step` (from 0) the policies were that drew the batch's tokens.
+
+    Empty for batches of the data's own responses, and for those of checkpoints that do not know.
+    """
+    if "version" not in batch:
+        return {}
+    behind = step - batch["version"][batch["mask"] == 1]
+    return {"staleness_mean": float(behind.mean()), "staleness_max": float(behind.max())}
+
+
+def _shard_fields(batch: Batch, mesh: Mesh) -> DeviceBatch:
+    """Place what the programs read on the devices."""
+    return shard_batch({name: values for name, values in batch.items() if name != "version"}, mesh)
 
 
 def _encode_batch(batch: Batch) -> str:

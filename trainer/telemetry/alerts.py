@@ -48,6 +48,22 @@ class AlertMonitor:
                 f"in {seen['equal']} updates every group had equal rewards, so the policy learns nothing; use harder "
                 "or easier questions, or raise loop.group_size or loop.temperature"
             )
+        if wanted.staleness_above is not None and values.get("staleness_mean", 0) > wanted.staleness_above:
+            found["staleness"] = (
+                f"tokens are {values['staleness_mean']:.1f} updates old on average; lower loop.async_depth or "
+                "loop.updates_per_rollout"
+            )
+        if wanted.clip_fraction_above is not None and values.get("clip_fraction", 0) > wanted.clip_fraction_above:
+            found["clip_fraction"] = (
+                f"{values['clip_fraction']:.0%} of the ratios are clipped, so their samples teach nothing; lower "
+                "optimizer.lr, loop.async_depth or loop.updates_per_rollout"
+            )
+        size, least = values.get("rollout_is_eff_sample_size", 1.0), wanted.effective_sample_size_below
+        if least is not None and size < least:
+            found["effective_sample_size"] = (
+                f"the effective sample size is {size:.0%} of the tokens: the policy that learns is far from the one "
+                "that samples; lower loop.async_depth or optimizer.lr, or set loop.rollout_correction"
+            )
         new = [name for name in found if name not in seen["told"]]
         over = [name for name in seen.get("lasting", ()) if name not in found]
         seen["told"] = [*seen["told"], *new]

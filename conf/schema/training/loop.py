@@ -145,6 +145,13 @@ class Alerts(Strict):
     zero_variance_updates: int | None = Field(
         ge=1, description="Updates in a row in which the rewards of every group are equal, so nothing is learned."
     )
+    staleness_above: float | None = Field(
+        gt=0, description="Mean number of updates between the policy that drew a token and the update is higher."
+    )
+    clip_fraction_above: float | None = Field(gt=0, lt=1, description="A larger share of the ratios is clipped.")
+    effective_sample_size_below: float | None = Field(
+        gt=0, lt=1, description="rollout_is_eff_sample_size, a share of the tokens, is lower."
+    )
 
 
 class GrpoLoop(Strict):
@@ -157,9 +164,11 @@ class GrpoLoop(Strict):
     prompts_per_step: int = Field(ge=1, le=65536, description="Prompts per update, over all devices.")
     group_size: int = Field(ge=2, le=1024, description="Responses sampled per prompt.")
     updates_per_rollout: int = Field(ge=1, le=64, description="Updates on the samples of one rollout.")
-    async_depth: Literal[0, 1] = Field(
+    async_depth: int = Field(
+        ge=0,
+        le=8,
         description="Rollouts sampled ahead, by the policy from before the last updates. The ratio is relative to "
-        "that policy."
+        "that policy.",
     )
     length_buckets: tuple[Annotated[int, Field(ge=2)], ...] = Field(
         max_length=16,

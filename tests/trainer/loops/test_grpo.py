@@ -165,6 +165,7 @@ def test_both_phases_are_told_and_summed_up(whole: WholeRun) -> None:
         pytest.param(AHEAD, (3, 5), marks=pytest.mark.deep),
         pytest.param(AHEAD, (3, 4, 5), marks=pytest.mark.deep),
         pytest.param(((8, 1, 1), 0), (3, 4, 5), marks=pytest.mark.deep),
+        pytest.param(((8, 1, 1), 3), (4, 5), marks=pytest.mark.deep),
     ],
     indirect=["whole"],
 )

@@ -13,7 +13,7 @@ from tests.trainer.conftest import make_mesh
 from trainer.data.problem import Draw, Problem, Question
 from trainer.data.prompting import PromptEncoder
 from trainer.rewards.pool import RewardPool
-from trainer.rl.rollouts import Rollout, RolloutGenerator
+from trainer.rl.rollouts import Rollout, RolloutGenerator, staleness
 from trainer.sampler import Completion
 from trainer.telemetry.throughput import Stopwatch
 from trainer.tokenizer.byte_level import EOS_ID, encode
@@ -218,6 +218,18 @@ def test_a_checkpoint_keeps_what_is_to_come_bit_for_bit(checks, taken) -> None:
         for name in b:
             np.testing.assert_array_equal(a[name], b[name])
             assert a[name].dtype == b[name].dtype
+
+
+def test_staleness_counts_the_updates_since_the_policy_that_drew_a_token(checks) -> None:
+    rollout, _, _ = drawn(checks, [str(i) for i in range(8)], updates_per_rollout=2, steps=2)
+    found = Rollout.from_json(rollout.to_json(), make_mesh(1, 1, 1))
+    for batch, restored in zip(rollout.batches, found.batches, strict=True):
+        assert staleness(restored, 9) == staleness(batch, 9) == {"staleness_mean": 9.0, "staleness_max": 9.0}
+        batch["version"][:, : len(QUESTIONS[0].prompt_tokens)] = 4  # a switch of weights after the first token
+        tokens = int(batch["mask"].sum())
+        assert staleness(batch, 9) == {"staleness_mean": 9 - 4 * len(batch["mask"]) / tokens, "staleness_max": 9.0}
+        assert "version" not in rollout.placed[0]
+    assert staleness({name: batch[name] for name in ("tokens", "mask")}, 9) == {}
 
 
 def test_a_draw_can_be_ended(checks) -> None:

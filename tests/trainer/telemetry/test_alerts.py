@@ -53,6 +53,19 @@ def test_so_many_updates_in_a_row_with_nothing_to_learn_from() -> None:
     assert [step for step, _ in found] == [4]
 
 
+def test_samples_of_old_policies() -> None:
+    """Each bound by itself; at the bound nothing is said, and neither where a loss has no such metric."""
+    bounds = {"staleness_above": 4.0, "clip_fraction_above": 0.5, "effective_sample_size_below": 0.25}
+    at = {"staleness_mean": 4.0, "clip_fraction": 0.5, "rollout_is_eff_sample_size": 0.25}
+    beyond = {"staleness_mean": 4.5, "clip_fraction": 0.51, "rollout_is_eff_sample_size": 0.24}
+    assert not said(alerts(**bounds), {}, at)
+    assert not said(alerts(), beyond)
+    for name, words in zip(beyond, ("4.5 updates old", "51% of the ratios", "24% of the tokens"), strict=True):
+        [(step, message)] = said(alerts(**bounds), at, at | {name: beyond[name]})
+        assert step == 2
+        assert words in message
+
+
 def test_an_alert_is_over_when_its_cause_is_and_is_not_raised_again() -> None:
     low, high = {"entropy": 0.01}, {"entropy": 1.0}
     found = changes(alerts(entropy_below=0.1), high, low, low, high, low, high)
