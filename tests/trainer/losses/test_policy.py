@@ -9,9 +9,10 @@ import pytest
 from conf.schema.training.loop import GRPO_LOSSES, GrpoLoop
 from tests.groups import load_group
 from tests.paths import ROOT
-from tests.trainer.losses.test_references import ENTROPY, GIVEN, NOW, batch, loop
+from tests.trainer.losses.formula import check_against
+from tests.trainer.losses.test_references import GIVEN, NOW, loop
 from trainer import extension
-from trainer.losses import grpo, policy
+from trainer.losses import policy
 
 ROWS = range(len(NOW))
 ADVANTAGE = GIVEN["advantage"]
@@ -95,24 +96,7 @@ def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_value_and_gradient_equal_the_formula(name: str) -> None:
     formula, values = CASES[name]
-    cfg, step = loop(loss_type=name, **values), 1e-6
-    with jax.enable_x64(True):
-        fields = batch(np.float64)
-
-        def value(now):
-            total, count = grpo.policy_loss_terms(now, ENTROPY, fields, cfg)["loss"]
-            return total / count
-
-        found, slope = jax.value_and_grad(value)(NOW)
-    np.testing.assert_allclose(found, formula(NOW), atol=1e-9)
-    total, count = grpo.policy_loss_terms(np.float32(NOW), np.float32(ENTROPY), batch(), cfg)["loss"]
-    np.testing.assert_allclose(total / count, formula(NOW), atol=1e-6)
-    assert np.abs(slope).max() > 0.01
-    for row, t in np.ndindex(NOW.shape):
-        moved = np.zeros(NOW.shape)
-        moved[row, t] = step
-        difference = (formula(NOW + moved) - formula(NOW - moved)) / (2 * step)
-        np.testing.assert_allclose(slope[row, t], difference, atol=1e-8, err_msg=f"{row}, {t}")
+    check_against(formula, loop(loss_type=name, **values))
 
 
 def test_the_names_of_the_config_are_those_of_the_classes() -> None:
