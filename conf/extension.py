@@ -15,6 +15,8 @@ from typing import Annotated, Any, NamedTuple, Protocol
 from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema, core_schema
 
+from conf.environment import EnvironmentClass
+
 Array = Any
 """A `jax.Array`: this module is read by the controller too, which has no JAX."""
 PATTERN = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
@@ -265,6 +267,7 @@ class OwnStep(Protocol):
 OWN_STEP_METHODS = ("read", "create", "delete")
 PROTOCOLS: Mapping[str, type] = {
     "reward": Reward,
+    "environment": EnvironmentClass,
     "questions": Questions,
     "documents": Documents,
     "prompt": Prompt,

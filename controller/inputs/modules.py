@@ -97,13 +97,16 @@ def shipped_modules(config: Config, folder: Path) -> dict[str, Path]:
     return {f"{MODULES_FOLDER}/{name}": path for name, path in module_files(config, folder).items()}
 
 
-def find_signature(reference: str, files: Mapping[str, Path], *, installed: bool) -> inspect.Signature | None:
+def find_signature(
+    reference: str, files: Mapping[str, Path], *, installed: bool, of_class: bool = False
+) -> inspect.Signature | None:
     """Return the signature of what `module:name` means; None if only an import could tell.
 
     Args:
         reference: `module:name`.
         files: as from `module_files`.
         installed: whether the program uses this machine's Python packages.
+        of_class: return what a class is called with, if it is one.
 
     Raises:
         DefinitionError: there is no such module or name.
@@ -120,7 +123,7 @@ def find_signature(reference: str, files: Mapping[str, Path], *, installed: bool
         raise DefinitionError(f"{path} is no Python: {error}") from None
     defined = {defined: node for node in tree.body for defined in _defined_names(node)}
     if name in defined:
-        return _signature(defined[name])
+        return _class_signature(defined[name]) if of_class else _signature(defined[name])
     if "*" in defined or "__getattr__" in defined:
         return None
     own = [n for n, node in defined.items() if isinstance(node, ast.FunctionDef | ast.ClassDef) and n[0] != "_"]
@@ -188,6 +191,19 @@ def _defined_names(node: ast.stmt) -> Iterator[str]:
                     yield from _defined_names(statement)
         case _:
             pass
+
+
+def _class_signature(node: ast.stmt) -> inspect.Signature | None:
+    """Return the signature with which a class that derives from no other is called; None as in `_signature`."""
+    if not isinstance(node, ast.ClassDef):
+        return _signature(node)
+    if node.decorator_list or node.bases or node.keywords:
+        return None
+    made = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name == "__init__"]
+    if not made:
+        return inspect.Signature()
+    found = _signature(made[-1])
+    return found and found.replace(parameters=[*found.parameters.values()][1:])
 
 
 def _signature(node: ast.stmt) -> inspect.Signature | None:

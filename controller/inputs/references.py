@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from conf.schema.config import Config
 from conf.schema.training.data import CustomDocuments
+from conf.schema.training.environment import ENVIRONMENTS
 from conf.schema.training.evaluations import BUILT_IN
 from conf.schema.training.loop import GRPO_LOSSES, REWARDS, CustomLoop, GrpoLoop, LmLoop
 from conf.schema.training.model import Model
@@ -56,6 +57,8 @@ def trainer_references(config: Config) -> Iterator[Use]:
             yield from (Use("reward", "loop.rewards", name) for name in loop.rewards if name not in REWARDS)
             if loop.accuracy_reward not in REWARDS:
                 yield Use("reward", "loop.accuracy_reward", loop.accuracy_reward)
+            if (own := loop.environment.name) is not None and own not in ENVIRONMENTS:
+                yield Use("environment", "loop.environment.name", own, loop.environment.options)
             if loop.loss_type not in GRPO_LOSSES:
                 yield Use("policy loss", "loop.loss_type", loop.loss_type, loop.loss_options)
             if loop.teacher is not None and loop.teacher.implementation is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from conf.schema.training.data import CustomDocuments
+from conf.schema.training.environment import Environment
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.prompts import CustomQuestions
 from conf.schema.training.run_yaml import RunFile, RunFileError
@@ -18,6 +19,7 @@ from tests.paths import ROOT
 from trainer import extension, main
 from trainer.corpus.source import open_source
 from trainer.data.questions import QuestionSet
+from trainer.environments.pool import EnvironmentPool
 from trainer.loops.registry import load_loop
 from trainer.losses.policy import load_loss
 
@@ -102,6 +104,19 @@ def test_grpo_trains_with_a_loss_class_of_ones_own(grpo_run: Any, tmp_path: Path
     loop = grpo_run["loop"] | {"loss_type": "my_policy_loss:Sapo", "kl_coef": 0.0, "warm_start_steps": 0}
     trained = [line for line in train(grpo_run | {"loop": loop}, tmp_path / "run") if line["phase"] == "grpo"]
     assert all(0 < line["gate_slope"] <= 1 for line in trained)
+
+
+@pytest.mark.usefixtures("modules")
+def test_grpo_with_an_environment_of_ones_own() -> None:
+    own = {"name": "my_environment:HigherLower", "options": {"bonus": 1.0}, "timeout_seconds": 60.0}
+    with EnvironmentPool(Environment(**load_group("loop/grpo")["environment"] | own)) as pool:
+        said = [
+            pool.submit("", 0, {"answer": "7"}, ["9", "seven", "7"][:turns], final=False).result() for turns in range(4)
+        ]
+    assert [step.text for step in said] == [" Guess it: ", "\nlower\n", "\nhigher\n", "\nyes\n"]
+    assert [step.done for step in said] == [False, False, False, True]
+    assert said[-1].reward == pytest.approx(1 + 1 / 3)
+    assert said[-1].metrics == {"guesses": 3}
 
 
 @pytest.mark.usefixtures("modules")

@@ -97,6 +97,14 @@ def format_turns(form: ChatTemplate, turns: Sequence[ChatMessage]) -> list[Promp
     return list(_merge([*pieces, *_role_prefix(form, "assistant")]))
 
 
+def next_turn(form: ChatTemplate, text: str, *, ended: bool) -> list[PromptPart]:
+    """Return what follows the model's turn: its end, the user's turn, and the start of the model's next one.
+
+    ended: whether the model has written its end-of-turn token.
+    """
+    return list(_merge([*form.suffix[int(ended) :], *format_turns(form, [ChatMessage("user", text)])]))
+
+
 def format_solution(prompt: Prompt, answer: str) -> str:
     """Format a worked answer by the prompt's settings."""
     return prompt.answer.format(answer=answer)

@@ -42,6 +42,22 @@ class PromptEncoder:
             for problem, pieces, prompt, answer in zip(problems, prompts, tokens, ids, strict=True)
         ]
 
+    def encode_text(self, text: str) -> list[int]:
+        """Return the ids of a text within a response."""
+        return self.tokenizer.encode([text])[0].tolist()
+
+    def encode_observation(self, text: str, last: int) -> list[int]:
+        """Return the ids of what the policy reads between two of its turns, up to the start of the next one.
+
+        last: token that ended the policy's turn. In a chat the text is a turn of the user.
+        """
+        if self._template is None:
+            return self.encode_text(text)
+        ended = last == self._special_id(self._template.end_of_turn, "data.chat_template")
+        pieces = chat.next_turn(self._template, text, ended=ended)
+        found = self.tokenizer.encode([piece for piece in pieces if not isinstance(piece, SpecialToken)])
+        return self._to_ids(pieces, (ids.tolist() for ids in found))[len(self.bos) :]
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a response, without special tokens."""
         return self.tokenizer.decode(tokens)

@@ -1,5 +1,7 @@
 """The questions of an experiment, by `data.kind`, as tokens."""
 
+from collections.abc import Callable
+
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.prompts import ArithmeticData, CustomQuestions, Gsm8kData, QuestionData, RowData
 from conf.schema.training.run_yaml import RunFile, RunFileError
@@ -12,6 +14,7 @@ from trainer.data.prompting import PromptEncoder
 class QuestionSet:
     """A source of problems with the encoder for their prompts.
 
+    open: prepares problems for a draw, which the second argument tells from others; an environment replaces it.
     num_too_long: problems left out because their prompts exceed `loop.max_prompt_length`; bad_lines: why each row that
     cannot be used was skipped.
     """
@@ -19,6 +22,8 @@ class QuestionSet:
     def __init__(self, data: QuestionData, loop: GrpoLoop, seed: int) -> None:
         """Raise RunFileError if the tokenizer or the files cannot be used."""
         self.prompt_encoder = PromptEncoder(data)
+        self.open: Callable[[list[Problem], str], list[Problem]] = lambda problems, seed: problems
+        self._seed = seed
         self._max_prompt_length, self.num_too_long, self.bad_lines = loop.max_prompt_length, 0, list[str]()
         if isinstance(data, RowData):
             rows = RowProblems(data, seed, loop.eval_prompts, self._fitting_problems)
@@ -29,15 +34,15 @@ class QuestionSet:
 
     def train(self, draw: Draw, count: int) -> list[Question]:
         """Return training questions, see `ProblemSource.train`."""
-        return self._drop_too_long(self.prompt_encoder.encode(self._problems.train(draw, count)))
+        return self._encode(self._problems.train(draw, count), f"{draw.phase} {draw.number} {draw.attempt}")
 
     def validation(self, count: int) -> list[Question]:
         """Return the questions of evaluations during training, see `ProblemSource.validation`."""
-        return self._drop_too_long(self.prompt_encoder.encode(self._problems.validation(count)))
+        return self._encode(self._problems.validation(count), "validation")
 
     def test(self, count: int | None) -> list[Question]:
         """Return the test's questions, see `ProblemSource.test`."""
-        return self._drop_too_long(self.prompt_encoder.encode(self._problems.test(count)))
+        return self._encode(self._problems.test(count), "test")
 
     def rejected(self, questions: list[Question]) -> list[Question]:
         """Return the questions with the response of their column `rejected`. Raises RunFileError if one has none."""
@@ -59,7 +64,8 @@ class QuestionSet:
             if len(question.prompt_tokens) <= self._max_prompt_length
         ]
 
-    def _drop_too_long(self, questions: list[Question]) -> list[Question]:
+    def _encode(self, problems: list[Problem], draw: str) -> list[Question]:
+        questions = self.prompt_encoder.encode(self.open(problems, f"{self._seed} {draw}"))
         longest = max(len(question.prompt_tokens) for question in questions)
         if longest > self._max_prompt_length:
             raise RunFileError(

@@ -10,6 +10,7 @@ from conf.extension import Answered
 from conf.schema.training.loop import GrpoLoop
 from trainer.data.problem import Question
 from trainer.data.questions import QuestionSet
+from trainer.environments.episodes import Episodes
 from trainer.evaluation import statistics
 from trainer.evaluation.answering import AnswerEvaluator, GradedAnswers
 from trainer.models.weights import Params
@@ -41,10 +42,19 @@ class EvalResult:
 class Evaluator:
     """Evaluates the policy on a run's fixed questions."""
 
-    def __init__(self, loop: GrpoLoop, asked: QuestionSet, sampler: Sampler, checks: RewardPool, seed: int) -> None:
-        """Raise RunFileError if there are too few questions."""
+    def __init__(
+        self,
+        loop: GrpoLoop,
+        asked: QuestionSet,
+        sampler: Sampler,
+        checks: RewardPool,
+        seed: int,
+        episodes: Episodes | None = None,
+    ) -> None:
+        """episodes: plays in the environment, if there is one. Raises RunFileError if there are too few questions."""
         self._loop, self._sampler = loop, sampler
-        self._answer_evaluator = AnswerEvaluator(sampler, asked.prompt_encoder, checks, loop.accuracy_reward)
+        given = (sampler, asked.prompt_encoder, checks, loop.accuracy_reward, episodes)
+        self._answer_evaluator = AnswerEvaluator(*given)
         self._validation = asked.validation(loop.eval_prompts)
         self._test = [] if loop.test_samples_per_prompt is None else asked.test(loop.test_prompts)
         self._key = jax.random.fold_in(jax.random.key(seed), TEST_KEY_OFFSET)
@@ -61,6 +71,7 @@ class Evaluator:
         right = sum(answer for (answer,) in found.correct)
         accuracy, interval = right / len(asked), statistics.wilson_interval(right, len(asked))
         values = {"eval_accuracy": accuracy, "eval_accuracy_low": interval[0], "eval_accuracy_high": interval[1]}
+        values |= {f"eval_{name}": value for name, value in found.metrics.items()}
         values |= {"eval_time": time.perf_counter() - began}
         answers = [
             Answered(question.prompt, text, question.answer, correct)

@@ -7,6 +7,7 @@ bit.
 """
 
 from collections import deque
+from contextlib import nullcontext
 
 import jax
 from jax.sharding import Mesh
@@ -19,6 +20,8 @@ from trainer.data.problem import Draw
 from trainer.data.prompting import PromptEncoder
 from trainer.distributed import mesh as meshes
 from trainer.distributed.preemption import PreemptionNotice
+from trainer.environments.episodes import Episodes
+from trainer.environments.pool import EnvironmentPool
 from trainer.evaluation.accuracy import Evaluator
 from trainer.evaluation.model import TextModel
 from trainer.evaluation.plugins import EvaluationPlugins
@@ -50,8 +53,9 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
         PreemptionNotice() as notice,
         RewardPool(loop.reward_workers, loop.reward_timeout_seconds) as checks,
         CheckpointManager(experiment.dir, experiment.checkpoint, ("eval_accuracy",), log) as checkpoints,
+        EnvironmentPool(loop.environment) if loop.environment.name else nullcontext() as environments,
     ):
-        GrpoTrainer(experiment, loop, mesh, log, checks, checkpoints, notice).run()
+        GrpoTrainer(experiment, loop, mesh, log, checks, checkpoints, notice, environments).run()
 
 
 class GrpoTrainer:
@@ -66,20 +70,24 @@ class GrpoTrainer:
         checks: RewardPool,
         checkpoints: CheckpointManager,
         notice: PreemptionNotice,
+        environments: EnvironmentPool | None,
     ) -> None:
         self.experiment, self.loop, self.mesh, self.checkpoints = experiment, loop, mesh, checkpoints
         self.phases = log.phases
         self.questions = questions.load_questions(experiment, loop)
+        prompting = self.questions.prompt_encoder
+        self.episodes = Episodes(loop, environments, prompting) if environments else None
+        if self.episodes is not None:
+            self.questions.open = self.episodes.open
         example = self.questions.train(Draw("rollout", 0), 1)[0].row or {}
         for name in (*loop.rewards, loop.accuracy_reward):
             check_columns(name, example)
-        prompting = self.questions.prompt_encoder
         _check_vocab(experiment, prompting)
         if checkpoints.latest_step() is None:  # else they are not read again
             store.check_weights(experiment.decoder)
             store.check_weights(grpo_programs.reference_model(experiment))
         self.sampler = batching.build_sampler(experiment.decoder, loop, mesh, prompting)
-        evaluation = Evaluator(loop, self.questions, self.sampler, checks, experiment.seed)
+        evaluation = Evaluator(loop, self.questions, self.sampler, checks, experiment.seed, self.episodes)
         batches = BatchCheck(experiment.checkpoint, mesh)  # every process has the whole batch
         self.telemetry = Telemetry(experiment, loop, log, batches, lambda: self.saver.diagnose(self.train_state))
         self.saver = StateSaver(checkpoints, notice, self.telemetry, batches)
@@ -96,7 +104,8 @@ class GrpoTrainer:
         with log.phases.measure("compile"):
             self.programs = grpo_programs.GrpoPrograms(loop, compilation.wait(self.telemetry.costs))
         self.rollouts = RolloutGenerator(
-            loop, mesh, experiment.seed, self.questions, self.sampler, self.programs, checks, self.telemetry.stopwatch
+            *(loop, mesh, experiment.seed, self.questions, self.sampler, self.programs, checks),
+            *(self.telemetry.stopwatch, self.episodes),
         )
 
     def run(self) -> None:
@@ -127,7 +136,7 @@ class GrpoTrainer:
         self.evaluations.summarize(train_state, **{name: count for name, count in skipped.items() if count})
 
     def _warm_start(self, train_state: TrainState) -> None:
-        parts = (self.questions, self.programs, self.telemetry, self.saver, self.evaluations)
+        parts = (self.questions, self.programs, self.telemetry, self.saver, self.evaluations, self.episodes)
         WarmStart(self.experiment, self.loop, self.mesh, *parts).run(train_state)
 
     def _train(self, train_state: TrainState, reference: Params) -> None:

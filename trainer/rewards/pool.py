@@ -3,18 +3,15 @@
 A check that exceeds its CPU time limit, raises, or kills its process scores 0, and is counted.
 """
 
-import json
-import os
 import queue
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, Self
 
-from trainer.rewards import limits
 from trainer.rewards.functions import wants_row
+from trainer.rewards.process import ProcessDiedError, TimeLimitError, WorkerProcess
 
 
 class Submission(NamedTuple):
@@ -41,9 +38,9 @@ class RewardPool:
     def __init__(self, workers: int, seconds: float) -> None:
         """Create a pool. seconds: CPU time of one check. Processes start when first needed."""
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
-        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
         for _ in range(workers):
-            self._idle.put(_Worker(seconds))
+            self._idle.put(WorkerProcess("trainer.rewards.worker", str(seconds)))
         self._workers = workers
         self._reported: set[str] = set()
 
@@ -71,12 +68,12 @@ class RewardPool:
             for name in names:
                 try:
                     try:
-                        scores[name] = worker.check(name, submission)
-                    except _WorkerDiedError:  # perhaps not this check's fault
-                        scores[name] = worker.check(name, submission)
-                except _CheckTimeoutError:
+                        scores[name] = _check_once(worker, name, submission)
+                    except ProcessDiedError:  # perhaps not this check's fault
+                        scores[name] = _check_once(worker, name, submission)
+                except TimeLimitError:
                     timed_out += 1
-                except _CheckFailedError as error:
+                except (_CheckFailedError, ProcessDiedError) as error:
                     failed += 1
                     self._report_once(name, error)
         finally:
@@ -90,74 +87,15 @@ class RewardPool:
             print(f"reward {name} failed on a response, which scores 0: {error}", file=sys.stderr, flush=True)
 
 
-class _CheckTimeoutError(Exception):
-    """A check took too long."""
-
-
 class _CheckFailedError(Exception):
     """A check raised."""
 
 
-class _WorkerDiedError(_CheckFailedError):
-    """A process died during a check."""
-
-
-class _Worker:
-    """One process, started when needed, and restarted after it dies."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._process: subprocess.Popen[str] | None = None
-
-    def check(self, name: str, submission: Submission) -> float:
-        process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            response, answer, prompt, row = submission
-            seen = (prompt, row or {}) if wants_row(name) else ("", {})
-            process.stdin.write(json.dumps([name, response, answer, *seen], default=str) + "\n")
-            process.stdin.flush()
-            reply = process.stdout.readline()
-        except BrokenPipeError:
-            reply = ""
-        if not reply:
-            self._raise_exit_error(process)
-        found = json.loads(reply)
-        if isinstance(found, str):
-            raise _CheckFailedError(found)
-        return found
-
-    def stop(self) -> None:
-        if self._process is None:
-            return
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
-        self._process = None
-
-    def _start(self) -> subprocess.Popen[str]:
-        # the order of SymPy's sets must not differ between processes
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # noqa: PTH109
-        env = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"}
-        command = [sys.executable, "-m", "trainer.rewards.worker", str(self._seconds)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True, encoding="utf-8"
-        )
-        return self._process
-
-    def _raise_exit_error(self, process: subprocess.Popen[str]) -> NoReturn:
-        assert process.stdout is not None
-        code = process.wait()
-        process.stdout.close()
-        try:
-            assert process.stdin is not None
-            process.stdin.close()
-        except BrokenPipeError:
-            pass  # what it was not there to read
-        self._process = None
-        if limits.is_timeout(code):
-            raise _CheckTimeoutError
-        raise _WorkerDiedError(f"its process ended with code {code}")
+def _check_once(worker: WorkerProcess, name: str, submission: Submission) -> float:
+    """Return a score. Raises _CheckFailedError, or why the process died."""
+    response, answer, prompt, row = submission
+    seen = (prompt, row or {}) if wants_row(name) else ("", {})
+    found = worker.ask([name, response, answer, *seen])
+    if isinstance(found, str):
+        raise _CheckFailedError(found)
+    return found

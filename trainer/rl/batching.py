@@ -10,6 +10,7 @@ from conf.schema.training.model import Model
 from trainer.data.problem import Question
 from trainer.data.prompting import PromptEncoder
 from trainer.distributed.batch import Batch
+from trainer.environments.episodes import Episode
 from trainer.sampler import Sampler, SamplerSettings, StopCriteria
 
 PAD_ID = 0
@@ -24,15 +25,24 @@ def build_sampler(cfg: Model, loop: GrpoLoop, mesh: Mesh, prompting: PromptEncod
 
 
 def sampler_settings(loop: GrpoLoop) -> SamplerSettings:
-    return SamplerSettings.from_config(
-        loop.sampler, loop.max_prompt_length, loop.max_new_tokens, loop.rows * loop.updates_per_rollout
-    )
+    """Return the sampler's settings. With an environment, what was said before a turn is part of its prompt."""
+    turns = loop.environment
+    prompt, new = loop.max_prompt_length, loop.max_new_tokens
+    if turns.name is not None:
+        prompt, new = loop.row_widths[-1], turns.max_turn_tokens or new
+    return SamplerSettings.from_config(loop.sampler, prompt, new, loop.rows * loop.updates_per_rollout)
 
 
-def supervised_batch(questions: Sequence[Question], loop: GrpoLoop) -> Batch:
-    """Return a batch for `grpo.supervised_loss`, with worked responses truncated to the sampler's maximum length."""
-    responses = [question.solution_tokens[: loop.max_new_tokens] for question in questions]
+def supervised_batch(questions: Sequence[Question], loop: GrpoLoop, episodes: Sequence[Episode] | None = None) -> Batch:
+    """Return a batch for `grpo.supervised_loss`, with worked responses truncated to the sampler's maximum length.
+
+    episodes: with the worked responses, where there is an environment.
+    """
+    worked = [e.tokens for e in episodes] if episodes else [question.solution_tokens for question in questions]
+    responses = [tokens[: loop.max_new_tokens] for tokens in worked]
     tokens, mask = pad_sequences([question.prompt_tokens for question in questions], responses, loop.row_widths[-1])
+    if episodes:
+        mask[mask == 1] = np.concatenate([episode.by_model[: loop.max_new_tokens] for episode in episodes])
     return {"tokens": tokens, "mask": mask}
 
 

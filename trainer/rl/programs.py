@@ -90,7 +90,10 @@ def _sampling_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler:
     """Yield the programs that draw responses, with all resident arrays; evaluations use the same programs."""
     state, reference = _resident_arrays(experiment, mesh)
     yield Program("reshard", sampler.reshard, (state.params,), resident=(state.optimizer, reference))
-    for name, function, arguments, others in sampler.list_programs(loop.group_size):
+    listed = [*sampler.list_programs(loop.group_size)]
+    if loop.environment.name is not None:  # from the second turn on, each episode is a prompt of its own
+        listed += [(f"{name}_turn", *rest) for name, *rest in sampler.list_programs(1) if name != "decode"]
+    for name, function, arguments, others in listed:
         yield Program(name, function, arguments, resident=(state, reference, others), max_iterations=loop.sampler.chunk)
 
 

@@ -21,6 +21,7 @@ from trainer.data.problem import Draw, Question
 from trainer.data.questions import QuestionSet
 from trainer.distributed.batch import Batch, DeviceBatch
 from trainer.distributed.runtime import gather_batch, gather_tree, shard_batch
+from trainer.environments.episodes import Episode, Episodes, episode_metrics
 from trainer.losses import advantage
 from trainer.losses.policy import load_loss
 from trainer.models.weights import Params
@@ -34,11 +35,17 @@ from trainer.telemetry.throughput import Stopwatch
 
 @dataclass(frozen=True)
 class Sample:
-    """One response to a question. text: the response as text."""
+    """One response to a question. text: the response as text; episode: where there is an environment."""
 
     question: Question
     completion: Completion
     text: str
+    episode: Episode | None = None
+
+    @property
+    def by_model(self) -> np.ndarray:
+        """1 for each token that the policy wrote, 0 for those of the environment."""
+        return np.array(self.episode.by_model if self.episode else np.ones(len(self.completion.tokens)), np.float32)
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,10 @@ class RolloutGenerator:
         programs: GrpoPrograms,
         checks: RewardPool,
         watch: Stopwatch,
+        episodes: Episodes | None = None,
     ) -> None:
+        """episodes: plays in the environment, if there is one."""
+        self._episodes = episodes
         self._loop, self._mesh, self._seed, self._questions = loop, mesh, seed, asked
         self._sampler, self._programs, self._reward_pool, self._stopwatch = sampler, programs, checks, watch
         self._key = jax.random.key(seed)
@@ -153,7 +163,7 @@ class RolloutGenerator:
             with self._stopwatch.measure("rollout_time"):
                 self._generate_groups(copy, number, attempt, samples, checks, between)
             if loop.max_resample_rounds:
-                equal = advantage.has_equal_rewards(self._gather_scores(len(samples), checks)[..., 0])
+                equal = advantage.has_equal_rewards(self._gather_scores(samples, checks)[..., 0])
                 chosen = np.argsort(equal, stable=True)[:wanted]
                 if not equal[chosen].any():
                     break
@@ -164,7 +174,7 @@ class RolloutGenerator:
         batches = [build_batch([samples[row] for row in part], loop, version) for part in dealt]
         placed = self._place(batches, params, reference)
         outcome = partial(self._summarize_rewards, samples, checks, chosen, dealt)
-        tokens = sum(len(s.completion.tokens) for s in samples)
+        tokens = sum(int(s.by_model.sum()) for s in samples)
         return Rollout(batches, placed, {}, outcome, self._mesh, tokens)
 
     def _place(self, batches: list[Batch], params: Params, reference: Params) -> list[DeviceBatch]:
@@ -201,6 +211,11 @@ class RolloutGenerator:
         questions = self._questions.train(Draw("rollout", number, attempt), wanted)
         prompts = [question.prompt_tokens for question in questions]
         key = jax.random.fold_in(jax.random.fold_in(self._key, attempt), number)
+        if self._episodes is not None:
+            given = (self._sampler, copy, questions, loop.group_size, key, loop.temperature, between)
+            for row, episode in enumerate(self._episodes.play(*given), first):
+                samples.append(Sample(episode.question, episode.completion(row), episode.text, episode))
+            return
         found: dict[int, Sample] = {}
         for drawn in self._sampler.generate(copy, prompts, loop.group_size, key, loop.temperature, between):
             question, row = questions[drawn.row // loop.group_size], first + drawn.row
@@ -211,11 +226,16 @@ class RolloutGenerator:
                 checks[row] = self._reward_pool.submit(self._rewards, submission)
         samples += [found[row] for row in range(first, first + len(found))]
 
-    def _gather_scores(self, count: int, checks: dict[int, Future[RewardResult]]) -> np.ndarray:
+    def _gather_scores(self, samples: list[Sample], checks: dict[int, Future[RewardResult]]) -> np.ndarray:
         """Return all processes' scores: float64 [groups, samples, 4].
 
-        Scores are reward, correct, checks timed out, checks failed.
+        Scores are reward, correct, checks timed out, checks failed. Those of episodes are the environment's.
         """
+        if played := [sample.episode for sample in samples if sample.episode]:
+            table = [
+                (e.reward, e.reward >= 1, e.failure == "timeout", e.failure not in ("", "timeout")) for e in played
+            ]
+            return np.array(table, np.float64).reshape(-1, self._loop.group_size, 4)
         with self._stopwatch.measure("reward_time"):
             found = {row: check.result() for row, check in checks.items()}
             weights = self._loop.rewards.items()
@@ -229,7 +249,7 @@ class RolloutGenerator:
                 for row, check in found.items()
             }
             everyone = gather_tree(own)
-        table = np.array([everyone[str(row)] for row in range(count)], np.float64)
+        table = np.array([everyone[str(row)] for row in range(len(samples))], np.float64)
         return table.reshape(-1, self._loop.group_size, 4)
 
     def _summarize_rewards(
@@ -240,7 +260,7 @@ class RolloutGenerator:
         dealt: list[np.ndarray],
     ) -> RewardSummary:
         """Summarize the rewards. chosen: groups that the updates learn from; dealt: each update's sample indices."""
-        loop, scores = self._loop, self._gather_scores(len(samples), checks)
+        loop, scores = self._loop, self._gather_scores(samples, checks)
         lengths = np.array([len(s.completion.tokens) for s in samples]).reshape(scores.shape[:2])
         truncated = np.array([not s.completion.finished for s in samples], np.float32).reshape(lengths.shape)
         equal = np.repeat(advantage.has_equal_rewards(scores[..., 0])[:, None], loop.group_size, axis=1).astype(
@@ -265,7 +285,7 @@ class RolloutGenerator:
             "samples_drawn": len(samples),
             "checks_timed_out": scores[..., 2].mean(),
             "checks_failed": scores[..., 3].mean(),
-        }
+        } | episode_metrics([sample.episode for sample in samples if sample.episode])
         advantages = load_loss(loop).advantages(rewards).reshape(-1)
         weights = counted["weight"].reshape(-1)
         return RewardSummary(
@@ -284,6 +304,7 @@ def build_batch(samples: list[Sample], loop: GrpoLoop, version: int = 0) -> Batc
     )
     logprobs = np.zeros(mask.shape, np.float32)
     logprobs[mask == 1] = np.concatenate([s.completion.logprobs for s in samples])
+    mask[mask == 1] = np.concatenate([s.by_model for s in samples])
     return {"tokens": tokens, "mask": mask, "sampler": logprobs, "version": np.full(mask.shape, version, np.int32)}
 
 

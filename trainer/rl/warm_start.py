@@ -9,6 +9,7 @@ from conf.schema.training.run_yaml import RunFile
 from trainer.data.problem import Draw
 from trainer.data.questions import QuestionSet
 from trainer.distributed.runtime import shard_batch
+from trainer.environments.episodes import Episodes
 from trainer.rl import batching
 from trainer.rl.evaluations import Evaluations
 from trainer.rl.programs import GrpoPrograms
@@ -29,6 +30,7 @@ class WarmStart:
     telemetry: Telemetry
     saver: StateSaver
     evaluations: Evaluations
+    episodes: Episodes | None
 
     def run(self, train_state: TrainState) -> None:
         loop, telemetry, progress = self.loop, self.telemetry, train_state.progress
@@ -39,9 +41,9 @@ class WarmStart:
             self.saver.save_if_preempted(train_state)
             self.saver.verify(train_state)
             with telemetry.stopwatch.measure("update_time"):
-                batch = batching.supervised_batch(
-                    self.asked.train(Draw("warm_start", progress.warm_steps), loop.rows), loop
-                )
+                questions = self.asked.train(Draw("warm_start", progress.warm_steps), loop.rows)
+                worked = self.episodes.worked(questions) if self.episodes else None
+                batch = batching.supervised_batch(questions, loop, worked)
                 placed = shard_batch(batch, self.mesh)
                 train_state.state, metrics = self.programs.warm_start(train_state.state, placed)
             progress.warm_steps += 1

@@ -63,19 +63,21 @@ class Sampler:
         temperature: float,
         between: Callable[[], None] = lambda: None,
         partial_response: Callable[[int, Sequence[int]], object] | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> Iterator[Completion]:
         """Yield `samples` responses to each prompt as they end, in the same order on every process.
 
         The devices decode the next chunk meanwhile. between: called before each chunk; an exception from it ends the
-        draw. partial_response: called after each chunk with the row and the tokens so far of each response. Raises
-        RunFileError if a prompt is longer than `max_prompt_length`.
+        draw. partial_response: called after each chunk with the row and the tokens so far of each response. numbers:
+        of each row, for its randomness; by default its place. Raises RunFileError if a prompt is longer than
+        `max_prompt_length`.
         """
         longest = max(len(prompt) for prompt in prompts)
         if longest > self.settings.max_prompt_length:
             raise RunFileError(
                 f"loop.max_prompt_length: a prompt has {longest} tokens, more than {self.settings.max_prompt_length}"
             )
-        return _Generation(self, copy, prompts, samples, key, temperature, partial_response).run(between)
+        return _Generation(self, copy, prompts, samples, key, temperature, partial_response, numbers).run(between)
 
 
 class _Generation:
@@ -90,8 +92,10 @@ class _Generation:
         key: jax.Array,
         temperature: float,
         partial_response: Callable[[int, Sequence[int]], object] | None,
+        numbers: Sequence[int] | None,
     ) -> None:
         self.partial_response = partial_response
+        self.numbers = numbers or range(len(prompts) * samples)
         self.copy, self.prompts, self.samples, self.stops = copy, prompts, samples, sampler.stops
         self.settings, self.programs = sampler.settings, sampler.programs
         self.bucket = self.settings.bucket_for(max(len(prompt) for prompt in prompts))
@@ -126,7 +130,7 @@ class _Generation:
             sources = np.full((3, len(self.rows_by_slot)), -1, np.int32)
             for slot in free[: last - self.next_row]:
                 prompt = self.next_row // self.samples
-                sources[:, slot] = prompt - first, len(self.prompts[prompt]), self.next_row
+                sources[:, slot] = prompt - first, len(self.prompts[prompt]), self.numbers[self.next_row]
                 self.rows_by_slot[slot] = _ActiveRow(self.next_row)
                 self.next_row += 1
             free = [slot for slot in free if self.rows_by_slot[slot] is None]

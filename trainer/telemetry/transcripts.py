@@ -10,7 +10,10 @@ MAX_CELL_CHARS = 2000
 
 @dataclass(frozen=True)
 class Transcript:
-    """One response. answer: the correct one; extracted: the one in the response, or None; board: of a puzzle."""
+    """One response. answer: the correct one; extracted: the one in the response, or None; board: of a puzzle.
+
+    turns: (who, text) of an episode.
+    """
 
     prompt: str
     answer: str
@@ -18,17 +21,20 @@ class Transcript:
     extracted: str | None
     reward: float
     board: dict[str, Any] | None = None
+    turns: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         found = {"prompt": self.prompt, "answer": self.answer, "response": self.response}
         found |= {"extracted": self.extracted, "reward": self.reward}
-        return found | ({"board": self.board} if self.board else {})
+        turns = [{"role": who, "text": text} for who, text in self.turns]
+        return found | ({"board": self.board} if self.board else {}) | ({"turns": turns} if turns else {})
 
 
 def markdown_table(transcripts: Sequence[Transcript]) -> str:
     rows = [["prompt", "response", "extracted", "right", "reward"], ["---"] * 5]
     for t in transcripts:
-        texts = (t.prompt, t.response, t.extracted or "(none)", t.answer, f"{t.reward:g}")
+        response = "\n".join(f"[{who}] {text}" for who, text in t.turns) or t.response
+        texts = (t.prompt, response, t.extracted or "(none)", t.answer, f"{t.reward:g}")
         rows.append([_escape_cell(text) for text in texts])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

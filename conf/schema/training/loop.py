@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from conf.extension import PATTERN, OrReference, Reference
 from conf.schema.base import Strict
+from conf.schema.training.environment import Environment
 from conf.schema.training.evaluations import EVALUATIONS_HELP, Evaluations, check_intervals
 from conf.schema.training.even import UnevenError, nearest_multiples
 from conf.schema.training.model import Model
@@ -181,9 +182,12 @@ class GrpoLoop(Strict):
         description="Maximum responses per device at a time in an update. null: all of the device's share.",
     )
     max_prompt_length: int = Field(ge=1, le=1_048_576, description="Maximum tokens per prompt.")
-    max_new_tokens: int = Field(ge=1, le=1_048_576, description="Maximum tokens per response.")
+    max_new_tokens: int = Field(
+        ge=1, le=1_048_576, description="Maximum tokens per response; with an environment, of all turns together."
+    )
     temperature: float = Field(gt=0, le=100, description="Sampling temperature.")
     sampler: Sampling
+    environment: Environment
     loss_type: Annotated[str, OrReference(GRPO_LOSSES)] = Field(
         description="Loss: whether the ratio is per token or per response, and how the mean is taken. module:name: the "
         "loss of each token, from your own function (docs/extend.md)."
@@ -301,6 +305,16 @@ class GrpoLoop(Strict):
             raise ValueError(f"max_resample_rounds: {self.loss_type} samples nothing; use 0")
         if self.rollout_correction.rollout_is == "sequence" and self.old_logprobs == "sampler":
             raise ValueError("rollout_correction.rollout_is: sequence needs old_logprobs=trainer")
+        if self.loss_type in OFFLINE_LOSSES and self.environment.name is not None:
+            raise ValueError(f"environment.name: {self.loss_type} samples nothing; use null")
+        return self
+
+    @model_validator(mode="after")
+    def _turns_fit(self) -> "GrpoLoop":
+        if (self.environment.max_turn_tokens or 1) > self.max_new_tokens:
+            raise ValueError(
+                f"environment.max_turn_tokens: at most max_new_tokens, {self.max_new_tokens}, which is for all turns"
+            )
         return self
 
     @property

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from conf.extension import ExtensionError, call_problem, load, wants_model
 from conf.schema.config import Config
+from conf.schema.training.environment import ENVIRONMENTS
 from conf.schema.training.evaluations import BUILT_IN
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.puzzle import PuzzleLoop
@@ -14,7 +15,7 @@ from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
 from controller.inputs.modules import DefinitionError, find_signature, module_files, on_search_path, taken_names
-from controller.inputs.references import evaluations, references, trainer_references
+from controller.inputs.references import Use, evaluations, references, trainer_references
 from controller.plan.build import Plan
 from controller.resources.workers.venv import Venv
 
@@ -25,6 +26,7 @@ KEYS = (
         "loop.accuracy_reward",
         "loop.loss_type",
         "loop.loss",
+        "loop.environment.name",
         "loop.evaluations.NAME",
         "loop.run",
         "data.source",
@@ -45,6 +47,9 @@ KEYS = (
 def extensions_exist(config: Config) -> Iterator[Issue]:
     """A module or function that is missing, or takes other arguments, fails only when the workers call it."""
     shipped = [use for use in evaluations(config) if use.reference in BUILT_IN.values()]
+    environment = getattr(config.loop, "environment", None)
+    if environment is not None and environment.name in ENVIRONMENTS:
+        shipped.append(Use("environment", "loop.environment.name", environment.reference, environment.options))
     used = [*references(config), *shipped]
     if not used:
         return
@@ -56,7 +61,12 @@ def extensions_exist(config: Config) -> Iterator[Issue]:
     here = config.env.packages == "image" and config.cloud.kind == "local"
     for use in used:
         try:
-            signature = find_signature(use.reference, files, installed=here or use not in on_workers)
+            signature = find_signature(
+                use.reference,
+                files,
+                installed=here or use not in on_workers,
+                of_class=use.kind == "environment",
+            )
         except DefinitionError as error:
             yield Issue(f"{use.kind} {use.reference}: {error}", use.key)
             continue

@@ -70,6 +70,7 @@ BASES: dict[str, list[str]] = {
     "sources": ["cloud=local", *COMMAND, *(f"assets.{kind}={{n: {{source: 'gs://bucket/w/*'}}}}" for kind in KINDS)],
     "own": ["+experiment=quickstart", "data=questions", "data.source=own:questions", "+data.options={a: b}",
             "loop.loss_type=own:loss", "+loop.loss_options={a: b}",
+            "loop.environment.name=own:environment", "+loop.environment.options={a: b}",
             "+loop.evaluations={e: {run: 'own:evaluation', options: {a: b}}}",
             "optimizer=custom", "optimizer.rule=own:rule", "+optimizer.options={a: b}", "code.checks=[own:check]",
             "code.resources=[own:Step]"],

@@ -25,6 +25,7 @@ OWN_MODEL = "model.implementation=my_model:GatedAverage"
 EVERYTHING = [
     *("data=questions", "data.source=my_questions:products", "data.options={largest: 7}", "model=tiny", "cloud=local"),
     *("loop=grpo", r"loop.rewards={my_reward\:brief: 1.0}", "loop.loss_type=my_losses:cispo"),
+    *("loop.environment.name=my_environment:HigherLower", "loop.environment.options={bonus: 0.5}"),
     *("loop.evaluations={style: my_evaluation:style}", "data.prompt.formatter=my_prompt:terse"),
     *("optimizer=custom", "optimizer.rule=my_optimizer:signs", "notify.notifier=my_notifier:to_file"),
 ]
@@ -58,7 +59,7 @@ def words(*overrides: str) -> list[str]:
 def test_the_examples_have_no_findings_and_are_not_imported(overrides: list[str]) -> None:
     before = {*sys.modules}
     used = references(compose_config(*overrides))
-    assert len(used) == (7 if overrides is EVERYTHING else 4)
+    assert len(used) == (8 if overrides is EVERYTHING else 4)
     assert words(*overrides) == []
     assert {name for name in {*sys.modules} - before if name.startswith("my_")} <= {"my_check"}
 
@@ -88,6 +89,22 @@ def test_the_examples_have_no_findings_and_are_not_imported(overrides: list[str]
             "evaluation: loop.evaluations.e: code",
         ),
         ([*PUZZLE, "loop.evaluations={e: {run: core, options: {path: x}}}"], "core is for language models"),
+        (
+            [*GRPO, "loop.environment.name=my_environment:Higher"],
+            "extension: loop.environment.name: environment my_environment:Higher:",
+        ),
+        (
+            [*GRPO, "loop.environment.name=my_environment:HigherLower", "loop.environment.options={bonos: 1}"],
+            "takes (bonus=Ellipsis), but is called as (bonos=…): got an unexpected keyword argument 'bonos'",
+        ),
+        (
+            [*GRPO, "loop.environment.name=calculator", "loop.environment.options={digit: 1}"],
+            "takes (*, digits=Ellipsis), but is called as (digit=…)",
+        ),
+        (
+            [*GRPO, "loop.environment.name=word_game", "loop.environment.options={letters: ab}"],
+            "takes (), but is called as (letters=…)",
+        ),
         ([*GRPO, "data.prompt.formatter=my_prompt:no"], "data.prompt.formatter: prompt my_prompt:no:"),
         ([*LM, "loop.loss=my_losses:focal", "loop.loss_options={gama: 1}"], "unexpected keyword argument 'gama'"),
         (

@@ -1,0 +1,44 @@
+"""The interface of environments, as users write them; `conf.extension` has the other kinds."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class Environment(Protocol):
+    """One episode: `loop.environment.name`, a class that is called with `loop.environment.options` for each episode.
+
+    It runs in a process of its own under limits, and must be deterministic: a process that dies is replaced, and the
+    other episodes there are repeated from their rows and responses. It may have a method `metrics`, which returns
+    numbers by name after `reward`; their means are logged as `environment_NAME`.
+    """
+
+    def reset(self, row: Mapping[str, Any], /) -> str:
+        """Begin, and return text that is appended to the question; it may be empty.
+
+        row: all columns of the question's row, `question`, `answer`, and `seed`, a number that is the same for all
+        samples of a question.
+        """
+        ...
+
+    def step(self, response: str, /) -> tuple[str, bool]:
+        """Return what the policy reads next, and whether the episode is done.
+
+        response: what the policy wrote in this turn, without special tokens.
+        """
+        ...
+
+    def reward(self) -> float:
+        """Return the reward of the episode, a finite number. 1 or more counts as a correct answer.
+
+        It is called once, also after an episode that a limit has ended.
+        """
+        ...
+
+
+ENVIRONMENT_METHODS = ("reset", "step", "reward")
+
+
+class EnvironmentClass(Protocol):
+    """The class of an Environment, with the arguments of its constructor."""
+
+    def __call__(self, **options: Any) -> Environment: ...

@@ -1,0 +1,121 @@
+"""Worker process for episodes: `python -m trainer.environments.worker SETTINGS`; reads and writes JSON lines.
+
+A request names an episode by id, with its row and all of its responses so far. The process keeps the objects of
+episodes that go on; one that it does not have is repeated from the row and the responses.
+"""
+
+import json
+import math
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from conf.environment import Environment as Episode
+from conf.schema.training.environment import Environment
+from trainer.environments.loading import load_class
+from trainer.extension import add_modules
+from trainer.rewards import limits
+
+
+class FailureError(Exception):
+    """What an environment did that fails its episode. The arguments are cause and reason."""
+
+
+class EpisodeServer:
+    """Answers requests in one process.
+
+    A reply has text, done, reward (None while the episode goes on) and metrics; or failure and reason.
+    """
+
+    def __init__(self, settings: Environment, make: Callable[[], Episode]) -> None:
+        self._settings, self._make = settings, make
+        self._most = int(settings.max_output_mib * 2**20)
+        self._live: dict[str, tuple[Episode, list[str]]] = {}
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer {id, row, responses, final}. final: the episode ends here, so its reward is wanted."""
+        try:
+            return self._advance(**request)
+        except FailureError as error:
+            self._live.pop(request["id"], None)
+            return {"failure": error.args[0], "reason": error.args[1]}
+
+    def _advance(self, id: str, row: dict[str, Any], responses: list[str], *, final: bool) -> dict[str, Any]:
+        text, done = "", False
+        environment, seen = self._live.pop(id, (None, []))
+        if environment is None or seen != responses[: len(seen)]:
+            with self._limited():
+                environment, seen = self._make(), []
+                text = self._checked_text(environment.reset(row))
+        for response in responses[len(seen) :]:
+            with self._limited():
+                text, done = self._checked_step(environment.step(response))
+        if not (done or final):
+            if responses:
+                self._live[id] = environment, responses
+            return {"text": text, "done": False, "reward": None, "metrics": {}}
+        with self._limited():
+            reward, metrics = float(environment.reward()), getattr(environment, "metrics", dict)()
+            metrics = {str(name): float(value) for name, value in metrics.items()}
+        for name, value in {"the reward": reward, **metrics}.items():
+            if not math.isfinite(value):
+                raise FailureError("not_finite", f"{name} is {value}")
+        return {"text": text, "done": done, "reward": reward, "metrics": metrics}
+
+    def _checked_text(self, text: Any) -> str:
+        if not isinstance(text, str):
+            raise FailureError("error", f"reset and step must return text, not {text!r:.100}")
+        if len(text) > self._most:
+            raise FailureError(
+                "output", f"{len(text):,} characters in a text, more than loop.environment.max_output_mib"
+            )
+        return text.encode(errors="replace").decode()  # half surrogates have no UTF-8
+
+    def _checked_step(self, returned: Any) -> tuple[str, bool]:
+        if not isinstance(returned, tuple | list) or len(returned) != 2:
+            raise FailureError("error", f"step must return (text, done), not {returned!r:.100}")
+        return self._checked_text(returned[0]), bool(returned[1])
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Run code of the environment under the limits, and name what goes wrong."""
+        sys.stdout.flush()
+        os.lseek(1, 0, os.SEEK_SET)
+        os.ftruncate(1, 0)
+        try:
+            with (
+                limits.file_size_limit(self._most),
+                limits.cpu_time_limit(self._settings.timeout_seconds, self._settings.wall_seconds),
+            ):
+                yield
+                sys.stdout.flush()
+        except MemoryError:
+            raise FailureError("memory", "it ran out of memory (loop.environment.max_memory_gib)") from None
+        except (Exception, SystemExit) as error:
+            if isinstance(error, FailureError):
+                raise
+            raise FailureError("error", " ".join(traceback.format_exception_only(error)[-1].split())[:500]) from None
+
+
+def main() -> None:
+    """Answer requests until the pipe closes. What environments print goes to a file that is never read."""
+    settings = Environment(**json.loads(sys.argv[1]))
+    add_modules()
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    with tempfile.TemporaryFile() as discarded, open(os.devnull) as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(discarded.fileno(), 1)
+        os.dup2(discarded.fileno(), 2)
+        sys.dont_write_bytecode = True  # a file of it may be larger than the limit
+        limits.install_limits(int(settings.max_memory_gib * 2**30))
+        server = EpisodeServer(settings, load_class(settings))
+        for line in requests:
+            print(json.dumps(server.answer(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
