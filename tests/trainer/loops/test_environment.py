@@ -13,7 +13,7 @@ from conf.schema.training.run_yaml import RunFile, RunFileError
 from tests.groups import load_group
 from tests.trainer.lives import SharedPrograms, run_until, train
 from tests.trainer.loops.test_grpo import saved
-from tests.trainer.processes import results
+from tests.trainer.processes import results, start_trainer, wait_processes
 from trainer.distributed import mesh as meshes
 from trainer.rl.programs import programs
 
@@ -84,6 +84,27 @@ def test_a_killed_run_equals_an_uninterrupted_one(grpo_run: Any, tmp_path: Path,
     assert all(1 < line["eval_turns"] <= 3 for line in evaluated)
     rows = [json.loads(line) for line in (Path(raw["dir"]) / "transcripts.jsonl").read_text().splitlines()]
     assert any([turn["role"] for turn in row["turns"]][:3] == ["policy", "environment", "policy"] for row in rows)
+
+
+@pytest.mark.deep
+def test_two_workers_play_the_episodes_of_one(grpo_run: Any, tmp_path: Path, compile_cache: str) -> None:
+    """Each worker asks the environment for its share of the episodes."""
+    alone = with_echo(grpo_run) | {"dir": str(tmp_path / "alone")}
+    alone["loop"] |= {"group_size": 4, "warm_start_steps": 0, "steps": 2}
+    pair = alone | {"pod": grpo_run["pod"] | {"workers": 2, "devices": 4}, "dir": str(tmp_path / "bucket")}
+    for ended in wait_processes(start_trainer(pair, tmp_path / "run", compile_cache, {}, {})):
+        assert ended.exit_code == 0, ended.stderr
+    train(alone, tmp_path / "local")
+    one, two = (
+        results([json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()])
+        for name in ("alone", "bucket")
+    )
+    assert len(one) == len(two)
+    assert any(line["turns"] > 1 for line in one if line["phase"] == "grpo")
+    for a, b in zip(one, two, strict=True):
+        phase = a.pop("phase")
+        assert b.pop("phase") == phase
+        assert b == pytest.approx(a, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.deep
