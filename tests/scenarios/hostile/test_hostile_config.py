@@ -88,6 +88,7 @@ def evaluation(answers, **options): return {}
 def loop(experiment, mesh, log, **options): return None
 def loss(logprobs, old_logprobs, advantages, mask, **options): return 0
 def rule(**options): return None
+def environment(**options): return None
 def check(config): yield from ()
 class Family: pass
 class Step:
