@@ -7,6 +7,7 @@ bits on a worker; 75 preempted, state saved; 1 anything else, with a traceback.
 import argparse
 import faulthandler
 import logging
+import os
 import signal
 import sys
 import traceback
@@ -28,6 +29,7 @@ from trainer.extension import add_modules
 from trainer.fit import remat
 from trainer.loops.registry import load_loop
 from trainer.policy.run_files import write_run_files
+from trainer.rl.remote import supervisor
 from trainer.step.compile_cache import CompileCache
 from trainer.step.nan_check import DivergedError
 from trainer.telemetry import startup_report, wandb
@@ -51,13 +53,21 @@ def main() -> None:
         print(error, file=sys.stderr)
         sys.exit(2)
     try:
+        sampler = supervisor.is_sampler(experiment)
+        experiment = experiment.on_workers(1 if sampler else experiment.pod.workers - experiment.sampler_workers)
+        if sampler and supervisor.CHILD_VARIABLE not in os.environ:
+            runtime.exit_now(supervisor.supervise(path))
         runtime.set_cpu_threads(experiment.pod)
         runtime.keep_freed_memory(experiment.pod)
-        runtime.join_processes(experiment.pod, JOIN_TIMEOUT_SECONDS)
+        runtime.join_processes(experiment.pod, JOIN_TIMEOUT_SECONDS, part=bool(experiment.sampler_workers))
         _install_gcs_retries(experiment.checkpoint.max_outage_hours)
         quiet_credentials.find_credentials(experiment.dir)
         wait_for_storage(RunStorage(experiment.dir), experiment.checkpoint.max_outage_hours)
         agreement.check_devices(experiment.pod)
+        if sampler:
+            from trainer.rl.remote import worker  # most runs have no samplers
+
+            runtime.exit_now(worker.run(experiment))
         agreement.check_agreement(path, experiment)
         train(experiment, run_folder(path, experiment.id))
         code = 0

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from conf.schema.config import Config
 from conf.schema.infra.topology import Topology, find_topology, tpu_type_table
 from controller.agent.commands.code import MAX_BYTES
+from controller.checks.training import trainer_devices
 from controller.core.finding import Issue, check
 from controller.core.text import plural
 from controller.inputs.git import strip_password
@@ -48,7 +49,7 @@ def mesh_covers_devices(config: Config) -> Iterator[Issue]:
     """JAX rejects a mesh whose product is not the number of devices, but only on a billed pod."""
     if config.program.kind != "trainer":
         return
-    devices = config.topology.devices
+    devices = trainer_devices(config)
     axes = {"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
     product = 1
     for size in axes.values():
@@ -59,6 +60,7 @@ def mesh_covers_devices(config: Config) -> Iterator[Issue]:
         fitting = f"choose sizes whose product {'divides' if free else 'is'} {devices}, or mesh.data=-1"
         slices = fitting_types(config.topology, lambda t: t.devices % product == 0 if free else t.devices == product)
         message = f"{shape} does not match the {plural(devices, 'device')} of {config.topology.accelerator_type}"
+        message += " that train" if devices != config.topology.devices else ""
         other = "" if config.cloud.kind == "here" else f"; or a slice that fits: {slices}"
         yield Issue(f"{message}; {fitting}{other}")
 

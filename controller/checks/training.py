@@ -10,7 +10,9 @@ from conf.schema.training.prompts import CustomQuestions, QuestionData
 from conf.schema.training.schedule import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
 from conf.schema.training.trm import Trm
 from controller.core.finding import Issue, check
+from controller.core.text import plural
 
+LIBTPU_BOUNDS = {"TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS"}
 STREAMED = TextData | JsonlData | ParquetData | CustomDocuments
 
 
@@ -166,13 +168,53 @@ def policy_is_pretrained(config: Config) -> Iterator[Issue]:
         )
 
 
+@check("sampler_workers", "error", "loop.sampler.workers")
+def samplers_leave_trainers(config: Config) -> Iterator[Issue]:
+    """Workers that only sample are some of the pod's, and on TPU VMs libtpu must be told to use a part of a slice."""
+    workers, all_workers = _sampler_workers(config), config.topology.workers
+    if workers and workers >= all_workers:
+        most = all_workers - 1
+        told = f"use at most {most}" if most else "use 0, or a slice with more workers"
+        yield Issue(f"{workers} would leave none of the {plural(all_workers, 'worker')} to train; {told}")
+    elif workers and config.cloud.kind == "gcp" and not config.env.vars.keys() >= LIBTPU_BOUNDS:
+        yield Issue(
+            "has run on emulated pods only: libtpu joins all VMs of a slice by itself unless env.vars sets "
+            f"{' and '.join(sorted(LIBTPU_BOUNDS))} to the VMs that train together; set them to try it, or use 0"
+        )
+
+
+@check("stale_samples", "warning", "loop.rollout_correction")
+def stale_samples_are_corrected(config: Config) -> Iterator[Issue]:
+    """Samples of older policies bias the gradient unless the ratio to the sampler is in the loss."""
+    loop = config.loop
+    if not isinstance(loop, GrpoLoop) or not _sampler_workers(config) or loop.old_logprobs == "sampler":
+        return
+    if loop.rollout_correction.rollout_is is None and loop.rollout_correction.rollout_rs is None:
+        yield Issue(
+            "nothing corrects for the age of the samples that loop.sampler.workers draw; set rollout_is=token, or "
+            "loop.old_logprobs=sampler"
+        )
+
+
+def _sampler_workers(config: Config) -> int:
+    is_grpo = config.program.kind == "trainer" and isinstance(config.loop, GrpoLoop)
+    return config.loop.sampler.workers if is_grpo and isinstance(config.loop, GrpoLoop) else 0
+
+
+def trainer_devices(config: Config) -> int:
+    """Return the devices of the slice that train; all, if the sampler's workers would leave none."""
+    topology, sampling = config.topology, _sampler_workers(config)
+    training = topology.workers - sampling
+    return topology.devices // topology.workers * training if 0 < training < topology.workers else topology.devices
+
+
 def mesh_axes(config: Config) -> dict[str, int] | None:
     """Return the mesh axis sizes on the slice with -1 resolved; None if they do not match its devices."""
     sizes = {"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
     product = 1
     for size in sizes.values():
         product *= size if size > 0 else 1
-    left, rest = divmod(config.topology.devices, product)
+    left, rest = divmod(trainer_devices(config), product)
     if rest or (-1 not in sizes.values() and left != 1):
         return None
     return {name: size if size > 0 else left for name, size in sizes.items()}

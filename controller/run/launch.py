@@ -6,6 +6,7 @@ on the workers. If the controller is killed in between, the next `up` reads the 
 
 from collections.abc import Callable
 
+from conf.schema.training.loop import GrpoLoop
 from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartRequest, State
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
@@ -86,6 +87,17 @@ def worker_variables(node: Node, worker: int) -> dict[str, str]:
     }
 
 
+def sampler_token(plan: Plan, fleet: Fleet, attempt: int) -> dict[str, str]:
+    """Return the secret by which the trainer and its samplers know each other, if there are any.
+
+    Every controller with this key derives the same one, so that it may complete a start that another one began.
+    """
+    loop = plan.config.loop
+    if not isinstance(loop, GrpoLoop) or not loop.sampler.workers:
+        return {}
+    return {"SLIPWAY_SAMPLER_TOKEN": fleet.derive_secret(f"samplers of {plan.run_id}, attempt {attempt}")}
+
+
 def _start(plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, attempt: int) -> None:
     if not plan.argv:
         raise ConfigError("program.command: is empty")
@@ -103,7 +115,7 @@ def _start(plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, attempt: int) -
             "exit_object": ledger.exit_object(worker, attempt),
             "successor": ledger.launch_object(attempt + 1),
             "fence_seconds": plan.config.recovery.lease_duration_seconds / FENCE_LOOKUPS,
-            "secrets": plan.vault.values(),
+            "secrets": plan.vault.values() | sampler_token(plan, fleet, attempt),
             "notice": plan.notice,
             "exit_hook": plan.config.program.kind == "command" and plan.config.recovery.exit_on_exception,
         }

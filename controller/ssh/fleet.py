@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -90,6 +91,10 @@ class Fleet:
         self._connector: Connector | None = None
         self._lock = threading.Lock()
         self._connections = links if links is not None else self._ssh_connections()
+
+    def derive_secret(self, purpose: str) -> str:
+        """Return a secret for a purpose: the same whenever this key asks, and nobody without the key can compute it."""
+        return hmac.digest(self._params.key.read_bytes(), purpose.encode(), "sha256").hex()
 
     def _ssh_connections(self) -> list[Connection]:
         agent, workers = build_bundle(), range(len(self._params.addresses))

@@ -44,16 +44,25 @@ def check_devices(pod: PodFacts) -> None:
 
 def check_agreement(run_file: Path, experiment: RunFile) -> None:
     """Compare config, code, packages and data over all workers; all must call it, and all raise DisagreementError."""
-    facts = {
-        "config": hashlib.sha256(run_file.read_bytes()).hexdigest(),
-        "code": os.environ.get("SLIPWAY_CODE_SHA256", "unknown"),
-        "packages": " ".join(f"{name}={_version(name)}" for name in PACKAGES),
-    }
-    facts |= {key: fingerprint.file_fingerprint(path) for key, path in _input_files(experiment)}
+    facts = _facts(run_file.read_bytes(), experiment)
     everyone = [json.loads(text) for text in gather_texts(json.dumps(facts))]
     complaints = [line for name in everyone[0] for line in disagreements(name, [facts[name] for facts in everyone])]
     if complaints:
         raise DisagreementError("\n".join(complaints))
+
+
+def sampling_facts(experiment: RunFile) -> dict[str, str]:
+    """Return what a trainer and its samplers must agree on: questions and distribution, code, packages and data."""
+    config = experiment.model_dump_json(include={"id", "seed", "loop", "data"})
+    return _facts(config.encode(), experiment)
+
+
+def _facts(config: bytes, experiment: RunFile) -> dict[str, str]:
+    return {
+        "config": hashlib.sha256(config).hexdigest(),
+        "code": os.environ.get("SLIPWAY_CODE_SHA256", "unknown"),
+        "packages": " ".join(f"{name}={_version(name)}" for name in PACKAGES),
+    } | {key: fingerprint.file_fingerprint(path) for key, path in _input_files(experiment)}
 
 
 def disagreements(name: str, values: list[str]) -> list[str]:

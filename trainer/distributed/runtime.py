@@ -53,15 +53,17 @@ def keep_freed_memory(pod: PodFacts) -> None:
         mallopt(M_ARENA_MAX, 1)
 
 
-def join_processes(pod: PodFacts, timeout_seconds: int) -> None:
+def join_processes(pod: PodFacts, timeout_seconds: int, *, part: bool = False) -> None:
     """Connect this process to those on the other workers; a no-op with one worker.
 
-    JAX discovers the others from the TPU VM's metadata. Raises JoinError after the timeout.
+    JAX discovers the others from the TPU VM's metadata. part: these are only the first workers of a pod. Raises
+    JoinError after the timeout.
     """
     if pod.workers == 1:
         return
     try:
         jax.distributed.initialize(
+            num_processes=pod.workers if part else None,
             initialization_timeout=timeout_seconds,
             heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
             shutdown_timeout_seconds=20,

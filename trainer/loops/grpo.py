@@ -34,6 +34,7 @@ from trainer.rl import programs as grpo_programs
 from trainer.rl.evaluations import Evaluations
 from trainer.rl.programs import programs
 from trainer.rl.progress import Progress
+from trainer.rl.remote.source import RemoteRollouts
 from trainer.rl.rollouts import RolloutGenerator, staleness
 from trainer.rl.state import StateSaver, TrainState
 from trainer.rl.telemetry import Telemetry
@@ -55,7 +56,16 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
         CheckpointManager(experiment.dir, experiment.checkpoint, ("eval_accuracy",), log) as checkpoints,
         EnvironmentPool(loop.environment) if loop.environment.name else nullcontext() as environments,
     ):
-        GrpoTrainer(experiment, loop, mesh, log, checks, checkpoints, notice, environments).run()
+        trainer = GrpoTrainer(experiment, loop, mesh, log, checks, checkpoints, notice, environments)
+        error: BaseException | None = None
+        try:
+            trainer.run()
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            if trainer.remote is not None:
+                trainer.remote.close(error)
 
 
 class GrpoTrainer:
@@ -107,6 +117,11 @@ class GrpoTrainer:
             *(loop, mesh, experiment.seed, self.questions, self.sampler, self.programs, checks),
             *(self.telemetry.stopwatch, self.episodes),
         )
+        self.remote = None
+        if loop.sampler.workers or loop.replay is not None:
+            self.remote = RemoteRollouts(
+                experiment, loop, self.rollouts, self.sampler, log.storage, self.telemetry.stopwatch
+            )
 
     def run(self) -> None:
         train_state = self.train_state
@@ -164,7 +179,7 @@ class GrpoTrainer:
                 self.saver.save(train_state)
 
     def _prefetch_rollouts(self, train_state: TrainState, reference: Params) -> None:
-        """Draw the next rollout and `loop.async_depth` ones after it, to overlap rewards with updates."""
+        """Draw the next rollout and `loop.async_depth` ones after it, unless samplers on other workers do that."""
         loop, next_one = self.loop, train_state.progress.steps // self.loop.updates_per_rollout
         rollouts, last = train_state.rollouts, loop.steps // loop.updates_per_rollout
 
@@ -172,9 +187,9 @@ class GrpoTrainer:
             self.saver.save_if_preempted(train_state)
 
         self.saver.verify_at_rest(train_state)
-        for number in range(next_one + len(rollouts), min(next_one + 1 + loop.async_depth, last)):
-            steps = train_state.progress.steps
-            rollout = self.rollouts.generate(train_state.state.params, reference, number, between, steps)
+        draw, ahead = (self.remote.fetch, 0) if self.remote else (self.rollouts.generate, loop.async_depth)
+        for number in range(next_one + len(rollouts), min(next_one + 1 + ahead, last)):
+            rollout = draw(train_state.state.params, reference, number, between, train_state.progress.steps)
             rollouts.append(rollout)
             self.telemetry.tokens["rollout"] += rollout.num_tokens
         rollouts[0].finish()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -31,6 +31,9 @@ from trainer.rl.batching import pad_sequences
 from trainer.rl.programs import GrpoPrograms
 from trainer.sampler import Completion, Sampler
 from trainer.telemetry.throughput import Stopwatch
+
+if TYPE_CHECKING:
+    from trainer.rl.remote.journal import DrawnSample
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ class RolloutGenerator:
         self._loop, self._mesh, self._seed, self._questions = loop, mesh, seed, asked
         self._sampler, self._programs, self._reward_pool, self._stopwatch = sampler, programs, checks, watch
         self._key = jax.random.key(seed)
-        self._rewards = list(dict.fromkeys([*loop.rewards, loop.accuracy_reward]))
+        self._rewards = reward_names(loop)
 
     def generate(
         self, params: Params, reference: Params, number: int, between: Callable[[], None], version: int = 0
@@ -167,13 +170,44 @@ class RolloutGenerator:
                 chosen = np.argsort(equal, stable=True)[:wanted]
                 if not equal[chosen].any():
                     break
+        scores = partial(self._gather_scores, samples, checks)
+        return self._assemble(number, samples, scores, chosen, params, reference, version)
+
+    def assemble(self, number: int, drawn: "list[DrawnSample]", params: Params, reference: Params) -> Rollout:
+        """Return rollout `number` from samples and scores that are there already, scored under policy and reference."""
+        loop = self._loop
+        asked = self._questions.train(Draw("rollout", number), len(drawn) // loop.group_size)
+        decode = self._questions.prompt_encoder.decode
+        samples = [
+            Sample(
+                asked[row // loop.group_size],
+                Completion(row, one.tokens, one.logprobs, one.finished, one.versions),
+                decode(one.tokens.tolist()),
+            )
+            for row, one in enumerate(drawn)
+        ]
+        table = np.stack([one.scores for one in drawn]).reshape(-1, loop.group_size, 4)
+        return self._assemble(number, samples, lambda: table, np.arange(len(asked)), params, reference, 0)
+
+    def _assemble(
+        self,
+        number: int,
+        samples: list[Sample],
+        scores: Callable[[], np.ndarray],
+        chosen: np.ndarray,
+        params: Params,
+        reference: Params,
+        version: int,
+    ) -> Rollout:
+        """Deal the chosen groups to the updates. scores: as from `_gather_scores`."""
+        loop = self._loop
         rows = (chosen[:, None] * loop.group_size + np.arange(loop.group_size)).reshape(-1)
         if not loop.keeps_groups_together:
             rows = np.random.default_rng((self._seed, number)).permutation(rows)
         dealt = np.split(rows, loop.updates_per_rollout)
         batches = [build_batch([samples[row] for row in part], loop, version) for part in dealt]
         placed = self._place(batches, params, reference)
-        outcome = partial(self._summarize_rewards, samples, checks, chosen, dealt)
+        outcome = partial(self._summarize_rewards, samples, scores, chosen, dealt)
         tokens = sum(int(s.by_model.sum()) for s in samples)
         return Rollout(batches, placed, {}, outcome, self._mesh, tokens)
 
@@ -227,9 +261,9 @@ class RolloutGenerator:
         samples += [found[row] for row in range(first, first + len(found))]
 
     def _gather_scores(self, samples: list[Sample], checks: dict[int, Future[RewardResult]]) -> np.ndarray:
-        """Return all processes' scores: float64 [groups, samples, 4].
+        """Return all processes' scores, as of `score_sample`: float64 [groups, samples, 4].
 
-        Scores are reward, correct, checks timed out, checks failed. Those of episodes are the environment's.
+        Those of episodes are the environment's.
         """
         if played := [sample.episode for sample in samples if sample.episode]:
             table = [
@@ -238,16 +272,7 @@ class RolloutGenerator:
             return np.array(table, np.float64).reshape(-1, self._loop.group_size, 4)
         with self._stopwatch.measure("reward_time"):
             found = {row: check.result() for row, check in checks.items()}
-            weights = self._loop.rewards.items()
-            own = {
-                str(row): [
-                    sum(weight * check.scores[name] for name, weight in weights),
-                    float(check.scores[self._loop.accuracy_reward] == 1.0),
-                    check.timed_out,
-                    check.failed,
-                ]
-                for row, check in found.items()
-            }
+            own = {str(row): score_sample(check, self._loop) for row, check in found.items()}
             everyone = gather_tree(own)
         table = np.array([everyone[str(row)] for row in range(len(samples))], np.float64)
         return table.reshape(-1, self._loop.group_size, 4)
@@ -255,12 +280,12 @@ class RolloutGenerator:
     def _summarize_rewards(
         self,
         samples: list[Sample],
-        checks: dict[int, Future[RewardResult]],
+        gather: Callable[[], np.ndarray],
         chosen: np.ndarray,
         dealt: list[np.ndarray],
     ) -> RewardSummary:
         """Summarize the rewards. chosen: groups that the updates learn from; dealt: each update's sample indices."""
-        loop, scores = self._loop, self._gather_scores(samples, checks)
+        loop, scores = self._loop, gather()
         lengths = np.array([len(s.completion.tokens) for s in samples]).reshape(scores.shape[:2])
         truncated = np.array([not s.completion.finished for s in samples], np.float32).reshape(lengths.shape)
         equal = np.repeat(advantage.has_equal_rewards(scores[..., 0])[:, None], loop.group_size, axis=1).astype(
@@ -295,8 +320,22 @@ class RolloutGenerator:
         )
 
 
+def reward_names(loop: GrpoLoop) -> list[str]:
+    """Return the rewards that a response is scored by."""
+    return list(dict.fromkeys([*loop.rewards, loop.accuracy_reward]))
+
+
+def score_sample(check: RewardResult, loop: GrpoLoop) -> list[float]:
+    """Return reward, whether the answer is correct, checks that timed out, and checks that failed."""
+    reward = sum(weight * check.scores[name] for name, weight in loop.rewards.items())
+    return [reward, float(check.scores[loop.accuracy_reward] == 1.0), check.timed_out, check.failed]
+
+
 def build_batch(samples: list[Sample], loop: GrpoLoop, version: int = 0) -> Batch:
-    """Return tokens, mask, and the sampler's log-probabilities and version, padded to the smallest bucket that fits."""
+    """Return tokens, mask, and the sampler's log-probabilities and versions, padded to the smallest bucket that fits.
+
+    version: that of all tokens of completions that do not know theirs.
+    """
     longest = max(len(s.question.prompt_tokens) + len(s.completion.tokens) for s in samples)
     width = next(width for width in loop.row_widths if width >= longest)
     tokens, mask = pad_sequences(
@@ -304,8 +343,12 @@ def build_batch(samples: list[Sample], loop: GrpoLoop, version: int = 0) -> Batc
     )
     logprobs = np.zeros(mask.shape, np.float32)
     logprobs[mask == 1] = np.concatenate([s.completion.logprobs for s in samples])
+    versions = np.full(mask.shape, version, np.int32)
+    for row, sample in enumerate(samples):
+        if sample.completion.versions is not None:
+            versions[row, mask[row] == 1] = sample.completion.versions
     mask[mask == 1] = np.concatenate([s.by_model for s in samples])
-    return {"tokens": tokens, "mask": mask, "sampler": logprobs, "version": np.full(mask.shape, version, np.int32)}
+    return {"tokens": tokens, "mask": mask, "sampler": logprobs, "version": versions}
 
 
 def staleness(batch: Batch, step: int) -> dict[str, float]:

@@ -20,14 +20,16 @@ from trainer.sampler.stops import StopCriteria
 class Completion(NamedTuple):
     """One response.
 
-    row: prompt * samples + sample; tokens: int32 [n], including the token that ended it; logprobs: float32 [n], in the
-    distribution each token was drawn from; ended: True if a stop ended it, False if truncated.
+    row: prompt * samples + sample; tokens: int32 [n], including the token that ended it; logprobs: float32
+    [n], in the distribution each token was drawn from; finished: True if a stop ended it, False if truncated; versions:
+    int32 [n], of the weights that drew each token, if they may change meanwhile.
     """
 
     row: int
     tokens: np.ndarray
     logprobs: np.ndarray
     finished: bool
+    versions: np.ndarray | None = None
 
 
 @dataclass
@@ -35,6 +37,7 @@ class _ActiveRow:
     number: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
 
 
 class Sampler:
@@ -64,12 +67,14 @@ class Sampler:
         between: Callable[[], None] = lambda: None,
         partial_response: Callable[[int, Sequence[int]], object] | None = None,
         numbers: Sequence[int] | None = None,
+        weights: Callable[[], tuple[Params, int]] | None = None,
     ) -> Iterator[Completion]:
         """Yield `samples` responses to each prompt as they end, in the same order on every process.
 
         The devices decode the next chunk meanwhile. between: called before each chunk; an exception from it ends the
         draw. partial_response: called after each chunk with the row and the tokens so far of each response. numbers:
-        of each row, for its randomness; by default its place. Raises RunFileError if a prompt is longer than
+        of each row, for its randomness; by default its place. weights: returns the copy for the next chunk and its
+        version; the cache of earlier tokens stays. Raises RunFileError if a prompt is longer than
         `max_prompt_length`.
         """
         longest = max(len(prompt) for prompt in prompts)
@@ -77,7 +82,8 @@ class Sampler:
             raise RunFileError(
                 f"loop.max_prompt_length: a prompt has {longest} tokens, more than {self.settings.max_prompt_length}"
             )
-        return _Generation(self, copy, prompts, samples, key, temperature, partial_response, numbers).run(between)
+        parts = (partial_response, numbers, weights)
+        return _Generation(self, copy, prompts, samples, key, temperature, *parts).run(between)
 
 
 class _Generation:
@@ -93,9 +99,11 @@ class _Generation:
         temperature: float,
         partial_response: Callable[[int, Sequence[int]], object] | None,
         numbers: Sequence[int] | None,
+        weights: Callable[[], tuple[Params, int]] | None,
     ) -> None:
         self.partial_response = partial_response
         self.numbers = numbers or range(len(prompts) * samples)
+        self.weights, self.version = weights, 0
         self.copy, self.prompts, self.samples, self.stops = copy, prompts, samples, sampler.stops
         self.settings, self.programs = sampler.settings, sampler.programs
         self.bucket = self.settings.bucket_for(max(len(prompt) for prompt in prompts))
@@ -115,6 +123,8 @@ class _Generation:
             if not any(self.rows_by_slot):
                 break
             between()
+            if self.weights is not None:
+                self.copy, self.version = self.weights()
             wanted = self.programs.replicate(np.array([row is not None for row in self.rows_by_slot]))
             slots, told = self.programs.decode(self.copy, slots, wanted, *self.key_and_temperature)
             yield from ended  # while the devices decode
@@ -163,6 +173,7 @@ class _Generation:
             seen, count = len(row.tokens), int(counts[slot])
             row.tokens += tokens[slot, :count].tolist()
             row.logprobs += logprobs[slot, :count].tolist()
+            row.versions += [self.version] * count
             stop = self.stops.find_end(row.tokens, seen)
             length = len(row.tokens) if stop is None else stop
             if self.partial_response is not None:
@@ -170,6 +181,7 @@ class _Generation:
             by_token = stop is None and row.tokens[-1] in self.stops.token_ids
             if stop is not None or by_token or length >= self.settings.max_new_tokens:
                 kept = np.array(row.tokens[:length], np.int32), np.array(row.logprobs[:length], np.float32)
-                ended.append(Completion(row.number, *kept, stop is not None or by_token))
+                versions = None if self.weights is None else np.array(row.versions[:length], np.int32)
+                ended.append(Completion(row.number, *kept, stop is not None or by_token, versions))
                 self.rows_by_slot[slot] = None
         return ended

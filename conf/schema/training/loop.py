@@ -42,6 +42,11 @@ class Sampling(Strict):
     mesh: Mesh | None = Field(
         description="Mesh of the same devices, with fsdp=1. null: tensor is set by weight size and head count."
     )
+    workers: int = Field(
+        ge=0,
+        le=4096,
+        description="Last workers of the pod, which only sample while the others train. 0: all do both, in turns.",
+    )
 
     @field_validator("mesh", mode="after")
     @classmethod
@@ -188,6 +193,11 @@ class GrpoLoop(Strict):
     temperature: float = Field(gt=0, le=100, description="Sampling temperature.")
     sampler: Sampling
     environment: Environment
+    replay: str | None = Field(
+        min_length=1,
+        description="Folder of an earlier run with sampler.workers: train on the rollouts of its journal again, which "
+        "gives the same weights. null: sample.",
+    )
     loss_type: Annotated[str, OrReference(GRPO_LOSSES)] = Field(
         description="Loss: whether the ratio is per token or per response, and how the mean is taken. module:name: the "
         "loss of each token, from your own function (docs/extend.md)."
@@ -316,6 +326,27 @@ class GrpoLoop(Strict):
                 f"environment.max_turn_tokens: at most max_new_tokens, {self.max_new_tokens}, which is for all turns"
             )
         return self
+
+    @model_validator(mode="after")
+    def _samplers_can_work(self) -> "GrpoLoop":
+        remote = self.sampler.workers or self.replay is not None
+        if remote and self.async_depth == 0:
+            raise ValueError("async_depth: sampler.workers and replay need at least 1, the rollouts sampled ahead")
+        if remote and self.max_resample_rounds:
+            raise ValueError("max_resample_rounds: sampler.workers draw each rollout once; use 0")
+        if remote and self.loss_type in OFFLINE_LOSSES:
+            raise ValueError(f"sampler.workers, replay: {self.loss_type} samples nothing; use 0 and null")
+        if remote and self.environment.name is not None:
+            raise ValueError("environment.name: sampler.workers and replay draw single responses; use null")
+        if self.sampler.workers and self.replay is not None:
+            raise ValueError("replay: nothing is sampled; use sampler.workers=0 and as many workers as trained")
+        return self
+
+    @property
+    def prompts_per_task(self) -> int:
+        """Prompts that one of `sampler.workers` draws at a time: its share of a rollout, or what fits its slots."""
+        share = -(-self.prompts_per_step * self.updates_per_rollout // max(1, self.sampler.workers))
+        return share if self.sampler.slots is None else min(share, -(-self.sampler.slots // self.group_size))
 
     @property
     def scores_reference(self) -> bool:

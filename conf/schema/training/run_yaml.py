@@ -10,7 +10,7 @@ from conf.formats import format_problem
 from conf.schema.base import Strict
 from conf.schema.renamed_keys import successors
 from conf.schema.training.data import Data
-from conf.schema.training.loop import Loop
+from conf.schema.training.loop import GrpoLoop, Loop
 from conf.schema.training.model import AnyModel, Model
 from conf.schema.training.optimizer import Optimizer
 from conf.schema.training.settings import CheckpointSettings, Logging, Mesh
@@ -54,6 +54,17 @@ class RunFile(Strict):
     mesh: Mesh
     checkpoint: CheckpointSettings
     logging: Logging
+
+    @property
+    def sampler_workers(self) -> int:
+        """How many of the last workers only sample."""
+        return self.loop.sampler.workers if isinstance(self.loop, GrpoLoop) else 0
+
+    def on_workers(self, count: int) -> "RunFile":
+        """Return the run as `count` of the pod's workers see it, which join each other and nobody else."""
+        pod = self.pod
+        facts = {"workers": count, "devices": pod.devices // pod.workers * count}
+        return self.model_copy(update={"pod": pod.model_copy(update=facts)})
 
     @property
     def decoder(self) -> Model:

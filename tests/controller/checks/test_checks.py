@@ -38,6 +38,32 @@ def test_what_is_right_is_not_commented_on() -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
+        (["loop.sampler.workers=1"], "async_depth: sampler.workers and replay need at least 1"),
+        (
+            ["loop.sampler.workers=1", "loop.async_depth=1", "loop.replay=x"],
+            "replay: nothing is sampled; use sampler.workers=0",
+        ),
+        (
+            ["loop.sampler.workers=1", "loop.async_depth=1", "loop=dapo", "loop.max_resample_rounds=1"],
+            "max_resample_rounds: sampler.workers draw each rollout once; use 0",
+        ),
+        (["loop.async_depth=9"], "less than or equal to 8"),
+    ],
+)
+def test_samplers_on_other_workers_need_rollouts_ahead(overrides: list[str], said: str) -> None:
+    _, problems = compose([*GRPO, *overrides])
+    assert any(said in str(problem) for problem in problems), problems
+
+
+def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
+    samplers = ["loop.async_depth=2", "loop.sampler.workers=2", "loop.rollout_correction.rollout_is=token"]
+    bounds = ['+env.vars.TPU_PROCESS_BOUNDS="1,1,1"', '+env.vars.TPU_CHIPS_PER_PROCESS_BOUNDS="2,2,1"']
+    assert words(*GRPO, *samplers, *bounds) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
         (
             [*GCP, "network.nat=false", "tpu.external_ip=false"],
             "way_out: error network.nat: workers without an external",
@@ -109,6 +135,22 @@ def test_what_is_right_is_not_commented_on() -> None:
         ),
         ([*LM, "model=trm"], "model_kind: error model.kind: loop.kind=lm cannot train a trm; use loop=puzzle with "),
         ([*GRPO, "loop.micro_batch_size=3"], "batch_split: error loop.micro_batch_size: the "),
+        (
+            [*GRPO, "loop.async_depth=2", "loop.sampler.workers=4"],
+            "sampler_workers: error loop.sampler.workers: 4 would leave none of the 4 workers to train; use at most 3",
+        ),
+        (
+            [*GRPO, "loop.async_depth=2", "loop.sampler.workers=2"],
+            "sampler_workers: error loop.sampler.workers: has run on emulated pods only: libtpu joins all VMs",
+        ),
+        (
+            [*GRPO, "loop.async_depth=2", "loop.sampler.workers=2", "mesh.data=16"],
+            "mesh: error mesh: 16 x 1 x 1 does not match the 8 devices of v5litepod-16 that train; choose sizes whose",
+        ),
+        (
+            [*GRPO, "loop.async_depth=2", "loop.sampler.workers=2"],
+            "stale_samples: warning loop.rollout_correction: nothing corrects for the age of the samples",
+        ),
         (
             [*LM],
             "data_path: warning data.path: x does not exist on the workers; make it an asset: assets.datasets.mine.",

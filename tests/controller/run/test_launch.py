@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from conf.schema.training.loop import GrpoLoop
 from controller.records.ledger import UNKNOWN_POD, Launch
 from controller.records.ledger import Ledger as RunLedger
-from controller.run.launch import PEER_PORT, _start, launch
+from controller.run.launch import PEER_PORT, _start, launch, sampler_token
+from controller.ssh.fleet import Fleet
+from tests.groups import load_group
 
 POD = "pod-1"
 
@@ -35,10 +39,10 @@ def test_each_worker_is_told_who_it_is_and_the_exit_hook_is_a_choice(kind: str, 
     endpoints = [SimpleNamespace(internal=f"10.0.0.{2 + worker}") for worker in range(3)]
     node: Any = SimpleNamespace(status=SimpleNamespace(endpoints=endpoints))
     recovery = SimpleNamespace(exit_on_exception=wanted, lease_duration_seconds=60.0)
-    config = SimpleNamespace(program=SimpleNamespace(kind=kind), recovery=recovery)
+    config = SimpleNamespace(program=SimpleNamespace(kind=kind), recovery=recovery, loop=None)
     plan: Any = SimpleNamespace(
         run_id="r-1", argv=["x"], config=config, notice=None, get=lambda _: SimpleNamespace(name="v"),
-        snapshot=SimpleNamespace(sha256="c"), vault=SimpleNamespace(values=list),
+        snapshot=SimpleNamespace(sha256="c"), vault=SimpleNamespace(values=dict),
         node=SimpleNamespace(spec=SimpleNamespace(workers=3)),
     )  # fmt: skip
     _start(plan, RunLedger(cast(Any, None), "b", "r-1"), node, fleet, 1)  # it asks Google nothing
@@ -75,3 +79,21 @@ def test_the_workers_say_where_a_launch_without_a_pod_was_made(
     made, running = launch(parts, ledger, parts, fleet, parts, lambda: 7)
     assert (made.attempt, running) == (attempt, was_running)
     assert started == ([] if was_running else [attempt])
+
+
+def test_samplers_share_a_secret_of_their_attempt_which_needs_the_key(tmp_path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"key {name}")
+    base = load_group("loop/grpo")
+
+    def token(key: str, attempt: int, workers: int = 1) -> dict[str, str]:
+        loop = GrpoLoop(**base | {"async_depth": 1, "sampler": base["sampler"] | {"workers": workers}})
+        plan: Any = SimpleNamespace(run_id="r-1", config=SimpleNamespace(loop=loop))
+        fleet = Fleet(cast(Any, SimpleNamespace(key=tmp_path / key)), links=())
+        return sampler_token(plan, fleet, attempt)
+
+    first = token("a", 1)
+    assert first == token("a", 1)
+    assert len(first["SLIPWAY_SAMPLER_TOKEN"]) == 64
+    assert len({json.dumps(found) for found in (first, token("a", 2), token("b", 1))}) == 3
+    assert token("a", 1, workers=0) == {}

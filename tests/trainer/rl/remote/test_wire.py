@@ -1,0 +1,183 @@
+"""Messages between trainer and samplers: only who has the token is heard."""
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from trainer.rl.remote.journal import DrawnSample, Journal, decode, encode
+from trainer.rl.remote.leases import Leases
+from trainer.rl.remote.server import RolloutServer, attempt_mark
+from trainer.rl.remote.wire import Channel, WireError
+
+
+class Tampering:
+    """A connection whose next message is altered on its way."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self.real, self.change = real, lambda content: content
+
+    def sendall(self, content: bytes) -> None:
+        self.real.sendall(self.change(content))
+
+    def __getattr__(self, name: str):
+        return getattr(self.real, name)
+
+
+@pytest.fixture
+def pair() -> Iterator[Callable[..., tuple[Channel, Channel, Tampering]]]:
+    """Makes both ends of a connection, and closes them after the test."""
+    with ExitStack() as stack:
+
+        def make(client: str = "secret", server: str = "secret") -> tuple[Channel, Channel, Tampering]:
+            with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
+                near = Tampering(stack.enter_context(socket.create_connection(listener.getsockname())))
+                far = stack.enter_context(listener.accept()[0])
+                one = pool.submit(Channel, cast(Any, near), client, server=False)
+                other = pool.submit(Channel, far, server, server=True)
+                return one.result(), other.result(), near
+
+        yield make
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[dict[str, str]], RolloutServer]]:
+    with ExitStack() as stack:
+
+        def make(facts: dict[str, str]) -> RolloutServer:
+            server = RolloutServer(Leases(group_size=1, seconds=100.0), facts, "secret")
+            stack.callback(server.close, 0)
+            return server
+
+        yield make
+
+
+def test_messages_and_arrays_arrive_as_they_were_sent(pair) -> None:
+    client, server, _ = pair()
+    arrays = {"a": np.arange(6, dtype=np.int32).reshape(2, 3), "b/c": np.array([], np.float32)}
+    for number in range(3):
+        client.send({"number": number, "text": "ä"}, arrays)
+        message, found = server.receive()
+        assert message == {"number": number, "text": "ä"}
+        assert found.keys() == arrays.keys()
+        for name in arrays:
+            np.testing.assert_array_equal(found[name], arrays[name])
+            assert found[name].dtype == arrays[name].dtype
+        server.send({"answer": number})
+        assert client.receive()[0] == {"answer": number}
+
+
+def test_another_token_is_not_heard(pair) -> None:
+    client, server, _ = pair(client="guess")
+    client.send({"kind": "take"})
+    with pytest.raises(WireError, match="without the token"):
+        server.receive()
+
+
+def test_an_altered_message_is_not_heard(pair) -> None:
+    client, server, line = pair()
+    line.change = lambda content: content if len(content) == 8 else content[:-1] + bytes([content[-1] ^ 1])
+    client.send({"kind": "take"})
+    with pytest.raises(WireError, match="without the token"):
+        server.receive()
+
+
+def test_a_repeated_message_is_not_heard(pair) -> None:
+    client, server, line = pair()
+    sent: list[bytes] = []
+    line.change = lambda content: sent.append(content) or content
+    client.send({"kind": "take"})
+    server.receive()
+    line.real.sendall(b"".join(sent))
+    with pytest.raises(WireError, match="without the token"):
+        server.receive()
+
+
+def test_a_stranger_cannot_make_the_trainer_allocate(pair) -> None:
+    _, server, line = pair()
+    line.real.sendall((1 << 40).to_bytes(8, "big"))
+    with pytest.raises(WireError, match="bytes"):
+        server.receive()
+
+
+def samples(*seeds: int) -> list[DrawnSample]:
+    return [
+        DrawnSample(
+            np.arange(n, dtype=np.int32),
+            np.random.default_rng(n).standard_normal(n).astype(np.float32),
+            np.full(n, n, np.int32),
+            np.array([n / 3, 1.0, 0.0, 0.0]),
+            n % 2 == 0,
+        )
+        for n in seeds
+    ]
+
+
+def test_the_journal_keeps_every_bit(tmp_path) -> None:
+    from trainer.checkpoint.storage import RunStorage
+
+    journal, drawn = Journal(str(tmp_path), RunStorage(str(tmp_path))), samples(1, 4, 3)
+    assert journal.read(12) is None
+    journal.write(12, encode(12, drawn))
+    content = Journal(str(tmp_path)).read(12)
+    assert content is not None
+    for one, found in zip(drawn, decode(content), strict=True):
+        for a, b in zip(one, found, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert [path.name for path in (tmp_path / "journal").iterdir()] == ["00000012.npz"]
+
+
+def connect(server: RolloutServer, facts: dict[str, str]) -> tuple[Channel, dict]:
+    channel = Channel.connect("127.0.0.1", server.port, "secret")
+    return channel, channel.ask({"name": "one", "facts": facts})[0]
+
+
+def deliver(channel: Channel, rollout: int, row: int, sample: DrawnSample) -> bool:
+    arrays = {f"{row}/{name}": getattr(sample, name) for name in ("tokens", "logprobs", "versions", "scores")}
+    message = {"kind": "samples", "rollout": rollout, "rows": [row], "finished": [sample.finished]}
+    return channel.ask(message, arrays)[0]["go_on"]
+
+
+def test_a_sampler_that_hangs_up_loses_its_task_at_once_and_is_not_missed(serve, tmp_path) -> None:
+    server = serve({"code": "a"})
+    server.publish(3, {"0": np.arange(4, dtype=np.uint8)})
+    server.open(0, 2, 2, version=3)
+    first, answer = connect(server, {"code": "a"})
+    assert answer == {"different": []}
+    message, arrays = first.ask({"kind": "weights", "version": 2})
+    assert (message, arrays["0"].tolist()) == ({"version": 3}, [0, 1, 2, 3])
+    task = first.ask({"kind": "take"})[0]["task"]
+    assert task == {"rollout": 0, "first": 0, "count": 2, "version": 3}
+    one, two = samples(2, 3)
+    assert deliver(first, 0, 1, two)
+    assert server.wait(0, 0.0) is None
+    first.close()
+    second, _ = connect(server, {"code": "a"})
+    assert second.ask({"kind": "take"})[0]["task"] == task  # waits until the trainer has noticed
+    deliver(second, 0, 1, one)
+    assert deliver(second, 0, 0, one) in (True, False)
+    found = server.wait(0, 10.0)
+    assert found is not None
+    assert [len(sample.tokens) for sample in found] == [2, 3]
+    assert server.summary() == "2 samples, 1 more dropped, 1 tasks given to another sampler"
+    server.announce(str(tmp_path), "127.0.0.1")
+    server.close(75)
+    assert second.ask({"kind": "take"})[0] == {"task": None, "exit_code": 75}
+    second.close()
+    told = json.loads((tmp_path / "samplers.json").read_text())
+    assert told == {"host": "127.0.0.1", "port": server.port, "attempt": attempt_mark("secret"), "exit_code": 75}
+    assert "secret" not in told["attempt"]
+
+
+def test_a_sampler_of_other_code_gets_no_task(serve) -> None:
+    server = serve({"code": "a", "config": "c"})
+    channel, answer = connect(server, {"code": "b", "config": "c"})
+    assert answer == {"different": ["code"]}
+    with pytest.raises(ConnectionError):
+        channel.ask({"kind": "take"})
+    channel.close()

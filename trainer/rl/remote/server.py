@@ -1,0 +1,197 @@
+"""The trainer's side of the connections to samplers: tasks and weights out, samples in. Runs on process 0."""
+
+import hmac
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from conf.schema.training.run_yaml import RunFileError
+from trainer.rl.remote import wire
+from trainer.rl.remote.journal import DrawnSample
+from trainer.rl.remote.leases import Leases, TaskLostError
+from trainer.rl.remote.wire import Arrays, Channel
+
+ADDRESS_FILE = "samplers.json"
+"""Object in the run's folder that tells samplers where the trainer listens; it holds no secret."""
+POLL_SECONDS = 5.0
+"""How long a request waits for a task or for weights."""
+
+
+def own_token() -> str:
+    """Return the secret of this attempt. Raises RunFileError if there is none."""
+    if token := os.environ.get(wire.TOKEN_VARIABLE):
+        return token
+    raise RunFileError(
+        f"loop.sampler.workers: the trainer and its samplers need a secret in {wire.TOKEN_VARIABLE}, the same on all "
+        "workers; `slipway up` sets it"
+    )
+
+
+class RolloutServer:
+    """Serves samplers, a thread for each connection. Use it in a `with`, or close it.
+
+    Every other method is called by the trainer's own thread.
+    """
+
+    def __init__(self, leases: Leases[DrawnSample], facts: dict[str, str], token: str) -> None:
+        """Listen on a free port of all interfaces. facts: what a sampler must agree with: config, code, packages."""
+        self._leases, self._facts, self._token = leases, facts, token
+        self._changed = threading.Condition()
+        self._version, self._weights = -1, b""
+        self._exit_code: int | None = None
+        self._error: TaskLostError | None = None
+        self._file: epath.Path | None = None
+        self._address: dict[str, Any] = {}
+        self._listener = socket.create_server(("", 0), backlog=128)
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True, name="samplers").start()
+
+    def announce(self, folder: str, host: str) -> None:
+        """Write where samplers connect into the run's folder, and later, how they exit."""
+        self._file = epath.Path(folder) / ADDRESS_FILE
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._address = {"host": host, "port": self.port, "attempt": attempt_mark(self._token)}
+        self._file.write_text(json.dumps(self._address))
+
+    def publish(self, version: int, weights: Arrays) -> None:
+        """Offer the weights after `version` updates to the samplers."""
+        packed = wire.pack({"version": version}, weights)
+        with self._changed:
+            self._version, self._weights = version, packed
+            self._changed.notify_all()
+
+    def open(self, rollout: int, prompts: int, prompts_per_task: int, version: int) -> None:
+        """See `Leases.open`."""
+        with self._changed:
+            self._leases.open(rollout, prompts, prompts_per_task, version)
+            self._changed.notify_all()
+
+    def wait(self, rollout: int, seconds: float) -> list[DrawnSample] | None:
+        """Return all samples of a rollout, and close it; None if some are missing after that long.
+
+        Raises TaskLostError if samplers die of a task again and again.
+        """
+        with self._changed:
+            done = self._changed.wait_for(lambda: self._error or self._leases.samples(rollout), seconds)
+            if self._error is not None:
+                raise self._error
+            found = self._leases.samples(rollout)
+            if done and found is not None:
+                self._leases.close(rollout)
+            return found
+
+    def summary(self) -> str:
+        """Return what became of the tasks and samples so far."""
+        with self._changed:
+            own = self._leases
+            return f"{own.kept} samples, {own.duplicates} more dropped, {own.lost} tasks given to another sampler"
+
+    def close(self, code: int) -> None:
+        """Tell all samplers to exit with this code, and accept no more; one that is not connected reads the file."""
+        with self._changed:
+            self._exit_code = code
+            self._changed.notify_all()
+        if self._file is not None:
+            self._file.write_text(json.dumps(self._address | {"exit_code": code}))
+        with suppress(OSError):  # closed already
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, address = self._listener.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(target=self._serve, args=(peer, address), daemon=True, name="sampler").start()
+
+    def _serve(self, peer: socket.socket, address: Any) -> None:
+        try:
+            channel = Channel(peer, self._token, server=True)
+            hello, _ = channel.receive()
+            different = sorted(name for name, value in self._facts.items() if hello["facts"].get(name) != value)
+            channel.send({"different": different})
+            if not different:
+                with self._lease_holder(f"{hello['name']} {address}") as name:
+                    while True:
+                        self._answer(channel, name, *channel.receive())
+        except (OSError, ValueError, KeyError) as error:
+            logging.info("the connection from %s has ended: %s", address, error)
+        finally:
+            peer.close()
+
+    @contextmanager
+    def _lease_holder(self, name: str) -> Iterator[str]:
+        """Offer what a sampler leaves behind to the others."""
+        try:
+            yield name
+        finally:
+            with self._guarded():
+                self._leases.release(name)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Hold the lock; the trainer's thread raises what goes wrong with the leases."""
+        with self._changed:
+            try:
+                yield
+            except TaskLostError as error:
+                self._error = error
+            self._changed.notify_all()
+
+    def _answer(self, channel: Channel, name: str, message: dict[str, Any], arrays: Arrays) -> None:
+        match message["kind"]:
+            case "take":
+                channel.send(self._take(name))
+            case "samples":
+                channel.send(self._receive_samples(name, message, arrays))
+            case "weights":
+                with self._changed:
+                    self._changed.wait_for(lambda: self._version > message["version"], POLL_SECONDS)
+                    newer = self._version > message["version"]
+                    packed = self._weights if newer else wire.pack({"version": message["version"]}, {})
+                channel.send_packed(packed)
+            case other:
+                raise ValueError(f"unknown request {other!r}")
+
+    def _take(self, name: str) -> dict[str, Any]:
+        late = time.monotonic() + POLL_SECONDS
+        task = None
+        with self._guarded():
+            while self._exit_code is None and (left := late - time.monotonic()) > 0:
+                if task := self._leases.take(name, time.monotonic()):
+                    break
+                self._changed.wait(left)
+        return {"task": task and vars(task), "exit_code": self._exit_code}
+
+    def _receive_samples(self, name: str, message: dict[str, Any], arrays: Arrays) -> dict[str, Any]:
+        with self._guarded():
+            held = self._leases.renew(name, time.monotonic())
+            for row, finished in zip(message["rows"], message["finished"], strict=True):
+                parts = {part: arrays[f"{row}/{part}"] for part in ("tokens", "logprobs", "versions", "scores")}
+                self._leases.deliver(message["rollout"], row, _sample(**parts, finished=finished))
+        return {"go_on": held and self._exit_code is None}
+
+
+def attempt_mark(token: str) -> str:
+    """Return what tells the file of this attempt from that of an earlier one; the token does not follow from it."""
+    return hmac.digest(token.encode(), b"attempt", "sha256").hex()
+
+
+def _sample(
+    tokens: np.ndarray, logprobs: np.ndarray, versions: np.ndarray, scores: np.ndarray, finished: bool
+) -> DrawnSample:
+    """Return a sample with arrays of its dtypes. Raises ValueError if they are not of one sample."""
+    if not tokens.ndim == 1 <= len(tokens) == len(logprobs) == len(versions) or scores.shape != (4,):
+        raise ValueError("not a sample")
+    parts = tokens.astype(np.int32), logprobs.astype(np.float32), versions.astype(np.int32), scores.astype(np.float64)
+    return DrawnSample(*parts, finished)

@@ -1,0 +1,184 @@
+"""A sampler: a process on a worker of its own, which draws tasks of rollouts with the trainer's newest weights."""
+
+import json
+import os
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import AxisType, Mesh
+
+from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.run_yaml import RunFile, RunFileError
+from trainer.data import questions
+from trainer.data.problem import Draw
+from trainer.distributed import agreement
+from trainer.distributed import mesh as meshes
+from trainer.models.weights import Params
+from trainer.rewards.pool import RewardPool, RewardResult, Submission
+from trainer.rl.remote.leases import Task
+from trainer.rl.remote.server import ADDRESS_FILE, attempt_mark, own_token
+from trainer.rl.remote.supervisor import CHILD_VARIABLE, worker_index
+from trainer.rl.remote.wire import Arrays, Channel, WireError
+from trainer.rl.rollouts import reward_names, score_sample
+from trainer.sampler import Completion, Sampler, SamplerSettings, StopCriteria, placement
+
+CONNECT_SECONDS = 3600.0
+"""How long a sampler looks for the trainer, which may read data, compile and warm up first."""
+RETRY_SECONDS = 1.0
+
+
+def run(experiment: RunFile) -> int:
+    """Draw what the trainer asks for, on this worker's devices; return the exit code that the trainer sends."""
+    loop = experiment.loop
+    assert isinstance(loop, GrpoLoop)
+    devices = (jax.device_count(), 1, 1)
+    mesh = jax.make_mesh(devices, meshes.MESH_AXES, axis_types=(AxisType.Auto,) * len(devices))
+    with jax.set_mesh(mesh), RewardPool(loop.reward_workers, loop.reward_timeout_seconds) as checks:
+        return _SamplerProcess(experiment, loop, mesh, checks).run()
+
+
+class _AbandonedError(Exception):
+    """Another sampler has the task, or the run ends."""
+
+
+class _SamplerProcess:
+    """A sampler's state: its newest weights, and the task that it draws."""
+
+    def __init__(self, experiment: RunFile, loop: GrpoLoop, mesh: Mesh, checks: RewardPool) -> None:
+        self._experiment, self._loop, self._checks, self._token = experiment, loop, checks, own_token()
+        self._questions = questions.load_questions(experiment, loop)
+        prompting, rows = self._questions.prompt_encoder, loop.prompts_per_task * loop.group_size
+        sampling = loop.sampler.model_copy(update={"mesh": None})  # that of the config is for the trainer's devices
+        settings = SamplerSettings.from_config(sampling, loop.max_prompt_length, loop.max_new_tokens, rows)
+        stops = StopCriteria(prompting.stop_tokens, loop.sampler.stop, prompting.decode)
+        self._sampler = Sampler(experiment.decoder, settings, mesh, stops)
+        self._abstract = placement.abstract_params(self._sampler.programs.cfg, self._sampler.programs.mesh)
+        self._key = jax.random.key(experiment.seed)
+        self._parent = int(os.environ[CHILD_VARIABLE])
+        self._arrived = threading.Condition()
+        self._newest: tuple[int, Arrays] = (-1, {})
+        self._copy: tuple[int, Params] = (-1, {})
+        self._weights_error: Exception | None = None
+
+    def run(self) -> int:
+        """Work for the trainer; while it does not answer, look for it again. Returns the exit code that it sends."""
+        lost = time.monotonic()
+        while time.monotonic() - lost < CONNECT_SECONDS and os.getppid() == self._parent:
+            try:
+                address = json.loads((epath.Path(self._experiment.dir) / ADDRESS_FILE).read_text())
+                if address["attempt"] != attempt_mark(self._token):
+                    raise WireError("the trainer of this attempt does not listen yet")
+                if "exit_code" in address:
+                    return address["exit_code"]
+                channel, weights = self._connect(address), self._connect(address)
+            except (OSError, json.JSONDecodeError, KeyError):
+                time.sleep(RETRY_SECONDS)
+                continue
+            try:
+                return self._work(channel, weights)
+            except (OSError, EOFError) as error:
+                print(f"the connection to the trainer has ended: {error}", file=sys.stderr, flush=True)
+                lost = time.monotonic()
+            finally:
+                channel.close()
+                weights.close()
+        return 1
+
+    def _connect(self, address: dict[str, Any]) -> Channel:
+        """Raises OSError, or RunFileError if the trainer has another config, code or data."""
+        channel = Channel.connect(address["host"], address["port"], self._token)
+        name = f"sampler on worker {worker_index()}"
+        reply, _ = channel.ask({"name": name, "facts": agreement.sampling_facts(self._experiment)})
+        if different := reply["different"]:
+            raise RunFileError(f"{name} and the trainer differ in {', '.join(different)}")
+        return channel
+
+    def _work(self, channel: Channel, weights: Channel) -> int:
+        self._newest = self._copy = (-1, {})  # a trainer that has resumed may have older ones
+        self._weights_error = None
+        threading.Thread(target=self._receive_weights, args=(weights,), daemon=True, name="weights").start()
+        while True:
+            reply, _ = channel.ask({"kind": "take"})
+            if reply["exit_code"] is not None:
+                return reply["exit_code"]
+            if reply["task"]:
+                try:
+                    self._draw(channel, Task(**reply["task"]))
+                except _AbandonedError:
+                    continue
+
+    def _receive_weights(self, channel: Channel) -> None:
+        version = -1
+        try:
+            while True:
+                message, arrays = channel.ask({"kind": "weights", "version": version})
+                version = message["version"]
+                if arrays:
+                    with self._arrived:
+                        self._newest = version, arrays
+                        self._arrived.notify_all()
+        except (OSError, ValueError) as error:
+            with self._arrived:
+                self._weights_error = error
+                self._arrived.notify_all()
+
+    def _weights(self, at_least: int = 0) -> tuple[Params, int]:
+        """Return the newest weights on the devices, and their version."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._weights_error or self._newest[0] >= at_least)
+            if self._weights_error is not None:
+                raise WireError("no more weights arrive") from self._weights_error
+            version, arrays = self._newest
+        if version != self._copy[0]:
+            self._copy = version, {}  # frees the old ones first
+            leaves, structure = jax.tree.flatten(self._abstract)
+            placed = [
+                jax.device_put(arrays[str(i)].view(like.dtype).reshape(like.shape), like.sharding)
+                for i, like in enumerate(leaves)
+            ]
+            self._copy = version, jax.tree.unflatten(structure, placed)
+        return self._copy[1], version
+
+    def _draw(self, channel: Channel, task: Task) -> None:
+        """Draw a task's samples, and deliver each with its scores. Raises _AbandonedError."""
+        loop, prompts = self._loop, self._loop.prompts_per_step * self._loop.updates_per_rollout
+        asked = self._questions.train(Draw("rollout", task.rollout), prompts)[task.first : task.first + task.count]
+        key = jax.random.fold_in(jax.random.fold_in(self._key, 0), task.rollout)
+        copy, _ = self._weights(task.version)
+        waiting: dict[int, tuple[Completion, Future[RewardResult]]] = {}
+        names, first = reward_names(loop), task.first * loop.group_size
+
+        def deliver(*, wait: bool = False) -> None:
+            """Send what is scored, which also says that this sampler is alive."""
+            if os.getppid() != self._parent:
+                raise WireError("the parent of this process has ended")
+            done = [row for row, (_, check) in waiting.items() if wait or check.done()]
+            arrays: Arrays = {}
+            finished = [waiting[row][0].finished for row in done]
+            for row in done:
+                drawn, check = waiting.pop(row)
+                scores = np.array(score_sample(check.result(), loop), np.float64)
+                parts = {"tokens": drawn.tokens, "logprobs": drawn.logprobs, "versions": drawn.versions}
+                arrays |= {f"{row}/{name}": values for name, values in (parts | {"scores": scores}).items()}
+            message: dict[str, Any] = {"kind": "samples", "rollout": task.rollout, "rows": done, "finished": finished}
+            reply, _ = channel.ask(message, arrays)
+            if not reply["go_on"] and not wait:
+                raise _AbandonedError
+
+        numbers = range(first, first + len(asked) * loop.group_size)
+        drawing = self._sampler.generate(
+            copy, [q.prompt_tokens for q in asked], loop.group_size, key, loop.temperature, deliver,
+            numbers=numbers, weights=self._weights,
+        )  # fmt: skip
+        for drawn in drawing:
+            question = asked[drawn.row // loop.group_size]
+            text = self._questions.prompt_encoder.decode(drawn.tokens.tolist())
+            submission = Submission(text, question.answer, question.prompt, question.row)
+            waiting[first + drawn.row] = drawn, self._checks.submit(names, submission)
+        deliver(wait=True)
