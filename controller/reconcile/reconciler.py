@@ -96,7 +96,10 @@ def settle(resource: Resource, context: Context, observed: dict[str, Any]) -> An
             pending = None
             diff = resource.diff(current)
             if not diff:
-                for finding in resource.findings(current):
+                findings = list(resource.findings(current))
+                if errors := [finding for finding in findings if finding.severity == "error"]:
+                    raise ConfigError(errors)
+                for finding in findings:
                     context.events.note(resource.id, str(finding))
                 action = acts[0].action if acts else "none"
                 seconds = round(context.clock.monotonic() - began, 3)

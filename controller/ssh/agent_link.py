@@ -26,7 +26,7 @@ COMMAND_TIMEOUTS = {
 """Timeouts of commands in seconds; the others have 60. A dead worker is detected much earlier."""
 MAX_ANSWER_BYTES = 64 << 20
 MAX_LINE_BYTES = 16 << 20
-"""Bytes of a line of a stream; the agent reads 1 MiB of a log at once, which JSON makes 6 at most."""
+"""Bytes of a line of a stream; a line of metrics.jsonl has up to 1 MiB, which JSON makes 6 at most."""
 MAX_WORDS = 20_000
 """Characters of an error of the agent that are kept, and of its details, which end in what matters."""
 LATE_SECONDS = 5.0

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from controller.ssh.worker_connection import WorkerConnection
 
 CHUNK = 1 << 16
+WINDOW_BYTES = 1 << 18
+"""Bytes that a worker may send before we read them; paramiko's 2 MiB would be 128 MiB for 64 workers."""
 SIGNAL_EXIT_BASE = 128
 """Exit code returned for a command that a signal ended."""
 SPACE_PROBE = "cd ~/.slipway && export LC_ALL=C && head -c 65536 /dev/zero > .space; code=$?; rm -f .space; exit $code"
@@ -144,7 +146,7 @@ class Connection(AgentLink):
         transport, seconds = self._transport(), self._params.connect_seconds
         try:
             if port is None:
-                return transport.open_session(timeout=seconds)
+                return transport.open_session(WINDOW_BYTES, timeout=seconds)
             return transport.open_channel("direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0), timeout=seconds)
         except ChannelException as error:  # the connection itself is fine
             what = "a session" if port is None else f"port {port} of the worker"

@@ -16,6 +16,8 @@ from .state import attempt_status, state
 from .stop import finalize_lost_attempt
 
 HEARTBEAT_SECONDS = 5.0
+LOG_BYTES = 1 << 17
+"""Bytes of log in a line: a controller holds some lines of every worker. No variable, and so no secret, is longer."""
 POLL_SECONDS = 0.1
 
 
@@ -74,8 +76,8 @@ def _is_stopped(folder: Path) -> bool:
 
 def _emit_log(path: Path, offset: int, last: bool, mask: SecretMask) -> int:
     """Print new log output; hold back an incomplete character or secret, unless this is the last call."""
-    while data := mask.apply(read_range(path, offset, CHUNK_BYTES)):
-        whole = last and len(data) < CHUNK_BYTES
+    while data := mask.apply(read_range(path, offset, LOG_BYTES)):
+        whole = last and len(data) < LOG_BYTES
         shown = data if whole else data[: len(data) - mask.partial_length(data)]
         text, used = codecs.utf_8_decode(shown, "replace", whole)
         if not used:

@@ -181,7 +181,8 @@ class MediaTransfers:
 
     async def read_half(self, request: web.Request) -> None:
         """Read half of an upload before its connection breaks; a resumable upload keeps whole chunk multiples of it."""
-        data = await request.content.readexactly((request.content_length or 0) // 2)
+        half = (request.content_length or 0) // 2
+        data = await request.content.readexactly(half) if half else b""  # aiohttp raises where there is no body
         session = self._store.get("upload", request.query.get("upload_id", ""))
         match = _CONTENT_RANGE.fullmatch(request.headers.get("Content-Range", ""))
         if session is None or "finished" in session or match is None or match[1] is None:

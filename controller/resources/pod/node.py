@@ -41,8 +41,9 @@ ADOPTED_FIELDS = frozenset({"accelerator_type", "state", "workers"})
 """Fields in which an adopted pod must agree with the config."""
 ADOPTED_EXISTS = Rule("adopted_exists", ("error",), ("tpu.adopt",), "tpu.adopt=true requires an existing pod.")
 ADOPTED_FITS = Rule(
-    "adopted_fits", ("error",), ("tpu.adopt",), "An adopted pod is never changed, so it must match the config."
-)
+    "adopted_fits", ("error",), ("tpu.adopt",),
+    "An adopted pod is never changed, so it must match the config, and its workers must be able to use the bucket.",
+)  # fmt: skip
 FOREIGN_POD = Rule(
     "foreign_pod", ("warning",), ("tpu.name",), "Slipway uses a pod that it did not create, but never deletes it."
 )
@@ -139,6 +140,8 @@ class Node(Resource):
         elif not current.is_managed and not self.adopt:
             message = f"{self.name} was not created by Slipway: it is used but never deleted, as with tpu.adopt=true"
             yield FOREIGN_POD.finding(message)
+        if current.status.obstacle and not current.is_managed:
+            yield ADOPTED_FITS.finding(f"pod {self.name}: {current.status.obstacle}")
         if current.is_ready and current.status.spec.workers != self.spec.workers:
             yield ENDPOINTS.finding(_wrong_worker_count(self, current.status))
         if (health := current.status.health).startswith("UNHEALTHY"):

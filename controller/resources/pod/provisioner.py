@@ -151,6 +151,7 @@ class SliceStatus:
         symptoms: with the times at which they appeared.
         maintenance: PENDING or ONGOING if maintenance is announced.
         code: error code of a failed request; `message` is Google's text.
+        obstacle: why its workers cannot use the bucket, and what to do; empty if nothing is known against it.
     """
 
     spec: SliceSpec
@@ -171,6 +172,7 @@ class SliceStatus:
     maintenance: str = ""
     code: str = ""
     message: str = ""
+    obstacle: str = ""
 
     @property
     def is_ready(self) -> bool:

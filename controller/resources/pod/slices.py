@@ -69,8 +69,10 @@ class Slices:
         found = self.ranked(context, all_places=self.has_several_planes)
         if not self.has_several_planes or not found or not is_managed(found[0]):
             return found[:1]
-        ready = [status for status in found if status.is_ready]
-        used = [status for status in ready if len(ready) > 1 and self._has_had_run(context, status)]
+        there = [status for status in found if status.is_ready or (status.pending and status.uid)]
+        used = [status for status in there if len(there) > 1 and self._has_had_run(context, status)]
+        if used and not any(status.is_ready for status in used):
+            return used[:1]  # Google is repairing it; nothing is asked for or given back until it is READY
         best = next(iter(used), found[0])
         others = [
             status for status in found

@@ -10,6 +10,7 @@ import pytest
 from controller.ssh import agent_link
 from controller.ssh.agent_bundle import build_bundle
 from controller.ssh.fleet import WorkerError, failures
+from tests.controller.localcloud.harness import wait_for
 
 
 def test_the_agent_is_placed_when_it_is_first_missed(make_pod) -> None:
@@ -204,3 +205,13 @@ def test_a_connection_lost_during_a_command_is_a_drop(make_pod, monkeypatch: pyt
     ):
         monkeypatch.setattr(channel.get_transport().packetizer, "send_message", lost)
     assert caught.value.kind == "dropped"
+
+
+def test_a_worker_that_nobody_reads_fills_a_small_buffer(make_pod) -> None:
+    """64 of them at paramiko's 2 MiB each were a large part of a controller's memory."""
+    _, fleet = make_pod()
+    with fleet.connection(0)._start_command("head -c 3000000 /dev/zero", b"") as channel:
+        wait_for(lambda: len(channel.in_buffer) >= 128 << 10, "the buffer fills")
+        threading.Event().wait(0.1)
+        assert len(channel.in_buffer) <= 256 << 10
+        assert sum(map(len, fleet.connection(0).chunks(channel))) == 3_000_000

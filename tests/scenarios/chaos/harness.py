@@ -147,7 +147,7 @@ class ChaosHarness:
         requests = [r for r in cloud.requests() if r["seq"] > self.last_request]
         self.last_request = max((r["seq"] for r in requests), default=self.last_request)
         met = [{**fault["spec"], "struck": fault["struck"]} for fault in state["fault"].values()]
-        assert not state["mistake"], said
+        assert not state["mistake"], f"{state['mistake']}\n{said}"
         assert live_processes(cloud.state) == [], said
         assert pods(state) == {}, said
         assert_one_attempt_at_a_time(requests, said)

@@ -85,6 +85,22 @@ def instance() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def refuses_without_account(slipway: SlipwayCli, context: Context, words: list[str]) -> None:
+    """A VM without a service account is an error before anything is made; then it is made again with one."""
+    where = {"project": "slipway-local", "zone": ZONE}
+    for body in ({**instance(), "serviceAccounts": []}, instance()):
+        wait_compute(context, context.google.call("compute", "instances.delete", **where, instance="stable-1"))
+        wait_compute(context, context.google.call("compute", "instances.insert", **where, body=body))
+        if not body["serviceAccounts"]:
+            before = comparable_state(slipway.cloud().get("state"))
+            code, out, err = slipway("plan", *words)
+            assert code == 2
+            assert "pod stable-1: VM stable-1 has no service account, so it cannot use the bucket" in " ".join(
+                (out + err).split()
+            )
+            assert comparable_state(slipway.cloud().get("state")) == before
+
+
 @pytest.mark.e2e
 def test_an_adopted_pod_is_used_and_left_as_it_was(slipway: SlipwayCli, context: Context, plane: Plane) -> None:
     words = [*PLACES[plane.name], "tpu.name=stable-1", "tpu.adopt=true", ECHO_COMMAND]
@@ -92,6 +108,8 @@ def test_an_adopted_pod_is_used_and_left_as_it_was(slipway: SlipwayCli, context:
     assert code == 2
     assert f"pod stable-1 does not exist in {ZONE}, and tpu.adopt=true requires an existing pod" in out + err
     make_by_hand(context, plane)
+    if plane.is_compute_engine:
+        refuses_without_account(slipway, context, words)
     before = comparable_state(slipway.cloud().get("state"))
     code, out, err = slipway("up", *words)
     assert (code, err) == (0, "")

@@ -19,6 +19,8 @@ ENDED = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
 CREATING_ACTIONS = frozenset({"CREATING", "CREATING_WITHOUT_RETRIES", "VERIFYING"})
 REPAIRING_ACTIONS = frozenset({"RECREATING", "REFRESHING", "RESTARTING", "RESUMING", "STARTING"})
 PENDING_STATES = WAITING_STATES | {"PROVISIONING", "REPAIRING", "STOPPING", "DELETING"}
+STORAGE_SCOPES = frozenset({"cloud-platform", "devstorage.read_write", "devstorage.full_control"})
+"""Access scopes with which a VM may write objects (https://cloud.google.com/storage/docs/oauth-scopes)."""
 TPU_MACHINE = re.compile(r"(ct|tpu)\d+\w*-")
 TAKEN_STATES = frozenset({"PREEMPTED", "TERMINATED"})
 """The slice was given and is lost; its VMs may be deleted already."""
@@ -107,7 +109,22 @@ def _status(vms: Sequence[Answer], place: Place, *, state: str, labels: Answer, 
         ssh_keys=metadata.get("ssh-keys", ""),
         labels=tuple(sorted(labels.items())),
         tags=tuple(first.get("tags", {}).get("items", ())),
+        obstacle=next(filter(None, map(_access_problem, vms)), ""),
         **more,
+    )
+
+
+def _access_problem(instance: Answer) -> str:
+    """Return why a VM cannot write to Cloud Storage, or ''. `gcloud compute instances create` lets it only read."""
+    accounts = instance.get("serviceAccounts", [])
+    if any(STORAGE_SCOPES & {leaf(scope) for scope in account.get("scopes", [])} for account in accounts):
+        return ""
+    what = "access scopes with which it may write to Cloud Storage" if accounts else "service account"
+    zone = leaf(instance.get("zone", ""))
+    return (
+        f"VM {instance['name']} has no {what}, so it cannot use the bucket. Stop it, run `gcloud compute instances "
+        f"set-service-account {instance['name']} --zone={zone} --service-account=EMAIL --scopes=cloud-platform`, and "
+        "start it again"
     )
 
 

@@ -144,3 +144,12 @@ def test_it_gives_a_sign_of_life(
     monkeypatch.setattr(module.time, "sleep", beats)
     watch("run-1")
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["end"]["code"] == 0
+
+
+def test_a_long_log_comes_in_short_lines_and_whole(run: ProgramRun) -> None:
+    """A controller holds some lines of every worker in its memory."""
+    run.start("print('x' * 99 + chr(0x2603))\nprint('y' * 400_000)")
+    run.wait_ended()
+    lines = [line["log"] for line in run.worker.watch(run_id="run-1") if "log" in line]
+    assert "".join(lines) == "x" * 99 + "☃\n" + "y" * 400_000 + "\n"
+    assert max(len(line.encode()) for line in lines) <= 128 << 10

@@ -59,6 +59,14 @@ def test_a_connection_that_breaks_leaves_whole_objects_or_none(
     wait_for(lambda: fresh_cloud.send("POST", f"{OBJECT}thing", b"again")[0] == 200, "429 is over")
 
 
+def test_an_upload_without_content_may_break_too(fresh_cloud: EmulatedCloud) -> None:
+    fresh_cloud.call_ok("POST", BUCKET, {"name": "bucket"})
+    script(fresh_cloud, {"kind": "cut", "match": "POST .*name=thing", "at": "upload"})
+    with pytest.raises((http.client.HTTPException, urllib.error.URLError, ConnectionError)):
+        fresh_cloud.send("POST", f"{OBJECT}thing", b"")
+    assert fresh_cloud.call_ok("GET", "emulator/state")["mistake"] == {}
+
+
 def test_half_a_chunk_of_a_resumable_upload_is_kept_and_gone_on_with(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.call_ok("POST", BUCKET, {"name": "bucket"})
     content = random.Random(1).randbytes(1_200_000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -19,7 +19,7 @@ from controller.core.finding import Issue
 from controller.gcp.names import LABEL
 from controller.plan.bastion import bastion_resources
 from controller.plan.permissions import permissions_of_plan
-from controller.reconcile.resource import Absent
+from controller.reconcile.resource import Absent, Pending
 from controller.resources.pod import planes
 from controller.resources.pod.capacity_log import load_entries
 from controller.resources.pod.node import describe
@@ -27,6 +27,7 @@ from controller.resources.pod.plane import Leftover, PlaneMethods
 from controller.resources.pod.planes import PLANES, plane_of
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name
 from controller.resources.pod.refusals import PlaneAdvice
+from controller.resources.pod.slices import Slices
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.fake_pod import Pod, pod
@@ -159,6 +160,30 @@ def test_of_two_slices_that_a_killed_search_was_granted_one_is_the_pod(project: 
     assert [entry.ended for entry in load_entries(context.state_dir)] == ["surplus"]
     made.down()
     assert made.leftovers() == tpu_parts(made) == []
+
+
+def test_a_slice_that_a_run_has_had_is_not_given_back_while_google_repairs_it(
+    project: EmulatedProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile a request that an earlier search left may be granted."""
+    made, context = pod(project, *AUTO, *GROUP), project.context
+    context.bucket = f"{project.tag}-bucket"
+    ask(made, "tpu_api", "compute_engine")
+    slices = made.node._slices
+    wait_for(lambda: [one.is_ready for one in slices.ranked(context)] == [True, True], "both slices are READY")
+    used, other = slices.ranked(context)
+    context.google.upload(context.bucket, claim_name(made.node.name, used.uid), b"{}")
+    repaired = replace(used, state="REPAIRING", pending=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Slices, "ranked", lambda *args, **kwargs: [other, repaired])
+        assert made.observe() == Pending(f"repairing in {ZONE}")
+        patch.setattr(
+            Slices, "ranked", lambda *args, **kwargs: [repaired, replace(other, state="ACCEPTED", pending=True)]
+        )
+        assert made.observe() == Pending(f"repairing in {ZONE}")
+    assert made.up().status.uid == used.uid
+    assert [one.uid for one in slices.ranked(context)] == [used.uid]
+    made.down()
 
 
 def tpu_parts(made: Pod) -> list[str]:

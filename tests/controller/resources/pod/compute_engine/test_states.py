@@ -13,6 +13,7 @@ from tests.controller.resources.pod.compute_engine.fake import ZONE, managed
 
 STOCK_OUT = ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "The zone does not have enough resources available")
 QUOTA = ("QUOTA_EXCEEDED", "Quota 'TPUS_PER_TPU_FAMILY' exceeded.")
+SCOPES = "https://www.googleapis.com/auth"
 FAULT = ("INTERNAL_ERROR", "Internal error")
 
 
@@ -137,3 +138,18 @@ def test_workers_are_in_googles_order() -> None:
 def test_vms_with_tpus_are_known_by_their_type() -> None:
     assert all(map(states.is_tpu, ("ct6e-standard-4t", "tpu7x-standard-4t", "ct5p-hightpu-4t", "ct5lp-hightpu-1t")))
     assert not any(map(states.is_tpu, ("e2-small", "c3-standard-4", "")))
+
+
+@pytest.mark.parametrize(
+    ("accounts", "missing"),
+    [
+        ([], "no service account"),
+        ([{"email": "a@b", "scopes": [f"{SCOPES}/devstorage.read_only"]}], "no access scopes with which it may write"),
+        ([{"email": "a@b", "scopes": [f"{SCOPES}/devstorage.read_write"]}], ""),
+        ([{"email": "a@b", "scopes": [f"{SCOPES}/cloud-platform"]}], ""),
+    ],
+)
+def test_a_vm_that_cannot_use_the_bucket_says_why(accounts: list[dict[str, Any]], missing: str) -> None:
+    found = states.parse_instance({**instance("pod"), "serviceAccounts": accounts}).obstacle
+    assert missing in found
+    assert bool(missing) == bool(found) == ("set-service-account pod --zone=us-east5-b" in found)
