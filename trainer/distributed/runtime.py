@@ -61,9 +61,10 @@ def join_processes(pod: PodFacts, timeout_seconds: int, *, part: bool = False) -
     """
     if pod.workers == 1:
         return
+    count = {"num_processes": pod.workers} if part else {}
     try:
         jax.distributed.initialize(
-            num_processes=pod.workers if part else None,
+            **count,
             initialization_timeout=timeout_seconds,
             heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
             shutdown_timeout_seconds=20,

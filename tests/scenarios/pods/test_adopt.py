@@ -86,19 +86,20 @@ def instance() -> dict[str, Any]:
 
 
 def refuses_without_account(slipway: SlipwayCli, context: Context, words: list[str]) -> None:
-    """A VM without a service account is an error before anything is made; then it is made again with one."""
+    """A VM without a service account is an error; then it is made again with one."""
     where = {"project": "slipway-local", "zone": ZONE}
     for body in ({**instance(), "serviceAccounts": []}, instance()):
         wait_compute(context, context.google.call("compute", "instances.delete", **where, instance="stable-1"))
         wait_compute(context, context.google.call("compute", "instances.insert", **where, body=body))
         if not body["serviceAccounts"]:
             before = comparable_state(slipway.cloud().get("state"))
+            refused = "pod stable-1: VM stable-1 has no service account, so it cannot use the bucket"
             code, out, err = slipway("plan", *words)
-            assert code == 2
-            assert "pod stable-1: VM stable-1 has no service account, so it cannot use the bucket" in " ".join(
-                (out + err).split()
-            )
+            assert (code, refused in " ".join((out + err).split())) == (2, True)
             assert comparable_state(slipway.cloud().get("state")) == before
+            code, out, err = slipway("up", *words)
+            assert (code, refused in " ".join((out + err).split())) == (2, True)
+            assert slipway("down", "--all", "--yes", *words)[0] == 0
 
 
 @pytest.mark.e2e

@@ -109,6 +109,6 @@ def pack(message: dict[str, Any], arrays: Arrays) -> bytes:
 
 def unpack(content: bytes) -> tuple[dict[str, Any], Arrays]:
     """Return what `pack` was given."""
-    with np.load(io.BytesIO(content), allow_pickle=False) as found:
+    with np.load(io.BytesIO(content)) as found:
         arrays = dict(found)
     return json.loads(arrays.pop("message").tobytes()), arrays
