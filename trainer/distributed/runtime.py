@@ -4,7 +4,7 @@ import ctypes
 import json
 import os
 import sys
-from functools import cache
+from functools import cache, partial
 from typing import Any, NoReturn
 
 import jax
@@ -61,10 +61,11 @@ def join_processes(pod: PodFacts, timeout_seconds: int, *, part: bool = False) -
     """
     if pod.workers == 1:
         return
-    count = {"num_processes": pod.workers} if part else {}
+    initialize = jax.distributed.initialize
+    if part:
+        initialize = partial(initialize, num_processes=pod.workers)
     try:
-        jax.distributed.initialize(
-            **count,
+        initialize(
             initialization_timeout=timeout_seconds,
             heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
             shutdown_timeout_seconds=20,
