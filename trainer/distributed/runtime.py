@@ -18,7 +18,7 @@ from trainer.distributed import mesh as meshes
 HEARTBEAT_TIMEOUT_SECONDS = 30
 """Silence after which a peer counts as dead. JAX waits 100 s; a live migration of a VM may take more than 10 s."""
 
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of mallopt in malloc.h."""
 
 
@@ -43,14 +43,14 @@ def keep_freed_memory(pod: PodFacts) -> None:
 
     By default glibc returns large blocks to the kernel, which clears each page of the next large array again. XLA's
     CPU backend allocates the arrays of a step anew each time: that took a sixth of an update of `lm_tinyshakespeare`.
-    Its threads would otherwise have heaps of their own, of at most 64 MB each, and return all larger blocks. Call it
-    before any use of JAX. The process stays at its peak of memory. https://man7.org/linux/man-pages/man3/mallopt.3.html
+    Threads keep their own heaps, of at most 64 MB each: with one heap for all (M_ARENA_MAX) they wait for each other.
+    Call it before any use of JAX. The process stays at its peak of memory.
+    https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if pod.backend == "cpu" and mallopt is not None:
         mallopt(M_TRIM_THRESHOLD, -1)
         mallopt(M_MMAP_MAX, 0)
-        mallopt(M_ARENA_MAX, 1)
 
 
 def join_processes(pod: PodFacts, timeout_seconds: int, *, part: bool = False) -> None:

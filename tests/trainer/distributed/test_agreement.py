@@ -79,29 +79,29 @@ import numpy as np
 from tests.trainer.distributed.test_agreement import pod
 from trainer.distributed import runtime
 runtime.keep_freed_memory(pod(backend=sys.argv[1]))
-def allocate(count):
+def allocate(megabytes, count):
     for _ in range(count):
-        np.ones(80 << 20, np.int8)
-def in_thread(count):
-    thread = threading.Thread(target=allocate, args=[count])
+        np.ones(megabytes << 20, np.int8)
+def in_thread(*sizes):
+    thread = threading.Thread(target=allocate, args=sizes)
     thread.start()
     thread.join()
-for run in (allocate, in_thread):
-    run(2)
+for run, megabytes in ((allocate, 80), (in_thread, 40)):
+    run(megabytes, 2)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    run(20)
+    run(megabytes, 20)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
 def test_arrays_on_cpu_reuse_freed_memory():
-    """The kernel hands out a page at its first use, which it counts: in the main thread, and in another one."""
+    """The kernel hands out a page at its first use, which it counts: in the main thread, and in another one's heap."""
     faults = {}
     for backend in ("cpu", "tpu"):
         done = subprocess.run([sys.executable, "-c", PAGE_FAULTS, backend], capture_output=True, check=True)
         faults[backend] = [int(count) for count in done.stdout.split()]
-    assert all(kept < returned / 10 for kept, returned in zip(faults["cpu"], faults["tpu"], strict=True)), faults
+    assert all(kept < returned / 5 for kept, returned in zip(faults["cpu"], faults["tpu"], strict=True)), faults
 
 
 def test_other_data_are_a_disagreement(tmp_path, lm_run, monkeypatch):
