@@ -1,7 +1,10 @@
 """The interface of environments, as users write them; `conf.extension` has the other kinds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+
+Messages = Sequence[tuple[str, str]]
+"""Turns of a chat, each a role (system, user or assistant) and a text."""
 
 
 class Environment(Protocol):
@@ -9,18 +12,19 @@ class Environment(Protocol):
 
     It runs in a process of its own under limits, and must be deterministic: a process that dies is replaced, and the
     other episodes there are repeated from their rows and responses. It may have a method `metrics`, which returns
-    numbers by name after `reward`; their means are logged as `environment_NAME`.
+    numbers by name after `reward`; their means are logged as `environment_NAME`. It may have a method `close`, which is
+    called when its object is no longer needed.
     """
 
-    def reset(self, row: Mapping[str, Any], /) -> str:
-        """Begin, and return text that is appended to the question; it may be empty.
+    def reset(self, row: Mapping[str, Any], /) -> str | Messages:
+        """Begin, and return text that is appended to the question; it may be empty. Messages replace the whole prompt.
 
         row: all columns of the question's row, `question`, `answer`, and `seed`, a number that is the same for all
-        samples of a question.
+        samples of a question; `prompt_messages`, what an earlier `reset` with this row has returned, if messages.
         """
         ...
 
-    def step(self, response: str, /) -> tuple[str, bool]:
+    def step(self, response: str, /) -> tuple[str | Messages, bool]:
         """Return what the policy reads next, and whether the episode is done.
 
         response: what the policy wrote in this turn, without special tokens.

@@ -58,7 +58,8 @@ def trainer_references(config: Config) -> Iterator[Use]:
             if loop.accuracy_reward not in REWARDS:
                 yield Use("reward", "loop.accuracy_reward", loop.accuracy_reward)
             if (own := loop.environment.name) is not None and own not in ENVIRONMENTS:
-                yield Use("environment", "loop.environment.name", own, loop.environment.options)
+                reference = loop.environment.reference or own
+                yield Use("environment", "loop.environment.name", reference, loop.environment.options)
             if loop.loss_type not in GRPO_LOSSES:
                 yield Use("policy loss", "loop.loss_type", loop.loss_type, loop.loss_options)
             if loop.teacher is not None and loop.teacher.implementation is not None:

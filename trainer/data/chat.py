@@ -42,6 +42,8 @@ class ChatTemplate:
     role_names: dict[str, str]
     end_of_turn: str
     """Special token that ends the model's turn."""
+    strips: bool = True
+    """Whether a turn loses the white space around its text."""
 
 
 ROLE_PLACEHOLDER = "{role}"
@@ -66,6 +68,7 @@ CHAT_TEMPLATES = {
         suffix=(SpecialToken("<|im_end|>"), "\n"),
         role_names={"system": "system", "user": "user", "assistant": "assistant"},
         end_of_turn="<|im_end|>",
+        strips=False,
     ),
 }
 
@@ -85,24 +88,33 @@ def chat_prompt(form: ChatTemplate, prompt: Prompt, question: str) -> list[Promp
             ChatMessage("user", _format_question(prompt, shot.question)),
             ChatMessage("assistant", format_solution(prompt, shot.answer)),
         ]
-    return format_turns(form, [*turns, ChatMessage("user", _format_question(prompt, question))])
+    turns.append(ChatMessage("user", _format_question(prompt, question)))
+    return format_turns(form, [ChatMessage(turn.role, turn.content.strip()) for turn in turns])
 
 
 def format_turns(form: ChatTemplate, turns: Sequence[ChatMessage]) -> list[PromptPart]:
     """Return the turns of a conversation, up to the start of the model's next turn, without BOS."""
-    if "system" not in form.role_names and turns[0].role == "system":
+    if "system" not in form.role_names and len(turns) > 1 and turns[0].role == "system":
         system, first, *rest = turns
         turns = [ChatMessage("user", f"{system.content.strip()}\n\n{first.content.strip()}"), *rest]
-    pieces = [piece for turn in turns for piece in (*_role_prefix(form, turn.role), turn.content.strip(), *form.suffix)]
+    pieces = list[PromptPart]()
+    for turn in turns:
+        content = turn.content.strip() if form.strips else turn.content
+        pieces += [*_role_prefix(form, turn.role), content, *form.suffix]
     return list(_merge([*pieces, *_role_prefix(form, "assistant")]))
 
 
-def next_turn(form: ChatTemplate, text: str, *, ended: bool) -> list[PromptPart]:
-    """Return what follows the model's turn: its end, the user's turn, and the start of the model's next one.
+def next_turns(form: ChatTemplate, turns: Sequence[ChatMessage], *, ended: bool) -> list[PromptPart]:
+    """Return what follows the model's turn: its end, turns of others, and the start of the model's next one.
 
     ended: whether the model has written its end-of-turn token.
     """
-    return list(_merge([*form.suffix[int(ended) :], *format_turns(form, [ChatMessage("user", text)])]))
+    return list(_merge([*form.suffix[int(ended) :], *format_turns(form, turns)]))
+
+
+def plain_turns(prompt: Prompt, turns: Sequence[ChatMessage]) -> list[PromptPart]:
+    """Return the texts of a conversation as one text, for models without turns."""
+    return [prompt.between.join(turn.content for turn in turns)]
 
 
 def format_solution(prompt: Prompt, answer: str) -> str:
@@ -121,6 +133,7 @@ def _format_question(prompt: Prompt, question: str) -> str:
 
 
 def _role_prefix(form: ChatTemplate, role: str) -> tuple[PromptPart, ...]:
+    role = role if role in form.role_names else "user"  # Gemma has no turn of the system
     return tuple(form.role_names[role] if piece == ROLE_PLACEHOLDER else piece for piece in form.prefix)
 
 

@@ -1,19 +1,21 @@
 """Interface of question sources: problems with a checkable answer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 
 class Problem(NamedTuple):
     """One question, its correct answer, and a worked response that ends in the answer.
 
-    row: the columns that it was made from, for rewards that ask for them.
+    row: the columns that it was made from, for rewards that ask for them; messages: (role, text) of a conversation that
+    is the prompt, in place of the question in the wording of `data.prompt`.
     """
 
     question: str
     answer: str
     solution: str
     row: Mapping[str, Any] | None = None
+    messages: Sequence[tuple[str, str]] | None = None
 
 
 class Question(NamedTuple):

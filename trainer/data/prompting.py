@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from conf.schema.training.prompts import QuestionData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.data import chat
-from trainer.data.chat import PromptPart, SpecialToken
+from trainer.data.chat import ChatMessage, PromptPart, SpecialToken
 from trainer.data.problem import Problem, Question
 from trainer.tokenizer import loading
 
@@ -32,7 +32,7 @@ class PromptEncoder:
 
     def encode(self, problems: Sequence[Problem]) -> list[Question]:
         """Return questions with tokenized prompts and tokenized worked answers, including their end."""
-        prompts = [self._parts(problem.question) for problem in problems]
+        prompts = [self._parts(problem) for problem in problems]
         texts = [piece for pieces in prompts for piece in pieces if not isinstance(piece, SpecialToken)]
         worked = [self._format_solution(problem.solution) for problem in problems]
         ids = (found.tolist() for found in self.tokenizer.encode([*texts, *worked]))
@@ -46,15 +46,17 @@ class PromptEncoder:
         """Return the ids of a text within a response."""
         return self.tokenizer.encode([text])[0].tolist()
 
-    def encode_observation(self, text: str, last: int) -> list[int]:
+    def encode_observation(self, text: str, last: int, messages: Sequence[tuple[str, str]] | None = None) -> list[int]:
         """Return the ids of what the policy reads between two of its turns, up to the start of the next one.
 
-        last: token that ended the policy's turn. In a chat the text is a turn of the user.
+        last: token that ended the policy's turn. In a chat the text is a turn of the user, or the messages are turns of
+        their own.
         """
         if self._template is None:
             return self.encode_text(text)
         ended = last == self._special_id(self._template.end_of_turn, "data.chat_template")
-        pieces = chat.next_turn(self._template, text, ended=ended)
+        turns = [ChatMessage("user", text)] if messages is None else [ChatMessage(*message) for message in messages]
+        pieces = chat.next_turns(self._template, turns, ended=ended)
         found = self.tokenizer.encode([piece for piece in pieces if not isinstance(piece, SpecialToken)])
         return self._to_ids(pieces, (ids.tolist() for ids in found))[len(self.bos) :]
 
@@ -62,11 +64,14 @@ class PromptEncoder:
         """Return the text of a response, without special tokens."""
         return self.tokenizer.decode(tokens)
 
-    def _parts(self, question: str) -> list[PromptPart]:
+    def _parts(self, problem: Problem) -> list[PromptPart]:
+        if problem.messages is not None:
+            turns = [ChatMessage(*message) for message in problem.messages]
+            return chat.format_turns(self._template, turns) if self._template else chat.plain_turns(self._prompt, turns)
         return (
-            chat.chat_prompt(self._template, self._prompt, question)
+            chat.chat_prompt(self._template, self._prompt, problem.question)
             if self._template
-            else chat.plain_prompt(self._prompt, question)
+            else chat.plain_prompt(self._prompt, problem.question)
         )
 
     def _to_ids(self, pieces: Sequence[PromptPart], texts: Iterator[list[int]]) -> list[int]:

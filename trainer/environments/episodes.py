@@ -19,7 +19,8 @@ from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFileError
 from trainer.data.problem import Problem, Question
 from trainer.data.prompting import PromptEncoder
-from trainer.environments.pool import CAUSES, EnvironmentPool, Step
+from trainer.environments.failures import CAUSES
+from trainer.environments.pool import EnvironmentPool, Step
 from trainer.models.weights import Params
 from trainer.sampler import Completion, Sampler
 
@@ -29,7 +30,7 @@ class Episode:
     """One episode.
 
     tokens: all after the prompt; by_model: 1 for those that the policy wrote; logprobs: of these, 0 for others; turns:
-    (who, text); finished: False if a limit ended it; failure: see `pool.CAUSES`.
+    (who, text); finished: False if a limit ended it; failure: see `failures.CAUSES`.
     """
 
     question: Question
@@ -141,10 +142,14 @@ class Episodes:
             if number % jax.process_count() == jax.process_index():
                 waiting[number] = self._pool.submit(draw, number, rows[-1], [], final=False)
         steps = self._pool.gather(waiting)
-        return [
-            problem._replace(question=problem.question + steps[number].text, row=rows[number])
-            for number, problem in enumerate(problems)
-        ]
+        opened = list[Problem]()
+        for number, problem in enumerate(problems):
+            text, messages, row = steps[number].text, steps[number].messages, rows[number]
+            if messages is None:
+                opened.append(problem._replace(question=problem.question + text, row=row))
+            else:
+                opened.append(problem._replace(messages=messages, row=row | {"prompt_messages": messages}))
+        return opened
 
     def _add_response(self, episode: Episode, drawn: Completion) -> bool:
         """Append a response within the token budget; return whether the policy ended it."""
@@ -164,7 +169,7 @@ class Episodes:
             if step.failure or step.reward is not None:
                 _end(episode, step)
                 continue
-            tokens = self._encoder.encode_observation(step.text, episode.tokens[-1])
+            tokens = self._encoder.encode_observation(step.text, episode.tokens[-1], step.messages)
             if len(episode.tokens) + len(tokens) < self._max_tokens:
                 episode.append("environment", step.text, tokens)
                 going.append(number)

@@ -10,22 +10,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from conf.environment import Messages
 from conf.schema.training.environment import Environment
 from trainer.distributed.runtime import gather_tree
-from trainer.environments.loading import load_class
+from trainer.environments.loading import check_class
 from trainer.rewards.process import OutputLimitError, ProcessDiedError, TimeLimitError, WorkerProcess
-
-CAUSES = ("error", "timeout", "memory", "output", "not_finite", "died")
 
 
 @dataclass(frozen=True)
 class Step:
     """What the environment says to a response.
 
-    reward: None while the episode goes on; failure: one of CAUSES, or empty; reason: of the failure, for people.
+    messages: turns that `text` is made of, if the environment says turns; reward: None while the episode goes on;
+    failure: one of `failures.CAUSES`, or empty; reason: of the failure, for people.
     """
 
     text: str = ""
+    messages: Messages | None = None
     done: bool = False
     reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -38,7 +39,7 @@ class EnvironmentPool:
 
     def __init__(self, settings: Environment) -> None:
         """Processes start when first needed. Raises RunFileError if the class is missing or does not fit."""
-        load_class(settings)
+        check_class(settings)
         words = ("trainer.environments.worker", settings.model_dump_json())
         self.settings = settings
         self._processes = [WorkerProcess(*words) for _ in range(settings.workers)]

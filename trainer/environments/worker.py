@@ -12,23 +12,21 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from conf.environment import Environment as Episode
 from conf.schema.training.environment import Environment
+from trainer.environments.failures import FailureError
 from trainer.environments.loading import load_class
 from trainer.extension import add_modules
 from trainer.rewards import limits
 
 
-class FailureError(Exception):
-    """What an environment did that fails its episode. The arguments are cause and reason."""
-
-
 class EpisodeServer:
     """Answers requests in one process.
 
-    A reply has text, done, reward (None while the episode goes on) and metrics; or failure and reason.
+    A reply has text, messages (None if it says a text), done, reward (None while the episode goes on) and metrics; or
+    failure and reason.
     """
 
     def __init__(self, settings: Environment, make: Callable[[], Episode]) -> None:
@@ -45,26 +43,47 @@ class EpisodeServer:
             return {"failure": error.args[0], "reason": error.args[1]}
 
     def _advance(self, id: str, row: dict[str, Any], responses: list[str], *, final: bool) -> dict[str, Any]:
-        text, done = "", False
         environment, seen = self._live.pop(id, (None, []))
-        if environment is None or seen != responses[: len(seen)]:
+        begins = environment is None or seen != responses[: len(seen)]
+        if begins:
             with self._limited():
                 environment, seen = self._make(), []
-                text = self._checked_text(environment.reset(row))
-        for response in responses[len(seen) :]:
-            with self._limited():
-                text, done = self._checked_step(environment.step(response))
-        if not (done or final):
-            if responses:
-                self._live[id] = environment, responses
-            return {"text": text, "done": False, "reward": None, "metrics": {}}
+        assert environment is not None
+        try:
+            said, done = {"text": "", "messages": None}, False
+            if begins:
+                with self._limited():
+                    said = self._checked_turn(environment.reset(row))
+            for response in responses[len(seen) :]:
+                with self._limited():
+                    said, done = self._checked_step(environment.step(response))
+            if not (done or final):
+                if responses:
+                    self._live[id] = environment, responses
+                return {**said, "done": False, "reward": None, "metrics": {}}
+            return {**said, "done": done, **self._score(environment)}
+        finally:
+            if id not in self._live and callable(close := getattr(environment, "close", None)):
+                with self._limited():
+                    close()
+
+    def _score(self, environment: Episode) -> dict[str, Any]:
         with self._limited():
             reward, metrics = float(environment.reward()), getattr(environment, "metrics", dict)()
             metrics = {str(name): float(value) for name, value in metrics.items()}
         for name, value in {"the reward": reward, **metrics}.items():
             if not math.isfinite(value):
                 raise FailureError("not_finite", f"{name} is {value}")
-        return {"text": text, "done": done, "reward": reward, "metrics": metrics}
+        return {"reward": reward, "metrics": metrics}
+
+    def _checked_turn(self, said: Any) -> dict[str, Any]:
+        """Return text and messages of what reset or step says."""
+        if not isinstance(said, list):
+            return {"text": self._checked_text(said), "messages": None}
+        if not all(isinstance(turn, tuple | list) and len(turn) == 2 for turn in said):
+            raise FailureError("error", f"messages must be pairs of role and text, not {said!r:.100}")
+        turns = [(self._checked_text(role), self._checked_text(text)) for role, text in said]
+        return {"text": "\n".join(text for _, text in turns), "messages": turns}
 
     def _checked_text(self, text: Any) -> str:
         if not isinstance(text, str):
@@ -75,10 +94,10 @@ class EpisodeServer:
             )
         return text.encode(errors="replace").decode()  # half surrogates have no UTF-8
 
-    def _checked_step(self, returned: Any) -> tuple[str, bool]:
+    def _checked_step(self, returned: Any) -> tuple[dict[str, Any], bool]:
         if not isinstance(returned, tuple | list) or len(returned) != 2:
             raise FailureError("error", f"step must return (text, done), not {returned!r:.100}")
-        return self._checked_text(returned[0]), bool(returned[1])
+        return self._checked_turn(returned[0]), bool(returned[1])
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
@@ -101,6 +120,19 @@ class EpisodeServer:
             raise FailureError("error", " ".join(traceback.format_exception_only(error)[-1].split())[:500]) from None
 
 
+def _loaded(settings: Environment) -> Callable[[], Episode]:
+    """Return a function that makes one episode. What fails in the import fails each episode, where it is named."""
+    try:
+        return load_class(settings)
+    except Exception as error:
+        failure = error
+
+        def fail() -> NoReturn:
+            raise failure
+
+        return fail
+
+
 def main() -> None:
     """Answer requests until the pipe closes. What environments print goes to a file that is never read."""
     settings = Environment(**json.loads(sys.argv[1]))
@@ -112,7 +144,7 @@ def main() -> None:
         os.dup2(discarded.fileno(), 2)
         sys.dont_write_bytecode = True  # a file of it may be larger than the limit
         limits.install_limits(int(settings.max_memory_gib * 2**30))
-        server = EpisodeServer(settings, load_class(settings))
+        server = EpisodeServer(settings, _loaded(settings))
         for line in requests:
             print(json.dumps(server.answer(json.loads(line))), file=answers, flush=True)
 

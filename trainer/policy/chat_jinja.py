@@ -47,8 +47,9 @@ def _turns(form: ChatTemplate, system: str | None) -> str:
             "{% if messages[0]['role'] == 'system' %}{% set messages = "
             f"[{{'role': 'user', 'content': {both}}}] + messages[2:] %}}{{% endif %}}"
         )
+    content = "message['content'] | trim" if form.strips else "message['content']"
     names = ", ".join(f"{_literal(role)}: {_literal(name)}" for role, name in form.role_names.items())
-    turn = f"{_parts(form.prefix, 'names[message.role]')}{{{{ message['content'] | trim }}}}{_parts(form.suffix)}"
+    turn = f"{_parts(form.prefix, 'names[message.role]')}{{{{ {content} }}}}{_parts(form.suffix)}"
     lines.append(f"{{% set names = {{{names}}} %}}{{% for message in messages %}}{turn}{{% endfor %}}")
     answer = _parts(form.prefix, _literal(form.role_names["assistant"]))
     return "".join([*lines, f"{{% if add_generation_prompt %}}{answer}{{% endif %}}"])

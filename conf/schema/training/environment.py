@@ -13,15 +13,20 @@ ENVIRONMENTS: Mapping[str, str] = {
     "word_game": "trainer.environments.word_game:WordGame",
 }
 """Environments that are shipped, by the name that a config gives them, and the class of each."""
+VERIFIERS = "verifiers:"
+"""Before the id of an environment of the library `verifiers`: the module with its `load_environment`."""
+VERIFIERS_QUESTIONS = "trainer.environments.verifiers_rows:questions"
+"""The questions of such an environment: `data.source` of the group data=verifiers."""
 
 
 class Environment(Strict):
     """An environment, and the limits of its processes (docs/environments.md)."""
 
     name: Annotated[str, OrReference(tuple(ENVIRONMENTS))] | None = Field(
-        description="calculator, word_game, or module:Class of your own. null: each response is a single turn."
+        description="calculator, word_game, module:Class of your own, or verifiers:ENVIRONMENT_ID, with underscores, "
+        "of the library verifiers. null: each response is a single turn."
     )
-    options: dict[str, Any] = Field(description="Keyword arguments of the class.")
+    options: dict[str, Any] = Field(description="Keyword arguments of the class, or of load_environment.")
     max_turns: int = Field(ge=1, le=1024, description="Maximum turns of the policy in an episode.")
     max_turn_tokens: int | None = Field(
         ge=1, description="Maximum tokens that the policy writes in a turn. null: loop.max_new_tokens."
@@ -36,5 +41,12 @@ class Environment(Strict):
 
     @property
     def reference(self) -> str | None:
-        """The class, as `module:Class`."""
+        """The class, as `module:Class`, or the function that loads an environment of verifiers."""
+        if self.verifiers_module is not None:
+            return f"{self.verifiers_module}:load_environment"
         return ENVIRONMENTS.get(self.name, self.name) if self.name is not None else None
+
+    @property
+    def verifiers_module(self) -> str | None:
+        """The module of an environment of the library verifiers; None for others."""
+        return self.name.removeprefix(VERIFIERS) if self.name is not None and self.name.startswith(VERIFIERS) else None

@@ -1,13 +1,13 @@
 """Extensions: what the config names as `module:name` exists and can be called, and the user's own checks."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from conf.extension import ExtensionError, call_problem, load, wants_model
 from conf.schema.config import Config
-from conf.schema.training.environment import ENVIRONMENTS
+from conf.schema.training.environment import ENVIRONMENTS, VERIFIERS_QUESTIONS
 from conf.schema.training.evaluations import BUILT_IN
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.puzzle import PuzzleLoop
@@ -20,6 +20,7 @@ from controller.plan.build import Plan
 from controller.resources.workers.venv import Venv
 
 LM_EVAL = re.compile(r"^lm[-_.]eval\b", re.MULTILINE | re.IGNORECASE)
+VERIFIERS = re.compile(r"^verifiers\b", re.MULTILINE | re.IGNORECASE)
 KEYS = (
     *(
         "loop.rewards",
@@ -68,6 +69,8 @@ def extensions_exist(config: Config) -> Iterator[Issue]:
                 of_class=use.kind == "environment",
             )
         except DefinitionError as error:
+            if _may_be_installed(use, config, files):
+                continue
             yield Issue(f"{use.kind} {use.reference}: {error}", use.key)
             continue
         if signature is not None and (problem := call_problem(signature, use.kind, use.options)):
@@ -76,6 +79,14 @@ def extensions_exist(config: Config) -> Iterator[Issue]:
             use.kind == "evaluation" and signature and not (wants_model(signature) or isinstance(config.loop, GrpoLoop))
         ):
             yield Issue(f"{use.reference}: only the grpo loop has answers; call the first parameter `model`", use.key)
+
+
+def _may_be_installed(use: Use, config: Config, files: Mapping[str, Path]) -> bool:
+    """Return whether an environment of verifiers may be a package that `env.requirements` names."""
+    environment = getattr(config.loop, "environment", None)
+    module = getattr(environment, "verifiers_module", None)
+    is_own = f"{module}.py" in files or f"{module}/__init__.py" in files
+    return use.kind == "environment" and module is not None and config.env.packages == "requirements" and not is_own
 
 
 @check("evaluation", "error", "loop.evaluations.NAME")
@@ -105,6 +116,39 @@ def lm_eval_is_installed(plan: Plan, context: Context) -> Iterator[Issue]:
         for venv in (resource for resource in plan.resources if isinstance(resource, Venv)):
             if venv.packages == "requirements" and venv.requirements and not LM_EVAL.search(venv.requirements):
                 yield Issue("lm_eval is not in env.requirements; add it, or use env.packages=lock, which has it", key)
+
+
+@check("verifiers", "error", "loop.environment.name", "data.source")
+def verifiers_environment_is_possible(config: Config) -> Iterator[Issue]:
+    """An environment of the library verifiers asks the questions of its own data set, and needs the library."""
+    environment = getattr(config.loop, "environment", None)
+    is_used = environment is not None and environment.verifiers_module is not None
+    has_questions = getattr(config.data, "source", None) == VERIFIERS_QUESTIONS
+    key = "loop.environment.name"
+    if config.program.kind != "trainer" or not (is_used or has_questions):
+        return
+    if not has_questions:
+        yield Issue("an environment of verifiers asks the questions of its own data set; set data=verifiers", key)
+    elif not is_used:
+        yield Issue("data=verifiers needs an environment of verifiers; set verifiers:ENVIRONMENT_ID", key)
+    emulated = config.env.packages == "image" and config.cloud.kind == "local"
+    if emulated and find_spec("verifiers") is None:
+        why = "the emulated workers use this machine's packages, which lack verifiers"
+        yield Issue(f"{why}: pip install 'slipway[verifiers]'", key)
+
+
+@check("verifiers_package", "error", "loop.environment.name", of_plan=True)
+def verifiers_is_installed(plan: Plan, context: Context) -> Iterator[Issue]:
+    """An environment of the library verifiers needs it on every worker. The lock does not have it."""
+    del context
+    environment = getattr(plan.config.loop, "environment", None)
+    if environment is None or environment.verifiers_module is None:
+        return
+    for venv in (resource for resource in plan.resources if isinstance(resource, Venv)):
+        if venv.packages == "lock":
+            yield Issue("the lock has no verifiers; set env.packages=requirements", "loop.environment.name")
+        elif venv.packages == "requirements" and venv.requirements and not VERIFIERS.search(venv.requirements):
+            yield Issue("verifiers is not in env.requirements; add verifiers>=0.1.14,<0.4", "loop.environment.name")
 
 
 @check("modules", "error", "code.modules")

@@ -1,6 +1,7 @@
 """Episodes: whose tokens are whose, what ends an episode, and what an update learns from it."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -44,6 +45,28 @@ class Counting:
 
     def metrics(self) -> dict[str, float]:
         return {"heard": len(self.heard)}
+
+
+class Chatting:
+    """Says messages: the prompt, and an echo between turns. It writes a line to a file when it is closed."""
+
+    def __init__(self, *, file: str) -> None:
+        self.file, self.heard = file, list[str]()
+
+    def reset(self, row: Any) -> list[tuple[str, str]]:
+        self.prompt = row.get("prompt_messages")
+        return [("system", "S"), ("user", row["question"])]
+
+    def step(self, response: str) -> tuple[list[Any], bool]:
+        self.heard.append(response)
+        return ([("user", response)] if response != "odd" else [("user",)]), response == "bye"
+
+    def reward(self) -> float:
+        return float(self.prompt == [["system", "S"], ["user", "p"]])
+
+    def close(self) -> None:
+        with Path(self.file).open("a") as stream:
+            stream.write(f"{len(self.heard)}\n")
 
 
 class Scripted:
@@ -126,6 +149,27 @@ def test_a_limit_ends_an_episode_which_is_rewarded_all_the_same(pool, script, ch
     assert len(episode.tokens) <= 20
     assert episode.metrics == {"heard": len(episode.responses)}
     assert other.finished
+
+
+def test_messages_are_the_prompt_and_what_the_policy_reads(tmp_path: Path) -> None:
+    own = {"name": f"{__name__}:Chatting", "options": {"file": str(tmp_path / "closed")}, "workers": 1}
+    with EnvironmentPool(loop(environment=own).environment) as opened:
+        episodes = Episodes(loop(), opened, PROMPTING)
+        problems = episodes.open([Problem("p", "1", "")], "0")
+        assert (tmp_path / "closed").read_text() == "0\n"
+        asked = PROMPTING.encode(problems)
+        joined = load_group("data/arithmetic")["prompt"]["between"].join(["S", "p"])
+        assert asked[0].prompt == joined
+        sampler: Any = Scripted([["a", "bye"], ["odd"]], 2)
+        played = episodes.play(sampler, {}, asked, 2, KEY, 1.0, lambda: None)
+    assert sampler.prompts == [[joined], [f"{joined}aa"]]
+    assert played[0].turns == [("policy", "a"), ("environment", "a"), ("policy", "bye")]
+    assert (played[0].by_model, played[0].reward) == ([1, 1, 0, 1, 1, 1, 1], 1)
+    assert (played[1].failure, played[1].reason) == (
+        "error",
+        "messages must be pairs of role and text, not [('user',)]",
+    )
+    assert sorted((tmp_path / "closed").read_text().split()) == ["0", "1", "2"]
 
 
 def test_a_failure_is_counted_and_the_others_go_on(pool: EnvironmentPool) -> None:

@@ -174,3 +174,52 @@ def test_rules_of_ones_own_are_checks(folder: Path) -> None:
     )
     assert any("takes ()" in line for line in words(*own, "code.checks=[my_bad_checks:none]"))
     assert not [entry for entry in sys.path if entry == str(folder)]
+
+
+QUESTIONS = ["data=verifiers", "model=tiny", "loop=grpo", "optimizer=adamw", "cloud=local"]
+GAME = ["loop.environment.name=verifiers:my_game"]
+
+
+def test_an_environment_of_verifiers_needs_its_data_and_the_library(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_image(*overrides: str) -> list[str]:
+        return words(*QUESTIONS, *overrides, "env.packages=image")
+
+    (folder / "my_game.py").write_text("def load_environment(rounds=3):\n    raise OSError\n")
+    monkeypatch.setattr(extensions, "find_spec", lambda name: None)
+    lacks = "verifiers: loop.environment.name: the emulated workers use this machine's packages, which lack verifiers: "
+    assert on_image(*GAME) == [f"{lacks}pip install 'slipway[verifiers]'"]
+    monkeypatch.setattr(extensions, "find_spec", lambda name: name)
+    assert on_image(*GAME, "loop.environment.options={rounds: 4}") == []
+    (said,) = on_image(*GAME, "loop.environment.options={turns: 4}")
+    assert "my_game:load_environment takes (rounds=" in said
+    (said,) = words(*QUESTIONS, "data=arithmetic", GAME[0], "env.packages=image")
+    assert said.endswith("an environment of verifiers asks the questions of its own data set; set data=verifiers")
+    (said,) = on_image()
+    assert "data=verifiers needs an environment of verifiers" in said
+    (said,) = on_image("loop.environment.name=verifiers:her_game")
+    assert "her_game" in said
+    assert "my_game" not in {*sys.modules}
+
+
+@pytest.mark.parametrize(
+    ("packages", "text", "said"),
+    [
+        ("lock", "jax==0.10.0", ["the lock has no verifiers; set env.packages=requirements"]),
+        ("requirements", "my-verifiers==1", ["verifiers is not in env.requirements; add verifiers>=0.1.14,<0.4"]),
+        ("requirements", "jax\nverifiers==0.3.1", []),
+        ("image", "", []),
+    ],
+)
+def test_verifiers_is_among_the_packages(packages: str, text: str, said: list[str], folder: Path) -> None:
+    """An environment may be a package that the requirements name: its module is not looked for here."""
+    (folder.parent / "own.txt").write_text(text)
+    own = [f"env.packages={packages}", *(["env.requirements=own.txt"] if packages == "requirements" else [])]
+    game = ["loop.environment.name=verifiers:her_game", "data=verifiers"]
+    config = compose_config(*QUESTIONS, *game, *own)
+    plan = build_plan(config, "acme", folder.parent, CodeSnapshot(folder.parent, ("own.txt",)))
+    found = [str(issue.message) for issue in extensions.verifiers_is_installed.function(plan, context())]
+    assert found == said
+    if packages == "requirements":
+        assert words(*QUESTIONS, *game, *own) == []
