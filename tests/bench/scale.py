@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -29,12 +30,16 @@ from controller.sweep.board import Board, BoardRow
 from tests.bench import runs as table_of_runs
 
 HERE = ("cloud=here", "cloud.backend=cpu", "program=command", "env.packages=none")
-WRITER = """import sys
+WRITER = """import sys, time
 line = b'x' * 99 + b'\\n'
 for _ in range(int(sys.argv[1]) * 10):
     sys.stdout.buffer.write(line * 1000)
+    sys.stdout.flush()
+    time.sleep(float(sys.argv[2]))
 """
-"""A program that prints as many megabytes as its argument says."""
+"""A program that prints as many megabytes as its first argument says, and pauses ten times per megabyte."""
+SLOW_PAUSE = 6.0
+"""Seconds: a megabyte takes a minute."""
 SAMPLE_SECONDS = 0.25
 SETTLED = 0.25
 """Share of a follow that is left out of the slope: imports, connections, buffers that fill."""
@@ -182,18 +187,18 @@ def follow_one(megabytes: int, folder: Path) -> Measured:
     repository.mkdir()
     (repository / "write.py").write_text(WRITER)
     return command(
-        ["up", *HERE, f'program.command=["{sys.executable}","write.py","{megabytes}"]'], repository, folder / "home"
+        ["up", *HERE, f'program.command=["{sys.executable}","write.py","{megabytes}","0"]'], repository, folder / "home"
     )
 
 
-def follow_64(megabytes: int, folder: Path) -> Measured:
+def follow_64(megabytes: int, folder: Path, pause: float = 0) -> Measured:
     """`up` on 64 emulated workers, each of which prints a 64th of as many megabytes over SSH."""
     repository, home = folder / "repository", folder / "home"
     repository.mkdir()
     (repository / "write.py").write_text(WRITER)
     words = ["up", "cloud=local", "program=command", "env.packages=none", "tpu.accelerator_type=v5litepod-256"]
     words += ["cloud.quotas={INSTANCES: 200, IN_USE_ADDRESSES: 200}", "cloud.operation_seconds=0"]
-    words.append(f'program.command=["{sys.executable}","write.py","{megabytes // 64}"]')
+    words.append(f'program.command=["{sys.executable}","write.py","{megabytes // 64}","{pause}"]')
     try:
         return command(words, repository, home)
     finally:
@@ -212,6 +217,7 @@ PARTS: dict[str, tuple[Callable[[int, Path], Measured], int, str]] = {
     "large file": (large_file, 10, "GB"),
     "log of one worker": (follow_one, 1000, "MB"),
     "logs of 64 workers": (follow_64, 1024, "MB"),
+    "slow logs of 64 workers": (partial(follow_64, pause=SLOW_PAUSE), 640, "MB"),
 }
 
 if __name__ == "__main__":
