@@ -81,6 +81,12 @@ def wait_processes(started: list[subprocess.Popen[str]], seconds: float = 540) -
     return ended
 
 
+def children(parent: int) -> list[int]:
+    """Processes that this process has started, from any of its threads."""
+    tasks = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(pid) for task in tasks for pid in task.read_text().split()]
+
+
 def results(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Lines of metrics without what the clock says, such as which worker was slowest."""
 

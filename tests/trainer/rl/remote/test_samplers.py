@@ -8,17 +8,13 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
-from conf.schema.training.run_yaml import RunFile
 from tests.trainer.conftest import make_grpo_run
-from tests.trainer.processes import start_trainer, wait_processes
-from trainer.checkpoint.manager import CheckpointManager
-from trainer.distributed import mesh as meshes
+from tests.trainer.processes import children, start_trainer, wait_processes
+from tests.trainer.states import final_state
 from trainer.rl.remote.journal import Journal, decode
-from trainer.step import train_step
 
 pytestmark = pytest.mark.deep
 
@@ -44,10 +40,6 @@ def start(run: dict[str, Any], folder: Path, cache: str) -> list[Popen[str]]:
     return start_trainer(run, folder, cache, *[token] * run["pod"]["workers"])
 
 
-def children(parent: Popen[str]) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()]
-
-
 def journaled(run: dict[str, Any]) -> int:
     return len(list((Path(run["dir"]) / "journal").glob("*.npz")))
 
@@ -60,20 +52,11 @@ def kill_samplers_until(run: dict[str, Any], started: list[Popen[str]], is_over:
         assert time.monotonic() < late
         if journaled(run) > seen:
             seen = journaled(run)
-            for pid in children(started[TRAINERS + kills % SAMPLERS])[:1]:
+            for pid in children(started[TRAINERS + kills % SAMPLERS].pid)[:1]:
                 os.kill(pid, signal.SIGKILL)
                 kills += 1
         time.sleep(0.02)
     return kills
-
-
-def final_state(run: dict[str, Any]) -> list[np.ndarray]:
-    experiment = RunFile.model_validate(run)
-    checkpoints = CheckpointManager(experiment.dir, experiment.checkpoint)
-    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, meshes.build_mesh(experiment.mesh))
-    state, _ = checkpoints.restore(STEPS, abstract)
-    checkpoints.close()
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
 def test_samplers_and_the_trainer_are_killed_no_sample_is_lost_or_learnt_twice_and_a_replay_is_equal(
@@ -114,5 +97,7 @@ def test_samplers_and_the_trainer_are_killed_no_sample_is_lost_or_learnt_twice_a
     }
     ended = wait_processes(start(replay, tmp_path / "replay", compile_cache))
     assert [one.exit_code for one in ended] == [0] * TRAINERS, [one.stderr[-2000:] for one in ended]
-    for a, b in zip(final_state(run), final_state(replay), strict=True):
+    (learnt, state), (again, replayed) = final_state(run), final_state(replay)
+    assert learnt == again == STEPS
+    for a, b in zip(state, replayed, strict=True):
         np.testing.assert_array_equal(a, b)
