@@ -79,18 +79,17 @@ import numpy as np
 from tests.trainer.distributed.test_agreement import pod
 from trainer.distributed import runtime
 runtime.keep_freed_memory(pod(backend=sys.argv[1]))
-def allocate(megabytes, count):
-    for _ in range(count):
-        np.ones(megabytes << 20, np.int8)
-def in_thread(*sizes):
-    thread = threading.Thread(target=allocate, args=sizes)
-    thread.start()
-    thread.join()
-for run, megabytes in ((allocate, 80), (in_thread, 40)):
-    run(megabytes, 2)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    run(megabytes, 20)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+def count_faults(megabytes):
+    for first in (True, False):
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        for _ in range(2 if first else 20):
+            np.ones(megabytes << 20, np.int8)
+    print(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
+count_faults(80)
+# one thread: a second one may get another heap, because join returns before the first has given its own back
+thread = threading.Thread(target=count_faults, args=(40,))
+thread.start()
+thread.join()
 """
 
 
