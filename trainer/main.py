@@ -1,7 +1,7 @@
 """Start-up: read run.yaml, join the other workers, check, train. Every worker runs this same program.
 
 Exit codes: 0 done; 2 bad run.yaml; 3 wrong devices; 4 workers disagree; 5 hardware has changed
-bits on a worker; 75 preempted, state saved; 1 anything else, with a traceback.
+bits on a worker; 6 no sampler is heard from; 75 preempted, state saved; 1 anything else, with a traceback.
 """
 
 import argparse
@@ -30,6 +30,8 @@ from trainer.fit import remat
 from trainer.loops.registry import load_loop
 from trainer.policy.run_files import write_run_files
 from trainer.rl.remote import supervisor
+from trainer.rl.remote.leases import TaskLostError
+from trainer.rl.remote.presence import SamplersLostError
 from trainer.step.compile_cache import CompileCache
 from trainer.step.nan_check import DivergedError
 from trainer.telemetry import startup_report, wandb
@@ -79,9 +81,9 @@ def main() -> None:
         code = {agreement.WrongDevicesError: 3, DisagreementError: 4, CorruptionError: 5}.get(type(error), 2)
     except PreemptedError:
         code = PREEMPTED_EXIT_CODE
-    except (DivergedError, OutageError, ReplacedError) as error:
+    except (DivergedError, OutageError, ReplacedError, TaskLostError, SamplersLostError) as error:
         print(error, file=sys.stderr)
-        code = 1
+        code = 6 if isinstance(error, SamplersLostError) else 1
     except BaseException:  # whatever the error, the others must not wait for this worker
         traceback.print_exc()
         runtime.exit_now(1)

@@ -25,7 +25,12 @@ GONE_STATES = frozenset({"ABSENT", "PREEMPTED", "TERMINATED", "STOPPED", "STOPPI
 REPAIR_STATES = frozenset({"REPAIRING", "RESTARTING", "REIMAGING", "STARTING", "CREATING"})
 UNHEALTHY_STATES = frozenset({"TIMEOUT", "UNHEALTHY_TENSORFLOW", "UNHEALTHY_TOPOLOGY"})
 UNHEALTHY_SYMPTOMS = frozenset({"MESH_BUILD_FAIL", "EXECUTE_TIMED_OUT"})
-TRAINER_EXIT_CODES = {3: VerdictKind.DEVICE_MISMATCH, 4: VerdictKind.WORKERS_DISAGREE, 5: VerdictKind.CORRUPTION}
+TRAINER_EXIT_CODES = {
+    3: VerdictKind.DEVICE_MISMATCH,
+    4: VerdictKind.WORKERS_DISAGREE,
+    5: VerdictKind.CORRUPTION,
+    6: VerdictKind.WORKER_LOST,  # that of its samplers
+}
 """Exit codes of the bundled trainer; a program of one's own has those of `program.exit_codes`."""
 SAVED_EXIT_CODE = 75
 """Exit code of a program that saved its state after a request to stop, as the bundled trainer does."""

@@ -119,9 +119,7 @@ class GrpoTrainer:
         )
         self.remote = None
         if loop.sampler.workers or loop.replay is not None:
-            self.remote = RemoteRollouts(
-                experiment, loop, self.rollouts, self.sampler, log.storage, self.telemetry.stopwatch
-            )
+            self.remote = RemoteRollouts(experiment, loop, self.rollouts, self.sampler, log, self.telemetry.stopwatch)
 
     def run(self) -> None:
         train_state = self.train_state

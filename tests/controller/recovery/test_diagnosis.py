@@ -209,6 +209,7 @@ CASES = [
     Case("the disk, so full that no log says so", (failed(tail="", free_gb=0.0),), K.DISK_FULL, "0.0 GB left"),
     Case("devices", (failed(3), failed(3)), K.DEVICE_MISMATCH, more={"exit_codes": TRAINER_EXIT_CODES}),
     Case("workers disagree", (failed(4), failed(4)), K.WORKERS_DISAGREE, more={"exit_codes": TRAINER_EXIT_CODES}),
+    Case("no sampler", (failed(6), failed(6)), K.WORKER_LOST, more={"exit_codes": TRAINER_EXIT_CODES}, worker=0),
     Case("flipped bits", (failed(5), failed(5)), K.CORRUPTION, more={"exit_codes": TRAINER_EXIT_CODES}, worker=0),
     Case("an own exit code 3", (OK, failed(3, "no data")), K.PROGRAM_ERROR, "code 3; no data", worker=1),
     Case(

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,15 +15,19 @@ import numpy as np
 from etils import epath
 
 from conf.schema.training.run_yaml import RunFileError
+from trainer.checkpoint.storage import RunStorage
 from trainer.rl.remote import wire
 from trainer.rl.remote.journal import DrawnSample
 from trainer.rl.remote.leases import Leases, TaskLostError
+from trainer.rl.remote.presence import Presence
 from trainer.rl.remote.wire import Arrays, Channel
 
 ADDRESS_FILE = "samplers.json"
 """Object in the run's folder that tells samplers where the trainer listens; it holds no secret."""
 POLL_SECONDS = 5.0
 """How long a request waits for a task or for weights."""
+ACCEPT_PAUSE_SECONDS = 1.0
+"""Pause after a connection that could not be accepted, as when too many files are open."""
 
 
 def own_token() -> str:
@@ -42,25 +46,34 @@ class RolloutServer:
     Every other method is called by the trainer's own thread.
     """
 
-    def __init__(self, leases: Leases[DrawnSample], facts: dict[str, str], token: str) -> None:
-        """Listen on a free port of all interfaces. facts: what a sampler must agree with: config, code, packages."""
+    def __init__(
+        self, leases: Leases[DrawnSample], facts: dict[str, str], token: str, workers: Sequence[int] = ()
+    ) -> None:
+        """Listen on a free port of all interfaces.
+
+        Args:
+            leases: of the samplers' tasks.
+            facts: what a sampler must agree with: config, code, packages.
+            token: secret of the attempt.
+            workers: the samplers' numbers in the pod.
+        """
         self._leases, self._facts, self._token = leases, facts, token
+        self._presence, self._closed = Presence(workers), False
         self._changed = threading.Condition()
         self._version, self._weights = -1, b""
         self._exit_code: int | None = None
         self._error: TaskLostError | None = None
-        self._file: epath.Path | None = None
+        self._storage: RunStorage | None = None
         self._address: dict[str, Any] = {}
         self._listener = socket.create_server(("", 0), backlog=128)
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True, name="samplers").start()
 
-    def announce(self, folder: str, host: str) -> None:
+    def announce(self, storage: RunStorage, host: str) -> None:
         """Write where samplers connect into the run's folder, and later, how they exit."""
-        self._file = epath.Path(folder) / ADDRESS_FILE
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._storage = storage
         self._address = {"host": host, "port": self.port, "attempt": attempt_mark(self._token)}
-        self._file.write_text(json.dumps(self._address))
+        self._write_address()
 
     def publish(self, version: int, weights: Arrays) -> None:
         """Offer the weights after `version` updates to the samplers."""
@@ -89,6 +102,19 @@ class RolloutServer:
                 self._leases.close(rollout)
             return found
 
+    def begin_wait(self) -> None:
+        """Say that the trainer waits for samples from now on; see `report_silence`."""
+        with self._changed:
+            self._presence.begin(time.monotonic())
+
+    def report_silence(self) -> None:
+        """Print which samplers are silent if all are, and announce the address again. Raises SamplersLostError."""
+        with self._changed:
+            line = self._presence.report(time.monotonic())
+        if line:
+            print(line, flush=True)
+            self._write_address()
+
     def summary(self) -> str:
         """Return what became of the tasks and samples so far."""
         with self._changed:
@@ -98,20 +124,32 @@ class RolloutServer:
     def close(self, code: int) -> None:
         """Tell all samplers to exit with this code, and accept no more; one that is not connected reads the file."""
         with self._changed:
-            self._exit_code = code
+            self._exit_code, self._closed = code, True
             self._changed.notify_all()
-        if self._file is not None:
-            self._file.write_text(json.dumps(self._address | {"exit_code": code}))
         with suppress(OSError):  # closed already
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._write_address()
+
+    def _write_address(self) -> None:
+        """Write the file unless the bucket does not answer, for which neither training nor its end should wait."""
+        if self._storage is None or not self._storage.answers():
+            return
+        ended = {} if self._exit_code is None else {"exit_code": self._exit_code}
+        file = epath.Path(self._storage.folder) / ADDRESS_FILE
+        with self._storage.tolerated(ADDRESS_FILE):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(self._address | ended))
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 peer, address = self._listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if not self._closed:  # the peer has hung up, or too many files are open
+                    logging.warning("a sampler could not connect: %s", error)
+                    time.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
             threading.Thread(target=self._serve, args=(peer, address), daemon=True, name="sampler").start()
 
     def _serve(self, peer: socket.socket, address: Any) -> None:
@@ -123,9 +161,15 @@ class RolloutServer:
             if not different:
                 with self._lease_holder(f"{hello['name']} {address}") as name:
                     while True:
-                        self._answer(channel, name, *channel.receive())
-        except (OSError, ValueError, KeyError) as error:
+                        message, arrays = channel.receive()
+                        if message["kind"] != "weights":
+                            with self._changed:
+                                self._presence.hear(hello["worker"], time.monotonic())
+                        self._answer(channel, name, message, arrays)
+        except OSError as error:
             logging.info("the connection from %s has ended: %s", address, error)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # a sampler with a bug
+            logging.warning("the connection from %s was closed: %s: %s", address, type(error).__name__, error)
         finally:
             peer.close()
 

@@ -3,6 +3,7 @@
 All processes of the trainer call every method.
 """
 
+import json
 import os
 from collections.abc import Callable
 
@@ -11,14 +12,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from trainer.checkpoint.storage import RunStorage
+from trainer.checkpoint.local_saves import Outputs
 from trainer.distributed import agreement, exchange
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE, PreemptedError
 from trainer.distributed.runtime import gather_texts
 from trainer.models.weights import Params
 from trainer.rl.remote import journal, wire
-from trainer.rl.remote.journal import Journal
-from trainer.rl.remote.leases import Leases
+from trainer.rl.remote.journal import DrawnSample, Journal, JournalError
+from trainer.rl.remote.leases import Leases, TaskLostError
+from trainer.rl.remote.presence import SamplersLostError
 from trainer.rl.remote.server import RolloutServer, own_token
 from trainer.rl.rollouts import Rollout, RolloutGenerator
 from trainer.sampler import Sampler
@@ -27,7 +29,10 @@ from trainer.telemetry.throughput import Stopwatch
 WAIT_SECONDS = 0.5
 """Interval at which all processes look for a preemption notice while a rollout is missing."""
 BROADCAST_SECONDS = 600.0
-MISSING = "missing"
+JOURNAL_FOLDER = "local_journal"
+"""Folder on the disk of worker 0 for rollouts that are not in the bucket yet."""
+SHARED_ERRORS = {kind.__name__: kind for kind in (RunFileError, SamplersLostError, TaskLostError)}
+"""Errors that process 0 finds and all processes raise."""
 
 
 class RemoteRollouts:
@@ -39,21 +44,33 @@ class RemoteRollouts:
         loop: GrpoLoop,
         generator: RolloutGenerator,
         sampler: Sampler,
-        storage: RunStorage,
+        outputs: Outputs,
         watch: Stopwatch,
     ) -> None:
-        """Listen for samplers on process 0. sampler: that of evaluations, which knows how weights are copied."""
+        """Listen for samplers on process 0.
+
+        Args:
+            experiment: the run.
+            loop: its loop.
+            generator: assembles rollouts.
+            sampler: that of evaluations, which knows how weights are copied.
+            outputs: the run's folder and that of this worker.
+            watch: measures the waiting.
+        """
         self._loop, self._generator, self._sampler, self._stopwatch = loop, generator, sampler, watch
         self._first, self._server = jax.process_index() == 0, None
         if loop.replay is not None:
             self._journal = Journal(loop.replay)
         else:
-            self._journal = Journal(experiment.dir, storage)
+            self._journal = Journal(experiment.dir)
             if self._first:
+                self._journal = Journal(experiment.dir, outputs.storage, outputs.local / JOURNAL_FOLDER)
+                first = experiment.pod.workers  # that of the trainer's pod, which samplers follow
+                workers = range(first, first + loop.sampler.workers)
                 leases = Leases[journal.DrawnSample](loop.group_size, wire.SILENCE_SECONDS)
-                self._server = RolloutServer(leases, agreement.sampling_facts(experiment), own_token())
+                self._server = RolloutServer(leases, agreement.sampling_facts(experiment), own_token(), workers)
                 host = os.environ.get("SLIPWAY_COORDINATOR", "127.0.0.1").rpartition(":")[0] or "127.0.0.1"
-                self._server.announce(experiment.dir, host)
+                self._server.announce(outputs.storage, host)
         self._everywhere = jax.jit(lambda x: x, out_shardings=NamedSharding(sampler.programs.mesh, PartitionSpec()))
 
     def fetch(
@@ -68,8 +85,8 @@ class RemoteRollouts:
             if self._loop.replay is None:
                 self._publish(params, version)
             self._open(number, version)
-            content = self._wait(number, between)
-        return self._generator.assemble(number, journal.decode(content), params, reference)
+            samples = self._decode(number, self._wait(number, between))
+        return self._generator.assemble(number, samples, params, reference)
 
     def _open(self, number: int, version: int) -> None:
         """Offer a rollout and those that follow to the samplers, as far as the journal has none of them."""
@@ -82,8 +99,13 @@ class RemoteRollouts:
                     self._server.open(ahead, prompts, loop.prompts_per_task, version)
 
     def close(self, error: BaseException | None) -> None:
-        """Tell the samplers to exit as this process does after `error`."""
+        """Tell the samplers to exit as this process does after `error`, and upload the rest of the journal."""
         if self._server is not None:
+            if left := self._journal.upload():
+                print(
+                    f"journal: {left} rollouts are only on this worker's disk; the next attempt uploads them",
+                    flush=True,
+                )
             print(f"samplers: {self._server.summary()}", flush=True)
             self._server.close(0 if error is None else PREEMPTED_EXIT_CODE if isinstance(error, PreemptedError) else 1)
 
@@ -99,27 +121,49 @@ class RemoteRollouts:
 
     def _wait(self, number: int, between: Callable[[], None]) -> bytes:
         """Return the content of a rollout's file, equal on all processes, once it is complete and written."""
+        if self._server is not None:
+            self._server.begin_wait()
         while True:
-            content = self._look_for(number) if self._first else None
-            told = gather_texts("" if content is None else MISSING if not content else "here")[0]
-            if told == MISSING:
-                raise RunFileError(f"loop.replay: {self._loop.replay} has no rollout {number} in its journal")
-            if told:
+            content, problem = self._look_for(number) if self._first else (None, None)
+            is_here, problem = json.loads(gather_texts(json.dumps([content is not None, problem]))[0])
+            if problem is not None:
+                raise SHARED_ERRORS[problem[0]](problem[1])
+            if is_here:
                 return _broadcast(number, content)
             between()
 
-    def _look_for(self, number: int) -> bytes | None:
-        """Return a rollout's file, b"" if there will be none, None if it is not complete yet."""
+    def _look_for(self, number: int) -> tuple[bytes | None, tuple[str, str] | None]:
+        """Return a rollout's file, None if it is not complete yet, and an error for all processes."""
         if (known := self._journal.read(number)) is not None:
-            return known
-        if self._server is None:
-            return b""
-        samples = self._server.wait(number, WAIT_SECONDS)
-        if samples is None:
-            return None
+            return known, None
+        try:
+            if self._server is None:
+                raise RunFileError(f"loop.replay: {self._loop.replay} has no rollout {number} in its journal")
+            samples = self._server.wait(number, WAIT_SECONDS)
+            if samples is None:
+                self._server.report_silence()
+                return None, None
+        except tuple(SHARED_ERRORS.values()) as error:
+            return None, (type(error).__name__, str(error))
         content = journal.encode(number, samples)
         self._journal.write(number, content)
-        return content
+        return content, None
+
+    def _decode(self, number: int, content: bytes) -> list[DrawnSample]:
+        """Return the samples of a rollout's file. Raises RunFileError if they are not of this config."""
+        loop = self._loop
+        key = "loop.replay" if loop.replay is not None else "the run's journal"
+        try:
+            samples = journal.decode(content, number)
+        except JournalError as error:
+            raise RunFileError(f"{key}: rollout {number}: {error}") from error
+        wanted = loop.prompts_per_step * loop.updates_per_rollout * loop.group_size
+        if len(samples) != wanted:
+            raise RunFileError(
+                f"{key}: rollout {number} has {len(samples)} samples, not the {wanted} of loop.prompts_per_step, "
+                "updates_per_rollout and group_size; use those of the run that wrote it"
+            )
+        return samples
 
 
 def _broadcast(number: int, content: bytes | None) -> bytes:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 from conf.schema.training.run_yaml import RunFile, RunFileError
@@ -16,6 +17,8 @@ FINAL_EXIT_CODES = (0, 2, 3, 4, PREEMPTED_EXIT_CODE)
 """Exit codes after which a sampler is not started again, as in `trainer.main`."""
 MAX_CRASHES = 3
 """Exceptions in a row that end a sampler; kills do not count, since the next life need not end like that."""
+SOUND_SECONDS = 1800.0
+"""Life of a sampler after which earlier exceptions no longer count."""
 
 
 def is_sampler(experiment: RunFile) -> bool:
@@ -43,9 +46,12 @@ def supervise(run_file: Path) -> int:
     crashes = 0
     while not stopping.is_set():
         command = [sys.executable, "-m", "trainer", str(run_file)]
+        born = time.monotonic()
         child = subprocess.Popen(command, env=os.environ | {CHILD_VARIABLE: str(os.getpid())})
+        if stopping.is_set():  # the request came while the child was started
+            child.terminate()
         code = child.wait()
-        crashes = crashes + 1 if code > 0 else 0
+        crashes = 0 if code < 0 else 1 if time.monotonic() - born >= SOUND_SECONDS else crashes + 1
         if code in FINAL_EXIT_CODES or (crashes == MAX_CRASHES and not stopping.is_set()):
             return code
         how = f"by signal {-code}" if code < 0 else f"with code {code}"

@@ -11,6 +11,7 @@ import io
 import json
 import secrets
 import socket
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,10 @@ class Channel:
         if not hmac.compare_digest(code, self._code(content, self._names[1], self._received)):
             raise WireError("a message without the token of this attempt")
         self._received += 1
-        return unpack(content)
+        try:
+            return unpack(content)
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise WireError(f"a message that cannot be read: {error}") from error
 
     def ask(self, message: dict[str, Any], arrays: Arrays | None = None) -> tuple[dict[str, Any], Arrays]:
         """Send a request and return its answer."""

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import jax
@@ -31,6 +31,8 @@ from trainer.sampler import Completion, Sampler, SamplerSettings, StopCriteria, 
 CONNECT_SECONDS = 3600.0
 """How long a sampler looks for the trainer, which may read data, compile and warm up first."""
 RETRY_SECONDS = 1.0
+REPORT_SECONDS = 10.0
+"""Longest silence of a sampler that waits for rewards or weights; after wire.SILENCE_SECONDS it loses its task."""
 
 
 def run(experiment: RunFile) -> int:
@@ -61,10 +63,8 @@ class _SamplerProcess:
         self._abstract = placement.abstract_params(self._sampler.programs.cfg, self._sampler.programs.mesh)
         self._key = jax.random.key(experiment.seed)
         self._parent = int(os.environ[CHILD_VARIABLE])
-        self._arrived = threading.Condition()
-        self._newest: tuple[int, Arrays] = (-1, {})
+        self._feed: _WeightFeed | None = None
         self._copy: tuple[int, Params] = (-1, {})
-        self._weights_error: Exception | None = None
 
     def run(self) -> int:
         """Work for the trainer; while it does not answer, look for it again. Returns the exit code that it sends."""
@@ -72,12 +72,12 @@ class _SamplerProcess:
         while time.monotonic() - lost < CONNECT_SECONDS and os.getppid() == self._parent:
             try:
                 address = json.loads((epath.Path(self._experiment.dir) / ADDRESS_FILE).read_text())
-                if address["attempt"] != attempt_mark(self._token):
+                if not isinstance(address, dict) or address["attempt"] != attempt_mark(self._token):
                     raise WireError("the trainer of this attempt does not listen yet")
                 if "exit_code" in address:
                     return address["exit_code"]
                 channel, weights = self._connect(address), self._connect(address)
-            except (OSError, json.JSONDecodeError, KeyError):
+            except (OSError, ValueError, KeyError, TypeError):  # not written yet, damaged, or nobody listens there
                 time.sleep(RETRY_SECONDS)
                 continue
             try:
@@ -94,15 +94,16 @@ class _SamplerProcess:
         """Raises OSError, or RunFileError if the trainer has another config, code or data."""
         channel = Channel.connect(address["host"], address["port"], self._token)
         name = f"sampler on worker {worker_index()}"
-        reply, _ = channel.ask({"name": name, "facts": agreement.sampling_facts(self._experiment)})
+        reply, _ = channel.ask(
+            {"name": name, "worker": worker_index(), "facts": agreement.sampling_facts(self._experiment)}
+        )
         if different := reply["different"]:
             raise RunFileError(f"{name} and the trainer differ in {', '.join(different)}")
         return channel
 
     def _work(self, channel: Channel, weights: Channel) -> int:
-        self._newest = self._copy = (-1, {})  # a trainer that has resumed may have older ones
-        self._weights_error = None
-        threading.Thread(target=self._receive_weights, args=(weights,), daemon=True, name="weights").start()
+        self._copy = (-1, {})  # a trainer that has resumed may have older ones
+        self._feed = _WeightFeed(weights)
         while True:
             reply, _ = channel.ask({"kind": "take"})
             if reply["exit_code"] is not None:
@@ -113,28 +114,12 @@ class _SamplerProcess:
                 except _AbandonedError:
                     continue
 
-    def _receive_weights(self, channel: Channel) -> None:
-        version = -1
-        try:
-            while True:
-                message, arrays = channel.ask({"kind": "weights", "version": version})
-                version = message["version"]
-                if arrays:
-                    with self._arrived:
-                        self._newest = version, arrays
-                        self._arrived.notify_all()
-        except (OSError, ValueError) as error:
-            with self._arrived:
-                self._weights_error = error
-                self._arrived.notify_all()
-
     def _weights(self, at_least: int = 0) -> tuple[Params, int]:
-        """Return the newest weights on the devices, and their version."""
-        with self._arrived:
-            self._arrived.wait_for(lambda: self._weights_error or self._newest[0] >= at_least)
-            if self._weights_error is not None:
-                raise WireError("no more weights arrive") from self._weights_error
-            version, arrays = self._newest
+        """Return the newest weights on the devices, and their version. Raises WireError if no more arrive."""
+        assert self._feed is not None, "connected"
+        while (newest := self._feed.newest(at_least, REPORT_SECONDS)) is None:
+            self._check_parent()
+        version, arrays = newest
         if version != self._copy[0]:
             self._copy = version, {}  # frees the old ones first
             leaves, structure = jax.tree.flatten(self._abstract)
@@ -154,11 +139,10 @@ class _SamplerProcess:
         waiting: dict[int, tuple[Completion, Future[RewardResult]]] = {}
         names, first = reward_names(loop), task.first * loop.group_size
 
-        def deliver(*, wait: bool = False) -> None:
+        def deliver() -> None:
             """Send what is scored, which also says that this sampler is alive."""
-            if os.getppid() != self._parent:
-                raise WireError("the parent of this process has ended")
-            done = [row for row, (_, check) in waiting.items() if wait or check.done()]
+            self._check_parent()
+            done = [row for row, (_, check) in waiting.items() if check.done()]
             arrays: Arrays = {}
             finished = [waiting[row][0].finished for row in done]
             for row in done:
@@ -168,7 +152,7 @@ class _SamplerProcess:
                 arrays |= {f"{row}/{name}": values for name, values in (parts | {"scores": scores}).items()}
             message: dict[str, Any] = {"kind": "samples", "rollout": task.rollout, "rows": done, "finished": finished}
             reply, _ = channel.ask(message, arrays)
-            if not reply["go_on"] and not wait:
+            if not reply["go_on"]:
                 raise _AbandonedError
 
         numbers = range(first, first + len(asked) * loop.group_size)
@@ -176,9 +160,57 @@ class _SamplerProcess:
             copy, [q.prompt_tokens for q in asked], loop.group_size, key, loop.temperature, deliver,
             numbers=numbers, weights=self._weights,
         )  # fmt: skip
-        for drawn in drawing:
-            question = asked[drawn.row // loop.group_size]
-            text = self._questions.prompt_encoder.decode(drawn.tokens.tolist())
-            submission = Submission(text, question.answer, question.prompt, question.row)
-            waiting[first + drawn.row] = drawn, self._checks.submit(names, submission)
-        deliver(wait=True)
+        try:
+            for drawn in drawing:
+                question = asked[drawn.row // loop.group_size]
+                text = self._questions.prompt_encoder.decode(drawn.tokens.tolist())
+                submission = Submission(text, question.answer, question.prompt, question.row)
+                waiting[first + drawn.row] = drawn, self._checks.submit(names, submission)
+            while waiting:
+                wait([check for _, check in waiting.values()], REPORT_SECONDS)
+                deliver()
+        finally:
+            for _, check in waiting.values():
+                check.cancel()  # those of the next task should not wait for them
+
+    def _check_parent(self) -> None:
+        """Raise WireError if the supervisor has ended, which would start no other sampler."""
+        if os.getppid() != self._parent:
+            raise WireError("the parent of this process has ended")
+
+
+class _WeightFeed:
+    """The newest weights of one connection, which a thread receives."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._arrived = channel, threading.Condition()
+        self._newest: tuple[int, Arrays] = (-1, {})
+        self._error: Exception | None = None
+        threading.Thread(target=self._receive, daemon=True, name="weights").start()
+
+    def newest(self, at_least: int, seconds: float) -> tuple[int, Arrays] | None:
+        """Return the newest version and its arrays; None if it is below `at_least` after that long.
+
+        Raises:
+            WireError: no more weights arrive.
+        """
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._error or self._newest[0] >= at_least, seconds)
+            if self._error is not None:
+                raise WireError(f"no more weights arrive: {self._error}") from self._error
+            return self._newest if self._newest[0] >= at_least else None
+
+    def _receive(self) -> None:
+        version = -1
+        try:
+            while True:
+                message, arrays = self._channel.ask({"kind": "weights", "version": version})
+                version = message["version"]
+                if arrays:
+                    with self._arrived:
+                        self._newest = version, arrays
+                        self._arrived.notify_all()
+        except Exception as error:  # of any kind: `newest` raises it in the sampler's own thread
+            with self._arrived:
+                self._error = error
+                self._arrived.notify_all()

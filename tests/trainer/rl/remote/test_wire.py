@@ -10,6 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from trainer.checkpoint.storage import RunStorage
+from trainer.rl.remote import server as served
 from trainer.rl.remote.journal import DrawnSample, Journal, decode, encode
 from trainer.rl.remote.leases import Leases
 from trainer.rl.remote.server import RolloutServer, attempt_mark
@@ -119,9 +121,7 @@ def samples(*seeds: int) -> list[DrawnSample]:
 
 
 def test_the_journal_keeps_every_bit(tmp_path) -> None:
-    from trainer.checkpoint.storage import RunStorage
-
-    journal, drawn = Journal(str(tmp_path), RunStorage(str(tmp_path))), samples(1, 4, 3)
+    journal, drawn = Journal(str(tmp_path), RunStorage(str(tmp_path)), tmp_path / "disk"), samples(1, 4, 3)
     assert journal.read(12) is None
     journal.write(12, encode(12, drawn))
     content = Journal(str(tmp_path)).read(12)
@@ -134,7 +134,7 @@ def test_the_journal_keeps_every_bit(tmp_path) -> None:
 
 def connect(server: RolloutServer, facts: dict[str, str]) -> tuple[Channel, dict]:
     channel = Channel.connect("127.0.0.1", server.port, "secret")
-    return channel, channel.ask({"name": "one", "facts": facts})[0]
+    return channel, channel.ask({"name": "one", "worker": 1, "facts": facts})[0]
 
 
 def deliver(channel: Channel, rollout: int, row: int, sample: DrawnSample) -> bool:
@@ -165,7 +165,7 @@ def test_a_sampler_that_hangs_up_loses_its_task_at_once_and_is_not_missed(serve,
     assert found is not None
     assert [len(sample.tokens) for sample in found] == [2, 3]
     assert server.summary() == "2 samples, 1 more dropped, 1 tasks given to another sampler"
-    server.announce(str(tmp_path), "127.0.0.1")
+    server.announce(RunStorage(str(tmp_path)), "127.0.0.1")
     server.close(75)
     assert second.ask({"kind": "take"})[0] == {"task": None, "exit_code": 75}
     second.close()
@@ -181,3 +181,53 @@ def test_a_sampler_of_other_code_gets_no_task(serve) -> None:
     with pytest.raises(ConnectionError):
         channel.ask({"kind": "take"})
     channel.close()
+
+
+def test_a_message_that_is_none_ends_the_connection_by_name(pair) -> None:
+    client, server, _ = pair()
+    client.send_packed(b"no zip")
+    with pytest.raises(WireError, match="cannot be read"):
+        server.receive()
+
+
+@pytest.mark.parametrize(
+    "message", [{}, {"kind": "no such"}, {"kind": "samples", "rollout": [], "rows": 7, "finished": 7}, {"kind": []}]
+)
+def test_a_sampler_with_a_bug_loses_its_connection_and_its_task(serve, message, caplog) -> None:
+    server = serve({})
+    server.open(0, 1, 1, version=0)
+    first, _ = connect(server, {})
+    task = first.ask({"kind": "take"})[0]["task"]
+    with pytest.raises(ConnectionError):
+        first.ask(message)
+    first.close()
+    second, _ = connect(server, {})
+    assert second.ask({"kind": "take"})[0]["task"] == task
+    second.close()
+    assert "was closed" in caplog.text
+
+
+def test_a_connection_that_fails_does_not_keep_later_ones_out(serve, monkeypatch) -> None:
+    real, failed = socket.socket.accept, list[int]()
+
+    def accept(self: socket.socket):
+        if not failed:
+            failed.append(1)
+            raise OSError(24, "Too many open files")
+        return real(self)
+
+    monkeypatch.setattr(served, "ACCEPT_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    channel, answer = connect(serve({}), {})
+    channel.close()
+    assert answer == {"different": []}
+    assert failed
+
+
+def test_the_end_of_a_run_in_an_outage_is_no_error(serve, tmp_path) -> None:
+    answers = [True, False]
+    server = serve({})
+    server.announce(RunStorage(str(tmp_path / "run"), lambda: answers.pop(0)), "127.0.0.1")
+    (tmp_path / "run" / "samplers.json").unlink()
+    server.close(1)
+    assert not list((tmp_path / "run").iterdir())

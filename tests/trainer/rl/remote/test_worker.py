@@ -1,0 +1,118 @@
+"""A sampler's dealings with the trainer: weights that stop, rewards that take long, a damaged address."""
+
+import json
+import os
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import numpy as np
+import pytest
+
+from trainer.rl.remote import worker
+from trainer.rl.remote.leases import Task
+from trainer.rl.remote.server import ADDRESS_FILE, attempt_mark
+from trainer.rl.remote.wire import Channel, WireError
+from trainer.sampler import Completion
+
+
+class Answers:
+    """A connection with the answers to come; one that is an exception is raised."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.asked = list(answers), list[dict[str, Any]]()
+        self.blocked = threading.Event()
+
+    def ask(self, message: dict[str, Any], arrays: Any = None) -> Any:
+        self.asked.append(message)
+        if not self.answers:
+            self.blocked.wait(10)
+            raise WireError("closed")
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize("error", [KeyError("version"), WireError("gone"), MemoryError("no room"), EOFError()])
+def test_whatever_ends_the_thread_of_weights_reaches_the_sampler(error) -> None:
+    feed = worker._WeightFeed(cast(Channel, Answers(({"version": 1}, {"0": np.ones(1)}), error)))
+    with pytest.raises(WireError, match="no more weights"):
+        feed.newest(2, 10.0)
+
+
+def test_the_end_of_an_earlier_connection_is_none_of_the_next_one() -> None:
+    old, new = Answers(), Answers(({"version": 4}, {"0": np.ones(1)}))
+    before = worker._WeightFeed(cast(Channel, old))
+    after = worker._WeightFeed(cast(Channel, new))
+    assert before.newest(0, 0.0) is None
+    old.blocked.set()
+    with pytest.raises(WireError):
+        before.newest(0, 10.0)
+    newest = after.newest(4, 10.0)
+    assert newest is not None
+    assert newest[0] == 4
+    assert after.newest(5, 0.0) is None
+    new.blocked.set()
+
+
+def bare(**members: Any) -> Any:
+    """A sampler with these members only."""
+    made = object.__new__(worker._SamplerProcess)
+    vars(made).update({f"_{name}": value for name, value in members.items()} | {"_parent": os.getppid()})
+    return made
+
+
+@pytest.mark.parametrize("damaged", [b"[]", b'"text"', b"\xff\xfe", b"{", b"{}", b'{"attempt": 7, "port": []}'])
+def test_a_damaged_address_is_read_again(damaged, tmp_path, monkeypatch) -> None:
+    path = tmp_path / ADDRESS_FILE
+    path.write_bytes(damaged)
+    whole = json.dumps({"attempt": attempt_mark("secret"), "exit_code": 75})
+    monkeypatch.setattr(worker.time, "sleep", lambda _: path.write_text(whole))
+    assert bare(experiment=SimpleNamespace(dir=str(tmp_path)), token="secret").run() == 75
+
+
+def draw(monkeypatch: pytest.MonkeyPatch, channel: Any, checks: list[Future[Any]]) -> None:
+    """One task of a prompt with a response for each of the checks."""
+    monkeypatch.setattr(worker, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "reward_names", lambda _: [])
+    monkeypatch.setattr(worker, "score_sample", lambda found, _: found)
+    n, empty = len(checks), np.zeros(1, np.int32)
+    loop = SimpleNamespace(prompts_per_step=1, updates_per_rollout=1, group_size=n, temperature=1.0)
+    drawn = [Completion(row, empty, np.zeros(1, np.float32), True, empty) for row in range(n)]
+    question = SimpleNamespace(prompt_tokens=[1], answer="", prompt="", row=None)
+    questions = SimpleNamespace(train=lambda *_: [question], prompt_encoder=SimpleNamespace(decode=lambda _: ""))
+    sampler = SimpleNamespace(generate=lambda *_, **__: iter(drawn))
+    pool, left = SimpleNamespace(submit=lambda *_: left.pop(0)), list(checks)
+    feed = SimpleNamespace(newest=lambda *_: (0, {}))
+    made = bare(
+        loop=loop, questions=questions, sampler=sampler, checks=pool, feed=feed, copy=(0, {}), key=jax.random.key(0)
+    )
+    made._draw(channel, Task(0, 0, 1, 0))
+
+
+def test_a_sampler_that_waits_for_rewards_says_that_it_is_alive(monkeypatch) -> None:
+    checks = [Future[Any]() for _ in range(2)]
+
+    class Trainer(Answers):
+        def ask(self, message: dict[str, Any], arrays: Any = None) -> Any:
+            self.asked.append(message)
+            if len(self.asked) == 3:
+                checks[0].set_result([1.0] * 4)
+            if len(self.asked) == 5:
+                checks[1].set_result([1.0] * 4)
+            return {"go_on": True}, {}
+
+    trainer = Trainer()
+    draw(monkeypatch, trainer, checks)
+    delivered = [message["rows"] for message in trainer.asked]
+    assert delivered == [[], [], [], [0], [], [1]]
+
+
+def test_rewards_of_a_task_that_another_sampler_has_are_not_computed(monkeypatch) -> None:
+    checks = [Future[Any]() for _ in range(2)]
+    with pytest.raises(worker._AbandonedError):
+        draw(monkeypatch, Answers(({"go_on": False}, {})), checks)
+    assert all(check.cancelled() for check in checks)
