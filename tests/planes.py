@@ -57,6 +57,15 @@ PLANES = (
     ),
 )
 
+EITHER = Plane(
+    "auto",
+    one=("tpu=v6e_1",),
+    two=("tpu=v6e_1", "tpu.accelerator_type=v5p-16", "tpu.zone=us-east5-a"),
+    four=("tpu=v6e_8", "tpu.accelerator_type=v6e-16"),
+    collections="|".join(plane.collections for plane in PLANES),
+)
+"""Pods that both planes have, with as many workers on either; a test asks for it by name."""
+
 
 def pods(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an emulated cloud's pods consist of: nodes, requests, groups, and VMs with TPUs."""

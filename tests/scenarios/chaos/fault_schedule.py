@@ -32,12 +32,13 @@ class ChaosScenario:
     max_blip_seconds: float
     """The longest that a temporary fault lasts."""
     plane: str = "tpu_api"
+    """`auto`: either of them, and the faults of both strike."""
 
 
 def fault_schedule(seed: int, scenario: ChaosScenario) -> tuple[Spec, ...]:
     """Return the faults of a seed, as `cloud.faults` takes them."""
     draw = random.Random(f"slipway chaos {seed}")
-    known = {**FAULT_KINDS, **(SLICE_FAULTS if scenario.plane == "compute_engine" else NODE_FAULTS)}
+    known = {**FAULT_KINDS, **FAULTS_OF_PLANE[scenario.plane]}
     kinds = list(known)
     drawn = draw.choices(kinds, [known[kind][0] for kind in kinds], k=draw.choice(FAULT_COUNTS))
     return tuple({"kind": kind, **known[kind][1](draw, scenario), "seed": draw.randrange(1000)} for kind in drawn)
@@ -78,15 +79,19 @@ def _refused(draw: random.Random, scenario: ChaosScenario) -> Spec:
     return spec if draw.random() < 0.7 else {**spec, **_at_any_time(draw, scenario)}
 
 
+def _api_of_pods(draw: random.Random, scenario: ChaosScenario) -> str:
+    return API_OF_PODS.get(scenario.plane) or API_OF_PODS[draw.choice([*API_OF_PODS])]
+
+
 def _answer(draw: random.Random, scenario: ChaosScenario) -> Spec:
-    what = draw.choice(["GET ", "POST ", "PATCH ", API_OF_PODS[scenario.plane], "storage/", "compute/"])
+    what = draw.choice(["GET ", "POST ", "PATCH ", _api_of_pods(draw, scenario), "storage/", "compute/"])
     status = draw.choice([429, 500, 502, 503, 504])
     return {"match": what, "status": status, "times": draw.randint(1, 4), **_at_any_time(draw, scenario)}
 
 
 def _cut(draw: random.Random, scenario: ChaosScenario) -> Spec:
     at = draw.choice(["request", "answer", "answer", "upload"])
-    asks = f"POST /{API_OF_PODS[scenario.plane]}"
+    asks = f"POST /{_api_of_pods(draw, scenario)}"
     what = draw.choice([UPLOADS, UPLOADS, asks, "DELETE ", "POST ", "GET "])
     return {"match": UPLOADS if at == "upload" else what, "at": at, "times": draw.randint(1, 3),
             **_at_any_time(draw, scenario)}  # fmt: skip
@@ -109,6 +114,21 @@ def _with_optional_notice(draw: random.Random, scenario: ChaosScenario) -> Spec:
 
 def _state(draw: random.Random, scenario: ChaosScenario, *states: str) -> Spec:
     return {"state": draw.choice(states), "worker": draw.randrange(scenario.workers)}
+
+
+def _full(draw: random.Random, scenario: ChaosScenario) -> Spec:
+    """One plane has no capacity for a while: a request waits there, or is refused, and the other plane is asked."""
+    plane = draw.choice([*API_OF_PODS])
+    waits = plane == "tpu_api" or scenario.workers > 1
+    times = draw.choice([10, 30, 90]) if waits else draw.randint(1, 4)
+    return {"kind": "stockout", "plane": plane, "at": "operation", "times": times}
+
+
+def _outage(draw: random.Random, scenario: ChaosScenario) -> Spec:
+    """One plane answers nothing but errors for longer than the client repeats a request."""
+    status, times = draw.choice([500, 502, 503, 504]), draw.randint(5, 20)
+    return {"kind": "http", "match": _api_of_pods(draw, scenario), "status": status, "times": times,
+            **_at_any_time(draw, scenario)}  # fmt: skip
 
 
 BROKEN = ("INCOMPLETE", "FAILED", "ACTIVE_DEGRADED")
@@ -139,3 +159,11 @@ SLICE_FAULTS: dict[str, tuple[int, Callable[[random.Random, ChaosScenario], Spec
     "slice_creation": (2, lambda d, s: {"times": d.randint(1, 2), **_state(d, s, *BROKEN)}),
 }
 """The same for pods of one plane only."""
+EITHER_FAULTS: dict[str, tuple[int, Callable[[random.Random, ChaosScenario], Spec]]] = {
+    **NODE_FAULTS,
+    **SLICE_FAULTS,
+    "full": (16, _full),
+    "outage": (4, _outage),
+}
+"""The same for pods that may come from either plane; the last two are a stockout and answers of HTTP."""
+FAULTS_OF_PLANE = {"tpu_api": NODE_FAULTS, "compute_engine": SLICE_FAULTS, "auto": EITHER_FAULTS}

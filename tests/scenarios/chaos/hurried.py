@@ -54,6 +54,8 @@ def use_fast_clock(jump: int) -> Iterator[None]:
     with (
         mock.patch("controller.cloud.connect.Clock", partial(FastClock, jump)),
         mock.patch("controller.cloud.connect.LOCAL_POLL_SECONDS", 0.5),
+        mock.patch("controller.resources.pod.search.ALONE_POLLS", 1),
+        mock.patch("controller.resources.pod.search.FIRST_PROGRESS_SECONDS", 1.0),
         mock.patch("controller.run.follow.STRAGGLER_SECONDS", 0.3),
         mock.patch("controller.run.follow.ROOT_CAUSE_SECONDS", 1.0),
         mock.patch("controller.recovery.diagnosis.STOPPED_SECONDS", 1.0),

@@ -1,6 +1,6 @@
 """Seeded schedules of misfortune: whatever happens, the run ends with the same numbers, and nothing is left behind.
 
-`pytest tests/scenarios/chaos --chaos 60:560` tries others.
+`pytest tests/scenarios/chaos --chaos 60:560` tries others; with `--deep` on Compute Engine and on either plane, too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.conftest import seeds
-from tests.planes import PLANES, Plane
+from tests.planes import EITHER, PLANES, Plane
 from tests.scenarios.chaos.conftest import ChaosHarnessFactory
 from tests.scenarios.chaos.counter import STEPS
 from tests.scenarios.chaos.fault_schedule import ChaosScenario, Spec, fault_schedule
@@ -25,7 +25,8 @@ JUMPING = 5
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
-        metafunc.parametrize("seed", seeds(metafunc.config.getoption("--chaos"), fast=(5,), deep=60))
+        either = metafunc.function is test_a_schedule_on_either_plane_ends_with_the_same_numbers
+        metafunc.parametrize("seed", seeds(metafunc.config.getoption("--chaos"), fast=(5,), deep=16 if either else 60))
 
 
 def of_counter(seed: int, plane: Plane) -> tuple[int, tuple[Spec, ...]]:
@@ -52,6 +53,12 @@ def test_a_schedule_ends_with_the_same_numbers_and_leaves_nothing(
     seed: int, plane: Plane, make_harness: ChaosHarnessFactory
 ) -> None:
     survives(make_harness, plane, *of_counter(seed, plane), jump=seed * (seed % JUMPING == 0))
+
+
+@pytest.mark.deep
+def test_a_schedule_on_either_plane_ends_with_the_same_numbers(seed: int, make_harness: ChaosHarnessFactory) -> None:
+    """With `tpu.plane=auto`: requests to both planes may be under way, and both may be granted."""
+    survives(make_harness, EITHER, *of_counter(seed, EITHER), jump=seed * (seed % JUMPING == 0))
 
 
 FOUND: dict[str, tuple[int, tuple[Spec, ...]]] = {
@@ -113,7 +120,7 @@ def test_a_stand_on_which_something_failed_is_thrown_away(make_harness: ChaosHar
 
 
 def test_a_seed_means_the_same_schedule_everywhere() -> None:
-    for plane, count in zip(PLANES, (16, 17), strict=True):
+    for plane, count in zip((*PLANES, EITHER), (16, 17, 18), strict=True):
         assert of_counter(7, plane) == of_counter(7, plane)
         kinds = {fault["kind"] for seed in range(200) for fault in of_counter(seed, plane)[1]}
         assert len(kinds) == count
