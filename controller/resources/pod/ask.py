@@ -38,7 +38,7 @@ class Ask:
         moves_on: this plane has another place to try, so a lack of capacity is a refusal.
         is_watched: there is any other place to try, so its state is looked at even before Google has answered.
         asked: when it was sent; seconds since the epoch.
-        state: as last seen; '' before Google has accepted the request.
+        state: as last seen; '' before the first look.
         changed: when that state was first seen; monotonic seconds.
     """
 
@@ -57,6 +57,7 @@ class Ask:
     state: str = field(default="", init=False)
     changed: float = field(default=0.0, init=False)
     _is_sent: bool = field(default=False, init=False)
+    _is_accepted: bool = field(default=False, init=False)
     _has_fresh_disk: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +68,13 @@ class Ask:
         """Whether Google keeps the request and has no capacity for it yet."""
         return self.state in WAITING_STATES
 
+    @property
+    def held(self) -> SliceStatus | None:
+        """What Google has accepted and not answered, for another `answer`."""
+        if not self._is_accepted:
+            return None
+        return SliceStatus(spec=self.spec, place=self.place, state=self.state, name=self.name, created=self.asked)
+
     def answer(self, patience: float, found: SliceStatus | None = None) -> Generator[float, None, Answer]:
         """Send the request and wait for its answer; again and again while Google does not see new rights everywhere.
 
@@ -75,7 +83,7 @@ class Ask:
             found: what another controller has requested in this place; then no request is sent.
         """
         if found is not None:
-            self.asked, self._is_sent = found.created, True
+            self.asked, self._is_sent, self._is_accepted = found.created, True, True
             return (yield from self._settled(self._wait(patience, None)))
         late, told = self.context.clock.deadline(PROPAGATION_SECONDS), False
         while True:
@@ -102,7 +110,11 @@ class Ask:
         record_surplus(self.context, self.name, self.spec, self.place, self.asked, given)
 
     def _settled(self, steps: Generator[float, None, Refusal | SliceStatus]) -> Generator[float, None, Answer]:
-        """Wait for the answer and record it. A refused request leaves nothing behind."""
+        """Wait for the answer and record it. A refused request leaves nothing behind.
+
+        Raises:
+            GoogleError: there is no answer, because Google or the network has an outage.
+        """
         context = self.context
         try:
             answer = yield from steps
@@ -113,13 +125,13 @@ class Ask:
             answer = Refusal(kind, error.message)
         except GoogleError as error:
             kind = self._classify(error)
-            if error.is_transient and kind in ("unknown", "internal"):
-                raise  # not a refusal: Google or the network has an outage
+            if error.is_transient and (self._is_accepted or kind in ("unknown", "internal")):
+                raise  # not a refusal: what was accepted is still there
             answer = Refusal(kind, error.message)
             if error.status == 0:  # the operation began and may have left something
                 self._delete()
         if isinstance(answer, Refusal):
-            self._is_sent = False
+            self._is_sent = self._is_accepted = False
             if self._has_fresh_disk:
                 data_disk.delete_disk(context, data_disk.name_for(self.name), self.place.zone)
             if answer.kind == "propagating":
@@ -137,7 +149,9 @@ class Ask:
                 self._has_fresh_disk = True
                 wait_compute(context, operation)
         self._is_sent = True
-        return (yield from self._wait(patience, self.maker.create(context, self.name, spec, self.place)))
+        is_answered = self.maker.create(context, self.name, spec, self.place)
+        self._is_accepted = True
+        return (yield from self._wait(patience, is_answered))
 
     def _wait(self, patience: float, is_answered: IsAnswered | None) -> Generator[float, None, Refusal | SliceStatus]:
         """Return the READY slice, or why there is none after `patience` seconds in a queue."""

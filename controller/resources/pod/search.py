@@ -5,7 +5,8 @@ next place is tried at once; after the last one, the search pauses and starts ov
 its place out. Any other refusal ends the search on that plane.
 
 Each plane has its own round of places. While a request waits in a queue of one plane, the places of the other one are
-asked too; the first slice that is READY is the pod, and the other request is given back.
+asked too; the first slice that is READY is the pod, and the other request is given back. An outage of one plane does
+not end the search as long as the other one answers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ FIRST_WAIT_SECONDS = 300.0
 """Longest wait in a queue while there are places not asked yet, in a search on several planes."""
 FIRST_PROGRESS_SECONDS = 300.0
 """How long no other plane is asked beside a request that Google has begun to serve: most are granted by then."""
+SILENT_POLLS = 12
+"""How long a plane that does not answer is left alone, in the same units, while another one answers: a minute."""
 MAX_INTERNAL_ERRORS = 5
 """Internal errors at Google in a row that end a search."""
 
@@ -56,6 +59,7 @@ class _Round:
         answer: to the last request.
         wakes: when it goes on, as `_Progress.slept`.
         turn: greater than those of the rounds that went on before.
+        is_silent: its last request failed, and not by an answer: the plane has an outage.
     """
 
     plane: str
@@ -66,6 +70,7 @@ class _Round:
     answer: Answer = None
     wakes: float = 0.0
     turn: int = 0
+    is_silent: bool = False
     steps: Iterator[float] = field(default_factory=lambda: iter(()))
 
 
@@ -138,9 +143,8 @@ class CapacitySearch:
             mine = [place for place in ordered if plane_of(place.provisioner).title == title]
             one = _Round(title, mine, [place for place in first if place in mine])
             held = next((status for status in found if plane_of(status.place.provisioner).title == title), None)
-            if held is not None and (there := [place for place in mine if place.zone == held.place.zone]):
-                at = next((place for place in there if place.capacity == held.place.capacity), there[0])
-                one.found, one.first = held, [at, *(_rotate_after(mine, at)[:-1])]
+            if held is not None:
+                _hold(one, held)
             one.steps = self._walk(one, progress)
             progress.rounds.append(one)
         return progress
@@ -152,11 +156,31 @@ class CapacitySearch:
             self.context.clock.sleep(one.wakes - progress.slept)
             progress.slept = one.wakes
         one.turn = 1 + max(each.turn for each in live)
-        seconds = next(one.steps, None)
+        try:
+            seconds = next(one.steps, None)
+        except GoogleError as error:
+            if not error.is_transient or all(other.is_silent for other in live if other is not one):
+                raise
+            seconds = self._outlast(one, progress, error)
+        else:
+            one.is_silent = False
         if seconds is None:
             return one
         one.wakes = progress.slept + seconds
         return None
+
+    def _outlast(self, one: _Round, progress: _Progress, error: GoogleError) -> float:
+        """Let a round go on after an outage of its plane, with what it holds there; return in how many seconds."""
+        if not one.is_silent:
+            message = f"{one.plane} does not answer ({error.message}); trying again while the search goes on elsewhere"
+            self.context.events.note(self.subject, message)
+        one.is_silent = True
+        if one.ask is not None and one.ask.held is not None:
+            _hold(one, one.ask.held)
+        elif one.ask is not None:
+            one.ask, progress.attempt = None, progress.attempt - 1
+        one.steps = self._walk(one, progress)
+        return SILENT_POLLS * self.context.poll_seconds
 
     def _give_back_others(self, live: Sequence[_Round]) -> None:
         """Delete what the other planes hold, now that the pod is there: a slice bills from the moment it is READY."""
@@ -218,7 +242,7 @@ class CapacitySearch:
 
         Two slices cannot have the same data disk, so a request with one is always left alone.
         """
-        if one.ask is None:
+        if one.ask is None or (one.is_silent and not self._takes_turns):
             return False
         limit = ALONE_POLLS * self.context.poll_seconds if one.ask.waits else FIRST_PROGRESS_SECONDS
         return self._takes_turns or self.context.clock.monotonic() - one.ask.changed < limit
@@ -299,6 +323,13 @@ class CapacitySearch:
 def _first_sentence(message: str) -> str:
     """Return the useful part of Google's message, without the advice and the error id that follow."""
     return message.partition(";")[0].partition(" [EID")[0]
+
+
+def _hold(one: _Round, held: SliceStatus) -> None:
+    """Begin a round with what has been requested already, if that is in one of its zones."""
+    if there := [place for place in one.ordered if place.zone == held.place.zone]:
+        at = next((place for place in there if place.capacity == held.place.capacity), there[0])
+        one.found, one.first = held, [at, *(_rotate_after(one.ordered, at)[:-1])]
 
 
 def _rotate_after(places: Sequence[Place], after: Place | None) -> Sequence[Place]:

@@ -14,7 +14,7 @@ from controller.context import Context, SurplusSlice
 from controller.core.clock import Clock, InterruptedSleepError
 from controller.core.errors import CloudError, RetriesExhaustedError
 from controller.core.events import Events
-from controller.gcp.errors import ConflictError, GoogleError
+from controller.gcp.errors import UNREACHABLE, ConflictError, GoogleError
 from controller.gcp.names import LABEL
 from controller.resources.pod import planes
 from controller.resources.pod.capacity_log import CapacityEntry, load_entries, recent_places_first
@@ -31,6 +31,11 @@ SPEC = SliceSpec(
     workers=2, accelerator_type="v6e-8", runtime_version="", network="n", external_ip=False, valid_until_seconds=9000
 )
 STOCK_OUT = GoogleError("insert", 429, "RESOURCE_EXHAUSTED", "There is no more capacity")
+UNAVAILABLE = GoogleError("get", 503, "UNAVAILABLE", "The service is currently unavailable.")
+CUT_OFF = GoogleError("get", 503, UNREACHABLE, "timed out; check the network")
+BROKEN = GoogleError("get", 500, "INTERNAL", "Internal error")
+RETRIES = 31.0
+"""How long the client repeats a request before it gives up."""
 
 
 class SteppedClock(Clock):
@@ -56,7 +61,8 @@ class SteppedClock(Clock):
 class Scripted:
     """A plane with one way to create slices, and that way: each request waits `waits`, then takes `takes`.
 
-    `refuses`: what a request is answered with at once. `held`: when what exists was requested, by zone.
+    `refuses`: what a request is answered with at once. `held`: when what exists was requested, by zone. `outage`: from
+    when to when all requests fail, and `outage_error`: how.
     """
 
     clock: SteppedClock
@@ -67,6 +73,8 @@ class Scripted:
     refuses: GoogleError | None = None
     answers_late: bool = False
     cannot_delete: bool = False
+    outage: tuple[float, float] = (NEVER, NEVER)
+    outage_error: GoogleError | None = None
     held: dict[str, tuple[float, Place]] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
 
@@ -82,6 +90,7 @@ class Scripted:
         return {self.name: self}
 
     def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> Callable[[], bool] | None:
+        self._fail()
         self.log.append(f"{self.clock.elapsed:.0f} {self.name} asked in {place.zone}")
         if self.refuses is not None:
             raise self.refuses
@@ -90,6 +99,7 @@ class Scripted:
         return (lambda: self.clock.elapsed >= granted) if self.answers_late else None
 
     def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
+        self._fail()
         if zone not in self.held:
             return None
         asked, place = self.held[zone]
@@ -104,10 +114,17 @@ class Scripted:
         )  # fmt: skip
 
     def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
+        self._fail()
         if self.cannot_delete:
             raise DeletionPendingError("not now")
         if self.held.pop(zone, None):
             self.log.append(f"{self.clock.elapsed:.0f} {self.name} deleted in {zone}")
+
+    def _fail(self) -> None:
+        begin, end = self.outage
+        if begin <= self.clock.elapsed < end:
+            self.clock.elapsed += RETRIES
+            raise self.outage_error or UNAVAILABLE
 
 
 @dataclass
@@ -276,3 +293,50 @@ def test_a_request_that_was_withdrawn_says_nothing_of_capacity() -> None:
     places = [Place(zone, "spot", "", "queued") for zone in ("a", "b")]
     entries = [entry("b", 1.0, "granted"), entry("b", 2.0, "withdrawn")]
     assert recent_places_first(places, "v6e-8", entries, 10.0)[0].zone == "b"
+
+
+OUTAGES = pytest.mark.parametrize("error", [UNAVAILABLE, CUT_OFF, BROKEN], ids=lambda error: error.reason)
+
+
+@OUTAGES
+@pytest.mark.parametrize("begin", [0.0, 40.0, 90.0])  # when it is asked first, while it waits alone, beside the other
+def test_an_outage_of_one_plane_leaves_the_request_of_the_other(
+    market: Market, error: GoogleError, begin: float
+) -> None:
+    market.queue.waits, market.queue.outage, market.queue.outage_error = NEVER, (begin, begin + 600), error
+    market.other.waits = 1800
+    market.search().run()
+    assert list(market.other.held) == ["a-b-c"]
+    assert market.queue.held == {}
+    asked = [line.partition(" ")[2] for line in market.log if "asked" in line]
+    assert sorted(asked) == ["other asked in a-b-c", "queue asked in a-b-c"]  # nothing is forgotten and asked again
+    refusals = {("queue", "stock_out", "")} if begin == 0.0 and error is UNAVAILABLE else set()  # as without capacity
+    assert {*market.entries} == {("other", "granted", ""), ("queue", "withdrawn", ""), *refusals}
+    told = [note for note in market.notes if "does not answer" in note]
+    assert len(told) == (not refusals)
+
+
+def test_a_request_that_is_granted_during_the_outage_of_the_other_plane_is_given_back(market: Market) -> None:
+    market.queue.waits, market.queue.outage = 200, (100, 330)
+    market.other.waits = ALONE + 300
+    market.search().run()
+    assert list(market.queue.held) == ["a-b-c"]
+    assert market.entries == [("queue", "granted", ""), ("other", "withdrawn", "")]
+
+
+def test_a_machine_without_a_network_ends_the_search_and_loses_no_request(market: Market) -> None:
+    market.queue.waits = market.other.waits = NEVER
+    market.queue.outage = market.other.outage = (ALONE + 60, NEVER)
+    market.queue.outage_error = market.other.outage_error = CUT_OFF
+    with pytest.raises(GoogleError, match=UNREACHABLE):
+        market.search().run()
+    assert [*market.queue.held, *market.other.held] == ["a-b-c", "a-b-c"]
+    assert market.entries == []
+
+
+def test_an_outage_of_the_only_plane_is_no_refusal_of_what_waits_there(market: Market) -> None:
+    search = market.search()
+    market.queue.waits, market.queue.outage = NEVER, (60, NEVER)
+    with pytest.raises(GoogleError, match="UNAVAILABLE"):
+        replace(search, places=[place for place in search.places if place.provisioner == "queue"]).run()
+    assert (list(market.queue.held), market.entries) == (["a-b-c"], [])
