@@ -16,6 +16,7 @@ from controller.gcp.names import TAG
 from controller.gcp.worker_vms import WorkerVms
 from controller.reconcile.resource import Absent, Change, Diff, ObservedResources, Pending, Resource, Scope, difference
 from controller.resources.pod import data_disk
+from controller.resources.pod.messages import adopted_differs, nothing_to_adopt, wrong_worker_count
 from controller.resources.pod.plane import Plane
 from controller.resources.pod.planes import plane_of, provisioners_of, waits_in_queue
 from controller.resources.pod.provisioner import (
@@ -37,6 +38,10 @@ from controller.ssh.fleets import SshTarget
 
 ECHOED_FIELDS = frozenset({"network", "runtime_version", "subnetwork"})
 """Fields that an answer of the API may leave out; they are as requested then."""
+REQUESTED_FIELDS = frozenset(
+    {"accelerator_type", "capacity", "machine_type", "network", "runtime_version", "subnetwork"}
+)
+"""Fields that show of a request that waits what it will become, where they are not empty."""
 ADOPTED_FIELDS = frozenset({"accelerator_type", "state", "workers"})
 """Fields in which an adopted pod must agree with the config."""
 ADOPTED_EXISTS = Rule("adopted_exists", ("error",), ("tpu.adopt",), "tpu.adopt=true requires an existing pod.")
@@ -132,18 +137,18 @@ class Node(Resource):
 
     def findings(self, current: Any) -> Iterator[Finding]:
         if isinstance(current, Absent) and self.adopt:
-            yield ADOPTED_EXISTS.finding(_nothing_to_adopt(self))
+            yield ADOPTED_EXISTS.finding(nothing_to_adopt(self.name, self.places))
         if not isinstance(current, Node):
             return
         if self.adopt and (diff := self.diff(current)):
-            yield ADOPTED_FITS.finding(_adopted_differs(self, diff))
+            yield ADOPTED_FITS.finding(adopted_differs(self.name, diff))
         elif not current.is_managed and not self.adopt:
             message = f"{self.name} was not created by Slipway: it is used but never deleted, as with tpu.adopt=true"
             yield FOREIGN_POD.finding(message)
         if current.status.obstacle and not current.is_managed:
             yield ADOPTED_FITS.finding(f"pod {self.name}: {current.status.obstacle}")
         if current.is_ready and current.status.spec.workers != self.spec.workers:
-            yield ENDPOINTS.finding(_wrong_worker_count(self, current.status))
+            yield ENDPOINTS.finding(wrong_worker_count(self.spec, current.status))
         if (health := current.status.health).startswith("UNHEALTHY"):
             message = (
                 f"Google reports the pod as {health.lower()}; if programs fail to start, run `slipway down`, then `up`"
@@ -180,7 +185,9 @@ class Node(Resource):
         found = self._found(context)
         status = found[0] if found else None
         if self.adopt:
-            raise CloudError(_nothing_to_adopt(self) if status is None else _adopted_differs(self, diff))
+            raise CloudError(
+                nothing_to_adopt(self.name, self.places) if status is None else adopted_differs(self.name, diff)
+            )
         if status is None:
             self._create(context)
             return
@@ -193,11 +200,11 @@ class Node(Resource):
             self._slices.give_back(context, found[1:])
             return
         if self._slices.has_several_planes and self._is_to_be_searched(context, found):
-            self._slices.delete(context, lambda other: self._is_managed(other) and not other.pending)
-            self._create(context, found=[other for other in found if other.pending])
+            self._slices.delete(context, lambda other: self._is_managed(other) and not self._may_become(other))
+            self._create(context, found=[other for other in found if self._may_become(other)])
             return
         if status.is_ready and _only_workers(diff):
-            raise CloudError(f"{self.title}: {_wrong_worker_count(self, status)}")
+            raise CloudError(f"{self.title}: {wrong_worker_count(self.spec, status)}")
         if status.state == "STOPPED" and self._start(context, status):
             return
         if not status.is_ready:
@@ -208,11 +215,14 @@ class Node(Resource):
     def _create(self, context: Context, after: Place | None = None, found: Sequence[SliceStatus] = ()) -> None:
         """Search for capacity. Raises CloudError if Google reports other settings than those requested.
 
-        Deleting such a pod and asking again, as for one with the settings of an earlier run, would never end.
+        Deleting such a pod and asking again, as for one with the settings of an earlier run, would never end. What was
+        `found` is one of an earlier run.
         """
         self._search(context).run(after, found)
         made = self.find(context)
         if made is None or not made.is_ready or not self._is_managed(made.status):
+            return
+        if any((one.place.zone, one.created) == (made.place.zone, made.status.created) for one in found):
             return
         if (diff := self.diff(made)) and not _only_workers(diff):
             raise CloudError(
@@ -342,6 +352,17 @@ class Node(Resource):
         late = context.clock.now() - status.created > self.create_seconds
         return len(self.places) > 1 and status.state in WAITING_STATES and late
 
+    def _may_become(self, status: SliceStatus) -> bool:
+        """Return whether what exists may still become the pod: a request whose settings, where known, do not differ."""
+        if status.state not in WAITING_STATES:
+            return status.pending  # Google deletes no request that it is serving; once READY it is replaced
+        seen, place = status.spec.at(status.place), self._place_like(status)
+        wanted = self.spec_in(place).at(place)
+        differing = {name for name in REQUESTED_FIELDS if seen.get(name) and seen[name] != wanted.get(name)}
+        if status.spec.workers not in (0, self.spec.workers):  # of a group whose VMs are not complete yet
+            differing -= {"accelerator_type"}
+        return not differing
+
     def _place_like(self, status: SliceStatus) -> Place:
         """Return the configured place that is most like the one where a slice is."""
         plane, there = plane_of(status.place.provisioner), status.place
@@ -376,27 +397,3 @@ def _waiting_words(status: SliceStatus) -> str:
 
 def _only_workers(diff: Diff) -> bool:
     return {change.field for change in diff.changes} == {"workers"}
-
-
-def _wrong_worker_count(node: Node, status: SliceStatus) -> str:
-    spec = node.spec
-    return (
-        f"conf/tpu_types.yaml lists {plural(spec.workers, 'worker')} for {spec.accelerator_type}, but Google created "
-        f"{status.spec.workers}. The pod is incomplete (`slipway down` deletes it) or the table is wrong: report it, "
-        "and choose another tpu.accelerator_type in the meantime"
-    )
-
-
-def _nothing_to_adopt(node: Node) -> str:
-    zones = dict.fromkeys(place.zone for place in node.places)
-    return (
-        f"pod {node.name} does not exist in {', '.join(zones)}, and tpu.adopt=true requires an existing pod: create "
-        "it, change tpu.name or tpu.zone, or set tpu.adopt=false"
-    )
-
-
-def _adopted_differs(node: Node, diff: Diff) -> str:
-    return (
-        f"pod {node.name} does not match the config ({diff}), and Slipway never changes an adopted pod: change "
-        "tpu.accelerator_type or the pod, or set tpu.adopt=false and another tpu.name"
-    )

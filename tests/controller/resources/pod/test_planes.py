@@ -20,7 +20,7 @@ from controller.gcp.names import LABEL
 from controller.plan.bastion import bastion_resources
 from controller.plan.permissions import permissions_of_plan
 from controller.reconcile.resource import Absent, Pending
-from controller.resources.pod import planes
+from controller.resources.pod import node, planes
 from controller.resources.pod.capacity_log import load_entries
 from controller.resources.pod.node import describe
 from controller.resources.pod.plane import Leftover, PlaneMethods
@@ -184,6 +184,31 @@ def test_a_slice_that_a_run_has_had_is_not_given_back_while_google_repairs_it(
     assert made.up().status.uid == used.uid
     assert [one.uid for one in slices.ranked(context)] == [used.uid]
     made.down()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("held", ["tpu_api", "compute_engine"])
+def test_a_request_of_another_tier_that_a_killed_search_left_is_not_the_pod(
+    project: EmulatedProject, monkeypatch: pytest.MonkeyPatch, held: str, is_known: bool
+) -> None:
+    """A tpu.name of one's own names a pod of any tier. The request waits, and would be granted before any other.
+
+    If its tier shows only once it is READY, it is replaced then.
+    """
+    if not is_known:
+        monkeypatch.setattr(node, "REQUESTED_FIELDS", frozenset())
+    before = pod(project, *AUTO, *GROUP, "tpu.capacity=on_demand")
+    made = pod(project, *AUTO, *GROUP)
+    other = next(name for name in PLANES if name != held)
+    project.inject_fault(kind="stockout", times=20, plane=held, capacity="on_demand")
+    project.inject_fault(kind="stockout", times=100, plane=other)
+    ask(before, held)
+    assert made.up().place.capacity == "spot"
+    assert not made.node.diff(made.observe())
+    granted = [entry for entry in load_entries(project.context.state_dir) if entry.answer == "granted"]
+    assert len(granted) == (1 if is_known else 2)
+    made.down()
+    assert made.leftovers() == tpu_parts(made) == []
 
 
 def tpu_parts(made: Pod) -> list[str]:
