@@ -47,7 +47,7 @@ class Context:
     before_pod_write: Callable[[], int] = lambda: 0
     """Called before each change to the pod; returns the token of our lease, raises if another controller holds it."""
     on_surplus: Callable[[SurplusSlice], None] = lambda _: None
-    """Called with each slice that was granted beside the pod and given back; the account of a run counts it."""
+    """Called with each slice that was granted beside the pod, before it is given back and after; a run counts it."""
     extra_ssh_keys: tuple[str, ...] = ()
     """Further lines of a new node's `ssh-keys` metadata, so that the user who handed over a run can still log in."""
     lease_path: str = ""

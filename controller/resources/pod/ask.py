@@ -98,15 +98,20 @@ class Ask:
             yield self.context.poll_seconds
 
     def give_back(self) -> None:
-        """Delete the request, or the slice that has come of it, because the pod has come from another place."""
+        """Delete the request, or the slice that has come of it, because the pod has come from another place.
+
+        A slice is on record before, too: a controller that is killed meanwhile leaves its cost.
+        """
         if not self._is_sent:
             return
         found = self.maker.observe(self.context, self.name, self.place.zone)
         has_slice = found is not None and bool(found.uid) and found.state not in WAITING_STATES
         what = "slice" if has_slice else "request"
         self.context.events.note(self.subject, f"giving back the {what} in {self.label}: the pod is there")
-        self._delete()
         given = found if has_slice else None
+        if given is not None:
+            record_surplus(self.context, self.name, self.spec, self.place, self.asked, given)
+        self._delete()
         record_surplus(self.context, self.name, self.spec, self.place, self.asked, given)
 
     def _settled(self, steps: Generator[float, None, Refusal | SliceStatus]) -> Generator[float, None, Answer]:

@@ -54,10 +54,15 @@ class Slices:
         return (status.place.zone, status.created) in {(one.zone, one.created_seconds) for one in here}
 
     def delete(self, context: Context, condition: Callable[[SliceStatus], bool], why: str = "deleted") -> None:
-        """Delete every slice that meets the condition; their data disks stay. `why` is for the record of capacity."""
+        """Delete every slice that meets the condition; their data disks stay. `why` is for the record of capacity.
+
+        A slice that is given back is on record before, too: a controller that is killed meanwhile leaves its cost.
+        """
         for zone, ways in product(self.zones, self._ways_by_plane):
             for provisioner, status in self._spec_at(context, zone, ways):
                 if condition(status):
+                    if why == SURPLUS:
+                        record_end(context, self.name, status, why)
                     provisioner.delete(context, self.name, zone)
                     record_end(context, self.name, status, why)
 

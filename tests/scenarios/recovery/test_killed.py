@@ -13,18 +13,22 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from controller.cloud import emulator
 from controller.localcloud import lifecycle
+from controller.resources.pod.capacity_log import load_entries
+from tests.controller.localcloud.harness import wait_for
 from tests.emulators import Emulators
 from tests.paths import ROOT
-from tests.planes import Plane
+from tests.planes import EITHER, Plane
 
 pytestmark = pytest.mark.e2e
 SOME = 1
@@ -145,18 +149,23 @@ def points(requests: list[str]) -> list[str]:
 
 
 def converges(
-    killer: Killer, chosen: Callable[[list[str]], list[str]], end: Callable[[Path], None] = lambda home: None
+    killer: Killer,
+    chosen: Callable[[list[str]], list[str]],
+    end: Callable[[Path], None] = lambda home: None,
+    begin: Callable[[Path], None] = lambda home: None,
 ) -> None:
     """Kill one `up` before each of the chosen requests; the next one leaves what an undisturbed one leaves.
 
-    `end` is called after each of the two.
+    `begin` is called before each of the two, and `end` after each.
     """
     home, log = killer.fresh(), killer.folder / "requests"
-    assert killer.up(home, log=log) == 0
+    begin(home)
+    assert killer.up(home, log=log) == 0, (home / "words").read_text()
     end(home)
     undisturbed = killer.left_behind(home)
     for request in chosen(log.read_text().splitlines()):
         home = killer.fresh()
+        begin(home)
         code = killer.up(home, before=request)
         reads = READS.search(request.rpartition(" ")[0])  # how often it polls differs
         assert code == -signal.SIGKILL or reads, request
@@ -193,7 +202,7 @@ def test_killed_while_a_group_is_made_or_deleted_up_again_converges(killer: Kill
 @pytest.mark.deep
 def test_killed_while_both_planes_are_asked_up_again_has_one_pod(killer: Killer) -> None:
     """The request to the TPU API waits without end, that to Compute Engine for a while; four VMs on either plane."""
-    killer.pod = ("tpu=v6e_8", "tpu.accelerator_type=v6e-16")
+    killer.pod = EITHER.four
     waits = "{{kind: stockout, times: {times}, plane: {plane}}}"
     killer.faults = (waits.format(times=10**6, plane="tpu_api"), waits.format(times=20, plane="compute_engine"))
 
@@ -206,3 +215,56 @@ def test_killed_while_both_planes_are_asked_up_again_has_one_pod(killer: Killer)
         return found
 
     converges(killer, while_both_are_held, killer.down)
+
+
+@pytest.mark.deep
+def test_killed_while_a_surplus_group_is_given_back_up_again_says_what_it_cost(
+    killer: Killer,
+) -> None:
+    """A first controller is killed with requests to both planes; both are granted. The second gives the group back."""
+    killer.pod = EITHER.four
+
+    def grant_both(home: Path) -> None:
+        killer.faults = ("{kind: stockout, times: 1000000}",)
+        assert killer.up(home, before="compute instanceGroupManagers.listManagedInstances 1") == -signal.SIGKILL
+        killer.faults = ()
+        endpoint = lifecycle.require_endpoint(emulator.state_folder(str(home)))
+        lifecycle.request_admin(endpoint, "DELETE", "faults")
+        wait_for(lambda: both_are_granted(json.loads(lifecycle.request_admin(endpoint, "GET", "state"))), "both slices")
+
+    def end(home: Path) -> None:
+        given = [life for life in lifetimes(home) if life["reason"].startswith("given back")]
+        assert [life["ended"] > life["began"] for life in given] == [True]
+        [file] = home.rglob("capacity.jsonl")
+        assert [one.provisioner for one in load_entries(file.parent) if one.ended == "surplus"] == ["mig"]
+        killer.down(home)
+
+    def of_the_group(requests: list[str]) -> list[str]:
+        began, ended = (requests.index(f"compute {part}.delete 1") for part in PARTS_OF_GROUP)
+        return changes(requests[began - 2 : ended + 4])  # with the records of what is given back
+
+    converges(killer, of_the_group, end, grant_both)
+
+
+PARTS_OF_GROUP = ("instanceGroupManagers", "resourcePolicies")
+"""What of a group is deleted first, and last."""
+
+
+def both_are_granted(state: dict[str, Any]) -> bool:
+    """Return whether the TPU API and Compute Engine have a slice that is ready."""
+    nodes, slices = state.get("node", {}).values(), state.get("slice", {}).values()
+    return any(node["state"] == "READY" for node in nodes) and any(one["phase"] == "ACTIVE" for one in slices)
+
+
+def lifetimes(home: Path) -> list[dict[str, Any]]:
+    """Return what the bucket says of the pods of all runs."""
+    found = lifecycle.require_endpoint(emulator.state_folder(str(home)))
+    objects = json.loads(lifecycle.request_admin(found, "GET", "state"))["objects"]
+    lives: list[dict[str, Any]] = []
+    for bucket, names in objects.items():
+        for name in names:
+            if re.match("runs/[^/]*/pods/", name):
+                url = f"{found['url']}t/{found['token']}/storage/v1/b/{bucket}/o/{quote(name, safe='')}?alt=media"
+                with urllib.request.urlopen(url) as answer:
+                    lives.append(json.load(answer))
+    return lives

@@ -22,7 +22,7 @@ from controller.resources.pod.pending_deletion import DeletionPendingError
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice
 from controller.resources.pod.search import ALONE_POLLS, CapacitySearch
-from tests.controller.resources.pod.compute_engine.fake import context_of
+from tests.controller.resources.pod.compute_engine.fake import Stopped, context_of
 
 POLL = 5.0
 ALONE = ALONE_POLLS * POLL
@@ -198,8 +198,23 @@ def test_a_slice_beside_the_pod_is_given_back_on_record_and_counted(market: Mark
     # It was still coming up, so Google has said that there is capacity, and it may be billed.
     assert market.entries == [("queue", "granted", "surplus"), ("other", "granted", "")]
     assert "giving back the slice in a-b-c (spot, queue): the pod is there" in market.notes
-    [given] = market.surplus
+    [given] = {*market.surplus}
     assert (given.pod, given.zone, given.began - market.clock.now()) == ("p", "a-b-c", pytest.approx(-12))
+
+
+def test_a_controller_that_is_killed_while_it_gives_a_slice_back_leaves_its_cost(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    market.queue.waits, market.queue.takes = ALONE + 8, 14
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Stopped
+
+    monkeypatch.setattr(market.queue, "delete", die)
+    with pytest.raises(Stopped):
+        market.search().run()
+    assert market.entries[0] == ("queue", "granted", "surplus")
+    assert len(market.surplus) == 1
 
 
 def test_the_queue_may_still_be_first(market: Market) -> None:
