@@ -27,6 +27,7 @@ from controller.cloud import emulator
 from controller.cloud.emulator import Emulator
 from controller.config.compose import compose
 from controller.localcloud.vms.processes import MARKER
+from controller.resources.pod.capacity_log import capacity_file
 from tests.controller.state import comparable_state
 from tests.paths import ROOT
 from tests.planes import pods
@@ -41,6 +42,7 @@ FINAL_EXIT_CODES = frozenset({2, 5, 6})
 EXPECTED_REFUSALS = re.compile("An internal error|UNREACHABLE|Too many requests|currently unavailable|Scripted fault")
 """What the schedule has Google say; any other reason to refuse is a mistake of ours."""
 SIGKILL_EXIT_CODE = -9
+CAPACITY_FILE = capacity_file(Path()).name
 
 
 @dataclass
@@ -128,6 +130,8 @@ class ChaosHarness:
 
     def run(self, faults: Sequence[Spec], jump: int = 0) -> ChaosResult:
         """The schedule, to its end; the cloud is as empty afterwards as before, or this fails."""
+        for memory in (self.folder / "home").rglob(CAPACITY_FILE):
+            memory.unlink()  # where earlier schedules found capacity would decide which plane is asked first
         cloud, apart = self.cloud(), any(fault["kind"] == "controller_killed" for fault in faults)
         codes, said = [], ""
         # A script is told once per run: `up` may start anew, and nothing strikes twice.

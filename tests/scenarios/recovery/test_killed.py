@@ -13,8 +13,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,8 @@ class Killer:
     agents: str
     pod: tuple[str, ...] = ("tpu=v5litepod_8",)
     faults: tuple[str, ...] = ()
+    lift_after: str = ""
+    """When a controller has sent this request, the faults of its cloud end."""
     orders: Any = None
     homes: list[Path] = field(default_factory=list)
 
@@ -67,7 +71,9 @@ class Killer:
 
     def up(self, home: Path, before: str | None = None, log: Path | None = None, *, preempted: bool = False) -> int:
         """Its exit code, or -9."""
-        return self._order(**self._words(home, 3600, preempted), before=before, log=log and str(log))["code"]
+        log = log or home / f"requests-{len([*home.glob('requests-*')])}"
+        with self._lifting_faults(home, log):
+            return self._order(**self._words(home, 3600, preempted), before=before, log=str(log))["code"]
 
     def pause(self, home: Path, before: str | None, *, preempted: bool = False) -> dict[str, int]:
         """Its exit code, or its `pid` once it has stopped; it holds its lease for a short term only."""
@@ -81,6 +87,31 @@ class Killer:
     def go_on(self, pid: int) -> int:
         """Its exit code after SIGCONT."""
         return self._order(go_on=pid)["code"]
+
+    @contextmanager
+    def _lifting_faults(self, home: Path, log: Path) -> Iterator[None]:
+        ended = threading.Event()
+
+        def lift() -> None:
+            while self.lift_after and not ended.wait(0.02):
+                if log.exists() and self.lift_after in log.read_text().splitlines():
+                    self.end_faults(home)
+                    return
+
+        thread = threading.Thread(target=lift)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def end_faults(self, home: Path) -> None:
+        lifecycle.request_admin(lifecycle.require_endpoint(emulator.state_folder(str(home))), "DELETE", "faults")
+
+    def state(self, home: Path) -> dict[str, Any]:
+        endpoint = lifecycle.require_endpoint(emulator.state_folder(str(home)))
+        return json.loads(lifecycle.request_admin(endpoint, "GET", "state"))
 
     def _words(self, home: Path, lease_seconds: float, preempted: bool) -> dict[str, Any]:
         """The words of an `up`; with `preempted`, its pod is taken away while the first attempt runs."""
@@ -98,9 +129,8 @@ class Killer:
 
         What each controller has seen and asked is its own.
         """
-        state = emulator.state_folder(str(home))
-        found = json.loads(lifecycle.request_admin(lifecycle.require_endpoint(state), "GET", "state"))
-        lifecycle.wipe(state)
+        found = self.state(home)
+        lifecycle.wipe(emulator.state_folder(str(home)))
         names = [name for names in found["objects"].values() for name in names]
         names = [name for name in names if not re.match("capacity/|pods/|runs/[^/]*/(events|requests)/", name)]
         plain = [re.sub(r"(?<=run-)[0-9a-f]{8}|[0-9a-f]{12}(-\d+)?(?=\.json)", "ID", name) for name in names]
@@ -226,28 +256,41 @@ def test_killed_while_a_surplus_group_is_given_back_up_again_says_what_it_cost(
 
     def grant_both(home: Path) -> None:
         killer.faults = ("{kind: stockout, times: 1000000}",)
-        assert killer.up(home, before="compute instanceGroupManagers.listManagedInstances 1") == -signal.SIGKILL
+        assert killer.up(home, before=FIRST_LOOK_AT_GROUP) == -signal.SIGKILL
         killer.faults = ()
-        endpoint = lifecycle.require_endpoint(emulator.state_folder(str(home)))
-        lifecycle.request_admin(endpoint, "DELETE", "faults")
-        wait_for(lambda: both_are_granted(json.loads(lifecycle.request_admin(endpoint, "GET", "state"))), "both slices")
+        killer.end_faults(home)
+        wait_for(lambda: both_are_granted(killer.state(home)), "both slices")
 
     def end(home: Path) -> None:
-        given = [life for life in lifetimes(home) if life["reason"].startswith("given back")]
+        given = [
+            life for life in lifetimes(home, killer.state(home)["objects"]) if life["reason"].startswith("given back")
+        ]
         assert [life["ended"] > life["began"] for life in given] == [True]
         [file] = home.rglob("capacity.jsonl")
         assert [one.provisioner for one in load_entries(file.parent) if one.ended == "surplus"] == ["mig"]
         killer.down(home)
 
-    def of_the_group(requests: list[str]) -> list[str]:
-        began, ended = (requests.index(f"compute {part}.delete 1") for part in PARTS_OF_GROUP)
-        return changes(requests[began - 2 : ended + 4])  # with the records of what is given back
-
-    converges(killer, of_the_group, end, grant_both)
+    converges(killer, while_a_group_is_given_back, end, grant_both)
 
 
-PARTS_OF_GROUP = ("instanceGroupManagers", "resourcePolicies")
-"""What of a group is deleted first, and last."""
+@pytest.mark.deep
+def test_killed_while_a_group_that_waits_is_given_back_up_again_converges(killer: Killer) -> None:
+    """It waits for quota without end; the TPU API grants a slice once both are asked."""
+    killer.pod = (*EITHER.four, "cloud.quotas={preemptible-tpu-v6e: 0}")
+    killer.faults = ("{kind: stockout, times: 1000000, plane: tpu_api}",)
+    killer.lift_after = FIRST_LOOK_AT_GROUP
+    converges(killer, while_a_group_is_given_back, killer.down)
+
+
+FIRST_LOOK_AT_GROUP = "compute instanceGroupManagers.listManagedInstances 1"
+
+
+def while_a_group_is_given_back(requests: list[str]) -> list[str]:
+    """Return the requests that delete it, from the first part to the last, with their records."""
+    began, ended = (
+        requests.index(f"compute {part}.delete 1") for part in ("instanceGroupManagers", "resourcePolicies")
+    )
+    return changes(requests[began - 2 : ended + 4])
 
 
 def both_are_granted(state: dict[str, Any]) -> bool:
@@ -256,15 +299,12 @@ def both_are_granted(state: dict[str, Any]) -> bool:
     return any(node["state"] == "READY" for node in nodes) and any(one["phase"] == "ACTIVE" for one in slices)
 
 
-def lifetimes(home: Path) -> list[dict[str, Any]]:
+def lifetimes(home: Path, objects: dict[str, list[str]]) -> list[dict[str, Any]]:
     """Return what the bucket says of the pods of all runs."""
-    found = lifecycle.require_endpoint(emulator.state_folder(str(home)))
-    objects = json.loads(lifecycle.request_admin(found, "GET", "state"))["objects"]
-    lives: list[dict[str, Any]] = []
+    endpoint, lives = lifecycle.require_endpoint(emulator.state_folder(str(home))), list[dict[str, Any]]()
     for bucket, names in objects.items():
-        for name in names:
-            if re.match("runs/[^/]*/pods/", name):
-                url = f"{found['url']}t/{found['token']}/storage/v1/b/{bucket}/o/{quote(name, safe='')}?alt=media"
-                with urllib.request.urlopen(url) as answer:
-                    lives.append(json.load(answer))
+        for name in (name for name in names if re.match("runs/[^/]*/pods/", name)):
+            path = f"storage/v1/b/{bucket}/o/{quote(name, safe='')}?alt=media"
+            with urllib.request.urlopen(f"{endpoint['url']}t/{endpoint['token']}/{path}") as answer:
+                lives.append(json.load(answer))
     return lives
