@@ -41,7 +41,8 @@ def fault_schedule(seed: int, scenario: ChaosScenario) -> tuple[Spec, ...]:
     known = {**FAULT_KINDS, **FAULTS_OF_PLANE[scenario.plane]}
     kinds = list(known)
     drawn = draw.choices(kinds, [known[kind][0] for kind in kinds], k=draw.choice(FAULT_COUNTS))
-    return tuple({"kind": kind, **known[kind][1](draw, scenario), "seed": draw.randrange(1000)} for kind in drawn)
+    faults = [{"kind": kind, **known[kind][1](draw, scenario), "seed": draw.randrange(1000)} for kind in drawn]
+    return tuple(faults if scenario.plane != "auto" else [*_shortages(draw, scenario), *faults])
 
 
 def _during_program(draw: random.Random, scenario: ChaosScenario) -> Spec:
@@ -116,12 +117,14 @@ def _state(draw: random.Random, scenario: ChaosScenario, *states: str) -> Spec:
     return {"state": draw.choice(states), "worker": draw.randrange(scenario.workers)}
 
 
-def _full(draw: random.Random, scenario: ChaosScenario) -> Spec:
-    """One plane has no capacity for a while: a request waits there, or is refused, and the other plane is asked."""
-    plane = draw.choice([*API_OF_PODS])
-    waits = plane == "tpu_api" or scenario.workers > 1
-    times = draw.choice([10, 30, 90]) if waits else draw.randint(1, 4)
-    return {"kind": "stockout", "plane": plane, "at": "operation", "times": times}
+def _shortages(draw: random.Random, scenario: ChaosScenario) -> list[Spec]:
+    """Why a search for a pod of either plane asks both: one has no capacity for a while, or serves a request slowly."""
+    waits = [10, 20, 40, 80]  # how often an emulated queue looks for capacity in vain, twenty times per second
+    full = {"kind": "stockout", "at": "operation"}
+    queue = {**full, "plane": "tpu_api", "times": draw.choice(waits)}
+    other = {**full, "plane": "compute_engine", "times": draw.choice(waits) if scenario.workers > 1 else 1}
+    slow = {"kind": "queued", "state": "PROVISIONING", "times": 1, "seconds": _blip(draw, scenario)["seconds"]}
+    return draw.choice([[queue], [queue], [queue, other], [queue, slow], [slow], [slow, other], []])
 
 
 def _outage(draw: random.Random, scenario: ChaosScenario) -> Spec:
@@ -162,8 +165,7 @@ SLICE_FAULTS: dict[str, tuple[int, Callable[[random.Random, ChaosScenario], Spec
 EITHER_FAULTS: dict[str, tuple[int, Callable[[random.Random, ChaosScenario], Spec]]] = {
     **NODE_FAULTS,
     **SLICE_FAULTS,
-    "full": (16, _full),
-    "outage": (4, _outage),
+    "outage": (6, _outage),
 }
-"""The same for pods that may come from either plane; the last two are a stockout and answers of HTTP."""
+"""The same for pods that may come from either plane; an outage is made of answers of HTTP."""
 FAULTS_OF_PLANE = {"tpu_api": NODE_FAULTS, "compute_engine": SLICE_FAULTS, "auto": EITHER_FAULTS}
