@@ -159,7 +159,8 @@ class CapacitySearch:
         try:
             seconds = next(one.steps, None)
         except GoogleError as error:
-            if not error.is_transient or all(other.is_silent for other in live if other is not one):
+            others = [other for other in live if other is not one]
+            if not error.is_transient or self._takes_turns or all(other.is_silent for other in others):
                 raise
             seconds = self._outlast(one, progress, error)
         else:
@@ -242,7 +243,7 @@ class CapacitySearch:
 
         Two slices cannot have the same data disk, so a request with one is always left alone.
         """
-        if one.ask is None or (one.is_silent and not self._takes_turns):
+        if one.ask is None or one.is_silent:
             return False
         limit = ALONE_POLLS * self.context.poll_seconds if one.ask.waits else FIRST_PROGRESS_SECONDS
         return self._takes_turns or self.context.clock.monotonic() - one.ask.changed < limit

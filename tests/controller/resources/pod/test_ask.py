@@ -271,6 +271,17 @@ def test_with_a_data_disk_only_one_plane_is_asked_at_a_time(market: Market, monk
     assert market.clock.elapsed == 320  # five minutes in the queue, then the other one at once
 
 
+def test_with_a_data_disk_an_outage_of_one_plane_is_waited_out(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows whether the request was made, and the other plane would need the same disk."""
+    from controller.resources.pod import data_disk
+
+    monkeypatch.setattr(data_disk, "request_disk", lambda *_: None)
+    market.spec, market.queue.outage, market.queue.outage_error = replace(SPEC, data_disk_gb=10), (0, NEVER), CUT_OFF
+    with pytest.raises(GoogleError, match=UNREACHABLE):
+        market.search().run()
+    assert market.other.held == {}
+
+
 def test_a_name_that_is_taken_ends_the_search_and_deletes_nothing(market: Market) -> None:
     market.queue.waits = NEVER
     market.other.refuses = ConflictError("insert", 409, "alreadyExists", "it exists already")
