@@ -32,16 +32,12 @@ from controller.resources.pod.provisioner import (
 )
 from controller.resources.pod.refusals import classify
 from controller.resources.pod.search import CapacitySearch
-from controller.resources.pod.slices import Slices
+from controller.resources.pod.slices import Slices, differs_where_known
 from controller.ssh.fleet import Fleet
 from controller.ssh.fleets import SshTarget
 
 ECHOED_FIELDS = frozenset({"network", "runtime_version", "subnetwork"})
 """Fields that an answer of the API may leave out; they are as requested then."""
-REQUESTED_FIELDS = frozenset(
-    {"accelerator_type", "capacity", "machine_type", "network", "runtime_version", "subnetwork"}
-)
-"""Fields that show of a request that waits what it will become, where they are not empty."""
 ADOPTED_FIELDS = frozenset({"accelerator_type", "state", "workers"})
 """Fields in which an adopted pod must agree with the config."""
 ADOPTED_EXISTS = Rule("adopted_exists", ("error",), ("tpu.adopt",), "tpu.adopt=true requires an existing pod.")
@@ -200,8 +196,11 @@ class Node(Resource):
             self._slices.give_back(context, found[1:])
             return
         if self._slices.has_several_planes and self._is_to_be_searched(context, found):
+            kept = [other for other in found if self._may_become(other)]
+            for other in (other for other in found if other.pending and other not in kept):
+                context.events.note(self.id, f"deleting the request in {other.place}: it was made with other settings")
             self._slices.delete(context, lambda other: self._is_managed(other) and not self._may_become(other))
-            self._create(context, found=[other for other in found if self._may_become(other)])
+            self._create(context, found=kept)
             return
         if status.is_ready and _only_workers(diff):
             raise CloudError(f"{self.title}: {wrong_worker_count(self.spec, status)}")
@@ -356,12 +355,8 @@ class Node(Resource):
         """Return whether what exists may still become the pod: a request whose settings, where known, do not differ."""
         if status.state not in WAITING_STATES:
             return status.pending  # Google deletes no request that it is serving; once READY it is replaced
-        seen, place = status.spec.at(status.place), self._place_like(status)
-        wanted = self.spec_in(place).at(place)
-        differing = {name for name in REQUESTED_FIELDS if seen.get(name) and seen[name] != wanted.get(name)}
-        if status.spec.workers not in (0, self.spec.workers):  # of a group whose VMs are not complete yet
-            differing -= {"accelerator_type"}
-        return not differing
+        place = self._place_like(status)
+        return not differs_where_known(status, self.spec_in(place).at(place))
 
     def _place_like(self, status: SliceStatus) -> Place:
         """Return the configured place that is most like the one where a slice is."""

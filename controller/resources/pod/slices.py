@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
+from typing import Any
 
 from controller.context import Context
 from controller.gcp.errors import ForbiddenError, NotFoundError, ServiceDisabledError
@@ -11,6 +12,11 @@ from controller.resources.pod.pending_deletion import DeletionPendingError, dele
 from controller.resources.pod.plane import Plane
 from controller.resources.pod.planes import plane_of
 from controller.resources.pod.provisioner import Provisioner, ProvisionerName, SliceStatus, claim_name, state_text
+
+REQUESTED_FIELDS = frozenset(
+    {"accelerator_type", "capacity", "machine_type", "network", "runtime_version", "subnetwork"}
+)
+"""Fields that show of a request that waits what it will become, where they are not empty."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,15 @@ class Slices:
                 continue
             if status is not None:
                 yield provisioner, status
+
+
+def differs_where_known(status: SliceStatus, wanted: Mapping[str, Any]) -> bool:
+    """Return whether a request that waits is one for another slice than the wanted one."""
+    seen = status.spec.at(status.place)
+    differing = {name for name in REQUESTED_FIELDS if seen.get(name) and seen[name] != wanted.get(name)}
+    if seen["workers"] not in (0, wanted["workers"]):  # of a group whose VMs are not complete yet
+        differing -= {"accelerator_type"}
+    return bool(differing)
 
 
 def hidden_place(zone: str, plane: Plane) -> str:

@@ -20,7 +20,7 @@ from controller.gcp.names import LABEL
 from controller.plan.bastion import bastion_resources
 from controller.plan.permissions import permissions_of_plan
 from controller.reconcile.resource import Absent, Pending
-from controller.resources.pod import node, planes
+from controller.resources.pod import planes
 from controller.resources.pod.capacity_log import load_entries
 from controller.resources.pod.node import describe
 from controller.resources.pod.plane import Leftover, PlaneMethods
@@ -196,7 +196,7 @@ def test_a_request_of_another_tier_that_a_killed_search_left_is_not_the_pod(
     If its tier shows only once it is READY, it is replaced then.
     """
     if not is_known:
-        monkeypatch.setattr(node, "REQUESTED_FIELDS", frozenset())
+        monkeypatch.setattr("controller.resources.pod.slices.REQUESTED_FIELDS", frozenset())
     before = pod(project, *AUTO, *GROUP, "tpu.capacity=on_demand")
     made = pod(project, *AUTO, *GROUP)
     other = next(name for name in PLANES if name != held)
@@ -205,6 +205,7 @@ def test_a_request_of_another_tier_that_a_killed_search_left_is_not_the_pod(
     ask(before, held)
     assert made.up().place.capacity == "spot"
     assert not made.node.diff(made.observe())
+    assert ("it was made with other settings" in made.notes) == is_known
     granted = [entry for entry in load_entries(project.context.state_dir) if entry.answer == "granted"]
     assert len(granted) == (1 if is_known else 2)
     made.down()
