@@ -17,7 +17,7 @@ from controller.core.errors import CloudError, ConfigError, LeaseLostError, Over
 from controller.core.formats import DamagedRecordError
 from controller.core.text import object_url
 from controller.core.ui import BoardScreen
-from controller.gcp.errors import GoogleError
+from controller.gcp.errors import GoogleError, NotFoundError
 from controller.gcp.retries import outlast, wait_out
 from controller.lease.lease import LeaseHeldError, ReleaseRequestedError, lease_guard, pod_lease, run_lease
 from controller.lease.store import LeaseSnapshot
@@ -317,7 +317,7 @@ class RunDriver:
         try:
             self.recorder.record_stop("failed", str(failure), self.spending)
         except GoogleError as error:
-            if not error.is_transient:
+            if not error.is_transient and not isinstance(error, NotFoundError):  # a deleted bucket
                 raise
             self._emit_note(f"warning: the failure is not on record: {error}")
         try:

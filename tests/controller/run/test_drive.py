@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from controller.gcp.errors import GoogleError
+from controller.gcp.errors import GoogleError, NotFoundError
 from controller.records import index
 from controller.records.ledger import Ledger, Result
 from controller.records.recorder import Recorder
 from controller.run.attempt import AttemptRunner
-from controller.run.drive import drive
+from controller.run.drive import RunDriver, drive
 from tests.controller.run.test_damaged_objects import opened
 
 
@@ -39,6 +39,34 @@ def test_a_storm_at_the_start_is_waited_out(tmp_path: Path, monkeypatch: pytest.
         assert drive(options, plan, context, None, cast(Any, Screen(show_result=lambda *_, **__: None))) == done
         assert not answers
         assert [text for text in said if "answers 503 UNAVAILABLE; waiting, for at most 10 minutes" in text]
+
+
+def test_a_failure_is_told_although_the_bucket_of_an_earlier_launch_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Google does not say whether the pod exists, and the failure cannot be recorded."""
+    outage = GoogleError("tpu queuedResources.get", 500, "INTERNAL", "Internal error")
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise outage
+
+    def no_bucket(*_: Any, **__: Any) -> Any:
+        raise NotFoundError("storage objects.insert", 404, "NOT_FOUND", "The specified bucket does not exist.")
+
+    with opened(tmp_path, monkeypatch) as (options, plan, context):
+        monkeypatch.setattr(RunDriver, "run", fail)
+        monkeypatch.setattr(RunDriver, "_own_pod", lambda _: None)
+        monkeypatch.setattr(Recorder, "record_stop", no_bucket)
+        said: list[str] = []
+
+        class Screen(SimpleNamespace):
+            def __call__(self, event: Any) -> None:
+                said.append(event.message)
+
+        with pytest.raises(GoogleError) as raised:
+            drive(options, plan, context, None, cast(Any, Screen()))
+        assert raised.value is outage
+        assert [text for text in said if "the failure is not on record: storage objects.insert: 404" in text]
 
 
 def test_a_run_that_somebody_finished_before_the_lease_was_acquired_is_not_run_again(
