@@ -1,11 +1,16 @@
 """The storage of a run's results: does it answer, and which errors mean that it does not."""
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import fsspec
+from etils import epath
 
 PROBE_SECONDS = 5.0
 """Longest wait for the answer to one probe; training stands still meanwhile."""
@@ -88,6 +93,22 @@ class RunStorage:
         except (ValueError, OSError) as error:  # TensorStore's errors; a TimeoutError is an OSError
             return bool(REFUSAL_PATTERN.search(str(error)))
         return True
+
+
+def create_file(path: epath.Path, content: bytes) -> None:
+    """Write a whole file that does not exist yet. Raises FileExistsError, and leaves what is there."""
+    if str(path).startswith("gs://"):
+        files, there = fsspec.core.url_to_fs(str(path))
+        # ifGenerationMatch=0. In one request: of an upload in parts gcsfs hides why it was refused.
+        files.pipe_file(there, content, mode="create", chunksize=len(content) + 1)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(f"{path}.{os.getpid()}.partial")
+    draft.write_bytes(content)
+    try:
+        os.link(draft, path)
+    finally:
+        draft.unlink()
 
 
 def is_outage(error: BaseException) -> bool:

@@ -57,15 +57,8 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
         EnvironmentPool(loop.environment) if loop.environment.name else nullcontext() as environments,
     ):
         trainer = GrpoTrainer(experiment, loop, mesh, log, checks, checkpoints, notice, environments)
-        error: BaseException | None = None
-        try:
+        with trainer.remote or nullcontext():
             trainer.run()
-        except BaseException as caught:
-            error = caught
-            raise
-        finally:
-            if trainer.remote is not None:
-                trainer.remote.close(error)
 
 
 class GrpoTrainer:

@@ -211,6 +211,15 @@ CASES = [
     Case("workers disagree", (failed(4), failed(4)), K.WORKERS_DISAGREE, more={"exit_codes": TRAINER_EXIT_CODES}),
     Case("no sampler", (failed(6), failed(6)), K.WORKER_LOST, more={"exit_codes": TRAINER_EXIT_CODES}, worker=0),
     Case("flipped bits", (failed(5), failed(5)), K.CORRUPTION, more={"exit_codes": TRAINER_EXIT_CODES}, worker=0),
+    Case(
+        "flipped bits, after the samplers were sent home",
+        (failed(5, at=60), failed(5, at=60), replace(DONE, ended_at=10), replace(DONE, ended_at=10)),
+        K.CORRUPTION,
+        more={"exit_codes": TRAINER_EXIT_CODES},
+        worker=0,
+    ),
+    Case("an error, after the sampler was sent home", (failed(at=60), replace(DONE, ended_at=10)), K.PROGRAM_ERROR),
+    Case("the sampler was sent home, and the trainer ends", (OK, DONE), K.RUNNING),
     Case("an own exit code 3", (OK, failed(3, "no data")), K.PROGRAM_ERROR, "code 3; no data", worker=1),
     Case(
         "an own exit code with a meaning",

@@ -2,23 +2,23 @@
 
 import hmac
 import json
-import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from etils import epath
 
 from conf.schema.training.run_yaml import RunFileError
+from trainer.checkpoint.local_saves import replaced_by
 from trainer.checkpoint.storage import RunStorage
 from trainer.rl.remote import wire
 from trainer.rl.remote.journal import DrawnSample
 from trainer.rl.remote.leases import Leases, TaskLostError
+from trainer.rl.remote.listener import Listener
 from trainer.rl.remote.presence import Presence
 from trainer.rl.remote.wire import Arrays, Channel
 
@@ -26,8 +26,6 @@ ADDRESS_FILE = "samplers.json"
 """Object in the run's folder that tells samplers where the trainer listens; it holds no secret."""
 POLL_SECONDS = 5.0
 """How long a request waits for a task or for weights."""
-ACCEPT_PAUSE_SECONDS = 1.0
-"""Pause after a connection that could not be accepted, as when too many files are open."""
 
 
 def own_token() -> str:
@@ -41,7 +39,7 @@ def own_token() -> str:
 
 
 class RolloutServer:
-    """Serves samplers, a thread for each connection. Use it in a `with`, or close it.
+    """Serves samplers, a thread for each connection. Close it at the end.
 
     Every other method is called by the trainer's own thread.
     """
@@ -58,16 +56,15 @@ class RolloutServer:
             workers: the samplers' numbers in the pod.
         """
         self._leases, self._facts, self._token = leases, facts, token
-        self._presence, self._closed = Presence(workers), False
+        self._presence = Presence(workers)
         self._changed = threading.Condition()
-        self._version, self._weights = -1, b""
+        self._version, self._weights = -1, Arrays()
         self._exit_code: int | None = None
         self._error: TaskLostError | None = None
         self._storage: RunStorage | None = None
         self._address: dict[str, Any] = {}
-        self._listener = socket.create_server(("", 0), backlog=128)
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True, name="samplers").start()
+        self._listener = Listener(token, self._serve)
+        self.port = self._listener.port
 
     def announce(self, storage: RunStorage, host: str) -> None:
         """Write where samplers connect into the run's folder, and later, how they exit."""
@@ -75,11 +72,15 @@ class RolloutServer:
         self._address = {"host": host, "port": self.port, "attempt": attempt_mark(self._token)}
         self._write_address()
 
-    def publish(self, version: int, weights: Arrays) -> None:
-        """Offer the weights after `version` updates to the samplers."""
-        packed = wire.pack({"version": version}, weights)
+    def withdraw(self) -> None:
+        """Let go of the weights, so that their memory is free for newer ones; transfers that have begun go on."""
         with self._changed:
-            self._version, self._weights = version, packed
+            self._weights = Arrays()
+
+    def publish(self, version: int, weights: Arrays) -> None:
+        """Offer the weights after `version` updates to the samplers. They must not change any more."""
+        with self._changed:
+            self._version, self._weights = version, weights
             self._changed.notify_all()
 
     def open(self, rollout: int, prompts: int, prompts_per_task: int, version: int) -> None:
@@ -119,59 +120,43 @@ class RolloutServer:
         """Return what became of the tasks and samples so far."""
         with self._changed:
             own = self._leases
-            return f"{own.kept} samples, {own.duplicates} more dropped, {own.lost} tasks given to another sampler"
+            text = f"{own.kept} samples, {own.duplicates} more dropped, {own.lost} tasks given to another sampler"
+        strangers = self._listener.strangers
+        return f"{text}, {strangers} connections without the token closed" if strangers else text
 
     def close(self, code: int) -> None:
         """Tell all samplers to exit with this code, and accept no more; one that is not connected reads the file."""
         with self._changed:
-            self._exit_code, self._closed = code, True
+            self._exit_code = code
             self._changed.notify_all()
-        with suppress(OSError):  # closed already
-            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._write_address()
 
     def _write_address(self) -> None:
-        """Write the file unless the bucket does not answer, for which neither training nor its end should wait."""
+        """Write the file, unless it is the next attempt's or the bucket does not answer: nothing waits for that."""
         if self._storage is None or not self._storage.answers():
             return
         ended = {} if self._exit_code is None else {"exit_code": self._exit_code}
         file = epath.Path(self._storage.folder) / ADDRESS_FILE
         with self._storage.tolerated(ADDRESS_FILE):
+            if replaced_by(self._storage.folder):
+                return
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(self._address | ended))
 
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                peer, address = self._listener.accept()
-            except OSError as error:
-                if not self._closed:  # the peer has hung up, or too many files are open
-                    logging.warning("a sampler could not connect: %s", error)
-                    time.sleep(ACCEPT_PAUSE_SECONDS)
-                continue
-            threading.Thread(target=self._serve, args=(peer, address), daemon=True, name="sampler").start()
-
-    def _serve(self, peer: socket.socket, address: Any) -> None:
-        try:
-            channel = Channel(peer, self._token, server=True)
-            hello, _ = channel.receive()
-            different = sorted(name for name, value in self._facts.items() if hello["facts"].get(name) != value)
-            channel.send({"different": different})
-            if not different:
-                with self._lease_holder(f"{hello['name']} {address}") as name:
-                    while True:
-                        message, arrays = channel.receive()
-                        if message["kind"] != "weights":
-                            with self._changed:
-                                self._presence.hear(hello["worker"], time.monotonic())
-                        self._answer(channel, name, message, arrays)
-        except OSError as error:
-            logging.info("the connection from %s has ended: %s", address, error)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:  # a sampler with a bug
-            logging.warning("the connection from %s was closed: %s: %s", address, type(error).__name__, error)
-        finally:
-            peer.close()
+    def _serve(self, channel: Channel, hello: dict[str, Any], address: str) -> None:
+        """Answer a sampler until its connection ends. Raises OSError, and other errors if the sampler has a bug."""
+        different = sorted(name for name, value in self._facts.items() if hello["facts"].get(name) != value)
+        channel.send({"different": different})
+        if different:
+            return
+        with self._lease_holder(f"{hello['name']} {address}") as name:
+            while True:
+                message, arrays = channel.receive()
+                if message["kind"] != "weights":
+                    with self._changed:
+                        self._presence.hear(hello["worker"], time.monotonic())
+                self._answer(channel, name, message, arrays)
 
     @contextmanager
     def _lease_holder(self, name: str) -> Iterator[str]:
@@ -199,13 +184,15 @@ class RolloutServer:
             case "samples":
                 channel.send(self._receive_samples(name, message, arrays))
             case "weights":
-                with self._changed:
-                    self._changed.wait_for(lambda: self._version > message["version"], POLL_SECONDS)
-                    newer = self._version > message["version"]
-                    packed = self._weights if newer else wire.pack({"version": message["version"]}, {})
-                channel.send_packed(packed)
+                channel.send(*self._newer_weights(message["version"]))
             case other:
                 raise ValueError(f"unknown request {other!r}")
+
+    def _newer_weights(self, version: int) -> tuple[dict[str, Any], Arrays]:
+        """Return weights after more than `version` updates, with their version; no arrays if there are none yet."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: self._weights and self._version > version, POLL_SECONDS)
+            return ({"version": self._version}, self._weights) if found else ({"version": version}, {})
 
     def _take(self, name: str) -> dict[str, Any]:
         late = time.monotonic() + POLL_SECONDS

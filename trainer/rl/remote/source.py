@@ -4,6 +4,7 @@ All processes of the trainer call every method.
 """
 
 import json
+import logging
 import os
 from collections.abc import Callable
 
@@ -13,6 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.checkpoint.local_saves import Outputs
+from trainer.checkpoint.outage import ReplacedError
+from trainer.checkpoint.storage import first_line
 from trainer.distributed import agreement, exchange
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE, PreemptedError
 from trainer.distributed.runtime import gather_texts
@@ -31,7 +34,7 @@ WAIT_SECONDS = 0.5
 BROADCAST_SECONDS = 600.0
 JOURNAL_FOLDER = "local_journal"
 """Folder on the disk of worker 0 for rollouts that are not in the bucket yet."""
-SHARED_ERRORS = {kind.__name__: kind for kind in (RunFileError, SamplersLostError, TaskLostError)}
+SHARED_ERRORS = {kind.__name__: kind for kind in (ReplacedError, RunFileError, SamplersLostError, TaskLostError)}
 """Errors that process 0 finds and all processes raise."""
 
 
@@ -98,22 +101,36 @@ class RemoteRollouts:
                 if self._journal.read(ahead) is None:
                     self._server.open(ahead, prompts, loop.prompts_per_task, version)
 
-    def close(self, error: BaseException | None) -> None:
-        """Tell the samplers to exit as this process does after `error`, and upload the rest of the journal."""
-        if self._server is not None:
+    def __enter__(self) -> "RemoteRollouts":
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Upload the rest of the journal, and tell the samplers to exit.
+
+        Whatever `error` ends this process, samplers exit as after a success, so that they hide no cause: this process
+        tells it. The exception is a preemption, which all report.
+        """
+        if self._server is None:
+            return
+        try:
             if left := self._journal.upload():
-                print(
-                    f"journal: {left} rollouts are only on this worker's disk; the next attempt uploads them",
-                    flush=True,
-                )
+                print(f"journal: {left} rollouts are only on this disk; the next attempt uploads them", flush=True)
+        except Exception as other:
+            if error is None:
+                raise
+            logging.warning("the rest of the journal was not uploaded: %s", first_line(other))
+        finally:
             print(f"samplers: {self._server.summary()}", flush=True)
-            self._server.close(0 if error is None else PREEMPTED_EXIT_CODE if isinstance(error, PreemptedError) else 1)
+            self._server.close(PREEMPTED_EXIT_CODE if isinstance(error, PreemptedError) else 0)
 
     def _publish(self, params: Params, version: int) -> None:
-        """Gather the weights, one by one, and offer them to the samplers."""
+        """Gather the weights, one by one, and offer them to the samplers. Keeps one copy of them on this host."""
+        if self._server is not None:
+            self._server.withdraw()
         arrays: wire.Arrays = {}
-        for i, leaf in enumerate(jax.tree.leaves(self._sampler.load_params(params))):
-            whole = self._everywhere(leaf)
+        left = jax.tree.leaves(self._sampler.load_params(params))
+        for i in range(len(left)):
+            whole = self._everywhere(left.pop(0))
             if self._server is not None:
                 arrays[str(i)] = jax.device_get(whole.addressable_data(0)).reshape(-1).view("uint8")
         if self._server is not None:
@@ -143,11 +160,9 @@ class RemoteRollouts:
             if samples is None:
                 self._server.report_silence()
                 return None, None
+            return self._journal.write(number, journal.encode(number, samples)), None
         except tuple(SHARED_ERRORS.values()) as error:
             return None, (type(error).__name__, str(error))
-        content = journal.encode(number, samples)
-        self._journal.write(number, content)
-        return content, None
 
     def _decode(self, number: int, content: bytes) -> list[DrawnSample]:
         """Return the samples of a rollout's file. Raises RunFileError if they are not of this config."""

@@ -1,17 +1,19 @@
-"""Messages between the trainer and its samplers: JSON with arrays, over TCP, authenticated by the attempt's token.
+"""Messages between the trainer and its samplers: JSON and arrays, over TCP, authenticated by the attempt's token.
 
-Both sides choose 32 random bytes, and derive a key from them and the token. Every message ends with its HMAC-SHA256
-under this key, with a number and a direction, so that a message that is altered, repeated, or from a process without
-the token ends the connection before anything of it is parsed. Messages are not encrypted.
+Both sides choose 32 random bytes, and derive a key from them and the token. A message is a head of JSON and then the
+bytes of its arrays. Each of the two ends with its HMAC-SHA256 under this key, with a number and a direction, so that
+what is altered, repeated, or from a process without the token ends the connection before it is parsed or used. Messages
+are not encrypted.
 """
 
 import hashlib
 import hmac
-import io
 import json
+import math
 import secrets
 import socket
-import zipfile
+import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,12 +21,15 @@ import numpy as np
 TOKEN_VARIABLE = "SLIPWAY_SAMPLER_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable with the secret that the controller derives for each attempt."""
 NONCE_BYTES = 32
-MAX_FIRST_BYTES = 1 << 20
-"""Longest message from a peer that has not yet shown that it knows the token."""
+MAX_FIRST_BYTES = 1 << 16
+"""Longest head from a peer that has not yet shown that it knows the token."""
 MAX_BYTES = 1 << 36
-HANDSHAKE_SECONDS = 10.0
+HANDSHAKE_SECONDS = 30.0
+"""How long a peer has to show that it knows the token, however its bytes arrive."""
 SILENCE_SECONDS = 600.0
 """Silence of a peer after which its connection is closed."""
+SLICE_BYTES = 1 << 24
+"""Bytes that are sent at a time, each within SILENCE_SECONDS."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -38,6 +43,7 @@ class Channel:
 
     def __init__(self, peer: socket.socket, token: str, *, server: bool) -> None:
         """Agree on a key with the peer. Raises OSError if it does not answer in time."""
+        self._until = time.monotonic() + HANDSHAKE_SECONDS
         peer.settimeout(HANDSHAKE_SECONDS)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -55,30 +61,32 @@ class Channel:
         return cls(socket.create_connection((host, port), HANDSHAKE_SECONDS), token, server=False)
 
     def send(self, message: dict[str, Any], arrays: Arrays | None = None) -> None:
-        self.send_packed(pack(message, arrays or {}))
-
-    def send_packed(self, content: bytes) -> None:
-        """Send what `pack` returned."""
+        """Send a message; arrays that are contiguous are not copied."""
+        arrays = arrays or {}
+        described = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
+        head = json.dumps({"message": message, "arrays": described}).encode()
         self._socket.settimeout(SILENCE_SECONDS)
-        self._socket.sendall(len(content).to_bytes(8, "big"))
-        self._socket.sendall(content)
-        self._socket.sendall(self._code(content, self._names[0], self._sent))
-        self._sent += 1
+        self._socket.sendall(len(head).to_bytes(8, "big"))
+        self._send_part([memoryview(head)])
+        if arrays:
+            self._send_part(_bytes_of(np.ascontiguousarray(array)) for array in arrays.values())
 
     def receive(self) -> tuple[dict[str, Any], Arrays]:
-        """Wait for the next message. Raises WireError, or TimeoutError after SILENCE_SECONDS."""
-        self._socket.settimeout(SILENCE_SECONDS if self._received else HANDSHAKE_SECONDS)
+        """Wait for the next message. Raises WireError, or TimeoutError if the peer is silent for too long."""
         length = int.from_bytes(self._read(8), "big")
         if length > (MAX_BYTES if self._received else MAX_FIRST_BYTES):
             raise WireError(f"a message of {length} bytes")
-        content, code = self._read(length), self._read(hashlib.sha256().digest_size)
-        if not hmac.compare_digest(code, self._code(content, self._names[1], self._received)):
-            raise WireError("a message without the token of this attempt")
-        self._received += 1
+        head = bytearray(length)
+        self._receive_part([memoryview(head)])
+        self._socket.settimeout(SILENCE_SECONDS)
         try:
-            return unpack(content)
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            content = json.loads(head)
+            message, arrays = content["message"], _empty_arrays(content["arrays"])
+        except (ValueError, KeyError, TypeError) as error:
             raise WireError(f"a message that cannot be read: {error}") from error
+        if arrays:
+            self._receive_part(_bytes_of(array) for array in arrays.values())
+        return message, arrays
 
     def ask(self, message: dict[str, Any], arrays: Arrays | None = None) -> tuple[dict[str, Any], Arrays]:
         """Send a request and return its answer."""
@@ -88,31 +96,55 @@ class Channel:
     def close(self) -> None:
         self._socket.close()
 
-    def _code(self, content: bytes, sender: bytes, number: int) -> bytes:
-        code = hmac.new(self._key, sender + number.to_bytes(8, "big"), "sha256")
-        code.update(content)
-        return code.digest()
+    def _send_part(self, buffers: Iterable[memoryview]) -> None:
+        code = self._code(self._names[0], self._sent)
+        for buffer in buffers:
+            code.update(buffer)
+            for begin in range(0, len(buffer), SLICE_BYTES):
+                self._socket.sendall(buffer[begin : begin + SLICE_BYTES])
+        self._socket.sendall(code.digest())
+        self._sent += 1
+
+    def _receive_part(self, buffers: Iterable[memoryview]) -> None:
+        """Fill the buffers. Raises WireError if the peer did not send this part as it arrived."""
+        code = self._code(self._names[1], self._received)
+        for buffer in buffers:
+            self._fill(buffer)
+            code.update(buffer)
+        if not hmac.compare_digest(self._read(hashlib.sha256().digest_size), code.digest()):
+            raise WireError("a message without the token of this attempt")
+        self._received += 1
+
+    def _code(self, sender: bytes, number: int) -> hmac.HMAC:
+        return hmac.new(self._key, sender + number.to_bytes(8, "big"), "sha256")
 
     def _read(self, count: int) -> bytes:
-        content = bytearray()
-        while len(content) < count:
-            part = self._socket.recv(min(count - len(content), 1 << 20))
-            if not part:
-                raise WireError("the connection has ended")
-            content += part
+        content = bytearray(count)
+        self._fill(memoryview(content))
         return bytes(content)
 
+    def _fill(self, buffer: memoryview) -> None:
+        while buffer:
+            if not self._received:
+                if (left := self._until - time.monotonic()) <= 0:
+                    raise TimeoutError(f"no message with the token within {HANDSHAKE_SECONDS:g} s")
+                self._socket.settimeout(left)
+            count = self._socket.recv_into(buffer)
+            if not count:
+                raise WireError("the connection has ended")
+            buffer = buffer[count:]
 
-def pack(message: dict[str, Any], arrays: Arrays) -> bytes:
-    """Return a message as the bytes of an npz file without pickles."""
-    content = io.BytesIO()
-    text = np.frombuffer(json.dumps(message).encode(), np.uint8)
-    np.savez(content, **arrays, message=text)  # pyright: ignore[reportArgumentType]
-    return content.getvalue()
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    """Return the memory of a contiguous array."""
+    return array.reshape(-1).view(np.uint8).data
 
 
-def unpack(content: bytes) -> tuple[dict[str, Any], Arrays]:
-    """Return what `pack` was given."""
-    with np.load(io.BytesIO(content)) as found:
-        arrays = dict(found)
-    return json.loads(arrays.pop("message").tobytes()), arrays
+def _empty_arrays(described: list[tuple[str, str, list[int]]]) -> Arrays:
+    """Return arrays for the bytes that follow. Raises ValueError or TypeError if they cannot be."""
+    kinds = {name: (np.dtype(kind), tuple(shape)) for name, kind, shape in described}
+    if any(kind.hasobject for kind, _ in kinds.values()):
+        raise ValueError("an array of objects")
+    if (size := sum(kind.itemsize * math.prod(shape) for kind, shape in kinds.values())) > MAX_BYTES:
+        raise ValueError(f"arrays of {size} bytes")
+    return {name: np.empty(shape, kind) for name, (kind, shape) in kinds.items()}

@@ -121,10 +121,10 @@ class _SamplerProcess:
             self._check_parent()
         version, arrays = newest
         if version != self._copy[0]:
-            self._copy = version, {}  # frees the old ones first
+            self._copy = -1, {}  # frees the old ones first
             leaves, structure = jax.tree.flatten(self._abstract)
             placed = [
-                jax.device_put(arrays[str(i)].view(like.dtype).reshape(like.shape), like.sharding)
+                jax.device_put(arrays.pop(str(i)).view(like.dtype).reshape(like.shape), like.sharding)
                 for i, like in enumerate(leaves)
             ]
             self._copy = version, jax.tree.unflatten(structure, placed)
@@ -190,6 +190,8 @@ class _WeightFeed:
 
     def newest(self, at_least: int, seconds: float) -> tuple[int, Arrays] | None:
         """Return the newest version and its arrays; None if it is below `at_least` after that long.
+
+        The caller may take the arrays out of the dictionary, which frees their memory.
 
         Raises:
             WireError: no more weights arrive.

@@ -1,5 +1,6 @@
 """What process 0 finds while it waits for a rollout, and what all processes make of it."""
 
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,9 +8,13 @@ import numpy as np
 import pytest
 
 from conf.schema.training.run_yaml import RunFileError
+from trainer.checkpoint.outage import ReplacedError
+from trainer.distributed.checksums import CorruptionError
+from trainer.distributed.preemption import PREEMPTED_EXIT_CODE, PreemptedError
 from trainer.rl.remote.journal import DrawnSample, encode
-from trainer.rl.remote.leases import TaskLostError
+from trainer.rl.remote.leases import Leases, TaskLostError
 from trainer.rl.remote.presence import SamplersLostError
+from trainer.rl.remote.server import RolloutServer
 from trainer.rl.remote.source import RemoteRollouts
 
 EMPTY = SimpleNamespace(read=lambda _: None)
@@ -38,6 +43,78 @@ def test_errors_of_the_samplers_are_raised_by_all(error) -> None:
     setattr(server, found[0], raises(error))
     with pytest.raises(type(error), match=str(error)):
         bare(server=server)._wait(0, lambda: None)
+
+
+def test_a_replacement_by_a_later_attempt_is_raised_by_all() -> None:
+    drawn = DrawnSample(np.arange(3, dtype=np.int32), np.ones(3, np.float32), np.zeros(3, np.int32), np.ones(4), True)
+    server = SimpleNamespace(begin_wait=lambda: None, wait=lambda *_: [drawn] * 2)
+    journal = SimpleNamespace(read=lambda _: None, write=raises(ReplacedError("0002.json exists")))
+    content, problem = bare(server=server, journal=journal)._look_for(0)
+    assert (content, problem) == (None, ("ReplacedError", "0002.json exists"))
+    with pytest.raises(ReplacedError, match=r"0002\.json exists"):
+        bare(server=server, journal=journal)._wait(0, lambda: None)
+
+
+def test_the_samples_that_the_journal_has_count() -> None:
+    drawn = DrawnSample(np.arange(3, dtype=np.int32), np.ones(3, np.float32), np.zeros(3, np.int32), np.ones(4), True)
+    server = SimpleNamespace(begin_wait=lambda: None, wait=lambda *_: [drawn] * 2)
+    journal = SimpleNamespace(read=lambda _: None, write=lambda *_: b"another attempt's")
+    assert bare(server=server, journal=journal)._wait(0, lambda: None) == b"another attempt's"
+
+
+class Ending:
+    """A journal and a server that note how they end."""
+
+    def __init__(self, problem: Exception | None = None) -> None:
+        self.codes, self.problem = list[int](), problem
+        self.close, self.summary = self.codes.append, lambda: ""
+
+    def upload(self) -> int:
+        if self.problem:
+            raise self.problem
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(CorruptionError("bits"), 0), (RuntimeError("x"), 0), (KeyboardInterrupt(), 0),
+     (PreemptedError(""), PREEMPTED_EXIT_CODE)],
+)  # fmt: skip
+@pytest.mark.parametrize("problem", [None, ReplacedError("0002.json exists"), OSError("no room")])
+def test_the_samplers_end_hides_no_error_of_the_trainer_and_neither_does_the_journals(error, code, problem) -> None:
+    ending = Ending(problem)
+    with pytest.raises(type(error)) as raised, bare(server=ending, journal=ending):
+        raise error
+    assert raised.value is error
+    assert ending.codes == [code]
+
+
+def test_a_journal_that_cannot_be_completed_is_an_error_of_a_run_without_another() -> None:
+    ending = Ending(ReplacedError("0002.json exists"))
+    with pytest.raises(ReplacedError), bare(server=ending, journal=ending):
+        pass
+    assert ending.codes == [0]
+
+
+ARRAYS, ARRAY_BYTES = 16, 1 << 20
+
+
+def test_publishing_keeps_one_copy_of_the_weights(monkeypatch) -> None:
+    """The devices are arrays of this host here, from which each array is copied, as from a TPU."""
+    source = [np.full(ARRAY_BYTES // 4, i, np.float32) for i in range(ARRAYS)]
+    server = RolloutServer(Leases(group_size=1, seconds=100.0), {}, "secret")
+    gathered = lambda leaf: SimpleNamespace(addressable_data=lambda _: leaf.copy())  # noqa: E731
+    sampler = SimpleNamespace(load_params=lambda params: list(params))
+    made = bare(server=server, sampler=sampler, everywhere=gathered)
+    tracemalloc.start()
+    try:
+        for version in range(3):
+            made._publish(source, version)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        server.close(0)
+    assert ARRAYS * ARRAY_BYTES <= peak < (ARRAYS + 2) * ARRAY_BYTES
 
 
 def test_a_replay_without_the_rollout_names_the_key() -> None:

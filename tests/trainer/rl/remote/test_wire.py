@@ -2,6 +2,8 @@
 
 import json
 import socket
+import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -11,7 +13,6 @@ import numpy as np
 import pytest
 
 from trainer.checkpoint.storage import RunStorage
-from trainer.rl.remote import server as served
 from trainer.rl.remote.journal import DrawnSample, Journal, decode, encode
 from trainer.rl.remote.leases import Leases
 from trainer.rl.remote.server import RolloutServer, attempt_mark
@@ -83,7 +84,7 @@ def test_another_token_is_not_heard(pair) -> None:
 
 def test_an_altered_message_is_not_heard(pair) -> None:
     client, server, line = pair()
-    line.change = lambda content: content if len(content) == 8 else content[:-1] + bytes([content[-1] ^ 1])
+    line.change = lambda content: content if len(content) == 8 else bytes([*content[:-1], content[-1] ^ 1])
     client.send({"kind": "take"})
     with pytest.raises(WireError, match="without the token"):
         server.receive()
@@ -96,6 +97,18 @@ def test_a_repeated_message_is_not_heard(pair) -> None:
     client.send({"kind": "take"})
     server.receive()
     line.real.sendall(b"".join(sent))
+    with pytest.raises(WireError, match="without the token"):
+        server.receive()
+
+
+@pytest.mark.parametrize("changed", range(3))
+def test_an_altered_array_is_never_used(pair, changed) -> None:
+    """Whichever of the arrays is altered: none of them is returned."""
+    client, server, line = pair()
+    arrays = {name: np.full(100, ord(name), np.uint8) for name in "abc"}
+    alter = {bytes(array): bytes([0]) + bytes(array)[1:] for array in [arrays["abc"[changed]]]}
+    line.change = lambda content: alter.get(bytes(content), content)
+    client.send({"kind": "weights"}, arrays)
     with pytest.raises(WireError, match="without the token"):
         server.receive()
 
@@ -183,9 +196,16 @@ def test_a_sampler_of_other_code_gets_no_task(serve) -> None:
     channel.close()
 
 
-def test_a_message_that_is_none_ends_the_connection_by_name(pair) -> None:
-    client, server, _ = pair()
-    client.send_packed(b"no zip")
+@pytest.mark.parametrize(
+    "head",
+    [b"no json", b"[]", b"{}", b'{"message": {}, "arrays": 7}', b'{"message": {}, "arrays": [["a", "|O", [1]]]}',
+     b'{"message": {}, "arrays": [["a", "<f4", [1099511627776]]]}', b'{"message": {}, "arrays": [["a", "?!", [1]]]}',
+     b'{"message": {}, "arrays": [["a", "<f4", [-1]]]}'],
+)  # fmt: skip
+def test_a_message_that_is_none_ends_the_connection_by_name(pair, head) -> None:
+    client, server, line = pair()
+    line.real.sendall(len(head).to_bytes(8, "big"))
+    client._send_part([memoryview(head)])
     with pytest.raises(WireError, match="cannot be read"):
         server.receive()
 
@@ -207,23 +227,6 @@ def test_a_sampler_with_a_bug_loses_its_connection_and_its_task(serve, message, 
     assert "was closed" in caplog.text
 
 
-def test_a_connection_that_fails_does_not_keep_later_ones_out(serve, monkeypatch) -> None:
-    real, failed = socket.socket.accept, list[int]()
-
-    def accept(self: socket.socket):
-        if not failed:
-            failed.append(1)
-            raise OSError(24, "Too many open files")
-        return real(self)
-
-    monkeypatch.setattr(served, "ACCEPT_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(socket.socket, "accept", accept)
-    channel, answer = connect(serve({}), {})
-    channel.close()
-    assert answer == {"different": []}
-    assert failed
-
-
 def test_the_end_of_a_run_in_an_outage_is_no_error(serve, tmp_path) -> None:
     answers = [True, False]
     server = serve({})
@@ -231,3 +234,63 @@ def test_the_end_of_a_run_in_an_outage_is_no_error(serve, tmp_path) -> None:
     (tmp_path / "run" / "samplers.json").unlink()
     server.close(1)
     assert not list((tmp_path / "run").iterdir())
+
+
+def test_the_address_of_a_later_attempt_stays(serve, tmp_path, monkeypatch) -> None:
+    server = serve({})
+    server.announce(RunStorage(str(tmp_path)), "127.0.0.1")
+    monkeypatch.setenv("SLIPWAY_SUCCESSOR", "runs/run/launches/0002.json")
+    (tmp_path / "launches").mkdir()
+    (tmp_path / "launches/0002.json").write_text("{}")
+    (tmp_path / "samplers.json").write_text("of the later attempt")
+    server.close(1)
+    assert (tmp_path / "samplers.json").read_text() == "of the later attempt"
+
+
+def test_weights_are_sent_without_another_copy(serve) -> None:
+    """Two samplers of this process fetch the weights at once: what is allocated is what they receive."""
+    server, arrays = serve({}), {str(i): np.full(1 << 20, i, np.uint8) for i in range(16)}
+    samplers = [connect(server, {})[0] for _ in range(2)]
+    size = sum(array.nbytes for array in arrays.values())
+    tracemalloc.start()
+    try:
+        server.publish(0, arrays)
+        with ThreadPoolExecutor() as pool:
+            found = list(pool.map(lambda one: one.ask({"kind": "weights", "version": -1}), samplers))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    for (message, received), sampler in zip(found, samplers, strict=True):
+        assert message == {"version": 0}
+        assert {name: int(array[-1]) for name, array in received.items()} == {str(i): i for i in range(16)}
+        sampler.close()
+    assert 2 * size <= peak < 2.25 * size
+
+
+def test_weights_that_are_published_during_a_transfer_never_get_its_version(serve) -> None:
+    """Every version's arrays hold its number: none arrives with another one, in part or as a whole."""
+    server, stop = serve({}), threading.Event()
+
+    def publish(version: int) -> None:
+        server.withdraw()
+        server.publish(version, {str(i): np.full(300_000, version, np.int32) for i in range(4)})
+
+    def fetch(_: int) -> list[int]:
+        channel, seen = connect(server, {})[0], [-1]
+        while not stop.is_set() or seen[-1] < 40:
+            message, arrays = channel.ask({"kind": "weights", "version": seen[-1]})
+            if arrays:
+                assert message["version"] > seen[-1]
+                assert {int(value) for array in arrays.values() for value in (array.min(), array.max())} == {
+                    message["version"]
+                }
+                seen.append(message["version"])
+        channel.close()
+        return seen
+
+    with ThreadPoolExecutor() as pool:
+        fetched = [pool.submit(fetch, i) for i in range(3)]
+        for version in range(41):
+            publish(version)
+        stop.set()
+        assert all(one.result(120)[-1] == 40 for one in fetched)

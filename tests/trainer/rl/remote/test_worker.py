@@ -116,3 +116,54 @@ def test_rewards_of_a_task_that_another_sampler_has_are_not_computed(monkeypatch
     with pytest.raises(worker._AbandonedError):
         draw(monkeypatch, Answers(({"go_on": False}, {})), checks)
     assert all(check.cancelled() for check in checks)
+
+
+class Versions:
+    """A feed whose newest version is set by the test; its arrays hold the version."""
+
+    def __init__(self) -> None:
+        self.version, self.arrays = 0, dict[str, np.ndarray]()
+        self.bring(0)
+
+    def bring(self, version: int) -> None:
+        self.version, self.arrays = version, {"0": np.full(3, version, np.float32).view(np.uint8)}
+
+    def newest(self, at_least: int, _: float) -> tuple[int, dict[str, np.ndarray]] | None:
+        return (self.version, self.arrays) if self.version >= at_least else None
+
+
+def fed(feed: Versions) -> Any:
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return bare(feed=feed, copy=(-1, {}), abstract={"w": jax.ShapeDtypeStruct((3,), np.float32, sharding=place)})
+
+
+def test_weights_have_the_version_that_they_came_with() -> None:
+    feed = Versions()
+    sampler = fed(feed)
+    for version in (0, 0, 2, 3, 3):
+        if version != feed.version:
+            feed.bring(version)
+        copy, label = sampler._weights()
+        assert (label, np.asarray(copy["w"]).tolist()) == (version, [version] * 3)
+
+
+def test_weights_that_could_not_be_placed_give_their_version_to_no_token(monkeypatch) -> None:
+    feed = Versions()
+    sampler = fed(feed)
+    sampler._weights()
+    feed.bring(5)
+    real = jax.device_put
+    monkeypatch.setattr(worker.jax, "device_put", raises(MemoryError("no room")))
+    with pytest.raises(MemoryError):
+        sampler._weights()
+    monkeypatch.setattr(worker.jax, "device_put", real)
+    feed.bring(5)
+    copy, label = sampler._weights()
+    assert (label, np.asarray(copy["w"]).tolist()) == (5, [5.0] * 3)
+
+
+def raises(error: Exception) -> Any:
+    def act(*_: object) -> None:
+        raise error
+
+    return act
