@@ -5,11 +5,12 @@
 Four processes on loopback run the quick start's task, a device each. In turns, all four sample and train. Asynchronous,
 two train and two sample, with `loop.async_depth=2` and corrections by `rollout_is=token`. Both have the same seeds,
 data and number of reward processes. Wall seconds are from the first update of GRPO to the last, without evaluations;
-CPU seconds are those of all processes from the first update to the end of the run. WORDs are added to the quick start.
+CPU seconds are those of all processes from the first update to the end of the run, without the reward processes of
+samplers that were killed. WORDs are added to the quick start.
 
 --reward-seconds adds a reward that waits, as a sandbox or a judge does. --kill-every kills a sampler at random, at
 exponential intervals with this mean, and then checks the journal and that its replay has the same weights. A run that
-FOLDER has already is not repeated. Linux only.
+FOLDER has already, with the same options and WORDs, is not repeated; one that was broken off begins anew. Linux only.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import argparse
 import json
 import os
 import random
+import re
 import resource
+import shutil
 import signal
 import statistics
 import time
@@ -69,9 +72,12 @@ def main() -> None:
 def measure(mode: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One run, and with --kill-every its journal and replay; what FOLDER has is read instead."""
     kind = f"killed-{options.kill_every:g}" if options.kill_every else mode.replace(" ", "-")
-    folder = (options.folder / f"{kind}-reward-{options.reward_seconds:g}-steps-{options.steps}-{seed}").resolve()
+    words = "".join(f"-{re.sub('[^a-zA-Z0-9.=-]', '_', word)}" for word in options.words)
+    name = f"{kind}-reward-{options.reward_seconds:g}-steps-{options.steps}{words}-{seed}"
+    folder = (options.folder / name).resolve()
     done = folder / "done.json"
     if not done.exists():
+        shutil.rmtree(folder, ignore_errors=True)  # the trainer would resume what is there
         run = run_file(mode, seed, options, folder)
         found = watch(run, folder, options, random.Random(seed) if options.kill_every else None)
         if options.kill_every:
@@ -145,9 +151,13 @@ def cpu_of_ended() -> float:
 
 def cpu_of_tree(pid: int) -> float:
     """CPU seconds so far of a process and of all that it has started."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        below = children(pid)
+    except (FileNotFoundError, ProcessLookupError):  # it has ended, and counts as its parent's
+        return 0.0
     own = sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
-    return own + sum(cpu_of_tree(child) for child in children(pid))
+    return own + sum(cpu_of_tree(child) for child in below)
 
 
 def check_journal(run: dict[str, Any]) -> None:
@@ -155,7 +165,7 @@ def check_journal(run: dict[str, Any]) -> None:
     from trainer.rl.remote.journal import Journal, decode
 
     loop = run["loop"]
-    per_rollout, journal = loop["updates_per_rollout"], Journal(run["dir"])
+    per_rollout, depth, journal = loop["updates_per_rollout"], loop["async_depth"], Journal(run["dir"])
     rollouts = loop["steps"] // per_rollout
     for number in range(rollouts):
         content = journal.read(number)
@@ -163,7 +173,7 @@ def check_journal(run: dict[str, Any]) -> None:
         samples = decode(content)
         assert len(samples) == loop["prompts_per_step"] * per_rollout * loop["group_size"], f"rollout {number}"
         versions = [int(version) for sample in samples for version in sample.versions]
-        assert min(versions) >= per_rollout * (number - DEPTH), f"rollout {number} is too old"
+        assert min(versions) >= per_rollout * (number - depth), f"rollout {number} is too old"
         assert max(versions) <= per_rollout * number, f"rollout {number} is from later weights"
     assert len(list((Path(run["dir"]) / "journal").glob("*.npz"))) == rollouts
 

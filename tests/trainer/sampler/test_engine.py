@@ -1,6 +1,8 @@
 """Responses against decoding without a cache, against the trainer's log-probabilities, and drawn in other ways."""
 
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -200,3 +202,43 @@ def test_what_is_asked_between_chunks_may_end_the_draw(tiny):
     with pytest.raises(InterruptedError):
         list(sampler.generate(sampler.load_params(params_of(tiny)), PROMPTS, SAMPLES, jax.random.key(0), 1.0, between))
     assert len(asked) == 3
+
+
+class Echo:
+    """Programs whose weights are a number, which every token repeats."""
+
+    def __init__(self, slots: int, chunk: int) -> None:
+        self.slots, self.chunk = slots, chunk
+
+    def decode(self, copy: int, slots: None, *_: Any) -> tuple[None, np.ndarray]:
+        return slots, np.full((2, self.slots, self.chunk), copy, np.int32)
+
+    def __getattr__(self, name: str) -> Any:
+        same = {"shard_by_row", "replicate"}
+        return (lambda rows: rows) if name in same else lambda *_: int(name == "prefill_batch_size") or None
+
+
+def test_every_token_has_the_version_that_drew_it_whenever_newer_weights_arrive():
+    chance, newest = np.random.default_rng(0), [0]
+
+    def arrive() -> None:
+        newest[0] += int(chance.integers(0, 2))
+
+    def latest() -> tuple[Any, int]:
+        arrive()
+        return newest[0], newest[0]
+
+    settings = SamplerSettings(max_prompt_length=8, max_new_tokens=6, slots=3, chunk=2)
+    sampler: Any = SimpleNamespace(stops=StopCriteria((), (), decode), settings=settings, programs=Echo(3, 2), slots=3)
+    generate: Any = Sampler.generate
+    drawing = generate(sampler, 0, PROMPTS, 2, jax.random.key(0), 1.0, arrive, weights=latest)
+    found = []
+    for response in drawing:
+        arrive()
+        found.append(response)
+    assert sorted(response.row for response in found) == list(range(ROWS))
+    for response in found:
+        assert response.versions is not None
+        assert response.tokens.tolist() == response.versions.tolist()
+        assert len(response.tokens) == 6
+    assert any(len(set(response.tokens.tolist())) > 1 for response in found)
