@@ -80,10 +80,7 @@ class EnvironmentPool:
     def _ask(self, number: int, request: Mapping[str, Any]) -> Step:
         process = self._processes[number]
         try:
-            try:
-                step = Step(**process.ask(request))
-            except ProcessDiedError:  # perhaps not this episode's fault
-                step = Step(**process.ask(request))
+            step = Step(**process.ask(request))
         except TimeLimitError:
             limits = f"{self.settings.timeout_seconds:g} s of CPU time or {self.settings.wall_seconds:g} s in all"
             step = Step(failure="timeout", reason=f"a call took more than {limits}")

@@ -67,10 +67,7 @@ class RewardPool:
         try:
             for name in names:
                 try:
-                    try:
-                        scores[name] = _check_once(worker, name, submission)
-                    except ProcessDiedError:  # perhaps not this check's fault
-                        scores[name] = _check_once(worker, name, submission)
+                    scores[name] = _check_once(worker, name, submission)
                 except TimeLimitError:
                     timed_out += 1
                 except (_CheckFailedError, ProcessDiedError) as error:

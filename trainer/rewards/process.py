@@ -33,7 +33,16 @@ class WorkerProcess:
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, request: Any) -> Any:
-        """Return the answer. Raises TimeLimitError, OutputLimitError or ProcessDiedError if the process dies."""
+        """Return the answer. Raises TimeLimitError, OutputLimitError or ProcessDiedError if the process dies.
+
+        One that dies for another reason than a limit is asked once more: perhaps this request was not at fault.
+        """
+        try:
+            return self._ask_once(request)
+        except ProcessDiedError:
+            return self._ask_once(request)
+
+    def _ask_once(self, request: Any) -> Any:
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None

@@ -1,6 +1,6 @@
 """Progress of a GRPO run."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -21,11 +21,5 @@ class Progress:
         return self.warm_steps + self.steps
 
     def to_json(self) -> dict[str, Any]:
-        accuracy = {"accuracy_start": self.accuracy_start, "accuracy_before": self.accuracy_before}
-        steps = {"phase": self.phase, "warm_steps": self.warm_steps, "steps": self.steps}
-        return {**steps, **accuracy, "test_before": self.test_before}
-
-    @classmethod
-    def from_json(cls, body: dict[str, Any]) -> "Progress":
-        steps = (body["phase"], body["warm_steps"], body["steps"])
-        return cls(*steps, body["accuracy_start"], body["accuracy_before"], body["test_before"])
+        """Return what `Progress(**body)` restores."""
+        return asdict(self)

@@ -8,7 +8,7 @@ import base64
 import io
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,7 @@ class Sample:
 class RewardSummary:
     """Metrics and advantages computed from the rewards.
 
-    facts: metrics over all samples drawn; fields: advantage and weight for each update; examples: (sample, reward) of
+    metrics: over all samples drawn; batch_fields: advantage and weight for each update; examples: (sample, reward) of
     two questions.
     """
 
@@ -64,6 +64,7 @@ class RewardSummary:
     examples: list[tuple[Sample, float]]
 
 
+@dataclass(eq=False)
 class Rollout:
     """Samples of one policy, split into batches for its updates.
 
@@ -72,38 +73,29 @@ class Rollout:
             version int32 [B, T - 1], the updates before the policy that drew each token; after `finish` also advantage
             and weight [B].
         placed: the same on the devices, with log-probabilities `old`, under the policy that drew, and `reference`.
-        facts, examples: see `RewardSummary`.
+        metrics, examples: see `RewardSummary`.
+        outcome: waits for the rewards; None once they are complete.
+        mesh: that of `placed`.
+        num_tokens: over all responses.
     """
 
-    def __init__(
-        self,
-        batches: list[Batch],
-        placed: list[DeviceBatch],
-        facts: dict[str, float],
-        outcome: Callable[[], RewardSummary] | None,
-        mesh: Mesh,
-        tokens: int = 0,
-    ) -> None:
-        """Create a rollout. outcome: waits for the rewards, None if finished; tokens: over all responses."""
-        self.batches, self.placed, self.metrics, self._reward_summary, self._mesh = (
-            batches,
-            placed,
-            facts,
-            outcome,
-            mesh,
-        )
-        self.num_tokens = tokens
-        self.examples: list[tuple[Sample, float]] = []
+    batches: list[Batch]
+    placed: list[DeviceBatch]
+    metrics: dict[str, float]
+    outcome: Callable[[], RewardSummary] | None
+    mesh: Mesh
+    num_tokens: int = 0
+    examples: list[tuple[Sample, float]] = field(default_factory=list)
 
     def finish(self) -> None:
         """Wait for the rewards unless they are complete; all processes must call it."""
-        if self._reward_summary is None:
+        if self.outcome is None:
             return
-        found, self._reward_summary = self._reward_summary(), None
+        found, self.outcome = self.outcome(), None
         self.metrics, self.examples = found.metrics, found.examples
         for batch, placed, own in zip(self.batches, self.placed, found.batch_fields, strict=True):
             batch |= own
-            placed |= shard_batch(own, self._mesh)
+            placed |= shard_batch(own, self.mesh)
 
     def pop_batch(self) -> tuple[Batch, DeviceBatch]:
         """Remove and return the next update's batch, on the host and on the devices."""

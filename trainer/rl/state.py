@@ -41,7 +41,7 @@ class StateSaver:
             return None
         body = resumed.position
         self._telemetry.restore(body)
-        progress = Progress.from_json(body["position"])
+        progress = Progress(**body["position"])
         self._first_step = progress.total_steps
         self._batches.restart(progress.total_steps)
         rollouts = deque(Rollout.from_json(rollout, mesh) for rollout in body["rollouts"])
