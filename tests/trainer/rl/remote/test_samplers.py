@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from tests.trainer.conftest import make_grpo_run
-from tests.trainer.processes import children, start_trainer, wait_processes
+from tests.trainer.processes import children, start_processes, start_trainer, wait_processes
 from tests.trainer.states import final_state
 from trainer.rl.remote.journal import Journal, decode
 
@@ -35,9 +36,11 @@ def make_run(folder: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
+TOKEN = {"SLIPWAY_SAMPLER_TOKEN": "of this attempt", "SLIPWAY_COORDINATOR": "127.0.0.1:8476"}
+
+
 def start(run: dict[str, Any], folder: Path, cache: str) -> list[Popen[str]]:
-    token = {"SLIPWAY_SAMPLER_TOKEN": "of this attempt", "SLIPWAY_COORDINATOR": "127.0.0.1:8476"}
-    return start_trainer(run, folder, cache, *[token] * run["pod"]["workers"])
+    return start_trainer(run, folder, cache, *[TOKEN] * run["pod"]["workers"])
 
 
 def journaled(run: dict[str, Any]) -> int:
@@ -101,3 +104,16 @@ def test_samplers_and_the_trainer_are_killed_no_sample_is_lost_or_learnt_twice_a
     assert learnt == again == STEPS
     for a, b in zip(state, replayed, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_fault_of_a_trainers_hardware_is_what_only_the_trainers_exit_codes_tell(tmp_path, compile_cache) -> None:
+    run = make_run(tmp_path)
+    run["checkpoint"] |= {"verify_interval": 1}
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(yaml.safe_dump(run))
+    started = start_processes(
+        ["tests.trainer.flipped", str(run_file)], tmp_path, compile_cache, *[TOKEN] * run["pod"]["workers"]
+    )
+    ended = wait_processes(started)
+    assert [one.exit_code for one in ended] == [5, 5, 0, 0], [one.stderr[-2000:] for one in ended]
+    assert "hardware fault: worker" in ended[0].stderr
