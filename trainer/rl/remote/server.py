@@ -73,7 +73,7 @@ class RolloutServer:
         self._write_address()
 
     def withdraw(self) -> None:
-        """Let go of the weights, so that their memory is free for newer ones; transfers that have begun go on."""
+        """Let go of the weights, to make room for newer ones; a transfer that has begun keeps what it has to send."""
         with self._changed:
             self._weights = Arrays()
 
@@ -192,7 +192,7 @@ class RolloutServer:
         """Return weights after more than `version` updates, with their version; no arrays if there are none yet."""
         with self._changed:
             found = self._changed.wait_for(lambda: self._weights and self._version > version, POLL_SECONDS)
-            return ({"version": self._version}, self._weights) if found else ({"version": version}, {})
+            return ({"version": self._version}, dict(self._weights)) if found else ({"version": version}, {})
 
     def _take(self, name: str) -> dict[str, Any]:
         late = time.monotonic() + POLL_SECONDS

@@ -13,7 +13,7 @@ import math
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ class Channel:
         return cls(socket.create_connection((host, port), HANDSHAKE_SECONDS), token, server=False)
 
     def send(self, message: dict[str, Any], arrays: Arrays | None = None) -> None:
-        """Send a message; arrays that are contiguous are not copied."""
+        """Send a message. Contiguous arrays are not copied; each is taken out of `arrays` as it is sent."""
         arrays = arrays or {}
         described = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
         head = json.dumps({"message": message, "arrays": described}).encode()
@@ -69,7 +69,7 @@ class Channel:
         self._socket.sendall(len(head).to_bytes(8, "big"))
         self._send_part([memoryview(head)])
         if arrays:
-            self._send_part(_bytes_of(np.ascontiguousarray(array)) for array in arrays.values())
+            self._send_part(_take_bytes(arrays))
 
     def receive(self) -> tuple[dict[str, Any], Arrays]:
         """Wait for the next message. Raises WireError, or TimeoutError if the peer is silent for too long."""
@@ -133,6 +133,12 @@ class Channel:
             if not count:
                 raise WireError("the connection has ended")
             buffer = buffer[count:]
+
+
+def _take_bytes(arrays: Arrays) -> Iterator[memoryview]:
+    """Yield the memory of each array, and let go of it, so that nothing is kept for a slow peer but what it lacks."""
+    while arrays:
+        yield _bytes_of(np.ascontiguousarray(arrays.pop(next(iter(arrays)))))
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

@@ -1,9 +1,11 @@
 """Messages between trainer and samplers: only who has the token is heard."""
 
+import hashlib
 import json
 import socket
 import threading
 import tracemalloc
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from tests.controller.localcloud.harness import wait_for
 from trainer.checkpoint.storage import RunStorage
 from trainer.rl.remote.journal import DrawnSample, Journal, decode, encode
 from trainer.rl.remote.leases import Leases
@@ -64,7 +67,7 @@ def test_messages_and_arrays_arrive_as_they_were_sent(pair) -> None:
     client, server, _ = pair()
     arrays = {"a": np.arange(6, dtype=np.int32).reshape(2, 3), "b/c": np.array([], np.float32)}
     for number in range(3):
-        client.send({"number": number, "text": "ä"}, arrays)
+        client.send({"number": number, "text": "ä"}, dict(arrays))
         message, found = server.receive()
         assert message == {"number": number, "text": "ä"}
         assert found.keys() == arrays.keys()
@@ -265,6 +268,25 @@ def test_weights_are_sent_without_another_copy(serve) -> None:
         assert {name: int(array[-1]) for name, array in received.items()} == {str(i): i for i in range(16)}
         sampler.close()
     assert 2 * size <= peak < 2.25 * size
+
+
+def test_of_weights_that_are_withdrawn_only_what_a_sampler_lacks_stays(serve) -> None:
+    server = serve({})
+    sampler, _ = connect(server, {})
+    arrays = {str(i): np.full(16 << 20, i, np.uint8) for i in range(4)}  # more than the connection buffers
+    kept = [weakref.ref(array) for array in arrays.values()]
+    server.publish(0, arrays)
+    del arrays
+    sampler.send({"kind": "weights", "version": -1})
+    head = sampler._read(int.from_bytes(sampler._read(8), "big") + hashlib.sha256().digest_size)
+    first = sampler._read(16 << 20)
+    assert b'"version": 0' in head
+    server.withdraw()
+    wait_for(lambda: kept[0]() is None, "what has arrived is gone", 60)
+    assert kept[3]() is not None
+    assert first + sampler._read(3 * (16 << 20)) == b"".join(bytes([i]) * (16 << 20) for i in range(4))
+    wait_for(lambda: not any(one() is not None for one in kept), "all is gone", 60)
+    sampler.close()
 
 
 def test_weights_that_are_published_during_a_transfer_never_get_its_version(serve) -> None:
