@@ -142,7 +142,8 @@ def count_flops(name: str, experiment: RunFile, mesh: Mesh) -> float:
     plain = with_model_overrides(experiment, attention="plain")
     changed = plain.model != experiment.model
     if changed and isinstance(plain.loop, GrpoLoop) and plain.loop.keeps_groups_together:
-        apart = plain.loop.model_copy(update={"micro_batch_size": plain.loop.rows})  # kernels do not share prompts
+        # kernels do not share prompts; these rows are no whole groups
+        apart = plain.loop.model_copy(update={"micro_batch_size": plain.loop.rows + 1})
         plain = plain.model_copy(update={"loop": apart})
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return next(p for p in programs(plain, mesh) if p.name == name).flops()

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from etils import epath
+from jax import lax
 from jax.sharding import Mesh
 
 from conf.schema.training.loop import GrpoLoop
@@ -120,7 +121,8 @@ def build_update(loss: train_step.LossFn, experiment: RunFile, opt: Optimizer, m
     if parts == 1:
         return step
 
-    unit = 2 if experiment.loop.loss_type == "dpo" else 1  # rows that stay together
+    pair = 2 if experiment.loop.loss_type == "dpo" else 1
+    unit = experiment.loop.group_size if experiment.loop.keeps_groups_together else pair  # rows that stay together
 
     def dealt(x: jax.Array) -> jax.Array:
         """Give every part rows of each device, so that no row moves."""
@@ -150,10 +152,17 @@ def build_logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> LogprobsF
         nothing = jnp.zeros_like(batch["mask"])
         return nothing if loop.on_policy else under(params), under(reference) if loop.scores_reference else nothing
 
+    def score_in_parts(params: weights.Params, reference: weights.Params, batch: DeviceBatch) -> Any:
+        parts = loop.accumulation(meshes.num_shards(mesh, "batch"))
+        split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
+        found = lax.map(lambda part: score(params, reference, part), split)
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+
+    own = score
     if meshes.is_data_parallel(mesh):
         whole, rows = jax.sharding.PartitionSpec(), meshes.partition_spec("batch")
-        score = jax.shard_map(score, mesh=mesh, in_specs=(whole, whole, rows), out_specs=rows, check_vma=False)
-    return jax.jit(score, out_shardings=meshes.named_sharding(mesh, "batch"))
+        own = jax.shard_map(score_in_parts, mesh=mesh, in_specs=(whole, whole, rows), out_specs=rows, check_vma=False)
+    return jax.jit(own, out_shardings=meshes.named_sharding(mesh, "batch"))
 
 
 def warm_start_optimizer(opt: Optimizer, loop: GrpoLoop) -> Optimizer:

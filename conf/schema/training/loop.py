@@ -184,7 +184,8 @@ class GrpoLoop(Strict):
     micro_batch_size: int | None = Field(
         ge=1,
         le=1_048_576,
-        description="Maximum responses per device at a time in an update. null: all of the device's share.",
+        description="Maximum responses per device at a time in an update, and in what scores its samples. A multiple "
+        "of group_size keeps the samples of a prompt together. null: all of the device's share.",
     )
     max_prompt_length: int = Field(ge=1, le=1_048_576, description="Maximum tokens per prompt.")
     max_new_tokens: int = Field(
@@ -365,8 +366,9 @@ class GrpoLoop(Strict):
 
     @property
     def keeps_groups_together(self) -> bool:
-        """Whether one update computes all samples of a prompt at the same time."""
-        return self.updates_per_rollout == 1 and self.micro_batch_size is None and self.loss_type != "sft"
+        """Whether an update computes all samples of a prompt at the same time."""
+        has_whole_groups = (self.micro_batch_size or self.group_size) % self.group_size == 0
+        return self.updates_per_rollout == 1 and has_whole_groups and self.loss_type != "sft"
 
     @property
     def row_widths(self) -> list[int]:
