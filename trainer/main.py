@@ -47,7 +47,8 @@ def main() -> None:
     parser.add_argument("run_file", type=Path, metavar="run.yaml", help="what to train, as `slipway up` wrote it")
     path = parser.parse_args().run_file
     faulthandler.register(signal.SIGQUIT)  # SIGQUIT prints every thread's stack and does nothing else
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    # force: Orbax logs while it is imported, and so installs a handler without the time
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s", force=True)
     add_modules()
     try:
         experiment = load(path)

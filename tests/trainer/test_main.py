@@ -38,6 +38,7 @@ def run_here(tmp_path, monkeypatch, capsys):
         raise SystemExit(code)
 
     monkeypatch.setattr(main.faulthandler, "register", lambda _: None)
+    monkeypatch.setattr(main.logging, "basicConfig", lambda **_: None)  # pytest keeps its handlers
     monkeypatch.setattr(main, "_install_gcs_retries", lambda _: None)
     monkeypatch.setattr(main.quiet_credentials, "find_credentials", lambda _: None)
     monkeypatch.setattr(main.runtime, "_exit", end)
