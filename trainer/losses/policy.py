@@ -5,7 +5,7 @@ corrections and penalties that all of them share. docs/extend.md shows a class o
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -28,7 +28,7 @@ class Tokens:
         logprobs: under the policy that learns; the only array with a gradient.
         old_logprobs: under the policy that drew the tokens, see `loop.old_logprobs`.
         reference: under the frozen reference, or the teacher; zeros if the loop scores neither.
-        advantages: [B, 1].
+        advantages: [B, 1], or [B, T] where each token has its own.
         mask: 1 for tokens that count.
         weight: [B], 1 for rows that count.
     """
@@ -186,9 +186,8 @@ class Distillation(TokenMean):
 
     def objective(self, tokens: Tokens, ratio: jax.Array) -> tuple[jax.Array, MetricSums]:
         apart = (tokens.reference - tokens.old_logprobs) * tokens.mask
-        free, bounded = ratio * apart, self.clip(ratio) * apart
-        clipped = tokens.share(jnp.float32(bounded < free))
-        return jnp.minimum(free, bounded), {"clip_fraction": clipped, "teacher_kl": tokens.share(-apart)}
+        objective, told = super().objective(replace(tokens, advantages=apart), ratio)
+        return objective, told | {"teacher_kl": tokens.share(-apart)}
 
 
 class Sft(TokenMean):
