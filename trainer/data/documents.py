@@ -18,7 +18,7 @@ import numpy as np
 from conf.schema.training.data import Corpus, CustomDocuments, TableData, TextData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus.source import BadLineError, CachedSource, Document, DocumentSource, Group
-from trainer.tokenizer.loading import Tokenizer
+from trainer.tokenizer.loading import Tokenizer, special_id
 
 
 class DocumentEncoder:
@@ -27,8 +27,8 @@ class DocumentEncoder:
     def __init__(self, data: Corpus, tokenizer: Tokenizer) -> None:
         """Raise RunFileError if the tokenizer lacks a special token."""
         self._tokenizer = tokenizer
-        self._bos = [_special_id(name, "data.bos", tokenizer) for name in (data.bos,) if name is not None]
-        self._eos = [_special_id(name, "data.eos", tokenizer) for name in (data.eos,) if name is not None]
+        self._bos = [] if data.bos is None else [special_id(tokenizer, data.bos, "data.bos")]
+        self._eos = [] if data.eos is None else [special_id(tokenizer, data.eos, "data.eos")]
         self._template = data.template if isinstance(data, TableData) else None
         self._column = "text" if isinstance(data, TextData | CustomDocuments) else getattr(data, "text_column", None)
         self._remove = re.compile(self._template.remove) if self._template and self._template.remove else None
@@ -52,13 +52,6 @@ class DocumentEncoder:
     def _fill_template(self, template: str, row: Document) -> str:
         columns = {name: self._remove.sub("", text) if self._remove else text for name, text in row.items()}
         return template.format_map(columns)
-
-
-def _special_id(name: str, key: str, tokenizer: Tokenizer) -> int:
-    if name not in tokenizer.special_tokens:
-        choices = ", ".join(tokenizer.special_tokens) or "none"
-        raise RunFileError(f"{key}: the tokenizer has no special token {name}; it has {choices}")
-    return tokenizer.special_tokens[name]
 
 
 GROUPS_PER_STREAM = 8

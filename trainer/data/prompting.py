@@ -25,7 +25,7 @@ class PromptEncoder:
         self.tokenizer = loading.load_tokenizer(data.tokenizer)
         bos = data.bos or (self._template.bos if self._template else None)
         self.bos = [self._special_id(bos, "data.bos" if data.bos else "data.chat_template")] if bos else []
-        ends = [self._special_id(self._template.end_of_turn, "data.chat_template")] if self._template else []
+        ends = [self._special_id(self._template.end_of_turn)] if self._template else []
         ends += [self._special_id(data.eos, "data.eos")] if data.eos else []
         self.stop_tokens = tuple(dict.fromkeys(ends))
         self.vocab_size = self.tokenizer.vocab_size
@@ -54,7 +54,7 @@ class PromptEncoder:
         """
         if self._template is None:
             return self.encode_text(text)
-        ended = last == self._special_id(self._template.end_of_turn, "data.chat_template")
+        ended = last == self._special_id(self._template.end_of_turn)
         turns = [ChatMessage("user", text)] if messages is None else [ChatMessage(*message) for message in messages]
         pieces = chat.next_turns(self._template, turns, ended=ended)
         found = self.tokenizer.encode([piece for piece in pieces if not isinstance(piece, SpecialToken)])
@@ -78,9 +78,7 @@ class PromptEncoder:
         """Return the ids of a prompt. texts: ids of its text pieces, in order."""
         ids = list(self.bos)
         for piece in pieces:
-            ids += (
-                [self._special_id(piece.name, "data.chat_template")] if isinstance(piece, SpecialToken) else next(texts)
-            )
+            ids += [self._special_id(piece.name)] if isinstance(piece, SpecialToken) else next(texts)
         return ids
 
     def _format_solution(self, worked: str) -> str:
@@ -88,9 +86,5 @@ class PromptEncoder:
         text = chat.format_solution(self._prompt, worked)
         return text.strip() if self._template else text
 
-    def _special_id(self, name: str, key: str) -> int:
-        special = self.tokenizer.special_tokens
-        if name not in special:
-            choices = ", ".join(list(special)[:12]) or "none"
-            raise RunFileError(f"{key}: the tokenizer has no special token {name}; it has {choices}")
-        return special[name]
+    def _special_id(self, name: str, key: str = "data.chat_template") -> int:
+        return loading.special_id(self.tokenizer, name, key)

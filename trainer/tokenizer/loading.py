@@ -63,6 +63,15 @@ def parse_tokenizer(raw: bytes, whence: str) -> Tokenizer:
         raise RunFileError(f"{whence} is not a tokenizer.json of Hugging Face tokenizers: {error}") from None
 
 
+def special_id(tokenizer: Tokenizer, name: str, key: str) -> int:
+    """Return the id of a special token, which a config key names. Raises RunFileError if there is none."""
+    known = tokenizer.special_tokens
+    if name not in known:
+        choices = ", ".join(list(known)[:12]) or "none"
+        raise RunFileError(f"{key}: the tokenizer has no special token {name}; it has {choices}")
+    return known[name]
+
+
 class ByteTokenizer:
     """Ids 0 to 255 are the bytes of UTF-8."""
 
