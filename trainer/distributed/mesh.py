@@ -1,6 +1,7 @@
 """The device mesh, and the single table that maps logical axes to mesh axes."""
 
 import math
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -50,6 +51,11 @@ def partition_spec(*axes: str | None) -> PartitionSpec:
 def named_sharding(mesh: Mesh, *axes: str | None) -> NamedSharding:
     """Return `partition_spec` on a mesh."""
     return NamedSharding(mesh, partition_spec(*axes))
+
+
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+    """Return a tree of abstract arrays with these shardings."""
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:

@@ -151,7 +151,7 @@ def apply_layers(layers: Params, cfg: Model, state: Any, layer: Callable[[int, A
     in the pattern is right.
     """
     if not cfg.scan_layers:
-        for i, weights in enumerate(_unstack_layers(layers, cfg.num_layers)):
+        for i, weights in enumerate(unstack_layers(layers, cfg.num_layers)):
             state = layer(i, state, weights)
         return state
     period = len(cfg.attention_pattern)
@@ -159,14 +159,14 @@ def apply_layers(layers: Params, cfg: Model, state: Any, layer: Callable[[int, A
     scanned, rest = jax.tree.map(lambda w: w[:whole], layers), jax.tree.map(lambda w: w[whole:], layers)
 
     def step(state: Any, group: Params) -> tuple[Any, None]:
-        for i, weights in enumerate(_unstack_layers(group, period)):
+        for i, weights in enumerate(unstack_layers(group, period)):
             state = layer(i, state, weights)
         return state, None
 
     if whole:
         stacked = jax.tree.map(lambda w: w.reshape(whole // period, period, *w.shape[1:]), scanned)
         state, _ = lax.scan(step, state, stacked)
-    for i, weights in enumerate(_unstack_layers(rest, cfg.num_layers - whole)):
+    for i, weights in enumerate(unstack_layers(rest, cfg.num_layers - whole)):
         state = layer(whole + i, state, weights)
     return state
 
@@ -183,7 +183,7 @@ def _with_remat(compute: Callable[..., jax.Array], cfg: Model) -> Callable[..., 
     return jax.checkpoint(compute, policy=policies.save_only_these_names(*names))
 
 
-def _unstack_layers(layers: Params, count: int) -> list[Params]:
+def unstack_layers(layers: Params, count: int) -> list[Params]:
     """Return one tree per layer. Splitting makes the gradient one concatenation; indexing would sum padded arrays."""
     parts = jax.tree.map(lambda w: [p.squeeze(0) for p in lax.split(w, (1,) * count)] if count else [], layers)
     return [{name: pieces[i] for name, pieces in parts.items()} for i in range(count)]

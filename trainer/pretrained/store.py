@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from pydantic import ValidationError
 
 from conf.schema.training.model import AnyModel, Model, different_weights, read_model_section
+from trainer.distributed.mesh import with_shardings
 from trainer.models import lora
 from trainer.models.weights import Params, abstract_params, overlay, param_shardings
 from trainer.pretrained import hf_families, hf_files, peft_files, run_weights
@@ -99,11 +100,7 @@ def load_sharded(folder: epath.Path, cfg: AnyModel, mesh: Mesh) -> Params:
     Raises StoreError.
     """
     _check_same_model(folder, cfg)
-    wanted = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        abstract_params(cfg),
-        param_shardings(cfg, mesh),
-    )
+    wanted = with_shardings(abstract_params(cfg), param_shardings(cfg, mesh))
     if isinstance(cfg, Model) and cfg.lora is not None:
         found, given = read_model(folder), dict[str, Any]()
         if cfg.lora.adapter is not None:

@@ -200,9 +200,6 @@ def abstract_reference(experiment: RunFile, mesh: Mesh) -> weights.Params:
     if not experiment.loop.scores_reference:
         return {}
     model, kind = reference_model(experiment), experiment.loop.reference_dtype
-    whole = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, kind or x.dtype, sharding=s),
-        weights.abstract_params(model),
-        weights.param_shardings(model, mesh),
-    )
+    whole = meshes.with_shardings(weights.abstract_params(model), weights.param_shardings(model, mesh))
+    whole = jax.tree.map(lambda x: x.update(dtype=kind or x.dtype), whole)
     return weights.trained_part(whole, model) if model is experiment.decoder else whole

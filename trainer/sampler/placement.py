@@ -9,13 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import AxisType, Mesh
 
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
 from trainer.models import weights
+from trainer.models.decoder import unstack_layers
 from trainer.models.weights import Params
 from trainer.sampler.settings import SamplerSettings
 
@@ -69,9 +69,7 @@ def copy_params(params: Params, cfg: Model) -> Params:
         return weight if in_float32 else weight.astype(cfg.activation_dtype)
 
     copy = jax.tree.map_with_path(typed, params)
-    parts = jax.tree.map(lambda w: lax.split(w, (1,) * cfg.num_layers), copy["layers"])
-    layers = [{name: pieces[i].squeeze(0) for name, pieces in parts.items()} for i in range(cfg.num_layers)]
-    return copy | {"layers": layers}
+    return copy | {"layers": unstack_layers(copy["layers"], cfg.num_layers)}
 
 
 def param_shardings(cfg: Model, mesh: Mesh) -> Params:
@@ -84,6 +82,4 @@ def param_shardings(cfg: Model, mesh: Mesh) -> Params:
 def abstract_params(cfg: Model, mesh: Mesh) -> Params:
     """Return the shapes, dtypes and shardings of the copy."""
     shapes = jax.eval_shape(lambda p: copy_params(p, cfg), weights.abstract_params(cfg))
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, param_shardings(cfg, mesh)
-    )
+    return meshes.with_shardings(shapes, param_shardings(cfg, mesh))

@@ -148,8 +148,7 @@ class SamplerPrograms:
         return jax.tree.map(lambda spec: jax.NamedSharding(self.mesh, spec), specs)
 
     def _abstract(self, shapes: Any, specs: Any) -> Any:
-        placed = self._shardings(specs)
-        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, placed)
+        return meshes.with_shardings(shapes, self._shardings(specs))
 
     def _put(self, values: Any, spec: PartitionSpec) -> Any:
         sharding = jax.NamedSharding(self.mesh, spec)

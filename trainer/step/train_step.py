@@ -79,9 +79,7 @@ def eval_params(state: State) -> Params:
 def abstract_state(cfg: AnyModel, opt: Optimizer, mesh: Mesh) -> State:
     """Return the shape, dtype and sharding of every array of the state, which checkpoints are restored into."""
     state = jax.eval_shape(lambda p: new_state(p, cfg, opt), weights.abstract_params(cfg))
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, state_shardings(cfg, opt, mesh)
-    )
+    return meshes.with_shardings(state, state_shardings(cfg, opt, mesh))
 
 
 def state_shardings(cfg: AnyModel, opt: Optimizer, mesh: Mesh) -> State:
