@@ -1,6 +1,8 @@
 """Export weights for use elsewhere: as transformers reads them, or as `model.weights` does."""
 
 import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +15,7 @@ from conf.schema.training.run_yaml import RunFile
 from trainer.policy.chat_jinja import chat_template
 from trainer.policy.policy import describe, tokenizer_file
 from trainer.policy.prompts import PolicyPrompts
+from trainer.policy.run_files import run_yaml
 from trainer.policy.tokenizer_files import COMPANIONS, TOKENIZER_FILE, tokenizer_files
 from trainer.pretrained import hf_families, hf_files, peft_files, store
 from trainer.pretrained.hf_files import PretrainedError
@@ -62,19 +65,13 @@ def export_weights(
         target.mkdir(parents=True, exist_ok=True)
         store.write_params(target, arrays, cfg)
     if experiment is not None:
-        files[RUN_FILE] = _run_file(experiment.model_copy(update={"model": cfg}))
+        files[RUN_FILE] = run_yaml(experiment.model_copy(update={"model": cfg})).encode()
     for name, content in files.items():
         (target / name).write_bytes(content)
     return notes
 
 
 NO_TOKENIZER = "no tokenizer was found, so none is exported; name its tokenizer.json with --tokenizer"
-
-
-def _run_file(experiment: RunFile) -> bytes:
-    import yaml
-
-    return yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False).encode()
 
 
 def _tokenizer_files(source: epath.Path, experiment: RunFile | None, tokenizer: str | None) -> dict[str, bytes]:
@@ -92,9 +89,6 @@ def _described(files: dict[str, bytes], cfg: Model, experiment: RunFile | None) 
     """Complete the files with special tokens, chat template and generation config; return keys of config.json."""
     if TOKENIZER_FILE not in files:
         return {}, [NO_TOKENIZER]
-    import tempfile
-    from pathlib import Path
-
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / TOKENIZER_FILE
         copy.write_bytes(files[TOKENIZER_FILE])

@@ -11,12 +11,16 @@ from trainer.policy.tokenizer_files import TOKENIZER_FILE, TOKENIZER_FOLDER, tok
 from trainer.pretrained.run_weights import RUN_FILE
 
 
+def run_yaml(experiment: RunFile) -> str:
+    return yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False)
+
+
 def write_run_files(experiment: RunFile) -> None:
     """Write what is missing of a run's files; call it on process 0 only."""
     run = epath.Path(experiment.dir)
     if not (run / RUN_FILE).exists():  # the controller writes it before the launch
         run.mkdir(parents=True, exist_ok=True)
-        (run / RUN_FILE).write_text(yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False))
+        (run / RUN_FILE).write_text(run_yaml(experiment))
     folder = run / TOKENIZER_FOLDER
     if (folder / TOKENIZER_FILE).exists():
         return

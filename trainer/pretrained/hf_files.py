@@ -4,7 +4,9 @@ import json
 import math
 import re
 import struct
+import tempfile
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -239,19 +241,11 @@ def _shards(folder: epath.Path) -> list[str]:
     raise PretrainedError(f"{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 
-def _local_copy(file: epath.Path) -> Any:
+@contextmanager
+def _local_copy(file: epath.Path) -> Iterator[Path]:
     """Yield a local path to the file: itself, or a copy that is deleted afterwards."""
-    import contextlib
-    import tempfile
-
     if "://" not in str(file):
-        return contextlib.nullcontext(Path(file))
-
-    @contextlib.contextmanager
-    def copied() -> Iterator[Path]:
-        with tempfile.TemporaryDirectory() as folder:
-            copy = epath.Path(folder) / file.name
-            file.copy(copy)
-            yield Path(copy)
-
-    return copied()
+        yield Path(file)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(file.copy(epath.Path(folder) / file.name))
