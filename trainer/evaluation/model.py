@@ -29,27 +29,42 @@ MIN_WIDTH = 64
 SLOTS_PER_DEVICE, CHUNK = 8, 16
 
 
-class TextModel:
-    """A decoder and its tokenizer, see `conf.extension.EvaluatedModel`. `load` it before each use."""
+class LoadedModel:
+    """A model whose weights come and go with each evaluation.
 
-    def __init__(self, cfg: Model, mesh: Mesh, tokenizer: Tokenizer, bos: Sequence[int], ends: Sequence[int]) -> None:
-        """Create a model. ends: the tokens that end a response."""
-        self._cfg, self._mesh, self._tokenizer, self._ends = cfg, mesh, tokenizer, tuple(ends)
-        self.max_seq_len, self.eos = cfg.max_seq_len, ends[0] if ends else None
-        self.bos = tuple(bos) or tuple(self.encode(["\n"])[0][:1])
-        self.step, self._shards = 0, meshes.num_shards(mesh, "batch")
-        self._score = jax.jit(self._scores, out_shardings=meshes.named_sharding(mesh))
-        self._samplers: dict[tuple[Any, ...], Sampler] = {}
+    Attributes:
+        step: updates of the weights.
+    """
+
+    step = 0
+
+    def __init__(self, **functions: Callable[..., Any]) -> None:
+        """Create a model without weights. functions: what all processes compute together."""
+        self._functions = functions
 
     def load(self, step: int, params: Params, between: Callable[[], None]) -> Calls:
         """Take the weights after `step` updates. between: called between batches."""
         self.step, self._params, self._between = step, params, between
-        self._calls = Calls({"score": self._score_batch, "generate": self._generate_batch})
+        self._calls = Calls(self._functions)
         return self._calls
 
     def unload(self) -> None:
         """Give up the weights, which the next update overwrites."""
         self._params = {}
+
+
+class TextModel(LoadedModel):
+    """A decoder and its tokenizer, see `conf.extension.EvaluatedModel`. `load` it before each use."""
+
+    def __init__(self, cfg: Model, mesh: Mesh, tokenizer: Tokenizer, bos: Sequence[int], ends: Sequence[int]) -> None:
+        """Create a model. ends: the tokens that end a response."""
+        super().__init__(score=self._score_batch, generate=self._generate_batch)
+        self._cfg, self._mesh, self._tokenizer, self._ends = cfg, mesh, tokenizer, tuple(ends)
+        self.max_seq_len, self.eos = cfg.max_seq_len, ends[0] if ends else None
+        self.bos = tuple(bos) or tuple(self.encode(["\n"])[0][:1])
+        self._shards = meshes.num_shards(mesh, "batch")
+        self._score = jax.jit(self._scores, out_shardings=meshes.named_sharding(mesh))
+        self._samplers: dict[tuple[Any, ...], Sampler] = {}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [ids.tolist() for ids in self._tokenizer.encode(list(texts))]
@@ -132,25 +147,16 @@ class TextModel:
         return [found.tokens.tolist() for found in sorted(drawn, key=lambda found: found.row)]
 
 
-class PuzzleModel:
+class PuzzleModel(LoadedModel):
     """A recursive model, see `conf.extension.EvaluatedSolver`. `load` it before each use."""
 
     def __init__(self, cfg: Trm, loop: PuzzleLoop, mesh: Mesh, dataset: PuzzleDataset) -> None:
-        self.dataset, self.step, self._rows, self._mesh = dataset, 0, loop.batch_size, mesh
+        super().__init__(solve=self._solve_batch)
+        self.dataset, self._rows, self._mesh = dataset, loop.batch_size, mesh
         self._solve = jax.jit(
             lambda params, batch: puzzle.build_eval(cfg, loop, loop.batch_size)(params, batch)["boards"][-1],
             out_shardings=meshes.named_sharding(mesh),
         )
-
-    def load(self, step: int, params: Params, between: Callable[[], None]) -> Calls:
-        """Take the weights after `step` updates. between: called between batches."""
-        self.step, self._params, self._between = step, params, between
-        self._calls = Calls({"solve": self._solve_batch})
-        return self._calls
-
-    def unload(self) -> None:
-        """Give up the weights, which the next update overwrites."""
-        self._params = {}
 
     def solve(self, puzzles: Any) -> np.ndarray:
         given = np.asarray(puzzles, np.int32)

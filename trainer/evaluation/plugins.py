@@ -20,7 +20,7 @@ from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed.preemption import PreemptedError
 from trainer.evaluation import statistics
 from trainer.evaluation.calls import Calls, EvaluationTimeoutError
-from trainer.evaluation.model import PuzzleModel, TextModel
+from trainer.evaluation.model import LoadedModel
 from trainer.extension import load_extension
 from trainer.models.weights import Params
 from trainer.telemetry.metrics import MetricsLogger
@@ -30,7 +30,7 @@ class EvaluationPlugins:
     """The evaluations of a loop. All processes call `run` in the same order, and all get the same results."""
 
     def __init__(
-        self, loop: LmLoop | GrpoLoop | PuzzleLoop, log: MetricsLogger, model: Callable[[], TextModel | PuzzleModel]
+        self, loop: LmLoop | GrpoLoop | PuzzleLoop, log: MetricsLogger, model: Callable[[], LoadedModel]
     ) -> None:
         """Import the functions. model: called if there is any. Raises RunFileError."""
         self._steps, self._log, self._failed = loop.steps, log, set[str]()
