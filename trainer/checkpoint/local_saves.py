@@ -7,6 +7,7 @@ the run's folder; the commit file comes last, so a checkpoint in the bucket is w
 
 import json
 import logging
+import math
 import os
 import shutil
 import time
@@ -86,9 +87,7 @@ class LocalSaves:
         Raises:
             NoRoomError: a disk is too small; nothing of this step is left.
         """
-        problem = self._room_problem(state) or self._write(step, state, content)
-        problems = [f"worker {i}: {text}" for i, text in enumerate(gather_texts(problem)) if text]
-        if problems:
+        if problems := gather_problems(self._room_problem(state) or self._write(step, state, content)):
             self.discard(step)
             raise NoRoomError("; ".join(problems))
         (self.folder / f"{step}{PARTIAL}").rename(self.folder / str(step))
@@ -145,7 +144,7 @@ class LocalSaves:
             if not is_outage(error):
                 raise
             problem = first_line(error) or type(error).__name__
-        return next((f"worker {i}: {text}" for i, text in enumerate(gather_texts(problem)) if text), "")
+        return next(iter(gather_problems(problem)), "")
 
     def _remote_draft(self, step: int) -> epath.Path:
         """Return where the files are put together: in a bucket the commit file completes them, elsewhere a rename."""
@@ -183,14 +182,16 @@ class LocalSaves:
         logging.info("uploaded the local checkpoint of step %d", step)
 
 
+def gather_problems(problem: str) -> list[str]:
+    """Return the problems of all workers, which must all call it. problem: of this one, empty if there is none."""
+    return [f"worker {i}: {text}" for i, text in enumerate(gather_texts(problem)) if text]
+
+
 def local_bytes(state: Any) -> int:
     """Return the bytes of a pytree of arrays that this process writes: replicas share the writing."""
     found = 0.0
     for leaf in jax.tree.leaves(state):
-        shard = leaf.sharding.shard_shape(leaf.shape)
-        elements = 1
-        for size in shard:
-            elements *= size
+        elements = math.prod(leaf.sharding.shard_shape(leaf.shape))
         copies = len(leaf.sharding.device_set) * elements / max(1, leaf.size)
         found += len(leaf.addressable_shards) * elements * leaf.dtype.itemsize / max(1.0, copies)
     return int(found)

@@ -13,12 +13,12 @@ from orbax.checkpoint import type_handlers
 from conf.formats import FORMAT, format_problem
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import CheckpointSettings
-from trainer.checkpoint.local_saves import SUCCESS_FILE, LocalSaves, Outputs
+from trainer.checkpoint.local_saves import SUCCESS_FILE, LocalSaves, Outputs, gather_problems
 from trainer.checkpoint.outage import OutageBridge, OutageError, ReplacedError
 from trainer.checkpoint.storage import OUTAGE_PATTERN, RunStorage, first_line, is_outage
 from trainer.distributed.checksums import CorruptionError, DisagreementError, ReplicaChecksums, leaf_path
 from trainer.distributed.preemption import PreemptedError
-from trainer.distributed.runtime import gather_texts, gather_tree
+from trainer.distributed.runtime import gather_tree
 from trainer.models.weights import Params
 from trainer.pretrained.array_database import check_database
 from trainer.step.nan_check import DivergedError
@@ -240,8 +240,7 @@ class CheckpointManager:
             content, state = self._load(step, abstract)
         except BrokenCheckpointError as error:
             problem = str(error)
-        problems = [f"worker {worker}: {message}" for worker, message in enumerate(gather_texts(problem)) if message]
-        if problems:
+        if problems := gather_problems(problem):
             return problems[0]
         try:
             sums = self._checksums.compute(state, "as restored")
