@@ -41,9 +41,8 @@ TRANSCRIPTS_FILE = "transcripts.jsonl"
 class MetricsLogger:
     """Logger that writes on process 0; on other processes every method is a no-op.
 
-    local: the folder the program writes to; remote: the run's folder, local or gs://; there: the W&B run, if any.
-
     Attributes:
+        local: the folder that the program writes to.
         phases: where the time of the run goes, on every process.
         storage: where the run's folder is.
     """
@@ -56,10 +55,11 @@ class MetricsLogger:
         there: WandbRun | None = None,
         storage: RunStorage | None = None,
     ) -> None:
+        """Open the files. remote: the run's folder, local or gs://; there: the W&B run, if any."""
         self._writes, self._wandb = writes, there
         self.storage = storage or RunStorage(remote)
         self.phases = PhaseTimes()
-        self._local, self._remote = local, epath.Path(remote)
+        self.local, self._remote = local, epath.Path(remote)
         self._recorded: dict[tuple[int, str], dict[str, float]] = {}
         if not writes:
             return
@@ -70,11 +70,6 @@ class MetricsLogger:
         self._metrics_file = (local / METRICS_FILE).open("a")
         self._transcripts_file = (local / TRANSCRIPTS_FILE).open("a")
         self._events = EventFileWriter(str(local / "tb"), filename_suffix=f".{time.time_ns()}")
-
-    @property
-    def local(self) -> Path:
-        """The folder that the program writes to."""
-        return self._local
 
     def resume(self, step: int) -> None:
         """Continue after `step`, dropping later lines, which come from an interrupted attempt.
@@ -88,13 +83,13 @@ class MetricsLogger:
         self._metrics_file.close()
         self._transcripts_file.close()
         for name in (METRICS_FILE, TRANSCRIPTS_FILE):
-            local, remote = self._local / name, self._remote / name
+            local, remote = self.local / name, self._remote / name
             source = local if local.stat().st_size or not remote.exists() else remote
             kept = [line for line in source.read_bytes().splitlines(keepends=True) if _is_line_before(line, step)]
             local.write_bytes(b"".join(kept))
             self._recorded |= dict(_evaluation(line) for line in map(json.loads, kept) if "evaluation" in line)
-        self._metrics_file = (self._local / METRICS_FILE).open("a")
-        self._transcripts_file = (self._local / TRANSCRIPTS_FILE).open("a")
+        self._metrics_file = (self.local / METRICS_FILE).open("a")
+        self._transcripts_file = (self.local / TRANSCRIPTS_FILE).open("a")
         self._events.add_event(_session_start_event(step + 1))
 
     def recorded(self, step: int, evaluation: str) -> dict[str, float] | None:
@@ -148,14 +143,14 @@ class MetricsLogger:
 
     def profiler(self, settings: ProfileSettings | None) -> Profiler:
         """Return a profiler that writes its traces beside the event files."""
-        return Profiler(settings, self._local / "tb", self._writes)
+        return Profiler(settings, self.local / "tb", self._writes)
 
     def summarize(self, **values: float | str) -> None:
         """Write the results of the run, as flat scalars."""
         if self._writes:
-            partial = self._local / f"{SUMMARY_FILE}.partial"
+            partial = self.local / f"{SUMMARY_FILE}.partial"
             partial.write_text(json.dumps(values, indent=1) + "\n")
-            partial.replace(self._local / SUMMARY_FILE)
+            partial.replace(self.local / SUMMARY_FILE)
             if self._wandb:
                 self._wandb.summarize(values)
 
@@ -173,12 +168,12 @@ class MetricsLogger:
 
     def _copy_files(self) -> None:
         for path in [
-            *(self._local / name for name in (METRICS_FILE, SUMMARY_FILE, TRANSCRIPTS_FILE)),
-            *(self._local / "tb").rglob("*"),
-            *(self._local / "wandb").glob("offline-run-*/*.wandb"),
+            *(self.local / name for name in (METRICS_FILE, SUMMARY_FILE, TRANSCRIPTS_FILE)),
+            *(self.local / "tb").rglob("*"),
+            *(self.local / "wandb").glob("offline-run-*/*.wandb"),
         ]:
             if path.is_file() and path.stat().st_size:
-                target = self._remote / path.relative_to(self._local)
+                target = self._remote / path.relative_to(self.local)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(path.read_bytes())
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from conf.schema.training.settings import Wandb
+from trainer.checkpoint.storage import first_line
 
 FINISH_SECONDS = 60
 """Seconds that the end of a run waits for pending uploads."""
@@ -45,7 +46,7 @@ class WandbRun:
         try:
             act()
         except Exception as error:  # no W&B error may end the run
-            logger.warning("logging.wandb: %s", _first_line(error))
+            logger.warning("logging.wandb: %s", first_line(error))
 
 
 def start_run(experiment: RunFile, folder: Path) -> WandbRun | None:
@@ -65,7 +66,7 @@ def start_run(experiment: RunFile, folder: Path) -> WandbRun | None:
     try:
         return WandbRun(_init(wandb, settings, experiment, folder))
     except Exception as error:  # no network, a wrong key, an unknown team
-        logger.warning("logging.wandb: continuing without it: %s", _first_line(error))
+        logger.warning("logging.wandb: continuing without it: %s", first_line(error))
         return None
 
 
@@ -96,7 +97,3 @@ def _init(wandb: Any, settings: Wandb, experiment: RunFile, folder: Path) -> Any
         config=config,
         settings=quiet,
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

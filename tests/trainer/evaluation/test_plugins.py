@@ -63,7 +63,7 @@ def plugins(log: MetricsLogger, **evaluations: Any) -> EvaluationPlugins:
 
 
 def lines(log: MetricsLogger) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (log._local / "metrics.jsonl").read_text().splitlines()]
+    found = [json.loads(line) for line in (log.local / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name != "time"} for line in found]
 
 
