@@ -48,7 +48,7 @@ class ParquetSource:
         except RunFileError:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise RunFileError(f"{self._key}: {place} cannot be read: {_first_line(error)}") from None
+            raise RunFileError(f"{self._key}: {place} cannot be read: {source.first_line(error)}") from None
         return _RowGroup(table, place, self._key)
 
     def _nonempty_groups(self, file: str) -> list[int]:
@@ -60,7 +60,7 @@ class ParquetSource:
                 opened = parquet.ParquetFile(stream)
                 schema, footer = opened.schema_arrow, opened.metadata
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise RunFileError(f"{self._key}: {file} is not a Parquet file: {_first_line(error)}") from None
+            raise RunFileError(f"{self._key}: {file} is not a Parquet file: {source.first_line(error)}") from None
         for column in self._columns:
             if column not in schema.names:
                 message = f"{file} has no column {column!r}; it has {', '.join(map(repr, schema.names))}"
@@ -119,7 +119,3 @@ def _is_text(kind: pa.DataType) -> bool:
     if types.is_dictionary(kind):
         return _is_text(kind.value_type)
     return types.is_null(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

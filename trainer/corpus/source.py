@@ -267,12 +267,12 @@ def json_parser(columns: tuple[str, ...]) -> Callable[[bytes], Document]:
     def parse(raw: bytes) -> Document:
         row = parse_json(raw)
         if not isinstance(row, dict):
-            raise ColumnError(f"is not an object with columns, but {_abbreviate(row)}")
+            raise ColumnError(f"is not an object with columns, but {abbreviate(row)}")
         for column in columns:
             if column not in row:
                 raise ColumnError(f"has no column {column!r}; it has {', '.join(map(repr, row))}")
             if not isinstance(row[column], str):
-                raise ColumnError(f"has no text in column {column!r}, but {_abbreviate(row[column])}")
+                raise ColumnError(f"has no text in column {column!r}, but {abbreviate(row[column])}")
             if b"\\u" in raw and is_half_surrogate(row[column]):
                 raise LineError(f"{HALF_SURROGATE}, in column {column!r}")
         return {column: row[column] for column in columns}
@@ -306,5 +306,10 @@ def parse_json(raw: bytes) -> Any:
         raise LineError("has a number with too many digits") from None
 
 
-def _abbreviate(value: object) -> str:
-    return json.dumps(value)[:80]
+def abbreviate(value: object) -> str:
+    """Return a value as JSON, cut, for messages."""
+    return json.dumps(value, default=repr)[:80]
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -13,10 +13,10 @@ import numpy as np
 
 from conf.schema.training.prompts import CustomQuestions, Gsm8kData, RowData
 from conf.schema.training.run_yaml import RunFileError
-from trainer.corpus.source import HALF_SURROGATE, is_half_surrogate
+from trainer.corpus.source import HALF_SURROGATE, abbreviate, is_half_surrogate
 from trainer.data.epochs import EpochOrder
 from trainer.data.problem import Draw, Problem
-from trainer.data.rows import Row, abbreviate, read_rows
+from trainer.data.rows import Row, read_rows
 from trainer.extension import load_extension
 
 CALCULATOR_ANNOTATION = re.compile(r"<<.*?>>")

@@ -1,12 +1,11 @@
 """Rows with named columns, from JSON lines or Parquet, all in memory: the questions of the GRPO loop."""
 
-import json
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
-from trainer.corpus.source import LineError, parse_json
+from trainer.corpus.source import LineError, first_line, parse_json
 
 PARQUET = ".parquet"
 MAX_ROW_BYTES = 2**26
@@ -66,15 +65,9 @@ def _parquet_rows(stream: IO[bytes], file: str, key: str) -> Iterator[Row]:
     except RunFileError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        message = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RunFileError(f"{key}: {file} is not a readable Parquet file: {message}") from None
+        raise RunFileError(f"{key}: {file} is not a readable Parquet file: {first_line(error)}") from None
 
 
 def _decoded_bytes(column: Any) -> int:
     """Return the bytes of a column of a batch without its dictionary, if it has one."""
     return (column.dictionary_decode() if hasattr(column, "dictionary_decode") else column).nbytes
-
-
-def abbreviate(value: object) -> str:
-    """Return a value as JSON, cut, for messages."""
-    return json.dumps(value, default=repr)[:80]
