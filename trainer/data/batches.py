@@ -29,13 +29,11 @@ Progress = dict[str, Any]
 BYTE_VOCAB_SIZE = 256
 
 
-class BatchStream(Protocol):
-    """An endless iterator of this process's rows of the next global batch."""
-
-    def __iter__(self) -> "BatchStream": ...
+class Stream(Protocol):
+    """This process's rows of the global batches, in order, without end."""
 
     def __next__(self) -> Batch:
-        """Return the next batch. Raises RunFileError if the data cannot be read or are empty."""
+        """Return the rows of the next batch. Raises RunFileError if the data cannot be read or are empty."""
         ...
 
     def position(self) -> Progress:
@@ -48,6 +46,10 @@ class BatchStream(Protocol):
         With packing: documents, the position is the beginning of the rows that are packed together.
         """
         ...
+
+
+class BatchStream(Stream, Protocol):
+    """A stream that can go on from an earlier position."""
 
     def restore(self, position: Progress) -> None:
         """Continue after the batch with these merged positions, saved by any number of processes.
@@ -160,9 +162,6 @@ class _WindowBatches:
     def __init__(self, text: windows.TextSplits, loop: LmLoop, seed: int, rows: range) -> None:
         self._text, self._loop, self._seed, self._rows = text, loop, seed, rows
         self._step = 0
-
-    def __iter__(self) -> "_WindowBatches":
-        return self
 
     def __next__(self) -> Batch:
         self._step += 1

@@ -82,9 +82,6 @@ class PackedBatches:
             "data.path": f"{together.num_groups} groups",
         }
 
-    def __iter__(self) -> "PackedBatches":
-        return self
-
     def __next__(self) -> Batch:
         try:
             return next(self._prefetcher)

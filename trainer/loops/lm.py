@@ -141,10 +141,6 @@ def _finish_compilation(
     plugins = EvaluationPlugins(
         loop, log, lambda: TextModel(experiment.decoder, split.mesh, data.tokenizer, data.bos_ids, ends)
     )
-
-    def run_plugins(state: train_step.State, step: int, between: Callable[[], None]) -> dict[str, float]:
-        return plugins.run(step, step, train_step.eval_params(state), between)
-
     loss = train_step.without_carry(lm.loss(experiment.decoder, loop))
     compile_seconds = costs["compile_time"] + time.perf_counter() - began
     return Programs(
@@ -154,9 +150,9 @@ def _finish_compilation(
         rates,
         compile_seconds,
         nan_diagnosis.build_recompute(loss, experiment.decoder, split.mesh, split.accumulation),
+        plugins,
         sample if samples else None,
         loop.text_samples.interval,
-        run_plugins,
     )
 
 

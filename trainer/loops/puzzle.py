@@ -167,12 +167,8 @@ class _Compiled:
     def programs(self) -> Programs:
         costs, loop = self.costs["compile_time"], self.loop
         own = EvaluationPlugins(loop, self.log, lambda: PuzzleModel(self.cfg, loop, self.mesh, self.dataset))
-
-        def run_plugins(state: train_step.State, step: int, between: Callable[[], None]) -> dict[str, float]:
-            return own.run(step, step, train_step.eval_params(state), between)
-
         again = nan_diagnosis.build_recompute(puzzle.loss(self.cfg, loop), self.cfg, self.mesh)
-        return Programs(self.place, self.update, self.evaluate, self.rates, costs, again, plugins=run_plugins)
+        return Programs(self.place, self.update, self.evaluate, self.rates, costs, again, own)
 
     def place(self, batch: Batch) -> DeviceBatch:
         with jax.transfer_guard("allow"):  # each device gets its rows of what every process has

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
 
 import jax
 from jax.sharding import Mesh
@@ -17,9 +16,11 @@ from conf.schema.training.loop import LmLoop
 from conf.schema.training.puzzle import PuzzleLoop
 from conf.schema.training.run_yaml import RunFile
 from trainer.checkpoint.manager import CheckpointManager
+from trainer.data.batches import Stream
 from trainer.distributed.batch import Batch, DeviceBatch
 from trainer.distributed.preemption import PreemptedError, PreemptionNotice
 from trainer.distributed.runtime import gather_tree
+from trainer.evaluation.plugins import EvaluationPlugins
 from trainer.step import nan_diagnosis, train_step
 from trainer.step.batch_check import BatchCheck
 from trainer.step.nan_check import check_finite
@@ -27,18 +28,6 @@ from trainer.step.nan_diagnosis import judge
 from trainer.telemetry import throughput
 from trainer.telemetry.metrics import MetricsLogger
 from trainer.telemetry.stragglers import StragglerWatch
-
-
-class Stream(Protocol):
-    """This process's rows of the batches, in order."""
-
-    def __next__(self) -> Batch: ...
-
-    def position(self) -> Any:
-        """Return this process's part of what a checkpoint needs to continue the stream."""
-        ...
-
-    def num_bad_lines(self) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True)
@@ -50,10 +39,10 @@ class Programs:
         update: as from `train_step.build_update`.
         evaluate: from (state, number of updates, function to call between batches) to metrics.
         rates: from seconds per update to metrics of speed.
-        sample: logs samples of the state after a number of updates, every `sample_interval` updates.
         compile_seconds: what compiling took.
         recompute: computes a non-finite update again, to find out who is to blame.
-        plugins: runs the evaluations of `loop.evaluations` that are due; arguments as of `evaluate`.
+        plugins: the evaluations of `loop.evaluations`.
+        sample: logs samples of the state after a number of updates, every `sample_interval` updates.
     """
 
     place: Callable[[Batch], DeviceBatch]
@@ -62,9 +51,9 @@ class Programs:
     rates: Callable[[float], dict[str, float]]
     compile_seconds: float
     recompute: nan_diagnosis.Recompute
+    plugins: EvaluationPlugins
     sample: Callable[[train_step.State, int], None] | None = None
     sample_interval: int | None = None
-    plugins: Callable[[train_step.State, int, Callable[[], None]], dict[str, float]] | None = None
 
 
 class UpdateLoop:
@@ -209,4 +198,4 @@ class UpdateLoop:
             results = self.programs.evaluate(state, step, between)
             self.log.log(step, "eval", **results, eval_time=time.perf_counter() - began)
             self.checkpoints.record_score(step, **results)
-            return results | (self.programs.plugins(state, step, between) if self.programs.plugins else {})
+            return results | self.programs.plugins.run(step, step, train_step.eval_params(state), between)
