@@ -4,16 +4,14 @@ layers are scanned or unrolled.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.nn.initializers import Initializer, normal, ones, zeros
 
 from conf.schema.training.model import Model
 from trainer.extension import model_family
 from trainer.models import lora, maha, residual
-from trainer.models.weights import Params, Weight
+from trainer.models.weights import Params, Weight, uniform
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,7 @@ def _inits(cfg: Model) -> _Inits:
     if cfg.init == "gpt2":
         usual, into_stream = normal(0.02), normal(0.02 * (2 * cfg.num_layers) ** -0.5)
         return _Inits(usual, usual, usual, into_stream, into_stream)
-    return _Inits(normal(1.0), normal(0.001), _uniform((3 / cfg.dim) ** 0.5), zeros, zeros)
-
-
-def _uniform(bound: float) -> Initializer:
-    def init(key: jax.Array, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
-        return jax.random.uniform(key, shape, dtype, -bound, bound, out_sharding=out_sharding)
-
-    return init
+    return _Inits(normal(1.0), normal(0.001), uniform((3 / cfg.dim) ** 0.5), zeros, zeros)
 
 
 def _norm_weights(cfg: Model, name: str, axis: str = "embed", size: int | None = None) -> Iterator[tuple[str, Weight]]:

@@ -8,16 +8,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.nn.initializers import Initializer, zeros
+from jax.nn.initializers import zeros
 
 from conf.schema.training.model import Lora, Model
 from conf.schema.training.run_yaml import RunFileError
-from trainer.models.weights import Params, Weight
+from trainer.models.weights import Params, Weight, uniform
 
 INPUT_AXES = {"query": 1, "key": 1, "value": 1, "output": 2, "gate": 1, "up": 1, "down": 1}
 """Matrices of a layer that may have an adapter, and how many of their axes are inputs; the others are outputs."""
@@ -51,22 +49,15 @@ def _adapter(name: str, weight: Weight, lora: Lora) -> Iterator[tuple[str, Weigh
     """Yield the adapter of a weight: A begins as in PEFT, uniform within 1 / sqrt(inputs), and B with zeros."""
     if name == "unembedding":  # stored as [vocab, dim]
         (vocab, dim), (rows, columns) = weight.shape, weight.axes
-        yield f"{name}_lora_a", Weight((dim, lora.r), (columns, None), _uniform(dim))
+        yield f"{name}_lora_a", Weight((dim, lora.r), (columns, None), uniform(dim**-0.5))
         yield f"{name}_lora_b", Weight((lora.r, vocab), (None, rows), zeros)
         return
     layers, inputs = weight.shape[0], 1 + INPUT_AXES[name]
     size = math.prod(weight.shape[1:inputs])
     axes = ("layers", *weight.axes[1:inputs], None)
-    yield f"{name}_lora_a", Weight((layers, *weight.shape[1:inputs], lora.r), axes, _uniform(size))
+    yield f"{name}_lora_a", Weight((layers, *weight.shape[1:inputs], lora.r), axes, uniform(size**-0.5))
     shape = (layers, lora.r, *weight.shape[inputs:])
     yield f"{name}_lora_b", Weight(shape, ("layers", None, *weight.axes[inputs:]), zeros)
-
-
-def _uniform(inputs: int) -> Initializer:
-    def init(key: jax.Array, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
-        return jax.random.uniform(key, shape, dtype, -(inputs**-0.5), inputs**-0.5, out_sharding=out_sharding)
-
-    return init
 
 
 def merged_weight(params: Params, name: str, cfg: Model) -> np.ndarray:

@@ -8,7 +8,7 @@ axis, [B, T, streams * D]: XLA would pad a short axis of their own to a whole ti
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -119,17 +119,12 @@ def weight_entries(cfg: Model) -> Iterator[tuple[str, Weight]]:
     for name in ("attention", "mlp"):
         if cfg.residual == "nash_hc":
             kept = math.log((dim - 1) * (2 * cfg.num_layers - 1)) if cfg.hyper.init_diag else 0.0
-            yield f"{name}_mixing_logits", Weight((dim, dim), ("embed", None), _constant(kept * np.eye(dim)))
+            yield f"{name}_mixing_logits", Weight((dim, dim), ("embed", None), constant(kept * np.eye(dim)))
             yield f"{name}_layer_scale", Weight((dim,), ("embed",), ones)
             continue
         kept = np.eye(n).ravel() if cfg.residual == "mhc" else np.eye(1, math.factorial(n))[0]
         bias = np.concatenate([np.full(n, -math.log(n - 1)), np.zeros(n), DIAGONAL * kept])
         size = len(bias)
         yield f"{name}_streams", Weight((n * dim, size), ("embed", None), normal((n * dim) ** -0.5))
-        yield f"{name}_streams_bias", Weight((size,), (None,), _constant(bias))
+        yield f"{name}_streams_bias", Weight((size,), (None,), constant(bias))
         yield f"{name}_streams_scale", Weight((3,), (None,), constant(INITIAL_SCALE))
-
-
-def _constant(value: np.ndarray) -> Any:
-    """Return the initializer that repeats an array along leading axes."""
-    return lambda key, shape, dtype=jnp.float32, **_: jnp.broadcast_to(jnp.asarray(value, dtype), shape)

@@ -46,6 +46,15 @@ class Weight:
     counted: bool = True
 
 
+def uniform(bound: float) -> Initializer:
+    """Return the initializer that draws from -bound to bound."""
+
+    def init(key: jax.Array, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound, out_sharding=out_sharding)
+
+    return init
+
+
 def weight_table(cfg: AnyModel) -> Params:
     """Return the tree of every `Weight` of the model."""
     return importlib.import_module(TABLES[cfg.kind]).weight_table(cfg)
