@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from conf.schema.training.model import AnyModel
 from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
+from trainer.distributed.checksums import leaf_path
 
 Params = dict[str, Any]
 """The weights: arrays in the tree of `weight_table`."""
@@ -110,6 +111,6 @@ def param_shardings(cfg: AnyModel, mesh: Mesh) -> Params:
             if axis is not None and size % parts:
                 raise RunFileError(
                     f"mesh.{meshes.LOGICAL_AXIS_RULES[axis]}: {parts} devices cannot split the {size} {axis} of "
-                    f"{jax.tree_util.keystr(path, simple=True, separator='.')} evenly"
+                    f"{leaf_path(path)} evenly"
                 )
     return jax.tree.map(lambda w: meshes.named_sharding(mesh, *w.axes), table)

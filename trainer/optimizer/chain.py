@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.tree_util import DictKey, keystr
+from jax.tree_util import DictKey
 
 from conf.schema.training.model import AnyModel
 from conf.schema.training.optimizer import Adafactor, AdamAtan2, Adamw, CustomOptimizer, Lion, Muon, Optimizer
 from trainer.distributed import mesh as meshes
+from trainer.distributed.checksums import leaf_path
 from trainer.extension import load_extension
 from trainer.models.weights import weight_table
 from trainer.optimizer import adafactor, muon
@@ -115,7 +116,7 @@ def state_shardings(state: Any, cfg: AnyModel, mesh: Mesh) -> Any:
     """
     shapes = matrix_views(cfg)
     specs = {
-        keystr(path, simple=True, separator="."): (weight.shape, meshes.partition_spec(*weight.axes))
+        leaf_path(path): (weight.shape, meshes.partition_spec(*weight.axes))
         for path, weight in jax.tree.leaves_with_path(weight_table(cfg))
     }
 
@@ -134,7 +135,7 @@ def _weight_path(path: tuple[Any, ...]) -> str:
     last = len(path)
     while last and isinstance(path[last - 1], DictKey):
         last -= 1
-    return keystr(path[last:], simple=True, separator=".")
+    return leaf_path(path[last:])
 
 
 def _factored_spec(shape: tuple[int, ...], view: MatrixView) -> PartitionSpec:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import jax
 
 from conf.schema.training.model import AnyModel
+from trainer.distributed.checksums import leaf_path
 from trainer.models.weights import Weight, weight_table
 
 
@@ -37,7 +38,7 @@ class MatrixView:
 def matrix_views(cfg: AnyModel) -> dict[str, MatrixView]:
     """Return each weight's view by its dotted path, with the two axes of heads merged into one."""
     leaves = jax.tree.leaves_with_path(weight_table(cfg))
-    return {jax.tree_util.keystr(path, simple=True, separator="."): _matrix_view(weight) for path, weight in leaves}
+    return {leaf_path(path): _matrix_view(weight) for path, weight in leaves}
 
 
 def _matrix_view(weight: Weight) -> MatrixView:

@@ -10,6 +10,7 @@ import jax
 from conf.schema.training.model import AnyModel
 from conf.schema.training.optimizer import Adafactor, CustomOptimizer, Muon, MuonParamGroup, Optimizer, ParamGroup
 from conf.schema.training.run_yaml import RunFileError
+from trainer.distributed.checksums import leaf_path
 from trainer.optimizer.matrices import MatrixView, matrix_views
 
 
@@ -53,11 +54,7 @@ def update_rules(opt: Optimizer, cfg: AnyModel) -> dict[str, UpdateRule]:
 
 def map_with_path(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """Apply `jax.tree.map` with the weight's dotted path as first argument."""
-
-    def call(path: Any, *leaves: Any) -> Any:
-        return function(jax.tree_util.keystr(path, simple=True, separator="."), *leaves)
-
-    return jax.tree.map_with_path(call, tree, *rest)
+    return jax.tree.map_with_path(lambda path, *leaves: function(leaf_path(path), *leaves), tree, *rest)
 
 
 def _update_rule(opt: Optimizer, cfg: AnyModel, path: str, view: MatrixView) -> UpdateRule:
