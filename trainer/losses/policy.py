@@ -61,7 +61,9 @@ Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
 
 
 class PolicyLoss:
-    """The clipped objective of PPO for each token, with the mean over all tokens. Subclasses change parts of it.
+    """The clipped objective of PPO for each token, with the mean over all tokens, as in DAPO.
+
+    https://arxiv.org/abs/2503.14476, eq. 8 and 12. Subclasses change parts of it.
 
     Attributes:
         aggregation: what the mean is over.
@@ -115,14 +117,6 @@ class Grpo(PolicyLoss):
     aggregation = "seq-mean-token-mean"
 
 
-class TokenMean(PolicyLoss):
-    """Mean over all tokens (https://arxiv.org/abs/2503.14476, eq. 12)."""
-
-
-class Dapo(TokenMean):
-    """As TokenMean; the config adds clip-higher and dynamic sampling (https://arxiv.org/abs/2503.14476, eq. 8)."""
-
-
 class DrGrpo(PolicyLoss):
     """Sum over tokens by a constant, so that length has no weight (https://arxiv.org/abs/2503.20783, 3.2)."""
 
@@ -155,7 +149,7 @@ class Rloo(PolicyLoss):
         return whole / tokens.lengths, metrics
 
 
-class Cispo(TokenMean):
+class Cispo(PolicyLoss):
     """Clipped ratios as weights of the log-probabilities, without a gradient of their own, so that no token is dropped.
 
     https://arxiv.org/abs/2506.13585, eq. 4 and 5.
@@ -177,7 +171,7 @@ class MaxRl(DrGrpo):
         return (advantage.advantages(rewards, "none") / np.where(mean > 0, mean, np.inf)).astype(np.float32)
 
 
-class Distillation(TokenMean):
+class Distillation(PolicyLoss):
     """On-policy distillation: each token's advantage is its log ratio teacher / old policy, a reverse KL.
 
     https://arxiv.org/abs/2306.13649 (reverse KL on the student's samples), as a policy gradient as in
@@ -190,7 +184,7 @@ class Distillation(TokenMean):
         return objective, told | {"teacher_kl": tokens.share(-apart)}
 
 
-class Sft(TokenMean):
+class Sft(PolicyLoss):
     """Cross-entropy of the data's own responses."""
 
     penalized = False
@@ -214,7 +208,7 @@ class Dpo(Grpo):
         return jax.nn.log_sigmoid(margin), {"reward_margin": tokens.share(margin), "reward_accuracy": right}
 
 
-class OwnFunction(TokenMean):
+class OwnFunction(PolicyLoss):
     """The loss of each token from a function of the user's own, see `conf.extension.PolicyLoss`."""
 
     def objective(self, tokens: Tokens, ratio: jax.Array) -> tuple[jax.Array, MetricSums]:
@@ -225,8 +219,8 @@ class OwnFunction(TokenMean):
 
 LOSSES: Mapping[str, type[PolicyLoss]] = {
     "grpo": Grpo,
-    "token_mean": TokenMean,
-    "dapo": Dapo,
+    "token_mean": PolicyLoss,
+    "dapo": PolicyLoss,  # its config adds clip-higher and dynamic sampling
     "dr_grpo": DrGrpo,
     "gspo": Gspo,
     "rloo": Rloo,
