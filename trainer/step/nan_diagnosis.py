@@ -112,7 +112,7 @@ def _on_each_device(loss: CarryLossFn, cfg: AnyModel, mesh: Mesh, accumulation: 
 
 
 def _on_the_mesh(loss: CarryLossFn, cfg: AnyModel, mesh: Mesh, accumulation: int) -> Callable[..., jax.Array]:
-    gradient = train_step.carry_gradient(loss, cfg, mesh, accumulation)
+    gradient = train_step.mean_gradient(loss, cfg, mesh, accumulation)
 
     def finite(params: Params, batch: DeviceBatch, carry: Any) -> jax.Array:
         gradients, metrics, _ = gradient(params, batch, carry)

@@ -110,7 +110,7 @@ def build_carry_update(
     (1 or 0) and skipped, the number of non-finite updates so far.
     """
     chain, rate = build_optimizer(opt, cfg), learning_rate_schedule(opt)
-    gradient = carry_gradient(loss, cfg, mesh, accumulation)
+    gradient = mean_gradient(loss, cfg, mesh, accumulation)
 
     def update(state: State, batch: DeviceBatch) -> tuple[State, dict[str, jax.Array]]:
         gradients, metrics, carry = gradient(state.params, batch, state.carry)
@@ -155,28 +155,18 @@ def _update_average(state: State, params: Any, opt: Optimizer) -> Any:
 
 
 def mean_gradient(
-    loss: LossFn, cfg: AnyModel, mesh: Mesh, accumulation: int = 1
-) -> Callable[[Params, DeviceBatch], tuple[Params, dict[str, jax.Array]]]:
-    """Return a function from (params, batch) to the gradient of the mean loss and the mean metrics. Call it under jit.
+    loss: CarryLossFn, cfg: AnyModel, mesh: Mesh, accumulation: int = 1
+) -> Callable[[Params, DeviceBatch, Any], tuple[Params, dict[str, jax.Array], Any]]:
+    """Return a function from (params, batch, carry) to the gradient of the mean loss, the mean metrics and a new carry.
 
-    The gradient is that of the trained weights only.
+    Call it under jit. The gradient is that of the trained weights only, and sharded like them.
 
-    accumulation: as in `build_update`. Sums and counts of the parts are added up; the gradient is sharded like the
-    weights. Where weights are replicated, each device computes the gradient of its own rows, and gradients and metrics
-    go through ONE all-reduce as one flat vector: on CPU a collective per weight costs several times the computation.
+    accumulation: as in `build_update`. Sums and counts of the parts are added up. A loss that has a carry computes all
+    rows at once.
+    Where weights are replicated, each device computes the gradient of its own rows, and gradients and metrics go
+    through ONE all-reduce as one flat vector: on CPU a collective per weight costs several times the computation.
     Extremes take a second one, of a few bytes. Otherwise the partitioner places the collectives by the shardings of its
     arguments.
-    """
-    gradient = carry_gradient(without_carry(loss), cfg, mesh, accumulation)
-    return lambda params, batch: gradient(params, batch, None)[:2]
-
-
-def carry_gradient(
-    loss: CarryLossFn, cfg: AnyModel, mesh: Mesh, accumulation: int
-) -> Callable[[Params, DeviceBatch, Any], tuple[Params, dict[str, jax.Array], Any]]:
-    """Return `mean_gradient` with a carry, which is not accumulated: a loss that has one computes all rows at once.
-
-    The function maps (params, batch, carry) to gradient, metrics and the next carry.
     """
 
     def summed(params: Params, batch: DeviceBatch, carry: Any) -> tuple[Params, MetricSums, Any]:

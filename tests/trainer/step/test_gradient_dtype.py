@@ -43,8 +43,8 @@ def gradient(cfg: Model, batch: dict[str, np.ndarray], sizes: tuple[int, int, in
         dealt = meshes.named_sharding(mesh, None, "batch")
     with jax.set_mesh(mesh):
         placed = jax.device_put(params, weights.param_shardings(cfg, mesh)), jax.device_put(batch, dealt)
-        compute = jax.jit(train_step.mean_gradient(lm.loss(cfg), cfg, mesh, parts))
-        return jax.device_get(compute(*placed)[0])
+        compute = jax.jit(train_step.mean_gradient(train_step.without_carry(lm.loss(cfg)), cfg, mesh, parts))
+        return jax.device_get(compute(*placed, None)[0])
 
 
 def batch_of(tokens: int) -> dict[str, np.ndarray]:
