@@ -3,7 +3,8 @@
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -45,13 +46,9 @@ class MemoryReport:
     compile_seconds: float
     seconds: float = 0.0
 
-    def to_json(self) -> dict[str, str | bool | float]:
+    def to_json(self) -> dict[str, Any]:
         """Return the program's entry in `slipway fit --json`."""
-        memory = {"peak_gib": self.peak_gib, "short_gib": self.short_gib, "argument_gib": self.argument_gib}
-        memory |= {"temp_gib": self.temp_gib, "beside_gib": self.beside_gib, "hbm_gib": self.hbm_gib}
-        flops = {"flops": self.flops, "recomputed_flops": self.recomputed_flops}
-        times = {"compile_seconds": self.compile_seconds, "seconds": self.seconds}
-        return {"name": self.name, "fits": self.fits, **memory, **flops, **times}
+        return asdict(self)
 
 
 def measure_all(

@@ -173,7 +173,3 @@ def _print_progress(what: str, verdicts: list[MemoryReport]) -> None:
     """Print progress, since each program of a large model takes a minute."""
     said = ", ".join(f"{v.name} {v.peak_gib:.2f} GiB{'' if v.fits else ', too large'}" for v in verdicts)
     print(f"tried {what}: {said}", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
