@@ -114,7 +114,7 @@ def _finish_compilation(
     ready, began, samples = compilation.wait(costs), time.perf_counter(), None
     if loop.text_samples.interval is not None:
         samples = TextSampler(loop.text_samples, data, experiment.decoder, split.mesh, experiment.seed)
-        samples.compile(state.params)
+        samples.generate(state.params)  # compiles its programs
     token_bytes = _token_bytes(data, experiment.decoder.vocab_size, split.mesh)
     held_out = data.validation_batches(loop, split.rows)
     flops = throughput.model_flops(experiment.decoder, loop.total_batch_tokens, loop.seq_len)

@@ -34,10 +34,6 @@ class TextSampler:
         self._sampler = Sampler(cfg, sizes, mesh, StopCriteria(() if data.eos_id is None else (data.eos_id,)))
         self._prompts, self._key = encoded, jax.random.key(seed)
 
-    def compile(self, params: Params) -> None:
-        """Compile for weights of these shapes and shardings, by drawing once."""
-        self.generate(params)
-
     def generate(self, params: Params) -> list[str]:
         """Return each prompt with its continuation, as Markdown. All processes must call it, and all get the same."""
         copy, temperature = self._sampler.load_params(params), self._settings.temperature
