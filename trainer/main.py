@@ -127,5 +127,4 @@ def train(experiment: RunFile, folder: Path) -> None:
 def _report_end(log: MetricsLogger, cache: CompileCache | None) -> None:
     """Keep what was compiled, and print where the time went; all processes must call it."""
     lines = [cache.close()] if cache else []
-    for line in [*lines, *log.phases.close()]:
-        startup_report.log_on_main(line)
+    startup_report.log_on_main(*lines, *log.phases.close())

@@ -118,9 +118,9 @@ class GrpoTrainer:
         train_state = self.train_state
         self.telemetry.resume(train_state.progress.total_steps)
         if left_out := self.questions.num_too_long:
-            self.telemetry.log_lines([f"{left_out} questions are skipped: longer than loop.max_prompt_length"])
+            startup_report.log_on_main(f"{left_out} questions are skipped: longer than loop.max_prompt_length")
         if bad := self.questions.bad_lines:
-            self.telemetry.log_lines([f"{len(bad)} rows are skipped (data.on_bad_line); the first: {bad[0]}"])
+            startup_report.log_on_main(f"{len(bad)} rows are skipped (data.on_bad_line); the first: {bad[0]}")
         if train_state.progress.total_steps == 0:
             self.evaluations.log_baseline(train_state)
         if train_state.progress.phase == "warm_start":
@@ -186,7 +186,7 @@ class GrpoTrainer:
         rollouts[0].finish()
         self.saver.verify_at_rest(train_state)
         if train_state.progress.steps == 0:
-            self.telemetry.log_lines(startup_report.format_transcripts(rollouts[0].examples))
+            startup_report.log_on_main(*startup_report.format_transcripts(rollouts[0].examples))
 
     def _restore_or_init(self) -> TrainState:
         """Restore the newest checkpoint, or start a new run."""

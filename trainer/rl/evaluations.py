@@ -10,6 +10,7 @@ from trainer.rl.state import StateSaver, TrainState
 from trainer.rl.telemetry import Telemetry
 from trainer.step import train_step
 from trainer.telemetry.metrics import MetricsLogger
+from trainer.telemetry.startup_report import log_on_main
 
 NUM_BASELINE_QUESTIONS = 64
 
@@ -31,8 +32,7 @@ class Evaluations:
         with self.telemetry.stopwatch.excluded(), self.telemetry.phases.measure("evaluations"):
             count = min(NUM_BASELINE_QUESTIONS, self.loop.eval_prompts)
             result = self.evaluation.greedy(train_step.eval_params(train_state.state), count)
-        message = f"baseline: {_format_accuracy(result)} of {count} held-out questions answered correctly"
-        self.telemetry.log_lines([message])
+        log_on_main(f"baseline: {_format_accuracy(result)} of {count} held-out questions answered correctly")
 
     def evaluate(self, train_state: TrainState, phase: str, message: str) -> EvalResult:
         """Log the accuracy on the held-out questions, and return the result.
@@ -52,8 +52,7 @@ class Evaluations:
             self.log.log_transcripts(step, phase, result.transcripts)
             self.checkpoints.record_score(step, eval_accuracy=result.accuracy)
             accuracy = _format_accuracy(result)
-            line = f"{message}: {accuracy} on {self.loop.eval_prompts} held-out prompts (step {step})"
-            self.telemetry.log_lines([line])
+            log_on_main(f"{message}: {accuracy} on {self.loop.eval_prompts} held-out prompts (step {step})")
         return result
 
     def test(self, train_state: TrainState, when: str) -> dict[str, float]:
@@ -71,7 +70,7 @@ class Evaluations:
             self.log.log(step, "test", **result.values)
             self.log.log_transcripts(step, "test", result.transcripts)
         more = [f"{name.removeprefix('test_')} {v:.3f}" for name, v in result.values.items() if "_at_" in name]
-        self.telemetry.log_lines([f"test {when} GRPO: {_format_accuracy(result)}, {', '.join(more)}"])
+        log_on_main(f"test {when} GRPO: {_format_accuracy(result)}, {', '.join(more)}")
         return {name: value for name, value in result.values.items() if name != "test_time"}
 
     def summarize(self, train_state: TrainState, **facts: float) -> None:

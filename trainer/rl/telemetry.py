@@ -1,6 +1,6 @@
 """Metrics of GRPO updates: averages between two metric lines, times, rates and alerts."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,7 +99,7 @@ class Telemetry:
         if last.rollout_metrics:
             self._log_alerts(progress.steps, step, values)
         if progress.steps == 1 and last.rollout_metrics:
-            self.log_lines(startup_report.check_first_update(values, self._loop))
+            startup_report.log_on_main(*startup_report.check_first_update(values, self._loop))
         if step % self._experiment.logging.log_interval == 0 or progress.steps == self._loop.steps:
             self._log_line(progress)
 
@@ -109,12 +109,6 @@ class Telemetry:
         if not self._averages.is_empty:
             self._log_line(progress)
 
-    def log_lines(self, lines: Iterable[str]) -> None:
-        """Print lines to the log of process 0."""
-        if jax.process_index() == 0:
-            for line in lines:
-                print(line, flush=True)
-
     def upload(self) -> None:
         """Copy the metrics to the run's folder."""
         self._log.upload()
@@ -122,7 +116,7 @@ class Telemetry:
     def _log_alerts(self, step: int, total_step: int, values: dict[str, float]) -> None:
         changes = self._alerts.check(step, values)
         if said := [f"ALERT after update {step}: {change.message}" for change in changes if change.message]:
-            self.log_lines(said)
+            startup_report.log_on_main(*said)
             self._log.log_text(step, "alerts", "\n\n".join(said))
         for change in changes:
             self._log.log_alert(total_step, change.name, change.message)
@@ -148,4 +142,4 @@ class Telemetry:
         self._log.log(progress.total_steps, progress.phase, **values, steps_total=steps_total)
         if progress.phase == "grpo" and not self._pace_logged:
             self._pace_logged = True
-            self.log_lines([startup_report.time_report(values, steps_left)])
+            startup_report.log_on_main(startup_report.time_report(values, steps_left))

@@ -16,6 +16,7 @@ from trainer.rl.programs import GrpoPrograms
 from trainer.rl.progress import Progress
 from trainer.rl.state import StateSaver, TrainState
 from trainer.rl.telemetry import Telemetry
+from trainer.telemetry.startup_report import log_on_main
 
 
 @dataclass(eq=False)
@@ -55,8 +56,7 @@ class WarmStart:
             if progress.total_steps % self.experiment.checkpoint.save_interval == 0:
                 self.saver.save(train_state)
         progress.phase = "grpo"
-        accuracy = f"{progress.accuracy_before:.3f} on {loop.eval_prompts} held-out prompts"
-        telemetry.log_lines([f"accuracy before GRPO: {accuracy}"])
+        log_on_main(f"accuracy before GRPO: {progress.accuracy_before:.3f} on {loop.eval_prompts} held-out prompts")
 
     def _evaluate(self, train_state: TrainState, message: str) -> float:
         return self.evaluations.evaluate(train_state, "warm_start", message).accuracy

@@ -30,10 +30,11 @@ RATIO_TOLERANCE = 0.02
 KL_TOLERANCE = 1e-3
 
 
-def log_on_main(message: str) -> None:
-    """Print a line to the log of process 0."""
+def log_on_main(*lines: str) -> None:
+    """Print lines to the log of process 0."""
     if jax.process_index() == 0:
-        print(message, flush=True)
+        for line in lines:
+            print(line, flush=True)
 
 
 def probe_bucket(folder: str, mesh: Mesh) -> None:
