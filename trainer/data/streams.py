@@ -41,7 +41,7 @@ def train_batches(
 
 
 def validation_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, rows: range) -> list[Batch]:
-    """Return validation batches, see `batches.Dataset.validation`."""
+    """Return validation batches, see `batches.Dataset.validation_batches`."""
     key = "data.path" if data.eval_path is None else "data.eval_path"
     whole = Split(
         open_source(data, data.eval_path or data.path, key),

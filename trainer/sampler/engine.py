@@ -54,7 +54,7 @@ class Sampler:
         self.slots = self.programs.slots
 
     def load_params(self, params: Params) -> Params:
-        """Return the copy of the weights that `draw` takes."""
+        """Return the copy of the weights that `generate` takes."""
         return self.programs.reshard(params)
 
     def generate(
@@ -87,7 +87,7 @@ class Sampler:
 
 
 class _Generation:
-    """State of one call of `Sampler.draw`."""
+    """State of one call of `Sampler.generate`."""
 
     def __init__(
         self,

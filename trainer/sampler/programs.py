@@ -36,8 +36,8 @@ class SamplerPrograms:
     Attributes:
         reshard: weights to their copy.
         prefill: (copy, tokens [P, bucket], lengths [P]) to PrefillResult.
-        admit: (Slots, PrefillResult, int32 [3, slots]: source, length and row of each slot) to Slots. Donates the
-            slots.
+        insert_prompts: (Slots, PrefillResult, int32 [3, slots]: source, length and row of each slot) to Slots. Donates
+            the slots.
         decode: (copy, Slots, wanted [slots], key data, temperature) to Slots and int32 [2, slots, chunk]. Donates the
             slots.
     """

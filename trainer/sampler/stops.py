@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class StopCriteria:
     """Stop criteria; `decode` maps tokens to text.
 
-    tokens: ids that end a response as its last token. texts: the token that completes any of them ends the response.
+    token_ids: they end a response as its last token. strings: the token that completes any of them ends the response.
     """
 
     token_ids: tuple[int, ...]

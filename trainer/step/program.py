@@ -17,11 +17,11 @@ class Program:
     """One compiled function.
 
     Attributes:
-        name: update, logprob, decode, eval, ...; resident stands for what stays on the devices between programs.
+        name: update, logprob, decode, eval, ...; "resident" stands for what stays on the devices between programs.
         function: as `jax.jit` returned it; None for `resident`.
         arguments: pytrees of `jax.ShapeDtypeStruct`, with shardings where they are arrays on the mesh.
-        beside: other arrays that are on the devices while it runs but are not its arguments.
-        turns: maximum iterations of a `while` loop's body, if the function has one.
+        resident: other arrays that are on the devices while it runs.
+        max_iterations: of a `while` loop's body, if the function has one.
     """
 
     name: str
