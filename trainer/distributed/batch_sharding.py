@@ -9,9 +9,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
-from conf.schema.training.loop import LmLoop, UnevenError
+from conf.schema.training.even import UnevenError
+from conf.schema.training.loop import GrpoLoop, LmLoop
+from conf.schema.training.puzzle import PuzzleLoop
 from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
 from trainer.distributed.batch import Batch, DeviceBatch
@@ -25,8 +27,8 @@ class BatchSharding:
         mesh: the mesh to shard over.
         accumulation: parts that an update computes sequentially.
         micro_batch_rows: rows that a device computes at a time.
-        devices: devices with different rows, over all processes.
-        lots: rows of each device (jax.Device) of this process: the first lot, the second, ...
+        num_devices: with different rows, over all processes.
+        row_block_of_device: block of rows, from 0, by device (jax.Device) of this process.
         rows: rows of the global batch that this process holds.
     """
 
@@ -40,7 +42,7 @@ class BatchSharding:
     @property
     def sharding(self) -> NamedSharding:
         """Return the sharding of an array [B, ...], or [A, B / A, ...] with accumulation A above 1."""
-        return meshes.named_sharding(self.mesh, *self._leading_axes)
+        return meshes.named_sharding(self.mesh, *(("batch",) if self.accumulation == 1 else (None, "batch")))
 
     def shape(self, sequence: int) -> tuple[int, ...]:
         at_a_time = self.micro_batch_rows * self.num_devices
@@ -49,7 +51,7 @@ class BatchSharding:
     def to_devices(self, batch: Batch) -> DeviceBatch:
         """Place this process's rows, [rows, T] each, on its devices as part of the global arrays."""
         size, sharding = self.micro_batch_rows * self.accumulation, self.sharding
-        starts = [lot * size - self.rows.start for lot in self.row_block_of_device.values()]
+        starts = [block * size - self.rows.start for block in self.row_block_of_device.values()]
 
         def put(values: np.ndarray) -> jax.Array:
             parts = [values[start : start + size] for start in starts]
@@ -60,9 +62,13 @@ class BatchSharding:
 
         return {name: put(values) for name, values in batch.items()}
 
-    @property
-    def _leading_axes(self) -> tuple[str | None, ...]:
-        return ("batch",) if self.accumulation == 1 else (None, "batch")
+
+def check_accumulation(loop: LmLoop | GrpoLoop | PuzzleLoop, mesh: Mesh) -> int:
+    """Return the parts that an update computes sequentially. Raises RunFileError if they would be uneven."""
+    try:
+        return loop.accumulation(meshes.num_shards(mesh, "batch"))
+    except UnevenError as error:
+        raise RunFileError(str(error)) from None
 
 
 def shard_rows(loop: LmLoop, mesh: Mesh, process: int | None = None) -> BatchSharding:
@@ -70,22 +76,13 @@ def shard_rows(loop: LmLoop, mesh: Mesh, process: int | None = None) -> BatchSha
 
     Raises RunFileError if it would be uneven.
     """
-    parts = meshes.num_shards(mesh, "batch")
-    try:
-        accumulation = loop.accumulation(parts)
-    except UnevenError as error:
-        raise RunFileError(str(error)) from None
+    parts, accumulation = meshes.num_shards(mesh, "batch"), check_accumulation(loop, mesh)
     assert mesh.devices is not None, "a mesh of real devices"
     holders = list(mesh.devices.reshape(parts, -1))  # devices of each part, in the order of the batch axes
     owners = [{device.process_index for device in part} for part in holders]
     in_order = sorted(range(parts), key=lambda part: (min(owners[part]), part))
     this = jax.process_index() if process is None else process
-    own = {device: lot for lot, part in enumerate(in_order) for device in holders[part] if device.process_index == this}
-    rows, lots = loop.rows // parts, own.values() or (0,)
-    held = range(min(lots) * rows, (max(lots) + 1) * rows)
+    own = {device: i for i, part in enumerate(in_order) for device in holders[part] if device.process_index == this}
+    rows, blocks = loop.rows // parts, own.values() or (0,)
+    held = range(min(blocks) * rows, (max(blocks) + 1) * rows)
     return BatchSharding(mesh, accumulation, rows // accumulation, parts, own, held)
-
-
-def replicated_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of an array that every device holds in full."""
-    return NamedSharding(mesh, PartitionSpec())

@@ -12,13 +12,13 @@ from contextlib import nullcontext
 import jax
 from jax.sharding import Mesh
 
-from conf.schema.training.loop import GrpoLoop, UnevenError
+from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.data import questions
 from trainer.data.problem import Draw
 from trainer.data.prompting import PromptEncoder
-from trainer.distributed import mesh as meshes
+from trainer.distributed.batch_sharding import check_accumulation
 from trainer.distributed.preemption import PreemptionNotice
 from trainer.environments.episodes import Episodes
 from trainer.environments.pool import EnvironmentPool
@@ -212,10 +212,7 @@ def _validated_loop(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
             f"loop.max_prompt_length and loop.max_new_tokens: their sum, {longest}, exceeds model.max_seq_len, "
             f"{experiment.decoder.max_seq_len}"
         )
-    try:
-        loop.accumulation(meshes.num_shards(mesh, "batch"))
-    except UnevenError as error:
-        raise RunFileError(str(error)) from None
+    check_accumulation(loop, mesh)
     for name in (*loop.rewards, loop.accuracy_reward):
         resolve(name)
     return loop

@@ -15,6 +15,7 @@ from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.data import batches
 from trainer.distributed import batch_sharding
+from trainer.distributed import mesh as meshes
 from trainer.distributed.preemption import PreemptionNotice
 from trainer.evaluation.model import TextModel
 from trainer.evaluation.plugins import EvaluationPlugins
@@ -64,7 +65,7 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     yield Program(
         "update", train_step.build_update(lm.loss(cfg, loop), cfg, opt, mesh, split.accumulation), (state, batch)
     )
-    token_bytes = jax.ShapeDtypeStruct((cfg.vocab_size,), "int32", sharding=batch_sharding.replicated_sharding(mesh))
+    token_bytes = jax.ShapeDtypeStruct((cfg.vocab_size,), "int32", sharding=meshes.named_sharding(mesh))
     evaluate = jax.jit(lm.build_eval(cfg, split.accumulation))
     evaluated = train_step.eval_params(state)
     beside = (state.optimizer, () if evaluated is state.params else state.params)
@@ -160,7 +161,7 @@ def _token_bytes(data: batches.Dataset, vocab_size: int, mesh: Mesh) -> jax.Arra
     """Return the bytes of each token's text, int32 [vocab_size], on all devices; 0 past the tokenizer's vocabulary."""
     known, padded = data.token_bytes(), np.zeros(vocab_size, np.int32)
     padded[: len(known)] = known
-    return jax.device_put(padded, batch_sharding.replicated_sharding(mesh))
+    return jax.device_put(padded, meshes.named_sharding(mesh))
 
 
 def _abstract_batch(

@@ -9,7 +9,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from conf.schema.training.data import PuzzleData
-from conf.schema.training.even import UnevenError
 from conf.schema.training.puzzle import PuzzleLoop
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from conf.schema.training.trm import Trm
@@ -17,6 +16,7 @@ from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed import mesh as meshes
 from trainer.distributed import runtime
 from trainer.distributed.batch import Batch, DeviceBatch
+from trainer.distributed.batch_sharding import check_accumulation
 from trainer.distributed.preemption import PreemptionNotice
 from trainer.evaluation import puzzles
 from trainer.evaluation.model import PuzzleModel
@@ -231,10 +231,7 @@ def _sections(experiment: RunFile, mesh: Mesh) -> tuple[Trm, PuzzleLoop]:
     assert isinstance(loop, PuzzleLoop)
     if not isinstance(cfg, Trm) or not isinstance(experiment.data, PuzzleData):
         raise RunFileError("model.kind: loop.kind=puzzle needs model.kind=trm and data.kind=puzzles")
-    try:
-        loop.accumulation(meshes.num_shards(mesh, "batch"))
-    except UnevenError as error:
-        raise RunFileError(str(error)) from None
+    check_accumulation(loop, mesh)
     return cfg, loop
 
 

@@ -15,6 +15,7 @@ from conf.schema.training.optimizer import Optimizer
 from conf.schema.training.run_yaml import RunFile
 from trainer.distributed import mesh as meshes
 from trainer.distributed.batch import DeviceBatch
+from trainer.distributed.batch_sharding import check_accumulation
 from trainer.losses import grpo
 from trainer.models import weights
 from trainer.models.shared_prompt import prompt_group
@@ -116,7 +117,7 @@ def _program_name(name: str, loop: GrpoLoop, width: int) -> str:
 def build_update(loss: train_step.LossFn, experiment: RunFile, opt: Optimizer, mesh: Mesh) -> jax.stages.Wrapped:
     """Return `train_step.build_update` for whole batches [B, ...], split by `loop.micro_batch_size` rows per device."""
     assert isinstance(experiment.loop, GrpoLoop)
-    parts = experiment.loop.accumulation(meshes.num_shards(mesh, "batch"))
+    parts = check_accumulation(experiment.loop, mesh)
     step = train_step.build_update(loss, experiment.decoder, opt, mesh, parts)
     if parts == 1:
         return step
@@ -153,7 +154,7 @@ def build_logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> LogprobsF
         return nothing if loop.on_policy else under(params), under(reference) if loop.scores_reference else nothing
 
     def score_in_parts(params: weights.Params, reference: weights.Params, batch: DeviceBatch) -> Any:
-        parts = loop.accumulation(meshes.num_shards(mesh, "batch"))
+        parts = check_accumulation(loop, mesh)
         split = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
         found = lax.map(lambda part: score(params, reference, part), split)
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
