@@ -21,7 +21,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from trainer.checkpoint.storage import RunStorage, first_line, is_outage
+from trainer.checkpoint.storage import RunStorage, first_line, outage_of
 from trainer.distributed.runtime import gather_texts
 
 PARTIAL = ".partial"
@@ -137,14 +137,7 @@ class LocalSaves:
 
     def _together(self, act: Callable[[], None]) -> str:
         """Act on every worker, and return the first problem of any."""
-        problem = ""
-        try:
-            act()
-        except Exception as error:
-            if not is_outage(error):
-                raise
-            problem = first_line(error) or type(error).__name__
-        return next(iter(gather_problems(problem)), "")
+        return next(iter(gather_problems(outage_of(act))), "")
 
     def _remote_draft(self, step: int) -> epath.Path:
         """Return where the files are put together: in a bucket the commit file completes them, elsewhere a rename."""

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from trainer.checkpoint.local_saves import LocalSaves, NoRoomError, Outputs, replaced_by
-from trainer.checkpoint.storage import RunStorage, first_line, is_outage
+from trainer.checkpoint.storage import RunStorage, first_line, is_outage, outage_of
 from trainer.distributed.runtime import gather_texts
 
 KEY = "checkpoint.max_outage_hours"
@@ -153,13 +153,8 @@ class OutageBridge:
             return "the bucket does not answer"
         if is_writing():
             return "writing"
-        try:
-            check()
-        except Exception as error:
-            if not is_outage(error):
-                raise
-            return f"a checkpoint was not written: {first_line(error)}"
-        return ""
+        problem = outage_of(check)
+        return problem and f"a checkpoint was not written: {problem}"
 
     def _suspend(self, problem: str) -> None:
         self.suspended, self._since, self._next_upload = True, self._clock(), 0.0

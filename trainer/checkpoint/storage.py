@@ -122,6 +122,17 @@ def is_outage(error: BaseException) -> bool:
     return any("aiohttp" in kind.__module__ or "google.auth" in kind.__module__ for kind in type(error).__mro__)
 
 
+def outage_of(act: Callable[[], object]) -> str:
+    """Act, and return the error of an outage in one line; empty if there was none. Other errors are raised."""
+    try:
+        act()
+    except Exception as error:
+        if not is_outage(error):
+            raise
+        return first_line(error)
+    return ""
+
+
 def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
