@@ -15,7 +15,7 @@ from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import CheckpointSettings
 from trainer.checkpoint.local_saves import SUCCESS_FILE, LocalSaves, Outputs, gather_problems
 from trainer.checkpoint.outage import OutageBridge, OutageError, ReplacedError
-from trainer.checkpoint.storage import OUTAGE_PATTERN, RunStorage, outage_of
+from trainer.checkpoint.storage import OUTAGE_PATTERN, RunStorage, first_line, is_outage, outage_of
 from trainer.distributed.checksums import CorruptionError, DisagreementError, ReplicaChecksums, leaf_path
 from trainer.distributed.preemption import PreemptedError
 from trainer.distributed.runtime import gather_tree
@@ -135,19 +135,15 @@ class CheckpointManager:
 
     def _write(self, step: int, state: Any, content: dict[str, Any]) -> bool:
         """Begin to write to the run's folder; return False if that failed on any process and is bridged."""
-        items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), position=ocp.args.JsonSave(content))
-
-        def save() -> None:
+        items, problem = ocp.args.Composite(state=ocp.args.PyTreeSave(state), position=ocp.args.JsonSave(content)), ""
+        try:
             with jax.transfer_guard("allow"):
                 self._manager.save(step, args=items, force=True)
-
-        if self._bridge is None:
-            save()
-            return True
-        problem = outage_of(save)
-        return not self._bridge.agree_on_failure(
-            problem and f"the checkpoint of step {step} was not written: {problem}"
-        )
+        except Exception as error:
+            if self._bridge is None or not is_outage(error):
+                raise
+            problem = f"the checkpoint of step {step} was not written: {first_line(error)}"
+        return self._bridge is None or not self._bridge.agree_on_failure(problem)
 
     def catch_up(self, *, wait: bool = False) -> None:
         """Upload the checkpoints on the workers' disks if the bucket answers again. Call it after every update.

@@ -58,18 +58,21 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
 
 
-def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Constrain the sharding of x. A no-op without a mesh in context, and where each device has its own part."""
+def context_mesh() -> AbstractMesh | None:
+    """Return the mesh in context; None without one, and where each device has its own part."""
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.manual_axes:
-        return x
-    return jax.lax.with_sharding_constraint(x, partition_spec(*axes))
+    return None if mesh.empty or mesh.manual_axes else mesh
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+    """Constrain the sharding of x; a no-op without a `context_mesh`."""
+    return x if context_mesh() is None else jax.lax.with_sharding_constraint(x, partition_spec(*axes))
 
 
 def padding(axis: str, size: int) -> int:
     """Return how many entries an axis of this size lacks for the mesh in context, if any, to split it evenly."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return 0 if mesh.empty or mesh.manual_axes else -size % num_shards(mesh, axis)
+    mesh = context_mesh()
+    return 0 if mesh is None else -size % num_shards(mesh, axis)
 
 
 def is_data_parallel(mesh: Mesh) -> bool:
@@ -86,5 +89,5 @@ def num_shards(mesh: Mesh | AbstractMesh, axis: str) -> int:
 
 def rows_per_device(batch: int) -> int:
     """Return how many of `batch` rows each device holds inside a computation; at least 1."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return batch if mesh.empty or mesh.manual_axes else max(1, batch // num_shards(mesh, "batch"))
+    mesh = context_mesh()
+    return batch if mesh is None else max(1, batch // num_shards(mesh, "batch"))

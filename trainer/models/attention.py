@@ -100,8 +100,7 @@ def run_per_device(
     attention: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array | None
 ) -> jax.Array:
     """Run a kernel that the partitioner cannot split; each device computes its own rows and heads independently."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.manual_axes:
+    if meshes.context_mesh() is None:
         return attention(query, key, value, segments)
     rows = meshes.partition_spec("batch", None)
     by_head, by_kv_head = (meshes.partition_spec("batch", None, axis, None) for axis in ("heads", "kv_heads"))

@@ -134,8 +134,8 @@ def normalize_neurons(x: jax.Array, variance: jax.Array, decay: float) -> tuple[
 
 def _shard_first_axis(x: jax.Array) -> jax.Array:
     """Shard the first axis over the mesh in context, padded to a multiple of the devices."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.manual_axes:
+    mesh = meshes.context_mesh()
+    if mesh is None:
         return x
     filled = jnp.pad(x, ((0, -x.shape[0] % mesh.size), *((0, 0),) * (x.ndim - 1)))
     return lax.with_sharding_constraint(filled, PartitionSpec(meshes.MESH_AXES))
