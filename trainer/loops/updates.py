@@ -103,7 +103,8 @@ class UpdateLoop:
             self.pending = (step + 1, metrics, batch)
             if self._needs_flush(step + 1):
                 self._flush(state)
-                with self.stopwatch.excluded():
+            if self._should_save(step + 1):  # before evaluating, so that a failed evaluation loses nothing
+                with self.stopwatch.excluded(), self.log.phases.measure("checkpoints"):
                     self._save(step + 1, state)
         profiler.close()
         results = self._evaluate(loop.steps, state)
@@ -113,13 +114,11 @@ class UpdateLoop:
 
     def _needs_flush(self, done: int) -> bool:
         """Return whether an evaluation, sample, checkpoint or the end follows, which needs the last update's result."""
+        return done % self.loop.eval_interval == 0 or self._should_sample(done) or self._should_save(done)
+
+    def _should_save(self, done: int) -> bool:
         evaluates = done % self.loop.eval_interval == 0
-        return (
-            evaluates
-            or self._should_sample(done)
-            or done == self.loop.steps
-            or self.checkpoints.should_save(done, evaluates)
-        )
+        return done == self.loop.steps or self.checkpoints.should_save(done, evaluates)
 
     def _should_sample(self, done: int) -> bool:
         every = self.programs.sample_interval
@@ -149,9 +148,7 @@ class UpdateLoop:
         if self.preemption.should_stop(step):
             self._flush(state)
             if step > self.first_step:
-                self.log.upload()
-                self.batches.compare(step)
-                self.checkpoints.save(step, state, {"data": self.stream.position()})
+                self._save(step, state)
             raise PreemptedError
 
     def _flush(self, state: train_step.State) -> None:
@@ -175,12 +172,10 @@ class UpdateLoop:
         self.costs = {}
 
     def _save(self, step: int, state: train_step.State) -> None:
-        """Save a checkpoint. Call it before evaluating, so that a failed evaluation loses nothing."""
-        if step == self.loop.steps or self.checkpoints.should_save(step, evaluates=step % self.loop.eval_interval == 0):
-            with self.log.phases.measure("checkpoints"):
-                self.log.upload()
-                self.batches.compare(step)
-                self.checkpoints.save(step, state, {"data": self.stream.position()})
+        """Save a checkpoint; metrics are uploaded first, since a run that resumes from it reads them."""
+        self.log.upload()
+        self.batches.compare(step)
+        self.checkpoints.save(step, state, {"data": self.stream.position()})
 
     def _diagnose(self, step: int, state: train_step.State, batch: Batch, repeated: bool) -> None:
         """Raise CorruptionError if hardware made update `step` non-finite, which has changed nothing."""
