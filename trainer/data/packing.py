@@ -35,12 +35,7 @@ def token_target_pairs(sequence: int, *, split: bool) -> DocumentSplitter:
     return cut
 
 
-def flat_rows(documents: Documents, sequence: int) -> grain.IterDataset:
-    """Return rows of a gapless stream; a row begins with the last target of the row before."""
-    return _FlatRows(documents, sequence)
-
-
-def packed_rows(documents: Documents, sequence: int, seed: int | None) -> grain.IterDataset:
+def packed_rows(documents: Documents, sequence: int, seed: int | None) -> grain.DatasetIterator:
     """Return rows of whole documents (see `token_target_pairs`), packed by best fit; a seed shuffles the bins."""
     packed = BestFitPackIterDataset(
         documents.map(lambda piece: {"pairs": piece}),
@@ -49,7 +44,7 @@ def packed_rows(documents: Documents, sequence: int, seed: int | None) -> grain.
         shuffle_bins=seed is not None,
         seed=seed or 0,
     )
-    return packed.map(_to_row)
+    return iter(packed.map(_to_row))
 
 
 def padding_row(sequence: int, packing: str) -> Row:
@@ -69,17 +64,11 @@ def _to_row(bins: dict[str, np.ndarray]) -> Row:
     }
 
 
-class _FlatRows(grain.IterDataset):
-    def __init__(self, documents: grain.IterDataset, sequence: int) -> None:
-        super().__init__(documents)
-        self._sequence = sequence
+class FlatRows(grain.DatasetIterator):
+    """Rows of a gapless stream; a row begins with the last target of the row before.
 
-    def __iter__(self) -> "_FlatIterator":
-        return _FlatIterator(self._parent.__iter__(), self._sequence)
-
-
-class _FlatIterator(grain.DatasetIterator):
-    """Iterator whose state is that of the documents before the next token's, and the token's offset in its document."""
+    The state is that of the documents before the next token's, and the token's offset in its document.
+    """
 
     def __init__(self, documents: grain.DatasetIterator, sequence: int) -> None:
         super().__init__(documents)

@@ -138,7 +138,7 @@ class _StreamGroup:
         numbers = range(rows.start // self._rows_per_stream, -(-rows.stop // self._rows_per_stream))
         self.num_groups = len(whole.source)
         encode, whole = DocumentEncoder(data, tokenizer), whole.with_cached_groups()
-        self._streams = {i: iter(_stream_rows(data, whole, i, encode, loop.seq_len)) for i in numbers}
+        self._streams = {i: _stream_rows(data, whole, i, encode, loop.seq_len) for i in numbers}
         first = numbers.start * self._rows_per_stream
         self._own_rows = slice(rows.start - first, rows.stop - first)
         self._padding_row = packing.padding_row(loop.seq_len, data.packing)
@@ -167,9 +167,9 @@ class _StreamGroup:
 
 def _stream_rows(
     data: PackedData, whole: Split, stream: int, encode: DocumentEncoder, sequence: int
-) -> grain.IterDataset:
+) -> grain.DatasetIterator:
     if data.packing == "stream":
-        return packing.flat_rows(Documents(whole, stream, encode, packing.keep_whole, refuses=False), sequence)
+        return packing.FlatRows(iter(Documents(whole, stream, encode, packing.keep_whole, refuses=False)), sequence)
     cut = packing.token_target_pairs(sequence, split=data.long_documents == "split")
     documents = Documents(whole, stream, encode, cut, refuses=data.long_documents == "error")
     return packing.packed_rows(documents, sequence, None if whole.seed is None else whole.seed + stream)
