@@ -62,7 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = report_json(experiment, chosen, verdicts, fix) | {"forecast": row.forecast and row.forecast.to_json()}
     if options.out:
         options.out.write_text(json.dumps(found, indent=1))
-    lines = [*report_lines(chosen, verdicts), *([] if only or short else ["", *_forecast_lines(row)])]
+    lines = report_lines(chosen, verdicts)
+    if not only and not short:
+        lines += ["", *(slices.table([row]) if row.forecast else [row.why])]
     print(json.dumps(found, indent=1) if options.json else "\n".join(lines))
     if short and not options.json:
         print("\n".join(["", *failure_lines(chosen, short, fix, looked=not only)]))
@@ -86,10 +88,6 @@ def _compare(experiment: RunFile, options: argparse.Namespace) -> int:
         options.out.write_text(json.dumps(found, indent=1))
     print(json.dumps(found, indent=1) if options.json else "\n".join(slices.table(rows)))
     return 0 if any(row.fits for row in rows) else 2
-
-
-def _forecast_lines(row: slices.SliceReport) -> list[str]:
-    return slices.table([row]) if row.forecast else [row.why]
 
 
 def measure_run(experiment: RunFile, mesh: Mesh, only: set[str]) -> tuple[RunFile, list[MemoryReport]]:
