@@ -20,6 +20,7 @@ from trainer.data.problem import Draw
 from trainer.data.prompting import PromptEncoder
 from trainer.distributed.batch_sharding import check_accumulation
 from trainer.distributed.preemption import PreemptionNotice
+from trainer.distributed.runtime import shard_batch
 from trainer.environments.episodes import Episodes
 from trainer.environments.pool import EnvironmentPool
 from trainer.evaluation.accuracy import Evaluator
@@ -38,7 +39,6 @@ from trainer.rl.remote.source import RemoteRollouts
 from trainer.rl.rollouts import RolloutGenerator, staleness
 from trainer.rl.state import StateSaver, TrainState
 from trainer.rl.telemetry import Telemetry
-from trainer.rl.warm_start import WarmStart
 from trainer.step import train_step
 from trainer.step.batch_check import BatchCheck
 from trainer.telemetry import startup_report
@@ -142,8 +142,38 @@ class GrpoTrainer:
         self.evaluations.summarize(train_state, **{name: count for name, count in skipped.items() if count})
 
     def _warm_start(self, train_state: TrainState) -> None:
-        parts = (self.questions, self.programs, self.telemetry, self.saver, self.evaluations, self.episodes)
-        WarmStart(self.experiment, self.loop, self.mesh, *parts).run(train_state)
+        """Train on worked responses until the policy is right often enough for rewards to differ."""
+        loop, telemetry, progress = self.loop, self.telemetry, train_state.progress
+
+        def evaluate(message: str) -> float:
+            return self.evaluations.evaluate(train_state, "warm_start", message).accuracy
+
+        def is_done() -> bool:
+            is_right = progress.accuracy_before >= loop.warm_start_target_accuracy
+            return is_right or progress.warm_steps >= loop.warm_start_steps
+
+        if progress.warm_steps == 0:
+            progress.accuracy_start = progress.accuracy_before = evaluate("accuracy at the start")
+        while not is_done():
+            self.saver.save_if_preempted(train_state)
+            self.saver.verify(train_state)
+            with telemetry.stopwatch.measure("update_time"):
+                asked = self.questions.train(Draw("warm_start", progress.warm_steps), loop.rows)
+                worked = self.episodes.worked(asked) if self.episodes else None
+                batch = batching.supervised_batch(asked, loop, worked)
+                placed = shard_batch(batch, self.mesh)
+                train_state.state, metrics = self.programs.warm_start(train_state.state, placed)
+            progress.warm_steps += 1
+            telemetry.record(progress, metrics, batch, rollout_metrics={})
+            if progress.warm_steps % loop.warm_start_eval_interval == 0 or progress.warm_steps == loop.warm_start_steps:
+                progress.accuracy_before = evaluate("accuracy in the warm start")
+            if is_done():
+                telemetry.end_phase(progress)
+            if progress.total_steps % self.experiment.checkpoint.save_interval == 0:
+                self.saver.save(train_state)
+        progress.phase = "grpo"
+        accuracy = f"{progress.accuracy_before:.3f} on {loop.eval_prompts} held-out prompts"
+        startup_report.log_on_main(f"accuracy before GRPO: {accuracy}")
 
     def _train(self, train_state: TrainState, reference: Params) -> None:
         loop, telemetry, progress = self.loop, self.telemetry, train_state.progress
