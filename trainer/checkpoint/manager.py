@@ -314,7 +314,7 @@ class CheckpointManager:
 
 def _classify_error(error: Exception) -> Exception:
     """Return a BrokenCheckpointError, unless the storage is unreachable and the checkpoint may be intact."""
-    if isinstance(error, (OSError, TimeoutError)) and not isinstance(error, FileNotFoundError):
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         return error
     if OUTAGE_PATTERN.search(str(error)) or getattr(error, "code", 404) != 404:  # codes of TensorStore and gcsfs
         return error

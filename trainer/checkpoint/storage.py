@@ -86,7 +86,8 @@ class RunStorage:
         retries = {"max_retries": PROBE_RETRIES, "initial_delay": "200ms", "max_delay": "1s"}
         try:
             if self._store is None:
-                spec = {"driver": "gcs", **_bucket_and_path(self.folder)}
+                bucket, _, path = self.folder.removeprefix("gs://").partition("/")
+                spec = {"driver": "gcs", "bucket": bucket, "path": f"{path}/"}
                 context = tensorstore.Context({"gcs_request_retries": retries})
                 self._store = tensorstore.KvStore.open(spec, context=context).result(PROBE_SECONDS)
             self._store.read(PROBED_OBJECT).result(PROBE_SECONDS)
@@ -115,9 +116,10 @@ def is_outage(error: BaseException) -> bool:
     """Return whether an error means that the storage does not serve requests now, not that an object is bad."""
     if isinstance(error, (FileNotFoundError, FileExistsError)):
         return False
-    if isinstance(error, (OSError, TimeoutError)) or OUTAGE_PATTERN.search(str(error)):
+    if isinstance(error, OSError) or OUTAGE_PATTERN.search(str(error)):
         return True
-    if getattr(error, "code", None) in (401, 403, 408, 429) or _is_server_error(error):
+    code = getattr(error, "code", None)
+    if code in (401, 403, 408, 429) or (isinstance(code, int) and 500 <= code < 600):
         return True
     return any("aiohttp" in kind.__module__ or "google.auth" in kind.__module__ for kind in type(error).__mro__)
 
@@ -135,13 +137,3 @@ def outage_of(act: Callable[[], object]) -> str:
 
 def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-
-
-def _is_server_error(error: BaseException) -> bool:
-    code = getattr(error, "code", None)
-    return isinstance(code, int) and 500 <= code < 600
-
-
-def _bucket_and_path(folder: str) -> dict[str, str]:
-    bucket, _, path = folder.removeprefix("gs://").partition("/")
-    return {"bucket": bucket, "path": f"{path}/"}
