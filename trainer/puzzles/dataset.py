@@ -7,12 +7,9 @@ Token 0 is padding, in labels a cell that does not count.
 """
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,13 +167,10 @@ def write_dataset(output: str, facts: dict[str, Any], splits: dict[str, Split]) 
     """Write a folder, local or gs://. `puzzles.json` comes last, so that a folder is complete or is none."""
     target = epath.Path(output)
     counts = {name: split.counts() for name, split in splits.items()}
-    with tempfile.TemporaryDirectory() as scratch:
-        for name, split in splits.items():
-            (target / name).mkdir(parents=True, exist_ok=True)
-            for array in DTYPES:
-                local = Path(scratch) / f"{array}.npy"
-                np.save(local, np.asarray(getattr(split, array), DTYPES[array]))
-                with local.open("rb") as source, (target / name / local.name).open("wb") as sink:
-                    shutil.copyfileobj(source, sink, 2**24)
+    for name, split in splits.items():
+        (target / name).mkdir(parents=True, exist_ok=True)
+        for array, dtype in DTYPES.items():
+            with (target / name / f"{array}.npy").open("wb") as file:
+                np.save(file, np.asarray(getattr(split, array), dtype))
     text = json.dumps({"format": 1, **facts, "identifiers": 1, "splits": counts}, indent=1)
     (target / "puzzles.json").write_text(text + "\n")
