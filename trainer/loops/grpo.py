@@ -223,7 +223,7 @@ class GrpoTrainer:
         cfg, opt = self.experiment.decoder, self.experiment.optimizer
         if restored := self.saver.restore(train_step.abstract_state(cfg, opt, self.mesh), self.mesh):
             return restored
-        warm, key = grpo_programs.warm_start_optimizer(opt, self.loop), jax.random.key(self.experiment.seed)
+        warm, key = opt.with_constant_lr(self.loop.warm_start_lr), jax.random.key(self.experiment.seed)
         return TrainState(train_step.init_state(cfg, warm, self.mesh, key), Progress(), deque())
 
     def _reset_optimizer(self, state: train_step.State) -> train_step.State:

@@ -84,7 +84,7 @@ def _training_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, widths: 
             _program_name("logprob", loop, width), score, (state.params, reference, drawn), resident=state.optimizer
         )
     if loop.warm_start_steps:
-        supervised = build_update(grpo.supervised_loss(cfg), experiment, warm_start_optimizer(opt, loop), mesh)
+        supervised = build_update(grpo.supervised_loss(cfg), experiment, opt.with_constant_lr(loop.warm_start_lr), mesh)
         yield Program("warm_start", supervised, (state, _abstract_rollout(loop, mesh, loop.row_widths[-1])))
 
 
@@ -164,10 +164,6 @@ def build_logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> LogprobsF
         whole, rows = jax.sharding.PartitionSpec(), meshes.partition_spec("batch")
         own = jax.shard_map(score_in_parts, mesh=mesh, in_specs=(whole, whole, rows), out_specs=rows, check_vma=False)
     return jax.jit(own, out_shardings=meshes.named_sharding(mesh, "batch"))
-
-
-def warm_start_optimizer(opt: Optimizer, loop: GrpoLoop) -> Optimizer:
-    return opt.with_constant_lr(loop.warm_start_lr)
 
 
 def reference_model(experiment: RunFile) -> Model:
