@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
+from fsspec.core import url_to_fs
+
 from conf.schema.training.run_yaml import RunFileError
 
 
 def expand_glob(pattern: str, key: str) -> list[str]:
     """Return the sorted files that match a path or glob. Raises RunFileError naming the key if there are none."""
-    from fsspec.core import url_to_fs
-
     system, path = url_to_fs(pattern)
     if system.isfile(path):
         return [pattern]
@@ -27,8 +27,6 @@ def expand_glob(pattern: str, key: str) -> list[str]:
 
 @contextmanager
 def open_file(file: str) -> Iterator[IO[bytes]]:
-    from fsspec.core import url_to_fs
-
     system, path = url_to_fs(file)
     with system.open(path, "rb") as stream:
         yield stream
@@ -56,7 +54,5 @@ class UnchangingFiles:
 
 
 def file_size(file: str) -> int:
-    from fsspec.core import url_to_fs
-
     system, path = url_to_fs(file)
     return system.size(path)

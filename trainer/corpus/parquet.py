@@ -1,18 +1,16 @@
 """Parquet (https://parquet.apache.org) as groups of documents: row groups, reading only the columns needed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet, types
 
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files, source
 from trainer.corpus.source import BadLineError, Document, Group
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 FOOTERS_AT_ONCE = 16
 ROWS_AT_ONCE = 1024
@@ -35,9 +33,6 @@ class ParquetSource:
         return len(self._groups)
 
     def read(self, number: int) -> Group:
-        import pyarrow as pa
-        from pyarrow import parquet
-
         file, index = self._groups[number]
         place = f"{file}, row group {index},"
         try:
@@ -52,9 +47,6 @@ class ParquetSource:
         return _RowGroup(table, place, self._key)
 
     def _nonempty_groups(self, file: str) -> list[int]:
-        import pyarrow as pa
-        from pyarrow import parquet
-
         try:
             with self._files.open(file) as stream:
                 opened = parquet.ParquetFile(stream)
@@ -77,8 +69,6 @@ class _TooLargeError(ValueError):
 
 def _bounded_table(opened: Any, index: int, columns: list[str]) -> pa.Table:
     """Read a row group in batches: a dictionary makes gigabytes of a few kilobytes, and no footer tells how many."""
-    import pyarrow as pa
-
     footer = opened.metadata.row_group(index)
     largest = max((footer.column(i).total_uncompressed_size for i in range(footer.num_columns)), default=0)
     rows = max(1, min(ROWS_AT_ONCE, source.MAX_DOCUMENT_BYTES // max(largest, 1)))
@@ -114,8 +104,6 @@ class _RowGroup:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    from pyarrow import types
-
     if types.is_dictionary(kind):
         return _is_text(kind.value_type)
     return types.is_null(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)

@@ -3,20 +3,16 @@
 A run keeps them beside its checkpoints, in RUN/tokenizer/, so that its weights can be used without its data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from etils import epath
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from conf.schema.training.data import Corpus, TextData
 from conf.schema.training.prompts import QuestionData
 from trainer.data.batches import Dataset
 from trainer.tokenizer import byte_level, loading
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Library
 
 TOKENIZER_FOLDER = "tokenizer"
 TOKENIZER_FILE = "tokenizer.json"
@@ -61,10 +57,8 @@ def is_plain_text(data: Any) -> bool:
     return isinstance(data, TextData) and data.packing == "windows"
 
 
-def byte_library(*, special: bool = True) -> Library:
+def byte_library(*, special: bool = True) -> Tokenizer:
     """Return the tokenizer `bytes` as the library has it: the same ids for every text and special token."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -76,10 +70,8 @@ def byte_library(*, special: bool = True) -> Library:
     return made
 
 
-def character_library(characters: list[str]) -> Library:
+def character_library(characters: list[str]) -> Tokenizer:
     """Return a tokenizer with one id per character, in the given order; other characters are left out of a text."""
-    from tokenizers import Tokenizer, decoders, models
-
     made = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(characters)}, merges=[]))
     made.decoder = decoders.Fuse()
     return made

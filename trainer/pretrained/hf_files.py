@@ -14,6 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from safetensors import SafetensorError, safe_open
 
 from conf.hugging_face.fields import UNQUANTIZED
 from conf.schema.training.model import Model
@@ -213,8 +214,6 @@ def iter_tensors(
 
 def iter_file(file: epath.Path, is_read: Callable[[str], bool] = lambda _: True) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the name and value of every tensor of a safetensors file that `is_read`. Raises PretrainedError."""
-    from safetensors import SafetensorError, safe_open
-
     if not file.exists():
         raise PretrainedError(f"{file}: the shard is missing; download the model again")
     with _local_copy(file) as path:

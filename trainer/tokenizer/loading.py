@@ -1,18 +1,15 @@
 """The tokenizer that `data.tokenizer` names: bytes, or a tokenizer.json of Hugging Face's tokenizers library."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from etils import epath
+from tokenizers import Tokenizer as Library
 
 from conf.schema.training.run_yaml import RunFileError
 from trainer.tokenizer import byte_level
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Library
 
 BYTES = "bytes"
 CHARACTERS = "characters"
@@ -43,8 +40,6 @@ def load_tokenizer(name: str, key: str = "data.tokenizer") -> Tokenizer:
     """Return the tokenizer of that name or path, the value of a config key. Raises RunFileError."""
     if name == BYTES:
         return ByteTokenizer()
-    from etils import epath
-
     path = epath.Path(name)
     if not path.exists():
         raise RunFileError(
@@ -55,8 +50,6 @@ def load_tokenizer(name: str, key: str = "data.tokenizer") -> Tokenizer:
 
 def parse_tokenizer(raw: bytes, whence: str) -> Tokenizer:
     """Parse the content of a tokenizer.json. Raises RunFileError with a message that begins with `whence`."""
-    from tokenizers import Tokenizer as Library
-
     try:
         return LibraryTokenizer(Library.from_str(raw.decode()))
     except Exception as error:  # the library raises plain Exception

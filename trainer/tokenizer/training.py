@@ -3,13 +3,9 @@
 https://arxiv.org/abs/1508.07909; the split: https://github.com/openai/tiktoken, cl100k_base.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Library
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPLIT_PATTERN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
@@ -31,10 +27,8 @@ MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 """One id per byte and special token."""
 
 
-def train_tokenizer(documents: Iterable[str], vocab: int) -> Library:
+def train_tokenizer(documents: Iterable[str], vocab: int) -> Tokenizer:
     """Train a byte-level BPE with `vocab` ids (265 or more), or fewer if the documents have too few pairs."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
