@@ -243,11 +243,9 @@ class CheckpointManager:
         except CorruptionError as error:
             return str(error)
         altered = [name for name, value in sums.items() if content["checksums"].get(name) != value]
-        return (
-            f"{altered[0]} differs from what was saved"
-            if altered
-            else RestoredCheckpoint(step, state, content["position"])
-        )
+        if altered:
+            return f"{altered[0]} differs from what was saved"
+        return RestoredCheckpoint(step, state, content["position"])
 
     def _load(self, step: int, abstract: Any) -> tuple[dict[str, Any], Any]:
         """Read the saved JSON and the state without waiting for other processes, which may fail elsewhere."""

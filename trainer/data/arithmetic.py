@@ -25,10 +25,8 @@ class ArithmeticProblems:
     """Problems of one seed, with operands up to those in `data`; see `data.problem.ProblemSource`."""
 
     def __init__(self, data: ArithmeticData, seed: int) -> None:
-        self._first_operands, self._second_operands = (
-            range(1, data.largest_first + 1),
-            range(1, data.largest_second + 1),
-        )
+        self._first_operands = range(1, data.largest_first + 1)
+        self._second_operands = range(1, data.largest_second + 1)
         self._seed = seed
 
     def train(self, draw: Draw, count: int) -> list[Problem]:

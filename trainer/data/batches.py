@@ -122,20 +122,15 @@ class Dataset:
     @property
     def vocab_size(self) -> int:
         """Return the smallest `model.vocab_size` that the data allow. Raises RunFileError."""
-        return (
-            BYTE_VOCAB_SIZE
-            if self._uses_windows and isinstance(self.tokenizer, loading.ByteTokenizer)
-            else self.tokenizer.vocab_size
-        )
+        has_bytes_only = self._uses_windows and isinstance(self.tokenizer, loading.ByteTokenizer)
+        return BYTE_VOCAB_SIZE if has_bytes_only else self.tokenizer.vocab_size
 
     def check_vocab_size(self, model_vocab: int) -> None:
         """Raise RunFileError if the tokenizer has ids beyond the model's vocabulary."""
         if self.vocab_size > model_vocab:
-            message = (
-                f"{model_vocab} is too small for data.tokenizer={self._data.tokenizer}, which has {self.vocab_size} ids"
-            )
             raise RunFileError(
-                f"model.vocab_size: {message}; set at least {self.vocab_size}, or use the tokenizer of the weights"
+                f"model.vocab_size: {model_vocab} is too small for data.tokenizer={self._data.tokenizer}, which has "
+                f"{self.vocab_size} ids; set at least {self.vocab_size}, or use the tokenizer of the weights"
             )
 
     def token_bytes(self) -> np.ndarray:

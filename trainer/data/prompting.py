@@ -68,11 +68,9 @@ class PromptEncoder:
         if problem.messages is not None:
             turns = [ChatMessage(*message) for message in problem.messages]
             return chat.format_turns(self._template, turns) if self._template else chat.plain_turns(self._prompt, turns)
-        return (
-            chat.chat_prompt(self._template, self._prompt, problem.question)
-            if self._template
-            else chat.plain_prompt(self._prompt, problem.question)
-        )
+        if self._template:
+            return chat.chat_prompt(self._template, self._prompt, problem.question)
+        return chat.plain_prompt(self._prompt, problem.question)
 
     def _to_ids(self, pieces: Sequence[PromptPart], texts: Iterator[list[int]]) -> list[int]:
         """Return the ids of a prompt. texts: ids of its text pieces, in order."""

@@ -57,12 +57,8 @@ class QuestionSet:
         ]
 
     def _fitting_problems(self, problems: list[Problem]) -> list[Problem]:
-        asked = self.prompt_encoder.encode(problems)
-        return [
-            p
-            for p, question in zip(problems, asked, strict=True)
-            if len(question.prompt_tokens) <= self._max_prompt_length
-        ]
+        lengths = [len(question.prompt_tokens) for question in self.prompt_encoder.encode(problems)]
+        return [p for p, length in zip(problems, lengths, strict=True) if length <= self._max_prompt_length]
 
     def _encode(self, problems: list[Problem], draw: str) -> list[Question]:
         questions = self.prompt_encoder.encode(self.open(problems, f"{self._seed} {draw}"))

@@ -32,11 +32,7 @@ def check_devices(pod: PodFacts) -> None:
     found = Counter(device.process_index for device in jax.devices())
     kind = jax.devices()[0].device_kind
     rows = [(str(worker), backend, kind, str(found[worker])) for worker in range(max(pod.workers, len(found)))]
-    if (
-        backend == pod.backend
-        and all(found[worker] == wanted for worker in range(pod.workers))
-        and len(rows) == pod.workers
-    ):
+    if backend == pod.backend and found == Counter(dict.fromkeys(range(pod.workers), wanted)):
         return
     title = f"{pod.accelerator_type} has {pod.workers} workers with {wanted} {pod.backend} devices each; JAX found:"
     raise WrongDevicesError("\n".join([title, *_format_table(("worker", "backend", "kind", "devices"), rows)]))

@@ -182,12 +182,8 @@ class Episodes:
 
 
 def _end(episode: Episode, step: Step) -> None:
-    episode.finished, episode.reward, episode.metrics = (
-        step.done or bool(step.failure),
-        step.reward or 0.0,
-        step.metrics,
-    )
-    episode.failure, episode.reason = step.failure, step.reason
+    episode.finished, episode.reward = step.done or bool(step.failure), step.reward or 0.0
+    episode.metrics, episode.failure, episode.reason = step.metrics, step.failure, step.reason
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -153,11 +153,8 @@ def read_arrays(source: str, split: str, kind: Kind) -> Puzzles:
             raise RunFileError(f"{file} cannot be read: {error}") from None
     inputs, labels, groups = arrays["inputs"], arrays["labels"], arrays["group_indices"].astype(np.int64)
     count = len(inputs)
-    if (
-        inputs.shape != labels.shape
-        or inputs.ndim != 2
-        or not np.array_equal(arrays["puzzle_indices"], range(count + 1))
-    ):
+    counted = np.array_equal(arrays["puzzle_indices"], range(count + 1))
+    if inputs.shape != labels.shape or inputs.ndim != 2 or not counted:
         raise RunFileError(
             f"{folder}: all__inputs.npy, all__labels.npy and all__puzzle_indices.npy do not belong together"
         )

@@ -23,11 +23,8 @@ from trainer.sampler.settings import SamplerSettings
 MAX_PREFILL_TOKENS = 16_384
 """Maximum prompt tokens per prefill; their keys and values wait on every device."""
 
-REPLICATED, ROW_SHARDED, COLUMN_SHARDED = (
-    PartitionSpec(),
-    meshes.partition_spec("batch"),
-    meshes.partition_spec(None, "batch"),
-)
+REPLICATED = PartitionSpec()
+ROW_SHARDED, COLUMN_SHARDED = meshes.partition_spec("batch"), meshes.partition_spec(None, "batch")
 
 
 class SamplerPrograms:

@@ -41,11 +41,8 @@ class Stopwatch:
         """Return means over this many updates, and reset."""
         now = time.perf_counter()
         values = {"step_time": now - self._lap_start - self._excluded_seconds} | self._seconds_by_name
-        self._seconds_by_name, self._lap_start, self._excluded_seconds = (
-            dict.fromkeys(self._seconds_by_name, 0.0),
-            now,
-            0.0,
-        )
+        self._seconds_by_name = dict.fromkeys(self._seconds_by_name, 0.0)
+        self._lap_start, self._excluded_seconds = now, 0.0
         return {name: seconds / updates for name, seconds in values.items()}
 
 
