@@ -18,7 +18,6 @@ from trainer.data.chat import ChatMessage
 from trainer.extension import add_modules
 from trainer.policy.arguments import add_arguments, load_policy
 from trainer.policy.policy import Policy, Sampling
-from trainer.pretrained.hf_files import PretrainedError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         policy, sampling = load_policy(options)
         print(f"{_manner(policy)}; /reset forgets, /quit ends", file=sys.stderr)
         _converse(policy, sampling)
-    except (RunFileError, PretrainedError) as error:
+    except RunFileError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

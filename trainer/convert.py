@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             where = (options.source, options.target, options.format, options.dtype, options.tokenizer)
             for note in export_weights(*where):
                 print(f"note: {note}", file=sys.stderr)
-    except (PretrainedError, hf_families.UnknownArchitectureError, RunFileError) as error:
+    except (RunFileError, hf_families.UnknownArchitectureError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

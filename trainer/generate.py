@@ -20,7 +20,6 @@ from conf.schema.training.run_yaml import RunFileError
 from trainer.extension import add_modules
 from trainer.policy.arguments import add_arguments, count, load_policy
 from trainer.policy.policy import Policy, Sampling
-from trainer.pretrained.hf_files import PretrainedError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with partial.open("w") as file:
                 _write(policy, prompts, sampling, options, file)
             partial.replace(options.out)
-    except (RunFileError, PretrainedError) as error:
+    except RunFileError as error:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:

@@ -35,7 +35,7 @@ def export_weights(
     weights. What a run was (run.yaml) goes with its weights.
 
     Raises:
-        RunFileError, PretrainedError: the source has no weights, or they cannot be read.
+        RunFileError: the source has no weights, or they cannot be read.
         UnknownArchitectureError: transformers has no class for the model; the message says what else is possible.
     """
     cfg, experiment = describe(source)

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from conf.hugging_face.fields import UNQUANTIZED
 from conf.schema.training.model import Model
+from conf.schema.training.run_yaml import RunFileError
 from trainer.models.weights import Params, weight_table
 from trainer.pretrained.hf_families import TensorMapping, tensor_mappings
 
@@ -44,7 +45,7 @@ SHARD_BYTES = 2 << 30
 SAFETENSORS_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int8": "I8"}
 
 
-class PretrainedError(ValueError):
+class PretrainedError(RunFileError):
     """A checkpoint is incomplete, damaged, or of another model."""
 
 
