@@ -235,8 +235,7 @@ class GrpoTrainer:
 
 def _validated_loop(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
     loop = experiment.loop
-    if not isinstance(loop, GrpoLoop):
-        raise TypeError(f"expected a grpo loop, not {loop.kind}")
+    assert isinstance(loop, GrpoLoop)
     if (longest := loop.max_prompt_length + loop.max_new_tokens) > experiment.decoder.max_seq_len:
         raise RunFileError(
             f"loop.max_prompt_length and loop.max_new_tokens: their sum, {longest}, exceeds model.max_seq_len, "

@@ -75,8 +75,7 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
 
 def _validated_loop(experiment: RunFile, data: batches.Dataset) -> LmLoop:
     loop = experiment.loop
-    if not isinstance(loop, LmLoop):
-        raise TypeError(f"expected an lm loop, not {loop.kind}")
+    assert isinstance(loop, LmLoop)
     data.check_vocab_size(experiment.decoder.vocab_size)
     if loop.seq_len > experiment.decoder.max_seq_len:
         raise RunFileError(f"loop.seq_len: {loop.seq_len} exceeds model.max_seq_len, {experiment.decoder.max_seq_len}")
