@@ -70,7 +70,9 @@ def _layer_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
     yield from _attention_weights(cfg, inits)
     yield from maha.weight_entries(cfg, inits.by_dim)
     yield from _mlp_weights(cfg, inits)
-    yield from _residual_weights(cfg)
+    if cfg.residual_scalars:
+        yield "residual_scale", Weight((), (), ones)
+        yield "embedding_scale", Weight((), (), zeros)
     yield from residual.weight_entries(cfg)
 
 
@@ -108,9 +110,3 @@ def _mlp_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
         yield "down_bias", Weight((cfg.dim,), ("embed",), zeros)
     if cfg.post_norms:
         yield from _norm_weights(cfg, "post_mlp_norm")
-
-
-def _residual_weights(cfg: Model) -> Iterator[tuple[str, Weight]]:
-    if cfg.residual_scalars:
-        yield "residual_scale", Weight((), (), ones)
-        yield "embedding_scale", Weight((), (), zeros)

@@ -140,10 +140,8 @@ class Policy:
         """Return the sampler of some settings with its copy of the weights; the last one is kept."""
         key = hash(settings)
         if key not in self._copies:
-            stops = self.loop.sampler.stop if self.loop else ()
-            made = Sampler(self.cfg, settings, self._mesh, StopCriteria(self.prompts.stop_tokens, stops, self.decode))
+            texts = self.loop.sampler.stop if self.loop else ()
+            stops = StopCriteria(self.prompts.stop_tokens, texts, self.prompts.decode)
+            made = Sampler(self.cfg, settings, self._mesh, stops)
             self._copies = {key: (made, made.load_params(self._params))}
         return self._copies[key]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self.prompts.decode(tokens)

@@ -59,8 +59,3 @@ def file_size_limit(most: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-
-
-def is_timeout(code: int) -> bool:
-    """Return whether a process with this `Popen` exit code was killed by a limit."""
-    return code in (-signal.SIGPROF, -signal.SIGALRM)

@@ -9,8 +9,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trainer.rewards import limits
-
 
 class TimeLimitError(Exception):
     """The process used up its time."""
@@ -94,7 +92,7 @@ class WorkerProcess:
         except BrokenPipeError:
             pass  # what it was not there to read
         self._process = None
-        if limits.is_timeout(code):
+        if code in (-signal.SIGPROF, -signal.SIGALRM):
             raise TimeLimitError
         if code == -signal.SIGXFSZ:
             raise OutputLimitError

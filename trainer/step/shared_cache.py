@@ -49,7 +49,7 @@ class ProgramExchange:
 
     def __init__(self, exchange: Exchange, lacking: set[str]) -> None:
         """Take the exchange, and the keys that worker 0 has in its folder and another worker has not."""
-        self._exchange, self._lacking = exchange, lacking
+        self._exchange, self.lacking = exchange, lacking
         self._sent: set[str] = set()
         self._patience = PATIENCE_SECONDS
         self.leads = exchange.process == 0
@@ -64,10 +64,6 @@ class ProgramExchange:
         if key not in self._sent:
             self._sent.add(key)
             self._exchange.put(f"compiled/{key}", value or b"")
-
-    def send_to_those_without(self, key: str, value: bytes) -> None:
-        """Send a program that worker 0 has loaded, if others cannot have it."""
-        self.send(key, value if key in self._lacking else None)
 
     def receive(self, key: str) -> bytes | None:
         """Wait for a program of worker 0. Returns None if this worker must compile it itself."""
@@ -100,7 +96,7 @@ class SharedCache:
             if value is None:
                 self._programs.begin(key)
             else:
-                self._programs.send_to_those_without(key, value)
+                self._programs.send(key, value if key in self._programs.lacking else None)
             return value
         if value is None and (value := self._programs.receive(key)) is not None:
             self.put(key, value)
