@@ -54,6 +54,24 @@ class Group(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _ParsedGroup:
+    """Documents that are parsed when they are taken."""
+
+    items: Sequence[Any]
+    parse: Callable[[Any], Document]
+    locate: Callable[[Any], str]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def take(self, numbers: Sequence[int]) -> list[Document]:
+        return [self.parse(self.items[number]) for number in numbers]
+
+    def location(self, number: int) -> str:
+        return self.locate(self.items[number])
+
+
 class DocumentSource(Protocol):
     """A data set; `len` is its number of groups."""
 
@@ -119,7 +137,8 @@ class FunctionSource:
 
     def read(self, number: int) -> Group:
         stop = min((number + 1) * GROUP_TEXTS, len(self._texts))
-        return _FunctionGroup(self, range(number * GROUP_TEXTS, stop))
+        numbers = range(number * GROUP_TEXTS, stop)
+        return _ParsedGroup(numbers, lambda number: {"text": self.text(number)}, self.location)
 
     def text(self, number: int) -> str:
         """Return one text. Raises BadLineError if it is none."""
@@ -132,21 +151,6 @@ class FunctionSource:
 
     def location(self, number: int) -> str:
         return f"{self._name}[{number}]"
-
-
-@dataclass(frozen=True)
-class _FunctionGroup:
-    source: FunctionSource
-    numbers: range
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def take(self, numbers: Sequence[int]) -> list[Document]:
-        return [{"text": self.source.text(self.numbers[number])} for number in numbers]
-
-    def location(self, number: int) -> str:
-        return self.source.location(self.numbers[number])
 
 
 class _ByteRange(NamedTuple):
@@ -192,7 +196,11 @@ class ByteRangeSource:
             stream.seek(first)
             raw = stream.read(max(0, last - first))
             pieces = _split_documents(raw, first, self._separator) if self._separator else [(0, raw)]
-        return _RangeDocuments(self, file, [piece for piece in pieces if piece[1].strip()])
+        return _ParsedGroup(
+            [piece for piece in pieces if piece[1].strip()],
+            lambda piece: self.parse_document(file, *piece),
+            lambda piece: self.location(file, piece[0]),
+        )
 
     def parse_document(self, file: str, at: int, raw: bytes) -> Document:
         """Parse the document at a byte offset of its file. Raises BadLineError."""
@@ -214,22 +222,6 @@ class ByteRangeSource:
                 line += chunk.count(b"\n")
                 at -= len(chunk)
         return f"{file}:{line}"
-
-
-@dataclass(frozen=True)
-class _RangeDocuments:
-    source: ByteRangeSource
-    file: str
-    documents: list[tuple[int, bytes]]  # offset in the file, and content
-
-    def __len__(self) -> int:
-        return len(self.documents)
-
-    def take(self, numbers: Sequence[int]) -> list[Document]:
-        return [self.source.parse_document(self.file, *self.documents[number]) for number in numbers]
-
-    def location(self, number: int) -> str:
-        return self.source.location(self.file, self.documents[number][0])
 
 
 def _document_start(stream: IO[bytes], at: int, separator: bytes) -> int:
