@@ -127,11 +127,7 @@ class Dataset:
 
     def check_vocab_size(self, model_vocab: int) -> None:
         """Raise RunFileError if the tokenizer has ids beyond the model's vocabulary."""
-        if self.vocab_size > model_vocab:
-            raise RunFileError(
-                f"model.vocab_size: {model_vocab} is too small for data.tokenizer={self._data.tokenizer}, which has "
-                f"{self.vocab_size} ids; set at least {self.vocab_size}, or use the tokenizer of the weights"
-            )
+        loading.check_vocab_size(model_vocab, self.vocab_size, f"data.tokenizer={self._data.tokenizer}")
 
     def token_bytes(self) -> np.ndarray:
         """Return each token's bytes of text, int32 [vocab], for bits per byte; 0 for special tokens."""

@@ -17,7 +17,6 @@ from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.data import questions
 from trainer.data.problem import Draw
-from trainer.data.prompting import PromptEncoder
 from trainer.distributed.batch_sharding import check_accumulation
 from trainer.distributed.preemption import PreemptionNotice
 from trainer.distributed.runtime import shard_batch
@@ -43,6 +42,7 @@ from trainer.step import train_step
 from trainer.step.batch_check import BatchCheck
 from trainer.telemetry import startup_report
 from trainer.telemetry.metrics import MetricsLogger
+from trainer.tokenizer.loading import check_vocab_size
 
 __all__ = ["programs", "run"]
 
@@ -85,7 +85,7 @@ class GrpoTrainer:
         example = self.questions.train(Draw("rollout", 0), 1)[0].row or {}
         for name in (*loop.rewards, loop.accuracy_reward):
             check_columns(name, example)
-        _check_vocab(experiment, prompting)
+        check_vocab_size(experiment.decoder.vocab_size, prompting.vocab_size, "data.tokenizer")
         if checkpoints.latest_step() is None:  # else they are not read again
             store.check_weights(experiment.decoder)
             store.check_weights(grpo_programs.reference_model(experiment))
@@ -245,12 +245,3 @@ def _validated_loop(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
     for name in (*loop.rewards, loop.accuracy_reward):
         resolve(name)
     return loop
-
-
-def _check_vocab(experiment: RunFile, prompting: PromptEncoder) -> None:
-    known, wanted = experiment.decoder.vocab_size, prompting.vocab_size
-    if known < wanted:
-        raise RunFileError(
-            f"model.vocab_size: {known} is too small for data.tokenizer, which has {wanted} ids; set at least "
-            f"{wanted}, or use the tokenizer of the weights"
-        )

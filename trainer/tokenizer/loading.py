@@ -56,6 +56,15 @@ def parse_tokenizer(raw: bytes, whence: str) -> Tokenizer:
         raise RunFileError(f"{whence} is not a tokenizer.json of Hugging Face tokenizers: {error}") from None
 
 
+def check_vocab_size(model_vocab: int, ids: int, key: str) -> None:
+    """Raise RunFileError if the tokenizer that a config key names has ids beyond the model's vocabulary."""
+    if ids > model_vocab:
+        raise RunFileError(
+            f"model.vocab_size: {model_vocab} is too small for {key}, which has {ids} ids; set at least {ids}, or use "
+            "the tokenizer of the weights"
+        )
+
+
 def special_id(tokenizer: Tokenizer, name: str, key: str) -> int:
     """Return the id of a special token, which a config key names. Raises RunFileError if there is none."""
     known = tokenizer.special_tokens
