@@ -206,13 +206,11 @@ class ByteRangeSource:
         """Parse the document at a byte offset of its file. Raises BadLineError."""
         try:
             return self._parse(raw)
-        except ColumnError as error:
-            raise BadLineError(f"{self._column_key}: {self.location(file, at)} {error}") from None
         except LineError as error:
-            raise BadLineError(f"{self._key}: {self.location(file, at)} {error}") from None
+            key, problem = self._column_key if isinstance(error, ColumnError) else self._key, str(error)
         except UnicodeDecodeError as error:
-            message = f"is not UTF-8 ({error.reason} at byte {at + error.start} of the file)"
-            raise BadLineError(f"{self._key}: {self.location(file, at)} {message}") from None
+            key, problem = self._key, f"is not UTF-8 ({error.reason} at byte {at + error.start} of the file)"
+        raise BadLineError(f"{key}: {self.location(file, at)} {problem}")
 
     def location(self, file: str, at: int) -> str:
         """Return the location as `corpus.jsonl:12`: the line that begins at that byte, or contains it."""
