@@ -54,7 +54,7 @@ def _direction(opt: Optimizer, cfg: AnyModel, rule: UpdateRule) -> optax.Gradien
             return optax.set_to_zero()
         case _ if rule.used_rows:
             return optax.scale_by_sign()
-        case Muon() if rule.is_muon:
+        case Muon() if rule.direction == "muon":
             return muon.scale_by_muon(opt, cfg)
         case CustomOptimizer():
             return load_extension("optimizer rule", opt.rule, "optimizer.rule", opt.options)()

@@ -35,10 +35,6 @@ class UpdateRule:
     b2: float = 0.0
     used_rows: bool = False
 
-    @property
-    def is_muon(self) -> bool:
-        return self.direction == "muon"
-
 
 def update_rules(opt: Optimizer, cfg: AnyModel) -> dict[str, UpdateRule]:
     """Return the rule of each weight by path. Raises RunFileError if a required group's pattern matches no weight."""

@@ -29,7 +29,7 @@ def read(name: str, **changes) -> Optimizer:
 @pytest.mark.parametrize("family", ["gpt2", "gemma2_2b", "qwen2_5_0_5b", "nanochat_d16"])
 def test_muon_takes_the_products_of_the_layers(family):
     """Not biases of heads, though these have two axes."""
-    names = {path for path, rule in update_rules(read("muon"), model(family)).items() if rule.is_muon}
+    names = {path for path, rule in update_rules(read("muon"), model(family)).items() if rule.direction == "muon"}
     products = {"query", "key", "value", "output", "up", "down"} | ({"gate"} if family[:2] in ("ge", "qw") else set())
     assert names == {f"layers.{name}" for name in products}
 
@@ -91,7 +91,7 @@ def test_the_first_group_that_matches_counts():
 def test_a_matrix_may_be_taken_from_muon():
     found = update_rules(read("muon", param_groups=[{"match": "layers.key", "algorithm": "adamw"}]), model("gpt2"))
     assert found["layers.key"].direction == "adamw"
-    assert found["layers.query"].is_muon
+    assert found["layers.query"].direction == "muon"
 
 
 def test_decay_follows_the_depth():
