@@ -52,11 +52,10 @@ class RowProblems:
         self._train, self._test = self._load(cfg.path, "data.path"), self._load(cfg.eval_path, "data.eval_path")
         if cfg.validation_path is None:
             self._train, self._validation = _split(self._train, num_validation)
-        elif cfg.validation_path == cfg.eval_path:
-            self._validation = _sample(self._test, num_validation, "loop.eval_prompts", "data.validation_path")
         else:
-            other = self._load(cfg.validation_path, "data.validation_path")
-            self._validation = _sample(other, num_validation, "loop.eval_prompts", "data.validation_path")
+            is_test = cfg.validation_path == cfg.eval_path
+            held_out = self._test if is_test else self._load(cfg.validation_path, "data.validation_path")
+            self._validation = _sample(held_out, num_validation, "loop.eval_prompts", "data.validation_path")
         self._orders: dict[tuple[str, int], EpochOrder] = {}
 
     def train(self, draw: Draw, count: int) -> list[Problem]:
