@@ -16,10 +16,11 @@ from trainer.checkpoint.manager import CheckpointManager
 from trainer.data import batches
 from trainer.distributed import batch_sharding
 from trainer.distributed import mesh as meshes
+from trainer.distributed.batch import Batch, DeviceBatch
 from trainer.distributed.preemption import PreemptionNotice
 from trainer.evaluation.model import TextModel
 from trainer.evaluation.plugins import EvaluationPlugins
-from trainer.loops.updates import Programs, UpdateLoop
+from trainer.loops.updates import UpdateLoop
 from trainer.losses import lm
 from trainer.step import nan_diagnosis, train_step
 from trainer.step.batch_check import BatchCheck, read_by
@@ -48,12 +49,13 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
         with log.phases.measure("restore or init"):  # while the programs compile
             first, state = _restore_or_init(experiment, mesh, checkpoints, (stream, again))
         log.resume(first)
+        check = BatchCheck(experiment.checkpoint, mesh, again.__next__)
+        updates = LmUpdates(experiment, loop, mesh, stream, checkpoints, log, notice, check)
         with log.phases.measure("compile"):
-            compiled = _finish_compilation(compilation, experiment, loop, data, split, state, log)
+            updates.compile(compilation, data, split, state)
         log.phases.enter("updates")
         with jax.transfer_guard("disallow"):  # only explicit device_put and device_get may move data
-            check = BatchCheck(experiment.checkpoint, mesh, again.__next__)
-            UpdateLoop(experiment, loop, stream, checkpoints, log, notice, compiled, check, mesh).run(state, first)
+            updates.run(state, first)
 
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
@@ -100,60 +102,55 @@ def _restore_or_init(
     return 0, train_step.init_state(experiment.decoder, experiment.optimizer, mesh, jax.random.key(experiment.seed))
 
 
-def _finish_compilation(
-    compilation: startup_report.Compilation,
-    experiment: RunFile,
-    loop: LmLoop,
-    data: batches.Dataset,
-    split: batch_sharding.BatchSharding,
-    state: train_step.State,
-    log: MetricsLogger,
-) -> Programs:
-    """Wait for everything that runs between the first and the last update. Nothing is compiled later."""
-    costs: dict[str, float] = {}
-    ready, began, samples = compilation.wait(costs), time.perf_counter(), None
-    if loop.text_samples.interval is not None:
-        samples = TextSampler(loop.text_samples, data, experiment.decoder, split.mesh, experiment.seed)
-        samples.generate(state.params)  # compiles its programs
-    token_bytes = _token_bytes(data, experiment.decoder.vocab_size, split.mesh)
-    held_out = data.validation_batches(loop, split.rows)
-    flops = throughput.model_flops(experiment.decoder, loop.total_batch_tokens, loop.seq_len)
+class LmUpdates(UpdateLoop[LmLoop]):
+    """The updates of a language model."""
 
-    def evaluate(state: train_step.State, step: int, between: Callable[[], None]) -> dict[str, float]:
-        del step
+    def compile(
+        self,
+        compilation: startup_report.Compilation,
+        data: batches.Dataset,
+        split: batch_sharding.BatchSharding,
+        state: train_step.State,
+    ) -> None:
+        """Wait for everything that runs between the first and the last update. Nothing is compiled later."""
+        cfg, loop = self.experiment.decoder, self.loop
+        self.ready, began = compilation.wait(self.costs), time.perf_counter()
+        if loop.text_samples.interval is not None:
+            self.sample_interval = loop.text_samples.interval
+            self.samples = TextSampler(loop.text_samples, data, cfg, self.mesh, self.experiment.seed)
+            self.samples.generate(state.params)  # compiles its programs
+        self.split, self.token_bytes = split, _token_bytes(data, cfg.vocab_size, self.mesh)
+        self.held_out = data.validation_batches(loop, split.rows)
+        self.flops = throughput.model_flops(cfg, loop.total_batch_tokens, loop.seq_len)
+        ends = [] if data.eos_id is None else [data.eos_id]
+        text = (data.tokenizer, data.bos_ids, ends)
+        self.plugins = EvaluationPlugins(loop, self.log, lambda: TextModel(cfg, self.mesh, *text))
+        loss = train_step.without_carry(lm.loss(cfg, loop))
+        self.recompute = nan_diagnosis.build_recompute(loss, cfg, self.mesh, split.accumulation)
+        self.costs["compile_time"] += time.perf_counter() - began
+
+    def place(self, batch: Batch) -> DeviceBatch:
+        return self.split.to_devices(batch)
+
+    def update(self, state: train_step.State, batch: DeviceBatch) -> tuple[train_step.State, dict[str, jax.Array]]:
+        return self.ready["update"](state, batch)
+
+    def evaluate(self, state: train_step.State, step: int, between: Callable[[], None]) -> dict[str, float]:
         parts: list[Any] = []
-        for batch in held_out:
-            evaluated = ready["eval"](train_step.eval_params(state), token_bytes, split.to_devices(batch))
+        for batch in self.held_out:
+            evaluated = self.ready["eval"](train_step.eval_params(state), self.token_bytes, self.place(batch))
             parts.append(jax.device_get(evaluated))
             between()
         totals = jax.tree.map(lambda *values: float(math.fsum(values)), *parts)
         return {f"eval_{name}": total / count if count else math.nan for name, (total, count) in totals.items()}
 
-    def rates(seconds: float) -> dict[str, float]:
-        used = throughput.model_flops_utilization(flops, seconds, experiment.pod)
-        return {"tokens_per_second": loop.total_batch_tokens / seconds} | used
+    def rates(self, seconds: float) -> dict[str, float]:
+        used = throughput.model_flops_utilization(self.flops, seconds, self.experiment.pod)
+        return {"tokens_per_second": self.loop.total_batch_tokens / seconds} | used
 
-    def sample(state: train_step.State, step: int) -> None:
-        assert samples is not None, "an interval is set"
-        log.log_text(step, "samples", "\n\n---\n\n".join(samples.generate(train_step.eval_params(state))))
-
-    ends = [] if data.eos_id is None else [data.eos_id]
-    plugins = EvaluationPlugins(
-        loop, log, lambda: TextModel(experiment.decoder, split.mesh, data.tokenizer, data.bos_ids, ends)
-    )
-    loss = train_step.without_carry(lm.loss(experiment.decoder, loop))
-    compile_seconds = costs["compile_time"] + time.perf_counter() - began
-    return Programs(
-        split.to_devices,
-        ready["update"],
-        evaluate,
-        rates,
-        compile_seconds,
-        nan_diagnosis.build_recompute(loss, experiment.decoder, split.mesh, split.accumulation),
-        plugins,
-        sample if samples else None,
-        loop.text_samples.interval,
-    )
+    def sample(self, state: train_step.State, step: int) -> None:
+        texts = self.samples.generate(train_step.eval_params(state))
+        self.log.log_text(step, "samples", "\n\n---\n\n".join(texts))
 
 
 def _token_bytes(data: batches.Dataset, vocab_size: int, mesh: Mesh) -> jax.Array:

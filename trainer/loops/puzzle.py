@@ -21,7 +21,7 @@ from trainer.distributed.preemption import PreemptionNotice
 from trainer.evaluation import puzzles
 from trainer.evaluation.model import PuzzleModel
 from trainer.evaluation.plugins import EvaluationPlugins
-from trainer.loops.updates import Programs, UpdateLoop
+from trainer.loops.updates import UpdateLoop
 from trainer.losses import puzzle
 from trainer.models.weights import Params
 from trainer.puzzles.dataset import EvalBatch, PuzzleDataset
@@ -54,12 +54,13 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
         with log.phases.measure("restore or init"):  # while the programs compile
             first, state = _restore_or_init(experiment, cfg, loop, mesh, checkpoints, stream)
         log.resume(first)
+        check = BatchCheck(experiment.checkpoint, mesh)  # every process has the whole batch
+        updates = PuzzleUpdates(experiment, loop, mesh, stream, checkpoints, log, notice, check)
         with log.phases.measure("compile"):
-            compiled = _Compiled(experiment, cfg, loop, mesh, stream, log, compilation).programs()
+            updates.compile(compilation, cfg)
         log.phases.enter("updates")
         with jax.transfer_guard("disallow"):  # only explicit device_put and device_get may move data
-            check = BatchCheck(experiment.checkpoint, mesh)  # every process has the whole batch
-            UpdateLoop(experiment, loop, stream, checkpoints, log, notice, compiled, check, mesh).run(state, first)
+            updates.run(state, first)
 
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
@@ -146,29 +147,17 @@ def _restore_or_init(
     return 0, state._replace(carry=made())
 
 
-class _Compiled:
-    """The compiled programs of a run, as `UpdateLoop` calls them."""
+class PuzzleUpdates(UpdateLoop[PuzzleLoop]):
+    """The updates of a recursive model."""
 
-    def __init__(
-        self,
-        experiment: RunFile,
-        cfg: Trm,
-        loop: PuzzleLoop,
-        mesh: Mesh,
-        stream: PuzzleStream,
-        log: MetricsLogger,
-        compilation: startup_report.Compilation,
-    ) -> None:
-        self.experiment, self.cfg, self.loop, self.mesh, self.log = experiment, cfg, loop, mesh, log
-        self.stream, self.dataset = stream, stream.dataset
-        self.costs: dict[str, float] = {}
+    stream: PuzzleStream
+
+    def compile(self, compilation: startup_report.Compilation, cfg: Trm) -> None:
+        """Wait for everything that runs between the first and the last update. Nothing is compiled later."""
+        loop, self.cfg, self.dataset = self.loop, cfg, self.stream.dataset
         self.ready = compilation.wait(self.costs)
-
-    def programs(self) -> Programs:
-        costs, loop = self.costs["compile_time"], self.loop
-        own = EvaluationPlugins(loop, self.log, lambda: PuzzleModel(self.cfg, loop, self.mesh, self.dataset))
-        again = nan_diagnosis.build_recompute(puzzle.loss(self.cfg, loop), self.cfg, self.mesh)
-        return Programs(self.place, self.update, self.evaluate, self.rates, costs, again, own)
+        self.plugins = EvaluationPlugins(loop, self.log, lambda: PuzzleModel(cfg, loop, self.mesh, self.dataset))
+        self.recompute = nan_diagnosis.build_recompute(puzzle.loss(cfg, loop), cfg, self.mesh)
 
     def place(self, batch: Batch) -> DeviceBatch:
         with jax.transfer_guard("allow"):  # each device gets its rows of what every process has

@@ -5,9 +5,10 @@ previous update. Everything is compiled before the first update.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -29,55 +30,60 @@ from trainer.telemetry import throughput
 from trainer.telemetry.metrics import MetricsLogger
 from trainer.telemetry.stragglers import StragglerWatch
 
+LoopConfig = TypeVar("LoopConfig", LmLoop, PuzzleLoop)
 
-@dataclass(frozen=True)
-class Programs:
-    """What a loop gives to `UpdateLoop`.
+
+class UpdateLoop(ABC, Generic[LoopConfig]):
+    """The updates of one process. A subclass says what an update and an evaluation are.
 
     Attributes:
-        place: puts this process's rows on its devices.
-        update: as from `train_step.build_update`.
-        evaluate: from (state, number of updates, function to call between batches) to metrics.
-        rates: from seconds per update to metrics of speed.
-        compile_seconds: what compiling took.
-        recompute: computes a non-finite update again, to find out who is to blame.
+        costs: seconds to log once, with the first line.
         plugins: the evaluations of `loop.evaluations`.
-        sample: logs samples of the state after a number of updates, every `sample_interval` updates.
+        recompute: computes a non-finite update again, to find out who is to blame.
+        sample_interval: updates between two calls of `sample`, if there are any.
     """
 
-    place: Callable[[Batch], DeviceBatch]
-    update: Callable[[train_step.State, DeviceBatch], tuple[train_step.State, dict[str, jax.Array]]]
-    evaluate: Callable[[train_step.State, int, Callable[[], None]], dict[str, float]]
-    rates: Callable[[float], dict[str, float]]
-    compile_seconds: float
-    recompute: nan_diagnosis.Recompute
     plugins: EvaluationPlugins
-    sample: Callable[[train_step.State, int], None] | None = None
+    recompute: nan_diagnosis.Recompute
     sample_interval: int | None = None
-
-
-class UpdateLoop:
-    """One process's part of a run: its programs, data and outputs."""
 
     def __init__(
         self,
         experiment: RunFile,
-        loop: LmLoop | PuzzleLoop,
+        loop: LoopConfig,
+        mesh: Mesh,
         stream: Stream,
         checkpoints: CheckpointManager,
         log: MetricsLogger,
         notice: PreemptionNotice,
-        programs: Programs,
         batches: BatchCheck,
-        mesh: Mesh,
     ) -> None:
-        self.experiment, self.loop, self.stream, self.batches = experiment, loop, stream, batches
-        self.checkpoints, self.log, self.preemption, self.programs = checkpoints, log, notice, programs
+        self.experiment, self.loop, self.mesh, self.stream, self.batches = experiment, loop, mesh, stream, batches
+        self.checkpoints, self.log, self.preemption = checkpoints, log, notice
         self.stopwatch = throughput.Stopwatch("data_time", "transfer_time", "wait_time")
         self.stragglers = StragglerWatch(mesh)
-        self.costs = {"compile_time": programs.compile_seconds}
+        self.costs: dict[str, float] = {}
         self.first_step = self.last_logged_step = 0
         self.pending: tuple[int, dict[str, jax.Array], Batch] | None = None
+
+    @abstractmethod
+    def place(self, batch: Batch) -> DeviceBatch:
+        """Put this process's rows on its devices."""
+
+    @abstractmethod
+    def update(self, state: train_step.State, batch: DeviceBatch) -> tuple[train_step.State, dict[str, jax.Array]]:
+        """Run an update, as from `train_step.build_update`."""
+
+    @abstractmethod
+    def evaluate(self, state: train_step.State, step: int, between: Callable[[], None]) -> dict[str, float]:
+        """Return metrics of the weights after `step` updates. between: called between batches."""
+
+    @abstractmethod
+    def rates(self, seconds: float) -> dict[str, float]:
+        """Return metrics of speed. seconds: of an update."""
+
+    def sample(self, state: train_step.State, step: int) -> None:
+        """Log samples of the state after `step` updates."""
 
     def run(self, state: train_step.State, first: int) -> None:
         """Run all updates after the `first` ones, then finish the run."""
@@ -96,8 +102,8 @@ class UpdateLoop:
             with self.stopwatch.measure("data_time"):
                 batch = next(self.stream)
             with self.stopwatch.measure("transfer_time"):
-                placed = jax.block_until_ready(self.programs.place(batch))
-            state, metrics = self.programs.update(state, placed)
+                placed = jax.block_until_ready(self.place(batch))
+            state, metrics = self.update(state, placed)
             self.batches.count(batch)
             self._flush(state)
             self.pending = (step + 1, metrics, batch)
@@ -121,8 +127,7 @@ class UpdateLoop:
         return done == self.loop.steps or self.checkpoints.should_save(done, evaluates)
 
     def _should_sample(self, done: int) -> bool:
-        every = self.programs.sample_interval
-        return every is not None and done % every == 0
+        return self.sample_interval is not None and done % self.sample_interval == 0
 
     def _after_checkpoint(self, step: int, state: train_step.State) -> None:
         """Run the evaluation, samples and checks due after a checkpoint, also on resuming there.
@@ -131,13 +136,13 @@ class UpdateLoop:
         """
         self.batches.compare_if_due(step)
         evaluates = step and step % self.loop.eval_interval == 0
-        samples = self.programs.sample if step and self._should_sample(step) else None
+        samples = step and self._should_sample(step)
         if evaluates or samples:
             self.checkpoints.verify_at_rest(step, state)
         if evaluates:
             self._evaluate(step, state)
         if samples:
-            samples(state, step)
+            self.sample(state, step)
         if evaluates or samples:
             self.checkpoints.verify_at_rest(step, state)
         else:
@@ -165,7 +170,7 @@ class UpdateLoop:
         times = self.stopwatch.lap(step - self.last_logged_step)
         self.last_logged_step = step
         seconds = times["step_time"]
-        rates = self.programs.rates(seconds) | throughput.device_memory()
+        rates = self.rates(seconds) | throughput.device_memory()
         with self.stopwatch.measure("wait_time"):  # of the next line: it waits for the other workers
             rates |= self.stragglers.compare(seconds, times["wait_time"])
         self.log.log(step, "train", **values, **times, **rates, **self.costs, steps_total=self.loop.steps)
@@ -181,7 +186,7 @@ class UpdateLoop:
         """Raise CorruptionError if hardware made update `step` non-finite, which has changed nothing."""
         self.checkpoints.verify(step, state)
         self.batches.compare(step)
-        judge(self.programs.recompute(state, self.programs.place(batch)), step, repeated)
+        judge(self.recompute(state, self.place(batch)), step, repeated)
 
     def _evaluate(self, step: int, state: train_step.State) -> dict[str, float]:
         began = time.perf_counter()
@@ -190,7 +195,7 @@ class UpdateLoop:
             self._save_if_preempted(step, state)
 
         with self.log.phases.measure("evaluations"):
-            results = self.programs.evaluate(state, step, between)
+            results = self.evaluate(state, step, between)
             self.log.log(step, "eval", **results, eval_time=time.perf_counter() - began)
             self.checkpoints.record_score(step, **results)
-            return results | self.programs.plugins.run(step, step, train_step.eval_params(state), between)
+            return results | self.plugins.run(step, step, train_step.eval_params(state), between)

@@ -158,8 +158,8 @@ def test_evaluations_take_the_average_and_the_last_one_also_the_weights(monkeypa
         return {"exact": np.ones((2, 3), bool), "halt": np.ones((2, 3)), "cells": halves, "nats": halves}, halves, []
 
     for name, stub in (("__init__", lambda self: None), ("solve", solve), ("_show", lambda *words: None)):
-        monkeypatch.setattr(puzzle._Compiled, name, stub)
-    compiled: Any = puzzle._Compiled()  # pyright: ignore[reportCallIssue]
+        monkeypatch.setattr(puzzle.PuzzleUpdates, name, stub)
+    compiled: Any = puzzle.PuzzleUpdates()  # pyright: ignore[reportCallIssue]
     compiled.loop = make_loop(epochs=None, steps=8, eval_train_puzzles=0)
     compiled.dataset = SimpleNamespace(test_batches=lambda size, count: iter(()))
     state = train_step.State(None, {"net": "weights"}, None, None, {"net": "average"})
