@@ -109,7 +109,7 @@ def train(experiment: RunFile, folder: Path) -> None:
         write_run_files(experiment)
     cache = CompileCache(folder, experiment.dir, experiment.pod, writes=first) if experiment.compile_cache else None
     log = MetricsLogger(
-        folder, experiment.dir, writes=first, there=wandb.start_run(experiment, folder) if first else None
+        folder, experiment.dir, writes=first, wandb=wandb.start_run(experiment, folder) if first else None
     )
     log.phases.listen()
     log.phases.enter("prepare")

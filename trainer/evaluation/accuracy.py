@@ -66,17 +66,17 @@ class Evaluator:
     def __init__(
         self,
         loop: GrpoLoop,
-        asked: QuestionSet,
+        questions: QuestionSet,
         sampler: Sampler,
-        checks: RewardPool,
+        reward_pool: RewardPool,
         seed: int,
         episodes: Episodes | None = None,
     ) -> None:
         """episodes: plays in the environment, if there is one. Raises RunFileError if there are too few questions."""
-        self._loop, self._sampler, self._reward_pool, self._episodes = loop, sampler, checks, episodes
-        self._prompt_encoder = asked.prompt_encoder
-        self._validation = asked.validation(loop.eval_prompts)
-        self._test = [] if loop.test_samples_per_prompt is None else asked.test(loop.test_prompts)
+        self._loop, self._sampler, self._reward_pool, self._episodes = loop, sampler, reward_pool, episodes
+        self._prompt_encoder = questions.prompt_encoder
+        self._validation = questions.validation(loop.eval_prompts)
+        self._test = [] if loop.test_samples_per_prompt is None else questions.test(loop.test_prompts)
         self._key = jax.random.fold_in(jax.random.key(seed), TEST_KEY_OFFSET)
 
     def greedy(

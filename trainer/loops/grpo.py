@@ -52,11 +52,11 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     loop = _validated_loop(experiment, mesh)
     with (
         PreemptionNotice() as notice,
-        RewardPool(loop.reward_workers, loop.reward_timeout_seconds) as checks,
+        RewardPool(loop.reward_workers, loop.reward_timeout_seconds) as reward_pool,
         CheckpointManager(experiment.dir, experiment.checkpoint, ("eval_accuracy",), log) as checkpoints,
         EnvironmentPool(loop.environment) if loop.environment.name else nullcontext() as environments,
     ):
-        trainer = GrpoTrainer(experiment, loop, mesh, log, checks, checkpoints, notice, environments)
+        trainer = GrpoTrainer(experiment, loop, mesh, log, reward_pool, checkpoints, notice, environments)
         with trainer.remote or nullcontext():
             trainer.run()
 
@@ -70,7 +70,7 @@ class GrpoTrainer:
         loop: GrpoLoop,
         mesh: Mesh,
         log: MetricsLogger,
-        checks: RewardPool,
+        reward_pool: RewardPool,
         checkpoints: CheckpointManager,
         notice: PreemptionNotice,
         environments: EnvironmentPool | None,
@@ -90,7 +90,7 @@ class GrpoTrainer:
             store.check_weights(experiment.decoder)
             store.check_weights(grpo_programs.reference_model(experiment))
         self.sampler = batching.build_sampler(experiment.decoder, loop, mesh, prompting)
-        evaluation = Evaluator(loop, self.questions, self.sampler, checks, experiment.seed, self.episodes)
+        evaluation = Evaluator(loop, self.questions, self.sampler, reward_pool, experiment.seed, self.episodes)
         batches = BatchCheck(experiment.checkpoint, mesh)  # every process has the whole batch
         self.telemetry = Telemetry(experiment, loop, log, batches, lambda: self.saver.diagnose(self.train_state))
         self.saver = StateSaver(checkpoints, notice, self.telemetry, batches)
@@ -107,7 +107,7 @@ class GrpoTrainer:
         with log.phases.measure("compile"):
             self.programs = grpo_programs.GrpoPrograms(loop, compilation.wait(self.telemetry.costs))
         self.rollouts = RolloutGenerator(
-            *(loop, mesh, experiment.seed, self.questions, self.sampler, self.programs, checks),
+            *(loop, mesh, experiment.seed, self.questions, self.sampler, self.programs, reward_pool),
             *(self.telemetry.stopwatch, self.episodes),
         )
         self.remote = None

@@ -125,17 +125,17 @@ class RolloutGenerator:
         loop: GrpoLoop,
         mesh: Mesh,
         seed: int,
-        asked: QuestionSet,
+        questions: QuestionSet,
         sampler: Sampler,
         programs: GrpoPrograms,
-        checks: RewardPool,
-        watch: Stopwatch,
+        reward_pool: RewardPool,
+        stopwatch: Stopwatch,
         episodes: Episodes | None = None,
     ) -> None:
         """episodes: plays in the environment, if there is one."""
         self._episodes = episodes
-        self._loop, self._mesh, self._seed, self._questions = loop, mesh, seed, asked
-        self._sampler, self._programs, self._reward_pool, self._stopwatch = sampler, programs, checks, watch
+        self._loop, self._mesh, self._seed, self._questions = loop, mesh, seed, questions
+        self._sampler, self._programs, self._reward_pool, self._stopwatch = sampler, programs, reward_pool, stopwatch
         self._key = jax.random.key(seed)
         self._rewards = reward_names(loop)
 

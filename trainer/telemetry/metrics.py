@@ -52,11 +52,11 @@ class MetricsLogger:
         local: Path,
         remote: str,
         writes: bool,
-        there: WandbRun | None = None,
+        wandb: WandbRun | None = None,
         storage: RunStorage | None = None,
     ) -> None:
-        """Open the files. remote: the run's folder, local or gs://; there: the W&B run, if any."""
-        self._writes, self._wandb = writes, there
+        """Open the files. remote: the run's folder, local or gs://; wandb: the W&B run, if any."""
+        self._writes, self._wandb = writes, wandb
         self.storage = storage or RunStorage(remote)
         self.phases = PhaseTimes()
         self.local, self._remote = local, epath.Path(remote)

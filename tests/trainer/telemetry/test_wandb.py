@@ -27,7 +27,7 @@ def experiment(lm_run: dict[str, Any], **settings: Any) -> RunFile:
 
 def life(found: RunFile, folder: Path, first: int, last: int) -> None:
     """The steps after `first` to `last`, of process 0."""
-    log = MetricsLogger(folder, found.dir, writes=True, there=wandb.start_run(found, folder))
+    log = MetricsLogger(folder, found.dir, writes=True, wandb=wandb.start_run(found, folder))
     log.resume(first)
     for step in range(first + 1, last + 1):
         log.log(step, "train", loss=1.0 / step, broken=float("nan"))
@@ -105,7 +105,7 @@ class Broken:
 
 
 def test_trouble_there_is_told_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log = MetricsLogger(tmp_path / "a", str(tmp_path / "bucket"), writes=True, there=WandbRun(Broken()))
+    log = MetricsLogger(tmp_path / "a", str(tmp_path / "bucket"), writes=True, wandb=WandbRun(Broken()))
     with caplog.at_level(logging.WARNING):
         log.log(1, "train", loss=0.5)
         log.summarize(x=1.0)
