@@ -4,6 +4,7 @@ Names and keys as of PEFT 0.18 (https://huggingface.co/docs/peft/developer_guide
 """
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -138,8 +139,8 @@ def _copy_into(params: Params, table: Params, adapter: _Adapter, part: str, arra
         tree, weights = params.setdefault("layers", {}), table["layers"]
     shape = weights[name].shape if adapter.layer is None else weights[name].shape[1:]
     rank = shape[-1] if part == "A" else shape[0]
-    columns = (rank, -1) if part == "A" else (-1, rank)
-    if array.size != np.prod(shape) or array.shape != np.empty(array.size).reshape(columns).shape:
+    others = math.prod(shape) // rank
+    if array.shape != ((rank, others) if part == "A" else (others, rank)):
         raise StoreError(f"{adapter.module}.lora_{part}: the shape {array.shape} does not match the model")
     value = array.astype(np.float32).T.reshape(shape)
     if adapter.layer is None:
