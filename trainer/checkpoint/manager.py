@@ -117,7 +117,7 @@ class CheckpointManager:
         self.catch_up()
         if self._bridge is not None and step in self._bridge.steps:
             return
-        clear = self._bridge is None or self._bridge.can_write(self._is_writing, self._manager.check_for_errors)
+        clear = self._bridge is None or self._bridge.can_write(self._manager)
         if step in self._manager.all_steps():
             if step not in self._retention.broken_steps:
                 return
@@ -156,8 +156,8 @@ class CheckpointManager:
         if self._bridge is None or not self._bridge.suspended:
             return
         if wait:
-            self._bridge.wait(self._is_writing)
-        elif not self._bridge.resume(self._is_writing):
+            self._bridge.wait(self._manager)
+        elif not self._bridge.resume(self._manager):
             return
         self._reopen()
 
@@ -167,9 +167,6 @@ class CheckpointManager:
             logging.warning("a checkpoint was begun before the outage and is incomplete: %s", problem)
         self._manager = self._open()
         self._retention.write()
-
-    def _is_writing(self) -> bool:
-        return self._manager.is_saving_in_progress()
 
     def should_verify(self, step: int) -> bool:
         """Return whether the state is to be compared after `step` updates."""
@@ -301,7 +298,7 @@ class CheckpointManager:
 
     def close(self) -> None:
         """Wait until everything is written, to the bucket. Raises the errors of background writes."""
-        while self._bridge is not None and not self._bridge.can_write(self._is_writing, self._manager.check_for_errors):
+        while self._bridge is not None and not self._bridge.can_write(self._manager):
             self.catch_up(wait=True)
         self._finish()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
+import orbax.checkpoint as ocp
 
 from trainer.checkpoint.local_saves import LocalSaves, NoRoomError, Outputs, replaced_by
 from trainer.checkpoint.storage import RunStorage, first_line, is_outage, outage_of
@@ -67,17 +68,14 @@ class OutageBridge:
             self._suspend("an earlier attempt left checkpoints on the workers' disks")
             self.wait()
 
-    def can_write(self, is_writing: Callable[[], bool], check: Callable[[], None]) -> bool:
+    def can_write(self, writer: ocp.CheckpointManager) -> bool:
         """Return whether the next checkpoint may go to the bucket; if not, the bridge is suspended.
 
-        Args:
-            is_writing: returns whether this process still writes an earlier one. It is waited for while the bucket
-                answers.
-            check: raises the error of an earlier write.
+        While the bucket answers, an earlier checkpoint that the writer still writes is waited for.
         """
         pause = POLL_SECONDS
         while not self.suspended:
-            said = gather_texts(self._write_status(is_writing, check))
+            said = gather_texts(self._write_status(writer))
             if not any(said):
                 return True
             if problem := next((text for text in said if text not in ("", "writing")), ""):
@@ -117,7 +115,7 @@ class OutageBridge:
             self._discard(old)
         return True
 
-    def resume(self, is_writing: Callable[[], bool] = lambda: False) -> bool:
+    def resume(self, writer: ocp.CheckpointManager | None = None) -> bool:
         """Upload the local checkpoints, in order, if every process reaches the bucket; return whether that is done.
 
         Raises:
@@ -125,7 +123,8 @@ class OutageBridge:
             ReplacedError: a later attempt owns the run's folder.
         """
         now = self._clock()
-        ready = now >= self._next_upload and self._storage.answers() and not is_writing()
+        is_writing = writer is not None and writer.is_saving_in_progress()
+        ready = now >= self._next_upload and self._storage.answers() and not is_writing
         said = [json.loads(text) for text in gather_texts(json.dumps([ready, now - self._since]))]
         if all(ready for ready, _ in said):
             problem = self._upload_all()
@@ -138,22 +137,22 @@ class OutageBridge:
             raise OutageError(self._end_message())
         return False
 
-    def wait(self, is_writing: Callable[[], bool] = lambda: False) -> None:
+    def wait(self, writer: ocp.CheckpointManager | None = None) -> None:
         """Resume as soon as possible; nothing is computed meanwhile. Raises like `resume`."""
         reported = self._clock()
-        while self.suspended and not self.resume(is_writing):
+        while self.suspended and not self.resume(writer):
             if self._clock() - reported >= REPORT_SECONDS:
                 reported = self._clock()
                 _warn(f"waiting for {self._storage.folder} ({KEY})")
             time.sleep(POLL_SECONDS)
 
-    def _write_status(self, is_writing: Callable[[], bool], check: Callable[[], None]) -> str:
+    def _write_status(self, writer: ocp.CheckpointManager) -> str:
         """Return "" if this process may write, "writing" while it does, else the problem."""
         if not self._storage.answers():
             return "the bucket does not answer"
-        if is_writing():
+        if writer.is_saving_in_progress():
             return "writing"
-        problem = outage_of(check)
+        problem = outage_of(writer.check_for_errors)
         return problem and f"a checkpoint was not written: {problem}"
 
     def _suspend(self, problem: str) -> None:
