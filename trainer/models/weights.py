@@ -6,6 +6,7 @@ checkpoints and checksums. Each kind of model has a module with its table.
 
 import importlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,16 +77,18 @@ def abstract_params(cfg: AnyModel) -> Params:
 def trained_part(tree: Params, cfg: AnyModel) -> Params:
     """Return the part of a tree like the weights that training changes; the tree itself if that is all of it."""
     table = weight_table(cfg)
-    return tree if all(weight.trained for weight in jax.tree.leaves(table)) else _trained_part(tree, table)
+    is_all = all(weight.trained for weight in jax.tree.leaves(table))
+    return tree if is_all else select(tree, table, lambda weight: weight.trained)
 
 
-def _trained_part(tree: Params, table: Params) -> Params:
+def select(tree: Params, others: Params, wanted: Callable[[Any], bool] = lambda _: True) -> Params:
+    """Return the entries of a tree at the places of `others` whose entry there is wanted."""
     found: Params = {}
-    for name, entry in table.items():
-        if isinstance(entry, dict):
-            found |= {name: below} if (below := _trained_part(tree[name], entry)) else {}
-        elif entry.trained:
-            found[name] = tree[name]
+    for name, entry in others.items():
+        if not isinstance(entry, dict):
+            found |= {name: tree[name]} if wanted(entry) else {}
+        elif below := select(tree[name], entry, wanted):
+            found[name] = below
     return found
 
 

@@ -83,11 +83,6 @@ def read_adapter(folder: epath.Path, cfg: Model) -> Params:
     return params
 
 
-def like(tree: Params, full: Params) -> Params:
-    """Return the entries of a tree of all weights at the places of another tree."""
-    return {name: like(x, full[name]) if isinstance(x, dict) else full[name] for name, x in tree.items()}
-
-
 def _check_config(folder: epath.Path, cfg: Model) -> None:
     assert cfg.lora is not None, "the caller has adapters"
     try:

@@ -17,7 +17,7 @@ from conf.schema.training import run_yaml
 from conf.schema.training.model import AnyModel, read_model_section
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.distributed.checksums import ReplicaChecksums, bit_sum, leaf_path
-from trainer.models.weights import Params, overlay, weight_table
+from trainer.models.weights import Params, overlay, select, weight_table
 from trainer.pretrained.array_database import check_database
 
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -105,7 +105,8 @@ def load_sharded(folder: epath.Path, wanted: Params, cfg: AnyModel) -> Params:
     """
     roots, saved = _saved_weights(folder, cfg)
     stored = jax.tree.map(lambda w, s: jax.ShapeDtypeStruct(w.shape, s.dtype, sharding=w.sharding), wanted, saved)
-    items = {root: _of_root(stored, roots, root) for root in sorted({*jax.tree.leaves(roots)})}
+    names = sorted({*jax.tree.leaves(roots)})
+    items = {name: select(stored, roots, lambda root, name=name: root == name) for name in names}
     with ocp.PyTreeCheckpointer() as checkpointer:
         args = ocp.args.PyTreeRestore(
             items, restore_args=ocp.checkpoint_utils.construct_restore_args(items), partial_restore=True
@@ -118,16 +119,6 @@ def load_sharded(folder: epath.Path, wanted: Params, cfg: AnyModel) -> Params:
             raise StoreError(f"model.weights: {folder}: {name} differs from what was saved; use another checkpoint")
     whole = overlay(read["params"], read["average"]) if len(read) == 2 else next(iter(read.values()))
     return jax.tree.map(lambda x, w: x.astype(w.dtype) if x.dtype != w.dtype else x, whole, wanted)
-
-
-def _of_root(tree: Params, roots: Params, root: str) -> Params:
-    """Return the part of a tree of weights that is saved under a root."""
-    found = {
-        name: _of_root(tree[name], entry, root) if isinstance(entry, dict) else tree[name]
-        for name, entry in roots.items()
-        if isinstance(entry, dict) or entry == root
-    }
-    return {name: value for name, value in found.items() if value != {}}
 
 
 def _saved_weights(folder: epath.Path, cfg: AnyModel) -> tuple[Params, Params]:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from conf.schema.training.model import AnyModel, Model, different_weights, read_model_section
 from trainer.distributed.mesh import with_shardings
 from trainer.models import lora
-from trainer.models.weights import Params, abstract_params, overlay, param_shardings
+from trainer.models.weights import Params, abstract_params, overlay, param_shardings, select
 from trainer.pretrained import hf_families, hf_files, peft_files, run_weights
 from trainer.pretrained.run_weights import StoreError
 
@@ -105,12 +105,10 @@ def load_sharded(folder: epath.Path, cfg: AnyModel, mesh: Mesh) -> Params:
         found, given = read_model(folder), dict[str, Any]()
         if cfg.lora.adapter is not None:
             read = peft_files.read_adapter(epath.Path(cfg.lora.adapter), cfg)
-            places = peft_files.like(read, wanted)
-            given = jax.tree.map(_to_sharded_array, read, places)
+            given = jax.tree.map(_to_sharded_array, read, select(wanted, read))
         if cfg.lora.adapter is not None or (isinstance(found, Model) and found.lora is None):
             bare = cfg.model_copy(update={"lora": found.lora if isinstance(found, Model) else None})
-            stored = peft_files.like(abstract_params(bare), wanted)
-            return overlay(_load(folder, bare, stored), given)
+            return overlay(_load(folder, bare, select(wanted, abstract_params(bare))), given)
     return _load(folder, cfg, wanted)
 
 
