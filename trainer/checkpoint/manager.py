@@ -16,7 +16,7 @@ from conf.schema.training.settings import CheckpointSettings
 from trainer.checkpoint.local_saves import SUCCESS_FILE, LocalSaves, Outputs, gather_problems
 from trainer.checkpoint.outage import OutageBridge, OutageError, ReplacedError
 from trainer.checkpoint.storage import OUTAGE_PATTERN, RunStorage, first_line, is_outage, outage_of
-from trainer.distributed.checksums import CorruptionError, DisagreementError, ReplicaChecksums, leaf_path
+from trainer.distributed.checksums import CorruptionError, DisagreementError, ReplicaChecksums, named_leaves
 from trainer.distributed.preemption import PreemptedError
 from trainer.distributed.runtime import gather_tree
 from trainer.models.weights import Params
@@ -317,7 +317,7 @@ def _classify_error(error: Exception) -> Exception:
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    return {leaf_path(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(tree)}
+    return {name: tuple(leaf.shape) for name, leaf in named_leaves(tree).items()}
 
 
 def _array_handler() -> ocp.PyTreeCheckpointHandler:

@@ -51,7 +51,7 @@ class ReplicaChecksums:
         Raises CorruptionError on all processes if replicas of a shard differ, or if these are the arrays of the last
         call and their memory has changed since.
         """
-        named = {leaf_path(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+        named = named_leaves(tree)
         leaves = list(named.values())
         shardings = tuple(leaf.sharding for leaf in leaves)
         if shardings not in self._programs:
@@ -91,6 +91,11 @@ class ReplicaChecksums:
 def leaf_path(path: Any) -> str:
     """Return a leaf's dotted path, e.g. params.layers.down."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by their dotted paths."""
+    return {leaf_path(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def bit_sum(array: np.ndarray) -> int:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from conf.schema.training.model import AnyModel
 from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
-from trainer.distributed.checksums import leaf_path
+from trainer.distributed.checksums import named_leaves
 
 Params = dict[str, Any]
 """The weights: arrays in the tree of `weight_table`."""
@@ -108,12 +108,12 @@ def param_shardings(cfg: AnyModel, mesh: Mesh) -> Params:
     Raises RunFileError if an axis cannot be split evenly.
     """
     table = weight_table(cfg)
-    for path, weight in jax.tree.leaves_with_path(table):
+    for path, weight in named_leaves(table).items():
         for size, axis in zip(weight.shape, weight.axes, strict=True):
             parts = 1 if axis is None else meshes.num_shards(mesh, axis)
             if axis is not None and size % parts:
                 raise RunFileError(
-                    f"mesh.{meshes.LOGICAL_AXIS_RULES[axis]}: {parts} devices cannot split the {size} {axis} of "
-                    f"{leaf_path(path)} evenly"
+                    f"mesh.{meshes.LOGICAL_AXIS_RULES[axis]}: {parts} devices cannot split the {size} {axis} of {path} "
+                    "evenly"
                 )
     return jax.tree.map(lambda w: meshes.named_sharding(mesh, *w.axes), table)

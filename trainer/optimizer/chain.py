@@ -16,7 +16,7 @@ from jax.tree_util import DictKey
 from conf.schema.training.model import AnyModel
 from conf.schema.training.optimizer import Adafactor, AdamAtan2, Adamw, CustomOptimizer, Lion, Muon, Optimizer
 from trainer.distributed import mesh as meshes
-from trainer.distributed.checksums import leaf_path
+from trainer.distributed.checksums import leaf_path, named_leaves
 from trainer.extension import load_extension
 from trainer.models.weights import weight_table
 from trainer.optimizer import adafactor, muon
@@ -116,8 +116,8 @@ def state_shardings(state: Any, cfg: AnyModel, mesh: Mesh) -> Any:
     """
     shapes = matrix_views(cfg)
     specs = {
-        leaf_path(path): (weight.shape, meshes.partition_spec(*weight.axes))
-        for path, weight in jax.tree.leaves_with_path(weight_table(cfg))
+        path: (weight.shape, meshes.partition_spec(*weight.axes))
+        for path, weight in named_leaves(weight_table(cfg)).items()
     }
 
     def place(path: Any, x: Any) -> NamedSharding:

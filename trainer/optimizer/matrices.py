@@ -3,10 +3,8 @@
 import math
 from dataclasses import dataclass
 
-import jax
-
 from conf.schema.training.model import AnyModel
-from trainer.distributed.checksums import leaf_path
+from trainer.distributed.checksums import named_leaves
 from trainer.models.weights import Weight, weight_table
 
 
@@ -37,8 +35,7 @@ class MatrixView:
 
 def matrix_views(cfg: AnyModel) -> dict[str, MatrixView]:
     """Return each weight's view by its dotted path, with the two axes of heads merged into one."""
-    leaves = jax.tree.leaves_with_path(weight_table(cfg))
-    return {leaf_path(path): _matrix_view(weight) for path, weight in leaves}
+    return {path: _matrix_view(weight) for path, weight in named_leaves(weight_table(cfg)).items()}
 
 
 def _matrix_view(weight: Weight) -> MatrixView:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from conf.schema.training import run_yaml
 from conf.schema.training.model import AnyModel, read_model_section
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from trainer.distributed.checksums import ReplicaChecksums, bit_sum, leaf_path
+from trainer.distributed.checksums import ReplicaChecksums, bit_sum, leaf_path, named_leaves
 from trainer.models.weights import Params, overlay, select, weight_table
 from trainer.pretrained.array_database import check_database
 
@@ -132,8 +132,8 @@ def _saved_weights(folder: epath.Path, cfg: AnyModel) -> tuple[Params, Params]:
     except (ValueError, OSError) as error:
         problem = " ".join(str(error).split())[:300]
         raise StoreError(f"{folder}: the checkpoint is incomplete or damaged: {problem}; use another one") from None
-    kept = {root: _by_name(tree.get(root) or {}) for root in ("params", "average")}
-    saved, wanted = kept["params"] | kept["average"], _by_name(weight_table(cfg))
+    kept = {root: named_leaves(tree.get(root) or {}) for root in ("params", "average")}
+    saved, wanted = kept["params"] | kept["average"], named_leaves(weight_table(cfg))
     for name in sorted(saved.keys() | wanted.keys()):
         shapes = [tuple(tree[name].shape) if name in tree else "absent" for tree in (saved, wanted)]
         if shapes[0] != shapes[1]:
@@ -141,10 +141,6 @@ def _saved_weights(folder: epath.Path, cfg: AnyModel) -> tuple[Params, Params]:
     table = weight_table(cfg)
     roots = jax.tree.map_with_path(lambda path, _: "average" if leaf_path(path) in kept["average"] else "params", table)
     return roots, jax.tree.map_with_path(lambda path, _: saved[leaf_path(path)], table)
-
-
-def _by_name(tree: Any) -> dict[str, Any]:
-    return {leaf_path(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def _checksums(folder: epath.Path) -> dict[str, int]:
