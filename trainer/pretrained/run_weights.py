@@ -118,7 +118,7 @@ def load_sharded(folder: epath.Path, wanted: Params, cfg: AnyModel) -> Params:
         if known.get(name, value) != value:
             raise StoreError(f"model.weights: {folder}: {name} differs from what was saved; use another checkpoint")
     whole = overlay(read["params"], read["average"]) if len(read) == 2 else next(iter(read.values()))
-    return jax.tree.map(lambda x, w: x.astype(w.dtype) if x.dtype != w.dtype else x, whole, wanted)
+    return jax.tree.map(lambda x, w: x.astype(w.dtype), whole, wanted)
 
 
 def _saved_weights(folder: epath.Path, cfg: AnyModel) -> tuple[Params, Params]:

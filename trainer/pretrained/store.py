@@ -124,7 +124,7 @@ def _load(folder: epath.Path, cfg: AnyModel, wanted: Params) -> Params:
     restore: Any = ocp.checkpoint_utils.construct_restore_args(wanted)
     with ocp.PyTreeCheckpointer() as checkpointer:
         placed = checkpointer.restore(_absolute(folder) / WEIGHTS_FOLDER, restore_args=restore)
-    return jax.tree.map(lambda x, w: x.astype(w.dtype) if x.dtype != w.dtype else x, placed, wanted)
+    return jax.tree.map(lambda x, w: x.astype(w.dtype), placed, wanted)
 
 
 def _read_pretrained(folder: epath.Path, cfg: AnyModel) -> Params:
