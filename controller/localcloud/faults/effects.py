@@ -45,15 +45,19 @@ class FaultEffects:
 
     async def _preempt(self, spec: Document) -> None:
         """Take the VMs back; the nodes stay, PREEMPTED, until they are deleted."""
-        uids = await self._give_notice("preempted", spec["notice_seconds"])
+        uids = await self._give_notice("preempted", spec["notice_seconds"], spec["node"])
         await self._nodes.preempt(uids)
         await self._slices.preempt(uids)
 
-    async def _give_notice(self, kind: str, seconds: float | None) -> list[str]:
-        """Announce an event on the metadata servers and wait; return the IDs of the affected nodes."""
-        told = [node["id"] for _, node in self._ready_nodes()]
-        told += [found["id"] for found in self._slices.active() if kind != "preempted" or self._asks_for_notice(found)]
-        uids = list(dict.fromkeys([*told, *(found["id"] for found in self._slices.active())]))
+    async def _give_notice(self, kind: str, seconds: float | None, pod: str | None = None) -> list[str]:
+        """Announce an event on the metadata servers and wait; return the IDs of the affected nodes.
+
+        With `pod`, only the node or slice of that name is affected.
+        """
+        slices = [found for found in self._slices.active() if pod in (None, found["owner"].rpartition("/")[2])]
+        told = [node["id"] for name, node in self._ready_nodes() if pod in (None, name.rpartition("/")[2])]
+        told += [found["id"] for found in slices if kind != "preempted" or self._asks_for_notice(found)]
+        uids = list(dict.fromkeys([*told, *(found["id"] for found in slices)]))
         if seconds is not None:
             for uid in told:
                 self._store.put("notice", uid, {"kind": kind})

@@ -82,9 +82,10 @@ class _NoticedSpec(_OneShotSpec):
 
 
 class PreemptionSpec(_NoticedSpec):
-    """Preemption of all READY nodes."""
+    """Preemption of all READY nodes, or of one."""
 
     kind: Literal["preempted"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    node: str | None = Field(None, min_length=1, description="name of the pod to preempt; null: all")
 
 
 class MaintenanceSpec(_NoticedSpec):

@@ -167,6 +167,15 @@ def test_a_preemption_is_announced_to_the_vms_and_takes_those_nodes_alone(fresh_
     assert fresh_cloud.call_ok("GET", f"{NODES}/pod")["state"] == "READY"
 
 
+def test_one_node_may_be_preempted_and_the_others_stay(fresh_cloud: EmulatedCloud) -> None:
+    fresh_cloud.create_network("net")
+    for name in ("pod", "pod-2"):
+        fresh_cloud.create_node(name, "net")
+    script(fresh_cloud, {"kind": "preempted", "after_seconds": 0, "node": "pod"})
+    wait_for(lambda: fresh_cloud.call_ok("GET", f"{NODES}/pod")["state"] == "PREEMPTED", "it is preempted")
+    assert fresh_cloud.call_ok("GET", f"{NODES}/pod-2")["state"] == "READY"
+
+
 def test_maintenance_is_announced(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.create_network("net")
     node = fresh_cloud.create_node("pod", "net")
