@@ -80,8 +80,9 @@ def up(*overrides: str, yes: bool = False, queue: bool = False, run: str | None 
     Raises:
         SlipwayError: the run failed; each exit code has its own class.
     """
-    from controller.run.drive import drive, open_run
+    from controller.run.drive import open_run
     from controller.run.text_screen import TextScreen
+    from controller.samplers.crew import drive
 
     options = RunOptions(overrides, run_id=run or "", yes=yes, queue=queue)
     with open_run(options) as (opened, context, emulator), TextScreen(opened) as screen:
@@ -97,8 +98,9 @@ def start(*overrides: str, yes: bool = False, run: str | None = None) -> Row:
     Raises:
         SlipwayError: the program could not be started.
     """
-    from controller.run.drive import drive, open_run
+    from controller.run.drive import open_run
     from controller.run.text_screen import TextScreen
+    from controller.samplers.crew import drive
 
     options = RunOptions(overrides, run_id=run or "", yes=yes, detach=True)
     with open_run(options) as (opened, context, emulator), TextScreen(opened) as screen:

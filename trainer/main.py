@@ -1,7 +1,8 @@
 """Start-up: read run.yaml, join the other workers, check, train. Every worker runs this same program.
 
 Exit codes: 0 done; 2 bad run.yaml; 3 wrong devices; 4 workers disagree; 5 hardware has changed
-bits on a worker; 6 no sampler is heard from; 75 preempted, state saved; 1 anything else, with a traceback.
+bits on a worker; 6 no sampler is heard from; 7 a pod of samplers finds no trainer; 75 preempted, state saved; 1
+anything else, with a traceback.
 """
 
 import argparse

@@ -7,6 +7,7 @@ from conf.schema.infra.regions import is_near, subnet_range
 from conf.schema.infra.topology import tpu_type_table, zone_region
 from controller.context import Context
 from controller.core.finding import Issue, check
+from controller.plan.samplers import sampler_config
 from controller.resources.pod.messages import zone_key
 from controller.resources.pod.planes import ask_planes, plane_choices, planes_for
 
@@ -113,13 +114,17 @@ def soft_delete_is_possible(config: Config) -> Iterator[Issue]:
         yield Issue("must be 0 or 7 to 90")
 
 
-@check("type_offered", "error", "tpu.zone", "tpu.fallback_zones", also="warning", live=True)
+@check("type_offered", "error", "tpu.zone", "tpu.fallback_zones", "loop.sampler.tpu", also="warning", live=True)
 def offered_types(config: Config, context: Context) -> Iterator[Issue]:
     """Google's `acceleratorTypes.list`, or `machineTypes.get`, is authoritative for a zone; the table may be out of
     date.
     """
-    if not config.tpu.adopt:
-        yield from ask_planes(config, lambda checks: checks.offered_types(config, context))
+    if config.tpu.adopt:
+        return
+    yield from ask_planes(config, lambda checks: checks.offered_types(config, context))
+    if (sampler := sampler_config(config)) and sampler.tpu.accelerator_type != config.tpu.accelerator_type:
+        for issue in ask_planes(sampler, lambda checks: checks.offered_types(sampler, context)):
+            yield issue._replace(key="loop.sampler.tpu")
 
 
 @check("runtime_offered", "error", "tpu.runtime_version", also=("warning", "note"), live=True)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from conf.schema.config import Config
+from conf.schema.infra.topology import find_topology, tpu_type_table
 from conf.schema.training.data import CustomDocuments, JsonlData, ParquetData, PuzzleData, TextData
 from conf.schema.training.loop import CustomLoop, GrpoLoop, LmLoop, PuzzleLoop, UnevenError
 from conf.schema.training.prompts import CustomQuestions, QuestionData
@@ -11,7 +12,10 @@ from conf.schema.training.schedule import DecaySchedule, PiecewiseSchedule, Warm
 from conf.schema.training.trm import Trm
 from controller.core.finding import Issue, check
 from controller.core.text import plural
+from controller.plan.samplers import sampler_configs
 
+MAX_NAME = 63
+"""Longest name of a Google resource."""
 LIBTPU_BOUNDS = {"TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS"}
 STREAMED = TextData | JsonlData | ParquetData | CustomDocuments
 
@@ -183,15 +187,61 @@ def samplers_leave_trainers(config: Config) -> Iterator[Issue]:
         )
 
 
+@check("sampler_pods", "error", "loop.sampler.pods", "loop.sampler.tpu")
+def sampler_pods_can_be_rented(config: Config) -> Iterator[Issue]:
+    """Samplers on further slices reach the trainer through the subnet of its region, and `up` on this machine drives
+    them. Each VM samples by itself, so a slice of several VMs would only be harder to get.
+    """
+    if config.program.kind != "trainer" or not isinstance(config.loop, GrpoLoop) or not config.loop.sampler.pods:
+        return
+    if config.cloud.kind == "here":
+        yield Issue("cloud=here has no pods to rent; use 0")
+        return
+    if config.tpu.adopt:
+        yield Issue("samplers need the network that Slipway makes, which tpu.adopt=true leaves out; use 0")
+    if config.recovery.driver == "bastion":
+        yield Issue("a bastion does not drive pods of samplers; use recovery.driver=laptop, or 0")
+    if config.tpu.data_disk_gb is not None:
+        yield Issue("they have no data disk, so what is on the pod's would be missing there; use 0, or no disk")
+    if len(config.regions) > 1:
+        yield Issue(
+            f"samplers reach the trainer within its region only, and tpu.fallback_zones adds {config.regions[1]}; use "
+            "zones of one region, or 0"
+        )
+    yield from _slice_issues(config)
+
+
+def _slice_issues(config: Config) -> Iterator[Issue]:
+    """Yield what is wrong with the slices themselves."""
+    sampler = sampler_configs(config)[-1]
+    topology, kind = sampler.topology, sampler.tpu.accelerator_type
+    if topology.workers > 1:
+        own = [name for name in tpu_type_table()["types"] if find_topology(name).generation == topology.generation]
+        single = [name for name in own if find_topology(name).workers == 1]
+        yield Issue(
+            f"{kind} has {topology.workers} workers, and a pod of samplers has one; set loop.sampler.tpu to a slice of "
+            f"one worker{f', such as {single[-1]}' if single else ''}, and loop.sampler.pods to how many",
+            "loop.sampler.tpu",
+        )
+    for zone in config.tpu.all_zones if topology.zones else ():
+        if zone not in topology.zones:
+            zones = ", ".join(topology.zones)
+            yield Issue(f"{zone} has no {topology.generation}; zones that have it: {zones}", "loop.sampler.tpu")
+    if len(sampler.pod_name) > MAX_NAME:
+        yield Issue(f"the name {sampler.pod_name} is longer than {MAX_NAME} characters; shorten tpu.name")
+
+
 @check("stale_samples", "warning", "loop.rollout_correction")
 def stale_samples_are_corrected(config: Config) -> Iterator[Issue]:
     """Samples of older policies bias the gradient unless the ratio to the sampler is in the loss."""
     loop = config.loop
-    if not isinstance(loop, GrpoLoop) or not _sampler_workers(config) or loop.old_logprobs == "sampler":
+    if not isinstance(loop, GrpoLoop) or config.program.kind != "trainer" or not loop.sampler.is_remote:
+        return
+    if loop.old_logprobs == "sampler":
         return
     if loop.rollout_correction.rollout_is is None and loop.rollout_correction.rollout_rs is None:
         yield Issue(
-            "nothing corrects for the age of the samples that loop.sampler.workers draw; set rollout_is=token, or "
+            "nothing corrects for the age of the samples that other workers draw; set rollout_is=token, or "
             "loop.old_logprobs=sampler"
         )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from controller.agent.protocol import OBSERVE
 from controller.cleanup.dependents import dependents, resources_in_other_regions
@@ -12,6 +13,7 @@ from controller.gcp.names import is_labelled
 from controller.lease.lease import Lease, pod_lease
 from controller.plan.build import Plan
 from controller.plan.preview import ResourcePreview, preview_resources
+from controller.plan.samplers import sampler_plans
 from controller.reconcile.reconciler import destroy
 from controller.reconcile.resource import Absent, Pending, Resource, Unknown
 from controller.records.ledger import Ledger
@@ -24,6 +26,7 @@ from controller.resources.pod.slices import hidden_place
 from controller.resources.uploads.nearby import NearbyAsset
 from controller.resources.workers.base import active_runs
 from controller.run.session import Session
+from controller.samplers.ending import end_pods
 from controller.ssh.fleet import failures
 
 
@@ -50,6 +53,8 @@ class Teardown:
     def execute(self, listener: Callable[[Event], None]) -> None:
         """Delete what is to be deleted, dependents first; `listener` receives the progress."""
         context, node = self.session.context, self.session.plan.node
+        # first, or their controller would take this for a preemption
+        self.notes.extend(end_pods(self.session.plan, context, "deleted by down", only_own=False))
         lease = pod_lease(self.session.plan, context)
         with lease.released_on_exit():
             context.events.add_listener(listener)
@@ -116,12 +121,13 @@ def _observe(session: Session, everything: bool, notes: list[str]) -> list[Resou
 
 
 def _of_pod(plan: Plan) -> list[Resource]:
-    """Return the node, its data disk, which is deleted after it, and the VMs that serve the pod."""
+    """Return the node, its data disk, which is deleted after it, the VMs that serve the pod, and pods of samplers."""
     node, bastions = plan.node, [r for r in plan.resources if isinstance(r, Bastion)]
-    fetchers = [r.machine for r in plan.resources if isinstance(r, NearbyAsset)]
+    others = [*bastions, *(r.machine for r in plan.resources if isinstance(r, NearbyAsset))]
+    others += [one.node for one in sampler_plans(plan, Path.cwd())]
     if (disk := node.disk) is None:
-        return [node, *bastions, *fetchers]
-    return [replace(node, depends_on=(*node.depends_on, disk.id)), disk, *bastions, *fetchers]
+        return [node, *others]
+    return [replace(node, depends_on=(*node.depends_on, disk.id)), disk, *others]
 
 
 def _observe_each(session: Session, wanted: Sequence[Resource]) -> list[ResourcePreview]:

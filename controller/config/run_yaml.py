@@ -20,7 +20,6 @@ def render(config: Config, run_id: str, bucket: str, prefixes: Mapping[str, str]
 
     `prefixes` maps each asset to its copy in the bucket; `assets://NAME/FILE` is rewritten to it.
     """
-    topology = config.topology
     plain = config.model_dump(mode="json")
     content: dict[str, Any] = {
         "format": FORMAT,
@@ -29,18 +28,24 @@ def render(config: Config, run_id: str, bucket: str, prefixes: Mapping[str, str]
         "seed": config.run.seed,
         "dir": run_url(config, bucket, run_id),
         "compile_cache": config.run.compile_cache,
-        "pod": {
-            "accelerator_type": topology.accelerator_type,
-            "workers": topology.workers,
-            "devices": topology.devices,
-            "backend": backend(config),
-            "hbm_bytes_per_chip": topology.hbm_bytes_per_chip,
-            "bf16_flops_per_chip": topology.bf16_flops_per_chip,
-        },
+        "pod": pod_facts(config),
     }
     sections = ("model", "data", "loop", "optimizer", "mesh", "checkpoint", "logging")
     content |= {name: _resolve(plain[name], bucket, prefixes, name) for name in sections if plain[name] is not None}
     return yaml.dump(content, Dumper=YamlDumper, sort_keys=False)
+
+
+def pod_facts(config: Config) -> dict[str, Any]:
+    """Return the section `pod`: the hardware that the program is to find."""
+    topology = config.topology
+    return {
+        "accelerator_type": topology.accelerator_type,
+        "workers": topology.workers,
+        "devices": topology.devices,
+        "backend": backend(config),
+        "hbm_bytes_per_chip": topology.hbm_bytes_per_chip,
+        "bf16_flops_per_chip": topology.bf16_flops_per_chip,
+    }
 
 
 def run_url(config: Config, bucket: str, run_id: str) -> str:

@@ -7,6 +7,7 @@ from conf.schema.config import Config
 from conf.schema.infra.permissions import permissions_of_method, permissions_of_role
 from controller.inputs.secrets import Vault
 from controller.plan.project import bucket_name
+from controller.plan.samplers import sampler_config
 from controller.resources.pod.planes import planes_for
 
 ROLES = (
@@ -163,7 +164,8 @@ class Need:
 def uses_of_plan(config: Config) -> Iterator[Use]:
     """Yield the parts of a config's plan and the methods that they call."""
     yield from RUN
-    planes = planes_for(config)
+    planes, sampler = planes_for(config), sampler_config(config)
+    planes = (*planes, *(plane for plane in planes_for(sampler) if plane not in planes)) if sampler else planes
     pods = {"pod" if len(planes) == 1 else f"pod of {plane.title}": plane.methods for plane in planes}
     for part, calls in pods.items():
         yield Use("checks of quota, billing and offer", always=calls.check)

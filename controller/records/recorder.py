@@ -16,6 +16,7 @@ from typing import Any, NotRequired, TypedDict
 
 import yaml
 
+from conf.samplers import POD_VARIABLE
 from controller.agent.protocol import OBSERVE
 from controller.context import Context
 from controller.core.events import Event, jsonl_listener
@@ -26,6 +27,7 @@ from controller.gcp.errors import ConflictError
 from controller.inputs.assets import ResolvedAsset
 from controller.inputs.git_status import collect_git_status as git_record
 from controller.plan.build import Plan
+from controller.plan.samplers import sampler_suffix
 from controller.records import index
 from controller.records.ledger import Ledger, Result, parse_record
 from controller.records.spending import Spending
@@ -281,6 +283,8 @@ def row_from_record(document: RunRecord) -> RunRecord:
     if command and JOB_MODULE in command:
         command, name["overrides"] = split_job(command)
     program = {"program": program_name(command)} if command else {}
+    number = config.get("env", {}).get("vars", {}).get(POD_VARIABLE)  # of samplers, whose run belongs to another
+    program |= {"samples_for": document["run"].removesuffix(sampler_suffix(number))} if number else {}
     return {**row, **name, **program, **pod, "commit": commit, "code": document["code_sha256"]}
 
 

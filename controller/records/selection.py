@@ -47,7 +47,8 @@ def select_runs(
         raise ConfigError(f"{unknown[0]}: no such run; {hint}`slipway runs` lists them, --refresh reads the bucket's")
     name = sweep or (runs[0] if len(runs) == 1 else "runs")
     if not (runs or sweep or where or sort or last):
-        newest = next(reversed(known.values()))
+        own = [row for row in known.values() if not row.get("samples_for")]  # not those of its pods of samplers
+        newest = (own or list(known.values()))[-1]
         name = sweep = str(newest.get("sweep") or "")
         if not sweep:
             name, runs = newest["run"], [newest["run"]]

@@ -64,15 +64,45 @@ def format_hours(hours: float) -> str:
     return f"{hours:.2f} pod hours" if hours >= 0.5 else f"{60 * hours:.1f} pod minutes"
 
 
+class Account:
+    """What a run and its runs of samplers spend together, which is what a budget limits."""
+
+    def __init__(self, pods: int = 1, usd_per_hour: float | None = None) -> None:
+        """pods: that are billed at the same time; usd_per_hour: of all of them, None if unknown."""
+        self.pods, self.usd_per_hour = pods, usd_per_hour
+        self._parts: dict[str, Spending] = {}
+
+    def add(self, run_id: str, spending: "Spending") -> None:
+        """Count a run."""
+        self._parts[run_id] = spending
+
+    def usage(self) -> PodUsage:
+        spent = [part.usage() for part in self._parts.values() if part.lifetimes()]
+        known = [each.usd for each in spent if each.usd is not None]
+        is_known = bool(spent) and len(known) == len(spent)
+        return PodUsage(sum(each.hours for each in spent), sum(known) if is_known else None)
+
+
 class Spending:
     """Cost account of one run. A damaged object ends no run: `problems` names it."""
 
-    def __init__(self, google: GoogleClient, clock: Clock, bucket: str, run_id: str, config: Config) -> None:
+    def __init__(
+        self,
+        google: GoogleClient,
+        clock: Clock,
+        bucket: str,
+        run_id: str,
+        config: Config,
+        account: Account | None = None,
+    ) -> None:
+        """account: what the budget limits; None: this run alone."""
         self._google, self._clock, self._bucket = google, clock, bucket
         self._run_id, self._config = run_id, config
         self._lifetimes: dict[str, PodLifetime] = {}
         self._loaded = False
         self.problems: list[str] = []
+        self.account = account or Account()
+        self.account.add(run_id, self)
 
     @property
     def has_limit(self) -> bool:
@@ -156,7 +186,7 @@ class Spending:
         """Return why the run must end, empty while it is within its budget."""
         if not self.has_limit:
             return ""
-        budget, spent = self._config.budget, self.usage()
+        budget, spent = self._config.budget, self.account.usage()
         if budget.max_hours is not None and spent.hours >= budget.max_hours:
             return f"its pods have run for {spent.hours:.2f} h, and budget.max_hours is {budget.max_hours:g}"
         if budget.max_usd is not None and spent.usd is not None and spent.usd >= budget.max_usd:
@@ -164,13 +194,15 @@ class Spending:
         return ""
 
     def hours_left(self) -> float | None:
-        """Return the hours until the budget is used up; None without a budget."""
+        """Return the hours until the budget is used up, if all pods are billed until then; None without a budget."""
         if not self.has_limit:
             return None
-        budget, spent = self._config.budget, self.usage()
-        left = [] if budget.max_hours is None else [budget.max_hours - spent.hours]
+        budget, spent = self._config.budget, self.account.usage()
+        left = [] if budget.max_hours is None else [(budget.max_hours - spent.hours) / self.account.pods]
         lives = self.lifetimes()
         price = lives[-1].usd_per_hour if lives else self.rate().total
+        if self.account.pods > 1:
+            price = self.account.usd_per_hour
         if budget.max_usd is not None and price:
             left.append((budget.max_usd - (spent.usd or 0.0)) / price)
         return max(0.0, min(left)) if left else None

@@ -28,8 +28,8 @@ from controller.reconcile.reconciler import reconcile
 from controller.records.ledger import Ledger, Result
 from controller.rehearsal.hub import emulated_hub, with_recipe
 from controller.rehearsal.interruption import FAULT_KEY, PREEMPTION, SECONDS_AFTER_OUTPUT, Interruption
-from controller.run.drive import drive
 from controller.run.options import RunOptions
+from controller.samplers.crew import drive
 
 OVERRIDDEN_KEYS = frozenset({"cloud", "cloud.project"})
 """Keys that a rehearsal sets itself."""

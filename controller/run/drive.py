@@ -60,16 +60,18 @@ def drive(
     *,
     sweep: str = "",
     handed_over: dict[str, Any] | None = None,
+    spending: Spending | None = None,
 ) -> Result | None:
     """Drive the run to its end, show its progress and keep its record.
 
-    `sweep` is the id of the sweep that the run belongs to; `handed_over` is the laptop's document on a bastion.
-    Returns None if the run continues without us or was cancelled.
+    `sweep` is the id of the sweep that the run belongs to; `handed_over` is the laptop's document on a bastion;
+    `spending` is its account, if it shares one. Returns None if the run continues without us or was cancelled.
     """
     context.events.add_listener(screen)
     ledger = Ledger(context.google, plan.bucket, plan.run_id)
     recorder = Recorder(plan, context, ledger, options.overrides, sweep, handed_over)
-    driver = RunDriver(options, plan, context, ledger, screen, recorder, emulator, on_bastion=handed_over is not None)
+    on_bastion = handed_over is not None
+    driver = RunDriver(options, plan, context, ledger, screen, recorder, emulator, spending, on_bastion=on_bastion)
 
     def tell(message: str) -> None:
         context.events.note(plan.run_id, message)
@@ -94,7 +96,7 @@ def drive(
         if result is not None:
             driver.outlast(lambda: recorder.finish(result, driver.spending))
             driver.note_damaged_records()
-            screen.show_result(result, cost=str(driver.spending.usage()))
+            screen.show_result(result, cost=str(driver.spending.account.usage()))
     return result
 
 
@@ -103,11 +105,12 @@ class RunDriver:
 
     def __init__(
         self, options: RunOptions, plan: Plan, context: Context, ledger: Ledger, screen: BoardScreen,
-        recorder: Recorder, emulator: Emulator | None = None, *, on_bastion: bool = False,
+        recorder: Recorder, emulator: Emulator | None = None, spending: Spending | None = None, *,
+        on_bastion: bool = False,
     ) -> None:  # fmt: skip
         self.options, self.plan, self.context, self.ledger, self.screen = options, plan, context, ledger, screen
         self.recorder = recorder
-        self.spending = Spending(context.google, context.clock, plan.bucket, plan.run_id, plan.config)
+        self.spending = spending or Spending(context.google, context.clock, plan.bucket, plan.run_id, plan.config)
         self.queue = PodQueue(context.google, context.clock, plan.bucket, plan.node.name)
         driver_kind = "bastion" if on_bastion else "laptop"
         self.run_lease = run_lease(plan, context, driver_kind)
@@ -302,7 +305,7 @@ class RunDriver:
         self.spending.close_billing("over budget")
         results = object_url(self.plan.bucket, self.ledger.prefix)
         raise OverBudgetError(
-            f"{self.plan.run_id} was ended: {why}. Spent: {self.spending.usage()}. Raise the limit and run the "
+            f"{self.plan.run_id} was ended: {why}. Spent: {self.spending.account.usage()}. Raise the limit and run the "
             f"same command to resume from the last checkpoint; results: {results}"
         )
 

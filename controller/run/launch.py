@@ -6,11 +6,13 @@ on the workers. If the controller is killed in between, the next `up` reads the 
 
 from collections.abc import Callable
 
+from conf.samplers import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_token
 from conf.schema.training.loop import GrpoLoop
 from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartRequest, State
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
 from controller.plan.build import Plan
+from controller.plan.samplers import owner_of
 from controller.records.ledger import UNKNOWN_POD, Launch, Ledger
 from controller.resources.pod.node import Node
 from controller.resources.workers.base import active_runs, raise_failures
@@ -87,15 +89,18 @@ def worker_variables(node: Node, worker: int) -> dict[str, str]:
     }
 
 
-def sampler_token(plan: Plan, fleet: Fleet, attempt: int) -> dict[str, str]:
+def sampler_secrets(plan: Plan, fleet: Fleet, attempt: int) -> dict[str, str]:
     """Return the secret by which the trainer and its samplers know each other, if there are any.
 
-    Every controller with this key derives the same one, so that it may complete a start that another one began.
+    The trainer's pod gets that of the attempt. A pod of samplers outlives attempts, so it gets that of the run, from
+    which those of all attempts follow. Every controller with this key derives the same ones, so that it may complete
+    a start that another one began.
     """
-    loop = plan.config.loop
-    if not isinstance(loop, GrpoLoop) or not loop.sampler.workers:
+    loop, is_pod = plan.config.loop, POD_VARIABLE in plan.config.env.vars
+    if not isinstance(loop, GrpoLoop) or not (is_pod or loop.sampler.is_remote):
         return {}
-    return {"SLIPWAY_SAMPLER_TOKEN": fleet.derive_secret(f"samplers of {plan.run_id}, attempt {attempt}")}
+    secret = fleet.derive_secret(f"samplers of {owner_of(plan)}")
+    return {SECRET_VARIABLE: secret} if is_pod else {TOKEN_VARIABLE: attempt_token(secret, attempt)}
 
 
 def _start(plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, attempt: int) -> None:
@@ -115,7 +120,7 @@ def _start(plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, attempt: int) -
             "exit_object": ledger.exit_object(worker, attempt),
             "successor": ledger.launch_object(attempt + 1),
             "fence_seconds": plan.config.recovery.lease_duration_seconds / FENCE_LOOKUPS,
-            "secrets": plan.vault.values() | sampler_token(plan, fleet, attempt),
+            "secrets": plan.vault.values() | sampler_secrets(plan, fleet, attempt),
             "notice": plan.notice,
             "exit_hook": plan.config.program.kind == "command" and plan.config.recovery.exit_on_exception,
         }

@@ -13,13 +13,15 @@ from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding
+from controller.core.text import plural
 from controller.core.ui import BoardScreen
 from controller.gcp.errors import ServiceDisabledError
-from controller.gcp.prices import HourlyPrice, hourly_price, max_cost
+from controller.gcp.prices import HourlyPrice, max_cost
 from controller.inputs.code import unfetched_snapshot
 from controller.inputs.git import UnreachableError
 from controller.plan.build import Plan, build_plan
 from controller.plan.preview import ResourcePreview, preview_resources
+from controller.plan.samplers import dearest_pod, price_of_pods, sampler_plans
 from controller.reconcile.resource import Absent, Unknown
 from controller.records.ledger import Ledger
 from controller.resources.pod.node import Node
@@ -37,8 +39,16 @@ class RunPreview:
     rows: list[ResourcePreview]
     findings: list[Finding]
     price: HourlyPrice
+    """That of all pods of the run."""
     status: str
     """Current activity of the run and the pod, empty if none."""
+    dearest: HourlyPrice | None = None
+    """That of its dearest pod; None if it has one only."""
+
+    @property
+    def limit(self) -> str:
+        """The most that the run can cost."""
+        return max_cost(self.plan.config, self.dearest or self.price)
 
     @property
     def estimate(self) -> RunEstimate | None:
@@ -94,11 +104,13 @@ def _preview_run(options: RunOptions, doing: Callable[[str], object]) -> RunPrev
         findings += [] if no_project else probe_cloud(config, context)
         findings += probe_plan(plan, context)
         findings += _check_faults(config, emulator)
-        rows = preview_resources(plan.resources, context)
-        price = hourly_price(config, context.clock.now())
+        nodes = tuple(one.node for one in sampler_plans(plan, Path.cwd()))
+        rows = preview_resources((*plan.resources, *nodes), context)
+        now = context.clock.now()
+        price, dearest = price_of_pods(config, now), dearest_pod(config, now)
         status = _status(plan, rows, context)
     findings += [finding for row in rows for finding in row.resource.findings(row.observed)]
-    return RunPreview(plan, rows, sort_by_severity(findings), price, status)
+    return RunPreview(plan, rows, sort_by_severity(findings), price, status, dearest)
 
 
 def _check_faults(config: Config, emulator: Emulator | None) -> list[Finding]:
@@ -132,7 +144,7 @@ def _status(plan: Plan, rows: list[ResourcePreview], context: Context) -> str:
 
 
 def confirm_cost(plan: Plan, context: Context, screen: BoardScreen, *, yes: bool) -> None:
-    """Run the live checks and confirm the cost with the user, unless the pod already exists.
+    """Run the live checks and confirm the cost with the user, unless all pods of the run already exist.
 
     A program that is not expected to finish is confirmed in any case.
 
@@ -142,11 +154,8 @@ def confirm_cost(plan: Plan, context: Context, screen: BoardScreen, *, yes: bool
     caution = plan.config.program.caution if context.is_billed and not plan.config.code.stand_in else None
     if caution and not screen.ask(f"{caution}. Start it all the same?", yes):
         raise ConfigError(f"program.caution: {caution}; nothing was created; pass --yes to start it all the same")
-    try:
-        seen = plan.observe_pod(context)
-    except ServiceDisabledError:
-        seen = Absent()
-    if not isinstance(seen, Absent):
+    absent = [one.node for one in (plan, *sampler_plans(plan, Path.cwd())) if _is_absent(one, context)]
+    if not absent:
         return
     findings = sort_by_severity([*probe_cloud(plan.config, context), *probe_plan(plan, context)])
     if errors := [finding for finding in findings if finding.severity == "error"]:
@@ -156,11 +165,21 @@ def confirm_cost(plan: Plan, context: Context, screen: BoardScreen, *, yes: bool
             context.events.note(plan.run_id, f"{finding.severity}: {finding}")
     if not context.is_billed or plan.node.adopt:
         return
-    price = hourly_price(plan.config, context.clock.now())
+    now = context.clock.now()
+    price = price_of_pods(plan.config, now)
     cost = "an unknown price" if price.tpu is None else price
+    more = plural(len(absent) - 1, "more pod")
+    pods = f"{absent[0].title} and {more}" if absent[1:] else absent[0].title
     question = (
-        f"Create {plan.node.title} for {cost}? Estimate of the run: {describe_estimate(plan.config, price)}. "
-        f"Limit: {max_cost(plan.config, price)}."
+        f"Create {pods} for {cost}? Estimate of the run: {describe_estimate(plan.config, price)}. "
+        f"Limit: {max_cost(plan.config, dearest_pod(plan.config, now))}."
     )
     if not screen.ask(question, yes):
         raise ConfigError("nothing was created; pass --yes to skip the prompt")
+
+
+def _is_absent(plan: Plan, context: Context) -> bool:
+    try:
+        return isinstance(plan.observe_pod(context), Absent)
+    except ServiceDisabledError:
+        return True  # without the API there is no pod

@@ -23,6 +23,7 @@ from controller.gcp.prices import hourly_price
 from controller.inputs.code import CodeSnapshot, take_snapshot
 from controller.inputs.references import references
 from controller.plan.build import Plan, build_plan
+from controller.plan.samplers import num_sampler_pods
 from controller.records import index
 from controller.records.ledger import Ledger
 from controller.records.run_weights import with_resolved_weights
@@ -121,6 +122,11 @@ class JobBuilder:
             errors = [f for f in findings if f.severity == "error"]
             if config is None or problems or errors:
                 raise ConfigError([f"{variant.title}: {problem}" for problem in [*problems, *errors]])
+            if num_sampler_pods(config):
+                raise ConfigError(
+                    f"{variant.title}: loop.sampler.pods: a sweep rents no further pods for its runs; use 0, or "
+                    "loop.sampler.workers"
+                )
             try:
                 config = with_resolved_weights(config)
             except ConfigError as error:

@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     only = set(filter(None, options.only.split(",")))
     try:
         experiment = load(options.run)
-        if experiment.sampler_workers:
-            raise RunFileError("loop.sampler.workers: the compiler knows whole slices only; measure with 0")
+        if experiment.sampler_workers or experiment.sampler_pods:
+            raise RunFileError("loop.sampler.workers, pods: the compiler knows whole slices only; measure with 0")
         if options.slices:
             return _compare(experiment, options)
         chosen, verdicts = measure_run(experiment, topologies.slice_mesh(experiment), only)

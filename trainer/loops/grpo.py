@@ -111,7 +111,7 @@ class GrpoTrainer:
             *(self.telemetry.stopwatch, self.episodes),
         )
         self.remote = None
-        if loop.sampler.workers or loop.replay is not None:
+        if loop.sampler.is_remote or loop.replay is not None:
             self.remote = RemoteRollouts(experiment, loop, self.rollouts, self.sampler, log, self.telemetry.stopwatch)
 
     def run(self) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from conf.schema.training.loop import Sampling
+from conf.schema.training.sampling import Sampling
 from conf.schema.training.settings import Mesh
 
 MIN_BUCKET = 128

@@ -3,9 +3,10 @@
 import jax
 from jax.sharding import Mesh
 
-from conf.schema.training.loop import MAX_DECODE_CHUNK, TextSamples
+from conf.schema.training.loop import TextSamples
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
+from conf.schema.training.sampling import MAX_DECODE_CHUNK
 from trainer.data import batches
 from trainer.models.weights import Params
 from trainer.sampler import Sampler, SamplerSettings, StopCriteria

@@ -112,6 +112,13 @@ def _chips_of_machine(accelerator_type: str, chips: int, machine_type: str, mach
     return fits[machine_type]
 
 
+def known_type(spelling: str) -> str:
+    """Return the name of a slice type, from its name or from generation and topology. Raises UnknownTypeError."""
+    name = type_of_shape(spelling) if ":" in spelling else spelling
+    find_topology(name)
+    return name
+
+
 def type_of_shape(spelling: str) -> str:
     """Return the accelerator type of a generation and a topology: `v6e-8` of `v6e:2x4`.
 

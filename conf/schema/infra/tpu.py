@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from conf.schema.base import VOLATILE, Name, Strict, Zone
-from conf.schema.infra.topology import UnknownTypeError, find_topology, type_of_shape
+from conf.schema.infra.topology import UnknownTypeError, find_topology, known_type
 
 Tier = Literal["on_demand", "spot", "preemptible", "reserved", "flex_start"]
 NODE_GENERATIONS = frozenset({"v2", "v3"})
@@ -73,11 +73,9 @@ class Tpu(Strict):
     @classmethod
     def _known_type(cls, value: str) -> str:
         try:
-            value = type_of_shape(value) if ":" in value else value
-            find_topology(value)
+            return known_type(value)
         except UnknownTypeError as error:
             raise ValueError(str(error)) from None
-        return value
 
     @field_validator("capacity")
     @classmethod

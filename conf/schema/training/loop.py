@@ -16,44 +16,7 @@ from conf.schema.training.even import UnevenError, nearest_multiples
 from conf.schema.training.model import Model
 from conf.schema.training.puzzle import PuzzleLoop
 from conf.schema.training.rollout_correction import RolloutCorrection
-from conf.schema.training.settings import Mesh
-
-MAX_DECODE_CHUNK = 64
-"""Maximum tokens per row between two checks by the host, so that it notices a preemption in time."""
-
-
-class Sampling(Strict):
-    """Sampling distribution, and how devices share the work."""
-
-    top_k: int | None = Field(ge=1, description="Sample from this many of the likeliest tokens. null: all.")
-    top_p: float | None = Field(
-        gt=0, le=1, description="Sample from the likeliest tokens with this total probability. null: all."
-    )
-    stop: tuple[str, ...] = Field(description="Texts that end a response, besides the end-of-text token.")
-    slots: int | None = Field(
-        ge=1,
-        le=1_048_576,
-        description="Responses in flight. When one ends, the next takes its slot. null: all responses of a rollout.",
-    )
-    chunk: int = Field(ge=1, le=MAX_DECODE_CHUNK, description="Tokens per response between two checks by the host.")
-    dtype: Literal["float32", "bfloat16"] | None = Field(
-        description="Dtype of the sampler's weights, activations and cache. null: model.activation_dtype."
-    )
-    mesh: Mesh | None = Field(
-        description="Mesh of the same devices, with fsdp=1. null: tensor is set by weight size and head count."
-    )
-    workers: int = Field(
-        ge=0,
-        le=4096,
-        description="Last workers of the pod, which only sample while the others train. 0: all do both, in turns.",
-    )
-
-    @field_validator("mesh", mode="after")
-    @classmethod
-    def _gathers_nothing(cls, value: Mesh | None) -> Mesh | None:
-        if value is not None and value.fsdp != 1:
-            raise ValueError("fsdp must be 1, because it would gather all weights for each token; use tensor")
-        return value
+from conf.schema.training.sampling import Sampling
 
 
 class TextSamples(Strict):
@@ -196,8 +159,8 @@ class GrpoLoop(Strict):
     environment: Environment
     replay: str | None = Field(
         min_length=1,
-        description="Folder of an earlier run with sampler.workers: train on the rollouts of its journal again, which "
-        "gives the same weights. null: sample.",
+        description="Folder of an earlier run with samplers on other workers: train on the rollouts of its journal "
+        "again, which gives the same weights. null: sample.",
     )
     loss_type: Annotated[str, OrReference(GRPO_LOSSES)] = Field(
         description="Loss: whether the ratio is per token or per response, and how the mean is taken. module:name: the "
@@ -330,23 +293,25 @@ class GrpoLoop(Strict):
 
     @model_validator(mode="after")
     def _samplers_can_work(self) -> "GrpoLoop":
-        remote = self.sampler.workers or self.replay is not None
+        remote = self.sampler.is_remote or self.replay is not None
         if remote and self.async_depth == 0:
-            raise ValueError("async_depth: sampler.workers and replay need at least 1, the rollouts sampled ahead")
+            raise ValueError(
+                "async_depth: samplers on other workers and replay need 1 or more, the rollouts drawn ahead"
+            )
         if remote and self.max_resample_rounds:
-            raise ValueError("max_resample_rounds: sampler.workers draw each rollout once; use 0")
+            raise ValueError("max_resample_rounds: samplers on other workers draw each rollout once; use 0")
         if remote and self.loss_type in OFFLINE_LOSSES:
-            raise ValueError(f"sampler.workers, replay: {self.loss_type} samples nothing; use 0 and null")
+            raise ValueError(f"sampler.workers, sampler.pods, replay: {self.loss_type} samples nothing; use 0 and null")
         if remote and self.environment.name is not None:
-            raise ValueError("environment.name: sampler.workers and replay draw single responses; use null")
-        if self.sampler.workers and self.replay is not None:
-            raise ValueError("replay: nothing is sampled; use sampler.workers=0 and as many workers as trained")
+            raise ValueError("environment.name: samplers on other workers and replay draw single responses; use null")
+        if self.sampler.is_remote and self.replay is not None:
+            raise ValueError("replay: nothing is sampled; use sampler.workers=0, pods=0 and as many workers as trained")
         return self
 
     @property
     def prompts_per_task(self) -> int:
-        """Prompts that one of `sampler.workers` draws at a time: its share of a rollout, or what fits its slots."""
-        share = -(-self.prompts_per_step * self.updates_per_rollout // max(1, self.sampler.workers))
+        """Prompts that a sampler on another worker draws at a time: its share of a rollout, or what fits its slots."""
+        share = -(-self.prompts_per_step * self.updates_per_rollout // max(1, self.sampler.workers + self.sampler.pods))
         return share if self.sampler.slots is None else min(share, -(-self.sampler.slots // self.group_size))
 
     @property

@@ -60,6 +60,11 @@ class RunFile(Strict):
         """How many of the last workers only sample."""
         return self.loop.sampler.workers if isinstance(self.loop, GrpoLoop) else 0
 
+    @property
+    def sampler_pods(self) -> int:
+        """How many further pods only sample."""
+        return self.loop.sampler.pods if isinstance(self.loop, GrpoLoop) else 0
+
     def on_workers(self, count: int) -> "RunFile":
         """Return the run as `count` of the pod's workers see it, which join each other and nobody else."""
         pod = self.pod

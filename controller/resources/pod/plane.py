@@ -91,8 +91,11 @@ class PlaneChecks(Protocol):
         """Yield that the caller may not list pods; without that permission nobody can create one."""
         ...
 
-    def quota(self, config: Config, context: Context) -> Iterator[Issue]:
-        """Yield the pools of quota that a request draws on: an error if no place has enough, a note if one has."""
+    def quota(self, config: Config, context: Context, chips: int | None = None) -> Iterator[Issue]:
+        """Yield the pools of quota that a request draws on: an error if no place has enough, a note if one has.
+
+        chips: that are needed at the same time, if the run has more slices; None: those of the slice.
+        """
         ...
 
 

@@ -14,6 +14,7 @@ from controller.config.compose import compose
 GCP = ["cloud.project=acme", "program=command", "program.command=[python,train.py]"]
 GRPO = ["+experiment=quickstart", "cloud=gcp", "cloud.project=acme", "tpu.capacity=on_demand"]
 LM = ["program=trainer", "data=jsonl", "data.path=x", "model=tiny", "loop=lm", "optimizer=adamw", "cloud.project=acme"]
+SAMPLER_POD = ["loop.async_depth=2", "loop.sampler.pods=1", "loop.sampler.tpu=v5litepod-1"]
 TRC = "cloud.trc={zones: [us-central2-b], free_until: 2026-12-31}"
 
 
@@ -38,14 +39,14 @@ def test_what_is_right_is_not_commented_on() -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["loop.sampler.workers=1"], "async_depth: sampler.workers and replay need at least 1"),
+        (["loop.sampler.workers=1"], "async_depth: samplers on other workers and replay need 1 or more"),
         (
             ["loop.sampler.workers=1", "loop.async_depth=1", "loop.replay=x"],
-            "replay: nothing is sampled; use sampler.workers=0",
+            "replay: nothing is sampled; use sampler.workers=0, pods=0",
         ),
         (
             ["loop.sampler.workers=1", "loop.async_depth=1", "loop=dapo", "loop.max_resample_rounds=1"],
-            "max_resample_rounds: sampler.workers draw each rollout once; use 0",
+            "max_resample_rounds: samplers on other workers draw each rollout once; use 0",
         ),
         (["loop.async_depth=9"], "less than or equal to 8"),
     ],
@@ -146,6 +147,42 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
         (
             [*GRPO, "loop.async_depth=2", "loop.sampler.workers=2", "mesh.data=16"],
             "mesh: error mesh: 16 x 1 x 1 does not match the 8 devices of v5litepod-16 that train; choose sizes whose",
+        ),
+        (
+            [*GRPO, "loop.async_depth=2", "loop.sampler.pods=1"],
+            "sampler_pods: error loop.sampler.tpu: v5litepod-16 has 4 workers, and a pod of samplers has one; set ",
+        ),
+        (
+            [*GRPO, *SAMPLER_POD, "recovery.driver=bastion"],
+            "sampler_pods: error loop.sampler.pods: a bastion does not drive pods of samplers; use recovery.driver=la",
+        ),
+        (
+            [*GRPO, *SAMPLER_POD, "tpu.adopt=true", "tpu.name=mine"],
+            "sampler_pods: error loop.sampler.pods: samplers need the network that Slipway makes, which tpu.adopt",
+        ),
+        (
+            [*GRPO, *SAMPLER_POD, "tpu=v5litepod_8", "tpu.data_disk_gb=100"],
+            "sampler_pods: error loop.sampler.pods: they have no data disk",
+        ),
+        (
+            [*GRPO, *SAMPLER_POD, "tpu.fallback_zones=[us-west4-a]"],
+            "sampler_pods: error loop.sampler.pods: samplers reach the trainer within its region only, and tpu.fallba",
+        ),
+        (
+            [*GRPO, *SAMPLER_POD, "loop.sampler.tpu=v4-8"],
+            "sampler_pods: error loop.sampler.tpu: us-central1-a has no v4; zones that have it: us-central2-b",
+        ),
+        (
+            [*GRPO, *SAMPLER_POD, f"tpu.name={'p' * 60}"],
+            f"sampler_pods: error loop.sampler.pods: the name {'p' * 60}-sampler-1 is longer than 63 characters",
+        ),
+        (
+            [*GRPO, *SAMPLER_POD, "cloud=here"],
+            "sampler_pods: error loop.sampler.pods: cloud=here has no pods to rent; use 0",
+        ),
+        (
+            [*GRPO, *SAMPLER_POD],
+            "stale_samples: warning loop.rollout_correction: nothing corrects for the age of the samples",
         ),
         (
             [*GRPO, "loop.async_depth=2", "loop.sampler.workers=2"],

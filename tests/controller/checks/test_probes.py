@@ -82,6 +82,29 @@ def test_small_v5e_slices_draw_on_the_serving_quota() -> None:
     assert words(both_quotas(0, 64))[0].startswith("quota: error tpu.zone: no v5litepod-16 on_demand")
 
 
+SAMPLERS = ("+experiment=quickstart", "cloud=gcp", "loop.async_depth=1", "loop.sampler.pods=3")
+
+
+def test_quotas_are_for_all_slices_of_a_run() -> None:
+    grpo = [*SAMPLERS, "program=trainer", "program.command=[]", "tpu=v5litepod_8", "tpu.zone=us-central1-a"]
+    assert words(both_quotas(32, 32), *grpo) == []
+    [error] = words(both_quotas(31, 31), *grpo)
+    said = "quota: error loop.sampler.pods: with the pods of samplers: no v5litepod-8 on_demand quota in us-central1-a"
+    assert error.startswith(f"{said}: the limit is 31, and 32 are needed")
+    small = [*grpo, "loop.sampler.tpu=v5litepod-1"]
+    assert words(both_quotas(11, 11), *small) == []
+    assert words(both_quotas(10, 10), *small)[0].startswith("quota: error loop.sampler.pods: with the pods of samplers")
+    [error] = words(compute_quotas(INSTANCES=3), *grpo)
+    assert "v5litepod-8 with 3 pods of v5litepod-8 needs 4 of Compute quota INSTANCES" in error
+
+
+def test_the_type_of_samplers_must_be_offered_too() -> None:
+    grpo = [*SAMPLERS, "program=trainer", "program.command=[]", "tpu=v5litepod_8", "loop.sampler.tpu=v5litepod-1"]
+    listed = {"projects.locations.acceleratorTypes.list": {"acceleratorTypes": [{"name": "projects/p/x/v5litepod-8"}]}}
+    found = words(listed, *grpo)
+    assert any(line.startswith("type_offered: error loop.sampler.tpu: ") for line in found), found
+
+
 def compute_quotas(**limits: int) -> dict[str, Any]:
     return {
         "regions.get": {"quotas": [{"metric": metric, "limit": float(n), "usage": 0.0} for metric, n in limits.items()]}

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from conf.formats import FORMAT, format_problem
+from conf.samplers import POD_VARIABLE
 from controller.agent import formats as agent_formats
 from controller.alerts.alert import Alert, AlertRecord
 from controller.config.compose import compose
@@ -98,6 +99,10 @@ def test_the_record_and_its_row(tmp_path: Path) -> None:
     known = recorder.load_record(tmp_path, run)
     assert known == checked(record, "record.json")
     assert recorder.row_from_record(known).items() <= row.items()
+    variables = record["config"].get("env", {}).get("vars", {}) | {POD_VARIABLE: "2"}
+    config = record["config"] | {"env": {"vars": variables}}
+    beside = recorder.row_from_record({**known, "run": f"{run}-sampler-2", "config": config})
+    assert beside["samples_for"] == run
     index.append_rows(tmp_path, [checked(row, "row")])
     assert json.loads(index.index_file(tmp_path).read_text()) == row
     assert index.load_rows(tmp_path) == [checked(row, "row")]

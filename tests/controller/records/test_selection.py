@@ -30,6 +30,14 @@ def test_by_id_by_name_and_the_newest() -> None:
     assert names(where=["name=q"], last=2) == ("runs", ["q-2", "q-3"])
 
 
+def test_the_newest_run_is_none_of_samplers() -> None:
+    samplers = {"run": "q-4-sampler-1", "sweep": "", "name": "q", "overrides": [], "samples_for": "q-4"}
+    trainer = {"run": "q-4", "sweep": "", "name": "q", "overrides": []}
+    assert select_runs([*ROWS, trainer, samplers])[0] == "q-4"
+    assert select_runs([samplers])[0] == "q-4-sampler-1"
+    assert select_runs([*ROWS, trainer, samplers], ["q-4-sampler-1"])[0] == "q-4-sampler-1"
+
+
 def test_a_sweep_has_runs_that_an_earlier_one_made() -> None:
     boards = {"q-dddd": ["q-1", "q-3", "q-9"]}
     assert names(sweep="q-dddd", boards=boards) == ("q-dddd", ["q-1", "q-3"])

@@ -14,7 +14,7 @@ import pytest
 from controller.context import SurplusSlice
 from controller.core.clock import Clock
 from controller.gcp.folder_store import FolderClient
-from controller.records.spending import PodLifetime, Spending, close_billing
+from controller.records.spending import Account, PodLifetime, Spending, close_billing
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name
 from controller.run.options import RunOptions
 
@@ -88,3 +88,33 @@ def test_a_pod_whose_claim_is_damaged_can_be_deleted_all_the_same(tmp_path: Path
     [message] = said
     assert message.startswith(f"warning: {claim} is damaged: ")
     assert message.endswith("; the end of the pod's time is not on record")
+
+
+def test_a_budget_limits_all_pods_of_a_run_together(pods: Path, tmp_path: Path) -> None:
+    own = spending(tmp_path)
+    now = own._clock.now()
+    (others := tmp_path / "runs/r-1-sampler-1/pods").mkdir(parents=True)
+    beside = PodLifetime("uid-3", "pod-sampler-1", "v6e-1", "us-east5-b", "spot", 4.0, now - 3600, now, "finished")
+    (others / f"{beside.key}.json").write_text(json.dumps(beside.to_json()))
+    account = Account(pods=2, usd_per_hour=7.0)
+    parts = [
+        Spending(FolderClient(Clock()), Clock(), str(tmp_path), run, own._config, account)
+        for run in ("r-1", "r-1-sampler-1", "r-1-sampler-2")
+    ]
+    assert (parts[0].usage().hours, parts[1].usage().hours) == (1.0, 1.0)
+    assert (account.usage().hours, account.usage().usd) == (2.0, 2.0 + 4.0)
+    assert all(part.hours_left() == pytest.approx(0.25) for part in parts), "two pods share what is left of 2.5 hours"
+    assert own.hours_left() == pytest.approx(1.5)
+    assert parts[0].budget_exceeded() == ""
+    node: Any = SimpleNamespace(name="pod-sampler-2", status=SimpleNamespace(uid="uid-4"))
+    node.status.billed_since, node.status.spec = now - 3600, SimpleNamespace(accelerator_type="v6e-1")
+    node.place = SimpleNamespace(zone="us-east5-b", capacity="spot")
+    parts[2].open_billing(node)
+    assert all("have run for 3.00 h" in part.budget_exceeded() for part in parts)
+
+
+def test_a_budget_in_dollars_lasts_as_long_as_all_pods_are_billed(pods: Path, tmp_path: Path) -> None:
+    words = ("+experiment=quickstart", "cloud=local", "budget.usd_per_hour=3", "budget.max_usd=16")
+    config, account = RunOptions(words).config()[0], Account(pods=2, usd_per_hour=7.0)
+    own = Spending(FolderClient(Clock()), Clock(), str(tmp_path), "r-1", config, account)
+    assert own.hours_left() == pytest.approx((16 - 2) / 7)

@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import pytest
 
+from conf.samplers import POD_VARIABLE, attempt_token
 from conf.schema.training.loop import GrpoLoop
 from controller.records.ledger import UNKNOWN_POD, Launch
 from controller.records.ledger import Ledger as RunLedger
-from controller.run.launch import PEER_PORT, _start, launch, sampler_token
+from controller.run.launch import PEER_PORT, _start, launch, sampler_secrets
 from controller.ssh.fleet import Fleet
 from tests.groups import load_group
 
@@ -39,7 +40,8 @@ def test_each_worker_is_told_who_it_is_and_the_exit_hook_is_a_choice(kind: str, 
     endpoints = [SimpleNamespace(internal=f"10.0.0.{2 + worker}") for worker in range(3)]
     node: Any = SimpleNamespace(status=SimpleNamespace(endpoints=endpoints))
     recovery = SimpleNamespace(exit_on_exception=wanted, lease_duration_seconds=60.0)
-    config = SimpleNamespace(program=SimpleNamespace(kind=kind), recovery=recovery, loop=None)
+    env = SimpleNamespace(vars={})
+    config = SimpleNamespace(program=SimpleNamespace(kind=kind), recovery=recovery, loop=None, env=env)
     plan: Any = SimpleNamespace(
         run_id="r-1", argv=["x"], config=config, notice=None, get=lambda _: SimpleNamespace(name="v"),
         snapshot=SimpleNamespace(sha256="c"), vault=SimpleNamespace(values=dict),
@@ -86,14 +88,22 @@ def test_samplers_share_a_secret_of_their_attempt_which_needs_the_key(tmp_path) 
         (tmp_path / name).write_text(f"key {name}")
     base = load_group("loop/grpo")
 
-    def token(key: str, attempt: int, workers: int = 1) -> dict[str, str]:
-        loop = GrpoLoop(**base | {"async_depth": 1, "sampler": base["sampler"] | {"workers": workers}})
-        plan: Any = SimpleNamespace(run_id="r-1", config=SimpleNamespace(loop=loop))
+    def token(key: str, attempt: int, workers: int = 1, pods: int = 0, pod: str = "") -> dict[str, str]:
+        sampler = base["sampler"] | {"workers": workers, "pods": pods}
+        loop = GrpoLoop(**base | {"async_depth": 1, "sampler": sampler})
+        env = SimpleNamespace(vars={POD_VARIABLE: pod} if pod else {})
+        run_id = f"r-1-sampler-{pod}" if pod else "r-1"
+        plan: Any = SimpleNamespace(run_id=run_id, config=SimpleNamespace(loop=loop, env=env))
         fleet = Fleet(cast(Any, SimpleNamespace(key=tmp_path / key)), links=())
-        return sampler_token(plan, fleet, attempt)
+        return sampler_secrets(plan, fleet, attempt)
 
     first = token("a", 1)
     assert first == token("a", 1)
     assert len(first["SLIPWAY_SAMPLER_TOKEN"]) == 64
     assert len({json.dumps(found) for found in (first, token("a", 2), token("b", 1))}) == 3
     assert token("a", 1, workers=0) == {}
+    assert token("a", 1, workers=0, pods=2) == first
+    on_pod = token("a", 5, workers=0, pod="1")
+    assert on_pod == token("a", 1, workers=0, pod="2"), "it outlives attempts, its own as well"
+    assert attempt_token(on_pod["SLIPWAY_SAMPLER_SECRET"], 1) == first["SLIPWAY_SAMPLER_TOKEN"]
+    assert len(on_pod) == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from controller.cli import main
+from controller.core.errors import ConfigError
 from controller.gcp.prices import hourly_price
 from controller.records import index
 from controller.resources.pod.capacity_log import load_entries
@@ -175,6 +176,12 @@ def test_runs_of_another_scale_or_cloud_say_nothing_about_these(
     assert each(tiny) == 20.0
     assert each("optimizer.lr=0.1,0.2", tiny) == 20.0
     assert each("loop.steps=99") is None  # no run was as long
+
+
+def test_runs_of_a_sweep_rent_no_pods_of_samplers(tmp_path: Path) -> None:
+    words = ["+experiment=quickstart", "loop.async_depth=1", "loop.sampler.pods=1", "loop.sampler.tpu=v5litepod-1"]
+    with pytest.raises(ConfigError, match=r"run\.seed=0: loop\.sampler\.pods: a sweep rents no further pods"):
+        define_sweep([*words, "run.seed=0,1"], tmp_path)
 
 
 def test_a_line_per_run() -> None:

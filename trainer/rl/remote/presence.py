@@ -19,14 +19,14 @@ class Presence:
     while the sampler hangs.
     """
 
-    def __init__(self, workers: Sequence[int]) -> None:
-        """workers: the samplers' numbers in the pod."""
-        self._heard: dict[int, float | None] = dict.fromkeys(workers)
+    def __init__(self, samplers: Sequence[str]) -> None:
+        """samplers: their names."""
+        self._heard: dict[str, float | None] = dict.fromkeys(samplers)
         self._since = self._reported = 0.0
 
-    def hear(self, worker: int, now: float) -> None:
+    def hear(self, sampler: str, now: float) -> None:
         """Note a message."""
-        self._heard[worker] = now
+        self._heard[sampler] = now
 
     def begin(self, now: float) -> None:
         """Start to wait for a rollout: samplers without tasks had nothing to send before."""
@@ -41,20 +41,20 @@ class Presence:
         silence = now - max([self._since, *(time for time in self._heard.values() if time is not None)])
         if silence >= LIMIT_SECONDS:
             raise SamplersLostError(
-                f"loop.sampler.workers: no sampler has sent anything for {silence / 60:.0f} minutes: "
+                f"loop.sampler: no sampler has sent anything for {silence / 60:.0f} minutes: "
                 f"{self._description(now)}. Their logs say why; they need to reach worker 0 on any TCP port"
             )
         if silence < REPORT_SECONDS or now - self._reported < REPORT_SECONDS:
             return ""
         self._reported = now
         return (
-            f"waiting for a sampler (loop.sampler.workers), for at most {LIMIT_SECONDS / 60:.0f} minutes: "
+            f"waiting for a sampler (loop.sampler), for at most {LIMIT_SECONDS / 60:.0f} minutes: "
             f"{self._description(now)}"
         )
 
     def _description(self, now: float) -> str:
         parts = [
-            f"worker {worker} " + ("has never connected" if time is None else f"was last heard {now - time:.0f} s ago")
-            for worker, time in sorted(self._heard.items())
+            f"{name} " + ("has never connected" if time is None else f"was last heard {now - time:.0f} s ago")
+            for name, time in self._heard.items()
         ]
         return ", ".join(parts)

@@ -1,8 +1,6 @@
 """The trainer's side of the connections to samplers: tasks and weights out, samples in. Runs on process 0."""
 
-import hmac
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,10 +10,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from conf.schema.training.run_yaml import RunFileError
 from trainer.checkpoint.local_saves import replaced_by
 from trainer.checkpoint.storage import RunStorage
-from trainer.rl.remote import wire
+from trainer.rl.remote.identity import attempt_mark, attempt_number
 from trainer.rl.remote.journal import DrawnSample
 from trainer.rl.remote.leases import Leases, TaskLostError
 from trainer.rl.remote.listener import Listener
@@ -28,16 +25,6 @@ POLL_SECONDS = 5.0
 """How long a request waits for a task or for weights."""
 
 
-def own_token() -> str:
-    """Return the secret of this attempt. Raises RunFileError if there is none."""
-    if token := os.environ.get(wire.TOKEN_VARIABLE):
-        return token
-    raise RunFileError(
-        f"loop.sampler.workers: the trainer and its samplers need a secret in {wire.TOKEN_VARIABLE}, the same on all "
-        "workers; `slipway up` sets it"
-    )
-
-
 class RolloutServer:
     """Serves samplers, a thread for each connection. Close it at the end.
 
@@ -45,7 +32,7 @@ class RolloutServer:
     """
 
     def __init__(
-        self, leases: Leases[DrawnSample], facts: dict[str, str], token: str, workers: Sequence[int] = ()
+        self, leases: Leases[DrawnSample], facts: dict[str, str], token: str, samplers: Sequence[str] = ()
     ) -> None:
         """Listen on a free port of all interfaces.
 
@@ -53,10 +40,10 @@ class RolloutServer:
             leases: of the samplers' tasks.
             facts: what a sampler must agree with: config, code, packages.
             token: secret of the attempt.
-            workers: the samplers' numbers in the pod.
+            samplers: names of all samplers.
         """
         self._leases, self._facts, self._token = leases, facts, token
-        self._presence = Presence(workers)
+        self._presence = Presence(samplers)
         self._changed = threading.Condition()
         self._version, self._weights = -1, Arrays()
         self._exit_code: int | None = None
@@ -70,6 +57,7 @@ class RolloutServer:
         """Write where samplers connect into the run's folder, and later, how they exit."""
         self._storage = storage
         self._address = {"host": host, "port": self.port, "attempt": attempt_mark(self._token)}
+        self._address |= {"number": attempt_number()}
         self._write_address()
 
     def withdraw(self) -> None:
@@ -155,7 +143,7 @@ class RolloutServer:
                 message, arrays = channel.receive()
                 if message["kind"] != "weights":
                     with self._changed:
-                        self._presence.hear(hello["worker"], time.monotonic())
+                        self._presence.hear(hello["name"], time.monotonic())
                 self._answer(channel, name, message, arrays)
 
     @contextmanager
@@ -211,11 +199,6 @@ class RolloutServer:
                 parts = {part: arrays[f"{row}/{part}"] for part in ("tokens", "logprobs", "versions", "scores")}
                 self._leases.deliver(message["rollout"], row, _sample(**parts, finished=finished))
         return {"go_on": held and self._exit_code is None}
-
-
-def attempt_mark(token: str) -> str:
-    """Return what tells the file of this attempt from that of an earlier one; the token does not follow from it."""
-    return hmac.digest(token.encode(), b"attempt", "sha256").hex()
 
 
 def _sample(

@@ -21,10 +21,11 @@ from trainer.distributed.preemption import PREEMPTED_EXIT_CODE, PreemptedError
 from trainer.distributed.runtime import gather_texts
 from trainer.models.weights import Params
 from trainer.rl.remote import journal, wire
+from trainer.rl.remote.identity import own_token, sampler_names
 from trainer.rl.remote.journal import DrawnSample, Journal, JournalError
 from trainer.rl.remote.leases import Leases, TaskLostError
 from trainer.rl.remote.presence import SamplersLostError
-from trainer.rl.remote.server import RolloutServer, own_token
+from trainer.rl.remote.server import RolloutServer
 from trainer.rl.rollouts import Rollout, RolloutGenerator
 from trainer.sampler import Sampler
 from trainer.telemetry.throughput import Stopwatch
@@ -39,7 +40,7 @@ SHARED_ERRORS = {kind.__name__: kind for kind in (ReplacedError, RunFileError, S
 
 
 class RemoteRollouts:
-    """The source of rollouts with `loop.sampler.workers` or `loop.replay`."""
+    """The source of rollouts with `loop.sampler.workers`, `loop.sampler.pods` or `loop.replay`."""
 
     def __init__(
         self,
@@ -68,10 +69,10 @@ class RemoteRollouts:
             self._journal = Journal(experiment.dir)
             if self._first:
                 self._journal = Journal(experiment.dir, outputs.storage, outputs.local / JOURNAL_FOLDER)
-                first = experiment.pod.workers  # that of the trainer's pod, which samplers follow
-                workers = range(first, first + loop.sampler.workers)
+                # samplers of the trainer's pod follow the workers that train
+                names = sampler_names(experiment, first=experiment.pod.workers)
                 leases = Leases[journal.DrawnSample](loop.group_size, wire.SILENCE_SECONDS)
-                self._server = RolloutServer(leases, agreement.sampling_facts(experiment), own_token(), workers)
+                self._server = RolloutServer(leases, agreement.sampling_facts(experiment), own_token(), names)
                 host = os.environ.get("SLIPWAY_COORDINATOR", "127.0.0.1").rpartition(":")[0] or "127.0.0.1"
                 self._server.announce(outputs.storage, host)
         self._everywhere = jax.jit(lambda x: x, out_shardings=NamedSharding(sampler.programs.mesh, PartitionSpec()))

@@ -10,10 +10,13 @@ from pathlib import Path
 
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE
+from trainer.rl.remote.identity import is_on_sampler_pod, worker_index
 
 CHILD_VARIABLE = "SLIPWAY_SAMPLER_CHILD"
 """Set in the environment of the sampler proper, to the process ID of its parent, without which it ends."""
-FINAL_EXIT_CODES = (0, 2, 3, 4, PREEMPTED_EXIT_CODE)
+NO_TRAINER_EXIT_CODE = 7
+"""Exit code of a sampler on a pod of its own that has found no trainer for long, so that the pod can be deleted."""
+FINAL_EXIT_CODES = (0, 2, 3, 4, NO_TRAINER_EXIT_CODE, PREEMPTED_EXIT_CODE)
 """Exit codes after which a sampler is not started again, as in `trainer.main`."""
 MAX_CRASHES = 3
 """Exceptions in a row that end a sampler; kills do not count, since the next life need not end like that."""
@@ -22,7 +25,9 @@ SOUND_SECONDS = 1800.0
 
 
 def is_sampler(experiment: RunFile) -> bool:
-    """Return whether this worker is one of the last `loop.sampler.workers`. Raises RunFileError."""
+    """Return whether this worker is one of the last `loop.sampler.workers`, or on another pod. Raises RunFileError."""
+    if is_on_sampler_pod():
+        return True
     workers = experiment.sampler_workers
     if not workers:
         return False
@@ -57,11 +62,3 @@ def supervise(run_file: Path) -> int:
         how = f"by signal {-code}" if code < 0 else f"with code {code}"
         print(f"the sampler ended {how}; its task goes to another one", file=sys.stderr, flush=True)
     return PREEMPTED_EXIT_CODE
-
-
-def worker_index() -> int:
-    """Return which worker of the pod this is. Raises RunFileError."""
-    index = os.environ.get("SLIPWAY_WORKER") or os.environ.get("TPU_WORKER_ID")
-    if index is None:
-        raise RunFileError("loop.sampler.workers: SLIPWAY_WORKER must tell which worker this is; `slipway up` sets it")
-    return int(index)

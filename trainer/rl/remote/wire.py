@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-TOKEN_VARIABLE = "SLIPWAY_SAMPLER_TOKEN"  # noqa: S105 - the name of a variable
-"""Environment variable with the secret that the controller derives for each attempt."""
 NONCE_BYTES = 32
 MAX_FIRST_BYTES = 1 << 16
 """Longest head from a peer that has not yet shown that it knows the token."""

@@ -13,6 +13,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import AxisType, Mesh
 
+from conf.samplers import RESULT_FILE
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.data import questions
@@ -21,9 +22,10 @@ from trainer.distributed import agreement
 from trainer.distributed import mesh as meshes
 from trainer.models.weights import Params
 from trainer.rewards.pool import RewardPool, RewardResult, Submission
+from trainer.rl.remote.identity import SamplerKey, own_name
 from trainer.rl.remote.leases import Task
-from trainer.rl.remote.server import ADDRESS_FILE, attempt_mark, own_token
-from trainer.rl.remote.supervisor import CHILD_VARIABLE, worker_index
+from trainer.rl.remote.server import ADDRESS_FILE
+from trainer.rl.remote.supervisor import CHILD_VARIABLE, NO_TRAINER_EXIT_CODE
 from trainer.rl.remote.wire import Arrays, Channel, WireError
 from trainer.rl.rollouts import reward_names, score_sample
 from trainer.sampler import Completion, Sampler, SamplerSettings, StopCriteria, placement
@@ -31,6 +33,8 @@ from trainer.sampler import Completion, Sampler, SamplerSettings, StopCriteria, 
 CONNECT_SECONDS = 3600.0
 """How long a sampler looks for the trainer, which may read data, compile and warm up first."""
 RETRY_SECONDS = 1.0
+POD_RETRY_SECONDS = 3.0
+"""The same on a pod of samplers, which may wait until the trainer's pod has been replaced."""
 REPORT_SECONDS = 10.0
 """Longest silence of a sampler that waits for rewards or weights; after wire.SILENCE_SECONDS it loses its task."""
 
@@ -53,7 +57,7 @@ class _SamplerProcess:
     """A sampler's state: its newest weights, and the task that it draws."""
 
     def __init__(self, experiment: RunFile, loop: GrpoLoop, mesh: Mesh, checks: RewardPool) -> None:
-        self._experiment, self._loop, self._checks, self._token = experiment, loop, checks, own_token()
+        self._experiment, self._loop, self._checks, self._key = experiment, loop, checks, SamplerKey.own()
         self._questions = questions.load_questions(experiment, loop)
         prompting, rows = self._questions.prompt_encoder, loop.prompts_per_task * loop.group_size
         sampling = loop.sampler.model_copy(update={"mesh": None})  # that of the config is for the trainer's devices
@@ -61,44 +65,50 @@ class _SamplerProcess:
         stops = StopCriteria(prompting.stop_tokens, loop.sampler.stop, prompting.decode)
         self._sampler = Sampler(experiment.decoder, settings, mesh, stops)
         self._abstract = placement.abstract_params(self._sampler.programs.cfg, self._sampler.programs.mesh)
-        self._key = jax.random.key(experiment.seed)
+        self._random_key = jax.random.key(experiment.seed)
         self._parent = int(os.environ[CHILD_VARIABLE])
         self._feed: _WeightFeed | None = None
         self._copy: tuple[int, Params] = (-1, {})
 
     def run(self) -> int:
-        """Work for the trainer; while it does not answer, look for it again. Returns the exit code that it sends."""
-        lost = time.monotonic()
+        """Work for the trainer; while it does not answer, look for it again. Returns this sampler's exit code.
+
+        That is the one that the trainer sends; on a pod of samplers an attempt of the trainer that ends is not the
+        end: there it is 0 once the run has finished, and NO_TRAINER_EXIT_CODE if no other attempt listens for long.
+        """
+        lost, outlives = time.monotonic(), self._key.outlives_attempts
+        pause = POD_RETRY_SECONDS if outlives else RETRY_SECONDS
         while time.monotonic() - lost < CONNECT_SECONDS and os.getppid() == self._parent:
             try:
+                if outlives and (epath.Path(self._experiment.dir) / RESULT_FILE).exists():
+                    return 0
                 address = json.loads((epath.Path(self._experiment.dir) / ADDRESS_FILE).read_text())
-                if not isinstance(address, dict) or address["attempt"] != attempt_mark(self._token):
-                    raise WireError("the trainer of this attempt does not listen yet")
+                token = self._key.token_for(address)
                 if "exit_code" in address:
                     return address["exit_code"]
-                channel, weights = self._connect(address), self._connect(address)
+                channel, weights = self._connect(address, token), self._connect(address, token)
             except (OSError, ValueError, KeyError, TypeError):  # not written yet, damaged, or nobody listens there
-                time.sleep(RETRY_SECONDS)
+                time.sleep(pause)
                 continue
             try:
-                return self._work(channel, weights)
+                code = self._work(channel, weights)
+                if not outlives:
+                    return code
+                time.sleep(pause)
             except (OSError, EOFError) as error:
                 print(f"the connection to the trainer has ended: {error}", file=sys.stderr, flush=True)
-                lost = time.monotonic()
             finally:
                 channel.close()
                 weights.close()
-        return 1
+            lost = time.monotonic()
+        return NO_TRAINER_EXIT_CODE if outlives else 1
 
-    def _connect(self, address: dict[str, Any]) -> Channel:
+    def _connect(self, address: dict[str, Any], token: str) -> Channel:
         """Raises OSError, or RunFileError if the trainer has another config, code or data."""
-        channel = Channel.connect(address["host"], address["port"], self._token)
-        name = f"sampler on worker {worker_index()}"
-        reply, _ = channel.ask(
-            {"name": name, "worker": worker_index(), "facts": agreement.sampling_facts(self._experiment)}
-        )
+        channel, name = Channel.connect(address["host"], address["port"], token), own_name()
+        reply, _ = channel.ask({"name": name, "facts": agreement.sampling_facts(self._experiment)})
         if different := reply["different"]:
-            raise RunFileError(f"{name} and the trainer differ in {', '.join(different)}")
+            raise RunFileError(f"the sampler on {name} and the trainer differ in {', '.join(different)}")
         return channel
 
     def _work(self, channel: Channel, weights: Channel) -> int:
@@ -134,7 +144,7 @@ class _SamplerProcess:
         """Draw a task's samples, and deliver each with its scores. Raises _AbandonedError."""
         loop, prompts = self._loop, self._loop.prompts_per_step * self._loop.updates_per_rollout
         asked = self._questions.train(Draw("rollout", task.rollout), prompts)[task.first : task.first + task.count]
-        key = jax.random.fold_in(jax.random.fold_in(self._key, 0), task.rollout)
+        key = jax.random.fold_in(jax.random.fold_in(self._random_key, 0), task.rollout)
         copy, _ = self._weights(task.version)
         waiting: dict[int, tuple[Completion, Future[RewardResult]]] = {}
         names, first = reward_names(loop), task.first * loop.group_size

@@ -1,16 +1,18 @@
-"""`slipway cancel`: end the run on every worker. The pod and the run's saved results stay.
+"""`slipway cancel`: end the run on every worker. The pod and the run's saved results stay; pods of samplers do not.
 
 The run's controller learns of it through the bucket: from the record of the cancelled attempt, or, if nothing has
 started yet, from a request for the lease.
 """
 
 import json
+import sys
 
 from controller.cli.main import Command
 from controller.core.layout import print_wrapped
 from controller.lease.lease import pod_lease
 from controller.run.launch import running_runs, stop
 from controller.run.session import open_session
+from controller.samplers.ending import end_pods
 
 
 def run(command: Command) -> int:
@@ -27,6 +29,9 @@ def run(command: Command) -> int:
             if other is not None and other.record.run_id == run_id:
                 lease.request_release("cancelled")
                 cancelled = True
+        problems = end_pods(session.plan, session.context, "the trainer's run was cancelled")
+    for problem in problems:
+        print(f"not deleted: {problem}; `slipway down` deletes it", file=sys.stderr)
     if command.flags.json:
         print(json.dumps({"run": run_id, "cancelled": cancelled, "running": sorted(running)}))
     elif cancelled:

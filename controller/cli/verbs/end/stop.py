@@ -1,6 +1,7 @@
 """`slipway stop`: stop a pod of one VM. Then only its disks, which it keeps, are billed; `up` starts it again."""
 
 import json
+import sys
 
 from controller.cli.main import Command
 from controller.core.errors import ConfigError
@@ -11,6 +12,7 @@ from controller.records.spending import close_billing
 from controller.resources.pod.node import Node
 from controller.run.launch import running_runs
 from controller.run.session import Session, open_session
+from controller.samplers.ending import end_pods
 
 
 def run(command: Command) -> int:
@@ -47,6 +49,8 @@ def _stop(command: Command, session: Session, node: Node) -> None:
         node.stop(context)
         lease.release("stopped", 0)
     close_billing(context, plan.bucket, plan.config, node, "stopped")
+    for problem in end_pods(plan, context, "the trainer's pod was stopped"):
+        print(f"not deleted: {problem}; `slipway down` deletes it", file=sys.stderr)
 
 
 def _record_stops(command: Command, session: Session) -> None:

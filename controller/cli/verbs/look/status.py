@@ -3,6 +3,8 @@
 import json
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from controller.agent.protocol import OBSERVE
@@ -13,11 +15,15 @@ from controller.config.run_yaml import run_url
 from controller.core.errors import ConfigError
 from controller.core.layout import DEFAULT_WIDTH, width_of, wrap
 from controller.core.metric_lines import result_lines
+from controller.core.text import plural
 from controller.gcp.errors import NotFoundError
 from controller.gcp.prices import monthly_storage_price
 from controller.lease.lease import pod_lease, run_lease
 from controller.lease.store import DamagedLeaseError
+from controller.plan.build import Plan
+from controller.plan.samplers import sampler_plans
 from controller.reconcile.resource import Absent, Pending
+from controller.records.ledger import Ledger
 from controller.records.pending_deletions import retry_deletions
 from controller.records.restore import MissingInputsError
 from controller.records.spending import Spending, format_hours
@@ -92,7 +98,24 @@ def gather_status(session: Session) -> dict[str, Any]:
     run["is_followed"] = run["state"] != "running" or driver is not None
     run["abandoned"] = None if result else _abandoned_since(session)
     run["damaged"] = session.ledger.problem_urls
-    return {"pod": pod, "run": run, "cost": _cost_status(session, node), "workers": workers}
+    document = {"pod": pod, "run": run, "cost": _cost_status(session, node), "workers": workers}
+    samplers = [_sampler_status(session, plan) for plan in sampler_plans(session.plan, Path.cwd())]
+    return document | ({"samplers": samplers} if samplers else {})
+
+
+def _sampler_status(session: Session, plan: Plan) -> dict[str, Any]:
+    """Return the state of a pod of samplers and of its run, and what it has cost."""
+    beside = replace(session, plan=plan, ledger=Ledger(session.context.google, plan.bucket, plan.run_id))
+    node = beside.node()
+    spent = Spending(session.context.google, session.context.clock, plan.bucket, plan.run_id, plan.config)
+    spent.close_lost(node.status.uid if isinstance(node, Node) else "")
+    usage = spent.usage()
+    row: dict[str, Any] = {"name": plan.node.name, "state": describe(node), "run": plan.run_id}
+    if isinstance(node, Node):
+        row |= {"accelerator_type": node.status.spec.accelerator_type, "zone": node.status.place.zone}
+    row["attempts"] = len(beside.ledger.launches())
+    usd = None if usage.usd is None else round(usage.usd, 4)
+    return row | {"pod_hours": round(usage.hours, 4), "usd": usd}
 
 
 def _abandoned_since(session: Session) -> float | None:
@@ -215,6 +238,11 @@ def format_status(document: dict[str, Any]) -> list[str]:
     lines += [f"     {line}" for line in result_lines(run["summary"], (width_of(sys.stdout) or DEFAULT_WIDTH) - 5)]
     lines.append(f"     {run['results']}")
     lines.append(f"cost {_format_cost(document['cost'])}")
+    for row in document.get("samplers", ()):
+        usd = f", about ${row['usd']:.2f}" if row["usd"] is not None else ""
+        state = row["state"] if row["state"] != "absent" else "no node"
+        lines.append(f"pod  {row['name']}: {state}, {format_hours(row['pod_hours'])}{usd}")
+        lines.append(f"     samples as {row['run']}, {plural(row['attempts'], 'attempt')}")
     for row in document["workers"]:
         message = row.get("error") or (f"running {row['running']}" if row["running"] else "idle")
         lines.append(f"worker {row['worker']}: {message}")

@@ -12,9 +12,9 @@ from controller.cloud.connect import project_of
 from controller.config.run_yaml import run_url
 from controller.core.layout import width_of, wrap
 from controller.core.text import plural
-from controller.gcp.prices import max_cost
 from controller.plan.build import Plan
 from controller.plan.permissions import Need, permissions_of_plan
+from controller.plan.samplers import describe_samplers
 from controller.reconcile.resource import NotEnabled, Unknown
 from controller.records.plan_file import save_plan
 from controller.resources.pod.planes import label_places, plane_of, planes_not_tried
@@ -26,7 +26,7 @@ NONE_FOUND = "no Google credentials"
 """Beginning of what a check and every resource say; once is enough."""
 MAX_PLACES = 6
 """Places that `plan` shows of the order."""
-LINE_START = re.compile(r"  \S \w+ +|(?:run|pod|order|results|price|estimate|limit|now) +| +")
+LINE_START = re.compile(r"  \S \w+ +|(?:run|pod|order|samplers|results|price|estimate|limit|now) +| +")
 """What stands before the text of a line: the sign and action of a resource, or the name of a value."""
 
 
@@ -100,6 +100,7 @@ def format_plan(preview: RunPreview) -> list[str]:
         f"run      {plan.run_id}",
         f"pod      {plan.node.name}: {_hardware(plan)}",
         *_order(plan),
+        *([f"samplers {samplers}"] if (samplers := describe_samplers(plan.config)) else []),
         f"results  {run_url(plan.config, plan.bucket, plan.run_id)}",
     ]
     if plan.config.cloud.kind == "here" and price.tpu is None:
@@ -108,7 +109,7 @@ def format_plan(preview: RunPreview) -> list[str]:
         lines.append("price    none: the cloud is emulated on this machine")
     else:
         lines += [f"price    {price}", f"estimate {describe_estimate(plan.config, price)}"]
-        lines.append(f"limit    {max_cost(plan.config, price)}")
+        lines.append(f"limit    {preview.limit}")
     if preview.status:
         lines.append(f"now      {preview.status}")
     lines.append("")

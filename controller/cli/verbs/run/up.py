@@ -5,7 +5,8 @@ from pathlib import Path
 from controller.cli.main import Command
 from controller.cli.view import View
 from controller.records.last_command import LastCommand, save
-from controller.run.drive import drive, open_run
+from controller.run.drive import open_run
+from controller.samplers.crew import drive
 
 
 def run(command: Command) -> int:

@@ -86,5 +86,5 @@ class ComputeEngineChecks:
         except ForbiddenError as error:
             yield no_listing(zone, "roles/compute.instanceAdmin.v1", error)
 
-    def quota(self, config: Config, context: Context) -> Iterator[Issue]:
-        yield from quota.check_quota(config, context)
+    def quota(self, config: Config, context: Context, chips: int | None = None) -> Iterator[Issue]:
+        yield from quota.check_quota(config, context, chips)

@@ -11,12 +11,13 @@ FAMILIES = {"v5p": "CT5P", "v6e": "CT6E", "tpu7x": "TPU7X"}
 """Values of the dimension `tpu_family` of the standard quota, by generation."""
 
 
-def check_quota(config: Config, context: Context) -> Iterator[Issue]:
+def check_quota(config: Config, context: Context, chips: int | None = None) -> Iterator[Issue]:
     """Yield the pools that a request will draw on: what the TPU API's pools hold is no use there.
 
     Google does not document that it shows them, so a pool that is not listed is only noted.
     """
-    generation, chips = config.topology.generation, config.topology.chips
+    generation = config.topology.generation
+    chips = chips or config.topology.chips
     limits = limits_of(context)
     standard, preemptible = FAMILIES[generation], f"preemptible_tpu_{generation.removeprefix('tpu')}"
     pools = {"on_demand": (standard,), "spot": (preemptible,), "flex_start": (preemptible, standard)}

@@ -97,8 +97,8 @@ class TpuApiChecks:
         except ForbiddenError as error:
             yield no_listing(zone, "roles/tpu.admin", error)
 
-    def quota(self, config: Config, context: Context) -> Iterator[Issue]:
-        yield from quota.check_quota(config, context)
+    def quota(self, config: Config, context: Context, chips: int | None = None) -> Iterator[Issue]:
+        yield from quota.check_quota(config, context, chips)
 
 
 def is_certainly_missing(wanted: str, listed: Set[str]) -> bool:

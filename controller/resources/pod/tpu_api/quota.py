@@ -19,19 +19,20 @@ METRICS = {
 SUFFIXES = {"on_demand": "", "spot": "-preemptible", "preemptible": "-preemptible"}
 
 
-def check_quota(config: Config, context: Context) -> Iterator[Issue]:
+def check_quota(config: Config, context: Context, chips: int | None = None) -> Iterator[Issue]:
     """Yield the quotas that are too small; with tpu.plane=auto also those that suffice, since there are two pools."""
     limits = quota_limits(context)
     wanted = [(zone, capacity) for zone in config.tpu.all_zones for capacity in config.tpu.capacity]
     topology = config.topology
+    chips = chips or topology.chips
     if topology.chips > SERVING_CHIPS:
         limits = {key: limit for key, limit in limits.items() if not key[0].startswith(SERVING_METRIC)}
     known = {place: quota_limit(limits, topology.generation, *place) for place in wanted}
-    short = {place: limit for place, limit in known.items() if limit is not None and limit < topology.chips}
+    short = {place: limit for place, limit in known.items() if limit is not None and limit < chips}
     for (zone, capacity), limit in short.items():
         yield Issue(
             f"no {config.tpu.accelerator_type} {capacity} quota in {zone}: the limit is {limit:.0f}, and "
-            f"{topology.chips} are needed; request more (IAM & Admin > Quotas), or change tpu.capacity or tpu.zone",
+            f"{chips} are needed; request more (IAM & Admin > Quotas), or change tpu.capacity or tpu.zone",
             severity="error" if len(short) == len(wanted) else "warning",
         )
     if config.tpu.plane == "auto" and topology.image_family:
@@ -42,7 +43,7 @@ def check_quota(config: Config, context: Context) -> Iterator[Issue]:
     if topology.generation == "v5e" and topology.chips <= SERVING_CHIPS:
         for zone, capacity in known.keys() - short.keys():
             serving = _limit(limits, SERVING_METRIC, zone, capacity)
-            if serving is not None and serving < topology.chips:
+            if serving is not None and serving < chips:
                 message = f"{config.tpu.accelerator_type} {capacity} draws on the serving quota in {zone}, which is "
                 yield Issue(f"{message}{serving:.0f}; request more, or choose a larger slice", severity="warning")
 

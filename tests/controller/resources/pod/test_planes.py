@@ -262,7 +262,7 @@ class Toy:
 
     image = offered_types = offered_images = listing = nothing
 
-    def quota(self, config: Config, context: Context) -> Iterator[Issue]:
+    def quota(self, config: Config, context: Context, chips: int | None = None) -> Iterator[Issue]:
         yield Issue("draws on the toy box", severity="note")
 
     def spec(self, config: Config) -> SliceSpec:

@@ -4,10 +4,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from conf.schema.training.run_yaml import RunFile
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE
 from trainer.rl.remote import supervisor
 
@@ -61,6 +63,19 @@ def test_exceptions_that_are_hours_apart_are_not_in_a_row(live) -> None:
     lives = live((7200, 1), (7200, 1), (7200, 1), (7200, 1), (7200, 0))
     assert supervisor.supervise(RUN_FILE) == 0
     assert lives.started == 5
+
+
+def test_a_pod_of_samplers_that_finds_no_trainer_ends(live) -> None:
+    lives = live((3600, supervisor.NO_TRAINER_EXIT_CODE))
+    assert supervisor.supervise(RUN_FILE) == supervisor.NO_TRAINER_EXIT_CODE
+    assert lives.started == 1
+
+
+def test_all_workers_of_a_pod_of_samplers_sample(monkeypatch) -> None:
+    monkeypatch.setenv("SLIPWAY_SAMPLER_POD", "1")
+    assert supervisor.is_sampler(cast(RunFile, SimpleNamespace(sampler_workers=0)))
+    monkeypatch.delenv("SLIPWAY_SAMPLER_POD")
+    assert not supervisor.is_sampler(cast(RunFile, SimpleNamespace(sampler_workers=0)))
 
 
 def test_a_request_to_stop_that_comes_while_a_sampler_is_started_ends_it(live) -> None:

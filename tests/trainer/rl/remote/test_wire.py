@@ -16,9 +16,10 @@ import pytest
 
 from tests.controller.localcloud.harness import wait_for
 from trainer.checkpoint.storage import RunStorage
+from trainer.rl.remote.identity import attempt_mark
 from trainer.rl.remote.journal import DrawnSample, Journal, decode, encode
 from trainer.rl.remote.leases import Leases
-from trainer.rl.remote.server import RolloutServer, attempt_mark
+from trainer.rl.remote.server import RolloutServer
 from trainer.rl.remote.wire import Channel, WireError
 
 
@@ -150,7 +151,7 @@ def test_the_journal_keeps_every_bit(tmp_path) -> None:
 
 def connect(server: RolloutServer, facts: dict[str, str]) -> tuple[Channel, dict]:
     channel = Channel.connect("127.0.0.1", server.port, "secret")
-    return channel, channel.ask({"name": "one", "worker": 1, "facts": facts})[0]
+    return channel, channel.ask({"name": "one", "facts": facts})[0]
 
 
 def deliver(channel: Channel, rollout: int, row: int, sample: DrawnSample) -> bool:
@@ -186,7 +187,8 @@ def test_a_sampler_that_hangs_up_loses_its_task_at_once_and_is_not_missed(serve,
     assert second.ask({"kind": "take"})[0] == {"task": None, "exit_code": 75}
     second.close()
     told = json.loads((tmp_path / "samplers.json").read_text())
-    assert told == {"host": "127.0.0.1", "port": server.port, "attempt": attempt_mark("secret"), "exit_code": 75}
+    mark = {"attempt": attempt_mark("secret"), "number": 0}
+    assert told == {"host": "127.0.0.1", "port": server.port, **mark, "exit_code": 75}
     assert "secret" not in told["attempt"]
 
 

@@ -3,7 +3,9 @@
 import json
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,9 +13,12 @@ import jax
 import numpy as np
 import pytest
 
+from conf.samplers import RESULT_FILE, attempt_token
 from trainer.rl.remote import worker
+from trainer.rl.remote.identity import SamplerKey, attempt_mark
 from trainer.rl.remote.leases import Task
-from trainer.rl.remote.server import ADDRESS_FILE, attempt_mark
+from trainer.rl.remote.server import ADDRESS_FILE
+from trainer.rl.remote.supervisor import NO_TRAINER_EXIT_CODE
 from trainer.rl.remote.wire import Channel, WireError
 from trainer.sampler import Completion
 
@@ -71,7 +76,77 @@ def test_a_damaged_address_is_read_again(damaged, tmp_path, monkeypatch) -> None
     path.write_bytes(damaged)
     whole = json.dumps({"attempt": attempt_mark("secret"), "exit_code": 75})
     monkeypatch.setattr(worker.time, "sleep", lambda _: path.write_text(whole))
-    assert bare(experiment=SimpleNamespace(dir=str(tmp_path)), token="secret").run() == 75
+    assert bare(experiment=SimpleNamespace(dir=str(tmp_path)), key=SamplerKey("secret")).run() == 75
+
+
+class Attempts:
+    """The bucket and the trainer's attempts, as a pod of samplers meets them: a step each time that it sleeps."""
+
+    def __init__(self, folder: Path, *steps: Callable[[], object]) -> None:
+        self.folder, self.steps, self.now, self.worked = folder, list(steps), 0.0, list[str]()
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.steps:
+            self.steps.pop(0)()
+
+    def listen(self, number: int, **more: Any) -> None:
+        mark = attempt_mark(attempt_token("of the run", number))
+        (self.folder / ADDRESS_FILE).write_text(json.dumps({"attempt": mark, "number": number, **more}))
+
+    def finish(self) -> None:
+        (self.folder / RESULT_FILE).write_text("{}")
+
+    def connect(self, _: dict[str, Any], token: str) -> Any:
+        self.worked.append(token)
+        return SimpleNamespace(close=lambda: None)
+
+    def run(self, monkeypatch: pytest.MonkeyPatch, work: Callable[..., int]) -> int:
+        monkeypatch.setattr(worker.time, "sleep", self.sleep)
+        monkeypatch.setattr(worker.time, "monotonic", lambda: self.now)
+        made = bare(experiment=SimpleNamespace(dir=str(self.folder)), key=SamplerKey(secret="of the run"))
+        made._connect, made._work = self.connect, work
+        return made.run()
+
+
+def test_a_pod_of_samplers_works_for_each_attempt_in_turn_and_ends_with_the_run(tmp_path, monkeypatch) -> None:
+    world = Attempts(tmp_path)
+    world.steps = [
+        lambda: world.listen(1),
+        lambda: world.listen(1, exit_code=75),  # the trainer's pod is preempted
+        lambda: world.listen(1, exit_code=75),
+        lambda: world.listen(2),
+        world.finish,
+    ]
+    ends = [75, 0]
+    assert world.run(monkeypatch, lambda *_: ends.pop(0)) == 0
+    tokens = [attempt_token("of the run", number) for number in (1, 1, 2, 2)]
+    assert world.worked == tokens
+
+
+def test_a_pod_of_samplers_whose_trainer_does_not_come_back_ends(tmp_path, monkeypatch) -> None:
+    world = Attempts(tmp_path)
+    world.listen(1)
+
+    def work(*_: object) -> int:
+        raise AssertionError("nobody listens")
+
+    def refuse(*_: object) -> None:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(Attempts, "connect", refuse)
+    assert world.run(monkeypatch, work) == NO_TRAINER_EXIT_CODE
+    assert world.now >= worker.CONNECT_SECONDS
+
+
+def test_an_address_with_another_secret_is_no_trainer(tmp_path, monkeypatch) -> None:
+    world = Attempts(tmp_path, lambda: None)
+    world.listen(1)
+    told = json.loads((tmp_path / ADDRESS_FILE).read_text()) | {"number": 2}
+    (tmp_path / ADDRESS_FILE).write_text(json.dumps(told))
+    world.steps = [world.finish]
+    assert world.run(monkeypatch, lambda *_: 1) == 0
+    assert world.worked == []
 
 
 def draw(monkeypatch: pytest.MonkeyPatch, channel: Any, checks: list[Future[Any]]) -> None:
@@ -88,7 +163,13 @@ def draw(monkeypatch: pytest.MonkeyPatch, channel: Any, checks: list[Future[Any]
     pool, left = SimpleNamespace(submit=lambda *_: left.pop(0)), list(checks)
     feed = SimpleNamespace(newest=lambda *_: (0, {}))
     made = bare(
-        loop=loop, questions=questions, sampler=sampler, checks=pool, feed=feed, copy=(0, {}), key=jax.random.key(0)
+        loop=loop,
+        questions=questions,
+        sampler=sampler,
+        checks=pool,
+        feed=feed,
+        copy=(0, {}),
+        random_key=jax.random.key(0),
     )
     made._draw(channel, Task(0, 0, 1, 0))
 

@@ -1,0 +1,1 @@
+"""Pods of samplers: they are driven beside the trainer's run, and end with it."""

@@ -1,0 +1,77 @@
+"""Delete pods of samplers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from controller.context import Context
+from controller.core.errors import SlipwayError
+from controller.core.formats import DamagedRecordError
+from controller.gcp.errors import ServiceDisabledError
+from controller.lease.lease import Lease, lease_guard, pod_lease
+from controller.plan.build import Plan
+from controller.plan.samplers import sampler_plans
+from controller.reconcile.reconciler import destroy
+from controller.reconcile.resource import Absent, Pending
+from controller.records.ledger import Ledger
+from controller.records.recorder import Recorder
+from controller.records.spending import Spending, close_billing, read_claim
+from controller.resources.pod.node import Node
+
+
+def end_pod(plan: Plan, context: Context, why: str, *, only_own: bool = True, only_idle: bool = False) -> bool:
+    """End a run of samplers and delete its pod; return whether there was anything to end.
+
+    Args:
+        plan: that of the run of samplers.
+        context: any context of its project.
+        why: for the record.
+        only_own: leave a pod that another run uses by now: pods of equal configs have the same names.
+        only_idle: leave a pod to the controller that drives it.
+    """
+    lease = pod_lease(plan, context)
+    try:
+        seen = plan.observe_pod(context)
+    except ServiceDisabledError:
+        return False  # without the API there is no pod
+    other = lease.current_other()
+    if isinstance(seen, Absent) and other is None:
+        return False
+    if only_idle and other is not None:
+        return False
+    if only_own and _user_of(plan, seen, lease, context) != plan.run_id:
+        return False
+    ledger = Ledger(context.google, plan.bucket, plan.run_id)
+    ledger.record_cancellation()  # its follower must not take this for a preemption
+    with lease_guard(lease, plan, context):
+        lease.take_over(f"deleted: {why}")
+        current = plan.node.find(context)
+        if current is not None and current.is_managed:
+            close_billing(context, plan.bucket, plan.config, current, why)
+        destroy([replace(plan.node, depends_on=())], context)
+        spending = Spending(context.google, context.clock, plan.bucket, plan.run_id, plan.config)
+        Recorder(plan, context, ledger, ()).record_stop("cancelled", why, spending)
+        lease.release(f"deleted: {why}", 0)
+    return True
+
+
+def end_pods(plan: Plan, context: Context, why: str, *, only_own: bool = True) -> list[str]:
+    """End all runs of samplers of a run, as `end_pod` does; return what could not be ended, and why."""
+    problems: list[str] = []
+    for one in sampler_plans(plan, Path.cwd()):
+        try:
+            end_pod(one, context, why, only_own=only_own)
+        except SlipwayError as error:
+            problems.append(f"{one.node.name}: {error}")
+    return problems
+
+
+def _user_of(plan: Plan, seen: Absent | Pending | Node, lease: Lease, context: Context) -> str:
+    """Return the run that uses the pod, or tries to get it; '' if nobody can tell."""
+    if isinstance(seen, Node):
+        try:
+            if claim := read_claim(context.google, plan.bucket, plan.node.name, seen.status.uid):
+                return claim["latest"]
+        except DamagedRecordError:
+            pass  # the lease tells, too
+    snapshot = lease.read()
+    return "" if snapshot is None else snapshot.record.run_id

@@ -1,0 +1,192 @@
+"""The threads that drive pods of samplers: when they start, and what becomes of their pods."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from controller.core.clock import Clock, InterruptedSleepError
+from controller.core.errors import ConfigError, LeaseLostError, SlipwayError
+from controller.core.events import Event, Events
+from controller.run.options import RunOptions
+from controller.samplers import crew
+
+NOTHING = cast(Any, None)
+
+
+class Stage:
+    """A trainer's run with two pods of samplers: what drives each is the test's, what is deleted is on record."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock, self.ended, self.driven = Clock(), list[tuple[str, str]](), list[str]()
+        self.context: Any = SimpleNamespace(clock=self.clock, events=Events(self.clock), google=None)
+        self.notes = list[str]()
+        self.context.events.add_listener(lambda event: self.notes.append(event.message))
+        self.trainer: Callable[[], Any] = lambda: None
+        self.sampler: Callable[[str, Any], Any] = self.work
+        self.plan = self.plan_of("run")
+        self.lock, self.is_cancelled = threading.Lock(), False
+        plans = tuple(self.plan_of(f"run-sampler-{number}") for number in (1, 2))
+        monkeypatch.setattr(crew, "sampler_plans", lambda *_: plans)
+        monkeypatch.setattr(crew, "price_of_pods", lambda *_: SimpleNamespace(total=3.0))
+        monkeypatch.setattr(crew, "open_context", self.open)
+        monkeypatch.setattr(crew, "end_pod", self.end)
+        monkeypatch.setattr(crew, "_is_cancelled", lambda *_: self.is_cancelled)
+        monkeypatch.setattr(crew.running, "drive", self.drive)
+
+    @staticmethod
+    def plan_of(run_id: str) -> Any:
+        node = SimpleNamespace(name=f"pod of {run_id}")
+        return SimpleNamespace(run_id=run_id, bucket="b", config=SimpleNamespace(), node=node)
+
+    @contextmanager
+    def open(self, *_: object, **__: object) -> Iterator[tuple[Any, None]]:
+        clock = Clock()
+        yield SimpleNamespace(clock=clock, events=Events(clock), google=None), None
+
+    def end(self, plan: Any, _: object, why: str, *, only_idle: bool) -> bool:
+        assert only_idle != any(self.driven), "what another controller drives is left to it"
+        self.ended.append((plan.run_id, why))
+        return True
+
+    def drive(self, _: object, plan: Any, context: Any, *__: object, **___: object) -> Any:
+        if plan.run_id == "run":
+            return self.trainer()
+        with self.lock:
+            self.driven.append(plan.run_id)
+        return self.sampler(plan.run_id, context)
+
+    def work(self, _: str, context: Any) -> None:
+        """Sample until the controller leaves."""
+        context.clock.sleep(600)
+
+    def launch(self) -> None:
+        self.context.events.note("run", "launched attempt", launched=True)
+
+    def run(self, **options: bool) -> Any:
+        return crew.drive(RunOptions(**options), self.plan, self.context, None, NOTHING)
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(monkeypatch)
+
+
+def test_pods_start_with_the_trainer_and_go_on_without_this_controller(stage: Stage) -> None:
+    stage.trainer = stage.launch
+    assert stage.run() is None
+    assert sorted(stage.driven) == ["run-sampler-1", "run-sampler-2"]
+    assert stage.ended == []
+
+
+def test_without_a_launch_nothing_is_driven_or_deleted(stage: Stage) -> None:
+    def fail() -> None:
+        stage.context.events.note("another-run", "launched attempt", launched=True)
+        raise ConfigError("the pod is busy")
+
+    stage.trainer = fail
+    with pytest.raises(ConfigError):
+        stage.run()
+    assert (stage.driven, stage.ended) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [(SlipwayError("failed"), True), (LeaseLostError("taken over"), False), (InterruptedSleepError(), False)],
+)
+def test_pods_end_with_a_run_that_fails_and_not_with_its_controller(
+    stage: Stage, error: BaseException, ends: bool
+) -> None:
+    def fail() -> None:
+        stage.launch()
+        raise error
+
+    stage.trainer = fail
+    with pytest.raises(type(error)):
+        stage.run()
+    assert len(stage.ended) == (2 if ends else 0)
+
+
+def test_pods_end_with_a_run_that_was_cancelled(stage: Stage) -> None:
+    stage.trainer, stage.is_cancelled = stage.launch, True
+    assert stage.run() is None
+    assert [why for _, why in stage.ended] == ["the trainer's run was cancelled"] * 2
+
+
+def test_samplers_of_a_finished_run_end_by_themselves_and_what_is_left_is_deleted(stage: Stage) -> None:
+    result = object()
+
+    def finish() -> Any:
+        stage.launch()
+        return result
+
+    stage.trainer, stage.sampler = finish, lambda *_: None
+    assert stage.run() is result
+    assert [run for run, _ in stage.ended] == ["run-sampler-1", "run-sampler-2"]
+
+
+def test_a_finished_run_that_is_only_reported_leaves_none_either(stage: Stage) -> None:
+    stage.trainer = object
+    stage.run()
+    assert len(stage.ended) == 2
+
+
+def test_a_pod_that_is_given_up_is_deleted_and_tried_again_at_the_next_attempt(stage: Stage) -> None:
+    gone = threading.Semaphore(0)
+
+    def give_up(*_: object) -> None:
+        raise SlipwayError("no capacity\nhint")
+
+    def two_attempts() -> None:
+        for _ in range(2):
+            stage.launch()
+            for thread in threading.enumerate():
+                if thread.name.startswith("samplers-"):
+                    thread.join()
+        gone.release()
+
+    stage.sampler, stage.trainer = give_up, two_attempts
+    stage.run()
+    assert sorted(stage.driven) == ["run-sampler-1"] * 2 + ["run-sampler-2"] * 2
+    assert len(stage.ended) == 4
+    assert "sampler pod 1: given up until the trainer's next attempt: no capacity" in stage.notes
+
+
+def test_a_pod_that_cannot_be_deleted_is_told_and_hides_no_failure(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> bool:
+        raise SlipwayError("permission denied")
+
+    def fail() -> None:
+        stage.launch()
+        raise ConfigError("the cause")
+
+    monkeypatch.setattr(crew, "end_pod", refuse)
+    stage.trainer = fail
+    with pytest.raises(ConfigError, match="the cause"):
+        stage.run()
+    told = "sampler pod 2: pod of run-sampler-2 was not deleted (permission denied); `slipway down` deletes it"
+    assert told in stage.notes
+
+
+def test_with_detach_each_pod_is_started_before_it_returns(stage: Stage) -> None:
+    done = list[str]()
+    stage.sampler, stage.trainer = lambda run, _: done.append(run), stage.launch
+    stage.run(detach=True)
+    assert sorted(done) == ["run-sampler-1", "run-sampler-2"]
+    assert stage.ended == []
+
+
+def test_what_happens_on_a_pod_is_told_but_for_warnings(stage: Stage) -> None:
+    members = crew.Crew(RunOptions(), stage.plan, (), stage.context)
+    screen = crew._Screen(members, 1)
+    for kind, message in (("note", "launched"), ("note", "warning: no quota"), ("log", "text")):
+        screen(Event(0.0, cast(Any, kind), "run-sampler-1", message))
+    assert stage.notes == ["sampler pod 1: launched"]
+    assert screen.ask("go?", yes=False) is False

@@ -1,0 +1,52 @@
+"""A pod of samplers ends with its own run only, unless the user says `down`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controller.cli import main
+from controller.records import index
+from controller.run.session import Session, open_session
+from controller.samplers.ending import end_pod
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.planes import pods
+
+pytestmark = pytest.mark.e2e
+FOREVER = 'program.command=[sh,-c,"echo up; sleep 600"]'
+
+
+def end(slipway: SlipwayCli, *words: str, only_own: bool = True) -> bool:
+    with open_session(main.parse(slipway.line("status", *words)).options, keep_awake=True) as session:
+        return _end(session, only_own)
+
+
+def _end(session: Session, only_own: bool) -> bool:
+    return end_pod(session.plan, session.context, "the test is over", only_own=only_own)
+
+
+def state_of(slipway: SlipwayCli, run: str) -> str:
+    rows = index.load_rows(Path(slipway.home))
+    return next(row["state"] for row in rows if row["run"] == run)
+
+
+def test_a_pod_ends_with_its_run_and_stays_if_another_run_uses_it(slipway: SlipwayCli) -> None:
+    assert not end(slipway, FOREVER), "there is none"
+    assert slipway("up", "--detach", FOREVER)[0] == 0
+    assert not end(slipway, ECHO_COMMAND), "the pod of another run"
+    assert len(pods(slipway.cloud().get("state"))) > 0
+    run = slipway.json("status", FOREVER)["run"]["id"]
+    assert end(slipway, FOREVER)
+    assert pods(slipway.cloud().get("state")) == {}
+    found = slipway.json("status", FOREVER)
+    assert found["run"]["state"] == "cancelled"
+    assert [life["reason"] for life in found["cost"]["pods"]] == ["the test is over"]
+    assert state_of(slipway, run) == "cancelled"
+    assert not end(slipway, FOREVER)
+
+
+def test_down_ends_it_whoever_uses_it(slipway: SlipwayCli) -> None:
+    assert slipway("up", "--detach", FOREVER)[0] == 0
+    assert end(slipway, ECHO_COMMAND, only_own=False)
+    assert pods(slipway.cloud().get("state")) == {}

@@ -1,0 +1,164 @@
+"""GRPO whose samplers are on a slice of their own, with real JAX on the emulated cloud.
+
+Whatever is lost in between, no sample is lost or learnt from twice, a replay of the journal has the same weights, and
+nothing that is billed is left.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controller.cli import main
+from tests.controller.conftest import SlipwayCli
+from tests.planes import Plane, pods
+from tests.scenarios.experiments.test_quickstart import client, weights
+from tests.scenarios.unattended.test_two_controllers import controllers
+from trainer.rl.remote.journal import decode
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+STEPS, ROWS, DEPTH = 8, 64, 1
+POD, SAMPLERS = "trainer", "trainer-sampler-1"
+TRAINING = [
+    "+experiment=quickstart", f"tpu.name={POD}", f"loop.steps={STEPS}",
+    "loop.warm_start_steps=2", "loop.prompts_per_step=8", "loop.eval_prompts=32", f"loop.eval_interval={STEPS}",
+    "loop.max_new_tokens=16", "loop.test_samples_per_prompt=null", f"loop.async_depth={DEPTH}",
+    "loop.rollout_correction.rollout_is=token", "checkpoint.save_interval=3", "cloud.operation_seconds=0",
+    "logging.log_interval=1",
+]  # fmt: skip
+ONE = ["tpu.accelerator_type=v5litepod-1"]
+WITH_PODS = [*TRAINING, *ONE, "loop.sampler.pods=1"]
+
+
+class Exactly(SlipwayCli):
+    """`slipway` with these words and no others."""
+
+    def line(self, *words: str) -> list[str]:
+        return [*words]
+
+
+def up(slipway: SlipwayCli, *words: str) -> str:
+    code = main.run(["up", *words])
+    out, err = slipway.capsys.readouterr()
+    assert code == 0, out + err
+    return out
+
+
+def status(slipway: SlipwayCli, *words: str) -> dict[str, Any]:
+    assert main.run(["status", *words, "--json"]) == 0
+    return json.loads(slipway.capsys.readouterr().out)
+
+
+def billed(slipway: SlipwayCli) -> dict[str, Any]:
+    return pods(slipway.cloud().get("state"))
+
+
+def results(slipway: SlipwayCli, url: str) -> Path:
+    """The objects of a run, as files."""
+    bucket, _, prefix = url.removeprefix("gs://").partition("/")
+    target, google = slipway.home / "copy" / prefix, client(slipway.cloud())
+    for item in google.list_all("storage", "objects.list", "items", bucket=bucket, prefix=f"{prefix}/"):
+        file = target / item["name"].removeprefix(f"{prefix}/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(google.download(bucket, item["name"]))
+    google.close()
+    return target
+
+
+def assert_whole_journal(folder: Path) -> None:
+    """Every rollout has each of its samples once, none of them too old."""
+    files = sorted((folder / "journal").glob("*.npz"))
+    assert len(files) == STEPS
+    for number, file in enumerate(files):
+        drawn = decode(file.read_bytes())
+        assert len(drawn) == ROWS
+        for sample in drawn:
+            assert max(0, number - DEPTH) <= sample.versions[0] <= sample.versions[-1] <= number
+
+
+def assert_replay_is_equal(slipway: SlipwayCli, url: str, folder: Path, plane: Plane) -> None:
+    """Training on the journal again, without samplers, reaches the same weights, bit for bit."""
+    words = [*TRAINING, *plane.one, f"loop.replay={url}"]
+    up(slipway, *words)
+    again = results(slipway, status(slipway, *words)["run"]["results"])
+    one, other = weights(folder), weights(again)
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("lost", [SAMPLERS, pytest.param(POD, marks=pytest.mark.deep)])
+def test_a_pod_is_preempted_and_the_run_ends_as_if_it_had_not_been(
+    slipway: SlipwayCli, lost: str, plane: Plane
+) -> None:
+    words = [*TRAINING, *plane.one, "loop.sampler.pods=1"]
+    fault = f"cloud.faults=[{{kind: preempted, node: {lost}, after_object: journal/00000002}}]"
+    out = up(slipway, *words, fault)
+    found = status(slipway, *words)
+    [samplers] = found["samplers"]
+    assert (found["run"]["state"], found["run"]["attempts"]) == ("finished", 1 if lost == SAMPLERS else 2)
+    assert samplers["attempts"] == (2 if lost == SAMPLERS else 1), out
+    assert billed(slipway) == {}
+    folder = results(slipway, found["run"]["results"])
+    assert_whole_journal(folder)
+    assert_replay_is_equal(slipway, found["run"]["results"], folder, plane)
+
+
+def test_a_controller_that_is_killed_leaves_both_pods_to_the_next_and_down_deletes_them(slipway: SlipwayCli) -> None:
+    long = [*WITH_PODS, "loop.steps=100000", "loop.eval_interval=100000", "recovery.lease_duration_seconds=3"]
+    exactly = Exactly(**vars(slipway))
+    with controllers(exactly, ["up", *long]) as (first,):
+        first.hears("sampler pod 1: launched attempt 1")
+        first.process.kill()
+        first.ends()
+    assert {name.rpartition("/")[2] for name in billed(slipway)} == {POD, SAMPLERS}
+    with controllers(exactly, ["up", *long]) as (second,):
+        second.hears("re-attached to attempt 1 on 1 worker")
+        second.hears("sampler pod 1: re-attached to attempt 1")
+        found = status(slipway, *long)
+        assert [row["state"] for row in found["samplers"]] == ["ready"]
+        assert main.run(["status", *long]) == main.run(["plan", *long]) == 0
+        out = slipway.capsys.readouterr().out
+        assert f"pod  {SAMPLERS}: ready, " in out
+        assert "samplers 1 pod of v5litepod-1\n" in out
+        assert f"exists   TPU v5litepod-1 (1 worker) {SAMPLERS}\n" in out
+        assert main.run(["down", *long, "--yes"]) == 0
+        second.ends()
+    assert billed(slipway) == {}
+
+
+@pytest.mark.deep
+def test_cancel_leaves_the_pod_of_the_trainer_only(slipway: SlipwayCli) -> None:
+    long = [*WITH_PODS, "loop.steps=100000", "loop.eval_interval=100000"]
+    out = up(slipway, *long, "--detach")
+    assert "sampler pod 1: launched attempt 1" in out
+    assert [row["attempts"] for row in status(slipway, *long)["samplers"]] == [1]
+    assert main.run(["cancel", *long]) == 0
+    assert {name.rpartition("/")[2] for name in billed(slipway)} == {POD}
+    assert main.run(["down", *long, "--yes"]) == 0
+    assert billed(slipway) == {}
+
+
+@pytest.mark.deep
+def test_a_pod_of_samplers_without_capacity_delays_and_is_there_no_more_at_the_end(slipway: SlipwayCli) -> None:
+    """The trainer waits meanwhile; the search goes on until the pod is there."""
+    faults = "cloud.faults=[{kind: stockout, times: 3, accelerator_type: v5litepod-4}]"
+    words = [*WITH_PODS, "loop.sampler.tpu=v5litepod-4"]
+    up(slipway, *words, faults)
+    [samplers] = status(slipway, *words)["samplers"]
+    assert samplers["attempts"] == 1
+    assert billed(slipway) == {}
+    assert_whole_journal(results(slipway, status(slipway, *words)["run"]["results"]))
+
+
+@pytest.mark.deep
+def test_a_budget_that_is_spent_ends_all_pods(slipway: SlipwayCli) -> None:
+    long = [*WITH_PODS, "loop.steps=100000", "loop.eval_interval=100000", "budget.max_hours=0.008"]
+    assert main.run(["up", *long]) == 7
+    assert "over budget: its pods have run for" in slipway.capsys.readouterr().out
+    assert billed(slipway) == {}
+    found = status(slipway, *long)
+    assert found["cost"]["pod_hours"] + found["samplers"][0]["pod_hours"] >= 0.008
