@@ -13,6 +13,7 @@ from conf.schema.infra.assets import parse_source
 from controller.inputs import hub as inputs
 from controller.inputs.hub import SourceError, fetch_file, list_source, lookup_problem, require_readable, signed_address
 from controller.localcloud.hub import HubFault, HubServer
+from tests.controller.agent.conftest import wait_for
 from tests.hub import ACCEPTED, CONTENT, MODEL, OTHER, asked, hub, write
 
 __all__ = ["hub"]
@@ -48,6 +49,7 @@ def test_what_is_no_source_is_refused(source: str) -> None:
 def test_a_cut_connection_is_resumed_and_all_bytes_are_right(hub: HubServer, tmp_path: Path) -> None:
     (part := tmp_path / "fetched.part").write_bytes(CONTENT[:100_000])  # of a process that was killed
     assert fetched(hub, tmp_path).read_bytes() == CONTENT
+    wait_for(lambda: hub.state.sent)  # written down once all has been sent, when the client may be done
     assert hub.state.sent == [("model.safetensors", 100_000, len(CONTENT) - 100_000)]
     assert not part.exists()
 
