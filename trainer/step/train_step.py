@@ -30,6 +30,8 @@ LossFn = Callable[[Params, DeviceBatch], MetricSums]
 
 CarryLossFn = Callable[[Params, DeviceBatch, Any], tuple[MetricSums, Any]]
 """As LossFn, with arrays that each row carries from one update to the next: (params, batch, carry) to (sums, carry)."""
+Summed = Callable[[Params, DeviceBatch, Any], tuple[Params, MetricSums, Any]]
+"""From (params, batch, carry) to gradients, sums of metrics and a new carry."""
 
 
 class State(NamedTuple):
@@ -154,6 +156,21 @@ def _update_average(state: State, params: Any, opt: Optimizer) -> Any:
     return jax.tree.map(lambda mean, weight: mean + (1 - kept) * (weight - mean), state.average, params)
 
 
+def _over_parts(summed: Summed, placed: Callable[[tuple[Params, MetricSums]], tuple[Params, MetricSums]]) -> Summed:
+    """Return `summed` with its results added up over the parts of a batch, one after the other; there is no carry."""
+
+    def accumulated(params: Params, batch: DeviceBatch, carry: Any) -> tuple[Params, MetricSums, Any]:
+        def add(total: tuple[Params, MetricSums], part: DeviceBatch) -> tuple[tuple[Params, MetricSums], None]:
+            gradients, sums, _ = summed(params, part, None)
+            return placed((jax.tree.map(jnp.add, total[0], gradients), metric_sums.merge(total[1], sums))), None
+
+        first, named, _ = jax.eval_shape(summed, params, jax.tree.map(lambda x: x[0], batch), None)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), first)
+        return *lax.scan(add, placed((zeros, metric_sums.zero(named))), batch)[0], None
+
+    return accumulated
+
+
 def mean_gradient(
     loss: CarryLossFn, cfg: AnyModel, mesh: Mesh, accumulation: int = 1
 ) -> Callable[[Params, DeviceBatch, Any], tuple[Params, dict[str, jax.Array], Any]]:
@@ -178,23 +195,13 @@ def mean_gradient(
         gradients, (sums, new) = jax.grad(total, has_aux=True)(weights.trained_part(params, cfg))
         return gradients, sums, new
 
-    def accumulated(params: Params, batch: DeviceBatch, carry: Any) -> tuple[Params, MetricSums, Any]:
-        if accumulation == 1:
-            return summed(params, batch, carry)
-
-        def add(total: tuple[Params, MetricSums], part: DeviceBatch) -> tuple[tuple[Params, MetricSums], None]:
-            gradients, sums, _ = summed(params, part, None)
-            return placed((jax.tree.map(jnp.add, total[0], gradients), metric_sums.merge(total[1], sums))), None
-
-        first, named, _ = jax.eval_shape(summed, params, jax.tree.map(lambda x: x[0], batch), None)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), first)
-        return *lax.scan(add, placed((zeros, metric_sums.zero(named))), batch)[0], None
-
     def placed(total: tuple[Params, MetricSums]) -> tuple[Params, MetricSums]:
         if meshes.is_data_parallel(mesh):
             return total
         placed = weights.trained_part(weights.param_shardings(cfg, mesh), cfg)
         return lax.with_sharding_constraint(total[0], placed), total[1]
+
+    accumulated = summed if accumulation == 1 else _over_parts(summed, placed)
 
     def summed_at_once(params: Params, batch: DeviceBatch, carry: Any) -> tuple[Params, MetricSums, Any]:
         gradients, sums, new = accumulated(params, batch, carry)
