@@ -8,20 +8,22 @@ from controller.agent.protocol import OBSERVE
 from controller.cleanup.dependents import dependents, resources_in_other_regions
 from controller.core.errors import CloudError, ConfigError, SlipwayError
 from controller.core.events import Event
+from controller.core.formats import DamagedRecordError
 from controller.gcp.errors import GoogleError
 from controller.gcp.names import is_labelled
 from controller.lease.lease import Lease, pod_lease
 from controller.plan.build import Plan
 from controller.plan.preview import ResourcePreview, preview_resources
-from controller.plan.samplers import sampler_plans
+from controller.plan.samplers import is_sampler_pod, sampler_plans
 from controller.reconcile.reconciler import destroy
 from controller.reconcile.resource import Absent, Pending, Resource, Unknown
 from controller.records.ledger import Ledger
 from controller.records.pending_deletions import retry_deletions
-from controller.records.spending import close_billing
+from controller.records.spending import close_billing, read_claim
 from controller.resources.bastion.vm import Bastion
 from controller.resources.pod.node import Node
-from controller.resources.pod.planes import plane_of
+from controller.resources.pod.planes import plane_of, project_slices
+from controller.resources.pod.provisioner import SliceStatus
 from controller.resources.pod.slices import hidden_place
 from controller.resources.uploads.nearby import NearbyAsset
 from controller.resources.workers.base import active_runs
@@ -106,7 +108,7 @@ def _record_end(session: Session, lease: Lease, nodes: list[Node], running: set[
 
 def _observe(session: Session, everything: bool, notes: list[str]) -> list[ResourcePreview]:
     """Return the pod and shared resources as they are now, each observed by itself."""
-    pod = _of_pod(session.plan)
+    pod = [*_of_pod(session.plan), *_samplers_of_earlier_configs(session, notes)]
     shared = [r for r in session.plan.resources if r.scope == "shared" and r not in pod]
     if not everything:
         rows = _observe_each(session, pod)
@@ -128,6 +130,34 @@ def _of_pod(plan: Plan) -> list[Resource]:
     if (disk := node.disk) is None:
         return [node, *others]
     return [replace(node, depends_on=(*node.depends_on, disk.id)), disk, *others]
+
+
+def _samplers_of_earlier_configs(session: Session, notes: list[str]) -> list[Node]:
+    """Return this pod's pods of samplers that the config does not name: an earlier one had more, or other zones."""
+    context, node = session.context, session.plan.node
+    named = [one.node for one in sampler_plans(session.plan, Path.cwd())]
+    try:
+        others = [
+            status
+            for status in project_slices(context)
+            if status.is_labelled and not any(sampler.may_be(status) for sampler in named)
+        ]
+        found = [status for status in others if _samples_for(session, status)]
+    except (GoogleError, DamagedRecordError) as error:  # the pod must be deletable without them
+        notes.append(f"cannot see whether pods of samplers of an earlier config are left: {error}")
+        return []
+    return [
+        replace(node, name=status.name, spec=status.spec, specs={}, places=(status.place,), depends_on=())
+        for status in found
+    ]
+
+
+def _samples_for(session: Session, status: SliceStatus) -> bool:
+    """Return whether a slice is one of samplers of the session's pod, by its name and by the run that uses it."""
+    if not is_sampler_pod(status.name, session.plan.node.name):
+        return False
+    claim = read_claim(session.context.google, session.plan.bucket, status.name, status.uid) if status.uid else {}
+    return not claim or is_sampler_pod(claim["latest"])
 
 
 def _observe_each(session: Session, wanted: Sequence[Resource]) -> list[ResourcePreview]:

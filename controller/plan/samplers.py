@@ -4,6 +4,7 @@ Such a run has the id of its owner and a suffix, the owner's code, packages and 
 is planned, launched, recovered and recorded like any other run.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ def num_sampler_pods(config: Config) -> int:
 def sampler_suffix(number: int | str) -> str:
     """Return what the names of a pod and a run of samplers have in addition to their owner's."""
     return f"-sampler-{number}"
+
+
+def is_sampler_pod(name: str, owner: str = "") -> bool:
+    """Return whether a pod or a run is one of samplers by its name; of any owner if that is empty."""
+    before = re.escape(owner) if owner else ".+"
+    return re.fullmatch(before + sampler_suffix(r"[1-9]\d*"), name) is not None
 
 
 def sampler_configs(config: Config) -> tuple[Config, ...]:
