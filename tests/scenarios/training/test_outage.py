@@ -1,36 +1,44 @@
-"""A run on two processes whose bucket does not answer from its second checkpoint on, until they are told otherwise."""
+"""A run on two processes whose bucket does not answer from its second checkpoint on, until it does again."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from tests.controller.localcloud.conftest import cloud as cloud
 from tests.controller.localcloud.harness import wait_for
 from tests.scenarios.experiments.test_quickstart import weights
 from tests.scenarios.training.test_bucket import FOLDER, Bucket
-from tests.trainer.processes import start_trainer, wait_processes
+from tests.trainer.processes import start_processes, wait_processes
 from trainer.checkpoint.manager import LOCAL_FOLDER
 
 STEPS = 10
 pytestmark = [pytest.mark.deep, pytest.mark.e2e]
 
 
-def start(run: dict[str, Any], bucket: Bucket, folder: Path) -> Any:
-    workers = [bucket.variables | {"JAX_NUM_CPU_DEVICES": "4"}] * 2
-    return start_trainer(run, folder, "", *workers)
-
-
-def out(bucket: Bucket) -> None:
-    """The bucket answers nothing any more."""
-    fault = {"kind": "bucket_outage", "seconds": 86400}
-    bucket.cloud.call_ok("POST", "emulator/faults", {"key": "outage", "faults": [fault]})
+def start(run: dict[str, Any], bucket: Bucket, folder: Path, outage: str = "") -> list[subprocess.Popen[str]]:
+    """Start both workers; `outage` says when the bucket stops answering, see outage_trainer.py."""
+    root = bucket.variables["STORAGE_EMULATOR_HOST"]
+    own = bucket.variables | {"JAX_NUM_CPU_DEVICES": "4", "EMULATED_CLOUD": root, "OUTAGE": outage}
+    run_file = folder / "run.yaml"
+    folder.mkdir(exist_ok=True)
+    run_file.write_text(yaml.safe_dump(run))
+    module = "tests.scenarios.training.outage_trainer" if outage else "trainer"
+    return start_processes([module, str(run_file)], folder, "", own, own)
 
 
 def back(bucket: Bucket) -> None:
     bucket.cloud.call_ok("DELETE", "emulator/faults")
+
+
+def refused(bucket: Bucket) -> int:
+    """How many requests the outage has met."""
+    faults = bucket.cloud.call_ok("GET", "emulator/state")["fault"]
+    return sum(len(fault["struck"]) for fault in faults.values())
 
 
 def saved(folder: Path, step: int) -> bool:
@@ -60,9 +68,7 @@ def test_kill_9_and_a_restart_during_an_outage(cloud, lm_run, tmp_path):
 
     run = run | {"dir": f"gs://bucket/{FOLDER}"}
     folder = tmp_path / "disturbed"
-    processes = start(run, bucket, folder)
-    wait_for(lambda: 2 in bucket.steps(), "the first checkpoint is complete", 300)
-    out(bucket)
+    processes = start(run, bucket, folder, "save 4")
     wait_for(lambda: saved(folder, STEPS), "the last checkpoint is on the disks", 300)
     for process in processes:
         process.kill()
@@ -84,9 +90,7 @@ def test_training_goes_on_and_waits_at_its_end(cloud, lm_run, tmp_path):
     run = lm_run | {"dir": f"gs://waits/{FOLDER}", "pod": lm_run["pod"] | {"workers": 2}}
     run["loop"] = run["loop"] | {"steps": STEPS}
     bucket, folder = Bucket(cloud, "waits"), tmp_path / "run"
-    processes = start(run, bucket, folder)
-    wait_for(lambda: 2 in bucket.steps(), "the first checkpoint is complete", 300)
-    out(bucket)
+    processes = start(run, bucket, folder, "save 4")
     wait_for(lambda: saved(folder, STEPS), "the last checkpoint is on the disks", 300)
     assert [process.poll() for process in processes] == [None, None]
     back(bucket)
@@ -96,14 +100,28 @@ def test_training_goes_on_and_waits_at_its_end(cloud, lm_run, tmp_path):
     assert [step for step, _ in losses(bucket)] == list(range(1, STEPS + 1))
 
 
+def test_an_outage_that_begins_amid_a_save_is_waited_for(cloud, lm_run, tmp_path):
+    """Worker 0 tries to read again and again while the other one waits for it in the same save."""
+    run = lm_run | {"dir": f"gs://amid/{FOLDER}", "pod": lm_run["pod"] | {"workers": 2}}
+    run["loop"] = run["loop"] | {"steps": STEPS}
+    bucket, folder = Bucket(cloud, "amid"), tmp_path / "run"
+    processes = start(run, bucket, folder, "_write 4")
+    wait_for(lambda: refused(bucket) >= 6, "worker 0 has tried again", 300)
+    assert [process.poll() for process in processes] == [None, None]
+    back(bucket)
+    ended = wait_processes(processes)
+    assert [one.exit_code for one in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+    assert not list(folder.glob(f"worker-*/{LOCAL_FOLDER}/*"))
+    assert bucket.steps()[-2:] == [8, 10]
+    assert [step for step, _ in losses(bucket)] == list(range(1, STEPS + 1))
+
+
 def test_past_the_bound_all_workers_end_with_the_key(cloud, lm_run, tmp_path):
     run = lm_run | {"dir": f"gs://bound/{FOLDER}", "pod": lm_run["pod"] | {"workers": 2}}
     run["loop"] = run["loop"] | {"steps": STEPS}
     run["checkpoint"] = run["checkpoint"] | {"max_outage_hours": 0.001}
     bucket, folder = Bucket(cloud, "bound"), tmp_path / "run"
-    processes = start(run, bucket, folder)
-    wait_for(lambda: 2 in bucket.steps(), "the first checkpoint is complete", 300)
-    out(bucket)
+    processes = start(run, bucket, folder, "save 4")
     ended = wait_processes(processes)
     assert [one.exit_code for one in ended] == [1, 1]
     for one in ended:
