@@ -47,8 +47,9 @@ def with_retries(
         try:
             return act()
         except TransferError as error:
-            pause = None if error.permanent else next(pauses, None)
-            if error.denied and uptime() < FRESH_VM_SECONDS:
+            waits_for_role = error.denied and uptime() < FRESH_VM_SECONDS
+            pause = None if error.permanent and not waits_for_role else next(pauses, None)
+            if waits_for_role and pause is None:
                 pause = FRESH_VM_PAUSE_SECONDS
             if pause is None:
                 raise
