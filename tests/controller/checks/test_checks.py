@@ -209,7 +209,7 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
         ),
         (
             [*GRPO, "optimizer.schedule.final_fraction=0.01"],
-            "schedule: warning optimizer.schedule.horizon_steps: the learning rate falls to 1% over exactly the 150",
+            "schedule: warning optimizer.schedule.horizon_steps: the learning rate falls to 1% over exactly the 80",
         ),
         (
             [*GRPO, "tpu.capacity=spot", "checkpoint.save_interval=120"],

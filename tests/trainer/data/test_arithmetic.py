@@ -77,4 +77,4 @@ def test_worked_responses_end_in_the_answer_and_fit_the_quick_start() -> None:
         assert int(problem.answer) == int(left) + int(right) * (1 if verb == "gets" else -1)
         assert answer_match(problem.solution, problem.answer) == 1.0
         assert len(problem.question) + 1 <= 28
-        assert len(problem.solution) + 1 <= 52
+        assert len(problem.solution) + 1 <= 32

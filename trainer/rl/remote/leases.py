@@ -1,9 +1,10 @@
 """Which sampler draws what: tasks of a rollout, leased to samplers, and the samples that have arrived.
 
-A sampler that dies or is silent loses its task to another one; what it has delivered stays. Pure logic: the caller
+A sampler that dies or is silent loses its tasks to others; what it has delivered stays. Pure logic: the caller
 tells the time and holds the lock.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -11,6 +12,10 @@ S = TypeVar("S")
 
 MAX_LOSSES = 20
 """Losses of one task after which the fault is no sampler's: whoever draws it dies."""
+
+
+TaskName = tuple[int, int]
+"""Rollout and first prompt of a task."""
 
 
 class TaskLostError(RuntimeError):
@@ -32,6 +37,10 @@ class Task:
     first: int
     count: int
     version: int
+
+    @property
+    def name(self) -> TaskName:
+        return self.rollout, self.first
 
 
 @dataclass
@@ -74,12 +83,12 @@ class Leases(Generic[S]):
             task = Task(rollout, first, min(prompts_per_task, prompts - first), version)
             self._leases.append(_Lease(task))
 
-    def take(self, sampler: str, now: float) -> Task | None:
+    def take(self, sampler: str, now: float, held: Collection[TaskName] = ()) -> Task | None:
         """Lease the oldest task that nobody has; None if there is none. Raises TaskLostError.
 
-        A sampler has one task at a time: an unfinished one that it had is offered again.
+        held: those that the sampler has drawn and still scores. Any other one that it had is offered again.
         """
-        self.release(sampler)
+        self.release(sampler, held)
         self._expire(now)
         for lease in self._leases:
             if lease.holder is None:
@@ -87,18 +96,18 @@ class Leases(Generic[S]):
                 return lease.task
         return None
 
-    def renew(self, sampler: str, now: float) -> bool:
-        """Note that a sampler is alive; return whether it still has a task."""
+    def renew(self, sampler: str, now: float) -> set[TaskName]:
+        """Note that a sampler is alive; return which tasks it still has."""
         self._expire(now)
         own = [lease for lease in self._leases if lease.holder == sampler]
         for lease in own:
             lease.until = now + self.seconds
-        return bool(own)
+        return {lease.task.name for lease in own}
 
-    def release(self, sampler: str) -> None:
-        """Offer a sampler's task to the others, as after its death. Raises TaskLostError."""
+    def release(self, sampler: str, held: Collection[TaskName] = ()) -> None:
+        """Offer a sampler's tasks to the others, as after its death, but for those held. Raises TaskLostError."""
         for lease in self._leases:
-            if lease.holder == sampler:
+            if lease.holder == sampler and lease.task.name not in held:
                 self._lose(lease)
 
     def deliver(self, rollout: int, row: int, sample: S) -> bool:

@@ -14,7 +14,7 @@ from trainer.checkpoint.local_saves import replaced_by
 from trainer.checkpoint.storage import RunStorage
 from trainer.rl.remote.identity import attempt_mark, attempt_number
 from trainer.rl.remote.journal import DrawnSample
-from trainer.rl.remote.leases import Leases, TaskLostError
+from trainer.rl.remote.leases import Leases, TaskLostError, TaskName
 from trainer.rl.remote.listener import Listener
 from trainer.rl.remote.presence import Presence
 from trainer.rl.remote.wire import Arrays, Channel
@@ -168,7 +168,7 @@ class RolloutServer:
     def _answer(self, channel: Channel, name: str, message: dict[str, Any], arrays: Arrays) -> None:
         match message["kind"]:
             case "take":
-                channel.send(self._take(name))
+                channel.send(self._take(name, [(rollout, first) for rollout, first in message["held"]]))
             case "samples":
                 channel.send(self._receive_samples(name, message, arrays))
             case "weights":
@@ -182,19 +182,20 @@ class RolloutServer:
             found = self._changed.wait_for(lambda: self._weights and self._version > version, POLL_SECONDS)
             return ({"version": self._version}, dict(self._weights)) if found else ({"version": version}, {})
 
-    def _take(self, name: str) -> dict[str, Any]:
+    def _take(self, name: str, held: Sequence[TaskName]) -> dict[str, Any]:
+        """Return a task, if there is one; a sampler that holds none waits for it."""
         late = time.monotonic() + POLL_SECONDS
         task = None
         with self._guarded():
             while self._exit_code is None and (left := late - time.monotonic()) > 0:
-                if task := self._leases.take(name, time.monotonic()):
+                if (task := self._leases.take(name, time.monotonic(), held)) or held:
                     break
                 self._changed.wait(left)
         return {"task": task and vars(task), "exit_code": self._exit_code}
 
     def _receive_samples(self, name: str, message: dict[str, Any], arrays: Arrays) -> dict[str, Any]:
         with self._guarded():
-            held = self._leases.renew(name, time.monotonic())
+            held = (message["rollout"], message["first"]) in self._leases.renew(name, time.monotonic())
             for row, finished in zip(message["rows"], message["finished"], strict=True):
                 parts = {part: arrays[f"{row}/{part}"] for part in ("tokens", "logprobs", "versions", "scores")}
                 self._leases.deliver(message["rollout"], row, _sample(**parts, finished=finished))

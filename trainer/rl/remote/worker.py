@@ -5,11 +5,11 @@ import os
 import sys
 import threading
 import time
-from concurrent.futures import Future, wait
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
 from jax.sharding import AxisType, Mesh
 
@@ -21,14 +21,14 @@ from trainer.data.problem import Draw
 from trainer.distributed import agreement
 from trainer.distributed import mesh as meshes
 from trainer.models.weights import Params
-from trainer.rewards.pool import RewardPool, RewardResult, Submission
+from trainer.rewards.pool import RewardPool, Submission
+from trainer.rl.remote.delivery import AbandonedError, Deliveries
 from trainer.rl.remote.identity import SamplerKey, own_name
 from trainer.rl.remote.leases import Task
 from trainer.rl.remote.server import ADDRESS_FILE
 from trainer.rl.remote.supervisor import CHILD_VARIABLE, NO_TRAINER_EXIT_CODE
 from trainer.rl.remote.wire import Arrays, Channel, WireError
-from trainer.rl.rollouts import reward_names, score_sample
-from trainer.sampler import Completion, Sampler, SamplerSettings, StopCriteria, placement
+from trainer.sampler import Sampler, SamplerSettings, StopCriteria, placement
 
 CONNECT_SECONDS = 3600.0
 """How long a sampler looks for the trainer, which may read data, compile and warm up first."""
@@ -36,7 +36,11 @@ RETRY_SECONDS = 1.0
 POD_RETRY_SECONDS = 3.0
 """The same on a pod of samplers, which may wait until the trainer's pod has been replaced."""
 REPORT_SECONDS = 10.0
-"""Longest silence of a sampler that waits for rewards or weights; after wire.SILENCE_SECONDS it loses its task."""
+"""Longest silence of a sampler that waits for rewards or weights; after wire.SILENCE_SECONDS it loses its tasks."""
+TAKE_SECONDS = 0.2
+"""Interval at which a sampler that waits for rewards asks for another task."""
+MAX_SCORED_TASKS = 2
+"""Tasks of a sampler whose rewards are computed; with more of them it waits before it draws another one."""
 
 
 def run(experiment: RunFile) -> int:
@@ -49,12 +53,8 @@ def run(experiment: RunFile) -> int:
         return _SamplerProcess(experiment, loop, mesh, checks).run()
 
 
-class _AbandonedError(Exception):
-    """Another sampler has the task, or the run ends."""
-
-
 class _SamplerProcess:
-    """A sampler's state: its newest weights, and the task that it draws."""
+    """A sampler's state, above all its newest weights."""
 
     def __init__(self, experiment: RunFile, loop: GrpoLoop, mesh: Mesh, checks: RewardPool) -> None:
         self._experiment, self._loop, self._checks, self._key = experiment, loop, checks, SamplerKey.own()
@@ -114,21 +114,35 @@ class _SamplerProcess:
     def _work(self, channel: Channel, weights: Channel) -> int:
         self._copy = (-1, {})  # a trainer that has resumed may have older ones
         self._feed = _WeightFeed(weights)
-        while True:
-            reply, _ = channel.ask({"kind": "take"})
-            if reply["exit_code"] is not None:
-                return reply["exit_code"]
-            if reply["task"]:
-                try:
-                    self._draw(channel, Task(**reply["task"]))
-                except _AbandonedError:
+        deliveries = Deliveries(channel, self._checks, self._loop)
+        try:
+            while True:
+                self._check_parent()
+                scored = deliveries.tasks
+                if len(scored) == MAX_SCORED_TASKS:
+                    deliveries.wait(REPORT_SECONDS)
                     continue
+                held = [[task.rollout, task.first] for task in scored]
+                reply, _ = channel.ask({"kind": "take", "held": held})
+                if reply["exit_code"] is not None:
+                    return reply["exit_code"]
+                if reply["task"]:
+                    with suppress(AbandonedError):
+                        self._draw(deliveries, Task(**reply["task"]))
+                elif scored:
+                    deliveries.wait(TAKE_SECONDS)
+        finally:
+            deliveries.cancel()
 
-    def _weights(self, at_least: int = 0) -> tuple[Params, int]:
-        """Return the newest weights on the devices, and their version. Raises WireError if no more arrive."""
+    def _weights(self, at_least: int = 0, meanwhile: Callable[[], None] = lambda: None) -> tuple[Params, int]:
+        """Return the newest weights on the devices, and their version. Raises WireError if no more arrive.
+
+        meanwhile: called now and then while there are none of at least that version.
+        """
         assert self._feed is not None, "connected"
         while (newest := self._feed.newest(at_least, REPORT_SECONDS)) is None:
             self._check_parent()
+            meanwhile()
         version, arrays = newest
         if version != self._copy[0]:
             self._copy = -1, {}  # frees the old ones first
@@ -140,48 +154,34 @@ class _SamplerProcess:
             self._copy = version, jax.tree.unflatten(structure, placed)
         return self._copy[1], version
 
-    def _draw(self, channel: Channel, task: Task) -> None:
-        """Draw a task's samples, and deliver each with its scores. Raises _AbandonedError."""
+    def _draw(self, deliveries: Deliveries, task: Task) -> None:
+        """Draw a task's samples. Raises AbandonedError."""
         loop, prompts = self._loop, self._loop.prompts_per_step * self._loop.updates_per_rollout
         asked = self._questions.train(Draw("rollout", task.rollout), prompts)[task.first : task.first + task.count]
         key = jax.random.fold_in(jax.random.fold_in(self._random_key, 0), task.rollout)
-        copy, _ = self._weights(task.version)
-        waiting: dict[int, tuple[Completion, Future[RewardResult]]] = {}
-        names, first = reward_names(loop), task.first * loop.group_size
+        copy, _ = self._weights(task.version, deliveries.send)
+        first = task.first * loop.group_size
 
-        def deliver() -> None:
-            """Send what is scored, which also says that this sampler is alive."""
+        def between() -> None:
             self._check_parent()
-            done = [row for row, (_, check) in waiting.items() if check.done()]
-            arrays: Arrays = {}
-            finished = [waiting[row][0].finished for row in done]
-            for row in done:
-                drawn, check = waiting.pop(row)
-                scores = np.array(score_sample(check.result(), loop), np.float64)
-                parts = {"tokens": drawn.tokens, "logprobs": drawn.logprobs, "versions": drawn.versions}
-                arrays |= {f"{row}/{name}": values for name, values in (parts | {"scores": scores}).items()}
-            message: dict[str, Any] = {"kind": "samples", "rollout": task.rollout, "rows": done, "finished": finished}
-            reply, _ = channel.ask(message, arrays)
-            if not reply["go_on"]:
-                raise _AbandonedError
+            deliveries.send()
 
         numbers = range(first, first + len(asked) * loop.group_size)
         drawing = self._sampler.generate(
-            copy, [q.prompt_tokens for q in asked], loop.group_size, key, loop.temperature, deliver,
+            copy, [q.prompt_tokens for q in asked], loop.group_size, key, loop.temperature, between,
             numbers=numbers, weights=self._weights,
         )  # fmt: skip
+        deliveries.begin(task)
+        whole = False
         try:
             for drawn in drawing:
                 question = asked[drawn.row // loop.group_size]
                 text = self._questions.prompt_encoder.decode(drawn.tokens.tolist())
                 submission = Submission(text, question.answer, question.prompt, question.row)
-                waiting[first + drawn.row] = drawn, self._checks.submit(names, submission)
-            while waiting:
-                wait([check for _, check in waiting.values()], REPORT_SECONDS)
-                deliver()
+                deliveries.add(first + drawn.row, drawn, submission)
+            whole = True
         finally:
-            for _, check in waiting.values():
-                check.cancel()  # those of the next task should not wait for them
+            deliveries.end(whole=whole)
 
     def _check_parent(self) -> None:
         """Raise WireError if the supervisor has ended, which would start no other sampler."""

@@ -47,11 +47,22 @@ def test_a_dead_samplers_task_goes_to_another_and_what_it_delivered_stays() -> N
 def test_a_silent_sampler_loses_its_task_and_one_that_reports_keeps_it() -> None:
     leases = opened(prompts=2)
     task = leases.take("a", 0.0)
-    assert leases.renew("a", SECONDS - 1)
+    assert leases.renew("a", SECONDS - 1) == {(0, 0)}
     assert leases.take("b", SECONDS) is None
     assert leases.take("b", 2 * SECONDS - 1) == task
     assert not leases.renew("a", 2 * SECONDS - 1)
     assert leases.renew("b", 2 * SECONDS)
+
+
+def test_a_sampler_keeps_the_tasks_that_it_scores_and_no_other() -> None:
+    leases = opened(prompts=6)
+    first, second = leases.take("a", 0.0), leases.take("a", 0.0, [(0, 0)])
+    assert [first, second] == [Task(0, 0, 2, 7), Task(0, 2, 2, 7)]
+    assert leases.renew("a", 1.0) == {(0, 0), (0, 2)}
+    assert leases.take("a", 2.0, [(0, 2)]) == first, "the oldest that nobody has"
+    assert leases.lost == 1
+    leases.release("a")
+    assert leases.renew("a", 3.0) == set()
 
 
 def test_a_late_sample_of_a_closed_rollout_is_dropped_and_so_is_one_that_nobody_asked_for() -> None:

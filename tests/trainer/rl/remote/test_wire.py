@@ -22,6 +22,8 @@ from trainer.rl.remote.leases import Leases
 from trainer.rl.remote.server import RolloutServer
 from trainer.rl.remote.wire import Channel, WireError
 
+TAKE = {"kind": "take", "held": []}
+
 
 class Tampering:
     """A connection whose next message is altered on its way."""
@@ -81,7 +83,7 @@ def test_messages_and_arrays_arrive_as_they_were_sent(pair) -> None:
 
 def test_another_token_is_not_heard(pair) -> None:
     client, server, _ = pair(client="guess")
-    client.send({"kind": "take"})
+    client.send(TAKE)
     with pytest.raises(WireError, match="without the token"):
         server.receive()
 
@@ -89,7 +91,7 @@ def test_another_token_is_not_heard(pair) -> None:
 def test_an_altered_message_is_not_heard(pair) -> None:
     client, server, line = pair()
     line.change = lambda content: content if len(content) == 8 else bytes([*content[:-1], content[-1] ^ 1])
-    client.send({"kind": "take"})
+    client.send(TAKE)
     with pytest.raises(WireError, match="without the token"):
         server.receive()
 
@@ -98,7 +100,7 @@ def test_a_repeated_message_is_not_heard(pair) -> None:
     client, server, line = pair()
     sent: list[bytes] = []
     line.change = lambda content: sent.append(content) or content
-    client.send({"kind": "take"})
+    client.send(TAKE)
     server.receive()
     line.real.sendall(b"".join(sent))
     with pytest.raises(WireError, match="without the token"):
@@ -156,7 +158,7 @@ def connect(server: RolloutServer, facts: dict[str, str]) -> tuple[Channel, dict
 
 def deliver(channel: Channel, rollout: int, row: int, sample: DrawnSample) -> bool:
     arrays = {f"{row}/{name}": getattr(sample, name) for name in ("tokens", "logprobs", "versions", "scores")}
-    message = {"kind": "samples", "rollout": rollout, "rows": [row], "finished": [sample.finished]}
+    message = {"kind": "samples", "rollout": rollout, "first": 0, "rows": [row], "finished": [sample.finished]}
     return channel.ask(message, arrays)[0]["go_on"]
 
 
@@ -168,14 +170,14 @@ def test_a_sampler_that_hangs_up_loses_its_task_at_once_and_is_not_missed(serve,
     assert answer == {"different": []}
     message, arrays = first.ask({"kind": "weights", "version": 2})
     assert (message, arrays["0"].tolist()) == ({"version": 3}, [0, 1, 2, 3])
-    task = first.ask({"kind": "take"})[0]["task"]
+    task = first.ask(TAKE)[0]["task"]
     assert task == {"rollout": 0, "first": 0, "count": 2, "version": 3}
     one, two = samples(2, 3)
     assert deliver(first, 0, 1, two)
     assert server.wait(0, 0.0) is None
     first.close()
     second, _ = connect(server, {"code": "a"})
-    assert second.ask({"kind": "take"})[0]["task"] == task  # waits until the trainer has noticed
+    assert second.ask(TAKE)[0]["task"] == task  # waits until the trainer has noticed
     deliver(second, 0, 1, one)
     assert deliver(second, 0, 0, one) in (True, False)
     found = server.wait(0, 10.0)
@@ -184,7 +186,7 @@ def test_a_sampler_that_hangs_up_loses_its_task_at_once_and_is_not_missed(serve,
     assert server.summary() == "2 samples, 1 more dropped, 1 tasks given to another sampler"
     server.announce(RunStorage(str(tmp_path)), "127.0.0.1")
     server.close(75)
-    assert second.ask({"kind": "take"})[0] == {"task": None, "exit_code": 75}
+    assert second.ask(TAKE)[0] == {"task": None, "exit_code": 75}
     second.close()
     told = json.loads((tmp_path / "samplers.json").read_text())
     mark = {"attempt": attempt_mark("secret"), "number": 0}
@@ -197,7 +199,7 @@ def test_a_sampler_of_other_code_gets_no_task(serve) -> None:
     channel, answer = connect(server, {"code": "b", "config": "c"})
     assert answer == {"different": ["code"]}
     with pytest.raises(ConnectionError):
-        channel.ask({"kind": "take"})
+        channel.ask(TAKE)
     channel.close()
 
 
@@ -216,18 +218,25 @@ def test_a_message_that_is_none_ends_the_connection_by_name(pair, head) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [{}, {"kind": "no such"}, {"kind": "samples", "rollout": [], "rows": 7, "finished": 7}, {"kind": []}]
+    "message",
+    [
+        {},
+        {"kind": "no such"},
+        {"kind": "samples", "rollout": [], "first": 0, "rows": 7, "finished": 7},
+        {"kind": []},
+        {"kind": "take", "held": [7]},
+    ],
 )
 def test_a_sampler_with_a_bug_loses_its_connection_and_its_task(serve, message, caplog) -> None:
     server = serve({})
     server.open(0, 1, 1, version=0)
     first, _ = connect(server, {})
-    task = first.ask({"kind": "take"})[0]["task"]
+    task = first.ask(TAKE)[0]["task"]
     with pytest.raises(ConnectionError):
         first.ask(message)
     first.close()
     second, _ = connect(server, {})
-    assert second.ask({"kind": "take"})[0]["task"] == task
+    assert second.ask(TAKE)[0]["task"] == task
     second.close()
     assert "was closed" in caplog.text
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from conf.samplers import RESULT_FILE, attempt_token
-from trainer.rl.remote import worker
+from trainer.rl.remote import delivery, worker
 from trainer.rl.remote.identity import SamplerKey, attempt_mark
 from trainer.rl.remote.leases import Task
 from trainer.rl.remote.server import ADDRESS_FILE
@@ -149,53 +149,104 @@ def test_an_address_with_another_secret_is_no_trainer(tmp_path, monkeypatch) -> 
     assert world.worked == []
 
 
-def draw(monkeypatch: pytest.MonkeyPatch, channel: Any, checks: list[Future[Any]]) -> None:
-    """One task of a prompt with a response for each of the checks."""
+class Trainer:
+    """A connection to a trainer that has as many tasks of a prompt, and takes samples until it is told to stop."""
+
+    def __init__(self, *tasks: Task) -> None:
+        self.tasks, self.asked, self.wanted = list(tasks), list[dict[str, Any]](), True
+        self.then: dict[int, Callable[[], object]] = {}
+        """What happens at a request, by its number."""
+
+    def ask(self, message: dict[str, Any], arrays: Any = None) -> Any:
+        self.asked.append(message)
+        self.then.get(len(self.asked), lambda: None)()
+        if message["kind"] != "take":
+            return {"go_on": self.wanted}, {}
+        if self.tasks:
+            return {"task": vars(self.tasks.pop(0)), "exit_code": None}, {}
+        return {"task": None, "exit_code": None if message["held"] and self.wanted else 0}, {}
+
+    @property
+    def delivered(self) -> list[tuple[int, list[int]]]:
+        """Rollout and numbers of the samples of each message that had any."""
+        return [(said["rollout"], said["rows"]) for said in self.asked if said.get("rows")]
+
+
+def score(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check's result is what the trainer gets, and nothing waits for it."""
     monkeypatch.setattr(worker, "REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(worker, "reward_names", lambda _: [])
-    monkeypatch.setattr(worker, "score_sample", lambda found, _: found)
-    n, empty = len(checks), np.zeros(1, np.int32)
-    loop = SimpleNamespace(prompts_per_step=1, updates_per_rollout=1, group_size=n, temperature=1.0)
-    drawn = [Completion(row, empty, np.zeros(1, np.float32), True, empty) for row in range(n)]
+    monkeypatch.setattr(worker, "TAKE_SECONDS", 0.0)
+    monkeypatch.setattr(delivery, "reward_names", lambda _: [])
+    monkeypatch.setattr(delivery, "score_sample", lambda found, _: found)
+
+
+def work(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, checks: list[Future[Any]], group_size: int = 2) -> int:
+    """Work for a trainer: each task has a prompt with a response for each of the next checks."""
+    score(monkeypatch)
+    empty = np.zeros(1, np.int32)
+    loop = SimpleNamespace(prompts_per_step=1, updates_per_rollout=1, group_size=group_size, temperature=1.0)
+
+    def generate(*arguments: Any, **_: object) -> Any:
+        between = arguments[5]
+        for row in range(group_size):
+            yield Completion(row, empty, np.zeros(1, np.float32), True, empty)
+        between()
+
     question = SimpleNamespace(prompt_tokens=[1], answer="", prompt="", row=None)
     questions = SimpleNamespace(train=lambda *_: [question], prompt_encoder=SimpleNamespace(decode=lambda _: ""))
-    sampler = SimpleNamespace(generate=lambda *_, **__: iter(drawn))
-    pool, left = SimpleNamespace(submit=lambda *_: left.pop(0)), list(checks)
-    feed = SimpleNamespace(newest=lambda *_: (0, {}))
+    left = list(checks)
+    monkeypatch.setattr(worker, "_WeightFeed", lambda _: SimpleNamespace(newest=lambda *_: (-1, {})))
     made = bare(
         loop=loop,
         questions=questions,
-        sampler=sampler,
-        checks=pool,
-        feed=feed,
-        copy=(0, {}),
+        sampler=SimpleNamespace(generate=generate),
+        checks=SimpleNamespace(submit=lambda *_: left.pop(0)),
         random_key=jax.random.key(0),
     )
-    made._draw(channel, Task(0, 0, 1, 0))
+    return made._work(trainer, cast(Any, None))
 
 
 def test_a_sampler_that_waits_for_rewards_says_that_it_is_alive(monkeypatch) -> None:
     checks = [Future[Any]() for _ in range(2)]
+    trainer = Trainer(Task(0, 0, 1, 0))
+    trainer.then = {4: lambda: checks[0].set_result([1.0] * 4), 8: lambda: checks[1].set_result([1.0] * 4)}
+    assert work(monkeypatch, trainer, checks) == 0
+    kinds = [message["kind"] for message in trainer.asked]
+    assert kinds[:5] == ["take", "samples", "take", "samples", "take"]
+    assert trainer.delivered == [(0, [0]), (0, [1])]
 
-    class Trainer(Answers):
-        def ask(self, message: dict[str, Any], arrays: Any = None) -> Any:
-            self.asked.append(message)
-            if len(self.asked) == 3:
-                checks[0].set_result([1.0] * 4)
-            if len(self.asked) == 5:
-                checks[1].set_result([1.0] * 4)
-            return {"go_on": True}, {}
 
-    trainer = Trainer()
-    draw(monkeypatch, trainer, checks)
-    delivered = [message["rows"] for message in trainer.asked]
-    assert delivered == [[], [], [], [0], [], [1]]
+def test_a_sampler_draws_the_next_task_while_the_rewards_of_the_last_one_are_computed(monkeypatch) -> None:
+    checks = [Future[Any]() for _ in range(6)]
+    trainer = Trainer(*(Task(rollout, 0, 1, 0) for rollout in range(3)))
+
+    def all_of(first: int) -> Callable[[], object]:
+        return lambda: [check.set_result([1.0] * 4) for check in checks[first : first + 2]]
+
+    trainer.then = {8: all_of(0), 14: all_of(4), 20: all_of(2)}
+    assert work(monkeypatch, trainer, checks) == 0
+    held = [message["held"] for message in trainer.asked if message["kind"] == "take"]
+    assert held[:3] == [[], [[0, 0]], [[1, 0]]], "two tasks at most wait for their rewards"
+    assert held[-1] == []
+    assert sorted(trainer.delivered) == [(rollout, [0, 1]) for rollout in range(3)]
+    assert trainer.delivered[0] == (0, [0, 1])
 
 
 def test_rewards_of_a_task_that_another_sampler_has_are_not_computed(monkeypatch) -> None:
+    checks = [Future[Any]() for _ in range(4)]
+    trainer = Trainer(Task(0, 0, 1, 0), Task(1, 0, 1, 0))
+    trainer.then = {4: lambda: setattr(trainer, "wanted", False)}
+    assert work(monkeypatch, trainer, checks) == 0
+    assert [check.cancelled() for check in checks] == [True] * 4
+    assert trainer.delivered == []
+
+
+def test_when_the_connection_ends_no_reward_is_computed_for_it(monkeypatch) -> None:
     checks = [Future[Any]() for _ in range(2)]
-    with pytest.raises(worker._AbandonedError):
-        draw(monkeypatch, Answers(({"go_on": False}, {})), checks)
+    trainer = Trainer(Task(0, 0, 1, 0))
+    trainer.then = {3: raises(WireError("closed"))}
+    with pytest.raises(WireError):
+        work(monkeypatch, trainer, checks)
     assert all(check.cancelled() for check in checks)
 
 
