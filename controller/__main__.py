@@ -15,7 +15,7 @@ OWN_PACKAGES = ("", "conf", "controller", "slipway", "trainer")
 OBJECTS_PER_COLLECTION = 50_000
 """Python's default of 700 spends a tenth of a short verb on collections: what imports create is never garbage."""
 
-M_ARENA_MAX, NUM_HEAPS = -8, 1
+M_ARENA_MAX, NUM_HEAPS = -8, 2
 """Parameter of mallopt in glibc's malloc.h, and its value."""
 
 
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _limit_heaps() -> None:
-    """Let all threads allocate from one heap of the C library; a no-op where that is not glibc.
+    """Let all threads share two heaps of the C library; a no-op where that is not glibc.
 
     By default there are up to eight for each core, and each keeps what its threads have freed: with three threads for
     each of 64 workers the process grew by 0.9 MB a minute. Python's own lock leaves little to wait for.

@@ -127,6 +127,8 @@ class Retries:
             elif self._patience < ATTEMPTS:
                 self._patience = 1
             raise
+        finally:
+            retrying.iter_state.reset()  # else its closures and it refer to each other: garbage with every request
         self._patience = ATTEMPTS
         return answer
 

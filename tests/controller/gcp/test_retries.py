@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from controller.core.clock import Clock
 from controller.core.errors import CloudError
 from controller.gcp.errors import UNREACHABLE, ForbiddenError, GoogleError
-from controller.gcp.retries import OUTAGE_PAUSE_SECONDS, OUTAGE_SECONDS, outlast, wait_out
+from controller.gcp.retries import OUTAGE_PAUSE_SECONDS, OUTAGE_SECONDS, Retries, outlast, wait_out
 
 
 class Waiting(Clock):
@@ -95,3 +96,12 @@ def test_a_machine_without_a_network_waits_for_its_return() -> None:
 def test_a_refusal_is_no_outage() -> None:
     with pytest.raises(ForbiddenError):
         outlast(Waiting(), answering(ForbiddenError("get", 403, "denied", "no")), "gs://b", lambda _: None, 24)
+
+
+def test_requests_leave_nothing_to_the_garbage_collector() -> None:
+    retries = Retries(Clock())
+    retries.call(int)
+    gc.collect()
+    for _ in range(100):
+        retries.call(int)
+    assert gc.collect() < 100, "found after 100 requests, those of other threads included"
