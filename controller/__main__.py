@@ -1,6 +1,5 @@
 """`python -m controller`, the same as the console script `slipway`."""
 
-import ctypes
 import gc
 import os
 import re
@@ -15,15 +14,11 @@ OWN_PACKAGES = ("", "conf", "controller", "slipway", "trainer")
 OBJECTS_PER_COLLECTION = 50_000
 """Python's default of 700 spends a tenth of a short verb on collections: what imports create is never garbage."""
 
-M_ARENA_MAX, NUM_HEAPS = -8, 2
-"""Parameter of mallopt in glibc's malloc.h, and its value."""
-
 
 def main() -> int:
     os.umask(0o077)  # no other user of this machine may read keys, tokens, logs and records
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looks for them in every installed package
     gc.set_threshold(OBJECTS_PER_COLLECTION)
-    _limit_heaps()
     _leave_out_the_working_directory()
     if len(sys.argv) > 1 and PROGRAM.fullmatch(sys.argv[1]):
         from controller.core.programs import own_program
@@ -44,18 +39,6 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-
-
-def _limit_heaps() -> None:
-    """Let all threads share two heaps of the C library; a no-op where that is not glibc.
-
-    By default there are up to eight for each core, and each keeps what its threads have freed: with three threads for
-    each of 64 workers the process grew by 0.9 MB a minute. Python's own lock leaves little to wait for.
-    https://man7.org/linux/man-pages/man3/mallopt.3.html
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_ARENA_MAX, NUM_HEAPS)
 
 
 def _leave_out_the_working_directory() -> None:

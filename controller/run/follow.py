@@ -16,6 +16,7 @@ from conf.schema.run.lifecycle import Recovery
 from controller.agent.protocol import STOP, WATCH, State, StopRequest, WatchLine, WatchRequest
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
+from controller.core.freed_memory import FreedMemory
 from controller.gcp.errors import GoogleError
 from controller.recovery.diagnosis import diagnose
 from controller.recovery.pod_watch import PodWatch
@@ -166,7 +167,9 @@ class Follower:
             pod.close()
 
     def _wait(self, streams: list[_Stream], pod: PodWatch, steps: StepTracker) -> AttemptOutcome | None:
+        freed = FreedMemory(self.context.clock)
         while not self._stopping.is_set():
+            freed.return_if_due()
             self.on_tick()
             self._drain_queue(streams, steps)
             self._name_silent_workers(streams)

@@ -1,0 +1,49 @@
+"""What the C library keeps goes back to the system, once a minute."""
+
+from __future__ import annotations
+
+import ctypes
+
+import psutil
+import pytest
+
+from controller.core.clock import Clock
+from controller.core.freed_memory import INTERVAL_SECONDS, FreedMemory
+
+BLOCKS, BLOCK_BYTES = 50_000, 2000
+
+
+class Watch(Clock):
+    time = 0.0
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+def resident() -> int:
+    return psutil.Process().memory_info().rss
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+def test_freed_memory_goes_back_after_a_minute() -> None:
+    clock = Watch()
+    freed = FreedMemory(clock)
+    blocks = [bytearray(BLOCK_BYTES) for _ in range(BLOCKS)]
+    last = bytearray(BLOCK_BYTES)  # what lies behind free memory keeps the C library from returning it
+    del blocks
+    kept = resident()
+    clock.time = INTERVAL_SECONDS - 1
+    freed.return_if_due()
+    assert resident() > kept - BLOCKS * BLOCK_BYTES / 10
+    clock.time = INTERVAL_SECONDS
+    freed.return_if_due()
+    assert resident() < kept - BLOCKS * BLOCK_BYTES / 2
+    assert len(last) == BLOCK_BYTES
+
+
+def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    clock = Watch()
+    freed = FreedMemory(clock)
+    clock.time = 2 * INTERVAL_SECONDS
+    freed.return_if_due()
