@@ -203,6 +203,12 @@ def sampler_pods_can_be_rented(config: Config) -> Iterator[Issue]:
         yield Issue("a bastion does not drive pods of samplers; use recovery.driver=laptop, or 0")
     if config.tpu.data_disk_gb is not None:
         yield Issue("they have no data disk, so what is on the pod's would be missing there; use 0, or no disk")
+    if config.budget.usd_per_hour is not None and config.loop.sampler.tpu not in (None, config.tpu.accelerator_type):
+        yield Issue(
+            "budget.usd_per_hour would count for each pod of another type, too: use the pod's type (null), or no "
+            "budget.usd_per_hour",
+            key="loop.sampler.tpu",
+        )
     if len(config.regions) > 1:
         yield Issue(
             f"samplers reach the trainer within its region only, and tpu.fallback_zones adds {config.regions[1]}; use "

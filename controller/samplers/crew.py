@@ -15,7 +15,8 @@ from pathlib import Path
 from controller.cloud.connect import open_context
 from controller.cloud.emulator import Emulator
 from controller.context import Context
-from controller.core.errors import LeaseLostError, SlipwayError
+from controller.core.clock import InterruptedSleepError
+from controller.core.errors import LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.events import Event
 from controller.core.ui import BoardScreen, FinishedRun
 from controller.lease.lease import LeaseHeldError
@@ -50,8 +51,8 @@ def drive(
             result = running.drive(options, plan, context, emulator, screen, spending=crew.spending_of(plan))
         except ELSEWHERE:
             raise
-        except SlipwayError:
-            if crew.was_started:
+        except SlipwayError as error:
+            if crew.was_started or isinstance(error, OverBudgetError):
                 crew.end("the trainer's run has failed")
             raise
         if result is not None:
@@ -106,7 +107,7 @@ class Crew:
             context: the trainer's.
         """
         self._plan, self._plans, self._context = plan, dict(enumerate(plans, 1)), context
-        self._options = RunOptions(options.overrides, yes=True, queue=True, detach=options.detach)
+        self._options = RunOptions(options.overrides, yes=True, detach=options.detach)
         account = Account(1 + len(plans), price_of_pods(plan.config, context.clock.now()).total)
         self._spending = {
             one.run_id: Spending(context.google, context.clock, one.bucket, one.run_id, one.config, account)
@@ -171,6 +172,8 @@ class Crew:
                 self.tell(number, f"deleted: {why}")
         except SlipwayError as error:
             self.tell(number, f"{plan.node.name} was not deleted ({error}); `slipway down` deletes it")
+        except InterruptedSleepError:  # this controller has lost the trainer's lease meanwhile
+            self.tell(number, f"{plan.node.name} is left to the command that has taken the run over")
 
     def _leave(self) -> None:
         with self._lock:

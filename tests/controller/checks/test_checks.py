@@ -153,6 +153,10 @@ def test_samplers_that_correct_for_their_age_are_not_commented_on() -> None:
             "sampler_pods: error loop.sampler.tpu: v5litepod-16 has 4 workers, and a pod of samplers has one; set ",
         ),
         (
+            [*GRPO, *SAMPLER_POD, "budget.usd_per_hour=2"],
+            "sampler_pods: error loop.sampler.tpu: budget.usd_per_hour would count for each pod of another type",
+        ),
+        (
             [*GRPO, *SAMPLER_POD, "recovery.driver=bastion"],
             "sampler_pods: error loop.sampler.pods: a bastion does not drive pods of samplers; use recovery.driver=la",
         ),

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from controller.core.clock import Clock, InterruptedSleepError
-from controller.core.errors import ConfigError, LeaseLostError, SlipwayError
+from controller.core.errors import ConfigError, LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.events import Event, Events
 from controller.run.options import RunOptions
 from controller.samplers import crew
@@ -95,6 +95,16 @@ def test_without_a_launch_nothing_is_driven_or_deleted(stage: Stage) -> None:
     assert (stage.driven, stage.ended) == ([], [])
 
 
+def test_a_run_whose_budget_was_spent_before_a_launch_leaves_no_pod(stage: Stage) -> None:
+    def fail() -> None:
+        raise OverBudgetError("it has cost $3")
+
+    stage.trainer = fail
+    with pytest.raises(OverBudgetError):
+        stage.run()
+    assert [run for run, _ in stage.ended] == ["run-sampler-1", "run-sampler-2"]
+
+
 @pytest.mark.parametrize(
     ("error", "ends"),
     [(SlipwayError("failed"), True), (LeaseLostError("taken over"), False), (InterruptedSleepError(), False)],
@@ -172,6 +182,19 @@ def test_a_pod_that_cannot_be_deleted_is_told_and_hides_no_failure(
     with pytest.raises(ConfigError, match="the cause"):
         stage.run()
     told = "sampler pod 2: pod of run-sampler-2 was not deleted (permission denied); `slipway down` deletes it"
+    assert told in stage.notes
+
+
+def test_a_command_that_takes_over_while_pods_are_ended_is_told_without_a_traceback(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> bool:
+        raise InterruptedSleepError
+
+    monkeypatch.setattr(crew, "end_pod", interrupt)
+    stage.trainer, stage.is_cancelled = stage.launch, True
+    assert stage.run() is None
+    told = "sampler pod 1: pod of run-sampler-1 is left to the command that has taken the run over"
     assert told in stage.notes
 
 
