@@ -145,13 +145,14 @@ def take_sweep() -> None:
 
 
 PICTURES = {"plan": take_plan, "up": take_up, "sweep": take_sweep}
+"""In the order in which they are taken: the plan of a project in which nothing has run comes first."""
 
 
 def main(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"SLIPWAY_HOME": f"{folder}/home", "COLUMNS": str(WIDTH)}
         os.chdir(folder)
-        for name in names or PICTURES:
+        for name in [known for known in PICTURES if known in (names or PICTURES)]:
             PICTURES[name]()
         for arguments in (["down", "--yes", *QUICKSTART], ["localcloud", "stop"]):
             run(arguments)

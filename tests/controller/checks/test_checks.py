@@ -260,10 +260,10 @@ def test_what_is_wrong_names_its_key(overrides: list[str], said: str) -> None:
 def test_a_learning_rate_of_points_ends_too() -> None:
     found = config(*GRPO)
     assert found.optimizer is not None
-    points = PiecewiseSchedule(kind="piecewise", points=((0, 1.0), (99, 0.0)))
+    points = PiecewiseSchedule(kind="piecewise", points=((0, 1.0), (59, 0.0)))
     ended = found.optimizer.model_copy(update={"schedule": points})
     [finding] = schedule_ends_late(found.model_copy(update={"optimizer": ended}))
-    assert str(finding).startswith("optimizer.schedule.points: the learning rate is 0 after 99 of")
+    assert str(finding).startswith("optimizer.schedule.points: the learning rate is 0 after 59 of")
 
 
 def test_an_incomplete_trainer_is_told_of_each_missing_group() -> None:

@@ -33,7 +33,7 @@ def test_no_held_out_pair_is_ever_trained_on_in_either_order(seed: int) -> None:
     assert asked
     assert not trained & asked
     assert asked <= problems.held_out_pairs
-    assert len(trained | problems.held_out_pairs) == 45
+    assert len(trained | problems.held_out_pairs) == 35
 
 
 def test_operands_go_as_far_as_asked() -> None:
@@ -45,7 +45,7 @@ def test_operands_go_as_far_as_asked() -> None:
 
 def test_training_and_evaluation_know_both_operators_and_orders() -> None:
     problems = problems_of(0)
-    for drawn in (problems.train(Draw("rollout", 0), 1000), problems.test(1000)):
+    for drawn in (problems.train(Draw("rollout", 0), 1000), problems.test(800)):
         sums = {PROMPT.fullmatch(p.question).groups() for p in drawn}
         assert {(verb, (x > y) - (x < y)) for x, verb, y in sums} >= {("gets", 1), ("gets", -1), ("uses", 1)}
         assert not any(verb == "uses" and x < y for x, verb, y in sums)  # no answer is negative

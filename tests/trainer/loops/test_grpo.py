@@ -237,7 +237,7 @@ def test_a_notice_amid_a_draw_costs_no_update(whole, tmp_path, monkeypatch):
             {"data": load_group("data/text") | {"path": "x"}},
             r"data\.kind: the grpo loop requires questions",
         ),
-        ({"loop": {"eval_prompts": 5000}}, r"loop\.eval_prompts: only 1440 held-out prompts exist, not 5000"),
+        ({"loop": {"eval_prompts": 5000}}, r"loop\.eval_prompts: only 840 held-out prompts exist, not 5000"),
         ({"model": {"max_seq_len": 39}}, r"their sum, 40, exceeds model\.max_seq_len, 39"),
         ({"loop": {"max_prompt_length": 20}}, r"loop\.max_prompt_length: a prompt has \d+ tokens, more than 20"),
     ],
