@@ -165,8 +165,8 @@ class Spending:
             if life.ended is None:
                 self._write(replace(life, ended=self._clock.now(), why=why))
 
-    def close_lost(self, uid: str) -> None:
-        """End the lifetimes of pods that vanished unobserved, in memory only.
+    def close_lost(self, uid: str, *, on_record: bool = False) -> None:
+        """End the lifetimes of pods that vanished unobserved, for this object alone or on record.
 
         The end is the time in the watchdog's note, else of the last log upload. `uid` is the current pod, empty if
         none.
@@ -175,7 +175,22 @@ class Spending:
             if life.ended is None and life.uid != uid:
                 word = watchdog_note(self._google, self._bucket, life.pod, life.uid)
                 ended = word.get("time") or max(self._last_log_upload(), life.began)
-                self._lifetimes[life.key] = replace(life, ended=ended, why=word.get("reason", "the pod disappeared"))
+                closed = replace(life, ended=ended, why=word.get("reason", "the pod disappeared"))
+                if on_record:
+                    self._write(closed)
+                else:
+                    self._lifetimes[closed.key] = closed
+
+    def close_vanished(self, context: Context, pod: Node) -> None:
+        """End on record the lifetimes of pods that vanished while no controller looked: a budget must not count it.
+
+        Args:
+            context: any context of the run's project.
+            pod: the run's pod as its plan has it.
+        """
+        billed = {life.uid for life in self.lifetimes() if life.ended is None}
+        if billed:
+            self.close_lost(billed_uid(pod.find(context, billed)), on_record=True)
 
     def _last_log_upload(self) -> float:
         where = {"bucket": self._bucket, "prefix": f"runs/{self._run_id}/logs/"}
@@ -239,6 +254,14 @@ class Spending:
     def _claim(self, node: Node, claim: dict[str, Any]) -> None:
         body = {"first": claim.get("first", self._run_id), "latest": self._run_id, "uid": node.status.uid}
         self._google.upload(self._bucket, claim_name(node.name, node.status.uid), dump(body).encode())
+
+
+def billed_uid(pod: object) -> str:
+    """Return the uid of a pod that is there and billed; '' if it is not, or lies dead."""
+    if not isinstance(pod, Node):
+        return ""
+    status = pod.status
+    return status.uid if status.is_ready or status.pending or status.is_under_repair else ""
 
 
 def close_billing(context: Context, bucket: str, config: Config, node: Node, why: str) -> None:

@@ -13,6 +13,7 @@ from controller.gcp.retries import outlast
 from controller.lease.lease import Lease, LeaseHeldError
 from controller.plan.build import Plan
 from controller.reconcile.reconciler import reconcile
+from controller.records.budget_deadline import BudgetDeadline
 from controller.records.ledger import Launch, Ledger
 from controller.records.recorder import RECORD_FILE, Recorder
 from controller.records.spending import Spending
@@ -20,7 +21,6 @@ from controller.recovery.diagnosis import exit_codes
 from controller.recovery.recover import RecoveryExecutor
 from controller.recovery.verdict import AttemptOutcome, VerdictKind
 from controller.resources.pod.node import Node
-from controller.resources.workers.watchdog import Watchdog
 from controller.run.alert_watch import AlertWatch
 from controller.run.follow import Follower
 from controller.run.launch import launch, running_runs, stop
@@ -60,6 +60,7 @@ class AttemptRunner:
     notifications: Notifications
     _may_stop: set[str] | None = None
     """Runs without a controller that the user agreed to stop; None before the first look at the pod."""
+    _deadline: BudgetDeadline | None = None
 
     def run(self) -> AttemptResult:
         """Provision, launch and follow once."""
@@ -92,9 +93,8 @@ class AttemptRunner:
         self._stop_leftover_program(fleet)
         self.spending.open_billing(node)
         self.screen.set_price(self.spending.rate(node).total)
-        for resource in self.plan.resources:
-            if isinstance(resource, Watchdog):  # only now does the pod belong to this run alone
-                resource.update_limits(self.context, node, self.spending.hours_left())
+        self._deadline = BudgetDeadline(self.plan, self.context, self.spending, node)
+        self._deadline.send()  # only now does the pod belong to this run alone
         return node, fleet
 
     def _reconcile(self) -> Node:
@@ -141,7 +141,7 @@ class AttemptRunner:
                 self._ask_to_stop(other)
             if other in running_runs(fleet):  # it may have ended while the question stood
                 stop(fleet, other)
-                self._note(f"stopped {other}")
+                self._note(f"stopped {other}", stopped=other)
             else:
                 self._note(f"{other} has ended meanwhile")
 
@@ -167,7 +167,7 @@ class AttemptRunner:
                 already_running=was_running,
                 budget_exceeded=self.spending.budget_exceeded,
                 is_cancelled=partial(self.ledger.is_cancelled, launched.attempt),
-                on_tick=self._check_interrupts,
+                on_tick=self._tick,
                 on_idle=watch.tick,
             ).follow()
             if outcome is not None:
@@ -176,10 +176,12 @@ class AttemptRunner:
             self.screen.show_detached()
         return outcome
 
-    def _check_interrupts(self) -> None:
-        """Raise if the lease is lost or the user interrupted: in a sweep no signal reaches this thread."""
+    def _tick(self) -> None:
+        """Move the deadline; raise if the lease is lost or the user interrupted: a sweep's threads get no signal."""
         self.lease.raise_if_lost()
         self.context.clock.raise_if_interrupted()
+        if self._deadline is not None:
+            self._deadline.send_if_due()
 
     def queue_turn(self) -> AbstractContextManager[None]:
         """Wait in the queue if --queue is set, and keep the turn until the context ends."""
@@ -187,5 +189,5 @@ class AttemptRunner:
             return nullcontext()
         return QueueWaiter(self.plan, self.context, self.queue, self.lease, self.poll_seconds, self._note).enqueued()
 
-    def _note(self, message: str, **data: int) -> None:
+    def _note(self, message: str, **data: int | str) -> None:
         self.context.events.note(self.plan.run_id, message, **data)

@@ -268,6 +268,7 @@ class RunDriver:
             raise
 
     def _attempt_until_done(self) -> Result | None:
+        self.outlast(lambda: self.spending.close_vanished(self.context, self.plan.node))
         while True:
             self.note_damaged_records()
             if over := self.outlast(self.spending.budget_exceeded):

@@ -18,16 +18,22 @@ from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.events import Event
+from controller.core.text import object_url
 from controller.core.ui import BoardScreen, FinishedRun
-from controller.lease.lease import LeaseHeldError
+from controller.gcp.retries import outlast
+from controller.lease.lease import LeaseHeldError, pod_lease
 from controller.plan.build import Plan
 from controller.plan.samplers import price_of_pods, sampler_plans
+from controller.reconcile.resource import Pending
 from controller.records.ledger import Ledger, Result
 from controller.records.spending import Account, Spending
+from controller.resources.pod.node import Node
 from controller.run import drive as running
+from controller.run.launch import running_runs
 from controller.run.options import RunOptions
 from controller.run.standby import LeaderGaveUpError
 from controller.samplers.ending import end_pod
+from controller.samplers.replaced import ReplacedRuns
 
 SHUTDOWN_SECONDS = 10.0
 """Time for the threads to release their pods; a worker may be slow to answer."""
@@ -42,17 +48,24 @@ def drive(
 ) -> Result | None:
     """Drive a run as `controller.run.drive` does, and its pods of samplers, if it has any."""
     plans = sampler_plans(plan, Path.cwd())
-    if not plans:
-        return running.drive(options, plan, context, emulator, screen)
-    crew = Crew(options, plan, plans, context)
+    with ReplacedRuns(plan, {one.node.name for one in plans}, context).ended_on_exit():
+        if not plans:
+            return running.drive(options, plan, context, emulator, screen)
+        return _drive_with(Crew(options, plan, plans, context), options, plan, context, emulator, screen)
+
+
+def _drive_with(
+    crew: "Crew", options: RunOptions, plan: Plan, context: Context, emulator: Emulator | None, screen: BoardScreen
+) -> Result | None:
     context.events.add_listener(crew)
     with crew.left_on_exit():
+        crew.close_vanished()
         try:
             result = running.drive(options, plan, context, emulator, screen, spending=crew.spending_of(plan))
         except ELSEWHERE:
             raise
         except SlipwayError as error:
-            if crew.was_started or isinstance(error, OverBudgetError):
+            if crew.was_started or isinstance(error, OverBudgetError) or not _may_be_training(plan, context):
                 crew.end("the trainer's run has failed")
             raise
         if result is not None:
@@ -60,8 +73,21 @@ def drive(
         elif options.detach:
             crew.join(None)
         elif crew.was_started and _is_cancelled(plan, context):
-            crew.end("the trainer's run was cancelled")
+            crew.end("the trainer's run was cancelled", only_idle=True)  # `cancel` may be at it
     return result
+
+
+def _may_be_training(plan: Plan, context: Context) -> bool:
+    """Return whether the run's program is on its pod, or nobody can tell: its samplers are needed then."""
+    try:
+        if pod_lease(plan, context).current_other() is not None:
+            return True
+        node = plan.observe_pod(context)
+        if not isinstance(node, Node) or not node.is_ready:
+            return isinstance(node, Pending)
+        return plan.run_id in running_runs(node.fleet(context))
+    except SlipwayError:
+        return True
 
 
 def _is_cancelled(plan: Plan, context: Context) -> bool:
@@ -121,6 +147,19 @@ class Crew:
         """Return the account of the trainer's run or of a run of samplers; they share a budget."""
         return self._spending[plan.run_id]
 
+    def close_vanished(self) -> None:
+        """End the time of pods of samplers that vanished while no controller looked, before the budget is checked."""
+
+        def close() -> None:
+            for plan in self._plans.values():
+                self.spending_of(plan).close_vanished(self._context, plan.node)
+
+        def tell(message: str) -> None:
+            self._context.events.note(self._plan.run_id, message)
+
+        hours = self._plan.config.checkpoint.max_outage_hours
+        outlast(self._context.clock, close, object_url(self._plan.bucket), tell, hours)
+
     @property
     def was_started(self) -> bool:
         """Whether this controller has launched an attempt of the trainer, or re-attached to one."""
@@ -160,20 +199,25 @@ class Crew:
         self.join(FINISH_SECONDS)
         self.end("the trainer's run has finished")
 
-    def end(self, why: str) -> None:
-        """Delete the pods that are there; what cannot be deleted is reported, and hides no error of the run."""
+    def end(self, why: str, *, only_idle: bool = False) -> None:
+        """Delete the pods that are there; what cannot be deleted is reported, and hides no error of the run.
+
+        Args:
+            why: for the record.
+            only_idle: leave pods to whoever acts on them, as always if this controller has never driven them.
+        """
         self._leave()
         for number, plan in self._plans.items():
-            self._end(number, plan, self._context, why)
+            self._end(number, plan, self._context, why, only_idle=only_idle or not self.was_started)
 
-    def _end(self, number: int, plan: Plan, context: Context, why: str) -> None:
+    def _end(self, number: int, plan: Plan, context: Context, why: str, *, only_idle: bool) -> None:
         try:
-            if end_pod(plan, context, why, only_idle=not self.was_started):
+            if end_pod(plan, context, why, only_idle=only_idle):
                 self.tell(number, f"deleted: {why}")
+        except (InterruptedSleepError, *ELSEWHERE):
+            self.tell(number, f"{plan.node.name} is left to the command that has taken it over")
         except SlipwayError as error:
             self.tell(number, f"{plan.node.name} was not deleted ({error}); `slipway down` deletes it")
-        except InterruptedSleepError:  # this controller has lost the trainer's lease meanwhile
-            self.tell(number, f"{plan.node.name} is left to the command that has taken the run over")
 
     def _leave(self) -> None:
         with self._lock:
@@ -206,4 +250,4 @@ class Crew:
             if self._leaving.is_set():
                 raise
             self.tell(number, f"given up until the trainer's next attempt: {str(error).partition(chr(10))[0]}")
-            self._end(number, plan, context, "its samplers were given up")
+            self._end(number, plan, context, "its samplers were given up", only_idle=False)

@@ -1,5 +1,7 @@
 """Delete pods of samplers."""
 
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +9,7 @@ from controller.context import Context
 from controller.core.errors import SlipwayError
 from controller.core.formats import DamagedRecordError
 from controller.gcp.errors import ServiceDisabledError
-from controller.lease.lease import Lease, lease_guard, pod_lease
+from controller.lease.lease import Lease, LeaseHeldError, lease_guard, pod_lease
 from controller.plan.build import Plan
 from controller.plan.samplers import sampler_plans
 from controller.reconcile.reconciler import destroy
@@ -16,6 +18,9 @@ from controller.records.ledger import Ledger
 from controller.records.recorder import Recorder
 from controller.records.spending import Spending, close_billing, read_claim
 from controller.resources.pod.node import Node
+
+RIVALS = 3
+"""Controllers that may acquire a lease first before we give up."""
 
 
 def end_pod(plan: Plan, context: Context, why: str, *, only_own: bool = True, only_idle: bool = False) -> bool:
@@ -43,7 +48,7 @@ def end_pod(plan: Plan, context: Context, why: str, *, only_own: bool = True, on
     ledger = Ledger(context.google, plan.bucket, plan.run_id)
     ledger.record_cancellation()  # its follower must not take this for a preemption
     with lease_guard(lease, plan, context):
-        lease.take_over(f"deleted: {why}")
+        _take_over(lease, f"deleted: {why}")
         current = plan.node.find(context)
         if current is not None and current.is_managed:
             close_billing(context, plan.bucket, plan.config, current, why)
@@ -54,10 +59,25 @@ def end_pod(plan: Plan, context: Context, why: str, *, only_own: bool = True, on
     return True
 
 
-def end_pods(plan: Plan, context: Context, why: str, *, only_own: bool = True) -> list[str]:
-    """End all runs of samplers of a run, as `end_pod` does; return what could not be ended, and why."""
+def _take_over(lease: Lease, why: str) -> None:
+    """Acquire the lease, whoever holds it; `cancel` and the controller that it ends may both want the pod deleted."""
+    for _ in range(RIVALS):
+        with suppress(LeaseHeldError):
+            lease.take_over(why)
+            return
+    lease.take_over(why)
+
+
+def end_pods(plan: Plan, context: Context, why: str, *, only_own: bool = True, keep: Collection[str] = ()) -> list[str]:
+    """End all runs of samplers of a run, as `end_pod` does, but for pods to keep, by name.
+
+    Returns:
+        What could not be ended, and why.
+    """
     problems: list[str] = []
     for one in sampler_plans(plan, Path.cwd()):
+        if one.node.name in keep:
+            continue
         try:
             end_pod(one, context, why, only_own=only_own)
         except SlipwayError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -195,3 +195,21 @@ def test_a_pod_that_went_unseen_ended_when_its_watchdog_or_its_last_log_says() -
     kept = books.of("r")
     kept.close_lost("one")
     assert kept.usage().hours == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize(("state", "hours"), [("READY", 30.0), ("PREEMPTED", 1.0), (None, 1.0)])
+def test_a_budget_does_not_count_a_pod_that_was_lost_while_no_controller_looked(
+    monkeypatch: pytest.MonkeyPatch, state: str | None, hours: float
+) -> None:
+    books, ten = Books(), "budget.max_hours=10"
+    pod = books.pod("one")
+    books.of("r", ten).open_billing(pod)
+    books.later(30)
+    books.bucket.objects["runs/r/logs/attempt-1/worker-0.log"] = b""
+    seen = None if state is None else replace(pod, status=replace(pod.status, state=state))
+    monkeypatch.setattr(Node, "find", lambda self, context, uids: seen if uids == {"one"} else None)
+    run = books.of("r", ten)
+    run.close_vanished(cast(Any, None), pod)
+    assert run.usage().hours == pytest.approx(hours)
+    assert bool(run.budget_exceeded()) == (state == "READY")
+    assert books.of("r", ten).usage().hours == pytest.approx(hours), "on record"

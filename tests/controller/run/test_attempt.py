@@ -25,7 +25,7 @@ def test_a_run_that_ended_while_the_question_stood_is_not_stopped(
         plan=SimpleNamespace(run_id="q-2"),
         options=SimpleNamespace(yes=False),
         screen=SimpleNamespace(ask=lambda question, yes: True),
-        _note=notes.append,
+        _note=lambda message, **data: notes.append(message),
         _may_stop=None,
         _ask_to_stop=lambda other: None,
     )

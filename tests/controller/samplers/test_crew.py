@@ -30,19 +30,23 @@ class Stage:
         self.trainer: Callable[[], Any] = lambda: None
         self.sampler: Callable[[str, Any], Any] = self.work
         self.plan = self.plan_of("run")
-        self.lock, self.is_cancelled = threading.Lock(), False
+        self.lock, self.is_cancelled, self.may_be_training = threading.Lock(), False, True
+        self.closed = list[str]()
         plans = tuple(self.plan_of(f"run-sampler-{number}") for number in (1, 2))
         monkeypatch.setattr(crew, "sampler_plans", lambda *_: plans)
         monkeypatch.setattr(crew, "price_of_pods", lambda *_: SimpleNamespace(total=3.0))
         monkeypatch.setattr(crew, "open_context", self.open)
         monkeypatch.setattr(crew, "end_pod", self.end)
         monkeypatch.setattr(crew, "_is_cancelled", lambda *_: self.is_cancelled)
+        monkeypatch.setattr(crew, "_may_be_training", lambda *_: self.may_be_training)
+        monkeypatch.setattr(crew.Spending, "close_vanished", lambda spending, *_: self.closed.append(spending._run_id))
         monkeypatch.setattr(crew.running, "drive", self.drive)
 
     @staticmethod
     def plan_of(run_id: str) -> Any:
         node = SimpleNamespace(name=f"pod of {run_id}")
-        return SimpleNamespace(run_id=run_id, bucket="b", config=SimpleNamespace(), node=node)
+        config = SimpleNamespace(checkpoint=SimpleNamespace(max_outage_hours=1.0))
+        return SimpleNamespace(run_id=run_id, bucket="b", config=config, node=node)
 
     @contextmanager
     def open(self, *_: object, **__: object) -> Iterator[tuple[Any, None]]:
@@ -50,7 +54,7 @@ class Stage:
         yield SimpleNamespace(clock=clock, events=Events(clock), google=None), None
 
     def end(self, plan: Any, _: object, why: str, *, only_idle: bool) -> bool:
-        assert only_idle != any(self.driven), "what another controller drives is left to it"
+        assert only_idle == (not self.driven or self.is_cancelled), "what another controller drives is left to it"
         self.ended.append((plan.run_id, why))
         return True
 
@@ -93,6 +97,24 @@ def test_without_a_launch_nothing_is_driven_or_deleted(stage: Stage) -> None:
     with pytest.raises(ConfigError):
         stage.run()
     assert (stage.driven, stage.ended) == ([], [])
+
+
+def test_a_run_that_fails_before_a_launch_ends_samplers_that_no_trainer_needs(stage: Stage) -> None:
+    def fail() -> None:
+        raise ConfigError("no capacity")
+
+    stage.trainer, stage.may_be_training = fail, False
+    with pytest.raises(ConfigError):
+        stage.run()
+    assert [run for run, _ in stage.ended] == ["run-sampler-1", "run-sampler-2"]
+
+
+def test_pods_that_vanished_are_closed_before_the_budget_is_checked(stage: Stage) -> None:
+    def check() -> None:
+        assert stage.closed == ["run-sampler-1", "run-sampler-2"]
+
+    stage.trainer = check
+    stage.run()
 
 
 def test_a_run_whose_budget_was_spent_before_a_launch_leaves_no_pod(stage: Stage) -> None:
@@ -185,16 +207,17 @@ def test_a_pod_that_cannot_be_deleted_is_told_and_hides_no_failure(
     assert told in stage.notes
 
 
+@pytest.mark.parametrize("error", [InterruptedSleepError(), LeaseLostError("cancelled by another command")])
 def test_a_command_that_takes_over_while_pods_are_ended_is_told_without_a_traceback(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def interrupt(*_: object, **__: object) -> bool:
-        raise InterruptedSleepError
+        raise error
 
     monkeypatch.setattr(crew, "end_pod", interrupt)
     stage.trainer, stage.is_cancelled = stage.launch, True
     assert stage.run() is None
-    told = "sampler pod 1: pod of run-sampler-1 is left to the command that has taken the run over"
+    told = "sampler pod 1: pod of run-sampler-1 is left to the command that has taken it over"
     assert told in stage.notes
 
 

@@ -162,3 +162,15 @@ def test_a_budget_that_is_spent_ends_all_pods(slipway: SlipwayCli) -> None:
     assert billed(slipway) == {}
     found = status(slipway, *long)
     assert found["cost"]["pod_hours"] + found["samplers"][0]["pod_hours"] >= 0.008
+
+
+@pytest.mark.deep
+def test_a_run_that_replaces_another_deletes_its_pods_of_samplers(slipway: SlipwayCli) -> None:
+    long = [*WITH_PODS, "loop.steps=100000", "loop.eval_interval=100000"]
+    assert "sampler pod 1: launched attempt 1" in up(slipway, *long, "--detach")
+    in_turns = ["loop.async_depth=0", "loop.rollout_correction.rollout_is=null", "loop.steps=2", "loop.eval_interval=2"]
+    out = up(slipway, *TRAINING, *ONE, *in_turns, "--yes")
+    assert "not deleted" not in out
+    assert billed(slipway) == {}
+    [samplers] = status(slipway, *long)["samplers"]
+    assert (samplers["state"], samplers["attempts"]) == ("absent", 1)

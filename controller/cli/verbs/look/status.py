@@ -26,7 +26,7 @@ from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Ledger
 from controller.records.pending_deletions import retry_deletions
 from controller.records.restore import MissingInputsError
-from controller.records.spending import Spending, format_hours
+from controller.records.spending import Spending, billed_uid, format_hours
 from controller.recovery.policy import Incident
 from controller.resources.pod.node import Node, describe
 from controller.run.session import Session, open_session
@@ -108,7 +108,7 @@ def _sampler_status(session: Session, plan: Plan) -> dict[str, Any]:
     beside = replace(session, plan=plan, ledger=Ledger(session.context.google, plan.bucket, plan.run_id))
     node = beside.node()
     spent = Spending(session.context.google, session.context.clock, plan.bucket, plan.run_id, plan.config)
-    spent.close_lost(node.status.uid if isinstance(node, Node) else "")
+    spent.close_lost(billed_uid(node))
     usage = spent.usage()
     row: dict[str, Any] = {"name": plan.node.name, "state": describe(node), "run": plan.run_id}
     if isinstance(node, Node):
@@ -157,7 +157,7 @@ def _cost_status(session: Session, node: Absent | Pending | Node) -> dict[str, A
     spending = Spending(
         session.context.google, session.context.clock, session.plan.bucket, session.plan.run_id, session.plan.config
     )
-    spending.close_lost(node.status.uid if isinstance(node, Node) else "")
+    spending.close_lost(billed_uid(node))
     spent = spending.usage()
     gigabytes = _stored_bytes(session) / 1e9
     price = spending.rate(node if isinstance(node, Node) else None)
