@@ -1,6 +1,7 @@
 """Delete the pod and, if asked, everything that pods share: what `slipway down` does, without its prompts."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -55,20 +56,63 @@ class Teardown:
     def execute(self, listener: Callable[[Event], None]) -> None:
         """Delete what is to be deleted, dependents first; `listener` receives the progress."""
         context, node = self.session.context, self.session.plan.node
-        # first, or their controller would take this for a preemption
-        self.notes.extend(end_pods(self.session.plan, context, "deleted by down", only_own=False))
         lease = pod_lease(self.session.plan, context)
         with lease.released_on_exit():
             context.events.add_listener(listener)
-            try:
-                seen = [row.observed for row in self.rows if row.resource in self.present]
-                _record_end(self.session, lease, [s for s in seen if isinstance(s, Node)], self.running)
-            except GoogleError as error:  # a pod must be deletable without its bucket
-                self.notes.append(f"the bucket cannot be used, so this is not on record: {error}")
+            problem = self._take_pod(lease) if self._is_used(lease) else ""
+            # before their pods are deleted, or the controller of the samplers would take that for a preemption
+            self.notes.extend(end_pods(self.session.plan, context, "deleted by down", only_own=False))
+            self._add_created_since()
+            problem = problem or self._close_billing()
+            if problem and (self.present or self.running):
+                self.notes.append(f"the bucket cannot be used, so this is not on record: {problem}")
             for message in self.notes:
                 context.events.note(node.id, message)
             destroy(_with_dependencies(self.present), context)
             lease.release("deleted by down", 0)
+
+    def _is_used(self, lease: Lease) -> bool:
+        """Return whether anything of the pod is there, if only a bastion or a controller that is yet to create it."""
+        if self.running or any(resource.scope == "pod" for resource in self.present):
+            return True
+        with suppress(GoogleError):
+            return lease.current_other() is not None
+        return False
+
+    def _take_pod(self, lease: Lease) -> str:
+        """End the runs and acquire the lease, so that no controller creates the pod again; return what went wrong."""
+        google, plan, events = self.session.context.google, self.session.plan, self.session.context.events
+        try:
+            for run_id in self.running:
+                Ledger(google, plan.bucket, run_id).record_cancellation()
+            lease.take_over("deleted", lambda message: events.note(plan.run_id, message))
+        except GoogleError as error:  # a pod must be deletable without its bucket
+            return str(error)
+        return ""
+
+    def _add_created_since(self) -> None:
+        """Add what a controller has created since we looked: it may have started in the meantime."""
+        known = {resource.id for resource in self.present}
+        try:
+            rows = _observe_each(self.session, [r for r in _of_pod(self.session.plan) if r.id not in known])
+        except CloudError as error:
+            self.notes.append(f"cannot see whether more was created in the meantime: {error}")
+            return
+        new = [row for row in rows if _is_there(row) and _will_be_deleted(row, everything=False)]
+        self.rows.extend(new)
+        self.present.extend(row.resource for row in new)
+
+    def _close_billing(self) -> str:
+        """Record that the pod's time ends; return what went wrong."""
+        context, plan = self.session.context, self.session.plan
+        seen = [row.observed for row in self.rows if row.resource in self.present]
+        try:
+            for node in seen:
+                if isinstance(node, Node):
+                    close_billing(context, plan.bucket, plan.config, node, "deleted by down")
+        except GoogleError as error:
+            return str(error)
+        return ""
 
 
 def plan_teardown(session: Session, everything: bool) -> Teardown:
@@ -78,7 +122,7 @@ def plan_teardown(session: Session, everything: bool) -> Teardown:
         ConfigError: something else still uses a shared resource.
     """
     notes = retry_deletions(session.context)
-    rows = [row for row in _observe(session, everything, notes) if not isinstance(row.observed, Absent | Unknown)]
+    rows = [row for row in _observe(session, everything, notes) if _is_there(row)]
     present = [row.resource for row in rows if _will_be_deleted(row, everything)]
     driven, lease_is_known = _driven_run(session, notes)
     on_pod, workers_answer = _runs_on_workers(session, notes)
@@ -93,17 +137,6 @@ def other_buckets(session: Session) -> list[str]:
     listed = session.context.google.list_all("storage", "buckets.list", "items", project=session.context.project)
     ours = [b["name"] for b in listed if is_labelled(b)]
     return sorted(name for name in ours if name != session.plan.bucket)
-
-
-def _record_end(session: Session, lease: Lease, nodes: list[Node], running: set[str]) -> None:
-    """Record in the bucket that the runs and the pod end, so that no controller takes this for a preemption."""
-    google, plan = session.context.google, session.plan
-    for run_id in running:
-        Ledger(google, plan.bucket, run_id).record_cancellation()
-    if nodes or lease.current_other() is not None:
-        lease.take_over("deleted", lambda message: session.context.events.note(plan.run_id, message))
-    for node in nodes:
-        close_billing(session.context, plan.bucket, plan.config, node, "deleted by down")
 
 
 def _observe(session: Session, everything: bool, notes: list[str]) -> list[ResourcePreview]:
@@ -163,6 +196,10 @@ def _samples_for(session: Session, status: SliceStatus) -> bool:
 def _observe_each(session: Session, wanted: Sequence[Resource]) -> list[ResourcePreview]:
     rows = preview_resources(tuple(replace(r, depends_on=()) for r in wanted), session.context)
     return [replace(row, resource=resource) for row, resource in zip(rows, wanted, strict=True)]
+
+
+def _is_there(row: ResourcePreview) -> bool:
+    return not isinstance(row.observed, Absent | Unknown)
 
 
 def _will_be_deleted(row: ResourcePreview, everything: bool) -> bool:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from controller.cleanup.teardown import Teardown, plan_teardown
+from controller.cli.verbs.end import down
+from controller.run.session import Session
 from tests.controller.cleanup.test_orphans import google_of
+from tests.controller.cli.verbs.run.test_up import SLOW, until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import Plane, pods
 
@@ -31,3 +36,40 @@ def test_pods_of_samplers_of_an_earlier_config_are_deleted_and_no_other_pod(slip
     code, out, err = slipway("down", ECHO_COMMAND, OWNER, *plane.one)
     assert code == 0, err
     assert pods(slipway.cloud().get("state")) == {}, (out, err)
+
+
+@pytest.mark.e2e
+def test_a_pod_that_another_controller_creates_after_down_has_looked_is_deleted_too(
+    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt may stand for an hour, and a bastion takes a minute to boot."""
+    words = [SLOW, KEEP, "tpu.accelerator_type=v6e-1", "tpu.zone=us-east5-b", "tpu.provisioner=node"]
+    words += ["tpu.data_disk_gb=10"]
+    assert slipway("up", ECHO_COMMAND, *words[1:])[0] == 0
+    delete_node(slipway)
+    looks: list[list[str]] = []
+
+    def look_then_up(session: Session, everything: bool) -> Teardown:
+        teardown = plan_teardown(session, everything)
+        looks.append([resource.kind for resource in teardown.present])
+        assert slipway("up", "--detach", *words)[0] == 0
+        assert pods(slipway.cloud().get("state"))
+        return teardown
+
+    monkeypatch.setattr(down, "plan_teardown", look_then_up)
+    code, out, err = slipway("down", *words)
+    assert code == 0, err
+    assert looks == [["data disk"]], "so that the pod is found only later"
+    assert re.search(r"✓ TPU v6e-1 .* deleted .*\n +✓ data disk .* deleted", out + err)
+    state = slipway.cloud().get("state")
+    assert pods(state) == {}
+    assert not [path for path in state["compute"] if "/disks/" in path]
+
+
+def delete_node(slipway: SlipwayCli) -> None:
+    """Delete the only node by hand, as in the console."""
+    [name] = pods(slipway.cloud().get("state"))
+    google = google_of(slipway)
+    google.call("tpu", "projects.locations.nodes.delete", name=name)
+    google.close()
+    until(lambda: not pods(slipway.cloud().get("state")))
