@@ -74,7 +74,7 @@ def restored_run(
     here = _validated_config(groups, folder)
     state = Path(here.run.state_dir).expanduser()
     document = recorder.load_record(state, run_id) or download_record(here, run_id)
-    config = _recorded_config(document, [word for word in overrides if word not in groups], here, folder)
+    config = _config_here(document, [word for word in overrides if word not in groups], here, folder)
     with open_context(config) as (context, emulator):
         google = context.google
         code = _restore_code(google, document, state)
@@ -136,14 +136,24 @@ def _similar_runs(here: Config, run_id: str) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def _recorded_config(document: RunRecord, overrides: Sequence[str], here: Config, folder: Path) -> Config:
-    """Return the recorded config; keys added since then get their current values."""
+def recorded_config(document: RunRecord, folder: Path) -> Config:
+    """Return the config of a record; keys added since then get their current values.
+
+    Raises:
+        ConfigError: it has keys that do not exist any more.
+    """
     config, problems = validate(document["config"])
     if config is None:
         config, problems = validate(_fill_missing(document["config"], _recompose_config(document, folder)))
     if config is None or problems:
         said = [f"--run {document['run']}: recorded by slipway {document['slipway']}, with different config keys:"]
         raise ConfigError([*said, *map(str, problems)])
+    return config
+
+
+def _config_here(document: RunRecord, overrides: Sequence[str], here: Config, folder: Path) -> Config:
+    """Return the recorded config with this machine's state folder, and with overrides that leave the run the same."""
+    config = recorded_config(document, folder)
     local = {"run": {"state_dir": here.run.state_dir}, "cloud": {"project": document["project"]}}
     changed, problems = validate(with_overrides(_fill_missing(local, config.model_dump(mode="json")), overrides))
     if changed is None or problems:

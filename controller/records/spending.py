@@ -165,32 +165,38 @@ class Spending:
             if life.ended is None:
                 self._write(replace(life, ended=self._clock.now(), why=why))
 
-    def close_lost(self, uid: str, *, on_record: bool = False) -> None:
-        """End the lifetimes of pods that vanished unobserved, for this object alone or on record.
+    def close_lost(self, uid: str) -> None:
+        """End the lifetimes of pods that vanished unobserved, for this object alone.
 
-        The end is the time in the watchdog's note, else of the last log upload. `uid` is the current pod, empty if
-        none.
+        `uid` is the current pod, empty if none.
         """
         for life in self.lifetimes():
             if life.ended is None and life.uid != uid:
-                word = watchdog_note(self._google, self._bucket, life.pod, life.uid)
-                ended = word.get("time") or max(self._last_log_upload(), life.began)
-                closed = replace(life, ended=ended, why=word.get("reason", "the pod disappeared"))
-                if on_record:
-                    self._write(closed)
-                else:
-                    self._lifetimes[closed.key] = closed
+                closed = self._ended_unseen(life)
+                self._lifetimes[closed.key] = closed
 
     def close_vanished(self, context: Context, pod: Node) -> None:
         """End on record the lifetimes of pods that vanished while no controller looked: a budget must not count it.
+
+        A lifetime under another name or in another zone than the pod's is left open: nobody has looked there.
 
         Args:
             context: any context of the run's project.
             pod: the run's pod as its plan has it.
         """
-        billed = {life.uid for life in self.lifetimes() if life.ended is None}
-        if billed:
-            self.close_lost(billed_uid(pod.find(context, billed)), on_record=True)
+        billed = [life for life in self.lifetimes() if life.ended is None and life.pod == pod.name]
+        if not billed:
+            return
+        uid = billed_uid(pod.find(context, {life.uid for life in billed}))
+        for life in billed:
+            if life.uid != uid and pod.is_visible_in(context, life.zone):
+                self._write(self._ended_unseen(life))
+
+    def _ended_unseen(self, life: PodLifetime) -> PodLifetime:
+        """Return a lifetime with an end: the time in the watchdog's note, else of the last log upload."""
+        word = watchdog_note(self._google, self._bucket, life.pod, life.uid)
+        ended = word.get("time") or max(self._last_log_upload(), life.began)
+        return replace(life, ended=ended, why=word.get("reason", "the pod disappeared"))
 
     def _last_log_upload(self) -> float:
         where = {"bucket": self._bucket, "prefix": f"runs/{self._run_id}/logs/"}

@@ -7,6 +7,7 @@ only reported, even if its pod no longer exists.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from controller.cloud.connect import require_project
@@ -41,6 +42,7 @@ from controller.run.session import open_sweep
 from controller.run.standby import FinishedMeanwhileError, LeaderGaveUpError, RemoteStandby, Standby, StandbyOutcome
 
 T = TypeVar("T")
+CANCELLED = "cancelled; run the same command to resume from the last checkpoint"
 
 
 @contextmanager
@@ -61,17 +63,21 @@ def drive(
     sweep: str = "",
     handed_over: dict[str, Any] | None = None,
     spending: Spending | None = None,
+    before_budget: Callable[[], object] | None = None,
 ) -> Result | None:
     """Drive the run to its end, show its progress and keep its record.
 
     `sweep` is the id of the sweep that the run belongs to; `handed_over` is the laptop's document on a bastion;
-    `spending` is its account, if it shares one. Returns None if the run continues without us or was cancelled.
+    `spending` is its account, if it shares one; `before_budget` ends the time of all pods that vanished, if there are
+    others than the run's. Returns None if the run continues without us or was cancelled.
     """
     context.events.add_listener(screen)
     ledger = Ledger(context.google, plan.bucket, plan.run_id)
     recorder = Recorder(plan, context, ledger, options.overrides, sweep, handed_over)
     on_bastion = handed_over is not None
-    driver = RunDriver(options, plan, context, ledger, screen, recorder, emulator, spending, on_bastion=on_bastion)
+    driver = RunDriver(
+        options, plan, context, ledger, screen, recorder, emulator, spending, before_budget, on_bastion=on_bastion
+    )
 
     def tell(message: str) -> None:
         context.events.note(plan.run_id, message)
@@ -105,12 +111,13 @@ class RunDriver:
 
     def __init__(
         self, options: RunOptions, plan: Plan, context: Context, ledger: Ledger, screen: BoardScreen,
-        recorder: Recorder, emulator: Emulator | None = None, spending: Spending | None = None, *,
-        on_bastion: bool = False,
+        recorder: Recorder, emulator: Emulator | None = None, spending: Spending | None = None,
+        before_budget: Callable[[], object] | None = None, *, on_bastion: bool = False,
     ) -> None:  # fmt: skip
         self.options, self.plan, self.context, self.ledger, self.screen = options, plan, context, ledger, screen
         self.recorder = recorder
         self.spending = spending or Spending(context.google, context.clock, plan.bucket, plan.run_id, plan.config)
+        self._before_budget = before_budget or partial(self.spending.close_vanished, context, plan.node)
         self.queue = PodQueue(context.google, context.clock, plan.bucket, plan.node.name)
         driver_kind = "bastion" if on_bastion else "laptop"
         self.run_lease = run_lease(plan, context, driver_kind)
@@ -119,19 +126,10 @@ class RunDriver:
         self.recovery = RecoveryExecutor(plan, context, ledger, self.spending, self._poll_seconds, self._delete_pod)
         self._notifications = Notifications(plan, context)
         self.attempts = AttemptRunner(
-            options=options,
-            plan=plan,
-            context=context,
-            ledger=ledger,
-            screen=screen,
-            recorder=recorder,
-            spending=self.spending,
-            queue=self.queue,
-            lease=self.lease,
-            recovery=self.recovery,
-            poll_seconds=self._poll_seconds,
-            notifications=self._notifications,
-        )
+            options=options, plan=plan, context=context, ledger=ledger, screen=screen, recorder=recorder,
+            spending=self.spending, queue=self.queue, lease=self.lease, recovery=self.recovery,
+            poll_seconds=self._poll_seconds, notifications=self._notifications,
+        )  # fmt: skip
         self._emulator = emulator
         self._delegates_to_bastion = plan.config.recovery.driver == "bastion" and not on_bastion
         self._cost_confirmed = on_bastion
@@ -268,7 +266,7 @@ class RunDriver:
             raise
 
     def _attempt_until_done(self) -> Result | None:
-        self.outlast(lambda: self.spending.close_vanished(self.context, self.plan.node))
+        self.outlast(self._before_budget)
         while True:
             self.note_damaged_records()
             if over := self.outlast(self.spending.budget_exceeded):
@@ -282,9 +280,8 @@ class RunDriver:
                     return self._finalize(attempt)
                 case VerdictKind.CANCELLED:
                     self.outlast(lambda: self.recorder.record_stop("cancelled", "", self.spending))
-                    message = "cancelled; run the same command to resume from the last checkpoint"
-                    self._emit_note(message)
-                    self.lease.release(message, 0)
+                    self._emit_note(CANCELLED)
+                    self.lease.release(CANCELLED, 0)
                     return None
                 case VerdictKind.OVER_BUDGET:
                     self._stop_over_budget(attempt.outcome.verdict.summary)

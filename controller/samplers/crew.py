@@ -18,9 +18,7 @@ from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.events import Event
-from controller.core.text import object_url
 from controller.core.ui import BoardScreen, FinishedRun
-from controller.gcp.retries import outlast
 from controller.lease.lease import LeaseHeldError, pod_lease
 from controller.plan.build import Plan
 from controller.plan.samplers import price_of_pods, sampler_plans
@@ -59,9 +57,11 @@ def _drive_with(
 ) -> Result | None:
     context.events.add_listener(crew)
     with crew.left_on_exit():
-        crew.close_vanished()
         try:
-            result = running.drive(options, plan, context, emulator, screen, spending=crew.spending_of(plan))
+            spending = crew.spending_of(plan)
+            result = running.drive(
+                options, plan, context, emulator, screen, spending=spending, before_budget=crew.close_vanished
+            )
         except ELSEWHERE:
             raise
         except SlipwayError as error:
@@ -148,17 +148,9 @@ class Crew:
         return self._spending[plan.run_id]
 
     def close_vanished(self) -> None:
-        """End the time of pods of samplers that vanished while no controller looked, before the budget is checked."""
-
-        def close() -> None:
-            for plan in self._plans.values():
-                self.spending_of(plan).close_vanished(self._context, plan.node)
-
-        def tell(message: str) -> None:
-            self._context.events.note(self._plan.run_id, message)
-
-        hours = self._plan.config.checkpoint.max_outage_hours
-        outlast(self._context.clock, close, object_url(self._plan.bucket), tell, hours)
+        """End the time of pods of the run that vanished while no controller looked, before the budget is checked."""
+        for plan in (self._plan, *self._plans.values()):
+            self.spending_of(plan).close_vanished(self._context, plan.node)
 
     @property
     def was_started(self) -> bool:

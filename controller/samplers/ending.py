@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from controller.context import Context
+from controller.core.clock import InterruptedSleepError
 from controller.core.errors import SlipwayError
 from controller.core.formats import DamagedRecordError
 from controller.gcp.errors import ServiceDisabledError
@@ -32,6 +33,10 @@ def end_pod(plan: Plan, context: Context, why: str, *, only_own: bool = True, on
         why: for the record.
         only_own: leave a pod that another run uses by now: pods of equal configs have the same names.
         only_idle: leave a pod to the controller that drives it.
+
+    Raises:
+        LeaseLostError: another controller has taken the pod over in the meantime.
+        LeaseHeldError: several others were faster.
     """
     lease = pod_lease(plan, context)
     try:
@@ -45,18 +50,32 @@ def end_pod(plan: Plan, context: Context, why: str, *, only_own: bool = True, on
         return False
     if only_own and _user_of(plan, seen, lease, context) != plan.run_id:
         return False
+    try:
+        with lease_guard(lease, plan, context):
+            if only_idle:
+                lease.ensure()
+            _end_and_delete(plan, context, lease, why)
+    except LeaseHeldError:
+        if only_idle:
+            return False  # a controller has acquired it since
+        raise
+    except InterruptedSleepError:
+        lease.raise_if_lost()  # the controller that fences us wakes us up
+        raise
+    return True
+
+
+def _end_and_delete(plan: Plan, context: Context, lease: Lease, why: str) -> None:
     ledger = Ledger(context.google, plan.bucket, plan.run_id)
     ledger.record_cancellation()  # its follower must not take this for a preemption
-    with lease_guard(lease, plan, context):
-        _take_over(lease, f"deleted: {why}")
-        current = plan.node.find(context)
-        if current is not None and current.is_managed:
-            close_billing(context, plan.bucket, plan.config, current, why)
-        destroy([replace(plan.node, depends_on=())], context)
-        spending = Spending(context.google, context.clock, plan.bucket, plan.run_id, plan.config)
-        Recorder(plan, context, ledger, ()).record_stop("cancelled", why, spending)
-        lease.release(f"deleted: {why}", 0)
-    return True
+    _take_over(lease, f"deleted: {why}")
+    current = plan.node.find(context)
+    if current is not None and current.is_managed:
+        close_billing(context, plan.bucket, plan.config, current, why)
+    destroy([replace(plan.node, depends_on=())], context)
+    spending = Spending(context.google, context.clock, plan.bucket, plan.run_id, plan.config)
+    Recorder(plan, context, ledger, ()).record_stop("cancelled", why, spending)
+    lease.release(f"deleted: {why}", 0)
 
 
 def _take_over(lease: Lease, why: str) -> None:

@@ -5,17 +5,15 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from conf.schema.validation import validate
 from controller.cloud.connect import open_context
 from controller.context import Context
-from controller.core.errors import ConfigError, SlipwayError
+from controller.core.errors import SlipwayError
 from controller.core.events import Event
 from controller.core.text import object_url
 from controller.plan.build import Plan
-from controller.plan.samplers import num_sampler_pods
 from controller.records.ledger import Ledger
-from controller.records.recorder import RECORD_FILE, read_run_record
-from controller.records.restore import plan_from_record
+from controller.records.recorder import RECORD_FILE, RunRecord, read_run_record
+from controller.records.restore import plan_from_record, recorded_config
 from controller.samplers.ending import end_pods
 
 
@@ -40,6 +38,8 @@ class ReplacedRuns:
         try:
             yield
         finally:
+            if any(thread.is_alive() for thread in self._threads):
+                self._context.events.note(self._plan.run_id, "waiting for another run's pods of samplers to be deleted")
             for thread in self._threads:
                 thread.join()
 
@@ -67,14 +67,19 @@ class ReplacedRuns:
         """Return the plan of a run from its record; None if it has no pods of samplers to end.
 
         Raises:
-            SlipwayError: the record is damaged, or not complete any more.
+            SlipwayError: the record is damaged, or something that it names has gone.
         """
         bucket, state = self._plan.bucket, Path(self._plan.config.run.state_dir).expanduser()
         content = Ledger(context.google, bucket, run_id).read(RECORD_FILE)
         if content is None:
             return None
         document = read_run_record(content, object_url(bucket, f"runs/{run_id}/{RECORD_FILE}"))
-        config, problems = validate(document["config"])
-        if config is None:
-            raise ConfigError(problems)
-        return plan_from_record(document, config, context.google, state) if num_sampler_pods(config) else None
+        if not _has_sampler_pods(document):
+            return None
+        return plan_from_record(document, recorded_config(document, Path.cwd()), context.google, state)
+
+
+def _has_sampler_pods(document: RunRecord) -> bool:
+    """Return whether a record, perhaps of an older version, has pods of samplers."""
+    sampler = (document["config"].get("loop") or {}).get("sampler") or {}
+    return bool(sampler.get("pods"))

@@ -32,7 +32,7 @@ from controller.resources.pod.provisioner import (
 )
 from controller.resources.pod.refusals import classify
 from controller.resources.pod.search import CapacitySearch
-from controller.resources.pod.slices import Slices, differs_where_known
+from controller.resources.pod.slices import Slices, differs_where_known, hidden_place
 from controller.ssh.fleet import Fleet
 from controller.ssh.fleets import SshTarget
 
@@ -171,6 +171,12 @@ class Node(Resource):
         """Return the pod in whatever state; if there are several, preferably one with one of the `uids`."""
         status = self._slices.find(context, uids)
         return None if status is None else replace(self, status=status)
+
+    def is_visible_in(self, context: Context, zone: str) -> bool:
+        """Return whether a zone is one of the pod's in which the caller may look for it; known after a look."""
+        there = [place for place in self.places if place.zone == zone]
+        hidden = {hidden_place(zone, plane_of(place.provisioner)) for place in there}
+        return bool(there) and not hidden & context.permission_denied
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         """Search for capacity, after deleting what exists if it is ours; or start a stopped pod.

@@ -11,9 +11,6 @@ from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import end_name
 from controller.resources.workers.base import WorkerResource, raise_failures
 
-GRACE_HOURS = 2 / 60
-"""Delay that lets a live controller end the run first, in order, before the watchdog does."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Watchdog(WorkerResource):
@@ -37,13 +34,13 @@ class Watchdog(WorkerResource):
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         self.update_limits(context, observed[self.node], None)
 
-    def update_limits(self, context: Context, node: Node, hours_left: float | None) -> None:
+    def update_limits(self, context: Context, node: Node, seconds_left: float | None) -> None:
         """Replace the watchdog's orders and restart the idle timer.
 
         Args:
             context: the run's context.
             node: the pod.
-            hours_left: until the budget is spent; None: there is none.
+            seconds_left: until the watchdog deletes the pod, whatever runs; None: never.
 
         Raises:
             WorkersFailedError: the orders did not reach worker 0.
@@ -55,7 +52,7 @@ class Watchdog(WorkerResource):
             "delete_permission": permission,
             "projects_api": context.google.root("cloudresourcemanager"),
             "idle_seconds": self.idle_seconds,
-            "seconds_left": None if hours_left is None else 3600 * _with_grace(hours_left),
+            "seconds_left": seconds_left,
             "bucket": self.bucket,
             "note_object": end_name(node.name, node.status.uid),
         }
@@ -69,8 +66,3 @@ class Watchdog(WorkerResource):
                 "and cleanup.heartbeat_timeout_hours=null"
             )
             context.events.note(self.id, message)
-
-
-def _with_grace(hours: float) -> float:
-    """Add two minutes, or a tenth of a short time, so that the controller acts first."""
-    return hours + min(GRACE_HOURS, hours / 10)

@@ -95,6 +95,10 @@ class Bucket:
         ]
 
 
+LOOKED = cast(Any, SimpleNamespace(permission_denied=set[str]()))
+"""A context whose user may look everywhere."""
+
+
 @dataclass
 class Books:
     """The accounts of several runs in one bucket."""
@@ -209,7 +213,27 @@ def test_a_budget_does_not_count_a_pod_that_was_lost_while_no_controller_looked(
     seen = None if state is None else replace(pod, status=replace(pod.status, state=state))
     monkeypatch.setattr(Node, "find", lambda self, context, uids: seen if uids == {"one"} else None)
     run = books.of("r", ten)
-    run.close_vanished(cast(Any, None), pod)
+    run.close_vanished(LOOKED, pod)
     assert run.usage().hours == pytest.approx(hours)
     assert bool(run.budget_exceeded()) == (state == "READY")
     assert books.of("r", ten).usage().hours == pytest.approx(hours), "on record"
+
+
+@pytest.mark.parametrize("moved", ["name", "zone", "hidden"])
+def test_a_pod_that_nobody_has_looked_for_may_be_there_and_billed(monkeypatch: pytest.MonkeyPatch, moved: str) -> None:
+    """The config names another pod now, or another zone, or the caller may not look into the zone any more."""
+    books = Books()
+    pod = books.pod("one")
+    books.of("r").open_billing(pod)
+    books.later(30)
+    monkeypatch.setattr(Node, "find", lambda self, context, uids: None)
+    looked = LOOKED
+    if moved == "name":
+        pod = replace(pod, name="other")
+    elif moved == "zone":
+        pod = replace(pod, places=(replace(pod.places[0], zone="us-west4-a"),))
+    else:
+        looked = cast(Any, SimpleNamespace(permission_denied={"TPUs of the TPU API in us-central1-a"}))
+    run = books.of("r")
+    run.close_vanished(looked, pod)
+    assert run.usage().hours == pytest.approx(30.0)

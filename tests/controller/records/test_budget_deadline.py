@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from controller.core.clock import Clock
+from controller.core.errors import LeaseLostError
 from controller.core.events import Events
-from controller.records.budget_deadline import LEAST_SECONDS, BudgetDeadline
+from controller.records.budget_deadline import GRACE_SECONDS, LEAST_SECONDS, BudgetDeadline
 from controller.resources.workers.watchdog import Watchdog
 from controller.ssh.fleet import WorkerError
 
@@ -19,12 +20,12 @@ class Hands(Clock):
 
     time = 0.0
 
-    def monotonic(self) -> float:
+    def boot_time(self) -> float:
         return self.time
 
 
 class Run:
-    """A run with a watchdog that notes its orders."""
+    """A run with a watchdog that notes its orders, in hours."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pods: int, hours: float | None) -> None:
         self.clock, self.hours, self.orders, self.notes = Hands(), hours, list[float | None](), list[str]()
@@ -42,7 +43,7 @@ class Run:
     def order(self, left: float | None) -> None:
         if self.error is not None:
             raise self.error
-        self.orders.append(left)
+        self.orders.append(left if left is None else left / 3600)
 
     def at(self, hours: float) -> list[float | None]:
         """Return the orders so far, after a look at this time."""
@@ -51,29 +52,60 @@ class Run:
         return self.orders
 
 
+def with_grace(*hours: float) -> Any:
+    return pytest.approx([each + GRACE_SECONDS / 3600 for each in hours])
+
+
 def test_with_one_pod_the_first_deadline_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(monkeypatch, pods=1, hours=10.0)
-    assert run.at(9.9) == [10.0]
+    assert run.at(9.9) == with_grace(10.0)
     assert Run(monkeypatch, pods=2, hours=None).at(1000.0) == [None]
+
+
+def test_a_short_budget_has_a_short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Run(monkeypatch, pods=1, hours=0.1).orders == pytest.approx([0.11])
 
 
 def test_with_several_it_is_computed_again_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(monkeypatch, pods=2, hours=10.0)
-    assert run.at(4.9) == [10.0]
+    assert run.at(4.9) == with_grace(10.0)
     run.hours = 7.5  # one of the two was not rented
-    assert run.at(5.0) == [10.0, 7.5]
-    assert run.at(8.7) == [10.0, 7.5]
+    assert run.at(5.0) == with_grace(10.0, 7.5)
+    assert run.at(8.7) == with_grace(10.0, 7.5)
+    run.hours = 4.0
+    assert run.at(8.75) == with_grace(10.0, 7.5, 4.0), "the grace is that of the whole budget"
+
+
+def test_a_deadline_that_does_not_move_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both pods are rented: the watchdog must not be told of less than it knows, nor lose its grace."""
+    run = Run(monkeypatch, pods=2, hours=10.0)
+    for now in (5.0, 7.5, 9.0, 9.95):
+        run.hours = 10.0 - now
+        assert run.at(now) == with_grace(10.0)
+    run.hours = 2.0
+    assert run.at(9.98) == with_grace(10.0, 2.0)
+
+
+def test_a_spent_budget_is_the_controllers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order of no time would delete the pod while the controller ends the run in order."""
+    run = Run(monkeypatch, pods=2, hours=1.0)
     run.hours = 0.0
-    assert run.at(8.75) == [10.0, 7.5, 0.0]
-    assert run.at(8.75 + LEAST_SECONDS / 3600 - 1e-6) == [10.0, 7.5, 0.0]
+    assert run.at(0.6) == run.at(2.0) == with_grace(1.0)
 
 
-def test_a_worker_that_does_not_answer_keeps_its_deadline_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_answer_keeps_its_deadline_and_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(monkeypatch, pods=3, hours=2.0)
     run.error = WorkerError(0, "10.0.0.2", "timeout", "no route")
     run.hours = 1.5
-    assert run.at(1.0) == [2.0]
+    assert run.at(1.0) == with_grace(2.0)
     assert "the watchdog keeps its deadline for now: " in run.notes[-1]
     run.error = None
-    assert run.at(1.5) == [2.0]
-    assert run.at(1.75) == [2.0, 1.5]
+    assert run.at(1.0 + LEAST_SECONDS / 3600 - 1e-6) == with_grace(2.0)
+    assert run.at(1.0 + LEAST_SECONDS / 3600) == with_grace(2.0, 1.5)
+
+
+def test_a_controller_that_has_lost_its_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, pods=2, hours=2.0)
+    run.error = LeaseLostError("taken over")
+    with pytest.raises(LeaseLostError):
+        run.at(1.5)

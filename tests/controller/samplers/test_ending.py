@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from controller.cli import main
+from controller.lease.lease import Lease, pod_lease
 from controller.records import index
 from controller.run.session import Session, open_session
 from controller.samplers.ending import end_pod
@@ -50,3 +51,17 @@ def test_down_ends_it_whoever_uses_it(slipway: SlipwayCli) -> None:
     assert slipway("up", "--detach", FOREVER)[0] == 0
     assert end(slipway, ECHO_COMMAND, only_own=False)
     assert pods(slipway.cloud().get("state")) == {}
+
+
+def test_one_that_a_controller_acquires_meanwhile_is_left_to_it(
+    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease was free at the look at it."""
+    assert slipway("up", "--detach", FOREVER)[0] == 0
+    with open_session(main.parse(slipway.line("status", FOREVER)).options, keep_awake=True) as session:
+        other = pod_lease(session.plan, session.context)
+        other.ensure()
+        monkeypatch.setattr(Lease, "current_other", lambda lease: None)
+        assert not end_pod(session.plan, session.context, "the test is over", only_idle=True)
+        other.release()
+    assert len(pods(slipway.cloud().get("state"))) > 0

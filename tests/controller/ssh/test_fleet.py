@@ -10,7 +10,7 @@ import pytest
 
 from controller.core.clock import InterruptedSleepError
 from controller.ssh.client_key import private_key
-from controller.ssh.fleet import Fleet, WorkerError, failures
+from controller.ssh.fleet import FENCED_COMMANDS, Fleet, WorkerError, failures
 from tests.controller.ssh.sshserver import SshPod
 
 
@@ -291,3 +291,18 @@ def test_a_worker_of_a_pod_that_has_gone_is_not_waited_for(make_pod) -> None:
     pod.run_coroutine(pod.workers[0].drop_connections())
     assert only(fleet.warm_up(lambda: len(pauses) >= 3)).kind == "refused"
     assert len(pauses) == 3
+
+
+# Who may change a worker
+
+
+@pytest.mark.parametrize("command", sorted(FENCED_COMMANDS))
+def test_a_worker_refuses_the_late_command_of_a_controller_that_another_has_replaced(make_pod, command: str) -> None:
+    """It slept between its look at the lease and its command."""
+    _, fleet = make_pod(1)
+    fleet.before_pod_write = lambda: ("bucket/pod", 7)
+    fleet.call_all("stop", {"run": "none", "grace_seconds": 0.0})
+    fleet.before_pod_write = lambda: ("bucket/pod", 6)
+    error = only(fleet.call_all(command, {}))
+    assert error.kind == "agent"
+    assert "another controller has taken over this pod (lease 7, not 6)" in str(error)
