@@ -53,14 +53,13 @@ class GrpoPrograms:
 
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
-    """Yield the programs that decide whether a run fits: updates and scores are those of the longest samples."""
+    """Yield the programs that decide whether a run fits: those of the longest samples."""
     loop = experiment.loop
     assert isinstance(loop, GrpoLoop)
     state, reference = _resident_arrays(experiment, mesh)
     yield from _training_programs(experiment, loop, mesh, loop.row_widths[-1:])
-    yield from _sampling_programs(
-        experiment, loop, mesh, Sampling(experiment.decoder, batching.sampler_settings(loop), mesh, ends=(0,))
-    )
+    sampler = Sampling(experiment.decoder, batching.sampler_settings(loop), mesh, ends=(0,))
+    yield from _sampling_programs(experiment, loop, mesh, sampler, longest_only=True)
     yield Program("resident", None, resident=(state, reference))
 
 
@@ -88,13 +87,19 @@ def _training_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, widths: 
         yield Program("warm_start", supervised, (state, _abstract_rollout(loop, mesh, loop.row_widths[-1])))
 
 
-def _sampling_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampling) -> Iterator[Program]:
-    """Yield the programs that draw responses, with all resident arrays; evaluations use the same programs."""
+def _sampling_programs(
+    experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampling, *, longest_only: bool = False
+) -> Iterator[Program]:
+    """Yield the programs that draw responses, with all resident arrays; evaluations use the same programs.
+
+    longest_only: as in `SamplerPrograms.list_programs`.
+    """
     state, reference = _resident_arrays(experiment, mesh)
     yield Program("reshard", sampler.reshard, (state.params,), resident=(state.optimizer, reference))
-    listed = [*sampler.list_programs(loop.group_size)]
+    listed = [*sampler.list_programs(loop.group_size, longest_only=longest_only)]
     if loop.environment.name is not None:  # from the second turn on, each episode is a prompt of its own
-        listed += [(f"{name}_turn", *rest) for name, *rest in sampler.list_programs(1) if name != "decode"]
+        later = sampler.list_programs(1, longest_only=longest_only)
+        listed += [(f"{name}_turn", *rest) for name, *rest in later if name.startswith(("prefill", "admit"))]
     for name, function, arguments, others in listed:
         yield Program(name, function, arguments, resident=(state, reference, others), max_iterations=loop.sampler.chunk)
 

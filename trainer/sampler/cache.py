@@ -3,6 +3,8 @@
 Every layer has a ring buffer, as long as prompt and response, or as the window of a local layer. All rows write their
 newest token to the same place, given by the decoding step: one in-place slice instead of a scatter by row position. The
 age of a token gives its place, so a prompt is rotated to the step at which its row begins.
+
+Every token reads whole rings, so they are only as long as the rows in flight need, and are resized between chunks.
 """
 
 from typing import Any, NamedTuple
@@ -56,6 +58,24 @@ def insert_prompts(cache: KVCache, prompts: KVCache, source: jax.Array, lengths:
         return meshes.constrain(jnp.where((source >= 0)[:, None, None, None], new, ring), *CACHE_AXES)
 
     return KVCache(*(tuple(map(admitted, *pair)) for pair in zip(cache, prompts, strict=True)))
+
+
+def resize(cache: KVCache, cfg: Model, length: int, step: jax.Array) -> KVCache:
+    """Return the cache with rings for rows of at most `length` tokens; the newest token was written before `step`."""
+
+    def resized(ring: jax.Array, size: int) -> jax.Array:
+        old = ring.shape[2]
+        if old == size:
+            return ring
+
+        def moved(row: jax.Array) -> jax.Array:
+            by_age = lax.dynamic_slice_in_dim(jnp.concatenate([row, row], axis=1), step % old, old, axis=1)
+            return _to_ring(by_age, jnp.int32(old), step, size)
+
+        return meshes.constrain(jax.vmap(moved)(ring), *CACHE_AXES)
+
+    sizes = [ring_size(cfg, layer, length) for layer in range(cfg.num_layers)]
+    return KVCache(*(tuple(map(resized, rings, sizes)) for rings in cache))
 
 
 def _to_ring(prompt: jax.Array, length: jax.Array, step: jax.Array, size: int) -> jax.Array:

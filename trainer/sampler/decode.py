@@ -58,6 +58,11 @@ def insert_prompts(
     )
 
 
+def resize_cache(slots: Slots, cfg: Model, length: int) -> Slots:
+    """Return the slots with a cache for rows of at most `length` tokens; no row in flight may be longer."""
+    return slots._replace(cache=caches.resize(slots.cache, cfg, length, slots.step))
+
+
 class _DecodeState(NamedTuple):
     t: jax.Array
     slots: Slots

@@ -113,10 +113,11 @@ class _Generation:
         )
         self.rows_by_slot: list[_ActiveRow | None] = [None] * sampler.slots
         self.next_row = 0  # row
+        self.cache_length = self.settings.cache_lengths[0]
         self.prefilled_group, self.prefilled = -1, None
 
     def run(self, between: Callable[[], None]) -> Iterator[Completion]:
-        slots = self.programs.init_slots(self.bucket)
+        slots = self.programs.init_slots()
         ended: list[Completion] = []
         while True:
             slots = self._fill_slots(slots)
@@ -125,6 +126,7 @@ class _Generation:
             between()
             if self.weights is not None:
                 self.copy, self.version = self.weights()
+            slots = self._fit_cache(slots)
             wanted = self.programs.replicate(np.array([row is not None for row in self.rows_by_slot]))
             slots, told = self.programs.decode(self.copy, slots, wanted, *self.key_and_temperature)
             yield from ended  # while the devices decode
@@ -144,10 +146,23 @@ class _Generation:
                 self.rows_by_slot[slot] = _ActiveRow(self.next_row)
                 self.next_row += 1
             free = [slot for slot in free if self.rows_by_slot[slot] is None]
+            slots = self._fit_cache(slots)
             slots = self.programs.insert_prompts(slots, self.prefilled, self.programs.replicate(sources))
         if self.next_row >= len(self.prompts) * self.samples:
             self.prefilled = None
         return slots
+
+    def _fit_cache(self, slots: decode.Slots) -> decode.Slots:
+        """Give the cache the length that the rows in flight need until the end of the next chunk."""
+        settings = self.settings
+        lengths = [
+            len(self.prompts[row.number // self.samples])
+            + min(len(row.tokens) + settings.chunk, settings.max_new_tokens)
+            for row in self.rows_by_slot
+            if row is not None
+        ]
+        old, self.cache_length = self.cache_length, settings.cache_length_for(max(lengths))
+        return self.programs.resize_cache(slots, old, self.cache_length)
 
     def _prefill_group(self, row: int) -> int:
         """Return the index of the first prompt in the row's prefill group, after computing the group if necessary."""

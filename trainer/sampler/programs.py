@@ -6,6 +6,7 @@ without waiting for others. Otherwise the partitioner splits heads, feed-forward
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ ROW_SHARDED, COLUMN_SHARDED = meshes.partition_spec("batch"), meshes.partition_s
 
 
 class SamplerPrograms:
-    """Compiled programs for a model and its settings, one set per prompt bucket where shapes depend on it.
+    """Compiled programs for a model and its settings, for each prompt bucket and cache length that they depend on.
 
     Attributes:
         reshard: weights to their copy.
@@ -65,16 +66,21 @@ class SamplerPrograms:
         self.decode = self._jit(
             "decode", self._per_device(decoded, taken, (slots, COLUMN_SHARDED)), (slots, REPLICATED), donated=(1,)
         )
-        self._init_slots: dict[int, Callable[[], Slots]] = {}
+        shortest = settings.cache_lengths[0]
+        self._empty = self._jit("empty", lambda: decode.init_slots(self.cfg, self.slots, shortest), slots)
+        self._resize = {length: self._build_resize(length, slots) for length in settings.cache_lengths}
 
-    def init_slots(self, bucket: int) -> Slots:
-        """Return slots without rows, for a prompt bucket."""
-        if bucket not in self._init_slots:
-            length = bucket + self.settings.max_new_tokens
-            self._init_slots[bucket] = self._jit(
-                "empty", lambda: decode.init_slots(self.cfg, self.slots, length), self._slot_specs()
-            )
-        return self._init_slots[bucket]()
+    def init_slots(self) -> Slots:
+        """Return slots without rows, with the shortest cache."""
+        return self._empty()
+
+    def resize_cache(self, slots: Slots, old: int, new: int) -> Slots:
+        """Return the slots with a cache of another length, by way of those between: else each pair needs a program."""
+        lengths = self.settings.cache_lengths
+        begin, end = lengths.index(old), lengths.index(new)
+        for at in range(begin + 1, end + 1) if end > begin else range(begin - 1, end - 1, -1):
+            slots = self._resize[lengths[at]](slots)
+        return slots
 
     def prefill_batch_size(self, samples: int, bucket: int) -> int:
         """Return how many prompts to prefill together: enough to fill the slots, within MAX_PREFILL_TOKENS."""
@@ -89,33 +95,50 @@ class SamplerPrograms:
         """Shard NumPy arrays, equal on every process, by their first axis."""
         return self._put(values, ROW_SHARDED)
 
-    def list_programs(self, samples: int) -> Iterator[tuple[str, Any, tuple[Any, ...], Any]]:
+    def list_programs(
+        self, samples: int, *, longest_only: bool = False
+    ) -> Iterator[tuple[str, Any, tuple[Any, ...], Any]]:
         """Yield name, function, abstract arguments and other resident arrays of each program except `reshard`.
 
-        Shapes are those of the longest prompts. samples: responses per prompt.
+        Shapes are those of the longest prompts. samples: responses per prompt; longest_only: of programs for several
+        lengths of the cache, only that which needs the most memory.
         """
-        bucket, settings = self.settings.max_prompt_length, self.settings
+        bucket, lengths = self.settings.max_prompt_length, self.settings.cache_lengths
         prompts, copy = self.prefill_batch_size(samples, bucket), placement.abstract_params(self.cfg, self.mesh)
-        tokens, lengths = self._abstract(
-            (jax.ShapeDtypeStruct((prompts, bucket), "int32"), jax.ShapeDtypeStruct((prompts,), "int32")),
-            (ROW_SHARDED, ROW_SHARDED),
-        )
-        slots = jax.eval_shape(lambda: decode.init_slots(self.cfg, self.slots, bucket + settings.max_new_tokens))
-        slots = self._abstract(slots, self._slot_specs())
-        waiting = jax.eval_shape(partial(prefill, self.cfg), copy, tokens, lengths)
-        waiting = self._abstract(waiting, PrefillResult(REPLICATED, self._cache_specs(PREFILL_AXES)))
-        rows, wanted, key, temperature = self._abstract(
+        tokens, prompt_lengths, rows, wanted, key, temperature = self._abstract(
             (
+                jax.ShapeDtypeStruct((prompts, bucket), "int32"),
+                jax.ShapeDtypeStruct((prompts,), "int32"),
                 jax.ShapeDtypeStruct((3, self.slots), "int32"),
                 jax.ShapeDtypeStruct((self.slots,), "bool"),
                 jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))),
                 jax.ShapeDtypeStruct((), "float32"),
             ),
-            (REPLICATED,) * 4,
+            (ROW_SHARDED, ROW_SHARDED, *(REPLICATED,) * 4),
         )
-        yield "prefill", self.prefill, (copy, tokens, lengths), slots
-        yield "admit", self.insert_prompts, (slots, waiting, rows), copy
-        yield "decode", self.decode, (copy, slots, wanted, key, temperature), waiting
+        waiting = jax.eval_shape(partial(prefill, self.cfg), copy, tokens, prompt_lengths)
+        waiting = self._abstract(waiting, PrefillResult(REPLICATED, self._cache_specs(PREFILL_AXES)))
+        yield "prefill", self.prefill, (copy, tokens, prompt_lengths), self._abstract_slots(lengths[-1])
+        for length in lengths[-1:] if longest_only else lengths:
+            slots, suffix = self._abstract_slots(length), "" if length == lengths[-1] else f"_{length}"
+            yield f"admit{suffix}", self.insert_prompts, (slots, waiting, rows), copy
+            yield f"decode{suffix}", self.decode, (copy, slots, wanted, key, temperature), waiting
+        growing = list(pairwise(lengths))
+        for old, new in growing[-1:] if longest_only else [*growing, *((new, old) for old, new in growing)]:
+            yield f"resize_{old}_to_{new}", self._resize[new], (self._abstract_slots(old),), (copy, waiting)
+
+    def _abstract_slots(self, length: int) -> Slots:
+        """Return the shapes and shardings of slots whose cache has this length."""
+        slots = jax.eval_shape(lambda: decode.init_slots(self.cfg, self.slots, length))
+        return self._abstract(slots, self._slot_specs())
+
+    def _build_resize(self, length: int, slots: Slots) -> Any:
+        """Return the program that gives the cache this length. slots: partitions."""
+
+        def resized(old: Slots) -> Slots:
+            return decode.resize_cache(old, self.cfg, length)
+
+        return self._jit("resize", self._per_device(resized, (slots,), slots), slots)
 
     def _slot_specs(self) -> Slots:
         return Slots(

@@ -71,6 +71,17 @@ def test_logits_are_those_of_one_token_of_each_row(compiled):
     assert {shape for shape in over_vocabulary if rows in shape}
 
 
+def test_each_length_of_the_cache_has_programs_and_the_longest_decides_what_fits():
+    settings = SamplerSettings(512, 1024, SLOTS, chunk=64)
+    programs = SamplerPrograms(model_of(), settings, make_mesh(1, 1, 1), ends=(1,))
+    found = {name: arguments for name, _, arguments, _ in programs.list_programs(samples=4)}
+    of_each = {f"{name}{length}" for name in ("admit", "decode") for length in ("", "_768")}
+    assert found.keys() == {"prefill", *of_each, "resize_768_to_1536", "resize_1536_to_768"}
+    assert [found[name][1].cache.keys[1].shape[2] for name in ("decode_768", "decode")] == [768, 1536]
+    most = {name for name, *_ in programs.list_programs(samples=4, longest_only=True)}
+    assert most == {"prefill", "admit", "decode", "resize_768_to_1536"}
+
+
 def test_local_layers_hold_their_window_only():
     cfg = model_of(num_layers=3, attention_pattern="LLG")
     slots = jax.eval_shape(lambda: decode.init_slots(cfg, SLOTS, PROMPT + RESPONSE))
