@@ -54,6 +54,21 @@ CASES = {
     "Gemma-2 2B GRPO, v5litepod-16, update": ("v5litepod-16", "update", GEMMA, ()),
     "Gemma-2 2B GRPO, v5litepod-16, prefill": ("v5litepod-16", "prefill", GEMMA, ()),
     "Gemma-2 2B GRPO, v5litepod-16, decode": ("v5litepod-16", "decode", GEMMA, ()),
+    **{
+        f"Gemma-2 2B GRPO, v5litepod-16, decode in a cache of {length}": (
+            "v5litepod-16",
+            "decode",
+            [*GEMMA[:2], f"loop.max_prompt_length={length // 2}", f"loop.max_new_tokens={length // 2}"],
+            (),
+        )
+        for length in (512, 1024)
+    },
+    "Gemma-2 2B GRPO, v5litepod-16, a cache of 1024 becomes one of 2048": (
+        "v5litepod-16",
+        "resize_1024_to_2048",
+        GEMMA,
+        (),
+    ),
 }
 """Slice, program, overrides, and flags by name."""
 
