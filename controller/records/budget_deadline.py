@@ -52,6 +52,7 @@ class BudgetDeadline:
             self._schedule(left)
             return
         try:
+            self._context.before_pod_write()  # this controller may have slept while another one took the pod over
             self._order(left)
         except (LeaseHeldError, LeaseLostError):
             raise

@@ -33,8 +33,7 @@ TRANSIENT_WHILE_BOOTING: frozenset[ConnectionFailure] = frozenset({"refused", "d
 READ_ONLY_COMMANDS = frozenset({"observe", "state", "watchdog_state"})
 """Agent commands that change nothing."""
 FENCED_COMMANDS = frozenset({
-    "install_code", "install_venv", "write_config", "tidy", "run_setup", "fetch_asset", "check_health", "set_watchdog",
-    "start", "stop",
+    "install_code", "install_venv", "write_config", "tidy", "run_setup", "fetch_asset", "check_health", "start", "stop",
 })  # fmt: skip
 """Agent commands reserved for the holder of the lease; they carry its token."""
 OBSERVATION_CACHE_SECONDS = 10.0

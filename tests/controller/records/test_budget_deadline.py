@@ -30,11 +30,12 @@ class Run:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pods: int, hours: float | None) -> None:
         self.clock, self.hours, self.orders, self.notes = Hands(), hours, list[float | None](), list[str]()
         self.error: Exception | None = None
+        self.lost: Exception | None = None
         events = Events(self.clock)
         events.add_listener(lambda event: self.notes.append(event.message))
         monkeypatch.setattr(Watchdog, "update_limits", lambda watchdog, context, node, left: self.order(left))
         watchdog = Watchdog(name="pod", node="node/pod", bucket="b", idle_seconds=None)
-        context = SimpleNamespace(clock=self.clock, events=events)
+        context = SimpleNamespace(clock=self.clock, events=events, before_pod_write=self.check_lease)
         spending = SimpleNamespace(hours_left=lambda: self.hours, account=SimpleNamespace(pods=pods))
         parts: list[Any] = [SimpleNamespace(resources=(watchdog,)), context, spending, SimpleNamespace(id="node/pod")]
         self.deadline = BudgetDeadline(*parts)
@@ -44,6 +45,11 @@ class Run:
         if self.error is not None:
             raise self.error
         self.orders.append(left if left is None else left / 3600)
+
+    def check_lease(self) -> int:
+        if self.lost is not None:
+            raise self.lost
+        return 1
 
     def at(self, hours: float) -> list[float | None]:
         """Return the orders so far, after a look at this time."""
@@ -104,8 +110,10 @@ def test_a_worker_that_does_not_answer_keeps_its_deadline_and_is_told_soon(monke
     assert run.at(1.0 + LEAST_SECONDS / 3600) == with_grace(2.0, 1.5)
 
 
-def test_a_controller_that_has_lost_its_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_has_lost_its_lease_sends_nothing_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It slept while another one took the pod over."""
     run = Run(monkeypatch, pods=2, hours=2.0)
-    run.error = LeaseLostError("taken over")
+    run.lost = LeaseLostError("taken over")
     with pytest.raises(LeaseLostError):
         run.at(1.5)
+    assert run.orders == with_grace(2.0)
