@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -165,12 +165,13 @@ class Connection(AgentLink):
         from paramiko import SSHException
 
         try:
-            channel = self.open_channel()
-            try:
-                yield channel
-            finally:
-                with suppress(SSHException, OSError, EOFError):  # on a lost connection, which a reader has noticed
-                    channel.close()
+            with closing(self.open_channel()) as channel:
+                try:
+                    yield channel
+                except GeneratorExit:  # nobody reads on who could hear that the connection is lost
+                    with suppress(SSHException, OSError, EOFError):
+                        channel.close()
+                    raise
         except (SSHException, OSError, EOFError) as error:
             raise self._error("dropped", f"the connection was lost: {error or type(error).__name__}") from error
 

@@ -4,6 +4,7 @@ import io
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -192,6 +193,24 @@ def test_a_lost_connection_can_be_closed(make_pod, monkeypatch: pytest.MonkeyPat
     assert fleet.connection(0).connection()._sftp is not None, "the agent was placed over SFTP"
     monkeypatch.setattr(fleet.connection(0).connection().transport.packetizer, "send_message", lost)
     fleet.close()
+
+
+def test_a_reader_that_stops_on_a_lost_connection_raises_nothing(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a run ends over its budget: what its generator raised then would be printed by the collector."""
+
+    def lost(*_: object) -> None:
+        raise EOFError
+
+    _, fleet = make_pod()
+
+    def reading() -> Iterator[None]:
+        with fleet.connection(0).channel():
+            yield
+
+    reader = reading()
+    next(reader)
+    monkeypatch.setattr(fleet.connection(0).connection().transport.packetizer, "send_message", lost)
+    reader.close()
 
 
 def test_a_connection_lost_during_a_command_is_a_drop(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
