@@ -68,6 +68,9 @@ class Teardown:
                 self.notes.append(f"the bucket cannot be used, so this is not on record: {problem}")
             for message in self.notes:
                 context.events.note(node.id, message)
+            if lease.held:
+                with suppress(GoogleError):
+                    lease.ensure()  # another controller may have taken the pod over while this machine slept
             destroy(_with_dependencies(self.present), context)
             lease.release("deleted by down", 0)
 
