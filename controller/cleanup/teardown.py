@@ -1,12 +1,13 @@
 """Delete the pod and, if asked, everything that pods share: what `slipway down` does, without its prompts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from controller.agent.protocol import OBSERVE
 from controller.cleanup.dependents import dependents, resources_in_other_regions
+from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, ConfigError, SlipwayError
 from controller.core.events import Event
 from controller.core.formats import DamagedRecordError
@@ -54,25 +55,37 @@ class Teardown:
         return [row for row in self.rows if row.resource not in self.present and row.resource.scope == "shared"]
 
     def execute(self, listener: Callable[[Event], None]) -> None:
-        """Delete what is to be deleted, dependents first; `listener` receives the progress."""
+        """Delete what is to be deleted, dependents first; `listener` receives the progress.
+
+        Raises:
+            LeaseLostError: another controller has taken the pod over in the meantime.
+        """
+        lease = pod_lease(self.session.plan, self.session.context)
+        try:
+            with lease.released_on_exit():
+                self.session.context.events.add_listener(listener)
+                self._delete(lease)
+        except InterruptedSleepError:
+            lease.raise_if_lost()  # the controller that fences us wakes us up
+            raise
+
+    def _delete(self, lease: Lease) -> None:
         context, node = self.session.context, self.session.plan.node
-        lease = pod_lease(self.session.plan, context)
-        with lease.released_on_exit():
-            context.events.add_listener(listener)
-            problem = self._take_pod(lease) if self._is_used(lease) else ""
-            # before their pods are deleted, or the controller of the samplers would take that for a preemption
-            self.notes.extend(end_pods(self.session.plan, context, "deleted by down", only_own=False))
-            self._add_created_since()
-            problem = problem or self._close_billing()
-            if problem and (self.present or self.running):
-                self.notes.append(f"the bucket cannot be used, so this is not on record: {problem}")
-            for message in self.notes:
-                context.events.note(node.id, message)
-            if lease.held:
-                with suppress(GoogleError):
-                    lease.ensure()  # another controller may have taken the pod over while this machine slept
-            destroy(_with_dependencies(self.present), context)
-            lease.release("deleted by down", 0)
+        problem = self._take_pod(lease) if self._is_used(lease) else ""
+        # before their pods are deleted, or the controller of the samplers would take that for a preemption
+        self.notes.extend(end_pods(self.session.plan, context, "deleted by down", only_own=False))
+        self._look_again()
+        problem = problem or self._end_records()
+        if problem and (self.present or self.running):
+            self.notes.append(f"the bucket cannot be used, so this is not on record: {problem}")
+        for message in dict.fromkeys(self.notes):
+            context.events.note(node.id, message)
+        if lease.held:
+            with suppress(GoogleError):
+                lease.ensure()  # another controller may have taken the pod over while this machine slept
+        destroy(_with_dependencies([resource for resource in self.present if resource.scope == "pod"]), context)
+        lease.release("deleted by down", 0)  # its bucket may be deleted next
+        destroy(_with_dependencies([resource for resource in self.present if resource.scope != "pod"]), context)
 
     def _is_used(self, lease: Lease) -> bool:
         """Return whether anything of the pod is there, if only a bastion or a controller that is yet to create it."""
@@ -84,31 +97,50 @@ class Teardown:
 
     def _take_pod(self, lease: Lease) -> str:
         """End the runs and acquire the lease, so that no controller creates the pod again; return what went wrong."""
-        google, plan, events = self.session.context.google, self.session.plan, self.session.context.events
+        events, run_id = self.session.context.events, self.session.plan.run_id
         try:
-            for run_id in self.running:
-                Ledger(google, plan.bucket, run_id).record_cancellation()
-            lease.take_over("deleted", lambda message: events.note(plan.run_id, message))
+            if (other := lease.current_other()) is not None:
+                self.running.add(other.record.run_id)  # it may have begun since we looked
+            self._cancel(self.running)
+            lease.take_over("deleted", lambda message: events.note(run_id, message))
         except GoogleError as error:  # a pod must be deletable without its bucket
             return str(error)
         return ""
 
-    def _add_created_since(self) -> None:
-        """Add what a controller has created since we looked: it may have started in the meantime."""
-        known = {resource.id for resource in self.present}
+    def _cancel(self, runs: Iterable[str]) -> None:
+        for run_id in runs:
+            Ledger(self.session.context.google, self.session.plan.bucket, run_id).record_cancellation()
+
+    def _look_again(self) -> None:
+        """Observe the pod as it is now that no other controller changes it: much may have happened since we looked."""
         try:
-            rows = _observe_each(self.session, [r for r in _of_pod(self.session.plan) if r.id not in known])
+            rows = _observe_each(self.session, _of_pod(self.session.plan))
         except CloudError as error:
             self.notes.append(f"cannot see whether more was created in the meantime: {error}")
             return
-        new = [row for row in rows if _is_there(row) and _will_be_deleted(row, everything=False)]
-        self.rows.extend(new)
-        self.present.extend(row.resource for row in new)
+        now = {row.resource.id: row for row in rows if _is_there(row)}
+        known = {row.resource.id for row in self.rows}
+        self.rows[:] = [now.get(row.resource.id, row) for row in self.rows]
+        self.rows.extend(row for row_id, row in now.items() if row_id not in known)
+        to_delete = {resource.id for resource in self.present}
+        new = [row for row_id, row in now.items() if row_id not in to_delete]
+        self.present.extend(row.resource for row in new if _will_be_deleted(row, everything=False))
+
+    def _end_records(self) -> str:
+        """Record that the pod's time and the runs on it end; return what went wrong."""
+        begun = _runs_on_workers(self.session, self.notes)[0] - self.running
+        try:
+            self._cancel(begun)
+        except GoogleError as error:
+            return str(error)
+        self.running.update(begun)
+        return self._close_billing()
 
     def _close_billing(self) -> str:
         """Record that the pod's time ends; return what went wrong."""
         context, plan = self.session.context, self.session.plan
-        seen = [row.observed for row in self.rows if row.resource in self.present]
+        to_delete = {resource.id for resource in self.present}
+        seen = [row.observed for row in self.rows if row.resource.id in to_delete]
         try:
             for node in seen:
                 if isinstance(node, Node):

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from controller.cleanup.teardown import Teardown, plan_teardown
 from controller.cli.verbs.end import down
+from controller.context import Context
+from controller.core.errors import LeaseLostError
+from controller.gcp.errors import ConflictError
+from controller.lease.store import BucketLeaseStore, Identity
+from controller.reconcile.resource import Pending, Resource
+from controller.resources.pod.node import Node
 from controller.run.session import Session
 from tests.controller.cleanup.test_orphans import google_of
 from tests.controller.cli.verbs.run.test_up import SLOW, until
@@ -64,6 +74,76 @@ def test_a_pod_that_another_controller_creates_after_down_has_looked_is_deleted_
     state = slipway.cloud().get("state")
     assert pods(state) == {}
     assert not [path for path in state["compute"] if "/disks/" in path]
+    assert "/cancels/0001.json" in json.dumps(state["objects"]), "the run began after the look, and ended"
+
+
+@pytest.mark.e2e
+def test_the_time_of_a_pod_that_was_being_created_at_the_look_ends_on_record(
+    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert slipway("up", ECHO_COMMAND, KEEP)[0] == 0
+
+    def look(session: Session, everything: bool) -> Teardown:
+        teardown = plan_teardown(session, everything)
+        [at] = [i for i, row in enumerate(teardown.rows) if isinstance(row.observed, Node)]
+        teardown.rows[at] = replace(teardown.rows[at], observed=Pending("is being created"))
+        return teardown
+
+    monkeypatch.setattr(down, "plan_teardown", look)
+    assert slipway("down", ECHO_COMMAND, KEEP)[0] == 0
+    [life] = lifetimes(slipway)
+    assert life["reason"] == "deleted by down"
+
+
+@pytest.mark.e2e
+def test_a_controller_that_takes_the_pod_over_stops_down_with_an_error(
+    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert slipway("up", ECHO_COMMAND, KEEP)[0] == 0
+    bucket = results_bucket(slipway)
+
+    def lose(resources: list[Resource], context: Context) -> None:
+        """Another controller takes the lease, as after a night's sleep of this machine, while down waits."""
+        [resource] = resources
+        store = BucketLeaseStore(context.google, bucket, resource.name)
+        other = Identity("laptop", "run-of-another", holder="someone@elsewhere", pod=resource.name)
+        while (snapshot := store.read()) is not None:
+            with suppress(ConflictError):  # it was renewed in between
+                store.write(other.new_record(snapshot.record.token + 1, time.time(), 60), snapshot.generation)
+                break
+        context.clock.sleep(600)
+
+    monkeypatch.setattr("controller.cleanup.teardown.destroy", lose)
+    code, _, err = slipway("down", ECHO_COMMAND, KEEP)
+    assert code == LeaseLostError.exit_code
+    assert "took over; this controller stopped and changes nothing more" in err
+
+
+@pytest.mark.e2e
+def test_the_lease_is_released_before_its_bucket_is_deleted(slipway: SlipwayCli) -> None:
+    assert slipway("up", ECHO_COMMAND, KEEP)[0] == 0
+    before = len(slipway.mutations())
+    code, out, err = slipway("down", "--all", "--yes", ECHO_COMMAND, KEEP)
+    assert code == 0, (out, err)
+    done = slipway.mutations()[before:]
+    [bucket] = [i for i, request in enumerate(done) if re.fullmatch(r"DELETE /storage/v1/b/[^/]+", request)]
+    writes = [i for i, request in enumerate(done) if request.startswith("POST /upload/")]
+    assert writes
+    assert max(writes) < bucket
+    assert done[bucket - 1].startswith("DELETE /storage/v1/b/"), "its objects go first"
+
+
+def lifetimes(slipway: SlipwayCli) -> list[dict[str, Any]]:
+    """Return the recorded lifetimes of the pods of all runs."""
+    google, bucket = google_of(slipway), results_bucket(slipway)
+    listed = google.list_all("storage", "objects.list", "items", bucket=bucket, prefix="runs/")
+    found = [json.loads(google.download(bucket, item["name"])) for item in listed if "/pods/" in item["name"]]
+    google.close()
+    return found
+
+
+def results_bucket(slipway: SlipwayCli) -> str:
+    return slipway.json("status", ECHO_COMMAND, KEEP)["run"]["results"].split("/")[2]
 
 
 def delete_node(slipway: SlipwayCli) -> None:
