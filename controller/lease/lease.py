@@ -134,6 +134,18 @@ class Lease:
             assert self._record is not None
             return self._record.token
 
+    def check(self) -> None:
+        """Confirm the lease if this controller holds it, else look whether another one does; acquires nothing.
+
+        For an act that must not write, such as attaching to a run that continues by itself. Raises as `ensure` does.
+        """
+        if self._first is not None:
+            self._first.check()
+        if self.held:
+            self.ensure()
+        elif (other := self.current_other()) is not None:
+            raise LeaseHeldError(other, self._what)
+
     def raise_if_lost(self) -> None:
         """Raise LeaseLostError if the loss is already known; sends no request."""
         if self._lost_error is not None:

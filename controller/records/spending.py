@@ -121,6 +121,10 @@ class Spending:
             self._loaded = True
         return sorted(self._lifetimes.values(), key=lambda life: life.began)
 
+    def reload(self) -> None:
+        """Read the lifetimes again when they are next needed: another controller may have written some."""
+        self._loaded = False
+
     def usage(self) -> PodUsage:
         lives, now = self.lifetimes(), self._clock.now()
         known = [life.usd_per_hour for life in lives]

@@ -91,6 +91,7 @@ class AttemptRunner:
         node = self._reconcile()
         fleet = node.fleet(self.context)
         self._stop_leftover_program(fleet)
+        self.lease.check()  # if nothing had to be changed, nothing has confirmed it
         self.spending.open_billing(node)
         self.screen.set_price(self.spending.rate(node).total)
         self._deadline = BudgetDeadline(self.plan, self.context, self.spending, node)

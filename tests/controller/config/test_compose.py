@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,11 @@ def test_the_cures_are_understood_and_rewards_are_replaced() -> None:
     assert config.loop is not None
     assert config.loop.rewards == {"my_rewards:brief": 0.1}  # pyright: ignore[reportAttributeAccessIssue]
     assert config.env.vars == {"LEVEL": "0", "FAST": "true", "RATE": "0.5"}
+
+
+def test_several_threads_may_compose_at_once() -> None:
+    """Runs of samplers that were replaced are composed from their records in threads."""
+    chunks = [1, 2, 3, 4, 5, 6]
+    with ThreadPoolExecutor(len(chunks)) as pool:
+        made = list(pool.map(lambda chunk: compose_raw([f"run.seed={chunk}", "cloud=local"]), chunks))
+    assert [one["run"]["seed"] for one in made] == chunks

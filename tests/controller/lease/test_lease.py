@@ -131,6 +131,22 @@ def test_a_run_has_one_controller_on_all_pods() -> None:
     assert [file.read().record.released for file in (run, pod_b) if file.read()] == [True, True]
 
 
+def test_a_check_acquires_nothing_and_finds_another_holder() -> None:
+    time = Time()
+    run, pod = FakeFile(time), FakeFile(time)
+    anna = lease(pod, time, "anna", first=lease(run, time, "anna", what="run"))
+    ben = lease(pod, time, "ben", first=lease(run, time, "ben", what="run"))
+    anna.check()
+    assert (run.writes, pod.writes, anna.held) == (0, 0, False)
+    anna.ensure()
+    with pytest.raises(LeaseHeldError, match=r"anna@host .* controls this run"):
+        ben.check()
+    time.true += TERM
+    ben.ensure()
+    with pytest.raises(LeaseLostError, match="ben@host"):
+        anna.check()
+
+
 def test_to_be_sure_of_it_costs_nothing() -> None:
     time = Time()
     file = FakeFile(time)

@@ -8,6 +8,8 @@ from typing import Any, cast
 import pytest
 
 from controller.core.errors import ConfigError
+from controller.lease.lease import LeaseHeldError
+from controller.lease.store import Identity, LeaseSnapshot
 from controller.run import attempt
 from controller.run.attempt import AttemptRunner
 
@@ -57,3 +59,28 @@ def test_a_busy_pod_is_said_before_anything_is_changed_there(monkeypatch: pytest
         with pytest.raises(ConfigError, match="enough"):
             agreed.provision()
     assert (changed, answers, agreed._may_stop) == (["the pod", "the pod"], [], {"q-1"})
+
+
+def test_a_pod_that_another_controller_has_acquired_is_not_billed_to_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing had to be changed there, so nothing else has asked for the lease."""
+    other = LeaseSnapshot(Identity("laptop", "q-1").new_record(1, 0.0, 60.0), 1, 0.0)
+    billed = list[str]()
+
+    def held() -> None:
+        raise LeaseHeldError(other, "pod")
+
+    class Runner(AttemptRunner):
+        def __init__(self) -> None:
+            self.plan, self.context = cast(Any, SimpleNamespace(run_id="q-2")), cast(Any, None)
+            self.lease = cast(Any, SimpleNamespace(check=held))
+            self.spending = cast(Any, SimpleNamespace(open_billing=lambda node: billed.append("the pod")))
+
+        def _reconcile(self) -> Any:
+            return SimpleNamespace(fleet=lambda context: None)
+
+    monkeypatch.setattr(attempt, "running_runs", lambda fleet: set())
+    runner = Runner()
+    runner._may_stop = set()
+    with pytest.raises(LeaseHeldError, match="for q-1"):
+        runner.provision()
+    assert billed == []

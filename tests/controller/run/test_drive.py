@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,10 +10,13 @@ from typing import Any, cast
 import pytest
 
 from controller.gcp.errors import GoogleError, NotFoundError
+from controller.lease.lease import LeaseHeldError
+from controller.lease.store import Identity, LeaseSnapshot
 from controller.records import index
 from controller.records.ledger import Ledger, Result
 from controller.records.recorder import Recorder
-from controller.run.attempt import AttemptRunner
+from controller.records.spending import PodLifetime
+from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.run.drive import RunDriver, drive
 from tests.controller.run.test_damaged_objects import opened
 
@@ -93,6 +97,32 @@ def test_a_run_that_somebody_finished_before_the_lease_was_acquired_is_not_run_a
         assert drive(options, plan, context, None, screen) == done
         assert shown == [done]
         assert "another controller has finished the run in the meantime" in said
+
+
+def test_what_another_controller_spent_in_the_meantime_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took the lease first, and this controller acts after it."""
+    with opened(tmp_path, monkeypatch) as (options, plan, context):
+        life = PodLifetime("uid-1", "pod", "v6e-1", "us-east5-b", "spot", 2.0, 0.0, 7200.0, "finished")
+        seen: list[float] = []
+
+        def provision(runner: AttemptRunner) -> AttemptResult:
+            seen.append(runner.spending.usage().hours)
+            if len(seen) == 1:
+                name = f"runs/{plan.run_id}/pods/{life.key}.json"
+                context.google.upload(plan.bucket, name, json.dumps(life.to_json()).encode())
+                record = Identity("laptop", plan.run_id).new_record(1, 0.0, 1.0)
+                raise LeaseHeldError(LeaseSnapshot(record, 1, 0.0), "pod")
+            return AttemptResult(1)
+
+        monkeypatch.setattr(AttemptRunner, "run", provision)
+
+        class Screen(SimpleNamespace):
+            def __call__(self, event: Any) -> None:
+                pass
+
+        screen: Any = Screen(ask=lambda *_: True)
+        assert drive(options, plan, context, None, screen) is None
+        assert seen == [0.0, 2.0]
 
 
 def test_a_run_that_has_finished_does_not_run_again_in_the_table(
