@@ -109,9 +109,8 @@ def rollouts(rounds: int) -> None:
     prompts = random.integers(0, 512, (16, 64)).tolist()
 
     class OneLength(SamplerSettings):
-        @property
-        def cache_lengths(self) -> list[int]:
-            return super().cache_lengths[-1:]
+        def cache_lengths(self, bucket: int) -> list[int]:
+            return super().cache_lengths(bucket)[-1:]
 
     def drawing(response: int, ends: tuple[int, ...], chunk: int, kind: type = SamplerSettings) -> Callable[..., None]:
         sampler = Sampler(cfg, kind(64, response, slots=32, chunk=chunk), devices, StopCriteria(ends))

@@ -113,27 +113,29 @@ class _Generation:
         )
         self.rows_by_slot: list[_ActiveRow | None] = [None] * sampler.slots
         self.next_row = 0  # row
-        self.cache_length = self.settings.cache_lengths[0]
+        self.cache_lengths = self.settings.cache_lengths(self.bucket)
+        self.cache_length = 0
+        self.slots: decode.Slots | None = None
+        """None before the first rows. Nothing else may refer to it: a resize would keep a cache that is not needed."""
         self.prefilled_group, self.prefilled = -1, None
 
     def run(self, between: Callable[[], None]) -> Iterator[Completion]:
-        slots = self.programs.init_slots()
         ended: list[Completion] = []
         while True:
-            slots = self._fill_slots(slots)
+            self._fill_slots()
             if not any(self.rows_by_slot):
                 break
             between()
             if self.weights is not None:
                 self.copy, self.version = self.weights()
-            slots = self._fit_cache(slots)
+            self._fit_cache()
             wanted = self.programs.replicate(np.array([row is not None for row in self.rows_by_slot]))
-            slots, told = self.programs.decode(self.copy, slots, wanted, *self.key_and_temperature)
+            self.slots, told = self.programs.decode(self.copy, self.slots, wanted, *self.key_and_temperature)
             yield from ended  # while the devices decode
             ended = self._collect_chunk(jax.device_get(told))
         yield from ended
 
-    def _fill_slots(self, slots: decode.Slots) -> decode.Slots:
+    def _fill_slots(self) -> None:
         """Fill the free slots with waiting rows."""
         free = [slot for slot, row in enumerate(self.rows_by_slot) if row is None]
         while free and self.next_row < len(self.prompts) * self.samples:
@@ -146,13 +148,12 @@ class _Generation:
                 self.rows_by_slot[slot] = _ActiveRow(self.next_row)
                 self.next_row += 1
             free = [slot for slot in free if self.rows_by_slot[slot] is None]
-            slots = self._fit_cache(slots)
-            slots = self.programs.insert_prompts(slots, self.prefilled, self.programs.replicate(sources))
+            self._fit_cache()
+            self.slots = self.programs.insert_prompts(self.slots, self.prefilled, self.programs.replicate(sources))
         if self.next_row >= len(self.prompts) * self.samples:
             self.prefilled = None
-        return slots
 
-    def _fit_cache(self, slots: decode.Slots) -> decode.Slots:
+    def _fit_cache(self) -> None:
         """Give the cache the length that the rows in flight need until the end of the next chunk."""
         settings = self.settings
         lengths = [
@@ -161,8 +162,13 @@ class _Generation:
             for row in self.rows_by_slot
             if row is not None
         ]
-        old, self.cache_length = self.cache_length, settings.cache_length_for(max(lengths))
-        return self.programs.resize_cache(slots, old, self.cache_length)
+        needed = next(length for length in self.cache_lengths if length >= max(lengths))
+        if self.slots is None:
+            self.cache_length, self.slots = needed, self.programs.init_slots(needed)
+        while self.cache_length != needed:
+            step = 1 if needed > self.cache_length else -1
+            self.cache_length = self.cache_lengths[self.cache_lengths.index(self.cache_length) + step]
+            self.slots = self.programs.resize_cache(self.slots, self.cache_length)
 
     def _prefill_group(self, row: int) -> int:
         """Return the index of the first prompt in the row's prefill group, after computing the group if necessary."""

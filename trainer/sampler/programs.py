@@ -66,21 +66,20 @@ class SamplerPrograms:
         self.decode = self._jit(
             "decode", self._per_device(decoded, taken, (slots, COLUMN_SHARDED)), (slots, REPLICATED), donated=(1,)
         )
-        shortest = settings.cache_lengths[0]
-        self._empty = self._jit("empty", lambda: decode.init_slots(self.cfg, self.slots, shortest), slots)
-        self._resize = {length: self._build_resize(length, slots) for length in settings.cache_lengths}
+        lengths = {length for bucket in settings.buckets for length in settings.cache_lengths(bucket)}
+        self._init = {length: self._build_init(length, slots) for length in lengths}
+        self._resize = {length: self._build_resize(length, slots) for length in lengths}
 
-    def init_slots(self) -> Slots:
-        """Return slots without rows, with the shortest cache."""
-        return self._empty()
+    def init_slots(self, length: int) -> Slots:
+        """Return slots without rows, with a cache of this length."""
+        return self._init[length]()
 
-    def resize_cache(self, slots: Slots, old: int, new: int) -> Slots:
-        """Return the slots with a cache of another length, by way of those between: else each pair needs a program."""
-        lengths = self.settings.cache_lengths
-        begin, end = lengths.index(old), lengths.index(new)
-        for at in range(begin + 1, end + 1) if end > begin else range(begin - 1, end - 1, -1):
-            slots = self._resize[lengths[at]](slots)
-        return slots
+    def resize_cache(self, slots: Slots, length: int) -> Slots:
+        """Return the slots with a cache of another length, which should be the next longer or shorter one.
+
+        Then there are few programs, and old and new cache together have 1.5 times the longest.
+        """
+        return self._resize[length](slots)
 
     def prefill_batch_size(self, samples: int, bucket: int) -> int:
         """Return how many prompts to prefill together: enough to fill the slots, within MAX_PREFILL_TOKENS."""
@@ -103,7 +102,8 @@ class SamplerPrograms:
         Shapes are those of the longest prompts. samples: responses per prompt; longest_only: of programs for several
         lengths of the cache, only that which needs the most memory.
         """
-        bucket, lengths = self.settings.max_prompt_length, self.settings.cache_lengths
+        bucket = self.settings.max_prompt_length
+        lengths = self.settings.cache_lengths(bucket)
         prompts, copy = self.prefill_batch_size(samples, bucket), placement.abstract_params(self.cfg, self.mesh)
         tokens, prompt_lengths, rows, wanted, key, temperature = self._abstract(
             (
@@ -131,6 +131,10 @@ class SamplerPrograms:
         """Return the shapes and shardings of slots whose cache has this length."""
         slots = jax.eval_shape(lambda: decode.init_slots(self.cfg, self.slots, length))
         return self._abstract(slots, self._slot_specs())
+
+    def _build_init(self, length: int, slots: Slots) -> Any:
+        """Return the program that makes slots with a cache of this length. slots: partitions."""
+        return self._jit("empty", lambda: decode.init_slots(self.cfg, self.slots, length), slots)
 
     def _build_resize(self, length: int, slots: Slots) -> Any:
         """Return the program that gives the cache this length. slots: partitions."""

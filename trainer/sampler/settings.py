@@ -8,7 +8,6 @@ from conf.schema.training.settings import Mesh
 MIN_BUCKET = 128
 MIN_CACHE_LENGTH = 512
 """Places below which a shorter cache saves less than its programs take to compile."""
-NUM_CACHE_LENGTHS = 3
 LANES = 128
 """TPUs pad the places of a cache to a multiple of this."""
 
@@ -53,14 +52,15 @@ class SamplerSettings:
         """Return the shortest bucket that holds a prompt of `longest` tokens."""
         return next(size for size in self.buckets if size >= longest)
 
-    @property
-    def cache_lengths(self) -> list[int]:
-        """Return the places of the cache, each with its own programs: as the longest row has, their half, ..."""
-        found = [self.max_prompt_length + self.max_new_tokens]
-        while len(found) < NUM_CACHE_LENGTHS and found[-1] >= 2 * MIN_CACHE_LENGTH:
-            found.append(-(-found[-1] // (2 * LANES)) * LANES)
-        return sorted(found)
+    def cache_lengths(self, bucket: int) -> list[int]:
+        """Return the places of the cache for prompts of a bucket, each with its own programs, the fewest first.
 
-    def cache_length_for(self, longest: int) -> int:
-        """Return the smallest length of the cache that holds a row of `longest` tokens, prompt and response."""
-        return next(length for length in self.cache_lengths if length >= longest)
+        The most hold prompt and response of any row, the others are their half, their quarter, ... The fewest hold more
+        than the prompts of a shorter bucket and a chunk, since only a few last rows could have less.
+        """
+        shorter = max((size for size in self.buckets if size < bucket), default=0)
+        fewest = max(MIN_CACHE_LENGTH, shorter + min(self.chunk, self.max_new_tokens))
+        found = [bucket + self.max_new_tokens]
+        while (half := -(-found[-1] // (2 * LANES)) * LANES) >= fewest:
+            found.append(half)
+        return sorted(found)

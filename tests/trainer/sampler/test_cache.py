@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from conf.schema.training.settings import Mesh
 from tests.trainer.sampler.test_engine import OFTEN, PROMPTS, assert_same, drawn, drawn_once
 from trainer.sampler import SamplerSettings, cache, settings
+from trainer.sampler.engine import _Generation
 from trainer.sampler.programs import SamplerPrograms
 
 SIZES = [5, 9, 18]
@@ -29,25 +32,25 @@ def resized(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     monkeypatch.setattr(settings, "MIN_CACHE_LENGTH", 4)
     monkeypatch.setattr(settings, "LANES", 1)
     seen: list[tuple[int, int]] = []
-    resize = SamplerPrograms.resize_cache
+    fit = _Generation._fit_cache
 
-    def noted(programs, slots, old, new):
-        seen.append((old, new))
-        held = [ring.shape[2] for ring in slots.cache.keys]
-        made = resize(programs, slots, old, new)
-        assert max(held) <= old
-        assert max(ring.shape[2] for ring in made.cache.keys) <= new
-        return made
+    def noted(generation: _Generation) -> None:
+        old = generation.cache_length
+        fit(generation)
+        if old:
+            seen.append((old, generation.cache_length))
+        assert generation.slots is not None
+        assert max(ring.shape[2] for ring in generation.slots.cache.keys) <= generation.cache_length
 
-    monkeypatch.setattr(SamplerPrograms, "resize_cache", noted)
+    monkeypatch.setattr(_Generation, "_fit_cache", noted)
     return seen
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"slots": 7, "chunk": 2},
-        pytest.param({"sizes": (4, 1, 1), "slots": 8, "chunk": 2}, marks=pytest.mark.deep),
+        {"slots": 3, "chunk": 1},
+        pytest.param({"sizes": (4, 1, 1), "slots": 4, "chunk": 1}, marks=pytest.mark.deep),
         {"sizes": (1, 8, 1), "mesh": Mesh(data=-1, fsdp=1, tensor=2), "slots": 4, "chunk": 1},
     ],
     ids=str,
@@ -86,21 +89,47 @@ def test_each_token_stays_at_the_place_of_its_age(tiny, step, old, new):
         np.testing.assert_array_equal(np.asarray(made)[1, 0, (step - kept) % new, 2], kept)
 
 
+def test_a_change_over_two_lengths_holds_no_more_than_two_caches(tiny, resized, monkeypatch):
+    cfg = tiny.model_copy(update={"attention_pattern": "G"})
+    held: list[set[int]] = []
+    build = SamplerPrograms._build_resize
+
+    def watched(programs, length, slots):
+        resize = build(programs, length, slots)
+
+        def count_caches_first(old):
+            gc.collect()
+            shape = old.cache.keys[0].shape
+            alive = [x.shape for x in jax.live_arrays() if x.ndim == 4 and not x.is_deleted()]
+            held.append({each[2] for each in alive if (*each[:2], each[3]) == (*shape[:2], shape[3])})
+            return resize(old)
+
+        return count_caches_first
+
+    monkeypatch.setattr(SamplerPrograms, "_build_resize", watched)
+    drawn(cfg, ends=OFTEN, prompts=LONGEST_FIRST, slots=3, chunk=1)
+    assert {(5, 18), (18, 5)} & set(resized), "so that there is a length between"
+    assert held
+    assert {len(sizes) for sizes in held} == {1}
+
+
 @pytest.mark.parametrize(
-    ("prompt", "response", "lengths"),
+    ("prompt", "response", "bucket", "lengths"),
     [
-        (512, 1536, [512, 1024, 2048]),
-        (64, 64, [128]),
-        (300, 900, [640, 1200]),
-        (1024, 31_744, [8192, 16_384, 32_768]),
+        (512, 1536, 512, [512, 1024, 2048]),
+        (512, 1536, 128, [512, 896, 1664]),
+        (64, 64, 64, [128]),
+        (300, 900, 300, [640, 1200]),
+        (512, 128, 512, [640]),
+        (512, 128, 128, [256]),
+        (7936, 256, 248, [504]),
+        (7936, 256, 7936, [4096, 8192]),
+        (16_384, 512, 512, [512, 1024]),
+        (1024, 31_744, 1024, [1024, 2048, 4096, 8192, 16_384, 32_768]),
     ],
 )
-def test_the_lengths_of_a_cache(prompt, response, lengths):
-    """No more than three, since each has programs of its own; not below 512, where little is saved."""
+def test_the_lengths_of_a_cache(prompt, response, bucket, lengths):
+    """Not below 512, where little is saved, nor below what the longest prompt of the bucket needs in any case."""
     found = SamplerSettings(prompt, response, slots=8, chunk=64)
-    assert found.cache_lengths == lengths
-    assert [found.cache_length_for(length) for length in (1, lengths[0], lengths[-1])] == [
-        lengths[0],
-        lengths[0],
-        lengths[-1],
-    ]
+    assert bucket in found.buckets
+    assert found.cache_lengths(bucket) == lengths
