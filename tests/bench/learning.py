@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -24,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from tests.paths import ROOT
+from tests.bench import grpo
 
 VARIANTS = {
     "grpo": (),
@@ -65,7 +64,7 @@ def curve(name: str, seed: int, options: argparse.Namespace, folder: Path) -> di
         folder.mkdir(parents=True, exist_ok=True)
         words = ["+experiment=arithmetic", f"run.seed={seed}", *VARIANTS[name], *options.words]
         (folder / "run.yaml").write_text(yaml.safe_dump(run_file(words, folder)))
-        env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "SLIPWAY_RUN_DIR": str(folder / "local")}
+        env = grpo.environment() | {"SLIPWAY_RUN_DIR": str(folder / "local")}
         command = ["taskset", "-c", options.cores, sys.executable, "-m", "trainer", str(folder / "run.yaml")]
         started, began, before = time.time(), time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         with (folder / "log").open("w") as log:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from typing import Any
 import scipy
 import yaml
 
-from tests.paths import ROOT
+from tests.bench import grpo
 
 NANOGPT = Path(__file__).with_name("nanogpt.py")
 WARM_UPDATES = 20
@@ -151,7 +150,7 @@ def ours(text: Path, steps: int, cores: str, folder: Path) -> tuple[list[dict[st
     evaluations. `folder`/cpu.json: CPU seconds of the process at each of these lines."""
     folder.mkdir(parents=True)
     (folder / "run.yaml").write_text(yaml.safe_dump(run_file(text, steps, folder)))
-    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "SLIPWAY_RUN_DIR": str(folder / "local")}
+    env = grpo.environment() | {"SLIPWAY_RUN_DIR": str(folder / "local")}
     timed = f"from tests.bench import lm; lm.timed_trainer({str(folder / 'cpu.json')!r})"
     program = [sys.executable, "-c", timed, str(folder / "run.yaml")]
     subprocess.run(["taskset", "-c", cores, *program], env=env, cwd=folder, check=True)

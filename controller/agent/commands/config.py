@@ -13,6 +13,14 @@ from .venv import program_env
 if TYPE_CHECKING:
     from ..protocol import WrittenConfig
 
+USUAL_VARIABLES = {
+    "PYTHONFAULTHANDLER": "1",  # an aborted Python program prints its stacks: see stack_dump.py
+    "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # no gRPC probe of each bucket; what the tests run
+    # On CPU, XLA allocates a program's memory anew for each call; page faults of 4 KiB took a fifth of a GRPO update.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+"""Variables of every program, which the config may set otherwise."""
+
 
 def write_config(run_id: str, text: str, env: dict[str, str] | None = None) -> WrittenConfig:
     """Write run.yaml and the environment variables of every attempt of the run."""
@@ -34,9 +42,5 @@ def validate_env(env: dict[str, str]) -> dict[str, str]:
 def run_environment(run: Path, venv: str, env: dict[str, str], own: dict[str, str]) -> dict[str, str]:
     """Return a program's environment; `own` overrides `env`, which overrides the variables of `write_config`."""
     own = {"SLIPWAY_RUN_DIR": str(run), "SLIPWAY_RUN_ID": run.name, **own}
-    usual = {
-        "PYTHONFAULTHANDLER": "1",  # an aborted Python program prints its stacks: see stack_dump.py
-        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # no gRPC probe of each bucket; what the tests run
-    }
     kept = read_json(run / "env") or {"variables": {}}
-    return program_env(venv, {**usual, **kept["variables"], **env, **own})
+    return program_env(venv, {**USUAL_VARIABLES, **kept["variables"], **env, **own})

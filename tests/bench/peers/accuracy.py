@@ -23,9 +23,8 @@ from typing import Any
 import yaml
 
 from conf.schema.training.prompts import ArithmeticData
-from tests.bench import learning, lm
+from tests.bench import grpo, learning, lm
 from tests.bench.peers.grpo import usable
-from tests.paths import ROOT
 from trainer.data.arithmetic import ArithmeticProblems
 from trainer.data.problem import Draw, Problem
 from trainer.tokenizer import byte_level
@@ -125,7 +124,7 @@ def export_policy(run: dict[str, Any], folder: Path, target: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
-    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "SLIPWAY_RUN_DIR": str(folder / "local")}
+    env = grpo.environment() | {"SLIPWAY_RUN_DIR": str(folder / "local")}
     quiet: Any = {"env": env, "cwd": folder, "check": True, "stdout": subprocess.DEVNULL}
     subprocess.run([sys.executable, "-m", "trainer", str(folder / "run.yaml")], **quiet)
     saved = max(
