@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 USUAL_VARIABLES = {
     "PYTHONFAULTHANDLER": "1",  # an aborted Python program prints its stacks: see stack_dump.py
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # no gRPC probe of each bucket; what the tests run
-    # On CPU, XLA allocates a program's memory anew for each call; page faults of 4 KiB took a fifth of a GRPO update.
+    # Memory in pages of 2 MiB where the kernel gives them only on request, the usual setting. XLA's CPU backend allocates
+    # a program's memory anew for each call: page faults of 4 KiB took a sixth of a GRPO update.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 """Variables of every program, which the config may set otherwise."""

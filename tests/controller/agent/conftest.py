@@ -74,6 +74,7 @@ class AgentWorker:
             "SLIPWAY_BOOT_ID": self.boot_id,
             "SLIPWAY_BOOT_TIME": "1",  # long ago
             "GCE_METADATA_HOST": "127.0.0.1:1",  # where nobody answers
+            "SLIPWAY_SYSFS": str(self.home / "no-sysfs"),  # keeps the tests off this machine's kernel settings
         }
         return own | self.extra_environment
 
