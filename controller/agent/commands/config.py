@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 USUAL_VARIABLES = {
     "PYTHONFAULTHANDLER": "1",  # an aborted Python program prints its stacks: see stack_dump.py
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # no gRPC probe of each bucket; what the tests run
-    # Memory in pages of 2 MiB where the kernel gives them only on request, the usual setting. XLA's CPU backend allocates
+    # Memory in pages of 2 MiB where the kernel gives them only on request, the usual setting. XLA on CPU allocates
     # a program's memory anew for each call: page faults of 4 KiB took a sixth of a GRPO update.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
