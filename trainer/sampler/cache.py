@@ -7,7 +7,6 @@ age of a token gives its place, so a prompt is rotated to the step at which its 
 Every token reads whole rings, so they are only as long as the rows in flight need, and are resized between chunks.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,14 +24,10 @@ PREFILL_AXES = (None, "kv_heads", None, None)
 
 
 class KVCache(NamedTuple):
-    """One array per layer, or its partition, as a decoding step multiplies it."""
+    """One array [slots, kv_heads, places, head_dim] per layer, or its partition."""
 
-    keys: tuple[Any, ...]  # [slots, kv_heads, head_dim, places]
-    values: tuple[Any, ...]  # [slots, kv_heads, places, head_dim]
-
-
-PLACES_AXES = (3, 2)
-"""Axes of the places in keys and values."""
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
 
 
 def ring_size(cfg: Model, layer: int, length: int) -> int:
@@ -42,64 +37,56 @@ def ring_size(cfg: Model, layer: int, length: int) -> int:
 
 def init_cache(cfg: Model, slots: int, length: int) -> KVCache:
     """Return an empty cache for rows of at most `length` tokens, prompt and response, in the activation dtype."""
-    head = cfg.head_dim
 
-    def rings(axis: int) -> tuple[jax.Array, ...]:
-        sizes = [ring_size(cfg, layer, length) for layer in range(cfg.num_layers)]
-        shapes = [(slots, cfg.num_kv_heads, *((head, size) if axis == 3 else (size, head))) for size in sizes]
+    def rings() -> tuple[jax.Array, ...]:
+        shapes = [(slots, cfg.num_kv_heads, ring_size(cfg, i, length), cfg.head_dim) for i in range(cfg.num_layers)]
         return tuple(meshes.constrain(jnp.zeros(shape, cfg.activation_dtype), *CACHE_AXES) for shape in shapes)
 
-    return KVCache(*map(rings, PLACES_AXES))
+    return KVCache(rings(), rings())
 
 
 def insert_prompts(cache: KVCache, prompts: KVCache, source: jax.Array, lengths: jax.Array, step: jax.Array) -> KVCache:
     """Insert prompts into some of the slots, whose rows begin at `step`.
 
-    prompts: arrays by position instead of place, with prompts instead of slots; source: int32 [slots], each slot's
-    prompt, negative to keep the slot as it is; lengths: int32 [slots], of the slots' prompts.
+    prompts: arrays [P, kv_heads, bucket, head_dim] by position; source: int32 [slots], each slot's prompt, negative to
+    keep the slot as it is; lengths: int32 [slots], of the slots' prompts.
     """
 
-    def admitted(axis: int, ring: jax.Array, prompt: jax.Array) -> jax.Array:
-        taken = jax.vmap(lambda p, length: _to_ring(prompt[p], length, step, ring.shape[axis], axis - 1))
+    def admitted(ring: jax.Array, prompt: jax.Array) -> jax.Array:
+        taken = jax.vmap(lambda p, length: _to_ring(prompt[p], length, step, ring.shape[2]))
         new = taken(jnp.maximum(source, 0), lengths)
         return meshes.constrain(jnp.where((source >= 0)[:, None, None, None], new, ring), *CACHE_AXES)
 
-    parts = zip(PLACES_AXES, cache, prompts, strict=True)
-    return KVCache(*(tuple(map(partial(admitted, axis), rings, new)) for axis, rings, new in parts))
+    return KVCache(*(tuple(map(admitted, *pair)) for pair in zip(cache, prompts, strict=True)))
 
 
 def resize(cache: KVCache, cfg: Model, length: int, step: jax.Array) -> KVCache:
     """Return the cache with rings for rows of at most `length` tokens; the newest token was written before `step`."""
 
-    def resized(axis: int, ring: jax.Array, size: int) -> jax.Array:
-        old = ring.shape[axis]
+    def resized(ring: jax.Array, size: int) -> jax.Array:
+        old = ring.shape[2]
         if old == size:
             return ring
 
         def moved(row: jax.Array) -> jax.Array:
-            by_age = _turned(row, step % old, axis - 1)
-            return _to_ring(by_age, jnp.int32(old), step, size, axis - 1)
+            by_age = lax.dynamic_slice_in_dim(jnp.concatenate([row, row], axis=1), step % old, old, axis=1)
+            return _to_ring(by_age, jnp.int32(old), step, size)
 
         return meshes.constrain(jax.vmap(moved)(ring), *CACHE_AXES)
 
     sizes = [ring_size(cfg, layer, length) for layer in range(cfg.num_layers)]
-    parts = zip(PLACES_AXES, cache, strict=True)
-    return KVCache(*(tuple(map(partial(resized, axis), rings, sizes)) for axis, rings in parts))
+    return KVCache(*(tuple(map(resized, rings, sizes)) for rings in cache))
 
 
-def _to_ring(prompt: jax.Array, length: jax.Array, step: jax.Array, size: int, axis: int) -> jax.Array:
-    """Return the keys or values of a prompt, by position along `axis`, as a ring of places that ends before `step`."""
-    bucket = prompt.shape[axis]
+def _to_ring(prompt: jax.Array, length: jax.Array, step: jax.Array, size: int) -> jax.Array:
+    """Return a prompt [kv_heads, bucket, head_dim] as a ring of `size` places that ends just before `step`."""
+    bucket = prompt.shape[1]
     first = jnp.maximum(length - size, 0)  # the oldest position in the ring
     if bucket < size:
-        prompt = jnp.pad(prompt, [(0, size - bucket if i == axis else 0) for i in range(prompt.ndim)])
-    held = lax.dynamic_slice_in_dim(prompt, first, size, axis)
-    return _turned(held, (length - first - step) % size, axis)
-
-
-def _turned(x: jax.Array, by: jax.Array, axis: int) -> jax.Array:
-    """Return an array whose entry 0 along `axis` is entry `by` of the given one, and so on around."""
-    return lax.dynamic_slice_in_dim(jnp.concatenate([x, x], axis), by, x.shape[axis], axis)
+        prompt = jnp.pad(prompt, ((0, 0), (0, size - bucket), (0, 0)))
+    held = lax.dynamic_slice_in_dim(prompt, first, size, axis=1)
+    turn = (length - first - step) % size
+    return lax.dynamic_slice_in_dim(jnp.concatenate([held, held], axis=1), turn, size, axis=1)
 
 
 def cached_attention(
@@ -113,20 +100,20 @@ def cached_attention(
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Attend from each row's newest token to its ring buffer, including the token itself.
 
-    query: [slots, 1, heads, head_dim], scaled; key, value: [slots, 1, kv_heads, head_dim]; rings: those of the layer;
+    query: [slots, 1, heads, head_dim], scaled; key, value: [slots, 1, kv_heads, head_dim]; rings: keys and values;
     positions: int32 [slots], of the newest tokens. Returns [slots, 1, heads, head_dim] and the updated rings.
     """
     slots, _, heads, head_dim = query.shape
-    size, kv_heads = rings[0].shape[PLACES_AXES[0]], key.shape[2]
+    size, kv_heads = rings[0].shape[2], key.shape[2]
     at = step % size
     keys, values = (
-        lax.dynamic_update_slice_in_dim(ring, jnp.moveaxis(new, 1, axis).astype(ring.dtype), at, axis)
-        for ring, new, axis in zip(rings, (key, value), PLACES_AXES, strict=True)
+        lax.dynamic_update_slice_in_dim(ring, new.swapaxes(1, 2).astype(ring.dtype), at, axis=2)
+        for ring, new in zip(rings, (key, value), strict=True)
     )
     age = (step - jnp.arange(size)) % size  # age of each place's token, if the row is that old
     seen = age <= positions[:, None]
     grouped = query.reshape(slots, kv_heads, heads // kv_heads, head_dim)
-    logits = jnp.einsum("bkgh,bkhs->bkgs", grouped, keys, preferred_element_type=jnp.float32)
+    logits = jnp.einsum("bkgh,bksh->bkgs", grouped, keys, preferred_element_type=jnp.float32)
     logits = jnp.where(seen[:, None, None], soft_cap(logits, cfg.attn_logit_softcap), jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype)
     mixed = jnp.einsum("bkgs,bksh->bkgh", weights, values).reshape(query.shape)

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from conf.schema.training.model import Model
 from trainer.models import attention, decoder
 from trainer.models.weights import Params
-from trainer.sampler.cache import PLACES_AXES, KVCache
+from trainer.sampler.cache import KVCache
 
 
 class PrefillResult(NamedTuple):
     """Prompts that wait for slots: arrays, or their partitions."""
 
     hidden: Any  # [P, D], of each prompt's last token
-    cache: KVCache  # of the prompts, by position instead of place
+    cache: KVCache  # arrays [P, kv_heads, bucket, head_dim], by position
 
 
 def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> PrefillResult:
@@ -25,8 +25,8 @@ def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> 
     values: list[jax.Array] = []
 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None) -> jax.Array:
-        keys.append(jnp.moveaxis(key, 1, PLACES_AXES[0]))
-        values.append(jnp.moveaxis(value, 1, PLACES_AXES[1]))
+        keys.append(key.swapaxes(1, 2))
+        values.append(value.swapaxes(1, 2))
         return attention.self_attention(query, key, value, None, window, cfg)
 
     first = x = decoder.embed(copy, cfg, tokens, positions)

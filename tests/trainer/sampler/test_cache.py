@@ -40,7 +40,7 @@ def resized(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         if old:
             seen.append((old, generation.cache_length))
         assert generation.slots is not None
-        assert max(ring.shape[2] for ring in generation.slots.cache.values) <= generation.cache_length
+        assert max(ring.shape[2] for ring in generation.slots.cache.keys) <= generation.cache_length
 
     monkeypatch.setattr(_Generation, "_fit_cache", noted)
     return seen
@@ -78,13 +78,13 @@ def test_each_token_stays_at_the_place_of_its_age(tiny, step, old, new):
     ages = np.arange(1, old + 1)
     ring = np.zeros(old, np.float32)
     ring[(step - ages) % old] = ages
-    rings = jnp.broadcast_to(ring[:, None], (2, 1, old, 3))
+    rings = (jnp.broadcast_to(ring[:, None], (2, 1, old, 3)),)
     cfg = tiny.model_copy(update={"num_layers": 1, "attention_pattern": "G"})
     [keys], [values] = jax.jit(cache.resize, static_argnums=(1, 2))(
-        cache.KVCache((rings.swapaxes(2, 3),), (rings,)), cfg, new, jnp.int32(step)
+        cache.KVCache(rings, rings), cfg, new, jnp.int32(step)
     )
     kept = np.arange(1, min(old, new) + 1)
-    for made in (keys.swapaxes(2, 3), values):
+    for made in (keys, values):
         assert made.shape == (2, 1, new, 3)
         np.testing.assert_array_equal(np.asarray(made)[1, 0, (step - kept) % new, 2], kept)
 
@@ -99,7 +99,7 @@ def test_a_change_over_two_lengths_holds_no_more_than_two_caches(tiny, resized, 
 
         def count_caches_first(old):
             gc.collect()
-            shape = old.cache.values[0].shape
+            shape = old.cache.keys[0].shape
             alive = [x.shape for x in jax.live_arrays() if x.ndim == 4 and not x.is_deleted()]
             held.append({each[2] for each in alive if (*each[:2], each[3]) == (*shape[:2], shape[3])})
             return resize(old)
