@@ -7,13 +7,13 @@ from pathlib import Path
 
 from controller.agent.protocol import OBSERVE
 from controller.cleanup.dependents import dependents, resources_in_other_regions
-from controller.core.clock import InterruptedSleepError
-from controller.core.errors import CloudError, ConfigError, SlipwayError
+from controller.core.clock import Clock, InterruptedSleepError
+from controller.core.errors import CloudError, ConfigError, LeaseLostError, SlipwayError
 from controller.core.events import Event
 from controller.core.formats import DamagedRecordError
 from controller.gcp.errors import GoogleError
 from controller.gcp.names import is_labelled
-from controller.lease.lease import Lease, pod_lease
+from controller.lease.lease import Lease, LeaseHeldError, pod_lease
 from controller.plan.build import Plan
 from controller.plan.preview import ResourcePreview, preview_resources
 from controller.plan.samplers import is_sampler_pod, sampler_plans
@@ -27,6 +27,7 @@ from controller.resources.pod.node import Node
 from controller.resources.pod.planes import plane_of, project_slices
 from controller.resources.pod.provisioner import SliceStatus
 from controller.resources.pod.slices import hidden_place
+from controller.resources.project.bucket import Bucket
 from controller.resources.uploads.nearby import NearbyAsset
 from controller.resources.workers.base import active_runs
 from controller.run.session import Session
@@ -46,6 +47,8 @@ class Teardown:
     """Resources to delete."""
     running: set[str]
     """Runs that the deletion ends."""
+    workers_answer: bool
+    """Whether all workers could be asked what they run."""
     may_run: bool
     """Whether a run may be on the pod that neither its lease nor its workers could tell of."""
     notes: list[str] = field(default_factory=list)
@@ -73,7 +76,8 @@ class Teardown:
         context, node = self.session.context, self.session.plan.node
         problem = self._take_pod(lease) if self._is_used(lease) else ""
         # before their pods are deleted, or the controller of the samplers would take that for a preemption
-        self.notes.extend(end_pods(self.session.plan, context, "deleted by down", only_own=False))
+        apart = replace(context, clock=Clock())  # the loss of a lease of theirs is not to interrupt the rest
+        self.notes.extend(end_pods(self.session.plan, apart, "deleted by down", only_own=False))
         self._look_again()
         problem = problem or self._end_records()
         if problem and (self.present or self.running):
@@ -83,9 +87,10 @@ class Teardown:
         if lease.held:
             with suppress(GoogleError):
                 lease.ensure()  # another controller may have taken the pod over while this machine slept
-        destroy(_with_dependencies([resource for resource in self.present if resource.scope == "pod"]), context)
-        lease.release("deleted by down", 0)  # its bucket may be deleted next
-        destroy(_with_dependencies([resource for resource in self.present if resource.scope != "pod"]), context)
+        buckets = [resource for resource in self.present if isinstance(resource, Bucket)]
+        destroy(_with_dependencies([resource for resource in self.present if resource not in buckets]), context)
+        lease.release("deleted by down", 0)  # it is in the bucket that goes last
+        destroy(_with_dependencies(buckets), context)
 
     def _is_used(self, lease: Lease) -> bool:
         """Return whether anything of the pod is there, if only a bastion or a controller that is yet to create it."""
@@ -103,7 +108,9 @@ class Teardown:
                 self.running.add(other.record.run_id)  # it may have begun since we looked
             self._cancel(self.running)
             lease.take_over("deleted", lambda message: events.note(run_id, message))
-        except GoogleError as error:  # a pod must be deletable without its bucket
+        except (LeaseHeldError, LeaseLostError):
+            raise
+        except SlipwayError as error:  # a pod must be deletable without its bucket, or with damaged records
             return str(error)
         return ""
 
@@ -120,7 +127,7 @@ class Teardown:
             return
         now = {row.resource.id: row for row in rows if _is_there(row)}
         known = {row.resource.id for row in self.rows}
-        self.rows[:] = [now.get(row.resource.id, row) for row in self.rows]
+        self.rows[:] = [_newer(row, now.get(row.resource.id)) for row in self.rows]
         self.rows.extend(row for row_id, row in now.items() if row_id not in known)
         to_delete = {resource.id for resource in self.present}
         new = [row for row_id, row in now.items() if row_id not in to_delete]
@@ -128,26 +135,27 @@ class Teardown:
 
     def _end_records(self) -> str:
         """Record that the pod's time and the runs on it end; return what went wrong."""
-        begun = _runs_on_workers(self.session, self.notes)[0] - self.running
+        nodes = [resource for resource in self.present if isinstance(resource, Node)]
+        if nodes and self.workers_answer:
+            self.running.update(_runs_on_workers(self.session, self.notes)[0])
         try:
-            self._cancel(begun)
-        except GoogleError as error:
-            return str(error)
-        self.running.update(begun)
-        return self._close_billing()
-
-    def _close_billing(self) -> str:
-        """Record that the pod's time ends; return what went wrong."""
-        context, plan = self.session.context, self.session.plan
-        to_delete = {resource.id for resource in self.present}
-        seen = [row.observed for row in self.rows if row.resource.id in to_delete]
-        try:
-            for node in seen:
-                if isinstance(node, Node):
-                    close_billing(context, plan.bucket, plan.config, node, "deleted by down")
-        except GoogleError as error:
+            if nodes:
+                self._cancel(self.running)  # again: one may have made another attempt before it released the lease
+            self._close_billing()
+        except SlipwayError as error:
             return str(error)
         return ""
+
+    def _close_billing(self) -> None:
+        """Record that the time of the pods ends."""
+        context, plan = self.session.context, self.session.plan
+        seen = {row.resource.id: row.observed for row in self.rows}
+        for resource in self.present:
+            if isinstance(resource, Node):
+                observed = seen[resource.id]
+                node = observed if isinstance(observed, Node) else resource.find(context)  # it may be under repair
+                if node is not None:
+                    close_billing(context, plan.bucket, plan.config, node, "deleted by down")
 
 
 def plan_teardown(session: Session, everything: bool) -> Teardown:
@@ -164,7 +172,7 @@ def plan_teardown(session: Session, everything: bool) -> Teardown:
     if everything:
         _refuse_if_used(session, present)
     may_run = not lease_is_known and not workers_answer
-    return Teardown(session, everything, rows, present, driven | on_pod, may_run, notes)
+    return Teardown(session, everything, rows, present, driven | on_pod, workers_answer, may_run, notes)
 
 
 def other_buckets(session: Session) -> list[str]:
@@ -237,13 +245,18 @@ def _is_there(row: ResourcePreview) -> bool:
     return not isinstance(row.observed, Absent | Unknown)
 
 
+def _newer(row: ResourcePreview, later: ResourcePreview | None) -> ResourcePreview:
+    """Return the later observation, unless it says less of a node: one that is being deleted is only pending."""
+    return row if later is None or (isinstance(row.observed, Node) and not isinstance(later.observed, Node)) else later
+
+
 def _will_be_deleted(row: ResourcePreview, everything: bool) -> bool:
     return (everything or row.resource.scope == "pod") and (
         isinstance(row.observed, Pending) or row.observed.is_managed
     )
 
 
-def _with_dependencies(present: list[Resource]) -> list[Resource]:
+def _with_dependencies(present: Sequence[Resource]) -> list[Resource]:
     """Add the needs that are deleted too, so that dependents go first."""
     ids = {r.id for r in present}
     return [replace(r, depends_on=tuple(n for n in r.depends_on if n in ids)) for r in present]

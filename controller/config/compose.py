@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import difflib
 import re
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 CONFIG_DIR = Path(conf.__file__).parent
 REPLACED = ("loop.rewards=",)
 """Mappings that the command line replaces as a whole: merged, a reward could not be removed."""
-HYDRA_LOCK = threading.Lock()
-"""Held while Hydra composes: it keeps its search path in a global, and a thread may compose the config of a record."""
 OVERRIDE = re.compile(r"^(?P<sign>\+{0,2}|~)(?P<key>[A-Za-z_][\w./@-]*)(?P<value>=.*)?$", re.DOTALL)
 
 
@@ -132,7 +129,7 @@ def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any
         check_experiment_files(extra_dir, wanted)
     register_resolver()
     try:
-        with HYDRA_LOCK, guarded_variables(), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        with guarded_variables(), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
             made = hydra_compose("config", overrides=wanted)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_translate_error(error, wanted, extra_dir)) from None

@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,10 +20,15 @@ NOT_SECRET = frozenset({"PWD", "OLDPWD"})
 """Folders."""
 
 
+HYDRA_LOCK = threading.Lock()
+"""Held while a config is composed: Hydra and OmegaConf keep globals, and threads compose configs of records."""
+
+
 @contextmanager
 def guarded_variables() -> Iterator[None]:
     """Refuse `${oc.env:NAME}` of a secret inside the block: its value would be in the plan and in the record.
 
+    One thread at a time may be inside.
     The resolver of OmegaConf is put back afterwards: a notebook, or a Hydra program, may have configs of its own.
     """
     from omegaconf import OmegaConf
@@ -37,8 +43,9 @@ def guarded_variables() -> Iterator[None]:
             )
         return oc.env(name, *default)
 
-    OmegaConf.register_new_resolver("oc.env", lookup, replace=True)
-    try:
-        yield
-    finally:
-        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+    with HYDRA_LOCK:
+        OmegaConf.register_new_resolver("oc.env", lookup, replace=True)
+        try:
+            yield
+        finally:
+            OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)

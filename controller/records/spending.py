@@ -5,6 +5,7 @@ counts until it is deleted or stopped, or another run takes it over, idle hours 
 """
 
 import json
+import threading
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, ClassVar
@@ -100,6 +101,8 @@ class Spending:
         self._run_id, self._config = run_id, config
         self._lifetimes: dict[str, PodLifetime] = {}
         self._loaded = False
+        self._lock = threading.RLock()
+        """Held to change the lifetimes: the account of a run is also read by the controllers of its samplers."""
         self.problems: list[str] = []
         self.account = account or Account()
         self.account.add(run_id, self)
@@ -117,13 +120,14 @@ class Spending:
 
     def lifetimes(self) -> list[PodLifetime]:
         if not self._loaded:
-            self._lifetimes = {life.key: life for life in self._read_all()}
-            self._loaded = True
+            self.reload()
         return sorted(self._lifetimes.values(), key=lambda life: life.began)
 
     def reload(self) -> None:
-        """Read the lifetimes again when they are next needed: another controller may have written some."""
-        self._loaded = False
+        """Read the lifetimes again: another controller may have written some."""
+        with self._lock:
+            self._lifetimes = {life.key: life for life in self._read_all()}
+            self._loaded = True
 
     def usage(self) -> PodUsage:
         lives, now = self.lifetimes(), self._clock.now()
@@ -132,13 +136,16 @@ class Spending:
         usd = sum(life.hours(now) * (life.usd_per_hour or 0.0) for life in lives)
         return PodUsage(hours, None if None in known or not lives else usd)
 
+    def is_billed(self, node: Node) -> bool:
+        """Return whether the run is billed for this pod already."""
+        return any(life.uid == node.status.uid and life.ended is None for life in self.lifetimes())
+
     def open_billing(self, node: Node, *, if_new: bool = False) -> None:
         """Start the lifetime of a pod: now, or at its creation if this run is its first user.
 
         With `if_new`, do so only if no run has used the pod yet.
         """
-        mine = [life for life in self.lifetimes() if life.uid == node.status.uid]
-        if any(life.ended is None for life in mine):
+        if self.is_billed(node):
             return
         now = self._clock.now()
         try:
@@ -176,8 +183,7 @@ class Spending:
         """
         for life in self.lifetimes():
             if life.ended is None and life.uid != uid:
-                closed = self._ended_unseen(life)
-                self._lifetimes[closed.key] = closed
+                self._keep(self._ended_unseen(life))
 
     def close_vanished(self, context: Context, pod: Node) -> None:
         """End on record the lifetimes of pods that vanished while no controller looked: a budget must not count it.
@@ -257,9 +263,13 @@ class Spending:
         return Spending(self._google, self._clock, self._bucket, run_id, self._config)
 
     def _write(self, life: PodLifetime) -> None:
-        self._lifetimes[life.key] = life
+        self._keep(life)
         name = f"runs/{self._run_id}/pods/{life.key}.json"
         self._google.upload(self._bucket, name, json.dumps(life.to_json()).encode())
+
+    def _keep(self, life: PodLifetime) -> None:
+        with self._lock:
+            self._lifetimes = {**self._lifetimes, life.key: life}
 
     def _claim(self, node: Node, claim: dict[str, Any]) -> None:
         body = {"first": claim.get("first", self._run_id), "latest": self._run_id, "uid": node.status.uid}

@@ -91,7 +91,10 @@ class AttemptRunner:
         node = self._reconcile()
         fleet = node.fleet(self.context)
         self._stop_leftover_program(fleet)
-        self.lease.check()  # if nothing had to be changed, nothing has confirmed it
+        if self.spending.is_billed(node):
+            self.lease.check()  # to attach to a run writes nothing
+        else:
+            self.context.before_pod_write()
         self.spending.open_billing(node)
         self.screen.set_price(self.spending.rate(node).total)
         self._deadline = BudgetDeadline(self.plan, self.context, self.spending, node)

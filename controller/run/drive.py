@@ -266,7 +266,7 @@ class RunDriver:
             raise
 
     def _attempt_until_done(self) -> Result | None:
-        self.spending.reload()  # another controller may have driven the run while this one stood by
+        self.outlast(self.spending.reload)  # another controller may have driven the run while this one stood by
         self.outlast(self._before_budget)
         while True:
             self.note_damaged_records()

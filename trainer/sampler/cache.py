@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AxisType
 
 from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
@@ -113,8 +114,24 @@ def cached_attention(
     age = (step - jnp.arange(size)) % size  # age of each place's token, if the row is that old
     seen = age <= positions[:, None]
     grouped = query.reshape(slots, kv_heads, heads // kv_heads, head_dim)
-    logits = jnp.einsum("bkgh,bksh->bkgs", grouped, keys, preferred_element_type=jnp.float32)
+    logits = lax.platform_dependent(grouped, keys, cpu=_scores_on_cpu, default=_scores)
     logits = jnp.where(seen[:, None, None], soft_cap(logits, cfg.attn_logit_softcap), jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype)
     mixed = jnp.einsum("bkgs,bksh->bkgh", weights, values).reshape(query.shape)
     return mixed, (keys, values)
+
+
+def _scores(query: jax.Array, keys: jax.Array) -> jax.Array:
+    """Multiply queries [slots, kv_heads, group, head_dim] by keys: float32 [slots, kv_heads, group, places]."""
+    return jnp.einsum("bkgh,bksh->bkgs", query, keys, preferred_element_type=jnp.float32)
+
+
+def _scores_on_cpu(query: jax.Array, keys: jax.Array) -> jax.Array:
+    """Return what `_scores` does. XLA on CPU would turn all keys around for that; here it turns the query."""
+    if set(jax.sharding.get_abstract_mesh().axis_types) != {AxisType.Manual}:
+        return _scores(query, keys)  # to merge their axes, the partitioner would gather the keys
+    slots, kv_heads, group, head_dim = query.shape
+    query = query.reshape(slots * kv_heads, group, head_dim).swapaxes(1, 2)
+    keys = keys.reshape(slots * kv_heads, -1, head_dim)
+    logits = lax.dot_general(keys, query, (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+    return logits.swapaxes(1, 2).reshape(slots, kv_heads, group, -1)

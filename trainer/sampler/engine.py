@@ -169,6 +169,7 @@ class _Generation:
             step = 1 if needed > self.cache_length else -1
             self.cache_length = self.cache_lengths[self.cache_lengths.index(self.cache_length) + step]
             self.slots = self.programs.resize_cache(self.slots, self.cache_length)
+            jax.block_until_ready(self.slots)  # else the next step could allocate a third cache before this one has run
 
     def _prefill_group(self, row: int) -> int:
         """Return the index of the first prompt in the row's prefill group, after computing the group if necessary."""

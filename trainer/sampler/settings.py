@@ -6,7 +6,7 @@ from conf.schema.training.sampling import Sampling
 from conf.schema.training.settings import Mesh
 
 MIN_BUCKET = 128
-MIN_CACHE_LENGTH = 512
+MIN_CACHE_LENGTH = 256
 """Places below which a shorter cache saves less than its programs take to compile."""
 LANES = 128
 """TPUs pad the places of a cache to a multiple of this."""
@@ -55,12 +55,14 @@ class SamplerSettings:
     def cache_lengths(self, bucket: int) -> list[int]:
         """Return the places of the cache for prompts of a bucket, each with its own programs, the fewest first.
 
-        The most hold prompt and response of any row, the others are their half, their quarter, ... The fewest hold more
-        than the prompts of a shorter bucket and a chunk, since only a few last rows could have less.
+        All buckets share the lengths of the longest possible row, its half, its quarter, ... The most hold any row of
+        this bucket. The fewest hold more than the prompts of a shorter bucket and a chunk, since only a few last rows
+        could have less.
         """
         shorter = max((size for size in self.buckets if size < bucket), default=0)
-        fewest = max(MIN_CACHE_LENGTH, shorter + min(self.chunk, self.max_new_tokens))
-        found = [bucket + self.max_new_tokens]
-        while (half := -(-found[-1] // (2 * LANES)) * LANES) >= fewest:
-            found.append(half)
-        return sorted(found)
+        fewest = shorter + min(self.chunk, self.max_new_tokens)
+        lengths = [self.max_prompt_length + self.max_new_tokens]
+        while (half := -(-lengths[-1] // (2 * LANES)) * LANES) >= MIN_CACHE_LENGTH:
+            lengths.append(half)
+        most = min(length for length in lengths if length >= bucket + self.max_new_tokens)
+        return sorted(length for length in lengths if fewest <= length <= most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ USUAL_VARIABLES = {
     # a program's memory anew for each call: page faults of 4 KiB took a sixth of a GRPO update.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""Variables of every program, which the config may set otherwise."""
+"""Variables of every program, unless the worker or the config sets them otherwise."""
 
 
 def write_config(run_id: str, text: str, env: dict[str, str] | None = None) -> WrittenConfig:
@@ -44,4 +45,5 @@ def run_environment(run: Path, venv: str, env: dict[str, str], own: dict[str, st
     """Return a program's environment; `own` overrides `env`, which overrides the variables of `write_config`."""
     own = {"SLIPWAY_RUN_DIR": str(run), "SLIPWAY_RUN_ID": run.name, **own}
     kept = read_json(run / "env") or {"variables": {}}
-    return program_env(venv, {**USUAL_VARIABLES, **kept["variables"], **env, **own})
+    usual = {name: text for name, text in USUAL_VARIABLES.items() if name not in os.environ}
+    return program_env(venv, {**usual, **kept["variables"], **env, **own})

@@ -17,6 +17,7 @@ from controller.context import Context
 from controller.core.errors import LeaseLostError
 from controller.gcp.errors import ConflictError
 from controller.lease.store import BucketLeaseStore, Identity
+from controller.plan.build import Plan
 from controller.reconcile.resource import Pending, Resource
 from controller.resources.pod.node import Node
 from controller.run.session import Session
@@ -78,9 +79,13 @@ def test_a_pod_that_another_controller_creates_after_down_has_looked_is_deleted_
 
 
 @pytest.mark.e2e
-def test_the_time_of_a_pod_that_was_being_created_at_the_look_ends_on_record(
-    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("later", ["ready", "pending"])
+def test_the_time_of_a_pod_that_was_pending_at_the_look_ends_on_record(
+    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, later: str
 ) -> None:
+    """It was being created, or is under repair all the time."""
+    if later == "pending":
+        monkeypatch.setattr(Teardown, "_look_again", lambda _: None)
     assert slipway("up", ECHO_COMMAND, KEEP)[0] == 0
 
     def look(session: Session, everything: bool) -> Teardown:
@@ -117,6 +122,24 @@ def test_a_controller_that_takes_the_pod_over_stops_down_with_an_error(
     code, _, err = slipway("down", ECHO_COMMAND, KEEP)
     assert code == LeaseLostError.exit_code
     assert "took over; this controller stopped and changes nothing more" in err
+
+
+@pytest.mark.e2e
+def test_a_lease_of_samplers_that_is_lost_does_not_interrupt_the_deletion(
+    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`slipway cancel` may end them at the same time."""
+
+    def lose(plan: Plan, context: Context, why: str, **_: Any) -> list[str]:
+        context.clock.interrupt()  # as their lease does
+        return ["mine-sampler-1: another controller took over"]
+
+    assert slipway("up", ECHO_COMMAND, KEEP)[0] == 0
+    monkeypatch.setattr("controller.cleanup.teardown.end_pods", lose)
+    code, out, err = slipway("down", ECHO_COMMAND, KEEP)
+    assert code == 0, err
+    assert "mine-sampler-1: another controller took over" in out + err
+    assert pods(slipway.cloud().get("state")) == {}
 
 
 @pytest.mark.e2e

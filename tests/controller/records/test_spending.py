@@ -13,6 +13,7 @@ import pytest
 
 from controller.context import SurplusSlice
 from controller.core.clock import Clock
+from controller.gcp.errors import GoogleError
 from controller.gcp.folder_store import FolderClient
 from controller.records.spending import Account, PodLifetime, Spending, close_billing
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name
@@ -118,3 +119,24 @@ def test_a_budget_in_dollars_lasts_as_long_as_all_pods_are_billed(pods: Path, tm
     config, account = RunOptions(words).config()[0], Account(pods=2, usd_per_hour=7.0)
     own = Spending(FolderClient(Clock()), Clock(), str(tmp_path), "r-1", config, account)
     assert own.hours_left() == pytest.approx((16 - 2) / 7)
+
+
+def test_an_account_can_be_read_while_it_is_read_again_in_an_outage(
+    pods: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The account of a run of samplers is read by the trainer's controller as well."""
+    account = spending(tmp_path)
+    assert account.usage().hours == 1.0
+
+    def fail(*_: Any) -> Any:
+        raise GoogleError("storage objects.list", 503, "UNAVAILABLE", "backend error")
+
+    monkeypatch.setattr(Spending, "_read_all", fail)
+    with pytest.raises(GoogleError):
+        account.reload()
+    assert account.usage().hours == 1.0
+    monkeypatch.undo()
+    other = spending(tmp_path)
+    other.add_surplus(SurplusSlice("uid-7", "pod", "v6e-1", "us-east5-b", "spot", account._clock.now() - 7200))
+    account.reload()
+    assert round(account.usage().hours, 2) == 3.0

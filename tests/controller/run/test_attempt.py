@@ -61,7 +61,10 @@ def test_a_busy_pod_is_said_before_anything_is_changed_there(monkeypatch: pytest
     assert (changed, answers, agreed._may_stop) == (["the pod", "the pod"], [], {"q-1"})
 
 
-def test_a_pod_that_another_controller_has_acquired_is_not_billed_to_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_billed", [False, True])
+def test_a_pod_that_another_controller_has_acquired_is_not_billed_to_this_run(
+    monkeypatch: pytest.MonkeyPatch, is_billed: bool
+) -> None:
     """Nothing had to be changed there, so nothing else has asked for the lease."""
     other = LeaseSnapshot(Identity("laptop", "q-1").new_record(1, 0.0, 60.0), 1, 0.0)
     billed = list[str]()
@@ -71,9 +74,13 @@ def test_a_pod_that_another_controller_has_acquired_is_not_billed_to_this_run(mo
 
     class Runner(AttemptRunner):
         def __init__(self) -> None:
-            self.plan, self.context = cast(Any, SimpleNamespace(run_id="q-2")), cast(Any, None)
+            self.plan, self.context = (
+                cast(Any, SimpleNamespace(run_id="q-2")),
+                cast(Any, SimpleNamespace(before_pod_write=held)),
+            )
             self.lease = cast(Any, SimpleNamespace(check=held))
-            self.spending = cast(Any, SimpleNamespace(open_billing=lambda node: billed.append("the pod")))
+            opening = {"open_billing": lambda node: billed.append("the pod"), "is_billed": lambda node: is_billed}
+            self.spending = cast(Any, SimpleNamespace(**opening))
 
         def _reconcile(self) -> Any:
             return SimpleNamespace(fleet=lambda context: None)

@@ -117,19 +117,19 @@ def test_a_change_over_two_lengths_holds_no_more_than_two_caches(tiny, resized, 
     ("prompt", "response", "bucket", "lengths"),
     [
         (512, 1536, 512, [512, 1024, 2048]),
-        (512, 1536, 128, [512, 896, 1664]),
+        (512, 1536, 128, [256, 512, 1024, 2048]),
         (64, 64, 64, [128]),
-        (300, 900, 300, [640, 1200]),
-        (512, 128, 512, [640]),
+        (300, 900, 300, [256, 384, 640, 1200]),
+        (512, 128, 512, [384, 640]),
         (512, 128, 128, [256]),
-        (7936, 256, 248, [504]),
+        (7936, 256, 248, [256, 512]),
         (7936, 256, 7936, [4096, 8192]),
-        (16_384, 512, 512, [512, 1024]),
+        (16_384, 512, 512, [384, 640, 1152]),
         (1024, 31_744, 1024, [1024, 2048, 4096, 8192, 16_384, 32_768]),
     ],
 )
 def test_the_lengths_of_a_cache(prompt, response, bucket, lengths):
-    """Not below 512, where little is saved, nor below what the longest prompt of the bucket needs in any case."""
+    """Not below 256, where little is saved, nor below what the longest prompt of the bucket needs in any case."""
     found = SamplerSettings(prompt, response, slots=8, chunk=64)
     assert bucket in found.buckets
     assert found.cache_lengths(bucket) == lengths

@@ -75,8 +75,10 @@ def test_each_length_of_the_cache_has_programs_and_the_longest_decides_what_fits
     settings = SamplerSettings(512, 1024, SLOTS, chunk=64)
     programs = SamplerPrograms(model_of(), settings, make_mesh(1, 1, 1), ends=(1,))
     found = {name: arguments for name, _, arguments, _ in programs.list_programs(samples=4)}
-    of_each = {f"{name}{length}" for name in ("admit", "decode") for length in ("", "_768")}
-    assert found.keys() == {"prefill", *of_each, "resize_768_to_1536", "resize_1536_to_768"}
+    of_each = {f"{name}{length}" for name in ("admit", "decode") for length in ("", "_768", "_384")}
+    pairs = [(384, 768), (768, 1536)]
+    resizes = {f"resize_{old}_to_{new}" for one, other in pairs for old, new in ((one, other), (other, one))}
+    assert found.keys() == {"prefill", *of_each, *resizes}
     assert [found[name][1].cache.keys[1].shape[2] for name in ("decode_768", "decode")] == [768, 1536]
     most = {name for name, *_ in programs.list_programs(samples=4, longest_only=True)}
     assert most == {"prefill", "admit", "decode", "resize_768_to_1536"}

@@ -31,7 +31,11 @@ def test_a_run_that_is_not_here_has_no_config(worker: AgentWorker) -> None:
     assert worker.call("observe", run_id="run-1")["config"] is None
 
 
-def test_the_config_may_set_a_usual_variable_otherwise(tmp_path: Path) -> None:
+def test_the_worker_or_the_config_may_set_a_usual_variable_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=2048")
+    assert run_environment(tmp_path, NO_VENV, {}, {})["GLIBC_TUNABLES"] == "glibc.rtld.optional_static_tls=2048"
     write_json(tmp_path / "env", {"variables": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}})
     made = run_environment(tmp_path, NO_VENV, {}, {})
     assert made["PYTHONFAULTHANDLER"] == USUAL_VARIABLES["PYTHONFAULTHANDLER"]
