@@ -7,12 +7,12 @@ age of a token gives its place, so a prompt is rotated to the step at which its 
 Every token reads whole rings, so they are only as long as the rows in flight need, and are resized between chunks.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType
 
 from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
@@ -25,10 +25,23 @@ PREFILL_AXES = (None, "kv_heads", None, None)
 
 
 class KVCache(NamedTuple):
-    """One array [slots, kv_heads, places, head_dim] per layer, or its partition."""
+    """One array per layer, or its partition: keys on CPU [slots, kv_heads, head_dim, places], see `places_axes`.
+
+    All others are [slots, kv_heads, places, head_dim].
+    """
 
     keys: tuple[Any, ...]
     values: tuple[Any, ...]
+
+
+def places_axes() -> tuple[int, int]:
+    """Return the axes of the places in keys and values for the devices of the mesh in context.
+
+    XLA on CPU would turn all keys around for each token if they were not as it multiplies them. The TPU compiler
+    chooses layouts by itself.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return (3, 2) if device is not None and device.platform == "cpu" else (2, 2)
 
 
 def ring_size(cfg: Model, layer: int, length: int) -> int:
@@ -38,56 +51,64 @@ def ring_size(cfg: Model, layer: int, length: int) -> int:
 
 def init_cache(cfg: Model, slots: int, length: int) -> KVCache:
     """Return an empty cache for rows of at most `length` tokens, prompt and response, in the activation dtype."""
+    head = cfg.head_dim
 
-    def rings() -> tuple[jax.Array, ...]:
-        shapes = [(slots, cfg.num_kv_heads, ring_size(cfg, i, length), cfg.head_dim) for i in range(cfg.num_layers)]
+    def rings(axis: int) -> tuple[jax.Array, ...]:
+        sizes = [ring_size(cfg, layer, length) for layer in range(cfg.num_layers)]
+        shapes = [(slots, cfg.num_kv_heads, *((size, head) if axis == 2 else (head, size))) for size in sizes]
         return tuple(meshes.constrain(jnp.zeros(shape, cfg.activation_dtype), *CACHE_AXES) for shape in shapes)
 
-    return KVCache(rings(), rings())
+    return KVCache(*map(rings, places_axes()))
 
 
 def insert_prompts(cache: KVCache, prompts: KVCache, source: jax.Array, lengths: jax.Array, step: jax.Array) -> KVCache:
     """Insert prompts into some of the slots, whose rows begin at `step`.
 
-    prompts: arrays [P, kv_heads, bucket, head_dim] by position; source: int32 [slots], each slot's prompt, negative to
-    keep the slot as it is; lengths: int32 [slots], of the slots' prompts.
+    prompts: arrays by position instead of place, with prompts instead of slots; source: int32 [slots], each slot's
+    prompt, negative to keep the slot as it is; lengths: int32 [slots], of the slots' prompts.
     """
 
-    def admitted(ring: jax.Array, prompt: jax.Array) -> jax.Array:
-        taken = jax.vmap(lambda p, length: _to_ring(prompt[p], length, step, ring.shape[2]))
+    def admitted(axis: int, ring: jax.Array, prompt: jax.Array) -> jax.Array:
+        taken = jax.vmap(lambda p, length: _to_ring(prompt[p], length, step, ring.shape[axis], axis - 1))
         new = taken(jnp.maximum(source, 0), lengths)
         return meshes.constrain(jnp.where((source >= 0)[:, None, None, None], new, ring), *CACHE_AXES)
 
-    return KVCache(*(tuple(map(admitted, *pair)) for pair in zip(cache, prompts, strict=True)))
+    parts = zip(places_axes(), cache, prompts, strict=True)
+    return KVCache(*(tuple(map(partial(admitted, axis), rings, new)) for axis, rings, new in parts))
 
 
 def resize(cache: KVCache, cfg: Model, length: int, step: jax.Array) -> KVCache:
     """Return the cache with rings for rows of at most `length` tokens; the newest token was written before `step`."""
 
-    def resized(ring: jax.Array, size: int) -> jax.Array:
-        old = ring.shape[2]
+    def resized(axis: int, ring: jax.Array, size: int) -> jax.Array:
+        old = ring.shape[axis]
         if old == size:
             return ring
 
         def moved(row: jax.Array) -> jax.Array:
-            by_age = lax.dynamic_slice_in_dim(jnp.concatenate([row, row], axis=1), step % old, old, axis=1)
-            return _to_ring(by_age, jnp.int32(old), step, size)
+            by_age = _turned(row, step % old, axis - 1)
+            return _to_ring(by_age, jnp.int32(old), step, size, axis - 1)
 
         return meshes.constrain(jax.vmap(moved)(ring), *CACHE_AXES)
 
     sizes = [ring_size(cfg, layer, length) for layer in range(cfg.num_layers)]
-    return KVCache(*(tuple(map(resized, rings, sizes)) for rings in cache))
+    parts = zip(places_axes(), cache, strict=True)
+    return KVCache(*(tuple(map(partial(resized, axis), rings, sizes)) for axis, rings in parts))
 
 
-def _to_ring(prompt: jax.Array, length: jax.Array, step: jax.Array, size: int) -> jax.Array:
-    """Return a prompt [kv_heads, bucket, head_dim] as a ring of `size` places that ends just before `step`."""
-    bucket = prompt.shape[1]
+def _to_ring(prompt: jax.Array, length: jax.Array, step: jax.Array, size: int, axis: int) -> jax.Array:
+    """Return the keys or values of a prompt, by position along `axis`, as a ring of places that ends before `step`."""
+    bucket = prompt.shape[axis]
     first = jnp.maximum(length - size, 0)  # the oldest position in the ring
     if bucket < size:
-        prompt = jnp.pad(prompt, ((0, 0), (0, size - bucket), (0, 0)))
-    held = lax.dynamic_slice_in_dim(prompt, first, size, axis=1)
-    turn = (length - first - step) % size
-    return lax.dynamic_slice_in_dim(jnp.concatenate([held, held], axis=1), turn, size, axis=1)
+        prompt = jnp.pad(prompt, [(0, size - bucket if i == axis else 0) for i in range(prompt.ndim)])
+    held = lax.dynamic_slice_in_dim(prompt, first, size, axis)
+    return _turned(held, (length - first - step) % size, axis)
+
+
+def _turned(x: jax.Array, by: jax.Array, axis: int) -> jax.Array:
+    """Return an array whose entry 0 along `axis` is entry `by` of the given one, and so on around."""
+    return lax.dynamic_slice_in_dim(jnp.concatenate([x, x], axis), by, x.shape[axis], axis)
 
 
 def cached_attention(
@@ -101,37 +122,23 @@ def cached_attention(
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Attend from each row's newest token to its ring buffer, including the token itself.
 
-    query: [slots, 1, heads, head_dim], scaled; key, value: [slots, 1, kv_heads, head_dim]; rings: keys and values;
+    query: [slots, 1, heads, head_dim], scaled; key, value: [slots, 1, kv_heads, head_dim]; rings: those of the layer;
     positions: int32 [slots], of the newest tokens. Returns [slots, 1, heads, head_dim] and the updated rings.
     """
     slots, _, heads, head_dim = query.shape
-    size, kv_heads = rings[0].shape[2], key.shape[2]
+    axes = places_axes()
+    size, kv_heads = rings[0].shape[axes[0]], key.shape[2]
     at = step % size
     keys, values = (
-        lax.dynamic_update_slice_in_dim(ring, new.swapaxes(1, 2).astype(ring.dtype), at, axis=2)
-        for ring, new in zip(rings, (key, value), strict=True)
+        lax.dynamic_update_slice_in_dim(ring, jnp.moveaxis(new, 1, axis).astype(ring.dtype), at, axis)
+        for ring, new, axis in zip(rings, (key, value), axes, strict=True)
     )
     age = (step - jnp.arange(size)) % size  # age of each place's token, if the row is that old
     seen = age <= positions[:, None]
     grouped = query.reshape(slots, kv_heads, heads // kv_heads, head_dim)
-    logits = lax.platform_dependent(grouped, keys, cpu=_scores_on_cpu, default=_scores)
+    product = "bkgh,bksh->bkgs" if axes[0] == 2 else "bkgh,bkhs->bkgs"
+    logits = jnp.einsum(product, grouped, keys, preferred_element_type=jnp.float32)
     logits = jnp.where(seen[:, None, None], soft_cap(logits, cfg.attn_logit_softcap), jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype)
     mixed = jnp.einsum("bkgs,bksh->bkgh", weights, values).reshape(query.shape)
     return mixed, (keys, values)
-
-
-def _scores(query: jax.Array, keys: jax.Array) -> jax.Array:
-    """Multiply queries [slots, kv_heads, group, head_dim] by keys: float32 [slots, kv_heads, group, places]."""
-    return jnp.einsum("bkgh,bksh->bkgs", query, keys, preferred_element_type=jnp.float32)
-
-
-def _scores_on_cpu(query: jax.Array, keys: jax.Array) -> jax.Array:
-    """Return what `_scores` does. XLA on CPU would turn all keys around for that; here it turns the query."""
-    if set(jax.sharding.get_abstract_mesh().axis_types) != {AxisType.Manual}:
-        return _scores(query, keys)  # to merge their axes, the partitioner would gather the keys
-    slots, kv_heads, group, head_dim = query.shape
-    query = query.reshape(slots * kv_heads, group, head_dim).swapaxes(1, 2)
-    keys = keys.reshape(slots * kv_heads, -1, head_dim)
-    logits = lax.dot_general(keys, query, (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)
-    return logits.swapaxes(1, 2).reshape(slots, kv_heads, group, -1)

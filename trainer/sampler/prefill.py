@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from conf.schema.training.model import Model
 from trainer.models import attention, decoder
 from trainer.models.weights import Params
-from trainer.sampler.cache import KVCache
+from trainer.sampler.cache import KVCache, places_axes
 
 
 class PrefillResult(NamedTuple):
     """Prompts that wait for slots: arrays, or their partitions."""
 
     hidden: Any  # [P, D], of each prompt's last token
-    cache: KVCache  # arrays [P, kv_heads, bucket, head_dim], by position
+    cache: KVCache  # of the prompts, by position instead of place
 
 
 def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> PrefillResult:
@@ -23,10 +23,11 @@ def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> 
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     keys: list[jax.Array] = []
     values: list[jax.Array] = []
+    axes = places_axes()
 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None) -> jax.Array:
-        keys.append(key.swapaxes(1, 2))
-        values.append(value.swapaxes(1, 2))
+        keys.append(jnp.moveaxis(key, 1, axes[0]))
+        values.append(jnp.moveaxis(value, 1, axes[1]))
         return attention.self_attention(query, key, value, None, window, cfg)
 
     first = x = decoder.embed(copy, cfg, tokens, positions)

@@ -116,7 +116,7 @@ class SamplerPrograms:
             ),
             (ROW_SHARDED, ROW_SHARDED, *(REPLICATED,) * 4),
         )
-        waiting = jax.eval_shape(partial(prefill, self.cfg), copy, tokens, prompt_lengths)
+        waiting = jax.eval_shape(self._on_mesh(partial(prefill, self.cfg)), copy, tokens, prompt_lengths)
         waiting = self._abstract(waiting, PrefillResult(REPLICATED, self._cache_specs(PREFILL_AXES)))
         yield "prefill", self.prefill, (copy, tokens, prompt_lengths), self._abstract_slots(lengths[-1])
         for length in lengths[-1:] if longest_only else lengths:
@@ -129,7 +129,7 @@ class SamplerPrograms:
 
     def _abstract_slots(self, length: int) -> Slots:
         """Return the shapes and shardings of slots whose cache has this length."""
-        slots = jax.eval_shape(lambda: decode.init_slots(self.cfg, self.slots, length))
+        slots = jax.eval_shape(self._on_mesh(lambda: decode.init_slots(self.cfg, self.slots, length)))
         return self._abstract(slots, self._slot_specs())
 
     def _build_init(self, length: int, slots: Slots) -> Any:
@@ -159,14 +159,19 @@ class SamplerPrograms:
         return lambda *arguments: jax.shard_map(function, in_specs=taken, out_specs=given, check_vma=False)(*arguments)
 
     def _jit(self, name: str, function: Callable[..., Any], given: Any, donated: tuple[int, ...] = ()) -> Any:
-        """Jit for the sampler's mesh, regardless of the caller's mesh. given: partitions of the results."""
+        """Jit for the sampler's mesh. given: partitions of the results."""
+        on_mesh = self._on_mesh(function)
+        on_mesh.__name__ = name  # the name in logs and profiles
+        return jax.jit(on_mesh, out_shardings=self._shardings(given), donate_argnums=donated)
+
+    def _on_mesh(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that is traced for the sampler's mesh, regardless of the caller's mesh."""
 
         def on_mesh(*arguments: Any) -> Any:
             with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
                 return function(*arguments)
 
-        on_mesh.__name__ = name  # the name in logs and profiles
-        return jax.jit(on_mesh, out_shardings=self._shardings(given), donate_argnums=donated)
+        return on_mesh
 
     def _shardings(self, specs: Any) -> Any:
         return jax.tree.map(lambda spec: jax.NamedSharding(self.mesh, spec), specs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from conf.schema.training.settings import Mesh
+from tests.trainer.conftest import make_mesh
 from tests.trainer.sampler.test_engine import OFTEN, PROMPTS, assert_same, drawn, drawn_once
 from trainer.sampler import SamplerSettings, cache, settings
 from trainer.sampler.engine import _Generation
@@ -40,7 +42,7 @@ def resized(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         if old:
             seen.append((old, generation.cache_length))
         assert generation.slots is not None
-        assert max(ring.shape[2] for ring in generation.slots.cache.keys) <= generation.cache_length
+        assert max(ring.shape[2] for ring in generation.slots.cache.values) <= generation.cache_length
 
     monkeypatch.setattr(_Generation, "_fit_cache", noted)
     return seen
@@ -73,18 +75,21 @@ def test_windows_are_never_longer_than_the_cache(tiny, resized, monkeypatch):
 
 @pytest.mark.parametrize("step", [0, 3, 17, 1000])
 @pytest.mark.parametrize(("old", "new"), [(4, 9), (9, 4), (6, 6), (1, 5)])
-def test_each_token_stays_at_the_place_of_its_age(tiny, step, old, new):
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_each_token_stays_at_the_place_of_its_age(tiny, step, old, new, on_cpu):
     """Place (step - age) % size holds the token of that age; ages begin at 1 before the next token is written."""
     ages = np.arange(1, old + 1)
     ring = np.zeros(old, np.float32)
     ring[(step - ages) % old] = ages
-    rings = (jnp.broadcast_to(ring[:, None], (2, 1, old, 3)),)
+    rings = jnp.broadcast_to(ring[:, None], (2, 1, old, 3))
+    keys_of = (lambda x: x.swapaxes(2, 3)) if on_cpu else (lambda x: x)
     cfg = tiny.model_copy(update={"num_layers": 1, "attention_pattern": "G"})
-    [keys], [values] = jax.jit(cache.resize, static_argnums=(1, 2))(
-        cache.KVCache(rings, rings), cfg, new, jnp.int32(step)
-    )
+    with jax.sharding.use_abstract_mesh(make_mesh(1, 1, 1).abstract_mesh) if on_cpu else nullcontext():
+        [keys], [values] = jax.jit(cache.resize, static_argnums=(1, 2))(
+            cache.KVCache((keys_of(rings),), (rings,)), cfg, new, jnp.int32(step)
+        )
     kept = np.arange(1, min(old, new) + 1)
-    for made in (keys, values):
+    for made in (keys_of(keys), values):
         assert made.shape == (2, 1, new, 3)
         np.testing.assert_array_equal(np.asarray(made)[1, 0, (step - kept) % new, 2], kept)
 
@@ -99,7 +104,7 @@ def test_a_change_over_two_lengths_holds_no_more_than_two_caches(tiny, resized, 
 
         def count_caches_first(old):
             gc.collect()
-            shape = old.cache.keys[0].shape
+            shape = old.cache.values[0].shape
             alive = [x.shape for x in jax.live_arrays() if x.ndim == 4 and not x.is_deleted()]
             held.append({each[2] for each in alive if (*each[:2], each[3]) == (*shape[:2], shape[3])})
             return resize(old)

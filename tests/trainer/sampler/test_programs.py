@@ -79,7 +79,7 @@ def test_each_length_of_the_cache_has_programs_and_the_longest_decides_what_fits
     pairs = [(384, 768), (768, 1536)]
     resizes = {f"resize_{old}_to_{new}" for one, other in pairs for old, new in ((one, other), (other, one))}
     assert found.keys() == {"prefill", *of_each, *resizes}
-    assert [found[name][1].cache.keys[1].shape[2] for name in ("decode_768", "decode")] == [768, 1536]
+    assert [found[name][1].cache.values[1].shape[2] for name in ("decode_768", "decode")] == [768, 1536]
     most = {name for name, *_ in programs.list_programs(samples=4, longest_only=True)}
     assert most == {"prefill", "admit", "decode", "resize_768_to_1536"}
 
@@ -87,7 +87,7 @@ def test_each_length_of_the_cache_has_programs_and_the_longest_decides_what_fits
 def test_local_layers_hold_their_window_only():
     cfg = model_of(num_layers=3, attention_pattern="LLG")
     slots = jax.eval_shape(lambda: decode.init_slots(cfg, SLOTS, PROMPT + RESPONSE))
-    assert [ring.shape for ring in slots.cache.keys] == [(SLOTS, 2, n, 12) for n in (5, 5, 64)]
+    assert [ring.shape for ring in slots.cache.values] == [(SLOTS, 2, n, 12) for n in (5, 5, 64)]
 
 
 @pytest.mark.parametrize(
