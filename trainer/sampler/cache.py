@@ -41,7 +41,7 @@ def places_axes() -> tuple[int, int]:
     chooses layouts by itself.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return (3, 2) if device is not None and device.platform == "cpu" else (2, 2)
+    return (3, 2) if device is not None and device.device_kind == "cpu" else (2, 2)
 
 
 def ring_size(cfg: Model, layer: int, length: int) -> int:
