@@ -107,7 +107,9 @@ def train_on_mesh(cfg: Model, devices: Mesh, updates: int = NUM_UPDATES) -> dict
 def main(result: Path) -> None:
     """All meshes of eight devices, in processes that find each other as on a pod; each leaves its own file."""
     facts = {"accelerator_type": "v5litepod-8", "workers": 4, "devices": 8, "backend": "cpu"}
-    runtime.join_processes(PodFacts(**facts, hbm_bytes_per_chip=None, bf16_flops_per_chip=None), timeout_seconds=300)
+    pod = PodFacts(**facts, hbm_bytes_per_chip=None, bf16_flops_per_chip=None)
+    runtime.set_cpu_threads(pod)  # on two cores, collectives that run side by side would wait for each other
+    runtime.join_processes(pod, timeout_seconds=300)
     found = {}
     for sizes in MESHES[1:]:
         devices = jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
