@@ -1,6 +1,6 @@
 """Delete the pod and, if asked, everything that pods share: what `slipway down` does, without its prompts."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,12 +8,12 @@ from pathlib import Path
 from controller.agent.protocol import OBSERVE
 from controller.cleanup.dependents import dependents, resources_in_other_regions
 from controller.core.clock import Clock, InterruptedSleepError
-from controller.core.errors import CloudError, ConfigError, LeaseLostError, SlipwayError
+from controller.core.errors import CloudError, ConfigError, SlipwayError
 from controller.core.events import Event
 from controller.core.formats import DamagedRecordError
 from controller.gcp.errors import GoogleError
 from controller.gcp.names import is_labelled
-from controller.lease.lease import Lease, LeaseHeldError, pod_lease
+from controller.lease.lease import Lease, pod_lease
 from controller.plan.build import Plan
 from controller.plan.preview import ResourcePreview, preview_resources
 from controller.plan.samplers import is_sampler_pod, sampler_plans
@@ -81,7 +81,7 @@ class Teardown:
         self._look_again()
         problem = problem or self._end_records()
         if problem and (self.present or self.running):
-            self.notes.append(f"the bucket cannot be used, so this is not on record: {problem}")
+            self.notes.append(f"the end of the runs and of the pod's time is not on record: {problem}")
         for message in dict.fromkeys(self.notes):
             context.events.note(node.id, message)
         if lease.held:
@@ -106,17 +106,20 @@ class Teardown:
         try:
             if (other := lease.current_other()) is not None:
                 self.running.add(other.record.run_id)  # it may have begun since we looked
-            self._cancel(self.running)
+            problem = self._cancel()
             lease.take_over("deleted", lambda message: events.note(run_id, message))
-        except (LeaseHeldError, LeaseLostError):
-            raise
-        except SlipwayError as error:  # a pod must be deletable without its bucket, or with damaged records
+        except GoogleError as error:  # a pod must be deletable without its bucket
+            return str(error)
+        return problem
+
+    def _cancel(self) -> str:
+        """Record that the runs end; return what went wrong."""
+        try:
+            for run_id in self.running:
+                Ledger(self.session.context.google, self.session.plan.bucket, run_id).record_cancellation()
+        except SlipwayError as error:  # a pod must be deletable although its records are damaged
             return str(error)
         return ""
-
-    def _cancel(self, runs: Iterable[str]) -> None:
-        for run_id in runs:
-            Ledger(self.session.context.google, self.session.plan.bucket, run_id).record_cancellation()
 
     def _look_again(self) -> None:
         """Observe the pod as it is now that no other controller changes it: much may have happened since we looked."""
@@ -135,16 +138,16 @@ class Teardown:
 
     def _end_records(self) -> str:
         """Record that the pod's time and the runs on it end; return what went wrong."""
-        nodes = [resource for resource in self.present if isinstance(resource, Node)]
-        if nodes and self.workers_answer:
-            self.running.update(_runs_on_workers(self.session, self.notes)[0])
+        problem = ""
+        if any(isinstance(resource, Node) for resource in self.present):
+            if self.workers_answer:
+                self.running.update(_runs_on_workers(self.session, self.notes)[0])
+            problem = self._cancel()  # again: one may have made another attempt before it released the lease
         try:
-            if nodes:
-                self._cancel(self.running)  # again: one may have made another attempt before it released the lease
             self._close_billing()
         except SlipwayError as error:
             return str(error)
-        return ""
+        return problem
 
     def _close_billing(self) -> None:
         """Record that the time of the pods ends."""

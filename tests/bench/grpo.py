@@ -22,7 +22,6 @@ from typing import Any
 
 import yaml
 
-from controller.agent.commands.config import USUAL_VARIABLES
 from tests.paths import ROOT
 
 MODEL = ["model=tiny", "model.num_layers=4", "model.dim=128", "model.num_heads=4", "model.num_kv_heads=2",
@@ -64,8 +63,7 @@ def main() -> None:
 
 
 def environment() -> dict[str, str]:
-    """Of a trainer, as a worker starts it."""
-    return os.environ | USUAL_VARIABLES | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    return os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
 
 
 def steps(count: int, cores: str, folder: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,15 +12,6 @@ from .venv import program_env
 
 if TYPE_CHECKING:
     from ..protocol import WrittenConfig
-
-USUAL_VARIABLES = {
-    "PYTHONFAULTHANDLER": "1",  # an aborted Python program prints its stacks: see stack_dump.py
-    "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # no gRPC probe of each bucket; what the tests run
-    # Memory in pages of 2 MiB where the kernel gives them only on request, the usual setting. XLA on CPU allocates
-    # a program's memory anew for each call: page faults of 4 KiB took a sixth of a GRPO update.
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}
-"""Variables of every program, unless the worker or the config sets them otherwise."""
 
 
 def write_config(run_id: str, text: str, env: dict[str, str] | None = None) -> WrittenConfig:
@@ -44,6 +34,9 @@ def validate_env(env: dict[str, str]) -> dict[str, str]:
 def run_environment(run: Path, venv: str, env: dict[str, str], own: dict[str, str]) -> dict[str, str]:
     """Return a program's environment; `own` overrides `env`, which overrides the variables of `write_config`."""
     own = {"SLIPWAY_RUN_DIR": str(run), "SLIPWAY_RUN_ID": run.name, **own}
+    usual = {
+        "PYTHONFAULTHANDLER": "1",  # an aborted Python program prints its stacks: see stack_dump.py
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # no gRPC probe of each bucket; what the tests run
+    }
     kept = read_json(run / "env") or {"variables": {}}
-    usual = {name: text for name, text in USUAL_VARIABLES.items() if name not in os.environ}
     return program_env(venv, {**usual, **kept["variables"], **env, **own})

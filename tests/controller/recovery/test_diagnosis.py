@@ -9,7 +9,6 @@ import pytest
 from controller.recovery.diagnosis import TRAINER_EXIT_CODES, diagnose
 from controller.recovery.verdict import Observation, VerdictKind, WorkerStatus
 from controller.resources.pod.provisioner import PodStatus, Symptom
-from controller.run.follow import hang_limit
 
 K = VerdictKind
 OK = WorkerStatus()
@@ -396,11 +395,3 @@ def test_while_a_program_still_saves_a_preemption_that_was_announced_is_not_cert
 def test_who_lost_its_peers_may_not_be_the_last_to_speak() -> None:
     assert not diagnose(Observation(READY, (failed(tail=PEERLESS), OK))).certain
     assert diagnose(Observation(READY, (failed(tail=PEERLESS), failed(tail=PEERLESS)))).certain
-
-
-@pytest.mark.parametrize(
-    ("setting", "intervals", "seconds"),
-    [(None, [], None), (None, [1.0] * 2, None), (None, [1.0] * 3, 900.0), (None, [120.0] * 3, 1200.0), (9.0, [], 9.0)],
-)
-def test_what_a_hang_is_follows_from_the_steps(setting: float | None, intervals: list[float], seconds: float) -> None:
-    assert hang_limit(setting, intervals) == seconds

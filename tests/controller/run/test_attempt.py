@@ -74,10 +74,8 @@ def test_a_pod_that_another_controller_has_acquired_is_not_billed_to_this_run(
 
     class Runner(AttemptRunner):
         def __init__(self) -> None:
-            self.plan, self.context = (
-                cast(Any, SimpleNamespace(run_id="q-2")),
-                cast(Any, SimpleNamespace(before_pod_write=held)),
-            )
+            self.plan = cast(Any, SimpleNamespace(run_id="q-2"))
+            self.context = cast(Any, SimpleNamespace(before_pod_write=held))
             self.lease = cast(Any, SimpleNamespace(check=held))
             opening = {"open_billing": lambda node: billed.append("the pod"), "is_billed": lambda node: is_billed}
             self.spending = cast(Any, SimpleNamespace(**opening))

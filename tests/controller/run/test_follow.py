@@ -19,7 +19,7 @@ from controller.recovery.verdict import AttemptOutcome, VerdictKind
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import Endpoint, Place, PodStatus, SliceSpec, SliceStatus
 from controller.run import follow as module
-from controller.run.follow import Follower
+from controller.run.follow import Follower, hang_limit
 from controller.ssh.fleet import Fleet, WorkerError
 from tests.controller.recovery.test_policy import recovery
 
@@ -303,3 +303,11 @@ def test_a_worker_that_answers_garbage_is_lost_with_its_words() -> None:
     assert outcome.verdict.kind is VerdictKind.WORKER_LOST
     assert said in " ".join(outcome.verdict.evidence)
     assert [event.message for event in events].count(f"worker 1 (10.0.0.3): {said}") == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "intervals", "seconds"),
+    [(None, [], None), (None, [1.0] * 2, None), (None, [1.0] * 3, 900.0), (None, [120.0] * 3, 1200.0), (9.0, [], 9.0)],
+)
+def test_what_a_hang_is_follows_from_the_steps(setting: float | None, intervals: list[float], seconds: float) -> None:
+    assert hang_limit(setting, intervals) == seconds

@@ -289,7 +289,7 @@ def test_down_needs_no_bucket(slipway: SlipwayCli) -> None:
     assert not nothing_is_billed(slipway)
     code, out, err = slipway("down", *words, "--yes")
     assert (code, err) == (0, "")
-    assert "the bucket cannot be used, so this is not on record" in out
+    assert "the end of the runs and of the pod's time is not on record: storage " in out
     assert nothing_is_billed(slipway)
 
 

@@ -1,12 +1,8 @@
 import hashlib
 import stat
-from pathlib import Path
 
 import pytest
 
-from controller.agent.commands.config import USUAL_VARIABLES, run_environment
-from controller.agent.commands.venv import NO_VENV
-from controller.agent.fs import write_json
 from tests.controller.agent.conftest import AgentWorker
 
 
@@ -29,17 +25,6 @@ def test_an_altered_byte_of_run_yaml_shows(worker: AgentWorker) -> None:
 
 def test_a_run_that_is_not_here_has_no_config(worker: AgentWorker) -> None:
     assert worker.call("observe", run_id="run-1")["config"] is None
-
-
-def test_the_worker_or_the_config_may_set_a_usual_variable_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=2048")
-    assert run_environment(tmp_path, NO_VENV, {}, {})["GLIBC_TUNABLES"] == "glibc.rtld.optional_static_tls=2048"
-    write_json(tmp_path / "env", {"variables": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}})
-    made = run_environment(tmp_path, NO_VENV, {}, {})
-    assert made["PYTHONFAULTHANDLER"] == USUAL_VARIABLES["PYTHONFAULTHANDLER"]
-    assert made["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0"
 
 
 @pytest.mark.parametrize("env", [{"A=B": "x"}, {"": "x"}, {"A B": "x"}, {"A": "x\0y"}, {"A": 1}])
