@@ -1,13 +1,13 @@
-"""Options of the test suite: `--deep` adds the long tests, `--shard i/n` takes a part, `--chaos` chooses seeds."""
+"""Options of the test suite: `--deep` adds the long tests, `--chaos` chooses seeds."""
 
 from __future__ import annotations
 
 import gc
-import hashlib
 import io
 import os
 import pickle
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -30,10 +30,7 @@ XLA_FLAGS = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--deep", action="store_true", help="also run the tests marked deep, which take hours")
-    parser.addoption(
-        "--shard", type=_shard, metavar="i/n", help="only part i of n of the tests, by a hash of their ids"
-    )
+    parser.addoption("--deep", action="store_true", help="also run the tests marked deep, which take most of an hour")
     parser.addoption("--chaos", type=_seeds, metavar="[START:]END", help="chaos schedules of exactly these seeds")
     parser.addoption(
         "--chaos-training", type=_seeds, metavar="[START:]END", help="the same for the schedules with real training"
@@ -62,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8"}
     os.environ.setdefault("PJRT_NPROC", "16")
     os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)
+    os.environ.setdefault("SLIPWAY_TEST_SEED", str(_commit_seed()))  # the workers of pytest-xdist agree on it
     # Garbage is collected less often: JAX makes millions of objects, and a collection looks at all that live.
     gc.set_threshold(50_000, 20, 100)
     # Programs that the tests start keep their bytecode, as they do for users.
@@ -79,38 +77,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     planes.parametrize(metafunc)
 
 
-@pytest.hookimpl(trylast=True)  # after -m and -k: a shard is a part of what they leave
+def pytest_report_header() -> str:
+    return f"seeds that vary: from {_commit_seed()}, by commit (SLIPWAY_TEST_SEED repeats them)"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--deep"):
-        _keep(config, items, lambda item: item.get_closest_marker("deep") is None)
-    if shard := config.getoption("--shard"):
-        part, parts = shard
-        _keep(config, items, lambda item: _number(item.nodeid) % parts == part - 1)
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()  # what was imported stays
-
-
-def _number(test_id: str) -> int:
-    """Hash a test's id. Unlike hash(), it is the same in every process: the workers of pytest-xdist must agree."""
-    return int.from_bytes(hashlib.sha256(test_id.encode()).digest()[:8])
-
-
-def _keep(config: pytest.Config, items: list[pytest.Item], select_runs: Callable[[pytest.Item], bool]) -> None:
-    """Deselect the other items, so that the summary counts them."""
-    kept = [item for item in items if select_runs(item)]
-    if deselected := [item for item in items if not select_runs(item)]:
+    """Deselect the deep tests, so that the summary counts them."""
+    if config.getoption("--deep"):
+        return
+    kept = [item for item in items if item.get_closest_marker("deep") is None]
+    if deselected := [item for item in items if item.get_closest_marker("deep") is not None]:
         config.hook.pytest_deselected(items=deselected)
         items[:] = kept
 
 
-def _shard(text: str) -> tuple[int, int]:
-    """Parse `i/n`; argparse turns the ValueError into a usage error."""
-    part, parts = map(int, text.split("/"))
-    if not 1 <= part <= parts:
-        raise ValueError(text)
-    return part, parts
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported stays
 
 
 def _seeds(text: str) -> range:
@@ -136,11 +118,20 @@ def seeds(requested: range | None, fast: Iterable[int], deep: int) -> list[objec
     Args:
         requested: the seeds given on the command line, which are never deep; None for the usual ones.
         fast: the seeds that every run tries.
-        deep: the number of seeds that `--deep` tries.
+        deep: how many more `--deep` tries. They differ from commit to commit; the header of the run names the first.
     """
     if requested is not None:
         return [*requested]
-    return [seed if seed in fast else pytest.param(seed, marks=pytest.mark.deep) for seed in range(deep)]
+    first = _commit_seed()
+    return [*fast, *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(first, first + deep))]
+
+
+def _commit_seed() -> int:
+    """Return where this commit's varying seeds begin: from the environment, else from its hash; 0 outside git."""
+    if said := os.environ.get("SLIPWAY_TEST_SEED"):
+        return int(said)
+    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return int(asked.stdout[:7] or "0", 16) % 1_000_000
 
 
 @pytest.fixture(autouse=True, scope="session")

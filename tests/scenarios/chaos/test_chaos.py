@@ -16,7 +16,7 @@ from tests.scenarios.chaos.counter import STEPS
 from tests.scenarios.chaos.fault_schedule import ChaosScenario, Spec, fault_schedule
 from tests.scenarios.chaos.harness import ChaosHarness
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.e2e
 COUNTER = ("program=command", "program.command=[python,counter.py]", "env.packages=image")
 PATIENT = ("recovery.max_program_failures=8", "recovery.max_without_progress=8", "recovery.heartbeat_timeout_seconds=6")
 JUMPING = 5

@@ -14,7 +14,7 @@ from tests.scenarios.chaos.fault_schedule import Spec
 from tests.scenarios.chaos.harness import ChaosResult
 from tests.scenarios.chaos.test_training import TRAINING, parameters
 
-pytestmark = [pytest.mark.e2e, pytest.mark.deep, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 SETTINGS = (
     *TRAINING, "loop.steps=16", "loop.eval_interval=16", "loop.text_samples.interval=16", "checkpoint.save_interval=4",
     "checkpoint.verify_interval=3", "loop.evaluations={planted: {run: 'hardware:nothing', interval: end}}",

@@ -15,7 +15,7 @@ from tests.scenarios.chaos.fault_schedule import ChaosScenario, Spec, fault_sche
 from tests.scenarios.chaos.harness import ChaosResult
 from tests.scenarios.experiments.test_quickstart import weights
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.e2e
 TRAINING = (
     "+experiment=lm_tinyshakespeare", "scale=tiny", "env.packages=image", "tpu.accelerator_type=v4-16",
     "tpu.zone=us-central2-b", "loop.steps=6", "loop.eval_interval=6", "loop.text_samples.interval=6",

@@ -20,7 +20,7 @@ from tests.scenarios.experiments.test_quickstart import client, weights
 from tests.scenarios.unattended.test_two_controllers import controllers
 from trainer.rl.remote.journal import decode
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.e2e
 STEPS, ROWS, DEPTH = 8, 64, 1
 POD, SAMPLERS = "trainer", "trainer-sampler-1"
 TRAINING = [
