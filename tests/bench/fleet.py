@@ -1,6 +1,6 @@
 """How long the controller takes with a large pod of the emulated cloud; prints the tables of docs/performance.md.
 
-    python -m tests.bench.fleet [--type v5litepod-256] [--repeat 5] [--pyinfra /path/to/pyinfra]
+    python -m tests.bench.fleet [--type v5litepod-256] [--repeat 5]
 
 Everything is measured in one run on the same SSH servers, one kind after the other in each round, so that the load of
 the machine concerns all alike. Not run by pytest.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -35,7 +34,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--type", default="v5litepod-256")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--pyinfra", help="path of its program; left out, it is not measured")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         home, repository = Path(folder, "home"), Path(folder, "repository")
@@ -95,8 +93,6 @@ def fan_out(context: Any, node: Any, words: Sequence[str], options: argparse.Nam
             seen.setdefault(f"{kind}, cold", []).append(cold)
             seen.setdefault(f"{kind}, warm", []).append(warm)
         seen.setdefault("`slipway exec -- true`, whole command", []).append(slipway("exec", *words, "--", "true")[0])
-        if options.pyinfra:
-            seen.setdefault("`pyinfra … exec -- true`, whole command", []).append(pyinfra(options.pyinfra, hosts, key))
     for kind in ("slipway", "fabric's run"):
         for warmth in ("cold", "warm"):
             pairs = zip(seen[f"{kind}, {warmth}"], seen[f"raw paramiko, {warmth}"], strict=True)
@@ -164,18 +160,6 @@ def at_once(count: int, act: Callable[[int], None]) -> float:
     for thread in threads:
         thread.join()
     return time.perf_counter() - began
-
-
-def pyinfra(program: str, hosts: list[tuple[str, int]], key: str) -> float:
-    data = {"ssh_user": "slipway", "ssh_key": key, "ssh_strict_host_key_checking": "off"}
-    inventory = [(host, {**data, "ssh_port": port}) for host, port in hosts]
-    Path("inventory.py").write_text(f"workers = {inventory!r}\n")
-    began = time.perf_counter()
-    done = subprocess.run([program, "-y", "inventory.py", "exec", "--", "true"], capture_output=True, text=True)
-    seconds = time.perf_counter() - began
-    Path("inventory.py").unlink()
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return seconds
 
 
 def slipway(*words: str) -> tuple[float, int]:

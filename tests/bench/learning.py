@@ -3,7 +3,7 @@
     python -m tests.bench.learning FOLDER [--seeds 5] [--cores 0,1] [--only NAME ...] [key=value ...]
 
 Each run is the trainer by itself, one after another, on the cores given; FOLDER takes what they leave, and runs that
-are done there are not made again. Prints a table, and writes FOLDER/curves.json for tests/bench/plots/learning.py.
+are done there are not made again. Prints a table, and writes FOLDER/curves.json for tests/bench/plot_learning.py.
 A run's line also says
 when an evaluation during training first found LEVEL, in seconds from the start of the process, compilation included.
 Linux only.

@@ -26,8 +26,8 @@ import psutil
 
 from controller.cloud.emulator import run_emulator_verb, state_folder
 from controller.core.clock import Clock
+from controller.records import index
 from controller.sweep.board import Board, BoardRow
-from tests.bench import runs as table_of_runs
 
 HERE = ("cloud=here", "cloud.backend=cpu", "program=command", "env.packages=none")
 WRITER = """import sys, time
@@ -151,8 +151,15 @@ def sweep_board(count: int, folder: Path) -> Measured:
 
 
 def records(count: int, folder: Path) -> Measured:
-    """`runs --where --sort` over as many records."""
-    table_of_runs.fill(folder / "home", count)
+    """`runs --where --sort` over as many runs, each begun, then finished: two lines of the index."""
+    for i in range(count):
+        begun = {"run": f"quickstart-{i:08x}", "created": 1.7e9 + i, "project": "p", "bucket": "b", "sweep": ""}
+        given = {"name": "quickstart", "seed": i, "overrides": ["+experiment=quickstart", f"run.seed={i}"]}
+        pod = {"type": "v5litepod-16", "zone": "us-west4-a", "cloud": "local", "commit": "c" * 40, "code": "d" * 64}
+        numbers = {"accuracy_before": 0.1, "accuracy_after": i / count, "reward_mean": 0.5, "steps": 100}
+        ended = {"state": "finished", "seconds": 100.5, "attempts": 1, "usd": 0.5, "pods": [], "metrics": numbers}
+        row = {**begun, **given, **pod}
+        index.append_rows(folder / "home", [row | {"state": "running"}, row | ended])
     words = ["runs", "--where", "metrics.accuracy_after>0.5", "--sort", "metrics.accuracy_after"]
     return without_samples(command(words, folder, folder / "home"))
 

@@ -1,6 +1,6 @@
 """Draws what tests/bench/learning.py has measured: docs/learning.svg. Needs matplotlib, of the `dev` packages.
 
-python -m tests.bench.plots.learning FOLDER/curves.json docs/learning.svg
+python -m tests.bench.plot_learning FOLDER/curves.json docs/learning.svg
 """
 
 from __future__ import annotations
