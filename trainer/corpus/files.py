@@ -1,12 +1,17 @@
-"""Files of a data set, local or in a bucket."""
+"""Files, local or in a bucket; whatever the trainer opens to read, it opens here."""
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
 from conf.schema.training.run_yaml import RunFileError
+
+BUFFER_BYTES = 1 << 16
+"""Of what is read from a bucket; behind it, fsspec reads ahead by megabytes."""
 
 
 def expand_glob(pattern: str, key: str) -> list[str]:
@@ -26,10 +31,15 @@ def expand_glob(pattern: str, key: str) -> list[str]:
 
 
 @contextmanager
-def open_file(file: str) -> Iterator[IO[bytes]]:
+def open_file(file: str) -> Iterator[io.BufferedReader]:
+    """Open a file as a binary stream of Python: what fsspec opens in a bucket has a `readline` without a limit."""
     system, path = url_to_fs(file)
-    with system.open(path, "rb") as stream:
-        yield stream
+    if isinstance(system, LocalFileSystem):
+        with open(path, "rb") as stream:  # noqa: PTH123
+            yield stream
+    else:
+        with system.open(path, "rb") as raw, io.BufferedReader(raw, BUFFER_BYTES) as stream:
+            yield stream
 
 
 class UnchangingFiles:
@@ -41,10 +51,10 @@ class UnchangingFiles:
         self._generations: dict[str, Any] = {}
 
     @contextmanager
-    def open(self, file: str) -> Iterator[IO[bytes]]:
+    def open(self, file: str) -> Iterator[io.BufferedReader]:
         """Open a file. Raises RunFileError if it is an object that has been replaced since it was opened first."""
         with open_file(file) as stream:
-            found = getattr(stream, "details", None)
+            found = getattr(stream.raw, "details", None)
             now = found.get("generation") if isinstance(found, dict) else None
             first = self._generations.setdefault(file, now)
             if now != first:

@@ -321,9 +321,9 @@ class TestHostileFiles:
         @contextmanager
         def opened(file):
             with Path(file).open("rb") as stream:
-                wrapped = io.BytesIO(stream.read())
-                wrapped.details = {"generation": str(generation)}  # pyright: ignore[reportAttributeAccessIssue]
-                yield wrapped
+                raw = io.BytesIO(stream.read())
+                raw.details = {"generation": str(generation)}  # pyright: ignore[reportAttributeAccessIssue]
+                yield io.BufferedReader(raw)  # pyright: ignore[reportArgumentType]
 
         monkeypatch.setattr(files, "open_file", opened)
         write_parquet(tmp_path / "a.parquet", make_documents(40), 10)
