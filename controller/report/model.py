@@ -7,20 +7,21 @@ from typing import Any
 
 from controller.report.curves import select_metrics
 from controller.report.gather import Metric, RecordedRun
-from controller.report.settings import Setting, group_settings
+from controller.report.settings import Asked, Setting, group_by_hypothesis
 from controller.report.stats import Comparison, compare, summarize
 from controller.report.timeline import Timeline, build_timeline
 
 
 @dataclass(frozen=True)
 class ReportModel:
-    """Contents of a report: settings (baseline first), metrics in page order, timelines by run id."""
+    """Contents of a report: settings (baseline first), metrics in page order, timelines by run id, what was asked."""
 
     name: str
     settings: tuple[Setting, ...]
     metrics: tuple[Metric, ...]
     omitted_metrics: int
     times: dict[str, Timeline]
+    asked: Asked | None = None
 
     @property
     def runs(self) -> list[RecordedRun]:
@@ -60,6 +61,7 @@ class ReportModel:
         return {
             "name": self.name,
             "baseline": self.settings[0].label,
+            "hypothesis": self.asked and {**self.asked.hypothesis.model_dump(), "misfits": [*self.asked.misfits]},
             "metrics": [self._metric_json(metric) for metric in self.metrics],
             "runs": [self._run_json(run) for run in self.runs],
             "left_out": [run.id for run in self.superseded_runs],
@@ -83,10 +85,11 @@ class ReportModel:
 
 def build_report(name: str, runs: Sequence[RecordedRun], baseline: str = "") -> ReportModel:
     """Build the report of at least one run. Raises ConfigError as `group_settings` does."""
-    found = tuple(group_settings(runs, baseline))
-    sought = next((metric for run in runs if (metric := _search_metric(run))), "")
+    found, asked = group_by_hypothesis(name, runs, baseline)
+    sought = next((metric for run in runs if (metric := _search_metric(run))), asked.hypothesis.metric if asked else "")
     metrics, further = select_metrics(found, sought)
-    return ReportModel(name, found, tuple(metrics), further, {run.id: build_timeline(run) for run in runs})
+    times = {run.id: build_timeline(run) for run in runs}
+    return ReportModel(name, tuple(found), tuple(metrics), further, times, asked)
 
 
 def final_values_by_seed(setting: Setting, metric: Metric) -> dict[Any, float]:

@@ -1,12 +1,18 @@
-"""Group runs that differ only in the seed into settings, and choose their labels and the baseline."""
+"""Group runs that differ only in the seed into settings, and choose their labels and the baseline.
+
+What their sweep asked and expected is read here too, because it names the baseline.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from conf.schema.base import without_volatile
 from conf.schema.config import digest
+from conf.schema.run.sweep import Hypothesis
 from conf.schema.validation import validate
 from controller.core.errors import ConfigError
 from controller.records.table import flat
@@ -25,6 +31,50 @@ class Setting:
     def counted_runs(self) -> tuple[RecordedRun, ...]:
         """Runs whose numbers count: the finished ones, or all while none has finished."""
         return tuple(run for run in self.runs if run.state == "finished") or self.runs
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The hypothesis of the runs of a report. `misfits` say which of them it is not about, and what it lacks."""
+
+    hypothesis: Hypothesis
+    misfits: tuple[str, ...] = ()
+
+
+def group_by_hypothesis(
+    name: str, runs: Sequence[RecordedRun], baseline: str = ""
+) -> tuple[list[Setting], Asked | None]:
+    """Return the settings, the baseline first, and the hypothesis of the runs if they have one in common.
+
+    The record of a run has the hypothesis of the sweep that made it, so only runs that the sweep `name` has made are
+    asked, unless it has made none. The hypothesis chooses the baseline where `baseline` is empty.
+
+    Raises:
+        ConfigError: as `group_settings`.
+    """
+    own = [run for run in runs if run.row.get("sweep") == name] or runs
+    hypothesis = _recorded_hypothesis(own[0]) if own else None
+    if hypothesis is None or any(_recorded_hypothesis(run) != hypothesis for run in own):
+        return group_settings(runs, baseline), None
+    misfits = [hypothesis.misfit(run.overrides for run in runs)]
+    try:
+        settings = group_settings(runs, baseline or hypothesis.baseline)
+    except ConfigError:
+        if baseline:
+            raise
+        settings = group_settings(runs)
+        misfits.append(f"no run of its baseline is here: {hypothesis.baseline}")
+    return settings, Asked(hypothesis, tuple(filter(None, misfits)))
+
+
+def _recorded_hypothesis(run: RecordedRun) -> Hypothesis | None:
+    """Return what the record says; None for a run without one, or of another version."""
+    config = (run.record or {}).get("config")
+    sweep = config.get("sweep") if isinstance(config, dict) else None
+    try:
+        return Hypothesis.model_validate(sweep.get("hypothesis")) if isinstance(sweep, dict) else None
+    except ValidationError:
+        return None
 
 
 def group_settings(runs: Sequence[RecordedRun], baseline: str = "") -> list[Setting]:

@@ -74,10 +74,16 @@ class SweepDefinition:
                 self.fixed_overrides,
                 self.space.choices,
                 self.space.intervals,
-                self.sweep.model_dump(exclude={"pods"}),
+                self.sweep.model_dump(exclude={"pods", "hypothesis"}),
             ]
             return f"{self.base_config.run.name}-{digest(what)[:8]}"
         return f"{self.base_config.run.name}-{digest(sorted(job.run_id for job in self.jobs))[:8]}"
+
+    @property
+    def misfit(self) -> str:
+        """Return which runs are of another experiment than the hypothesis is about; empty if none is."""
+        runs = [job.variant.overrides for job in self.jobs] or [self.fixed_overrides]
+        return self.sweep.hypothesis.misfit(runs) if self.sweep.hypothesis else ""
 
     @property
     def fixed_words(self) -> Set[str]:

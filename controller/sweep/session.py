@@ -132,7 +132,15 @@ class SweepSession:
             f"sweep    {self.definition.id}: {self._count_message()}, {self.remaining} remaining",
             f"pods     {plural(sweep.pods, 'pod')} of {tpu}; on failure: {sweep.on_failure}",
         ]
-        return [*lines, f"time     {hours} ({guess.why})", f"cost     {cost}"] if self.remaining else lines[:1]
+        lines = [*lines, f"time     {hours} ({guess.why})", f"cost     {cost}"] if self.remaining else lines[:1]
+        return [lines[0], *self._hypothesis_lines(), *lines[1:]]
+
+    def _hypothesis_lines(self) -> list[str]:
+        if (said := self.definition.sweep.hypothesis) is None:
+            return []
+        lines = [f"asks     {said.question}", f"expects  {said.expected}", f"decides  {said.decision}"]
+        misfit = self.definition.misfit
+        return [*lines, f"but      {misfit}: nothing is expected of them"] if misfit else lines
 
     def _count_message(self) -> str:
         if (search := self.definition.sweep.search) is not None:

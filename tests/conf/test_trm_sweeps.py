@@ -20,8 +20,10 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = load_yaml(Path(__file__).with_name
 """Values by sweep and case, as the key of our config says them; `base` has those of an experiment."""
 PLANNED = SHARED / "spec" / "trm_sweeps.yaml"
 FAST = ("optimizer", "lr", "augment")
-EXPERIMENTS = {"e": "trm_sudoku_v4_32"}
-"""The experiment that a sweep is meant for, where it is not trm_sudoku_stable1."""
+HYPOTHESES = {
+    name: load_yaml(ROOT / f"conf/sweep/trm_{name}.yaml")["hypothesis"] for name in sorted({*TABLE} - {"base"})
+}
+"""By sweep: what the study asks and expects, and of which experiment."""
 KEYS = {
     "h_cycles": "model.h_cycles", "l_cycles": "model.l_cycles", "l_layers": "model.num_layers",
     "hidden_size": "model.dim", "num_heads": "model.num_heads", "expansion": "model.expansion",
@@ -47,10 +49,12 @@ def value(config: Config, key: str) -> Any:
 
 def composed(sweep: str) -> dict[str, Config]:
     """The runs of a sweep by case, or by the value of its only parameter."""
-    words = [f"+experiment={EXPERIMENTS.get(sweep, 'trm_sudoku_stable1')}", f"sweep=trm_{sweep}"]
+    words = [f"+experiment={HYPOTHESES[sweep]['experiment']}", f"sweep=trm_{sweep}"]
     [(base, problems)] = compose_variants([words])
     assert base is not None, problems
     variants = expand_grid(words, base.sweep, ROOT)
+    baseline = HYPOTHESES[sweep]["baseline"]
+    assert [baseline in (v.case, *v.own_overrides) for v in variants].count(True) == 1
     found = {}
     for variant, (config, problems) in zip(variants, compose_variants([v.overrides for v in variants]), strict=True):
         assert config is not None, problems
@@ -72,6 +76,14 @@ def test_a_sweep_has_the_values_of_the_study(sweep: str) -> None:
 def test_every_sweep_file_has_a_table() -> None:
     files = {file.stem.removeprefix("trm_") for file in (ROOT / "conf" / "sweep").glob("trm_*.yaml")}
     assert files == set(TABLE) - {"base"}
+
+
+def test_the_expectations_of_the_study_are_in_its_table_of_the_docs() -> None:
+    page = (ROOT / "docs/puzzles.md").read_text().splitlines()
+    table = {cells[1].strip(" `"): cells[3].strip() for line in page if len(cells := line.split("|")) == 5}
+    assert {f"trm_{name}": said["expected"] for name, said in HYPOTHESES.items()}.items() <= table.items()
+    assert {name: said["experiment"] for name, said in HYPOTHESES.items() if name == "e"} == {"e": "trm_sudoku_v4_32"}
+    assert {said["experiment"] for name, said in HYPOTHESES.items() if name != "e"} == {"trm_sudoku_stable1"}
 
 
 def test_the_experiments_have_the_values_of_the_guides() -> None:
@@ -135,6 +147,8 @@ def test_plan_lists_every_run_with_hours_and_dollars(
     words = ["plan", "-m", "+experiment=trm_sudoku", f"sweep=trm_{sweep}", "run.seed=0,1,2", "cloud.project=p"]
     assert main.run([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
+    assert told["hypothesis"].pop("misfit").endswith(f", not of +experiment={HYPOTHESES[sweep]['experiment']}")
+    assert told["hypothesis"] == HYPOTHESES[sweep]
     runs, names = told["runs"], {str(name) for name in TABLE[sweep]} - {"e2_2_t3_n6"}  # e1_3_batch_1024 again
     assert {run["case"] or run["words"][-1].partition("=")[2] for run in runs} == names
     assert len({run["run"] for run in runs}) == len(runs) == 3 * len(names)

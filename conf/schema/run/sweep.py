@@ -1,5 +1,6 @@
 """Sweeps: many runs of one config with different values."""
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -20,6 +21,26 @@ class Search(Strict):
     seed: int = Field(ge=0, lt=2**31, description="Random seed of the draws.")
 
 
+class Hypothesis(Strict):
+    """What a sweep asks, and what its authors expect of it. Written before its runs; it changes nothing in them."""
+
+    experiment: str = Field(min_length=1, description="Experiment that it is about, as in +experiment=NAME.")
+    question: str = Field(min_length=1, description="What the sweep asks.")
+    expected: str = Field(min_length=1, description="The answer that is expected.")
+    decision: str = Field(min_length=1, description="What the result must show for the expectation to hold.")
+    metric: str = Field(min_length=1, description="Metric that decides, from metrics.jsonl or summary.json.")
+    baseline: str = Field(min_length=1, description="Setting that the others are compared with: a case, or overrides.")
+
+    def misfit(self, runs: Iterable[Iterable[str]]) -> str:
+        """Return how many of the runs, given by their overrides, are of another experiment; empty if none is."""
+        found = [_experiment(overrides) for overrides in runs]
+        others = [name for name in found if name != self.experiment]
+        if not others:
+            return ""
+        names = " and ".join(f"+experiment={name}" if name else "no experiment" for name in dict.fromkeys(others))
+        return f"{len(others)} of {len(found)} runs are of {names}, not of +experiment={self.experiment}"
+
+
 class Sweep(Strict):
     """Runs that `-m` starts. No key here changes what a single run computes."""
 
@@ -34,3 +55,12 @@ class Sweep(Strict):
         description="Overrides by case name. Each case runs with all of params. {}: one case, no overrides."
     )
     search: Search | None = Field(description="Search for good values. null: run the whole grid.")
+    hypothesis: Hypothesis | None = Field(
+        default=None, description="What is asked and expected; `plan` and `report` print it. null: nothing was said."
+    )
+
+
+def _experiment(overrides: Iterable[str]) -> str:
+    """Return the experiment that the last such override chooses; empty if none does."""
+    pairs = (word.lstrip("+").partition("=") for word in overrides)
+    return next(iter([value for key, _, value in pairs if key == "experiment"][::-1]), "")

@@ -13,12 +13,12 @@ import pytest
 from controller.cli import main
 from controller.records import index
 from controller.report.curves import Curve, build_curve, points_per_curve, select_metrics
-from controller.report.drawing import format_number, line_chart, step_ticks, ticks
+from controller.report.drawing import difference_cells, format_number, line_chart, step_ticks, ticks
 from controller.report.gather import RecordedRun, gather_runs, local_reader
 from controller.report.model import ReportModel, build_report
 from controller.report.page import render
 from controller.report.settings import group_settings
-from controller.report.summary import overview_metrics
+from controller.report.summary import hypothesis_rows, overview_metrics
 from tests.controller.report.recorded import CASES, START_TIME, SWEEP, metric_lines, write_run, write_sweep
 
 ACCURACY = ("eval", "eval_accuracy")
@@ -98,6 +98,47 @@ def test_a_setting_of_a_named_case_has_its_name(state: Path, capsys: pytest.Capt
     capsys.readouterr()
     assert main.run(["report", "--baseline", "fast"]) == 2
     assert "no setting has these overrides; settings: " in capsys.readouterr().err
+
+
+def test_a_hypothesis_is_shown_beside_what_was_found(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its baseline comes first; a run that another sweep has made keeps that sweep's hypothesis to itself."""
+    said = {"experiment": "quickstart", "question": "Is 7e-4 better?", "expected": "It is.", "decision": "Above 0."}
+    said |= {"metric": "eval_accuracy", "baseline": "loop.kl_coef=0.001 optimizer.lr=0.0001"}
+    ids = write_sweep(state)
+    for run, own in zip(ids, [said | {"question": "Another?"}, *[said] * 11], strict=True):
+        record = state / "runs" / run / "record.json"
+        document = json.loads(record.read_text())
+        document["config"]["sweep"]["hypothesis"] = own
+        record.write_text(json.dumps(document))
+    index.append_rows(state, [{"run": ids[0], "sweep": "earlier"}])
+    found = build_report(SWEEP, runs_of(state))
+    assert found.settings[0].label == "lr=0.0001 kl_coef=0.001"
+    shown = list(hypothesis_rows(found))
+    assert shown[:3] == [("question", "Is 7e-4 better?"), ("expected", "It is."), ("decision", "Above 0.")]
+    [one, *others] = found.comparisons(ACCURACY)
+    assert shown[3] == (
+        "found",
+        f"eval_accuracy of lr=0.0001 kl_coef=0.001: {format_number(one.mean, by=one.deviation)}, 3 seeds",
+    )
+    assert [text.partition("difference ")[2].split(",")[0] for _, text in shown[4:]] == [
+        difference_cells(other)[0] for other in others
+    ]
+    assert "It is." in render(found, 0.0)
+    # of another experiment, without the baseline: both are said
+    index.append_rows(
+        state, [{"run": run, "overrides": ["+experiment=arithmetic", "optimizer.lr=0.0007"]} for run in ids[6:9]]
+    )
+    assert main.run(["report", *ids[6:12], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hypothesis"]["misfits"] == [
+        "3 of 6 runs are of +experiment=arithmetic, not of +experiment=quickstart",
+        "no run of its baseline is here: loop.kl_coef=0.001 optimizer.lr=0.0001",
+    ]
+    assert main.run(["report", *ids[6:12]]) == 0
+    assert "expected  It is.\nbut" not in (told := capsys.readouterr().out)
+    assert "expected  It is." in told
+    assert "\nbut       3 of 6 runs are of +experiment=arithmetic" in told
+    assert main.run(["report", *ids[:3]]) == 0  # of two sweeps
+    assert "expected  " not in capsys.readouterr().out
 
 
 def test_a_repeated_seed_counts_once_and_another_pod_is_the_same_setting(state: Path) -> None:

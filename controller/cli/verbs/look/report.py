@@ -17,6 +17,7 @@ from controller.report.model import ReportModel, build_report
 from controller.report.page import render
 from controller.report.scaling import Scaling, measure_scaling
 from controller.report.scaling_page import scaling_lines
+from controller.report.summary import hypothesis_rows
 
 
 def run(command: Command) -> int:
@@ -39,6 +40,7 @@ def run(command: Command) -> int:
     else:
         what = f"{plural(len(found.settings), 'setting')}, {plural(len(found.runs), 'run')}"
         print_wrapped([f"{file}: {what}, {file.stat().st_size / 1e6:.1f} MB; open it in a browser"])
+        print_wrapped((f"{name:<10}{text}" for name, text in hypothesis_rows(found)), indent=10)
         for line in scaling_lines(scaling) if scaling else ():
             print(line)
     return 0

@@ -40,7 +40,9 @@ def plan(command: Command) -> int:
         if command.flags.json:
             states = {row.run: row.state for row in rows}
             runs = [_job_json(session, job, states[job.run_id]) for job in definition.jobs]
+            said = definition.sweep.hypothesis
             document = {"sweep": definition.id, "runs": runs, "pods": definition.sweep.pods}
+            document["hypothesis"] = said and {**said.model_dump(), "misfit": definition.misfit}
             print(json.dumps(document | {"estimate": asdict(session.estimate())}, indent=1))
             return 0
         guesses = {job.run_id: guess for job in definition.jobs if (guess := session.estimate_of(job))}
