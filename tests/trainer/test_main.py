@@ -154,6 +154,7 @@ def test_wrong_number_of_devices_exits_3_on_every_worker(pair, tmp_path, compile
         assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.deep
 def test_a_killed_worker_ends_the_other(pair, tmp_path, compile_cache):
     endless = pair | {
         "loop": pair["loop"] | {"steps": 1_000_000},
