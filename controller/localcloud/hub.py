@@ -2,7 +2,8 @@
 
     python -m controller.localcloud.hub FOLDER     # prints its address, and ends with its standard input
 
-`FOLDER/models/OWNER/NAME` and `FOLDER/datasets/OWNER/NAME` are repositories with one commit on `main`. As on the Hub,
+`FOLDER/models/OWNER/NAME` and `FOLDER/datasets/OWNER/NAME` are repositories with one commit on `main`, and
+`FOLDER/datasets/OWNER/NAME@REVISION`, with slashes as %2F, is another revision of one, with one commit. As on the Hub,
 large and binary files are in LFS: `resolve` redirects to a signed address on another host, which refuses a token.
 """
 
@@ -25,8 +26,8 @@ LFS_SUFFIXES = (".safetensors", ".parquet", ".bin", ".npy", ".arrow", ".gz", ".z
 """What the Hub's usual .gitattributes keep in LFS, whatever its size."""
 PAGE_SIZE = 1000
 CHUNK = 1 << 20
-API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/(.*))?)?")
-RESOLVE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/(refs/\w+/[^/]+|[^/]+)(?:/(.*))?)?")
+RESOLVE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/(refs/\w+/[^/]+|[^/]+)/(.+)")
 STORED = re.compile(r"/lfs/([0-9a-f]{64})")
 
 
@@ -206,10 +207,13 @@ class HubHandler(BaseHTTPRequestHandler):
         repository = self.state.repository(kind, name)
         if repository is None:
             self._refuse(404 if token else 401, "RepoNotFound", "Repository not found")
-        elif revision not in (None, "main", self.state.commit(repository)):
-            self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        else:
+            return None
+        if revision in (None, "main"):
             return repository
+        for folder in (repository, *repository.parent.glob(f"{repository.name}@*")):
+            if revision in (unquote(folder.name.partition("@")[2]), self.state.commit(folder)):
+                return folder
+        self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return None
 
     def _describe(self, repository: Path, name: str) -> None:

@@ -1,6 +1,7 @@
 """The recipe of a rehearsal: the experiment's own sources, from an emulated Hub that holds small stand-ins of them."""
 
 import array
+import io
 import json
 import os
 import random
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from conf.schema.config import Config
 from conf.schema.infra.assets import Asset, Kind, SourceAddress, parse_source
@@ -21,12 +23,14 @@ from controller.core.programs import own_program
 from controller.inputs.assets import is_referenced
 
 ROWS = Path(__file__).with_name("standins") / "assets" / "text"
+TEXT, ROWS_PER_GROUP = "text", 40
+"""Of the generated rows: the column, and what rows.parquet has in a row group."""
 HUB = "hf://"
 PUZZLES = "trainer.puzzles"
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<|bos|>", "<|endoftext|>", "<|im_end|>", "<end_of_turn>", "<|eot_id|>")
 SIZES = KEYS_FREE_OF_WEIGHTS | {"sliding_window", "query_pre_attn_scalar"}
 """Keys of a family that a small model sets, or that leave its weights as they are."""
-DATA_KEYS = ("path", "eval_path", "eval_fraction", "tokenizer", "bos", "eos")
+DATA_KEYS = ("path", "eval_path", "eval_fraction", "text_column", "tokenizer", "bos", "eos")
 """Keys of `data` that a recipe of the Hub decides."""
 
 
@@ -47,7 +51,7 @@ def with_recipe(tiny: Config, full: Config, given: Set[str]) -> Config:
     named = {key for key, value in read.items() if _asset_of(value) in used}
     kept = set(named)
     kept |= {"bos", "eos"} if "tokenizer" in named else set()
-    kept |= {"eval_path", "eval_fraction"} if "path" in named else set()
+    kept |= {"eval_path", "eval_fraction", "text_column"} if "path" in named else set()
     data = {key: value for key, value in read.items() if key in kept and f"data.{key}" not in given}
     model: dict[str, Any] = {}
     if _asset_of(full.model.weights) in used and _is_stand_in(tiny.model) and "model.weights" not in given:
@@ -121,11 +125,12 @@ def emulated_hub(config: Config, folder: Path) -> Iterator[None]:
 
 def _write_stand_in(folder: Path, address: SourceAddress, config: Config) -> None:
     repository = folder / f"{address.kind}s" / address.repository
+    repository.mkdir(parents=True, exist_ok=True)
+    if address.revision is not None:
+        repository = repository.with_name(f"{repository.name}@{quote(address.revision, safe='')}")
     files: dict[str, bytes] = {}
     if address.kind == "dataset":
-        suffix = address.pattern.rpartition(".")[2]
-        rows = ROWS / f"rows.{suffix}"
-        content = (rows if rows.is_file() else ROWS / "text.txt").read_bytes()
+        content = _rows(address.pattern.rpartition(".")[2], getattr(config.data, "text_column", None) or TEXT)
         files = {_example(address.pattern, number): content for number in range(2)}
     else:
         files = {"tokenizer.json": _tokenizer().encode()}
@@ -135,6 +140,23 @@ def _write_stand_in(folder: Path, address: SourceAddress, config: Config) -> Non
     for name, content in files.items():
         (repository / name).parent.mkdir(parents=True, exist_ok=True)
         (repository / name).write_bytes(content)
+
+
+def _rows(suffix: str, column: str) -> bytes:
+    """Return a file of generated rows of this kind, whose text is in this column; text where there is no such kind."""
+    file = ROWS / f"rows.{suffix}"
+    if not file.is_file():
+        return (ROWS / "text.txt").read_bytes()
+    if column == TEXT:
+        return file.read_bytes()
+    if suffix != "parquet":
+        return file.read_bytes().replace(f'"{TEXT}":'.encode(), f'"{column}":'.encode())
+    import pyarrow.parquet
+
+    table, made = pyarrow.parquet.read_table(file), io.BytesIO()
+    names = [column if name == TEXT else name for name in table.column_names]
+    pyarrow.parquet.write_table(table.rename_columns(names), made, row_group_size=ROWS_PER_GROUP)
+    return made.getvalue()
 
 
 def _example(pattern: str, number: int) -> str:

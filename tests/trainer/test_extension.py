@@ -132,8 +132,8 @@ def test_language_models_with_data_loss_and_model_of_ones_own(lm_run: Any, tmp_p
     written = train(raw, tmp_path / "run")
     assert [line["step"] for line in written if "eval_counting_successor" in line] == [4, 8, 12]
     lines = [line for line in written if line["phase"] == "train"]
-    assert all(line["loss"] < line["cross_entropy"] for line in lines)  # a focal weight is below 1
-    assert lines[-1]["cross_entropy"] < lines[0]["cross_entropy"]
+    assert all(line["loss"] < line["lm_loss"] for line in lines)  # a focal weight is below 1
+    assert lines[-1]["lm_loss"] < lines[0]["lm_loss"]
 
 
 @pytest.mark.usefixtures("modules")

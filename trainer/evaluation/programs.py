@@ -6,6 +6,7 @@ where the kernel lets ordinary users have namespaces, without network and withou
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,8 @@ ISOLATED = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", 
 LIMITED = ("sh", "-c", 'ulimit -t "$1"; ulimit -f "$2"; shift 2; exec "$@"', "sh")
 """Sets limits of CPU seconds and of blocks per file, then runs a command. A preexec_fn could deadlock beside JAX."""
 MAX_FILE_BLOCKS = (64 << 20) // 512
+PYTHON = "python"
+"""In a command: this interpreter."""
 COMPILED, PASSED = 0.5, 1.0
 """Scores of a program; 0 is one that does not compile."""
 
@@ -48,13 +51,16 @@ def code(
         path: JSON lines with `prompt` and `test`, and perhaps `entry_point`, as HumanEval has them: the program is the
             prompt, its continuation and the test, which is called with the entry point.
         max_new_tokens: maximum length of a continuation.
-        stop: texts that end it.
+        stop: texts that end it, and are no part of it.
         file: name of the program's file.
         compile: words of the command that compiles it.
         command: words of the command that runs it; exit code 0 is a pass. `python` is this interpreter.
         seconds: CPU time of each command.
         workers: programs that run at the same time.
     """
+    for program in (compile[0], command[0]):
+        if "/" not in program and program != PYTHON and shutil.which(program) is None:
+            raise FileNotFoundError(f"{program} is not installed on this worker; program.setup can install it")
     lines = epath.Path(path).read_text().split("\n")
     problems = [json.loads(line) for line in lines if line.strip()]
     prompts = [[*model.bos, *tokens] for tokens in model.encode([problem["prompt"] for problem in problems])]
@@ -91,7 +97,7 @@ def _program(problem: dict[str, Any], answer: str) -> str:
 def _succeeds(words: Sequence[str], folder: str, seconds: float) -> bool:
     """Return whether a command ends with exit code 0 within its limits."""
     limits = (str(int(seconds) + 1), str(MAX_FILE_BLOCKS))
-    program = [sys.executable if word == "python" else word for word in words]
+    program = [sys.executable if word == PYTHON else word for word in words]
     env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
     command, quiet = [*LIMITED, *limits, *_isolation(), *program], subprocess.DEVNULL
     process = subprocess.Popen(

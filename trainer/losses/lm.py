@@ -35,10 +35,7 @@ def loss(cfg: Model, loop: LmLoop | None = None) -> LossFn:
     def sums(params: Params, batch: DeviceBatch) -> MetricSums:
         hidden = _hidden_states(params, cfg, batch)
         nats = token_logprobs.cross_entropy(hidden, params, batch["targets"], batch["weights"], cfg)
-        total = batch["weights"].sum()
-        if penalty := maha.sparsity_penalty(cfg):
-            return {"loss": Mean(nats + penalty * total, total), "cross_entropy": Mean(nats, total)}
-        return {"loss": Mean(nats, total)}
+        return _components(cfg, nats, nats, batch["weights"].sum())
 
     return sums
 
@@ -50,10 +47,27 @@ def _own_loss(cfg: Model, loop: LmLoop) -> LossFn:
         hidden, weight = _hidden_states(params, cfg, batch), batch["weights"]
         logprobs, entropy = token_logprobs.token_logprobs(hidden, params, batch["targets"], cfg)
         terms = own(logprobs, entropy)
-        total = weight.sum()
-        return {"loss": Mean((terms * weight).sum(), total), "cross_entropy": Mean(-(logprobs * weight).sum(), total)}
+        lm_loss = -(logprobs * weight).sum()
+        return _components(cfg, (terms * weight).sum(), lm_loss, weight.sum()) | {
+            "lm_loss": Mean(lm_loss, weight.sum())
+        }
 
     return sums
+
+
+def _components(cfg: Model, objective: jax.Array, lm_loss: jax.Array, total: jax.Array) -> MetricSums:
+    """Return the loss, and of a model with attention at several scales what it consists of.
+
+    objective, lm_loss, total: sums over tokens of the loss without the penalty, of the cross-entropy, of the weights.
+    """
+    if cfg.attention_form != "maha":
+        return {"loss": Mean(objective, total)}
+    sparsity = maha.sparsity_penalty(cfg) * total
+    return {
+        "loss": Mean(objective + sparsity, total),
+        "lm_loss": Mean(lm_loss, total),
+        "sparsity": Mean(sparsity, total),
+    }
 
 
 def build_eval(cfg: Model, accumulation: int) -> EvalFn:

@@ -1,9 +1,10 @@
-"""Train a tokenizer on the text of a data set.
+"""Train a tokenizer on the text of a data set, or convert nanochat's.
 
     python -m trainer.tokenizer train 'shards/*.parquet' --output FOLDER [--vocab 65536] [--column text]
+    python -m trainer.tokenizer convert tokenizer.pkl --output FOLDER
 
-Writes FOLDER/tokenizer.json, for `data.tokenizer`, and FOLDER/token_bytes.npy, how many bytes of text each token stands
-for. Files that end in .parquet or .jsonl hold a document per row; any other file is one document of text.
+Both write FOLDER/tokenizer.json, for `data.tokenizer`, and FOLDER/token_bytes.npy, how many bytes of text each token
+stands for. Files that end in .parquet or .jsonl hold a document per row; any other file is one document of text.
 Exit codes: 0 done, 2 bad arguments or data.
 """
 
@@ -18,7 +19,7 @@ from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.corpus.parquet import ParquetSource
 from trainer.corpus.source import ByteRangeSource, DocumentSource, json_parser, text_parser
-from trainer.tokenizer import loading, training
+from trainer.tokenizer import loading, nanochat, training
 
 ROW_SUFFIXES = (".parquet", ".jsonl")
 READ_BATCH_SIZE = 256
@@ -29,29 +30,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        longest = options.doc_chars if options.path.endswith(ROW_SUFFIXES) else options.max_chars
-        documents = training.take_documents(_documents(options.path, options.column), options.max_chars, longest)
-        raw = training.train_tokenizer(documents, options.vocab).to_str(pretty=True).encode()
+        raw = options.make(options)
     except RunFileError as error:
         print(error, file=sys.stderr)
         return 2
-    trained = loading.parse_tokenizer(raw, "the trained tokenizer")
+    made = loading.parse_tokenizer(raw, "the tokenizer")
     folder = epath.Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_bytes(raw)
     with (folder / "token_bytes.npy").open("wb") as file:
-        np.save(file, trained.token_bytes())
-    print(f"{folder / 'tokenizer.json'}: {trained.vocab_size} tokens; set model.vocab_size to at least that")
+        np.save(file, made.token_bytes())
+    print(f"{folder / 'tokenizer.json'}: {made.vocab_size} tokens; set model.vocab_size to at least that")
     return 0
+
+
+def _train(options: argparse.Namespace) -> bytes:
+    longest = options.doc_chars if options.path.endswith(ROW_SUFFIXES) else options.max_chars
+    documents = training.take_documents(_documents(options.path, options.column), options.max_chars, longest)
+    return training.train_tokenizer(documents, options.vocab).to_str(pretty=True).encode()
+
+
+def _convert(options: argparse.Namespace) -> bytes:
+    try:
+        raw = epath.Path(options.path).read_bytes()
+    except OSError as error:
+        raise RunFileError(f"{options.path}: cannot be read: {error.strerror or error}") from None
+    return nanochat.convert(raw, options.path)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.tokenizer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    train = parser.add_subparsers(required=True, metavar="train").add_parser("train", help="train a byte-pair encoding")
+    verbs = parser.add_subparsers(required=True, metavar="train|convert")
+    convert = verbs.add_parser("convert", help="convert nanochat's tokenizer.pkl")
+    convert.set_defaults(make=_convert)
+    convert.add_argument("path", help="the file: a local path or gs://…; nothing in it is executed")
+    train = verbs.add_parser("train", help="train a byte-pair encoding")
+    train.set_defaults(make=_train)
     train.add_argument("path", help="data set: a local path or gs://…, with * and ** as wildcards")
-    train.add_argument("--output", required=True, help="folder for tokenizer.json and token_bytes.npy")
+    for verb in (train, convert):
+        verb.add_argument("--output", required=True, help="folder for tokenizer.json and token_bytes.npy")
     size = "vocabulary size, special tokens included (default: 65536)"
     train.add_argument("--vocab", type=_parse_vocab_size, default=65_536, metavar="N", help=size)
     column = "column of .parquet and .jsonl files (default: text)"

@@ -6,7 +6,7 @@ import hashlib
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
@@ -81,6 +81,24 @@ def test_the_library_tells_refusals_apart(
 def test_an_accepted_license_opens_a_repository(hub: HubServer, tmp_path: Path) -> None:
     where = {"endpoint": hub.endpoint, "local_dir": tmp_path / "d", "token": ACCEPTED}
     assert Path(hf_hub_download("acme/gated", "model.safetensors", **where)).read_bytes() == CONTENT
+
+
+def test_another_revision_is_a_folder_of_its_own(hub: HubServer, tmp_path: Path) -> None:
+    name = "refs/convert/parquet"
+    other = hub.state.folder / "models/acme" / f"open@{quote(name, safe='')}" / "C++-all"
+    other.mkdir(parents=True)
+    (other / "0000.parquet").write_bytes(b"converted")
+    api = HfApi(endpoint=hub.endpoint, token=False)
+    commit = api.repo_info("acme/open", revision=name).sha
+    assert commit not in (None, api.repo_info("acme/open").sha)
+    assert [file.path for file in api.list_repo_tree("acme/open", revision=commit, recursive=True)][1:] == [
+        "C++-all/0000.parquet"
+    ]
+    where = {"endpoint": hub.endpoint, "local_dir": tmp_path / "d", "token": False}
+    found = [hf_hub_download("acme/open", "C++-all/0000.parquet", revision=at, **where) for at in (name, commit)]
+    assert [Path(file).read_bytes() for file in found] == [b"converted"] * 2
+    with pytest.raises(EntryNotFoundError):
+        hf_hub_download("acme/open", "model.safetensors", revision=name, **where)
 
 
 def head(url: str, **headers: str) -> tuple[int, str]:

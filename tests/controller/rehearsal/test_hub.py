@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 from tokenizers import Tokenizer
 
@@ -21,6 +22,7 @@ from tests.conftest import deep
 
 RECIPES = {
     # what the trainer reads of the Hub: data, held-out data, tokenizer, weights
+    "nanochat_cpp": ("text/*.parquet", "validation/*.parquet", "tokenizer/tokenizer.json", None),
     "nanochat_d16": ("text/*.parquet", "validation/*.parquet", "tokenizer/tokenizer.json", None),
     "lm_3b_v6e8": ("text/*.parquet", None, "tokenizer/tokenizer.json", None),
     "sft_gsm8k": ("gsm8k/train.jsonl", "gsm8k/test.jsonl", "gemma-2-2b/tokenizer.json", "gemma-2-2b"),
@@ -36,7 +38,7 @@ def recipe(name: str, *words: str) -> Config:
     return with_recipe(tiny, full, {word.partition("=")[0] for word in words})
 
 
-@pytest.mark.parametrize("name", [*list(RECIPES)[:3], *deep(*list(RECIPES)[3:])])
+@pytest.mark.parametrize("name", [*list(RECIPES)[:4], *deep(*list(RECIPES)[4:])])
 def test_each_source_of_a_recipe_can_be_fetched(name: str, tmp_path: Path) -> None:
     config = recipe(name)
     data: Any = config.data
@@ -55,6 +57,9 @@ def test_each_source_of_a_recipe_can_be_fetched(name: str, tmp_path: Path) -> No
             for file in files:
                 target = tmp_path / "fetched" / file.name
                 fetch_file(address, commit, file, target, access, lambda size: None, lambda seconds: None)
+                if address.kind == "dataset" and target.suffix == ".parquet":
+                    assert pyarrow.parquet.read_schema(target).names == [data.text_column]
+                    assert pyarrow.parquet.ParquetFile(target).num_row_groups == 3
     assert os.environ.get("HF_ENDPOINT") == before
     if (tokenizer := tmp_path / "fetched/tokenizer.json").is_file():
         known = Tokenizer.from_file(str(tokenizer))

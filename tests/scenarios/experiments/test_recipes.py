@@ -13,7 +13,7 @@ from controller.inputs.code import UnfetchedSnapshot
 from controller.plan.build import build_plan
 from tests.conftest import deep
 
-FETCHING = ("gsm8k_local", "lm_3b_v6e8", "nanochat_d16", "sft_gsm8k")
+FETCHING = ("gsm8k_local", "lm_3b_v6e8", "nanochat_cpp", "nanochat_d16", "sft_gsm8k")
 OTHERS = sorted({*config_groups()["experiment"]} - {*FETCHING})
 
 

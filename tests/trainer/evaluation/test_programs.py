@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.groups import load_yaml
+from tests.paths import ROOT
 from trainer.evaluation import programs
 
 TEST = "def check(f):\n    assert f(2) == 4\n    assert f(-3) == 9"
@@ -84,3 +87,66 @@ def test_other_languages_are_commands(tmp_path: Path) -> None:
     assert programs.code(Author(["return x * x; }"]), **how) == {"compiled": [True], "passed": [True]}  # pyright: ignore[reportArgumentType]
     assert programs.code(Author(["return x; }"]), **how) == {"compiled": [True], "passed": [False]}  # pyright: ignore[reportArgumentType]
     assert programs.code(Author(["return y; }"]), **how) == {"compiled": [False], "passed": [False]}  # pyright: ignore[reportArgumentType]
+
+
+SOLUTIONS = {
+    "gcd": "while (b) { int r = a % b; a = b; b = r; } return a;",
+    "is_prime": "for (int d = 2; d * d <= n; ++d) if (n % d == 0) return false; return n > 1;",
+    "factorial": "return n ? n * factorial(n - 1) : 1;",
+    "fibonacci": "long long a = 0, b = 1; while (n--) { b += a; a = b - a; } return a;",
+    "digit_sum": "return n ? n % 10 + digit_sum(n / 10) : 0;",
+    "power_mod": "auto half = exponent ? power_mod(base * base % modulus, exponent / 2, modulus) : 1 % modulus;"
+    " return exponent % 2 ? half * base % modulus : half;",
+    "is_palindrome": "return text == std::string(text.rbegin(), text.rend());",
+    "count_vowels": 'int n = 0; for (char c : text) n += std::string("aeiouAEIOU").find(c) < 10; return n;',
+    "count_words": "std::istringstream in(text); std::string word; int n = 0; while (in >> word) ++n; return n;",
+    "to_upper": "for (char& c : text) c = std::toupper(c); return text;",
+    "balanced": 'std::string open = "([{", close = ")]}"; std::stack<char> wanted; for (char c : text) {'
+    " if (auto i = open.find(c); i < 3) wanted.push(close[i]);"
+    " else if (close.find(c) < 3) { if (wanted.empty() || wanted.top() != c) return false; wanted.pop(); } }"
+    " return wanted.empty();",
+    "largest": "int best = values[0]; for (int value : values) if (value > best) best = value; return best;",
+    "reversed": "return std::vector<int>(values.rbegin(), values.rend());",
+    "find_sorted": "for (unsigned i = 0; i < values.size(); ++i) if (values[i] == wanted) return i; return -1;",
+    "merged": "std::vector<int> all; unsigned i = 0, j = 0; while (i < a.size() || j < b.size())"
+    " all.push_back(j == b.size() || (i < a.size() && a[i] < b[j]) ? a[i++] : b[j++]); return all;",
+    "distinct": "std::sort(values.begin(), values.end());"
+    " values.erase(std::unique(values.begin(), values.end()), values.end()); return values;",
+    "transposed": "std::vector<std::vector<int>> made(rows[0].size());"
+    " for (auto& row : rows) for (unsigned i = 0; i < row.size(); ++i) made[i].push_back(row[i]); return made;",
+}
+NOTHING = "return {};"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_each_problem_in_cpp_is_passed_by_a_solution_and_not_by_nothing(tmp_path: Path) -> None:
+    """All programs as one, each in a namespace with a right and a wrong body, compiled by the experiment's command."""
+    how = load_yaml(ROOT / "conf/experiment/nanochat_cpp.yaml")["loop"]["evaluations"]["cpp"]["options"]
+    lines = (ROOT / "trainer/evaluation/problems" / Path(how["path"]).name).read_text().splitlines()
+    problems = {line["name"]: line for line in map(json.loads, lines)}
+    assert len(problems) == 17
+    bodies = [(name, body) for name in problems for body in (SOLUTIONS[name], NOTHING)]
+    includes, spaces = set[str](), ""
+    for i, (name, body) in enumerate(bodies):
+        program = programs._program(
+            problems[name], f"    {body}\n}}\nint more() {{".partition(how["stop"][0])[0] + "\n"
+        )
+        own = [line for line in program.splitlines() if line.startswith("#include")]
+        includes |= {*own}
+        spaces += f"namespace p{i} {{\n{program.replace(''.join(f'{line}' + chr(10) for line in own), '')}\n}}\n"
+    calls = " ".join(f'std::printf("%d\\n", p{i}::main());' for i in range(len(bodies)))
+    whole = "\n".join([*sorted(includes), "#include <cstdio>", spaces, f"int main() {{ {calls} }}"])
+    (tmp_path / how["file"]).write_text(whole)
+    subprocess.run(how["compile"], cwd=tmp_path, check=True)
+    told = subprocess.run(how["command"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout.split()
+    assert dict(zip(bodies, told, strict=True)) == {
+        (name, body): "1" if body == NOTHING else "0" for name, body in bodies
+    }
+
+
+def test_a_compiler_that_is_not_there_is_said_and_no_result(tmp_path: Path) -> None:
+    file = tmp_path / "problems.jsonl"
+    file.write_text(json.dumps({"prompt": "", "test": ""}) + "\n")
+    for how in ({"compile": ["g--"]}, {"command": ["g--"]}):
+        with pytest.raises(FileNotFoundError, match=r"^g-- is not installed on this worker; program\.setup"):
+            programs.code(Author([""]), path=str(file), **how)  # pyright: ignore[reportArgumentType]

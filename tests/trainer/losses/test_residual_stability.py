@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from conf.schema.training.loop import LmLoop
 from tests.conftest import deep
+from tests.groups import load_group
 from tests.trainer.models.test_residual import initial, model_of, perturbed, tokens_and_positions
 from trainer.losses import lm, residual_stability
-from trainer.models import decoder
+from trainer.models import decoder, maha
 from trainer.step import metric_sums
 
 
@@ -60,12 +62,24 @@ def test_evaluations_have_them_and_the_same_loss():
     assert float(found["residual_column_error"]) < 1e-5
 
 
-def test_the_published_penalty_is_a_constant():
+@pytest.mark.parametrize("own", [False, True])
+def test_the_published_penalty_is_a_constant(own, monkeypatch):
+    """It is a component of its own beside lm_loss, 0 where there is none, and of a loss of one's own too."""
+    loop = None
+    if own:
+        monkeypatch.setattr(lm, "load_extension", lambda *_: lambda logprobs, entropy: -2 * logprobs)
+        loop = LmLoop(**load_group("loop/lm") | {"loss": "losses:twice"})
     learned = {"scales": 2, "aggregation": "convex"}
     cfg = model_of(attention_form="maha", maha=learned | {"sparsity": 0.5})
     (tokens, _), params = tokens_and_positions(), perturbed(cfg)
     batch = {"tokens": tokens, "targets": jnp.roll(tokens, -1, axis=1), "weights": jnp.ones(tokens.shape)}
-    found = metric_sums.finalize(jax.jit(lm.loss(cfg))(params, batch))
-    assert float(found["loss"] - found["cross_entropy"]) == pytest.approx(0.5 * cfg.num_layers, rel=1e-5)
-    without = metric_sums.finalize(jax.jit(lm.loss(model_of(attention_form="maha", maha=learned)))(params, batch))
-    assert float(without["loss"]) == pytest.approx(float(found["cross_entropy"]), rel=1e-6)
+    found = metric_sums.finalize(jax.jit(lm.loss(cfg, loop))(params, batch))
+    assert float(found["sparsity"]) == pytest.approx(0.5 * cfg.num_layers, rel=1e-6)
+    assert float(found["loss"]) == pytest.approx(
+        float((2 if own else 1) * found["lm_loss"] + found["sparsity"]), rel=1e-6
+    )
+    for plain in (learned, {"scales": 2, "aggregation": "nash"}):
+        free = model_of(attention_form="maha", maha=plain)
+        without = jax.eval_shape(lm.loss(free, loop), params, batch)
+        assert set(without) == {"loss", "lm_loss", "sparsity"}
+        assert maha.sparsity_penalty(free) == 0
