@@ -4,10 +4,37 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+
+class Loopback(BaseHTTPRequestHandler):
+    """A server on loopback whose requests are on record elsewhere."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+    def answer(self, status: int, content: bytes, short: bool = False, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2] if short else content)
+
+    @classmethod
+    @contextmanager
+    def serving(cls, **facts: Any) -> Iterator[str]:
+        """Serve, with these attributes; yield the URL."""
+        server = ThreadingHTTPServer(("127.0.0.1", 0), type(cls.__name__, (cls,), facts))
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        server.server_close()
 
 
 @dataclass
@@ -21,54 +48,42 @@ class FakeBucket:
     hang_released: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
-    def start_server(self) -> ThreadingHTTPServer:
-        bucket = self
-
-        class Handler(_Handler):
-            store = bucket
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{server.server_port}/"
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
-        return server
+    @classmethod
+    @contextmanager
+    def serving(cls) -> Iterator[FakeBucket]:
+        made = cls()
+        with _Handler.serving(store=made) as made.url:
+            yield made
+            made.hang_released.set()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Loopback):
     store: FakeBucket
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """The requests are on record in the bucket."""
 
     def do_GET(self) -> None:
         name = unquote(urlsplit(self.path).path.partition("/o/")[2])
         fault = self._begin(f"GET {name}")
         if isinstance(fault, int):
-            return self._answer(fault, b"out of order")
+            return self.answer(fault, b"out of order")
         content = self.store.objects.get(name)
         if content is None:
-            return self._answer(404, b"No such object")
+            return self.answer(404, b"No such object")
         if fault == "corrupt":
             content = bytes([content[0] ^ 1]) + content[1:]
         if fault == "hang":
             self.store.hang_started.set()
             self.store.hang_released.wait(240)
-        return self._answer(200, content, short=fault == "cut")
+        return self.answer(200, content, short=fault == "cut")
 
     def do_POST(self) -> None:
         name = parse_qs(urlsplit(self.path).query)["name"][0]
         content = self.rfile.read(int(self.headers["Content-Length"]))
         fault = self._begin(f"POST {name}")
         if isinstance(fault, int):
-            return self._answer(fault, b"out of order")
+            return self.answer(fault, b"out of order")
         self.store.objects[name] = content
-        return self._answer(200, json.dumps({"name": name, "size": str(len(content))}).encode())
+        return self.answer(200, json.dumps({"name": name, "size": str(len(content))}).encode())
 
     def _begin(self, request: str) -> Any:
         self.store.requests.append(request)
         return self.store.faults.pop(0) if self.store.faults else None
-
-    def _answer(self, status: int, content: bytes, short: bool = False) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content[: len(content) // 2] if short else content)

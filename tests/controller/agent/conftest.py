@@ -145,12 +145,8 @@ def make_archive(files: dict[str, str | bytes], *members: tarfile.TarInfo) -> by
 
 @pytest.fixture
 def bucket() -> Iterator[FakeBucket]:
-    store = FakeBucket()
-    server = store.start_server()
-    yield store
-    store.hang_released.set()
-    server.shutdown()
-    server.server_close()
+    with FakeBucket.serving() as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

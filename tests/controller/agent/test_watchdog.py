@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -15,74 +15,67 @@ import pytest
 
 from controller.agent.process import is_alive
 from controller.agent.watchdog import deletion_reason, ssh_sessions
+from tests.controller.agent.bucket import Loopback
 from tests.controller.agent.conftest import AgentWorker, ProgramRun, wait_for
 
 QUEUED, NODE = "projects/p/locations/z/queuedResources/pod?force=true", "projects/p/locations/z/nodes/pod"
 
 
-class Apis:
-    """The metadata server and the two APIs that the watchdog asks, on loopback; `refuse` is the status of a DELETE."""
+class Apis(Loopback, BaseHTTPRequestHandler):
+    """The metadata server and the two APIs that the watchdog asks; `refuse` is the status of a DELETE."""
 
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, str, str | None]] = []
-        self.refuse: dict[str, int] = {QUEUED: 404}
-        outer = self
+    asked: list[tuple[str, str, str | None]]
+    refuse: dict[str, int]
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                assert self.headers["Metadata-Flavor"] == "Google"
-                self._say(200, {"access_token": "ya29.pod"})
+    def do_GET(self) -> None:
+        assert self.headers["Metadata-Flavor"] == "Google"
+        self._say(200, {"access_token": "ya29.pod"})
 
-            def do_POST(self) -> None:
-                outer.asked.append(("POST", self.path, self.headers["Authorization"]))
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                self._say(200, {"permissions": ["tpu.nodes.delete"]})
+    def do_POST(self) -> None:
+        self.asked.append(("POST", self.path, self.headers["Authorization"]))
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self._say(200, {"permissions": ["tpu.nodes.delete"]})
 
-            def do_DELETE(self) -> None:
-                outer.asked.append(("DELETE", self.path, self.headers["Authorization"]))
-                self._say(outer.refuse.get(self.path.removeprefix("/v2/"), 200), {})
+    def do_DELETE(self) -> None:
+        self.asked.append(("DELETE", self.path, self.headers["Authorization"]))
+        self._say(self.refuse.get(self.path.removeprefix("/v2/"), 200), {})
 
-            def _say(self, status: int, body: dict[str, Any]) -> None:
-                content = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
+    def _say(self, status: int, body: dict[str, Any]) -> None:
+        self.answer(status, json.dumps(body).encode())
 
-            def log_message(self, format: str, *args: Any) -> None:
-                """Nothing."""
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+@dataclass
+class Asked:
+    """What the watchdog has asked of whom, and what is refused."""
+
+    url: str = ""
+    asked: list[tuple[str, str, str | None]] = field(default_factory=list)
+    refuse: dict[str, int] = field(default_factory=lambda: {QUEUED: 404})
 
     def deleted(self) -> list[str]:
         return [path.removeprefix("/v2/") for verb, path, _ in self.asked if verb == "DELETE"]
 
 
 @pytest.fixture
-def apis(worker: AgentWorker) -> Iterator[Apis]:
-    made = Apis()
-    worker.extra_environment["GCE_METADATA_HOST"] = made.url.removeprefix("http://").rstrip("/")
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
-    record = worker.root / "watchdog-pid.json"
-    if record.exists() and is_alive(json.loads(record.read_bytes())):
-        os.killpg(json.loads(record.read_bytes())["pid"], signal.SIGKILL)
+def apis(worker: AgentWorker) -> Iterator[Asked]:
+    made = Asked()
+    with Apis.serving(asked=made.asked, refuse=made.refuse) as made.url:
+        worker.extra_environment["GCE_METADATA_HOST"] = made.url.removeprefix("http://").rstrip("/")
+        yield made
+        record = worker.root / "watchdog-pid.json"
+        if record.exists() and is_alive(json.loads(record.read_bytes())):
+            os.killpg(json.loads(record.read_bytes())["pid"], signal.SIGKILL)
 
 
-def order(apis: Apis, **changed: Any) -> dict[str, Any]:
+def order(apis: Asked, **changed: Any) -> dict[str, Any]:
     deletes = [f"{apis.url}v2/{path}" for path in (QUEUED, NODE)]
     given = {"project": "p", "deletes": deletes, "delete_permission": "tpu.nodes.delete", "projects_api": apis.url}
     return {**given, "bucket": "b", "note_object": "pods/pod/ends/1.json", **changed}
 
 
-def test_a_pod_that_nobody_uses_deletes_itself_and_says_why(worker: AgentWorker, apis: Apis) -> None:
-    state = worker.call("set_watchdog", **order(apis, idle_seconds=3600.0))
-    assert state == {"running": True, "idle_seconds": 3600.0, "seconds_left": None, "refused": None, "allowed": True}
-    worker.call("set_watchdog", **order(apis, idle_seconds=0.4))
+def test_a_pod_that_nobody_uses_deletes_itself_and_says_why(worker: AgentWorker, apis: Asked) -> None:
+    state = worker.call("set_watchdog", **order(apis, idle_seconds=0.4))
+    assert state == {"running": True, "idle_seconds": 0.4, "seconds_left": None, "refused": None, "allowed": True}
     wait_for(lambda: NODE in apis.deleted())
     assert apis.deleted()[:2] == [QUEUED, NODE]
     assert {token for _, _, token in apis.asked} == {"Bearer ya29.pod"}
@@ -90,14 +83,14 @@ def test_a_pod_that_nobody_uses_deletes_itself_and_says_why(worker: AgentWorker,
     assert note["reason"].startswith("no program and no SSH session for 0.00")
 
 
-def test_a_pod_whose_time_is_up_deletes_itself_though_a_program_runs(run: ProgramRun, apis: Apis) -> None:
+def test_a_pod_whose_time_is_up_deletes_itself_though_a_program_runs(run: ProgramRun, apis: Asked) -> None:
     run.start("import time; time.sleep(600)")
     run.worker.call("set_watchdog", **order(apis, seconds_left=0.0))
     wait_for(lambda: NODE in apis.deleted())
     assert apis.deleted()[:2] == [QUEUED, NODE]
 
 
-def test_a_pod_with_a_program_is_not_idle(run: ProgramRun, apis: Apis) -> None:
+def test_a_pod_with_a_program_is_not_idle(run: ProgramRun, apis: Asked) -> None:
     run.start("import time, pathlib; p = pathlib.Path('../go')\nwhile not p.exists(): time.sleep(0.05)")
     run.worker.call("set_watchdog", **order(apis, idle_seconds=0.2))
     run.worker.call("stop", run_id="no-such-run")  # some time passes, and several looks
@@ -107,22 +100,18 @@ def test_a_pod_with_a_program_is_not_idle(run: ProgramRun, apis: Apis) -> None:
     wait_for(lambda: NODE in apis.deleted())
 
 
-def test_every_command_and_the_watchdog_write_the_heartbeat(worker: AgentWorker, apis: Apis) -> None:
+def test_every_command_and_the_watchdog_write_the_heartbeat(worker: AgentWorker, apis: Asked) -> None:
     """The dead man's switch of the pod looks at it."""
     heartbeat = worker.root / "heartbeat"
     assert not heartbeat.exists()
     worker.call("watchdog_state")
     assert heartbeat.exists()
-    worker.call("set_watchdog", **order(apis, idle_seconds=3600.0))
-    heartbeat.unlink()
-    worker.call("watchdog_state")
-    assert heartbeat.exists()
-    worker.call("set_watchdog", **order(apis, idle_seconds=0.4))
+    worker.call("set_watchdog", **order(apis, idle_seconds=2.0))  # it looks twice a second
     heartbeat.unlink(missing_ok=True)
     wait_for(heartbeat.exists)
 
 
-def test_there_is_one_and_it_takes_new_orders(worker: AgentWorker, apis: Apis) -> None:
+def test_there_is_one_and_it_takes_new_orders(worker: AgentWorker, apis: Asked) -> None:
     assert worker.call("watchdog_state")["running"] is False
     worker.call("set_watchdog", **order(apis, idle_seconds=3600.0))
     first = (worker.root / "watchdog-pid.json").read_bytes()
@@ -134,7 +123,7 @@ def test_there_is_one_and_it_takes_new_orders(worker: AgentWorker, apis: Apis) -
     assert worker.call("watchdog_state")["running"] is False
 
 
-def test_a_refusal_is_on_record(worker: AgentWorker, apis: Apis) -> None:
+def test_a_refusal_is_on_record(worker: AgentWorker, apis: Asked) -> None:
     apis.refuse[NODE] = 403
     worker.call("set_watchdog", **order(apis, seconds_left=0.0))
     refused = wait_for(lambda: worker.call("watchdog_state")["refused"])

@@ -15,25 +15,30 @@ from tests.emulators import Emulators
 FAST = "--operation-seconds=0.02"
 
 
-@pytest.fixture(scope="module")
-def cloud(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Iterator[EmulatedCloud]:
-    """A cloud that all tests of a file share; each uses names of its own in it."""
-    made = EmulatedCloud(tmp_path_factory.mktemp("cloud") / "state")
+def running(state: Path, emulators: Emulators) -> Iterator[EmulatedCloud]:
+    made = EmulatedCloud(state)
     assert emulators.start(made.state, FAST) == (0, "")
     made.establish()
     yield made
     mistakes = internal_errors(made.state)
     lifecycle.wipe(made.state)
     assert mistakes == []
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Iterator[EmulatedCloud]:
+    """A cloud that all tests of a file share; each uses names of its own in it."""
+    yield from running(tmp_path_factory.mktemp("cloud") / "state", emulators)
+
+
+@pytest.fixture(scope="module")
+def net(cloud: EmulatedCloud) -> str:
+    """A network of the shared cloud."""
+    cloud.create_network("net")
+    return "net"
 
 
 @pytest.fixture
 def fresh_cloud(tmp_path: Path, emulators: Emulators) -> Iterator[EmulatedCloud]:
     """A cloud of its own."""
-    made = EmulatedCloud(tmp_path / "state")
-    assert emulators.start(made.state, FAST) == (0, "")
-    made.establish()
-    yield made
-    mistakes = internal_errors(made.state)
-    lifecycle.wipe(made.state)
-    assert mistakes == []
+    yield from running(tmp_path / "state", emulators)

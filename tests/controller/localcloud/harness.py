@@ -10,7 +10,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
 from functools import cached_property
@@ -22,7 +23,9 @@ import asyncssh
 ZONE, REGION = "us-central1-a", "us-central1"
 PROJECT = "projects/slipway-local"
 COMPUTE = f"compute/v1/{PROJECT}"
-NODES = f"tpu/v2/{PROJECT}/locations/{ZONE}/nodes"
+LOCATION = f"tpu/v2/{PROJECT}/locations/{ZONE}"
+NODES, QUEUED = f"{LOCATION}/nodes", f"{LOCATION}/queuedResources"
+INSTANCES = f"{COMPUTE}/zones/{ZONE}/instances"
 RUNTIME = "v2-alpha-tpuv5-lite"
 SUBNET_RANGE = "10.20.0.0/24"
 APIS = "billingbudgets cloudbilling cloudresourcemanager compute iam iap oslogin secretmanager tpu"
@@ -115,6 +118,34 @@ class EmulatedCloud:
         assert status in (200, 204), answer
         return answer
 
+    def refused(self, method: str, path: str, body: Any, status: int, *words: str) -> str:
+        """Make a call that must be refused, with these words in its status, reason or message; return its message."""
+        answered, answer = self.call(method, path, body)
+        assert answered == status, answer
+        error = answer["error"]
+        told = [error.get("status", ""), *(one["reason"] for one in error.get("errors", ())), error["message"]]
+        assert all(any(word in one for one in told) for word in words), told
+        return error["message"]
+
+    def delete(self, path: str) -> None:
+        """Delete a resource that has no VM; it is gone afterwards."""
+        done = self.call_and_wait("DELETE", path)
+        assert "error" not in done, done
+        assert self.call("GET", path.partition("?")[0])[0] == 404
+
+    def script(self, *specs: Mapping[str, Any]) -> None:
+        """Add faults."""
+        body = {"key": f"faults-{time.monotonic_ns()}", "faults": list(specs)}
+        assert self.call_ok("POST", "emulator/faults", body) == {"registered": True}
+
+    @contextmanager
+    def settings(self, **changes: Any) -> Iterator[None]:
+        """Other settings for a while."""
+        before = self.call_ok("GET", "emulator/settings")
+        self.call_ok("POST", "emulator/settings", changes)
+        yield
+        self.call_ok("POST", "emulator/settings", {name: before[name] for name in changes})
+
     def wait_operation(self, operation: Mapping[str, Any]) -> dict[str, Any]:
         """Waits for a compute or tpu operation; returns it when it has ended."""
         if operation.get("kind") == "compute#operation":
@@ -149,12 +180,21 @@ class EmulatedCloud:
         }
         self.call_and_wait("POST", f"{COMPUTE}/global/firewalls", body)
 
-    def create_node(self, name: str, network: str, kind: str = "v5litepod-8") -> dict[str, Any]:
-        """A READY node whose workers admit user `me` with `key`."""
-        body = self.node_body(network, kind)
-        done = self.call_and_wait("POST", f"{NODES}?nodeId={name}", body)
+    def create_pod(self, kind: str = "v5litepod-8") -> dict[str, Any]:
+        """A READY node `pod` in a network of its own, `net`."""
+        self.create_network("net")
+        return self.create_node("pod", "net", kind)
+
+    def create_node(self, name: str, network: str, kind: str = "v5litepod-8", **more: Any) -> dict[str, Any]:
+        """A READY node whose workers admit user `me` with `ssh_key`."""
+        done = self.call_and_wait("POST", f"{NODES}?nodeId={name}", self.node_body(network, kind) | more)
         assert "error" not in done, done
         return self.call_ok("GET", f"{NODES}/{name}")
+
+    def node_state(self, name: str) -> str | None:
+        """None: there is no such node."""
+        status, node = self.call("GET", f"{NODES}/{name}")
+        return node["state"] if status == 200 else None
 
     def node_body(self, network: str, kind: str = "v5litepod-8") -> dict[str, Any]:
         return {

@@ -66,11 +66,8 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
         (work / name).write_bytes(source.read_bytes())
     (work / "lab").mkdir()
     (work / "lab" / "app.py").write_text(APP)
-    bucket = FakeBucket()
-    server = bucket.start_server()
-    yield Worker(work, bucket)
-    server.shutdown()
-    server.server_close()
+    with FakeBucket.serving() as bucket:
+        yield Worker(work, bucket)
 
 
 def test_an_apps_return_value_and_output_are_kept(worker: Worker) -> None:

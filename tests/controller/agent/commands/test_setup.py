@@ -38,16 +38,6 @@ def test_the_program_finds_what_it_made_and_its_packages_stay(run: ProgramRun) -
     assert run.wait_ended()["log_tail"].strip() == "made"
 
 
-def test_a_tool_that_slipway_has_installed_is_found(run: ProgramRun) -> None:
-    """As uv on a TPU VM, whose image has none."""
-    own = run.worker.root / "uv" / "bin" / "our-own-uv"
-    own.parent.mkdir(parents=True, exist_ok=True)
-    own.write_text("#!/bin/sh\necho installed > installed.txt\n")
-    own.chmod(0o755)
-    assert setup(run, ["our-own-uv", "pip", "install"]) == {"changed": True}
-    assert (run.folder / "work" / "installed.txt").read_text() == "installed\n"
-
-
 def test_a_failure_shows_the_end_of_what_it_printed_and_is_tried_again(run: ProgramRun) -> None:
     order = {"run_id": run.run_id, "key": "k", "code": run.code, "venv": "image"}
     said = run.worker.call_error("run_setup", commands=[["sh", "-c", "echo boom; exit 3"]], **order)
@@ -68,7 +58,14 @@ def test_a_venv_made_anew_is_set_up_anew(run: ProgramRun) -> None:
 
 
 def test_variables_arrive_and_the_venv_is_wanted(run: ProgramRun, worker: AgentWorker) -> None:
-    setup(run, ["sh", "-c", 'echo "$TOKEN" > seen; which python >> seen'], secrets={"TOKEN": "t"})
+    """A tool that Slipway has installed is found, as uv on a TPU VM, whose image has none."""
+    own = run.worker.root / "uv" / "bin" / "our-own-uv"
+    own.parent.mkdir(parents=True, exist_ok=True)
+    own.write_text("#!/bin/sh\necho installed > installed.txt\n")
+    own.chmod(0o755)
+    show = ["sh", "-c", 'echo "$TOKEN" > seen; which python >> seen']
+    setup(run, ["our-own-uv", "pip", "install"], show, secrets={"TOKEN": "t"})
+    assert (run.folder / "work" / "installed.txt").read_text() == "installed\n"
     token, python = (run.folder / "work/seen").read_text().split()
     assert token == "t"
     assert python.startswith(str(worker.root / "venv"))

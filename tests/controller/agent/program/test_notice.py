@@ -8,12 +8,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.controller.agent.bucket import Loopback
 from tests.controller.agent.conftest import ProgramRun, wait_for
 
 LISTENS = """
@@ -39,40 +40,28 @@ class MetadataServer:
             self.changed.notify_all()
 
 
-def handler(server: MetadataServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            assert self.headers["Metadata-Flavor"] == "Google"
-            path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
-            key = path.removeprefix("/computeMetadata/v1/instance/")
-            with server.changed:
-                server.changed.wait_for(lambda: server.closed or server.keys[key] != query["last_etag"][0])
-                content = server.keys[key]
-            self.send_response(200)
-            self.send_header("ETag", content)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content.encode())
+class Metadata(Loopback, BaseHTTPRequestHandler):
+    server_: MetadataServer
 
-        def log_message(self, *_: Any) -> None:
-            """Nothing."""
-
-    return Handler
+    def do_GET(self) -> None:
+        assert self.headers["Metadata-Flavor"] == "Google"
+        path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
+        key, server = path.removeprefix("/computeMetadata/v1/instance/"), self.server_
+        with server.changed:
+            server.changed.wait_for(lambda: server.closed or server.keys[key] != query["last_etag"][0])
+            content = server.keys[key]
+        self.answer(200, content.encode(), ETag=content)
 
 
 @pytest.fixture
 def metadata(run: ProgramRun) -> Iterator[MetadataServer]:
     made = MetadataServer()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(made))
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
-    run.worker.extra_environment["GCE_METADATA_HOST"] = f"127.0.0.1:{server.server_port}"
-    yield made
-    with made.changed:
-        made.closed = True
-        made.changed.notify_all()
-    server.shutdown()
-    server.server_close()
+    with Metadata.serving(server_=made) as url:
+        run.worker.extra_environment["GCE_METADATA_HOST"] = urlsplit(url).netloc
+        yield made
+        with made.changed:
+            made.closed = True
+            made.changed.notify_all()
 
 
 def start(run: ProgramRun, script: str, **more: Any) -> None:

@@ -64,13 +64,8 @@ def test_words_and_variables_arrive_as_they_are(run: ProgramRun) -> None:
     run.worker.call("write_config", run_id="run-1", text="", env={**files, "BOTH": "file", "SLIPWAY_RUN_ID": "other"})
     run.start(SAY, *HOSTILE, env={**payload, "BOTH": "payload"})
     end = run.wait_ended()
-    assert (end["state"], end["code"], end["signal"], end["error"], end["log_tail"]) == (
-        "exited",
-        3,
-        None,
-        None,
-        "said\n",
-    )
+    told = {"state": "exited", "code": 3, "signal": None, "error": None, "log_tail": "said\n"}
+    assert end.items() >= told.items()
     seen = json.loads((run.folder / "seen").read_text())
     assert seen["argv"] == HOSTILE
     assert {key: seen["env"][key] for key in files | payload} == files | payload
@@ -116,25 +111,6 @@ def test_altered_code_is_what_the_program_is_told_of(run: ProgramRun) -> None:
     assert tree_hash(source) != run.code
 
 
-def test_records_are_private(run: ProgramRun) -> None:
-    run.start("print('x')")
-    run.wait_ended()
-    attempt = run.folder / "attempt-1"
-    modes = {
-        stat.S_IMODE((attempt / name).stat().st_mode) for name in ("pid.json", "exit.json", "log", "supervisor.log")
-    }
-    assert modes == {0o600}
-    assert stat.S_IMODE(attempt.stat().st_mode) == 0o700
-
-
-def test_a_program_that_does_not_exist_is_an_end_with_words(run: ProgramRun) -> None:
-    order = run.start_payload("") | {"argv": ["no-such-program", "x"]}
-    run.worker.call("start", **order)
-    end = run.wait_ended()
-    assert end["code"] == 127
-    assert "slipway: cannot start 'no-such-program'" in end["log_tail"]
-
-
 @pytest.mark.parametrize("argv", [[], ["a\0b"], [1]])
 def test_what_is_no_command_is_refused(run: ProgramRun, argv: list) -> None:
     assert "not a command" in run.worker.call_error("start", **(run.start_payload("") | {"argv": argv}))["error"]
@@ -149,23 +125,15 @@ def test_without_code_or_venv_nothing_starts_and_nothing_is_spoilt(run: ProgramR
     assert run.wait_ended()["code"] == 0
 
 
-def test_started_twice_it_runs_once(run: ProgramRun) -> None:
-    first = run.start(COUNT)
-    again = run.start(COUNT)
-    assert {first["state"], again["state"]} <= {"running", "exited"}
+def test_started_by_several_at_once_and_again_it_runs_once(run: ProgramRun) -> None:
+    processes = [run.worker.start_command("start", **run.start_payload(COUNT)) for _ in range(4)]
+    assert {run.worker.finish_command(process)[0] for process in processes} == {0}
     run.wait_ended()
     assert run.start(COUNT)["state"] == "exited"
     assert (run.folder / "count").read_text() == "x"
 
 
-def test_started_by_several_at_once_it_runs_once(run: ProgramRun) -> None:
-    processes = [run.worker.start_command("start", **run.start_payload(COUNT)) for _ in range(6)]
-    assert {run.worker.finish_command(process)[0] for process in processes} == {0}
-    run.wait_ended()
-    assert (run.folder / "count").read_text() == "x"
-
-
-@pytest.mark.parametrize("seconds", [0.05, 0.11, 0.2, *deep(0.03, 0.07, 0.09, 0.13, 0.16)])
+@pytest.mark.parametrize("seconds", [0.05, 0.11, *deep(0.03, 0.07, 0.2)])
 def test_killed_at_any_moment_a_start_can_be_repeated(run: ProgramRun, seconds: float) -> None:
     """The moments differ from host to host; none of them may lose a program or start it twice."""
     starting = run.worker.start_command("start", **run.start_payload(COUNT))
@@ -223,26 +191,20 @@ def test_a_lost_supervisor_is_told_and_its_program_can_be_stopped(run: ProgramRu
     assert json.loads(run.worker.bucket.objects["exit.json"])["error"] == "supervisor lost"
 
 
-def test_a_program_that_ends_without_its_supervisor_is_told(run: ProgramRun) -> None:
+def test_a_program_that_ends_without_its_supervisor_is_told_and_so_is_a_restart(run: ProgramRun) -> None:
+    """A restart of the worker ends both, the supervisor without a chance to record anything."""
     run.start(SLEEP)
     record = up(run)
     kill(record["supervisor"])
     kill(record["program"])
     state = run.state()
     assert (state["state"], state["code"], state["error"]) == ("exited", None, "supervisor lost")
-    run.start(COUNT, attempt=2)
-    assert run.wait_ended(2)["code"] == 0
-
-
-def test_a_restarted_worker_has_no_programs(run: ProgramRun) -> None:
-    run.start(SLEEP)
-    record = up(run)
-    kill(record["supervisor"])  # a restart ends both, the supervisor without a chance to record anything
-    kill(record["program"])
     run.worker.boot_id = "boot-2"
     state = run.worker.call("stop", run_id="run-1")
     assert (state["state"], state["error"]) == ("exited", "the worker was restarted")
     assert run.worker.call("observe")["active"] is None
+    run.start(COUNT, attempt=2)
+    assert run.wait_ended(2)["code"] == 0
 
 
 def test_a_program_may_take_leave_when_it_is_stopped(run: ProgramRun) -> None:
@@ -254,6 +216,7 @@ def test_a_program_may_take_leave_when_it_is_stopped(run: ProgramRun) -> None:
     end = run.worker.call("stop", run_id="run-1", grace_seconds=60)
     assert (end["state"], end["code"], end["signal"]) == ("exited", 7, None)
     assert run.worker.call("stop", run_id="run-1")["code"] == 7, "stopping twice changes nothing"
+    assert run.worker.call("stop", run_id="run-9")["state"] == "absent", "it never ran"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="who leaves the process group is found in /proc")
@@ -289,24 +252,19 @@ def test_a_reused_pid_is_left_alone(run: ProgramRun) -> None:
         innocent.kill()
 
 
-def test_stopping_what_never_ran_is_no_error(run: ProgramRun) -> None:
-    assert run.worker.call("stop", run_id="run-9")["state"] == "absent"
-
-
-def test_log_and_end_reach_the_bucket(run: ProgramRun) -> None:
+def test_log_and_end_reach_the_bucket_though_it_fails_at_first_and_records_are_private(run: ProgramRun) -> None:
+    run.worker.bucket.faults.append(503)
     run.start("print('x' * 2_000_000)", bucket="b", log_object="runs/run-1/0.log", exit_object="runs/run-1/0.json")
     end = run.wait_ended()
     assert (end["upload"], end["upload_error"], end["log_size"]) == ("done", None, 2_000_001)
+    posts = ["POST runs/run-1/0.log", "POST runs/run-1/0.log", "POST runs/run-1/0.json"]
+    assert run.worker.bucket.requests[-3:] == posts
     assert run.worker.bucket.objects["runs/run-1/0.log"] == b"x" * 2_000_000 + b"\n"
     stored = json.loads(run.worker.bucket.objects["runs/run-1/0.json"])
     assert (stored["code"], stored["upload"]) == (0, "done")
-
-
-def test_an_upload_that_fails_at_first_is_repeated(run: ProgramRun) -> None:
-    run.worker.bucket.faults += [503, 503]
-    run.start("print('x')", bucket="b", log_object="log", exit_object="exit.json")
-    assert run.wait_ended()["upload"] == "done"
-    assert run.worker.bucket.requests[-4:] == ["POST log", "POST log", "POST log", "POST exit.json"]
+    attempt, names = run.folder / "attempt-1", ("pid.json", "exit.json", "log", "supervisor.log")
+    assert {stat.S_IMODE((attempt / name).stat().st_mode) for name in names} == {0o600}
+    assert stat.S_IMODE(attempt.stat().st_mode) == 0o700
 
 
 def test_an_upload_that_fails_for_good_is_told_and_changes_nothing_else(run: ProgramRun) -> None:

@@ -1,4 +1,4 @@
-"""compute v1 and the project APIs."""
+"""compute v1 and the APIs of projects: how resources live and die, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,78 +13,76 @@ from controller.localcloud.store import Store
 from tests.controller.localcloud.harness import COMPUTE, NODES, PROJECT, REGION, EmulatedCloud, wait_for
 
 GLOBAL, REGIONAL = f"{COMPUTE}/global", f"{COMPUTE}/regions/{REGION}"
+NETWORK = {"network": f"{PROJECT}/global/networks/net"}
+ROLES, ACCOUNTS = f"iam/v1/{PROJECT}/roles", f"iam/v1/{PROJECT}/serviceAccounts"
+NAT = {
+    "name": "nat",
+    "natIpAllocateOption": "AUTO_ONLY",
+    "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
+}
+RULE = {"allowed": [{"IPProtocol": "tcp", "ports": ["22"]}]}
+LIVES = {
+    f"{GLOBAL}/networks": ({"autoCreateSubnetworks": False, "mtu": 8896}, "PATCH", {"mtu": 1500}),
+    f"{REGIONAL}/subnetworks": (NETWORK | {"ipCidrRange": "10.30.0.0/24"}, "PATCH", {"privateIpGoogleAccess": True}),
+    f"{REGIONAL}/routers": (NETWORK, "PATCH", {"nats": [NAT]}),
+    f"{GLOBAL}/firewalls": (NETWORK | RULE | {"sourceRanges": ["10.0.0.0/8"]}, "PATCH", {"disabled": True}),
+}
+"""By collection of Compute Engine: a resource, and how it is changed."""
 
 
-def reason(answer: Any) -> str:
-    return answer["error"]["errors"][0]["reason"]
-
-
-def test_a_network_lives_and_dies(cloud: EmulatedCloud) -> None:
-    operation = cloud.call_ok(
-        "POST", f"{GLOBAL}/networks", {"name": "life", "autoCreateSubnetworks": False, "mtu": 8896}
-    )
+@pytest.mark.parametrize("collection", LIVES)
+def test_a_resource_lives_and_dies(cloud: EmulatedCloud, net: str, collection: str) -> None:
+    (body, method, change), path = LIVES[collection], f"{collection}/life"
+    operation = cloud.call_ok("POST", collection, {"name": "life"} | body)
     assert (operation["kind"], operation["status"]) == ("compute#operation", "RUNNING")
     assert cloud.wait_operation(operation)["status"] == "DONE"
-    network = cloud.call_ok("GET", f"{GLOBAL}/networks/life")
-    assert network["selfLink"] == f"{cloud.endpoint['url']}{GLOBAL}/networks/life"
-    assert (network["mtu"], network["autoCreateSubnetworks"]) == (8896, False)
-    cloud.call_and_wait("DELETE", f"{GLOBAL}/networks/life")
-    status, answer = cloud.call("GET", f"{GLOBAL}/networks/life")
-    assert (status, reason(answer)) == (404, "notFound")
-    assert answer["error"]["message"] == f"The resource '{PROJECT}/global/networks/life' was not found"
+    made = cloud.call_ok("GET", path)
+    assert made["selfLink"] == f"{cloud.endpoint['url']}{path}"
+    assert {name: made[name] for name in body.keys() - {"network"}}.items() <= body.items()
+    cloud.refused("POST", collection, {"name": "life"} | body, 409, "already exists")
+    cloud.call_and_wait(method, path, change)
+    assert cloud.call_ok("GET", path).items() >= change.items()
+    assert "life" in [one["name"] for one in cloud.call_ok("GET", f"{collection}?filter=name%20%3D%20life")["items"]]
+    cloud.delete(path)
+    place = path.removeprefix("compute/v1/")
+    assert cloud.refused("GET", path, None, 404, "notFound") == f"The resource '{place}' was not found"
 
 
 def test_auto_mode_makes_subnetworks(cloud: EmulatedCloud) -> None:
     cloud.call_and_wait("POST", f"{GLOBAL}/networks", {"name": "auto"})
-    subnetwork = cloud.call_ok("GET", f"{REGIONAL}/subnetworks/auto")
-    assert subnetwork["ipCidrRange"].endswith("/20")
-    cloud.call_and_wait("DELETE", f"{GLOBAL}/networks/auto")
-    assert cloud.call("GET", f"{REGIONAL}/subnetworks/auto")[0] == 404
+    assert cloud.call_ok("GET", f"{REGIONAL}/subnetworks/auto")["ipCidrRange"].endswith("/20")
+    cloud.delete(f"{GLOBAL}/networks/auto")
+    cloud.refused("GET", f"{REGIONAL}/subnetworks/auto", None, 404)
 
 
-def test_private_google_access_is_switched(cloud: EmulatedCloud) -> None:
-    cloud.create_network("pga", ssh=False, internal=False)
-    path = f"{REGIONAL}/subnetworks/pga"
+def test_private_google_access_is_switched(cloud: EmulatedCloud, net: str) -> None:
+    path = f"{REGIONAL}/subnetworks/net"
     assert cloud.call_ok("GET", path)["privateIpGoogleAccess"] is False
     cloud.call_and_wait("POST", f"{path}/setPrivateIpGoogleAccess", {"privateIpGoogleAccess": True})
     assert cloud.call_ok("GET", path)["privateIpGoogleAccess"] is True
-    cloud.call_and_wait("PATCH", path, {"privateIpGoogleAccess": False})
-    assert cloud.call_ok("GET", path)["privateIpGoogleAccess"] is False
-    assert cloud.call("PATCH", path, {"ipCidrRange": "10.99.0.0/24"})[0] == 400
+    cloud.refused("PATCH", path, {"ipCidrRange": "10.99.0.0/24"}, 400)
 
 
-def test_a_nat_is_part_of_its_router(cloud: EmulatedCloud) -> None:
-    cloud.create_network("nat", ssh=False, internal=False)
-    router = {"name": "router", "network": f"{PROJECT}/global/networks/nat"}
+def test_a_nat_is_part_of_its_router(cloud: EmulatedCloud, net: str) -> None:
+    path, router = f"{REGIONAL}/routers/router", {"name": "router", **NETWORK}
     cloud.call_and_wait("POST", f"{REGIONAL}/routers", router)
-    nat = {
-        "name": "nat",
-        "natIpAllocateOption": "AUTO_ONLY",
-        "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
-    }
-    whole = cloud.call_ok("GET", f"{REGIONAL}/routers/router") | {"nats": [nat]}  # as gcloud does
-    cloud.call_and_wait("PATCH", f"{REGIONAL}/routers/router", whole)
-    assert cloud.call_ok("GET", f"{REGIONAL}/routers/router")["nats"] == [nat]
-    cloud.call_and_wait("PUT", f"{REGIONAL}/routers/router", router)
-    assert "nats" not in cloud.call_ok("GET", f"{REGIONAL}/routers/router")
-    status, answer = cloud.call("PATCH", f"{REGIONAL}/routers/router", {"nats": [{"name": "nat"}]})
-    assert status == 400
-    assert "natIpAllocateOption" in answer["error"]["message"]
+    cloud.call_and_wait("PATCH", path, cloud.call_ok("GET", path) | {"nats": [NAT]})  # the whole, as gcloud does
+    assert cloud.call_ok("GET", path)["nats"] == [NAT]
+    cloud.call_and_wait("PUT", path, router)
+    assert "nats" not in cloud.call_ok("GET", path)
+    cloud.refused("PATCH", path, {"nats": [{"name": "nat"}]}, 400, "natIpAllocateOption")
 
 
 def test_a_network_in_use_stays(cloud: EmulatedCloud) -> None:
     cloud.create_network("used", internal=False)
-    status, answer = cloud.call("DELETE", f"{GLOBAL}/networks/used")
-    assert (status, reason(answer)) == (400, "resourceInUseByAnotherResource")
+    cloud.refused("DELETE", f"{GLOBAL}/networks/used", None, 400, "resourceInUseByAnotherResource")
     cloud.create_node("user", "used")
-    status, answer = cloud.call("DELETE", f"{REGIONAL}/subnetworks/used")
-    assert status == 400
-    assert "nodes/user" in answer["error"]["message"]
-    cloud.call_and_wait("DELETE", f"{NODES}/user")
+    cloud.refused("DELETE", f"{REGIONAL}/subnetworks/used", None, 400, "nodes/user")
+    cloud.delete(f"{NODES}/user")
     wait_for(lambda: cloud.call("DELETE", f"{REGIONAL}/subnetworks/used")[0] == 200, "it is in use no more")
     wait_for(lambda: cloud.call("GET", f"{REGIONAL}/subnetworks/used")[0] == 404, "its end")
-    cloud.call_and_wait("DELETE", f"{GLOBAL}/firewalls/used-ssh")
-    cloud.call_and_wait("DELETE", f"{GLOBAL}/networks/used")
+    cloud.delete(f"{GLOBAL}/firewalls/used-ssh")
+    cloud.delete(f"{GLOBAL}/networks/used")
 
 
 def test_the_network_of_a_deleted_node_is_in_use_a_while_longer(
@@ -104,7 +102,6 @@ def test_the_network_of_a_deleted_node_is_in_use_a_while_longer(
         ("global/networks", {"name": "Bad_Name"}, 400, "resource.name"),
         ("global/networks", {"name": "n", "mtu": 100}, 400, "resource.mtu"),
         ("global/networks", {"name": "n", "mode": "auto"}, 400, 'Unknown name "mode"'),
-        ("global/networks", {"name": "wrong"}, 409, "already exists"),
         ("regions/nowhere/routers", {"name": "r"}, 400, "Unknown region"),
         (f"regions/{REGION}/routers", {"name": "r"}, 400, "A network must be specified"),
         (f"regions/{REGION}/routers", {"name": "r", "network": "global/networks/none"}, 404, "networks/none"),
@@ -116,34 +113,28 @@ def test_the_network_of_a_deleted_node_is_in_use_a_while_longer(
     ],
 )
 def test_wrong_requests_are_refused(
-    cloud: EmulatedCloud, path: str, body: dict[str, Any], status: int, words: str
+    cloud: EmulatedCloud, net: str, path: str, body: dict[str, Any], status: int, words: str
 ) -> None:
-    if cloud.call("GET", f"{GLOBAL}/networks/wrong")[0] == 404:
-        cloud.create_network("wrong", ssh=False, internal=False)
     if "subnetworks" in path or "firewalls" in path:
-        body = {"name": "x", "network": f"{PROJECT}/global/networks/wrong"} | body
-    answered, answer = cloud.call("POST", f"{COMPUTE}/{path}", body)
-    assert answered == status
-    assert words in answer["error"]["message"]
+        body = {"name": "x"} | NETWORK | body
+    cloud.refused("POST", f"{COMPUTE}/{path}", body, status, words)
 
 
-def test_a_resource_being_made_cannot_be_used_yet(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.call_ok("POST", "emulator/settings", {"operation_seconds": 30})
-    fresh_cloud.call_ok("POST", f"{GLOBAL}/networks", {"name": "slow", "autoCreateSubnetworks": False})
-    body = {"name": "r", "network": f"{PROJECT}/global/networks/slow"}
-    status, answer = fresh_cloud.call("POST", f"{REGIONAL}/routers", body)
-    assert (status, reason(answer)) == (400, "resourceNotReady")
+def test_a_resource_being_made_cannot_be_used_yet(cloud: EmulatedCloud) -> None:
+    with cloud.settings(operation_seconds=30):
+        cloud.call_ok("POST", f"{GLOBAL}/networks", {"name": "slow", "autoCreateSubnetworks": False})
+        body = {"name": "r", "network": f"{PROJECT}/global/networks/slow"}
+        cloud.refused("POST", f"{REGIONAL}/routers", body, 400, "resourceNotReady")
 
 
 def test_lists_are_filtered_and_paged(cloud: EmulatedCloud) -> None:
     for name in ("list-a", "list-b"):
         cloud.call_and_wait("POST", f"{GLOBAL}/networks", {"name": name, "autoCreateSubnetworks": False})
-    found = cloud.call_ok("GET", f"{GLOBAL}/networks?filter=name%20%3D%20list-b")["items"]
-    assert [network["name"] for network in found] == ["list-b"]
-    first = cloud.call_ok("GET", f"{GLOBAL}/networks?filter=name%20eq%20list-.*&maxResults=1")
-    second = cloud.call_ok("GET", f"{GLOBAL}/networks?filter=name%20eq%20list-.*&pageToken={first['nextPageToken']}")
+    path = f"{GLOBAL}/networks?filter=name%20eq%20list-.*"
+    first = cloud.call_ok("GET", f"{path}&maxResults=1")
+    second = cloud.call_ok("GET", f"{path}&pageToken={first['nextPageToken']}")
     assert [network["name"] for network in first["items"] + second["items"]] == ["list-a", "list-b"]
-    assert cloud.call("GET", f"{GLOBAL}/networks?filter=a%20AND%20b")[0] == 400
+    cloud.refused("GET", f"{GLOBAL}/networks?filter=a%20AND%20b", None, 400)
 
 
 def test_services_are_enabled(cloud: EmulatedCloud) -> None:
@@ -159,7 +150,7 @@ def test_services_are_enabled(cloud: EmulatedCloud) -> None:
     names = [f"{PROJECT}/services/{name}.googleapis.com" for name in ("tpu", "oslogin")]
     got = cloud.call_ok("GET", f"{usage}:batchGet?names={names[0]}&names={names[1]}")["services"]
     assert [service["state"] for service in got] == ["ENABLED", "DISABLED"]
-    assert cloud.call("POST", f"{usage}/tpus.googleapis.com:enable", {})[0] == 403
+    cloud.refused("POST", f"{usage}/tpus.googleapis.com:enable", {}, 403)
 
 
 def test_a_stale_etag_is_a_conflict(cloud: EmulatedCloud) -> None:
@@ -169,46 +160,67 @@ def test_a_stale_etag_is_a_conflict(cloud: EmulatedCloud) -> None:
     changed = cloud.call_ok("POST", f"{crm}:setIamPolicy", {"policy": policy})
     assert changed["bindings"] == policy["bindings"]
     assert changed["etag"] != policy["etag"]
-    status, answer = cloud.call("POST", f"cloudresourcemanager/v1/{PROJECT}:setIamPolicy", {"policy": policy})
-    assert (status, answer["error"]["status"]) == (409, "ABORTED")
+    old = f"cloudresourcemanager/v1/{PROJECT}:setIamPolicy"
+    cloud.refused("POST", old, {"policy": policy}, 409, "ABORTED")
 
 
 def test_service_accounts(cloud: EmulatedCloud) -> None:
-    accounts = f"iam/v1/{PROJECT}/serviceAccounts"
-    account = cloud.call_ok("POST", accounts, {"accountId": "runner", "serviceAccount": {"displayName": "Runner"}})
+    account = cloud.call_ok("POST", ACCOUNTS, {"accountId": "runner", "serviceAccount": {"displayName": "Runner"}})
+    path = f"{ACCOUNTS}/{account['email']}"
     assert account["email"] == "runner@slipway-local.iam.gserviceaccount.com"
-    assert cloud.call("POST", accounts, {"accountId": "runner"})[0] == 409
-    assert cloud.call("POST", accounts, {"accountId": "no"})[0] == 400
-    wait_for(lambda: cloud.call("GET", f"{accounts}/{account['email']}")[0] == 200, "IAM shows it, after a while")
-    assert cloud.call_ok("GET", f"{accounts}/{account['email']}") == account
-    assert cloud.call_ok("GET", accounts)["accounts"][1:] == [account]  # Compute's own comes first
-    binding = {"role": "roles/tpu.admin", "members": [f"serviceAccount:{account['email']}"]}
+    cloud.refused("POST", ACCOUNTS, {"accountId": "runner"}, 409)
+    cloud.refused("POST", ACCOUNTS, {"accountId": "no"}, 400)
+    wait_for(lambda: cloud.call("GET", path)[0] == 200, "IAM shows it, after a while")
+    assert cloud.call_ok("GET", path) == account
+    assert cloud.call_ok("GET", ACCOUNTS)["accounts"][1:] == [account]  # Compute's own comes first
+    bindings = {"bindings": [{"role": "roles/tpu.admin", "members": [f"serviceAccount:{account['email']}"]}]}
     crm = f"cloudresourcemanager/v1/{PROJECT}:setIamPolicy"
-    assert cloud.call("POST", crm, {"policy": {"bindings": [binding]}})[0] == 200
-    cloud.call_ok("DELETE", f"{accounts}/{account['email']}")
-    assert cloud.call("GET", f"{accounts}/{account['email']}")[0] == 404
-    assert cloud.call("POST", crm, {"policy": {"bindings": [binding]}})[0] == 400
+    cloud.call_ok("POST", crm, {"policy": bindings})
+    cloud.call_ok("DELETE", path)
+    cloud.refused("GET", path, None, 404)
+    cloud.refused("POST", crm, {"policy": bindings}, 400)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "compute/v1/projects/other",
-        "compute/v1/projects/other/global/networks",
-        "cloudresourcemanager/v1/projects/other",
-        "cloudresourcemanager/v3/projects/other",
-        "tpu/v2/projects/other/locations/us-central1-a/nodes",
-        "storage/v1/b?project=other",
-    ],
-)
-def test_another_project_is_forbidden(cloud: EmulatedCloud, path: str) -> None:
-    assert cloud.call("GET", path)[0] == 403
+def test_a_custom_role_is_made_changed_and_deleted(cloud: EmulatedCloud) -> None:
+    body = {"roleId": "slipwayWatchdog", "role": {"title": "w", "includedPermissions": ["tpu.nodes.delete"]}}
+    path, made = f"{ROLES}/slipwayWatchdog", cloud.call_ok("POST", ROLES, body)
+    assert made["name"] == f"{PROJECT}/roles/slipwayWatchdog"
+    cloud.refused("POST", ROLES, body, 409)
+    cloud.refused("POST", ROLES, {"roleId": "no good"}, 400)
+    queued = {"roleId": "queued", "role": {"includedPermissions": ["tpu.queuedresources.delete"]}}
+    words = "Permission tpu.queuedresources.delete is not valid."  # they have none of their own
+    assert cloud.refused("POST", ROLES, queued, 400) == words
+    more = {"includedPermissions": ["tpu.nodes.delete", "tpu.nodes.get"]}
+    changed = cloud.call_ok("PATCH", f"{path}?updateMask=includedPermissions", more)
+    assert (changed["title"], len(changed["includedPermissions"])) == ("w", 2)
+    assert [role["name"] for role in cloud.call_ok("GET", ROLES)["roles"]] == [made["name"]]
+    assert cloud.call_ok("DELETE", path)["deleted"]
+    assert cloud.call_ok("GET", ROLES) == {}
+    cloud.refused("GET", f"{ROLES}/other", None, 404)
+
+
+def test_a_caller_with_a_role_on_a_service_account_alone(cloud: EmulatedCloud) -> None:
+    path = f"iam/v1/{cloud.call_ok('POST', ACCOUNTS, {'accountId': 'single-account'})['name']}"
+    wait_for(lambda: cloud.call("GET", path)[0] == 200, "the account is visible")
+    binding = {"role": "roles/iam.serviceAccountUser", "members": ["user:you@example.com"]}
+    cloud.call_ok("POST", f"{path}:setIamPolicy", {"policy": {"bindings": [binding]}})
+    wanted = {"permissions": ["iam.serviceAccounts.actAs", "iam.serviceAccounts.delete"]}
+    with cloud.settings(caller_roles=[]):
+        held = wait_for(lambda: cloud.call_ok("POST", f"{path}:testIamPermissions", wanted).get("permissions"), "it")
+        assert held == ["iam.serviceAccounts.actAs"]
+        assert cloud.call_ok("POST", f"cloudresourcemanager/v1/{PROJECT}:testIamPermissions", wanted) == {}
+
+
+def test_another_project_is_forbidden(cloud: EmulatedCloud) -> None:
+    apis = ("compute/v1", "cloudresourcemanager/v1", "cloudresourcemanager/v3")
+    for path in (*(f"{api}/projects/other" for api in apis), "compute/v1/projects/other/global/networks",
+                 "tpu/v2/projects/other/locations/us-central1-a/nodes", "storage/v1/b?project=other"):  # fmt: skip
+        cloud.refused("GET", path, None, 403)
 
 
 def test_projects_zones_and_regions(cloud: EmulatedCloud) -> None:
     assert cloud.call_ok("GET", COMPUTE)["name"] == "slipway-local"
-    assert (
-        cloud.call_ok("GET", f"cloudresourcemanager/v1/{PROJECT}")["projectNumber"] == cloud.endpoint["project_number"]
-    )
+    number = cloud.call_ok("GET", f"cloudresourcemanager/v1/{PROJECT}")["projectNumber"]
+    assert number == cloud.endpoint["project_number"]
     assert cloud.call_ok("GET", f"{COMPUTE}/zones/us-central1-a")["region"].endswith("/us-central1")
     assert "us-central2" in {region["name"] for region in cloud.call_ok("GET", f"{COMPUTE}/regions")["items"]}

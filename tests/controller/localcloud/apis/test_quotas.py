@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from controller.localcloud.apis.catalog import load_catalog
 from controller.localcloud.apis.quotas import Quotas, metric_names
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Store
 from controller.resources.pod.refusals import classify
-from tests.controller.localcloud.harness import COMPUTE, NODES, PROJECT, REGION, ZONE, EmulatedCloud, wait_for
+from tests.controller.localcloud.harness import COMPUTE, INSTANCES, NODES, REGION, ZONE, EmulatedCloud
 
 CATALOG = load_catalog()
-
-
-@pytest.fixture(scope="module")
-def net(cloud: EmulatedCloud) -> str:
-    cloud.create_network("quotas")
-    return "quotas"
-
-
-@pytest.fixture
-def limits(cloud: EmulatedCloud) -> Iterator[Any]:
-    before = cloud.call_ok("GET", "emulator/settings")["quotas"]
-    yield lambda **named: cloud.call_ok("POST", "emulator/settings", {"quotas": {**before, **named}})
-    cloud.call_ok("POST", "emulator/settings", {"quotas": before})
 
 
 def quotas(tmp_path: Path, **limits: int) -> Quotas:
@@ -74,35 +58,30 @@ def test_compute_engine_has_pools_of_its_own_by_region(tmp_path: Path) -> None:
     assert {"region": REGION} in [one["dimensions"] for one in listed["compute.googleapis.com/preemptible_tpu_v6e"]]
 
 
-def test_a_node_without_addresses_left_fails(cloud: EmulatedCloud, net: str, limits: Any) -> None:
-    limits(IN_USE_ADDRESSES=3)
+def limits(cloud: EmulatedCloud, **named: int) -> AbstractContextManager[None]:
+    return cloud.settings(quotas={**cloud.call_ok("GET", "emulator/settings")["quotas"], **named})
+
+
+def test_a_node_without_addresses_left_fails(cloud: EmulatedCloud, net: str) -> None:
     body = cloud.node_body(net, "v5litepod-16")
     body["networkConfig"]["enableExternalIps"] = True
-    error = cloud.call_and_wait("POST", f"{NODES}?nodeId=outside", body)["error"]
+    with limits(cloud, IN_USE_ADDRESSES=3):
+        error = cloud.call_and_wait("POST", f"{NODES}?nodeId=outside", body)["error"]
+        region = cloud.call_ok("GET", f"{COMPUTE}/regions/{REGION}")
     assert (error["code"], error["message"][:40]) == (8, "You have reached IN_USE_ADDRESSES limit.")
     assert classify("RESOURCE_EXHAUSTED", error["message"]) == "compute_quota"
-    region = cloud.call_ok("GET", f"{COMPUTE}/regions/{REGION}")
     assert {"metric": "IN_USE_ADDRESSES", "limit": 3.0, "usage": 0.0} in region["quotas"]
 
 
-def test_a_request_without_instances_left_fails(cloud: EmulatedCloud, net: str, limits: Any) -> None:
-    limits(INSTANCES=3)
-    queued = f"tpu/v2/{PROJECT}/locations/{ZONE}/queuedResources"
-    node = {"nodeId": "large", "node": cloud.node_body(net, "v5litepod-16")}
-
-    def failed() -> dict[str, Any]:
-        return cloud.call_ok("GET", f"{queued}/large")["state"].get("failedData", {})
-
-    cloud.call_ok("POST", f"{queued}?queuedResourceId=large", {"tpu": {"nodeSpec": [node]}})
-    assert wait_for(failed, "the failure")["error"]["message"].startswith("You have reached INSTANCES limit.")
+def test_a_vm_without_instances_left_is_refused(cloud: EmulatedCloud, net: str) -> None:
+    """test_queued.py: what a queued request does then."""
     body = {"name": "vm", "machineType": "zones/z/machineTypes/e2-small", "networkInterfaces": [{"network": net}]}
-    limits(INSTANCES=0)
-    status, answer = cloud.call("POST", f"{COMPUTE}/zones/{ZONE}/instances", body)
-    assert (status, answer["error"]["errors"][0]["reason"]) == (403, "quotaExceeded")
-    assert answer["error"]["message"] == f"Quota 'INSTANCES' exceeded.  Limit: 0.0 in region {REGION}."
+    with limits(cloud, INSTANCES=0):
+        message = cloud.refused("POST", INSTANCES, body, 403, "quotaExceeded")
+    assert message == f"Quota 'INSTANCES' exceeded.  Limit: 0.0 in region {REGION}."
 
 
-def test_a_zone_has_its_own_machine_types(cloud: EmulatedCloud, net: str) -> None:
+def test_a_zone_has_its_own_machine_types(cloud: EmulatedCloud) -> None:
     body = {"name": "vm", "machineType": "zones/us-central2-b/machineTypes/e2-small"}
-    status, answer = cloud.call("POST", f"{COMPUTE}/zones/us-central2-b/instances", body)
-    assert (status, answer["error"]["message"]) == (400, "Invalid machine type e2-small in zone us-central2-b.")
+    words = "Invalid machine type e2-small in zone us-central2-b."
+    assert cloud.refused("POST", f"{COMPUTE}/zones/us-central2-b/instances", body, 400) == words

@@ -11,27 +11,24 @@ from controller.localcloud.http.errors import ApiError
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
 
+DEFAULTS = ("storage", "logging", "serviceusage", "oauth2")
+OTHERS = ("tpu", "compute", "iam", "cloudresourcemanager", "cloudbilling")
+
 
 def answers(apis: EnabledApis, api: str) -> bool:
     try:
         apis.check(api)
     except ApiError as error:
-        return (error.code, error.reason, error.details[0]["reason"]) != (
-            403,
-            "accessNotConfigured",
-            "SERVICE_DISABLED",
-        )
+        told = (error.code, error.reason, error.details[0]["reason"])
+        assert told == (403, "accessNotConfigured", "SERVICE_DISABLED")
+        return False
     return True
 
 
-@pytest.mark.parametrize("api", ["storage", "logging", "serviceusage", "oauth2"])
-def test_a_fresh_project_has_googles_defaults(tmp_path: Path, api: str) -> None:
-    assert answers(EnabledApis(Store(tmp_path / "s"), Settings(Store(tmp_path / "t"))), api)
-
-
-@pytest.mark.parametrize("api", ["tpu", "compute", "iam", "cloudresourcemanager", "cloudbilling"])
-def test_and_nothing_else(tmp_path: Path, api: str) -> None:
-    assert not answers(EnabledApis(Store(tmp_path / "s"), Settings(Store(tmp_path / "t"))), api)
+def test_a_fresh_project_has_googles_defaults_and_nothing_else(tmp_path: Path) -> None:
+    apis = EnabledApis(store := Store(tmp_path / "s"), Settings(store))
+    found = {api: answers(apis, api) for api in (*DEFAULTS, *OTHERS)}
+    assert found == dict.fromkeys(DEFAULTS, True) | dict.fromkeys(OTHERS, False)
 
 
 def test_an_api_just_enabled_refuses_every_other_request_for_a_moment(

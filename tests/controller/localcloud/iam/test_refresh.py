@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +16,7 @@ from controller.gcp.client import GoogleClient
 from controller.gcp.errors import NoCredentialsError
 from tests.controller.cli.verbs.run.test_up import let_go
 from tests.controller.conftest import SlipwayCli
-from tests.controller.localcloud.harness import EmulatedCloud, wait_for
+from tests.controller.localcloud.harness import LOCATION, NODES, EmulatedCloud, wait_for
 
 PROJECT = {"projectId": "slipway-local"}
 
@@ -35,16 +33,11 @@ def clients(cloud: EmulatedCloud) -> Iterator[tuple[GoogleClient, GoogleClient]]
     cloud.call_ok("DELETE", "emulator/faults")
 
 
-def expire_tokens(cloud: EmulatedCloud, key: str) -> None:
+def expire_tokens(cloud: EmulatedCloud) -> None:
     """End all tokens at the laptop's next request."""
-    fault = {"kind": "tokens_expired", "after_requests": 0}
-    cloud.call_ok("POST", "emulator/faults", {"key": key, "faults": [fault]})
-    cloud.call("GET", "tpu/v2/projects/slipway-local/locations")
-
-    def struck() -> bool:
-        return bool(cloud.call_ok("GET", "emulator/state")["fault"][f"{key}/000"]["struck"])
-
-    wait_for(struck, "the tokens have expired")
+    cloud.script({"kind": "tokens_expired", "after_requests": 0})
+    cloud.call("GET", LOCATION)
+    wait_for(lambda: all(f["struck"] for f in cloud.call_ok("GET", "emulator/state")["fault"].values()), "their end")
 
 
 def test_an_expired_token_is_refreshed_and_the_request_repeated(
@@ -53,7 +46,7 @@ def test_an_expired_token_is_refreshed_and_the_request_repeated(
     user, bare = clients
     for client in clients:
         assert client.call("cloudresourcemanager", "projects.get", **PROJECT)["lifecycleState"] == "ACTIVE"
-    expire_tokens(cloud, "refresh")
+    expire_tokens(cloud)
     assert user.call("cloudresourcemanager", "projects.get", **PROJECT)["lifecycleState"] == "ACTIVE"
     with pytest.raises(NoCredentialsError, match="log in again"):
         bare.call("cloudresourcemanager", "projects.get", **PROJECT)
@@ -63,25 +56,22 @@ def test_a_vm_gets_a_token_of_its_account_that_expires(cloud: EmulatedCloud) -> 
     cloud.create_network("tokens")
     node = cloud.create_node("tokens", "tokens", "v5litepod-4")
     endpoint = cloud.endpoint
-    place = (
-        f"{endpoint['url']}w/{endpoint['token']}/{node['id']}/0/computeMetadata/v1/instance/service-accounts/default"
-    )
+    place = f"w/{endpoint['token']}/{node['id']}/0/computeMetadata/v1/instance/service-accounts/default"
 
     def ask(path: str) -> str:
-        request = urllib.request.Request(f"{place}/{path}", headers={"Metadata-Flavor": "Google"})
-        with urllib.request.urlopen(request) as answer:
-            return answer.read().decode()
+        status, text, _ = cloud.send("GET", f"{place}/{path}", None, {"Metadata-Flavor": "Google", "Authorization": ""})
+        assert status == 200
+        return text.decode()
 
     assert "cloud-platform" in ask("scopes")
     token = json.loads(ask("token"))
     assert token["expires_in"] == 3600
     bearer = {"Authorization": f"Bearer {token['access_token']}"}
-    nodes = "tpu/v2/projects/slipway-local/locations/us-central1-a/nodes"
-    assert cloud.send("GET", nodes, headers=bearer)[0] == 200
-    expire_tokens(cloud, "vm")
-    assert cloud.send("GET", nodes, headers=bearer)[0] == 401
+    assert cloud.send("GET", NODES, headers=bearer)[0] == 200
+    expire_tokens(cloud)
+    assert cloud.send("GET", NODES, headers=bearer)[0] == 401
     fresh = {"Authorization": f"Bearer {json.loads(ask('token'))['access_token']}"}
-    assert cloud.send("GET", nodes, headers=fresh)[0] == 200
+    assert cloud.send("GET", NODES, headers=fresh)[0] == 200
 
 
 @pytest.mark.deep

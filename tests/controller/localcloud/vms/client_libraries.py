@@ -1,4 +1,7 @@
-"""Runs on a worker of the emulated cloud: every storage client that programs use, in the environment found there."""
+"""Runs on a worker of the emulated cloud: storage clients of other people's programs, in the environment found there.
+
+The trainer's own are in tests/scenarios/training/test_bucket.py.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,13 @@ from pathlib import Path
 
 import googleapiclient
 import googleapiclient.http
-import numpy as np
-import tensorstore
-from etils import epath
 from gcsfs import GCSFileSystem
 from google.oauth2.credentials import Credentials
 from google_auth_httplib2 import AuthorizedHttp
 from googleapiclient.discovery import build_from_document
 from googleapiclient.http import MediaIoBaseDownload, MediaIoBaseUpload
 
-BUCKET, ROOT, TOKEN, EVENTS = sys.argv[1:]
+BUCKET, ROOT, TOKEN = sys.argv[1:]
 BIG = os.urandom(3_000_001)
 
 
@@ -35,23 +35,6 @@ def use_gcsfs() -> None:
     files.rm(f"{BUCKET}/gcsfs", recursive=True)
     files.invalidate_cache()
     assert not files.exists(f"{BUCKET}/gcsfs/big")
-
-
-def use_epath() -> None:
-    folder = epath.Path(f"gs://{BUCKET}/epath")
-    (folder / "a" / "b.txt").write_text("text")
-    assert (folder / "a" / "b.txt").read_text() == "text"
-    assert [path.name for path in folder.iterdir()] == ["a"]
-    folder.rmtree()
-    assert not (folder / "a" / "b.txt").exists()
-
-
-def use_tensorstore() -> None:
-    spec = {"driver": "zarr3", "kvstore": f"gs://{BUCKET}/tensorstore/"}
-    shape = [64, 8]
-    array = tensorstore.open(spec, create=True, dtype=tensorstore.float32, shape=shape).result()
-    array.write(np.ones(shape, np.float32)).result()
-    assert np.asarray(tensorstore.open(spec).result().read().result()).sum() == 512
 
 
 def use_google_api_client() -> None:
@@ -71,22 +54,6 @@ def use_google_api_client() -> None:
         assert target.getvalue() == BIG
 
 
-def use_tensorboard() -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.summary import Writer
-
-    folder = Path(os.environ["TMPDIR"]) / "events"
-    writer = Writer(str(folder))
-    for step in range(13):
-        writer.add_scalar("loss", float(step), step)
-    writer.close()
-    (path,) = folder.iterdir()
-    (epath.Path(EVENTS) / path.name).write_bytes(path.read_bytes())
-    events = EventAccumulator(EVENTS, size_guidance={"tensors": 0})
-    events.Reload()
-    assert len(events.Tensors("loss")) == 13
-
-
-for use in (use_gcsfs, use_epath, use_tensorstore, use_google_api_client, use_tensorboard):
+for use in (use_gcsfs, use_google_api_client):
     use()
     print(use.__name__, flush=True)

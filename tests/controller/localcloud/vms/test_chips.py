@@ -8,7 +8,6 @@ import pytest
 
 from controller.localcloud.apis.catalog import load_catalog
 from controller.localcloud.vms.chips import first_chip, install_chips
-from tests.controller.localcloud.faults.test_faults import script
 from tests.controller.localcloud.harness import NODES, EmulatedCloud, is_alive, wait_for
 
 LIST = "cd $SLIPWAY_DEV && find . -type f | sort | tr '\\n' ' '"
@@ -37,9 +36,9 @@ def test_device_nodes_of_a_generation(tmp_path: Path, name: str, files: str) -> 
 
 
 def test_a_missing_chip_and_a_held_one(fresh_cloud: EmulatedCloud) -> None:
-    script(fresh_cloud, {"kind": "chip_missing", "worker": 1}, {"kind": "chip_held", "worker": 2, "seconds": 600})
-    fresh_cloud.create_network("net")
-    node = fresh_cloud.create_node("pod", "net", "v5litepod-16")
+    held = {"kind": "chip_held", "worker": 2, "seconds": 600}
+    fresh_cloud.script({"kind": "chip_missing", "worker": 1}, held)
+    node = fresh_cloud.create_pod("v5litepod-16")
     found = [str(fresh_cloud.run_on_worker(node, LIST, worker).stdout).split() for worker in (0, 1)]
     assert [len(paths) for paths in found] == [5, 4]
     holder = "for fd in /proc/[0-9]*/fd/0; do [ $fd -ef $SLIPWAY_DEV/vfio/0 ] && echo $fd; done; true"
@@ -49,7 +48,7 @@ def test_a_missing_chip_and_a_held_one(fresh_cloud: EmulatedCloud) -> None:
 
     [pid] = wait_for(lambda: held_by(2), "a process holds it")
     assert held_by(0) == []
-    fresh_cloud.call_and_wait("DELETE", f"{NODES}/pod")
+    fresh_cloud.delete(f"{NODES}/pod")
     wait_for(lambda: not is_alive(pid), "it ends with the VM")
     again = fresh_cloud.create_node("pod", "net", "v5litepod-16")
     assert len(str(fresh_cloud.run_on_worker(again, LIST, 1).stdout).split()) == 5, "once"

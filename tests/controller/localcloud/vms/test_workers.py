@@ -39,47 +39,30 @@ def test_commands_have_input_output_and_a_status(cloud: EmulatedCloud, pod: dict
     done = cloud.run_on_worker(pod, "cat; echo words >&2; exit 7", worker=2, input="given\n")
     assert (done.stdout, done.stderr, done.exit_status) == ("given\n", "words\n", 7)
     assert cloud.run_on_worker(pod, "kill -TERM $$").exit_signal == ("TERM", False, "", "en-US")
-
-
-def test_much_output_arrives_whole(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
     done = cloud.run_on_worker(pod, "head -c 5000000 /dev/zero; head -c 300000 /dev/zero >&2", encoding=None)
     assert done.stdout is not None
     assert done.stderr is not None
     assert (len(done.stdout), len(done.stderr)) == (5_000_000, 300_000)
-
-
-def test_a_terminal(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
     done = cloud.run_on_worker(pod, "test -t 0 && stty size && echo $TERM", term_type="xterm", term_size=(100, 30))
     assert done.stdout == "30 100\r\nxterm\r\n"
 
 
 def test_a_dropped_connection_hangs_up_a_terminal_but_not_a_program(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
-    async def start(**options: Any) -> None:
+    """Unless it writes to the client that has gone."""
+
+    async def start(program: str = "exec sleep 500", **options: Any) -> int:
         connection = await cloud.connect(pod, 3)
-        process = await connection.create_process("echo $$; exec sleep 500", **options)
-        pids.append(int(await process.stdout.readline()))
-        connection.abort()
-        await connection.wait_closed()
-
-    pids: list[int] = []
-    asyncio.run(start())
-    asyncio.run(start(term_type="xterm"))
-    with_pipes, with_terminal = pids
-    wait_for(lambda: not is_alive(with_terminal), "the terminal's program ends")
-    assert is_alive(with_pipes)
-
-
-def test_a_program_that_writes_to_a_client_that_has_gone_ends(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
-    async def watch() -> int:
-        connection = await cloud.connect(pod, 3)
-        process = await connection.create_process("echo $$; while sleep 0.1; do echo beat || exit; done")
+        process = await connection.create_process(f"echo $$; {program}", **options)
         pid = int(await process.stdout.readline())
         connection.abort()
         await connection.wait_closed()
         return pid
 
-    pid = asyncio.run(watch())
-    wait_for(lambda: not is_alive(pid), "the program ends")
+    with_pipes, with_terminal = asyncio.run(start()), asyncio.run(start(term_type="xterm"))
+    writes = asyncio.run(start("while sleep 0.1; do echo beat || exit; done"))
+    wait_for(lambda: not is_alive(with_terminal), "the terminal's program ends")
+    wait_for(lambda: not is_alive(writes), "so does the one that writes")
+    assert is_alive(with_pipes)
 
 
 def test_files_are_copied_to_the_home(cloud: EmulatedCloud, pod: dict[str, Any], tmp_path: Path) -> None:
@@ -234,9 +217,7 @@ def test_peers_follow_the_firewall(cloud: EmulatedCloud) -> None:
 
 
 def test_ssh_refused_for_some_seconds(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.create_network("net")
-    spec = {"kind": "ssh_refused", "seconds": 1.0}
-    fresh_cloud.call_ok("POST", "emulator/faults", {"key": "a", "faults": [spec]})
-    node = fresh_cloud.create_node("pod", "net")
+    fresh_cloud.script({"kind": "ssh_refused", "seconds": 1.0})
+    node = fresh_cloud.create_pod()
     assert refused(fresh_cloud, node)
     wait_for(lambda: not refused(fresh_cloud, node), "SSH comes up")

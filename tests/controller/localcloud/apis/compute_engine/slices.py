@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +11,26 @@ import asyncssh
 
 from controller.localcloud.http.discovery import Method, load_discovery
 from controller.localcloud.http.validation import Validation
-from tests.controller.localcloud.harness import COMPUTE, PROJECT, REGION, ZONE, EmulatedCloud, wait_for
+from tests.controller.localcloud.harness import COMPUTE, INSTANCES, PROJECT, REGION, ZONE, EmulatedCloud, wait_for
 
 REGIONAL, ZONAL = f"{COMPUTE}/regions/{REGION}", f"{COMPUTE}/zones/{ZONE}"
-GROUPS, INSTANCES = f"{ZONAL}/instanceGroupManagers", f"{ZONAL}/instances"
+GROUPS = f"{ZONAL}/instanceGroupManagers"
 POLICIES, TEMPLATES = f"{REGIONAL}/resourcePolicies", f"{REGIONAL}/instanceTemplates"
 IMAGE = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
+
+SPOT = {"provisioningModel": "SPOT", "onHostMaintenance": "TERMINATE", "instanceTerminationAction": "STOP"}
+FLEX = {
+    "provisioningModel": "FLEX_START",
+    "onHostMaintenance": "TERMINATE",
+    "instanceTerminationAction": "DELETE",
+    "maxRunDuration": {"seconds": "3600"},
+}
+
+
+def lone(cloud: EmulatedCloud, name: str, machine: str = "ct6e-standard-4t", **more: Any) -> dict[str, Any]:
+    """The body of a single instance."""
+    return {**properties(cloud, "net", machine, **more), "name": name,
+            "machineType": f"zones/us-central1-a/machineTypes/{machine}"}  # fmt: skip
 
 
 def workload_policy(topology: str = "2x4", **more: Any) -> dict[str, Any]:
@@ -75,9 +90,7 @@ def create_group(
 ) -> dict[str, Any]:
     """An ACTIVE slice."""
     prepare_group(cloud, name, network, topology, vm)
-    chips = 1
-    for side in topology.split("x"):
-        chips *= int(side)
+    chips = math.prod(map(int, topology.split("x")))
     cloud.call_and_wait("POST", f"{GROUPS}/{name}/resize?size={chips // 4}")
     return wait_for_state(cloud, name, "ACTIVE")
 
@@ -99,10 +112,6 @@ def managed(cloud: EmulatedCloud, name: str) -> list[dict[str, Any]]:
     return cloud.call_ok("POST", f"{GROUPS}/{name}/listManagedInstances").get("managedInstances", [])
 
 
-def message(answer: Any) -> str:
-    return answer["error"]["message"]
-
-
 def host_key(cloud: EmulatedCloud, instance: str) -> asyncssh.SSHKey:
     """The host key that an instance has published."""
     path = f"{INSTANCES}/{instance}/getGuestAttributes?queryPath=hostkeys/"
@@ -116,23 +125,26 @@ def host_key(cloud: EmulatedCloud, instance: str) -> asyncssh.SSHKey:
     return asyncssh.import_public_key(f"{item['key']} {item['value']}")
 
 
-async def connect(cloud: EmulatedCloud, instance: str) -> asyncssh.SSHClientConnection:
-    """An SSH connection to an instance, once it has published its host key."""
+def run(cloud: EmulatedCloud, instance: str, command: str) -> str:
+    """Run a command on an instance, once it has published its host key; return what it prints."""
     key = host_key(cloud, instance)
     address = cloud.call_ok("GET", f"{INSTANCES}/{instance}")["networkInterfaces"][0]["accessConfigs"][0]["natIP"]
-    return await asyncssh.connect(
-        address, username="me", client_keys=[cloud.ssh_key], known_hosts=([key], [], []),
-        config=[str(cloud.state / "ssh_config")],
-    )  # fmt: skip
+    config = [str(cloud.state / "ssh_config")]
+
+    async def once() -> str:
+        known: Any = ([key], [], [])
+        async with asyncssh.connect(
+            address, username="me", client_keys=[cloud.ssh_key], known_hosts=known, config=config
+        ) as connection:
+            return str((await connection.run(command, check=True)).stdout)
+
+    return asyncio.run(once())
 
 
-async def run(cloud: EmulatedCloud, instance: str, command: str) -> str:
-    connection = await connect(cloud, instance)
-    try:
-        return str((await connection.run(command, check=True)).stdout)
-    finally:
-        connection.close()
-        await connection.wait_closed()
+def ask(cloud: EmulatedCloud, instance: str, key: str) -> str:
+    """Return what an instance's metadata server says of it."""
+    root = "http://$GCE_METADATA_HOST/computeMetadata/v1/instance"
+    return run(cloud, instance, f"curl -s -H 'Metadata-Flavor: Google' {root}/{key}")
 
 
 def assert_fits(schema: str, answer: Mapping[str, Any]) -> None:
@@ -140,10 +152,3 @@ def assert_fits(schema: str, answer: Mapping[str, Any]) -> None:
     Validation(load_discovery()).check_body(
         Method("compute.v1", schema, "POST", body=schema, answers=True, parameters={}), dict(answer)
     )
-
-
-def script(cloud: EmulatedCloud, *specs: dict[str, Any]) -> None:
-    """Replace the faults by these."""
-    cloud.call_ok("DELETE", "emulator/faults")
-    key = f"faults-{time.monotonic_ns()}"
-    assert cloud.call_ok("POST", "emulator/faults", {"key": key, "faults": list(specs)})["registered"]

@@ -1,95 +1,87 @@
-"""Single TPU instances: made, reached over SSH, stopped and started, told of preemptions, refused."""
+"""Single TPU instances: made, reached over SSH, stopped and started, told of preemptions, refused, without capacity."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.controller.localcloud.apis.compute_engine.slices import (
-    INSTANCES,
-    ZONAL,
-    message,
-    properties,
-    run,
-    script,
-)
-from tests.controller.localcloud.harness import EmulatedCloud, wait_for
+from tests.controller.localcloud.apis.compute_engine.slices import FLEX, SPOT, ZONAL, ask, lone, run
+from tests.controller.localcloud.harness import INSTANCES, LARGE_QUOTAS, EmulatedCloud, wait_for
+
+CONDITION = "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
 
 
-@pytest.fixture(scope="module")
-def network(cloud: EmulatedCloud) -> str:
-    cloud.create_network("net")
-    return "net"
+@pytest.fixture(autouse=True)
+def no_faults_remain(cloud: EmulatedCloud, net: str) -> Iterator[None]:
+    yield
+    cloud.call_ok("DELETE", "emulator/faults")
 
 
-def body(cloud: EmulatedCloud, name: str, machine: str = "ct6e-standard-8t", **more: Any) -> dict[str, Any]:
-    vm = properties(cloud, "net", machine, **more)
-    return {**vm, "name": name, "machineType": f"zones/us-central1-a/machineTypes/{machine}"}
+def status(cloud: EmulatedCloud, name: str) -> str:
+    return cloud.call_ok("GET", f"{INSTANCES}/{name}")["status"]
 
 
-def test_an_instance_lives_stops_starts_and_is_deleted(cloud: EmulatedCloud, network: str) -> None:
-    done = cloud.call_and_wait("POST", INSTANCES, body(cloud, "one"))
+def create(cloud: EmulatedCloud, name: str, machine: str = "ct6e-standard-1t", **more: Any) -> None:
+    done = cloud.call_and_wait("POST", INSTANCES, lone(cloud, name, machine, **more))
     assert "error" not in done, done
-    instance = cloud.call_ok("GET", f"{INSTANCES}/one")
-    root = cloud.endpoint["url"]
+
+
+def test_an_instance_lives_stops_starts_and_is_deleted(cloud: EmulatedCloud) -> None:
+    create(cloud, "one", "ct6e-standard-8t")
+    instance, root = cloud.call_ok("GET", f"{INSTANCES}/one"), cloud.endpoint["url"]
     assert instance["status"] == "RUNNING"
     assert instance["machineType"] == f"{root}{ZONAL}/machineTypes/ct6e-standard-8t"
     assert instance["networkInterfaces"][0]["network"].startswith(f"{root}compute/v1/projects/")
-    assert asyncio.run(run(cloud, "one", "ls $SLIPWAY_DEV/vfio; echo kept > file")).split() == [*"01234567", "vfio"]
-    ask = "curl -s -H 'Metadata-Flavor: Google' http://$GCE_METADATA_HOST/computeMetadata/v1/instance"
-    assert asyncio.run(run(cloud, "one", f"{ask}/attributes/worker-network-endpoints")) == "one"
-    assert asyncio.run(run(cloud, "one", f"{ask}/preempted")) == "FALSE"
+    assert run(cloud, "one", "ls $SLIPWAY_DEV/vfio; echo kept > file").split() == [*"01234567", "vfio"]
+    assert ask(cloud, "one", "attributes/worker-network-endpoints") == "one"
+    assert ask(cloud, "one", "preempted") == "FALSE"
     cloud.call_and_wait("POST", f"{INSTANCES}/one/stop")
-    assert cloud.call_ok("GET", f"{INSTANCES}/one")["status"] == "TERMINATED"
-    script(cloud, {"kind": "stockout", "plane": "compute_engine"})
+    assert status(cloud, "one") == "TERMINATED"
+    cloud.script({"kind": "stockout", "plane": "compute_engine"})
     error = cloud.call_and_wait("POST", f"{INSTANCES}/one/start")["error"]["errors"][0]
-    assert error["code"] == "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
-    assert cloud.call_ok("GET", f"{INSTANCES}/one")["status"] == "TERMINATED", "it can be started later"
+    assert error["code"] == CONDITION
+    assert status(cloud, "one") == "TERMINATED", "it can be started later"
     cloud.call_and_wait("POST", f"{INSTANCES}/one/start")
-    assert asyncio.run(run(cloud, "one", "cat file")) == "kept\n"
-    cloud.call_and_wait("DELETE", f"{INSTANCES}/one")
-    assert cloud.call("GET", f"{INSTANCES}/one")[0] == 404
+    assert run(cloud, "one", "cat file") == "kept\n"
+    cloud.delete(f"{INSTANCES}/one")
     assert not cloud.call_ok("GET", "emulator/state").get("slice")
 
 
-def test_metadata_is_changed_under_its_fingerprint(cloud: EmulatedCloud, network: str) -> None:
-    cloud.call_and_wait("POST", INSTANCES, body(cloud, "told", "ct6e-standard-1t"))
+def test_metadata_is_changed_under_its_fingerprint(cloud: EmulatedCloud) -> None:
+    create(cloud, "told")
     metadata = cloud.call_ok("GET", f"{INSTANCES}/told")["metadata"]
     added = {"items": [*metadata["items"], {"key": "colour", "value": "red"}], "fingerprint": metadata["fingerprint"]}
     cloud.call_and_wait("POST", f"{INSTANCES}/told/setMetadata", added)
-    ask = "curl -s -H 'Metadata-Flavor: Google' http://$GCE_METADATA_HOST/computeMetadata/v1/instance/attributes"
-    assert asyncio.run(run(cloud, "told", f"{ask}/colour")) == "red"
-    status, answer = cloud.call("POST", f"{INSTANCES}/told/setMetadata", added)
-    assert (status, answer["error"]["errors"][0]["reason"]) == (412, "conditionNotMet")
-    cloud.call_and_wait("DELETE", f"{INSTANCES}/told")
+    assert ask(cloud, "told", "attributes/colour") == "red"
+    cloud.refused("POST", f"{INSTANCES}/told/setMetadata", added, 412, "conditionNotMet")
+    cloud.delete(f"{INSTANCES}/told")
 
 
-def test_without_guest_attributes_enabled_no_host_key_appears(cloud: EmulatedCloud, network: str) -> None:
+def test_without_guest_attributes_enabled_no_host_key_appears(cloud: EmulatedCloud) -> None:
     items = [{"key": "ssh-keys", "value": f"me:{cloud.public_key} me"}]
-    cloud.call_and_wait("POST", INSTANCES, body(cloud, "silent", "ct6e-standard-1t", metadata={"items": items}))
+    create(cloud, "silent", metadata={"items": items})
     path = f"{INSTANCES}/silent/getGuestAttributes?queryPath=hostkeys/"
-    status, answer = cloud.call("GET", path)
-    assert (status, message(answer)) == (404, "The resource 'hostkeys/' of type 'Guest Attribute' was not found.")
+    words = "The resource 'hostkeys/' of type 'Guest Attribute' was not found."
+    assert cloud.refused("GET", path, None, 404) == words
     items.append({"key": "enable-guest-attributes", "value": "TRUE"})
     cloud.call_and_wait("POST", f"{INSTANCES}/silent/setMetadata", {"items": items})
     wait_for(lambda: cloud.call("GET", path)[0] == 200, "the host key is published")
-    cloud.call_and_wait("DELETE", f"{INSTANCES}/silent")
+    cloud.delete(f"{INSTANCES}/silent")
 
 
 @pytest.mark.parametrize(("model", "verb"), [("SPOT", "preempted"), ("STANDARD", "simulateMaintenanceEvent")])
 def test_simulated_maintenance_preempts_a_spot_vm_and_restarts_another(
-    cloud: EmulatedCloud, network: str, model: str, verb: str
+    cloud: EmulatedCloud, model: str, verb: str
 ) -> None:
-    scheduling = {"provisioningModel": model, "onHostMaintenance": "TERMINATE"}
-    cloud.call_and_wait("POST", INSTANCES, body(cloud, "moved", "ct6e-standard-1t", scheduling=scheduling))
+    create(cloud, "moved", scheduling={"provisioningModel": model, "onHostMaintenance": "TERMINATE"})
     cloud.call_and_wait("POST", f"{INSTANCES}/moved/simulateMaintenanceEvent")
     wanted = "TERMINATED" if model == "SPOT" else "RUNNING"
-    wait_for(lambda: cloud.call_ok("GET", f"{INSTANCES}/moved")["status"] == wanted, wanted)
+    wait_for(lambda: status(cloud, "moved") == wanted, wanted)
     operations = cloud.call_ok("GET", f"{ZONAL}/operations")["items"]
     assert f"compute.instances.{verb}" in {operation["operationType"] for operation in operations}
-    cloud.call_and_wait("DELETE", f"{INSTANCES}/moved")
+    cloud.delete(f"{INSTANCES}/moved")
 
 
 @pytest.mark.parametrize(
@@ -111,11 +103,39 @@ def test_simulated_maintenance_preempts_a_spot_vm_and_restarts_another(
         ),
     ],
 )
-def test_what_google_refuses(
-    cloud: EmulatedCloud, network: str, machine: str, changed: dict[str, Any], words: str
-) -> None:
-    status, answer = cloud.call("POST", INSTANCES, body(cloud, "refused", machine, **changed))
-    assert status == 400
-    assert words in message(answer)
-    assert cloud.call("GET", f"{INSTANCES}/refused")[0] == 404
+def test_what_google_refuses(cloud: EmulatedCloud, machine: str, changed: dict[str, Any], words: str) -> None:
+    cloud.refused("POST", INSTANCES, lone(cloud, "refused", machine, **changed), 400, words)
+    cloud.refused("GET", f"{INSTANCES}/refused", None, 404)
     assert not cloud.call_ok("GET", "emulator/state").get("slice")
+
+
+def test_the_pools_of_the_two_planes_are_apart(cloud: EmulatedCloud) -> None:
+    none = {"tpus-per-tpu-family-ct6e": 0, "preemptible-tpu-v6e": 8, "tpu-v6e": 0}
+    with cloud.settings(quotas={**LARGE_QUOTAS, **none}):
+        words = "Quota 'TPUS_PER_TPU_FAMILY' exceeded.  Limit: 0.0 in region us-central1."
+        assert cloud.refused("POST", INSTANCES, lone(cloud, "lone"), 403) == words
+        create(cloud, "lone", "ct6e-standard-4t", scheduling=FLEX)  # flex-start draws on the other
+        wait_for(lambda: status(cloud, "lone") == "RUNNING", "the VM")
+        cloud.delete(f"{INSTANCES}/lone")
+
+
+def test_a_flex_start_vm_is_pending_until_its_request_is_no_longer_valid(cloud: EmulatedCloud) -> None:
+    cloud.script({"kind": "stockout", "times": 100_000, "capacity": "flex_start"})
+    create(cloud, "late", "ct6e-standard-4t", scheduling=FLEX)
+    assert status(cloud, "late") == "PENDING"
+    cloud.delete(f"{INSTANCES}/late")
+    short = {"params": {"requestValidForDuration": {"seconds": "0"}}}
+    cloud.call_ok("POST", INSTANCES, lone(cloud, "late", scheduling=FLEX) | short)
+    wait_for(lambda: cloud.call("GET", f"{INSTANCES}/late")[0] == 404, "the request has ended")
+
+
+def test_a_stock_out_of_a_single_vm_is_the_error_of_its_operation(cloud: EmulatedCloud) -> None:
+    cloud.script({"kind": "stockout", "capacity": "spot", "zone": "us-central1-a"})
+    body = lone(cloud, "none", scheduling=SPOT)
+    error = cloud.call_and_wait("POST", INSTANCES, body)["error"]["errors"][0]
+    assert error["code"] == CONDITION
+    assert "A ct6e-standard-4t VM instance is currently unavailable in the us-central1-a zone." in error["message"]
+    cloud.refused("GET", f"{INSTANCES}/none", None, 404)
+    cloud.script({"kind": "type_denied", "accelerator_type": "v6e-4", "plane": "compute_engine"})
+    words = "This user agent is not allowed to use the machine type ct6e-standard-4t."
+    assert cloud.refused("POST", INSTANCES, body, 400) == words

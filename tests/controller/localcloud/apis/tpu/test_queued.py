@@ -1,11 +1,12 @@
-"""The states of a queued resource, one step of its effect after the other, without the passing of time."""
+"""Queued resources over HTTP, and their states one step of the effect after the other, without the passing of time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,12 +15,110 @@ from controller.localcloud.cloud import Cloud, assemble
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
-from tests.controller.localcloud.harness import PROJECT, REGION, ZONE
+from tests.controller.localcloud.harness import NODES, PROJECT, QUEUED, REGION, ZONE, EmulatedCloud, wait_for
 
 LOCATION = f"{PROJECT}/locations/{ZONE}"
 REQUEST, NODE = f"{LOCATION}/queuedResources/r", f"{LOCATION}/nodes/r"
 NEVER = 3600.0
 Step = Callable[[], Awaitable[str]]
+
+
+@pytest.fixture(autouse=True)
+def no_faults(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "cloud" in request.fixturenames:
+        cloud: EmulatedCloud = request.getfixturevalue("cloud")
+        assert cloud.call_ok("DELETE", "emulator/faults") == {}
+
+
+def body(cloud: EmulatedCloud, name: str, **fields: Any) -> dict[str, Any]:
+    spec = {"parent": LOCATION, "nodeId": f"{name}-node", "node": cloud.node_body("net")}
+    return {"tpu": {"nodeSpec": [spec]}, **fields}
+
+
+def ask(cloud: EmulatedCloud, name: str, **fields: Any) -> None:
+    cloud.call_ok("POST", f"{QUEUED}?queuedResourceId={name}", body(cloud, name, spot={}, **fields))
+
+
+def await_state(cloud: EmulatedCloud, name: str, state: str) -> dict[str, Any]:
+    def look() -> Any:
+        found = cloud.call_ok("GET", f"{QUEUED}/{name}")["state"]
+        return found["state"] == state and found
+
+    return wait_for(look, state)
+
+
+def test_a_queued_resource_waits_for_capacity(cloud: EmulatedCloud, net: str) -> None:
+    cloud.script({"kind": "stockout", "times": 2})
+    ask(cloud, "patient")
+    await_state(cloud, "patient", "ACTIVE")
+    node = cloud.call_ok("GET", f"{NODES}/patient-node")
+    assert node["state"] == "READY"
+    assert node["schedulingConfig"]["spot"] is True
+    assert node["queuedResource"].endswith("/queuedResources/patient")
+    cloud.refused("DELETE", f"{QUEUED}/patient", None, 400, "FAILED_PRECONDITION")
+    cloud.delete(f"{QUEUED}/patient?force=true")
+    assert cloud.node_state("patient-node") is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "fields", "state", "code", "words"),
+    [
+        ({"kind": "queued", "state": "SUSPENDED", "message": "-"}, {}, "SUSPENDED", None, ""),
+        ({"kind": "queued", "state": "FAILED", "message": "It was not to be"}, {}, "FAILED", 13, "It was not to be"),
+        ({"kind": "quota", "at": "operation"}, {}, "FAILED", 8, ""),
+        (
+            {"kind": "stockout", "times": 100_000},
+            {"queueingPolicy": {"validUntilDuration": "0.2s"}},
+            "FAILED",
+            None,
+            "The queued resource has expired",
+        ),
+    ],
+    ids=["suspended", "failed", "quota", "expired"],
+)
+def test_a_dead_request_stays_until_it_is_deleted_and_says_why(
+    cloud: EmulatedCloud, net: str, fault: dict[str, Any], fields: dict[str, Any], state: str, code: int, words: str
+) -> None:
+    cloud.script(fault)
+    ask(cloud, "dead", **fields)
+    told = await_state(cloud, "dead", state)
+    assert ("failedData" in told) == (state == "FAILED")
+    error = told.get("failedData", {"error": {"message": ""}})["error"]
+    assert words in error["message"]
+    assert code in (None, error.get("code"))
+    cloud.delete(f"{QUEUED}/dead")
+
+
+def test_tiers(cloud: EmulatedCloud, net: str) -> None:
+    """A request has one; flex-start is of the newer API alone."""
+    path, newer = (f"{place}?queuedResourceId=flex" for place in (QUEUED, QUEUED.replace("/v2/", "/v2alpha1/")))
+    cloud.refused("POST", path, body(cloud, "flex", spot={}, guaranteed={}), 400, "oneof field 'tier'")
+    flex = body(cloud, "flex", provisioningModel="FLEX_START")
+    cloud.refused("POST", path, flex, 400, 'Unknown name "provisioningModel"')
+    cloud.refused("POST", newer, flex, 400, "run_duration must be set")
+    cloud.script({"kind": "stockout", "capacity": "flex_start", "at": "request"})
+    flex["runDuration"] = {"maxRunDuration": "3600s"}
+    cloud.refused("POST", newer, flex, 429)
+    cloud.call_ok("POST", newer, flex)
+    await_state(cloud, "flex", "ACTIVE")
+    cloud.delete(f"{QUEUED}/flex?force=true")
+
+
+def test_several_slices_are_named_by_a_prefix(cloud: EmulatedCloud, net: str) -> None:
+    spec = {"multisliceParams": {"nodeCount": 2, "nodeIdPrefix": "part"}, "node": cloud.node_body(net)}
+    cloud.call_ok("POST", f"{QUEUED}?queuedResourceId=multi", {"guaranteed": {}, "tpu": {"nodeSpec": [spec]}})
+    await_state(cloud, "multi", "ACTIVE")
+    assert [node["name"].rpartition("/")[2] for node in cloud.call_ok("GET", NODES)["nodes"]] == ["part-0", "part-1"]
+    cloud.delete(f"{QUEUED}/multi?force=true")
+
+
+def test_a_preempted_queued_resource_is_suspended(cloud: EmulatedCloud, net: str) -> None:
+    ask(cloud, "taken")
+    await_state(cloud, "taken", "ACTIVE")
+    cloud.script({"kind": "preempted", "after_seconds": 0, "node": "taken-node"})
+    await_state(cloud, "taken", "SUSPENDED")
+    assert cloud.node_state("taken-node") == "PREEMPTED"
 
 
 def stepped(tmp_path: Path, play: Callable[[Cloud, Store, Step], Awaitable[None]], **quotas: int) -> None:
