@@ -93,7 +93,7 @@ class Scripted:
 
 def loop(**changes: Any) -> GrpoLoop:
     group = load_group("loop/grpo")
-    own = {"name": f"{__name__}:Counting", "max_turns": 3, "workers": 2, "timeout_seconds": 60.0}
+    own = {"name": f"{__name__}:Counting", "max_turns": 3, "workers": 1, "timeout_seconds": 60.0}
     environment = group["environment"] | own | changes.pop("environment", {})
     sizes = {"max_prompt_length": 8, "max_new_tokens": 20, "group_size": 2, "prompts_per_step": 1}
     return GrpoLoop(**group | sizes | {"environment": environment} | changes)

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conftest import deep
 from tests.trainer.conftest import make_mesh
 from trainer.fit.remat import REMAT_POLICIES
 from trainer.losses import token_logprobs
@@ -13,7 +12,7 @@ from trainer.models import decoder, layers, weights
 from trainer.step.program import Program
 
 BATCH, LENGTH = 4, 22
-LG = ((True, "LG"), (False, "LG"))
+POLICIES = (*REMAT_POLICIES["decoder"][1:], "offload")
 
 
 def gradient_of(cfg):
@@ -30,15 +29,20 @@ def tokens():
     return jax.random.randint(jax.random.key(1), (BATCH, LENGTH), 0, 512)
 
 
-@pytest.mark.parametrize("post_norms", [True, *deep(False)])
-@pytest.mark.parametrize(("scan", "pattern"), [(True, "L"), *(pytest.param(*x, marks=pytest.mark.deep) for x in LG)])
-def test_loss_and_gradients_are_those_of_no_policy(tiny, tokens, post_norms, scan, pattern, monkeypatch):
+@pytest.mark.parametrize(
+    ("policies", "post_norms", "scan", "pattern"),
+    [
+        (("chunks", "outputs"), True, True, "L"),
+        *(pytest.param(POLICIES, *case, marks=pytest.mark.deep) for case in ((True, True, "LG"), (False, False, "LG"))),
+    ],
+)
+def test_loss_and_gradients_are_those_of_no_policy(tiny, tokens, policies, post_norms, scan, pattern, monkeypatch):
     """`chunks` has chunks of 8 of 22 positions; the last one is padded."""
     monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", 10 * BATCH)
     tiny = tiny.model_copy(update={"post_norms": post_norms, "logit_chunk": 8, "attention_pattern": pattern})
     params = jax.jit(weights.init_params, static_argnums=0)(tiny, jax.random.key(0))
     loss, gradients = gradient_of(tiny.model_copy(update={"remat": "none"}))(params, tokens)
-    for policy in (*REMAT_POLICIES["decoder"][1:], "offload"):
+    for policy in policies:
         cfg = tiny.model_copy(update={"remat": policy, "scan_layers": scan})
         found, others = gradient_of(cfg)(params, tokens)
         np.testing.assert_allclose(found, loss, rtol=1e-6)

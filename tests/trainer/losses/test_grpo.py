@@ -102,12 +102,10 @@ def test_advantages_of_0_have_a_gradient_of_exactly_0(small, loop, case):
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient))
 
 
-@pytest.mark.parametrize("sizes", [(1, 2, 1), *deep((2, 1, 1))])
-def test_then_the_reference_alone_is_scored(grpo_run, sizes):
-    found = []
+def test_then_the_reference_alone_is_scored(grpo_run):
+    mesh, found = make_mesh(1, 2, 1), []
     for updates in (1, 2):
         experiment = RunFile.model_validate(grpo_run | {"loop": grpo_run["loop"] | {"updates_per_rollout": updates}})
-        mesh = make_mesh(*sizes)
         tokens = np.random.default_rng(0).integers(0, 256, (16, 20), dtype=np.int32)
         mask = np.ones((16, 19), np.float32)
         with jax.set_mesh(mesh):
@@ -154,7 +152,7 @@ def test_an_empty_response_counts_as_a_row_without_loss(small, loop, case, diffe
     assert sums["loss"][1] == ROWS
 
 
-@pytest.mark.parametrize("name", ["dr_grpo", *deep("grpo", "rloo")])
+@pytest.mark.parametrize("name", ["dr_grpo", *deep("grpo")])
 def test_a_batch_in_a_longer_bucket_is_the_same_batch(small, case, name):
     """Loss, its count, gradient and what is told, whatever lies behind the last response."""
     params, batch, _ = case
@@ -195,8 +193,8 @@ def test_supervised_loss_is_the_mean_over_response_tokens(small, case):
     assert sums["loss"][1] == batch["mask"].sum()
 
 
-@pytest.mark.parametrize("name", ["dr_grpo", *deep("dapo", "grpo", "token_mean", "gspo", "rloo")])
-def test_many_devices_or_parts_equal_one(small, case, name, request):
+@pytest.mark.parametrize("name", ["dr_grpo", *deep("grpo", "token_mean", "gspo")])
+def test_many_devices_or_parts_equal_one(small, case, name):
     """Update and metrics, however tokens and samples that are left out fall on devices and parts."""
     params, batch, _ = case
     batch = {k: np.concatenate([v, v[:2]]) for k, v in batch.items()}
@@ -205,9 +203,8 @@ def test_many_devices_or_parts_equal_one(small, case, name, request):
 
     def updated(sizes, parts):
         mesh = make_mesh(*sizes)
-        leaves = (
-            batch if parts == 1 else {k: v.reshape(-1, parts, *v.shape[1:]).swapaxes(0, 1) for k, v in batch.items()}
-        )
+        split = {k: v.reshape(-1, parts, *v.shape[1:]).swapaxes(0, 1) for k, v in batch.items()}
+        leaves = batch if parts == 1 else split
         with jax.set_mesh(mesh):
             loss = train_step.without_carry(grpo.loss(small, cfg))
             gradient = jax.jit(train_step.mean_gradient(loss, small, mesh, parts))
@@ -215,11 +212,9 @@ def test_many_devices_or_parts_equal_one(small, case, name, request):
 
     expected, told = updated((1, 1, 1), 1)
     assert all(np.isfinite(value) for value in told.values())
-    more = [((4, 1, 1), 1)] if request.config.getoption("--deep") else []
-    for sizes, parts in (((4, 1, 1), 2), ((2, 2, 1), 1), *more):
-        found, metrics = updated(sizes, parts)
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(a, b, atol=2e-6)
-        assert metrics.keys() == told.keys()
-        for key, value in told.items():
-            np.testing.assert_allclose(metrics[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
+    found, metrics = updated((2, 2, 1), 2)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+    assert metrics.keys() == told.keys()
+    for key, value in told.items():
+        np.testing.assert_allclose(metrics[key], value, rtol=1e-4, atol=1e-6, err_msg=key)

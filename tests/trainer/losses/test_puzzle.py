@@ -48,9 +48,9 @@ def incoming(step: int) -> dict[str, np.ndarray]:
     ("case", "states", "gradients"),
     [
         ("mlp", 1e-4, 1e-4),
-        ("attention_cycles", 1e-3, 5e-3),
+        pytest.param("attention_cycles", 1e-3, 5e-3, marks=pytest.mark.deep),
         pytest.param("mlp_cycles", 1e-2, 5e-3, marks=pytest.mark.deep),
-        *(pytest.param(case, 1e-4, 1e-4, marks=pytest.mark.deep) for case in ("attention", "learned")),
+        *(pytest.param(case, 1e-4, 1e-4, marks=pytest.mark.deep) for case in ("learned",)),
     ],
 )
 def test_three_chained_updates_are_those_of_the_authors_code(case: str, states: float, gradients: float) -> None:

@@ -15,7 +15,7 @@ from trainer.losses import token_logprobs
 from trainer.models import decoder
 
 
-@pytest.fixture(params=[1, 5, 24, 100])
+@pytest.fixture(params=[5, 100])
 def case(tiny: Model, request: pytest.FixtureRequest):
     """Config, hidden states [3, 24, D], weights and targets; the length is no multiple of all chunks."""
     cfg = tiny.model_copy(update={"logit_chunk": request.param, "final_logit_softcap": 2.0})
@@ -109,7 +109,7 @@ def test_a_vocabulary_that_the_devices_do_not_divide(tiny):
         logprobs, entropy = token_logprobs.token_logprobs(hidden, params, targets, cfg)
         return (logprobs + 0.5 * entropy).sum()
 
-    wanted = jax.tree.leaves(jax.value_and_grad(loss, (0, 1))(params, hidden))
+    wanted = jax.tree.leaves(jax.jit(jax.value_and_grad(loss, (0, 1)))(params, hidden))
     kept = mesh.named_sharding(devices, "vocab", "embed")
     placed = {"embedding": jax.device_put(params["embedding"], kept)}
 

@@ -76,11 +76,11 @@ def test_the_sign_step_is_that_of_the_authors_code() -> None:
     with np.load(KNOWN) as known:
         params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), weights.abstract_params(cfg))
         params["puzzle_embedding"] = known["sign_sgd/start"]
-        state = chain.init(params)
+        state, update = chain.init(params), jax.jit(chain.update)
         for step in (0, 1):
             gradients = jax.tree.map(np.zeros_like, params)
             np.add.at(gradients["puzzle_embedding"], known[f"sign_sgd/{step}/ids"], known[f"sign_sgd/{step}/rows"])
-            changes, state = chain.update(gradients, state, params)
+            changes, state = update(gradients, state, params)
             params = optax.apply_updates(params, changes)
             np.testing.assert_allclose(params["puzzle_embedding"], known[f"sign_sgd/{step}/table"], rtol=0, atol=1e-6)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,59 +80,38 @@ def test_test_batches_come_in_order_with_ratings_and_padding(folder: Path) -> No
     assert [batch.size for batch in limited] == [3, 1]
 
 
-def break_json(folder: Path) -> None:
-    (folder / "puzzles.json").write_text("{")
+def change(**facts: Any) -> Callable[[Path], object]:
+    """Write puzzles.json with other facts."""
+
+    def write(folder: Path) -> None:
+        file = folder / "puzzles.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | facts))
+
+    return write
 
 
-def newer(folder: Path) -> None:
-    (folder / "puzzles.json").write_text(json.dumps({"format": 2}))
-
-
-def lacks_split(folder: Path) -> None:
-    facts = json.loads((folder / "puzzles.json").read_text())
-    del facts["splits"]["test"]
-    (folder / "puzzles.json").write_text(json.dumps(facts))
-
-
-def cut_array(folder: Path) -> None:
-    file = folder / "train" / "labels.npy"
-    file.write_bytes(file.read_bytes()[:-5])
-
-
-def other_shape(folder: Path) -> None:
-    np.save(folder / "train" / "inputs.npy", np.ones((11, 4), np.uint8))
-
-
-def other_dtype(folder: Path) -> None:
-    np.save(folder / "train" / "inputs.npy", np.ones((12, 4), np.int64))
-
-
-def empty_group(folder: Path) -> None:
-    np.save(folder / "train" / "groups.npy", np.array([0, 3, 3, 9, 11, 12]))
-
-
-def high_token(folder: Path) -> None:
-    np.save(folder / "train" / "labels.npy", np.full((12, 4), 200, np.uint8))
+def put(name: str, array: Any) -> Callable[[Path], object]:
+    return lambda folder: np.save(folder / "train" / name, array)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (lambda folder: (folder / "puzzles.json").unlink(), "no .*make the folder with `python -m trainer.puzzles`"),
+        (lambda folder: (folder / "puzzles.json").write_text("{"), ".*puzzles.json is not JSON"),
+        (change(format=2), ".*has format 2; this slipway reads format 1"),
+        (change(splits={"train": {"groups": 5, "examples": 12}}), ".*lacks or misstates 'test'"),
+        (lambda folder: os.truncate(folder / "train/labels.npy", 150), ".*train/labels.npy cannot be read"),
+        (put("inputs.npy", np.ones((11, 4), np.uint8)), "the files of .*/train do not belong together"),
+        (put("inputs.npy", np.ones((12, 4), np.int64)), ".*train/inputs.npy is int64 with 2 axes"),
+        (put("groups.npy", np.array([0, 3, 3, 9, 11, 12])), ".*train/groups.npy has an empty group"),
         (
-            lambda folder: (folder / "puzzles.json").unlink(),
-            "data.path: no .*make the folder with `python -m trainer.puzzles`",
+            put("labels.npy", np.full((12, 4), 200, np.uint8)),
+            ".*/train has token 200, but puzzles.json a vocabulary of",
         ),
-        (break_json, "data.path: .*puzzles.json is not JSON"),
-        (newer, "data.path: .*has format 2; this slipway reads format 1"),
-        (lacks_split, "data.path: .*lacks or misstates 'test'"),
-        (cut_array, "data.path: .*train/labels.npy cannot be read"),
-        (other_shape, "data.path: the files of .*/train do not belong together"),
-        (other_dtype, "data.path: .*train/inputs.npy is int64 with 2 axes"),
-        (empty_group, "data.path: .*train/groups.npy has an empty group"),
-        (high_token, "data.path: .*/train has token 200, but puzzles.json a vocabulary of 200"),
     ],
 )
-def test_broken_folders_are_refused(folder: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_broken_folders_are_refused(folder: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(folder)
-    with pytest.raises(RunFileError, match=f"^{message}"):
+    with pytest.raises(RunFileError, match=f"^data.path: {message}"):
         PuzzleDataset.open(str(folder)).train_batch(0, 0, 2)

@@ -39,7 +39,7 @@ def written(form: str, gold: str, change: int = 0) -> str:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_answer_matches_itself_and_no_neighbour(form, golds) -> None:
-    for gold in golds:
+    for gold in set(golds):
         assert answer_match(written(form, gold), gold) == 1.0, gold
         for change in (1, -1, 10):
             assert answer_match(written(form, gold, change), gold) == 0.0, gold

@@ -12,7 +12,7 @@ import pytest
 
 from conf.schema.training.settings import Mesh
 from tests.trainer.conftest import make_mesh
-from tests.trainer.sampler.test_engine import OFTEN, PROMPTS, assert_same, drawn, drawn_once
+from tests.trainer.sampler.test_engine import OFTEN, PROMPTS, assert_same, drawn, params_of, trainers
 from trainer.sampler import SamplerSettings, cache, settings
 from trainer.sampler.engine import _Generation
 from trainer.sampler.programs import SamplerPrograms
@@ -20,12 +20,6 @@ from trainer.sampler.programs import SamplerPrograms
 SIZES = [5, 9, 18]
 LONGEST_FIRST = sorted(PROMPTS, key=len, reverse=True)
 """The last rows in flight are short ones."""
-
-
-@pytest.fixture
-def expected(tiny):
-    """In a cache of one length."""
-    return drawn(tiny, ends=OFTEN, prompts=LONGEST_FIRST)
 
 
 @pytest.fixture
@@ -48,56 +42,11 @@ def resized(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"slots": 3, "chunk": 1},
-        pytest.param({"sizes": (4, 1, 1), "slots": 4, "chunk": 1}, marks=pytest.mark.deep),
-        {"sizes": (1, 8, 1), "mesh": Mesh(data=-1, fsdp=1, tensor=2), "slots": 4, "chunk": 1},
-    ],
-    ids=str,
-)
-def test_the_same_tokens_in_a_cache_that_grows_and_shrinks(tiny, expected, resized, changes):
-    found = drawn(tiny, ends=OFTEN, prompts=LONGEST_FIRST, **changes)
-    assert {old < new for old, new in resized if old != new} == {True, False}
-    assert {size for pair in resized for size in pair} == set(SIZES)
-    assert_same(expected, found)
-
-
-def test_windows_are_never_longer_than_the_cache(tiny, resized, monkeypatch):
-    """The rings of local layers have their window's length where the cache is longer."""
-    local = tiny.model_copy(update={"attention_pattern": "LG", "sliding_window": 7})
-    found = drawn(local, ends=OFTEN, slots=3, chunk=1)
-    assert {old < new for old, new in resized if old != new} == {True, False}
-    monkeypatch.undo()
-    assert_same(drawn_once(local, OFTEN), found)
-
-
-@pytest.mark.parametrize("step", [0, 3, 17, 1000])
-@pytest.mark.parametrize(("old", "new"), [(4, 9), (9, 4), (6, 6), (1, 5)])
-@pytest.mark.parametrize("on_cpu", [True, False])
-def test_each_token_stays_at_the_place_of_its_age(tiny, step, old, new, on_cpu):
-    """Place (step - age) % size holds the token of that age; ages begin at 1 before the next token is written."""
-    ages = np.arange(1, old + 1)
-    ring = np.zeros(old, np.float32)
-    ring[(step - ages) % old] = ages
-    rings = jnp.broadcast_to(ring[:, None], (2, 1, old, 3))
-    keys_of = (lambda x: x.swapaxes(2, 3)) if on_cpu else (lambda x: x)
-    cfg = tiny.model_copy(update={"num_layers": 1, "attention_pattern": "G"})
-    with jax.sharding.use_abstract_mesh(make_mesh(1, 1, 1).abstract_mesh) if on_cpu else nullcontext():
-        [keys], [values] = jax.jit(cache.resize, static_argnums=(1, 2))(
-            cache.KVCache((keys_of(rings),), (rings,)), cfg, new, jnp.int32(step)
-        )
-    kept = np.arange(1, min(old, new) + 1)
-    for made in (keys_of(keys), values):
-        assert made.shape == (2, 1, new, 3)
-        np.testing.assert_array_equal(np.asarray(made)[1, 0, (step - kept) % new, 2], kept)
-
-
-def test_a_change_over_two_lengths_holds_no_more_than_two_caches(tiny, resized, monkeypatch):
+def test_the_same_tokens_in_a_cache_that_grows_and_shrinks(tiny, resized, monkeypatch):
+    """As in a cache of one length; and a change over two lengths holds no more than two caches."""
     cfg = tiny.model_copy(update={"attention_pattern": "G"})
     held: list[set[int]] = []
-    build = SamplerPrograms._build_resize
+    build, before = SamplerPrograms._build_resize, jax.live_arrays()  # those of other tests
 
     def watched(programs, length, slots):
         resize = build(programs, length, slots)
@@ -105,17 +54,59 @@ def test_a_change_over_two_lengths_holds_no_more_than_two_caches(tiny, resized, 
         def count_caches_first(old):
             gc.collect()
             shape = old.cache.values[0].shape
-            alive = [x.shape for x in jax.live_arrays() if x.ndim == 4 and not x.is_deleted()]
+            own = [x for x in jax.live_arrays() if not any(x is other for other in before)]
+            alive = [x.shape for x in own if x.ndim == 4 and not x.is_deleted()]
             held.append({each[2] for each in alive if (*each[:2], each[3]) == (*shape[:2], shape[3])})
             return resize(old)
 
         return count_caches_first
 
     monkeypatch.setattr(SamplerPrograms, "_build_resize", watched)
-    drawn(cfg, ends=OFTEN, prompts=LONGEST_FIRST, slots=3, chunk=1)
+    found = drawn(cfg, ends=OFTEN, prompts=LONGEST_FIRST, slots=3, chunk=1)
+    assert {old < new for old, new in resized if old != new} == {True, False}
+    assert {size for pair in resized for size in pair} == set(SIZES)
     assert {(5, 18), (18, 5)} & set(resized), "so that there is a length between"
     assert held
     assert {len(sizes) for sizes in held} == {1}
+    monkeypatch.undo()
+    assert_same(drawn(cfg, ends=OFTEN, prompts=LONGEST_FIRST), found)
+
+
+@pytest.mark.deep
+def test_the_cache_grows_and_shrinks_on_several_devices(tiny, resized, monkeypatch):
+    changes = {"sizes": (1, 8, 1), "mesh": Mesh(data=-1, fsdp=1, tensor=2), "slots": 4, "chunk": 1}
+    found = drawn(tiny, ends=OFTEN, prompts=LONGEST_FIRST, **changes)
+    assert {size for pair in resized for size in pair} == set(SIZES)
+    monkeypatch.undo()
+    assert_same(drawn(tiny, ends=OFTEN, prompts=LONGEST_FIRST), found)
+
+
+def test_windows_are_never_longer_than_the_cache(tiny, resized):
+    """The rings of local layers have their window's length where the cache is longer, and overwrite what is masked."""
+    local = tiny.model_copy(update={"attention_pattern": "LG", "sliding_window": 7})
+    found = drawn(local, ends=OFTEN, slots=3, chunk=1)
+    assert {old < new for old, new in resized if old != new} == {True, False}
+    for response, (_, logprobs) in zip(found, trainers(local, params_of(local), found), strict=True):
+        np.testing.assert_allclose(response.logprobs, logprobs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 9), (9, 4), (6, 6), (1, 5)])
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_each_token_stays_at_the_place_of_its_age(tiny, old, new, on_cpu):
+    """Place (step - age) % size holds the token of that age; ages begin at 1 before the next token is written."""
+    ages, kept = np.arange(1, old + 1), np.arange(1, min(old, new) + 1)
+    keys_of = (lambda x: x.swapaxes(2, 3)) if on_cpu else (lambda x: x)
+    cfg = tiny.model_copy(update={"num_layers": 1, "attention_pattern": "G"})
+    resize = jax.jit(cache.resize, static_argnums=(1, 2))
+    for step in (0, 3, 17, 1000):
+        ring = np.zeros(old, np.float32)
+        ring[(step - ages) % old] = ages
+        rings = jnp.broadcast_to(ring[:, None], (2, 1, old, 3))
+        with jax.sharding.use_abstract_mesh(make_mesh(1, 1, 1).abstract_mesh) if on_cpu else nullcontext():
+            [keys], [values] = resize(cache.KVCache((keys_of(rings),), (rings,)), cfg, new, jnp.int32(step))
+        for made in (keys_of(keys), values):
+            assert made.shape == (2, 1, new, 3)
+            np.testing.assert_array_equal(np.asarray(made)[1, 0, (step - kept) % new, 2], kept)
 
 
 @pytest.mark.parametrize(

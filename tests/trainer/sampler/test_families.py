@@ -17,7 +17,7 @@ FIXTURES = ROOT / "tests" / "trainer" / "fixtures"
 
 
 # gpt2 has the biases of qwen2; llama3 has nothing that qwen3 has not
-@pytest.mark.parametrize("family", ["gemma2", "qwen3", "nanochat", *deep("gemma3", "gpt2", "llama3", "qwen2")])
+@pytest.mark.parametrize("family", ["gemma2", *deep("gemma3", "gpt2", "nanochat", "qwen3")])
 def test_greedy_replies_equal_the_reference(family):
     """Prompts of eight lengths, some longer than the window of local layers; the reference answered each alone."""
     with np.load(FIXTURES / family / "expected.npz") as file:
