@@ -36,6 +36,8 @@ def _json_rows(stream: IO[bytes], file: str, key: str) -> Iterator[Row]:
         place = f"{file}, line {number}"
         if len(line) > MAX_ROW_BYTES:
             raise RunFileError(f"{key}: {place} has more than {MAX_ROW_BYTES:,} bytes")
+        if not line.strip():
+            continue
         try:
             yield Row(place, parse_json(line))
         except LineError as error:

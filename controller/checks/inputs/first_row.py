@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from conf.extension import wanted_by_name
 from conf.schema.config import Config
@@ -48,6 +48,8 @@ def first_rows_have_the_columns(config: Config) -> Iterator[Issue]:
         for column, key in _columns(data).items():
             if column not in row:
                 yield Issue(f"the first row of {file} has no column {column!r}; it has {_names(row)}", key)
+            elif problem := _type_problem(data, row[column]):
+                yield Issue(f"the first row of {file} has no text in column {column!r}, but {problem}", key)
         if isinstance(data, Gsm8kData) and data.answer_mark is not None:
             answer = row.get(data.answer_column)
             if isinstance(answer, str) and data.answer_mark not in answer:
@@ -62,6 +64,14 @@ def _columns(data: Gsm8kData | JsonlData | ParquetData) -> Mapping[str, str]:
     if isinstance(data, Gsm8kData):
         return data.columns
     return dict.fromkeys(data.columns, "data.text_column" if data.template is None else "data.template")
+
+
+def _type_problem(data: Gsm8kData | JsonlData | ParquetData, value: Any) -> str:
+    """Return what a column holds that the trainer would not read as text; empty if it would, or is not known."""
+    if isinstance(value, _ParquetType):
+        return value.problem if isinstance(data, Gsm8kData) else value.problem or value.number
+    read = str | int | float if isinstance(data, Gsm8kData) else str
+    return "" if isinstance(value, read) and not isinstance(value, bool) else json.dumps(value)[:80]
 
 
 def _reward_issues(config: Config, source: str, row: Mapping[str, Any]) -> Iterator[Issue]:
@@ -83,44 +93,65 @@ def _reward_issues(config: Config, source: str, row: Mapping[str, Any]) -> Itera
             yield Issue(f"{message}; {columns} passed too", use.key)
 
 
+class _ParquetType(NamedTuple):
+    """The type of a column. problem: its name, if it is neither text nor a number; number: if it is a number."""
+
+    problem: str
+    number: str
+
+
 class _UnreadableError(ValueError):
     """A first row that cannot be read."""
 
 
 def _first_row(file: Path, *, parquet: bool) -> dict[str, Any] | None:
-    """Return the first row, for Parquet its columns alone; None if it cannot be told here.
+    """Return the first row, for Parquet the types of its columns; None if it cannot be told here.
 
     Raises _UnreadableError if the trainer could not read it.
     """
     if parquet:
         return _parquet_columns(file)
     with file.open("rb") as stream:
-        line = stream.readline(MAX_LINE_BYTES)
-    if not line.strip() or len(line) == MAX_LINE_BYTES:
+        numbered = enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES), b""), 1)
+        number, line = next(((number, line) for number, line in numbered if line.strip()), (1, b""))
+    if not line or len(line) == MAX_LINE_BYTES:
         return None
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise _UnreadableError(f"line 1 is not JSON: {error.msg}, at character {error.pos}") from None
+        raise _UnreadableError(f"line {number} is not JSON: {error.msg}, at character {error.pos}") from None
     except UnicodeDecodeError:
-        raise _UnreadableError("line 1 is not UTF-8") from None
+        raise _UnreadableError(f"line {number} is not UTF-8") from None
     except (ValueError, RecursionError) as error:
-        raise _UnreadableError(f"line 1 cannot be read: {error}") from None
+        raise _UnreadableError(f"line {number} cannot be read: {error}") from None
     if not isinstance(row, dict):
-        raise _UnreadableError(f"line 1 is not an object with columns, but {line[:80].decode(errors='replace')}")
+        text = line[:80].decode(errors="replace")
+        raise _UnreadableError(f"line {number} is not an object with columns, but {text}")
     return row
 
 
-def _parquet_columns(file: Path) -> dict[str, Any] | None:
+def _parquet_columns(file: Path) -> dict[str, _ParquetType] | None:
     try:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError:
         return None  # a laptop that only launches
     try:
-        return dict.fromkeys(parquet.read_schema(file).names)
+        return {field.name: _parquet_type(field.type) for field in parquet.read_schema(file)}
     except (pa.ArrowException, OSError, ValueError):
         raise _UnreadableError("is not a Parquet file") from None
+
+
+def _parquet_type(kind: Any) -> _ParquetType:
+    from pyarrow import types
+
+    while types.is_dictionary(kind):
+        kind = kind.value_type
+    text = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+    if any(is_kind(kind) for is_kind in text):
+        return _ParquetType("", "")
+    number = types.is_integer(kind) or types.is_floating(kind)
+    return _ParquetType("" if number else str(kind), str(kind) if number else "")
 
 
 def _names(row: Mapping[str, Any]) -> str:

@@ -188,7 +188,6 @@ def test_columns_and_the_answers_mark_are_mapped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", r"data\.path: .*bad\.jsonl, line 2 is not JSON"),
         ("{", r"data\.path: .*bad\.jsonl, line 2 is not JSON"),
         ("[1]", r"data\.path: .*bad\.jsonl, line 2 is not an object with columns, but \[1\]"),
         ("\xe9", r"data\.path: .*bad\.jsonl, line 2 is not UTF-8"),  # in Latin-1
@@ -219,3 +218,12 @@ def test_published_worked_responses_are_right() -> None:
         assert answer_match(problem.solution, problem.answer) == 1.0
         assert answer_match(problem.solution, f"{problem.answer}1") == 0.0
         assert "<<" not in problem.solution
+
+
+def test_a_blank_line_is_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"\n{json.dumps(ROWS[0])}\n \t\r\n\n{json.dumps(ROWS[2])}\n\n")
+    assert [problem.answer for problem in read_problems(GSM8K, str(path), "data.path")[0]] == ["4", "3"]
+    path.write_text(f"\n{json.dumps(ROWS[0])}\n\noops\n")
+    with pytest.raises(RunFileError, match=r"line 4 is not JSON"):
+        read_problems(GSM8K, str(path), "data.path")

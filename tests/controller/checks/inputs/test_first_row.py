@@ -76,6 +76,31 @@ def test_columns_of_text_are_those_of_the_rows(folder: Path) -> None:
     assert found == [f"data.text_column: the first row of {folder}/a.parquet has no column 'text'; it has 'body'"]
 
 
+def test_a_column_that_holds_no_text_is_named(folder: Path) -> None:
+    """A number is text to the questions, and to nothing else; blank lines before the first row are skipped."""
+    chat = {"messages": [{"role": "user", "content": "hi"}], "number": 4, "yes": True, "text": "hello"}
+    (folder / "a.jsonl").write_text("\n  \n" + json.dumps(chat) + "\n")
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table({name: [value] for name, value in chat.items()})
+    parquet.write_table(table.append_column("coded", table["text"].dictionary_encode()), folder / "a.parquet")
+    questions = [f"data.{name}=assets://mine/a.SUFFIX" for name in ("path", "eval_path")] + ["data.answer_mark=null"]
+    grpo = (*GRPO, *questions, "data.question_column=text", "data.answer_column=")
+    lm = (*LM[:4], "data=KIND", "data.path=assets://mine/a.SUFFIX", "data.text_column=")
+    lists = "list<element: struct<role: string, content: string>>"
+    for suffix, kind, shown in (
+        ("jsonl", "jsonl", {"messages": '[{"role": "user", "content": "hi"}]', "number": "4", "yes": "true"}),
+        ("parquet", "parquet", {"messages": lists, "number": "int64", "yes": "bool"}),
+    ):
+        for words, numbers in ((grpo, True), (lm, False)):
+            for column in table.column_names + ["coded"] * (kind == "parquet"):
+                made = [word.replace("SUFFIX", suffix).replace("KIND", kind) for word in words]
+                found = issues(folder, *made[:-1], made[-1] + column)
+                expected = [] if column in ("text", "coded") or (numbers and column == "number") else [shown[column]]
+                assert [text.rpartition(f"has no text in column {column!r}, but ")[2] for text in found] == (
+                    expected * (2 if numbers else 1)
+                )
+
+
 def test_files_elsewhere_are_left_to_the_trainer(folder: Path) -> None:
     assert issues(folder, *GRPO, "data.path=gs://b/a.jsonl", "data.eval_path=gs://b/b.jsonl") == []
     assert issues(folder, *GRPO, f"data.path={folder}/a.jsonl", "data.eval_path=gs://b/b.jsonl") == []  # not on a pod
