@@ -19,7 +19,7 @@ from controller.plan.preview import ResourcePreview, preview_resources
 from controller.plan.samplers import is_sampler_pod, sampler_plans
 from controller.reconcile.reconciler import destroy
 from controller.reconcile.resource import Absent, Pending, Resource, Unknown
-from controller.records.ledger import Ledger
+from controller.records.ledger import record_cancellations
 from controller.records.pending_deletions import retry_deletions
 from controller.records.spending import close_billing, read_claim
 from controller.resources.bastion.vm import Bastion
@@ -114,12 +114,8 @@ class Teardown:
 
     def _cancel(self) -> str:
         """Record that the runs end; return what went wrong."""
-        try:
-            for run_id in self.running:
-                Ledger(self.session.context.google, self.session.plan.bucket, run_id).record_cancellation()
-        except SlipwayError as error:  # a pod must be deletable although its records are damaged
-            return str(error)
-        return ""
+        google, bucket = self.session.context.google, self.session.plan.bucket
+        return next(iter(record_cancellations(google, bucket, self.running)), "")
 
     def _look_again(self) -> None:
         """Observe the pod as it is now that no other controller changes it: much may have happened since we looked."""

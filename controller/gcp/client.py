@@ -107,6 +107,10 @@ class GoogleClient:
         answer = self._with_retries(self._execute_once, api, method, parameters, None, None, True)
         return answer if isinstance(answer, dict) else {}
 
+    def hurry(self) -> None:
+        """From now on something billed is being ended: a bucket that has failed a request is asked once a request."""
+        self._retries.is_hurried = True
+
     def list_all(self, api: str, method: str, items: str, **parameters: Any) -> Iterator[dict[str, Any]]:
         while True:
             answer = self.call(api, method, **parameters)
@@ -225,7 +229,8 @@ class GoogleClient:
     def _with_retries(self, act: Callable[..., Any], *arguments: Any) -> Any:
         if self._credentials is None:
             raise NoCredentialsError(NO_CREDENTIALS)
-        return self._retries.call(act, *arguments)
+        api = arguments[0] if act == self._execute_once else ""
+        return self._retries.call(act, *arguments, api=api)
 
     def _execute_once(
         self,

@@ -79,6 +79,24 @@ def outlast(clock: Clock, act: Callable[[], T], what: str, tell: Callable[[str],
         clock.sleep(OUTAGE_PAUSE_SECONDS)
 
 
+def retry_for_minutes(clock: Clock, act: Callable[[], T]) -> T:
+    """Call a function until the bucket answers, for at most OUTAGE_SECONDS, and return its value.
+
+    For what is recorded after a run has ended: nobody waits for it.
+
+    Raises:
+        GoogleError: the last one that came.
+    """
+    late = clock.deadline(OUTAGE_SECONDS)
+    while True:
+        try:
+            return act()
+        except GoogleError as error:
+            if not error.is_transient or late():
+                raise
+        clock.sleep(OUTAGE_PAUSE_SECONDS)
+
+
 class OutageLimit:
     """How long a controller waits for the bucket while its run goes on."""
 
@@ -107,13 +125,22 @@ class Retries:
         self._clock = clock
         self._patience = FIRST_ATTEMPTS
         """Attempts while the network is down: all once Google was reached, one after giving up before that."""
+        self.is_hurried = False
+        """Whether something billed is being ended: an API that has just failed all attempts gets one a request."""
+        self._failed: set[str] = set()
 
-    def call(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function until it succeeds or fails for good. Raises its last error."""
+    def call(self, act: Callable[..., Any], *arguments: Any, api: str = "") -> Any:
+        """Call a function until it succeeds or fails for good. Raises its last error.
+
+        Args:
+            act: sends one request.
+            arguments: its arguments.
+            api: the API that it is sent to.
+        """
         from tenacity import Retrying, retry_if_exception
 
         retrying = Retrying(
-            stop=self._has_tried_enough,
+            stop=lambda state: self._has_tried_enough(state, api),
             wait=_backoff_seconds,
             retry=retry_if_exception(lambda e: isinstance(e, GoogleError) and e.is_transient),
             sleep=self._clock.sleep,
@@ -126,14 +153,19 @@ class Retries:
                 self._patience = ATTEMPTS
             elif self._patience < ATTEMPTS:
                 self._patience = 1
+            if error.is_transient:
+                self._failed.add(api)
             raise
         finally:
             retrying.iter_state.reset()  # else its closures and it refer to each other: garbage with every request
         self._patience = ATTEMPTS
+        self._failed.discard(api)
         return answer
 
-    def _has_tried_enough(self, state: Any) -> bool:
+    def _has_tried_enough(self, state: Any, api: str) -> bool:
         """Return whether a request that failed for now is not sent again."""
+        if self.is_hurried and api in self._failed:
+            return True
         if state.outcome.exception().reason != UNREACHABLE:
             self._patience = ATTEMPTS
         return state.attempt_number >= self._patience

@@ -95,6 +95,11 @@ class Lease:
         return self._record is not None
 
     @property
+    def last_token(self) -> int:
+        """Token of the lease that we hold, or held as far as we know; 0 if we never did."""
+        return self._record.token if self._record is not None else 0
+
+    @property
     def problems(self) -> list[str]:
         """What somebody else did to the stored lease while we held it, and also to the one acquired before it."""
         return [*(self._first.problems if self._first is not None else ()), *self._problems]

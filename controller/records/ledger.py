@@ -6,11 +6,12 @@ https://cloud.google.com/storage/docs/request-preconditions
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, is_dataclass
 from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
+from controller.core.errors import SlipwayError
 from controller.core.formats import DamagedRecordError, Document, checked, dump, has_format, load_json
 from controller.core.text import object_url
 from controller.gcp.client import GoogleClient
@@ -248,6 +249,17 @@ class Ledger:
         except ConflictError:
             return False
         return True
+
+
+def record_cancellations(google: GoogleClient, bucket: str, runs: Iterable[str]) -> list[str]:
+    """Mark the latest attempts of runs as cancelled; return what went wrong: it must keep no pod alive."""
+    problems: list[str] = []
+    for run_id in runs:
+        try:
+            Ledger(google, bucket, run_id).record_cancellation()
+        except SlipwayError as error:
+            problems.append(str(error))
+    return problems
 
 
 def _launch_name(attempt: int) -> str:

@@ -6,6 +6,7 @@ counts until it is deleted or stopped, or another run takes it over, idle hours 
 
 import json
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, ClassVar
@@ -171,10 +172,16 @@ class Spending:
         self._write(PodLifetime(*where, min(given.began or now, now), now, "given back: another place was first"))
 
     def close_billing(self, why: str) -> None:
-        """End the lifetime of the run's pod now."""
-        for life in self.lifetimes():
-            if life.ended is None:
-                self._write(replace(life, ended=self._clock.now(), why=why))
+        """End the lifetime of the run's pod now; here also if the bucket does not take it."""
+        ended = [replace(life, ended=self._clock.now(), why=why) for life in self.lifetimes() if life.ended is None]
+        for life in ended:
+            self._keep(life)
+        for life in ended:
+            self._write(life)
+
+    def write_ends(self) -> None:
+        """Write the ends of lifetimes that the bucket has not taken before."""
+        write_ends(self._google, self._bucket, self._run_id, self.lifetimes())
 
     def close_lost(self, uid: str) -> None:
         """End the lifetimes of pods that vanished unobserved, for this object alone.
@@ -274,6 +281,18 @@ class Spending:
     def _claim(self, node: Node, claim: dict[str, Any]) -> None:
         body = {"first": claim.get("first", self._run_id), "latest": self._run_id, "uid": node.status.uid}
         self._google.upload(self._bucket, claim_name(node.name, node.status.uid), dump(body).encode())
+
+
+def write_ends(google: GoogleClient, bucket: str, run_id: str, lives: Sequence[PodLifetime]) -> None:
+    """Write the lifetimes that have ended, but not over an end that is on record."""
+    for life in lives:
+        name = f"runs/{run_id}/pods/{life.key}.json"
+        try:
+            known = parse_record(google.download(bucket, name), PodLifetime.from_json, name).ended
+        except (NotFoundError, DamagedRecordError):
+            known = None
+        if life.ended is not None and known is None:
+            google.upload(bucket, name, json.dumps(life.to_json()).encode())
 
 
 def billed_uid(pod: object) -> str:

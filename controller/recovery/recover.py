@@ -64,7 +64,8 @@ class RecoveryExecutor:
     ledger: Ledger
     spending: Spending
     poll_seconds: float
-    delete_pod: Callable[[], None]
+    end_pod: Callable[[], None]
+    """Deletes the pod of a run that was given up, and ends its time."""
     _incidents: list[policy.Incident] | None = field(default=None)
     _waiting_since: float | None = None
     _incident_recorded: bool = False
@@ -90,10 +91,25 @@ class RecoveryExecutor:
             except GoogleError as unreachable:  # deciding offline could decide twice
                 if unreachable is error or not unreachable.is_transient:
                     raise
+                self._give_up_without_records(outcome, attempt, unreachable)
                 self._check_outage(unreachable)
                 message = f"Google's API does not respond ({unreachable.message}); waiting"
                 self.context.events.note(self.plan.run_id, message)
                 self.context.clock.sleep(MAX_PAUSES * self.poll_seconds)
+
+    def _give_up_without_records(self, outcome: AttemptOutcome, attempt: int, error: GoogleError) -> None:
+        """Give up a run whose program has ended for good whatever the records say: its pod waits for no bucket.
+
+        One that may be restarted waits: the workers' disks may hold checkpoints that the bucket has not taken.
+        """
+        if not attempt or outcome.verdict.kind is VerdictKind.HUNG:  # it is stopped first, under the lease
+            return
+        recovery = self.plan.config.recovery
+        decision = policy.decide(outcome.verdict, (), None, recovery, policy.PodCapabilities())
+        if decision.response == policy.GIVE_UP:
+            self.context.google.hurry()
+            self.context.events.note(self.plan.run_id, f"warning: the failure is not on record: {error}")
+            self._give_up(outcome, decision, None)
 
     def _check_outage(self, error: GoogleError) -> None:
         """Raise CloudError if Google has not answered for longer than the program on the workers goes on."""
@@ -201,8 +217,7 @@ class RecoveryExecutor:
         if verdict.kind is VerdictKind.HUNG:  # a program that goes on would keep the pod, and its bill, alive
             self._stop_programs()
         if self.plan.config.cleanup.on_failure == "delete":
-            self.delete_pod()
-            self.spending.close_billing("failed")
+            self.end_pod()
         if error is not None and verdict.kind is VerdictKind.DISK_FULL and not isinstance(error, DiskFullError):
             raise DiskFullError(f"{verdict}; to fix: {SETUP_DISK_HINT}", getattr(error, "errors", ())) from error
         if error is not None:

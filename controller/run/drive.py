@@ -6,34 +6,32 @@ only reported, even if its pod no longer exists.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from controller.cloud.connect import require_project
 from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
-from controller.core.errors import CloudError, ConfigError, LeaseLostError, OverBudgetError, SlipwayError
+from controller.core.errors import CloudError, ConfigError, LeaseLostError, SlipwayError
 from controller.core.formats import DamagedRecordError
 from controller.core.text import object_url
 from controller.core.ui import BoardScreen
 from controller.gcp.errors import GoogleError, NotFoundError
-from controller.gcp.retries import outlast, wait_out
+from controller.gcp.retries import outlast, retry_for_minutes, wait_out
 from controller.lease.lease import LeaseHeldError, ReleaseRequestedError, lease_guard, pod_lease, run_lease
 from controller.lease.store import LeaseSnapshot
 from controller.plan.build import Plan
-from controller.reconcile.reconciler import destroy
+from controller.records.kept_result import ResultNotRecordedError, record_kept_result
 from controller.records.ledger import Ledger, Result
 from controller.records.pending_deletions import retry_deletions
 from controller.records.recorder import Recorder
 from controller.records.spending import Spending
 from controller.recovery.recover import RecoveryExecutor
 from controller.recovery.verdict import VerdictKind
-from controller.resources.pod.node import Node
-from controller.run.attempt import AttemptResult, AttemptRunner
+from controller.run.attempt import AttemptRunner
+from controller.run.ending import Ending
 from controller.run.handover import Handover
-from controller.run.launch import stop
 from controller.run.notifications import Notifications
 from controller.run.options import RunOptions
 from controller.run.preview import confirm_cost
@@ -82,6 +80,7 @@ def drive(
     def tell(message: str) -> None:
         context.events.note(plan.run_id, message)
 
+    record_kept_result(context, ledger)
     if (result := wait_out(context.clock, ledger.result, object_url(plan.bucket), tell)) is not None:
         deleted = driver.clean_up_after_crash(result)
         recorder.finish_after_crash(result, driver.spending)
@@ -94,13 +93,14 @@ def drive(
             context.events.note(plan.node.id, line)
         try:
             result = driver.run()
-        except (LeaseLostError, LeaderGaveUpError):
-            raise  # another controller keeps the record
+        except (LeaseLostError, LeaderGaveUpError, ResultNotRecordedError):
+            raise  # another controller keeps the record, or this machine the result
         except SlipwayError as error:
             driver.record_failure(error)
             raise
         if result is not None:
-            driver.outlast(lambda: recorder.finish(result, driver.spending))
+            finish = partial(recorder.finish, result, driver.spending)
+            driver.try_for_minutes(finish, "the records of the run are not complete; the same command completes them")
             driver.note_damaged_records()
             screen.show_result(result, cost=str(driver.spending.account.usage()))
     return result
@@ -123,7 +123,10 @@ class RunDriver:
         self.run_lease = run_lease(plan, context, driver_kind)
         self.lease = pod_lease(plan, context, driver_kind, self.run_lease)
         self._poll_seconds = plan.config.recovery.poll_seconds if context.is_billed else context.poll_seconds
-        self.recovery = RecoveryExecutor(plan, context, ledger, self.spending, self._poll_seconds, self._delete_pod)
+        self.ending = Ending(
+            plan, context, ledger, self.spending, self.queue, self.lease, self._ensure_unfinished
+        )  # fmt: skip
+        self.recovery = RecoveryExecutor(plan, context, ledger, self.spending, self._poll_seconds, self.ending.give_up)
         self._notifications = Notifications(plan, context)
         self.attempts = AttemptRunner(
             options=options, plan=plan, context=context, ledger=ledger, screen=screen, recorder=recorder,
@@ -271,48 +274,29 @@ class RunDriver:
         while True:
             self.note_damaged_records()
             if over := self.outlast(self.spending.budget_exceeded):
-                self._stop_over_budget(over)
+                self.ending.end_over_budget(over)
             attempt = self.attempts.run()
             self.note_damaged_records()
             if attempt.outcome is None:
                 return None
             match attempt.outcome.verdict.kind:
                 case VerdictKind.FINISHED:
-                    return self._finalize(attempt)
+                    result = self.ending.finish(attempt)
+                    self._notifications.run_ended(result)
+                    self.lease.release("finished", 0)
+                    return result
                 case VerdictKind.CANCELLED:
-                    self.outlast(lambda: self.recorder.record_stop("cancelled", "", self.spending))
+                    stopped = partial(self.recorder.record_stop, "cancelled", "", self.spending)
+                    self.try_for_minutes(stopped, "the end of the run is not on record")
                     self._emit_note(CANCELLED)
                     self.lease.release(CANCELLED, 0)
                     return None
                 case VerdictKind.OVER_BUDGET:
-                    self._stop_over_budget(attempt.outcome.verdict.summary)
+                    self.ending.end_over_budget(attempt.outcome.verdict.summary)
                 case kind:
                     if kind is VerdictKind.PREEMPTED:
                         self._notifications.pod_preempted(attempt.outcome.verdict.summary)
                     self.recovery.respond(attempt.outcome, attempt.number, attempt.error)
-
-    def _stop_over_budget(self, why: str) -> NoReturn:
-        """Stop the program and delete the pod, if the run has one; saved files and an adopted pod stay."""
-        self.lease.ensure()
-        node = self._own_pod()
-        if node is not None:
-            self._emit_note(f"over budget: {why}; ending the run and deleting its pod")
-            self.ledger.record_cancellation()
-            if node.is_ready:
-                stop(node.fleet(self.context), self.plan.run_id)
-            self._delete_pod()
-        self.spending.close_billing("over budget")
-        results = object_url(self.plan.bucket, self.ledger.prefix)
-        raise OverBudgetError(
-            f"{self.plan.run_id} was ended: {why}. Spent: {self.spending.account.usage()}. Raise the limit and run the "
-            f"same command to resume from the last checkpoint; results: {results}"
-        )
-
-    def _own_pod(self) -> Node | None:
-        """Return the pod if it exists and this run is billed for it."""
-        billed = {life.uid for life in self.spending.lifetimes() if life.ended is None}
-        node = self.plan.node.find(self.context, billed)
-        return node if node is not None and node.status.uid in billed else None
 
     def record_failure(self, failure: SlipwayError) -> None:
         """Record that the run has failed, and note what the pod costs that it leaves behind."""
@@ -323,7 +307,7 @@ class RunDriver:
                 raise
             self._emit_note(f"warning: the failure is not on record: {error}")
         try:
-            node = self._own_pod()
+            node = self.ending.own_pod()
         except CloudError as error:
             self._emit_note(f"cannot see whether the pod is left ({error}); `slipway orphans` lists what is billed")
             return
@@ -331,61 +315,27 @@ class RunDriver:
             price = f" (price: {self.spending.rate(node)})" if self.context.is_billed else ""
             self._emit_note(f"{node.title} is kept{price}; `slipway down` deletes it")
 
-    def _finalize(self, attempt: AttemptResult) -> Result:
-        """Record the result, then delete the pod if the policy says so."""
-        assert attempt.outcome is not None, "a run that was followed to its end"
-        ended = self.context.clock.now()
-        self.outlast(self._ensure_unfinished)
-        launches = {launch.attempt: launch.time for launch in self.outlast(self.ledger.launches)}
-        for lost in set(range(1, attempt.number + 1)) - set(launches):
-            self.ledger.report(f"{self.ledger.launch_object(lost)} is missing")
-        started = min(attempt.launched, *launches.values(), ended)
-        ends = sorted(attempt.outcome.ends)
-        summary: dict[str, Any] = next((end["summary"] for _, end in ends if end["summary"]), {})
-        result = Result(
-            run_id=self.plan.run_id,
-            outcome="finished",
-            attempts=attempt.number,
-            ended=ended,
-            seconds=round(ended - started, 1),
-            summary=summary,
-            cleanup=self.plan.config.cleanup.on_success,
-        )
-        self.outlast(lambda: self.ledger.record_result(result))
-        self.outlast(lambda: self.clean_up(result))
-        self._notifications.run_ended(result)
-        self.lease.release("finished", 0)
-        return result
-
     def clean_up_after_crash(self, result: Result) -> bool:
         """Clean up after a controller that was killed before it could; a living one does it itself."""
         with lease_guard(self.lease, self.plan, self.context):
-            return self.lease.current_other() is None and self.clean_up(result)
-
-    def clean_up(self, result: Result) -> bool:
-        """Delete the pod if the policy says so and the finished run still owns it; return whether it was deleted."""
-        if result.cleanup != "delete":
-            return False
-        billed = {life.uid for life in self.spending.lifetimes() if not life.ended}
-        node = self.plan.node.find(self.context, billed)  # it may be under repair
-        if node is None or node.status.uid not in billed:
-            return False
-        if next_runs := self.queue.waiting_runs():
-            self._emit_note(f"the pod stays for the next run: {', '.join(next_runs)}")
-            return False
-        self._delete_pod()
-        self.spending.close_billing("finished")
-        return True
-
-    def _delete_pod(self) -> None:
-        """Delete the pod, unless it was adopted."""
-        if not self.plan.node.adopt:
-            destroy([replace(self.plan.node, depends_on=())], self.context)
+            return self.lease.current_other() is None and self.ending.clean_up(result)
 
     def outlast(self, act: Callable[[], T]) -> T:
         """Call a function, again and again while the bucket does not answer. Raises CloudError past the bound."""
         hours = self.plan.config.checkpoint.max_outage_hours
         return outlast(self.context.clock, act, object_url(self.plan.bucket), self._emit_note, hours)
+
+    def try_for_minutes(self, record: Callable[[], object], otherwise: str) -> None:
+        """Record something about a run that has ended; nothing waits long for a bucket that does not take it."""
+        self.context.google.hurry()
+        try:
+            record()
+        except GoogleError as error:
+            self.context.events.note(self.plan.run_id, f"{object_url(self.plan.bucket)}: {error.message}", ended=True)
+            try:
+                retry_for_minutes(self.context.clock, record)
+            except GoogleError as late:
+                self._emit_note(f"warning: {otherwise}: {late}")
 
     def note_damaged_records(self) -> None:
         objects = [object_url(self.plan.bucket, text) for text in [*self.spending.problems, *self.queue.problems]]

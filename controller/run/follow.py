@@ -20,9 +20,9 @@ from controller.core.freed_memory import FreedMemory
 from controller.gcp.errors import GoogleError
 from controller.recovery.diagnosis import diagnose
 from controller.recovery.pod_watch import PodWatch
+from controller.recovery.traceback_watch import TracebackWatch
 from controller.recovery.verdict import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus
 from controller.resources.pod.node import Node
-from controller.run.traceback_watch import TracebackWatch
 from controller.ssh.fleet import Fleet, WorkerError
 
 STRAGGLER_SECONDS = 3.0

@@ -12,6 +12,7 @@ from controller.core.errors import ConfigError
 from controller.gcp.errors import ForbiddenError, ServiceDisabledError
 from controller.plan.build import Plan, build_plan
 from controller.reconcile.resource import Absent, Pending
+from controller.records.kept_result import record_kept_result
 from controller.records.ledger import Ledger
 from controller.records.restore import restored_run
 from controller.resources.pod.node import Node, describe
@@ -79,13 +80,22 @@ class Session:
 
 
 @contextmanager
-def open_session(options: RunOptions, *, keep_awake: bool = False) -> Iterator[Session]:
+def open_session(options: RunOptions, *, keep_awake: bool = False, ends: bool = False) -> Iterator[Session]:
     """Open a session for the options and close it at the end.
 
-    Unless `keep_awake`, an emulated cloud without nodes is stopped; else it stops by itself after idle minutes.
+    Args:
+        options: those of the verb.
+        keep_awake: leave an emulated cloud without nodes running; it stops by itself after idle minutes.
+        ends: whether the verb ends something that is billed, and so waits for no bucket. Else a result that this
+            machine keeps of the run is recorded first.
     """
     with open_sweep(options, keep_awake=keep_awake) as (plan, context, emulator):
-        yield Session(plan, context, Ledger(context.google, plan.bucket, plan.run_id), emulator)
+        session = Session(plan, context, Ledger(context.google, plan.bucket, plan.run_id), emulator)
+        if ends:
+            context.google.hurry()
+        else:
+            record_kept_result(context, session.ledger)
+        yield session
 
 
 @contextmanager

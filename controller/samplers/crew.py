@@ -158,8 +158,12 @@ class Crew:
         return bool(self._threads)
 
     def __call__(self, event: Event) -> None:
-        """Start the threads that do not run when an attempt of the trainer has been launched."""
-        if event.subject != self._plan.run_id or not event.data.get("launched"):
+        """Start the threads that do not run when an attempt of the trainer has been launched; end the pods with it."""
+        if event.subject != self._plan.run_id:
+            return
+        if event.data.get("ended"):  # and its record waits for the bucket
+            threading.Thread(target=self.end, args=("the trainer's run has ended",), name="samplers-end").start()
+        if not event.data.get("launched"):
             return
         for number in self._plans:
             if (known := self._threads.get(number)) is None or not known.is_alive():

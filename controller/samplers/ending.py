@@ -9,7 +9,7 @@ from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import SlipwayError
 from controller.core.formats import DamagedRecordError
-from controller.gcp.errors import ServiceDisabledError
+from controller.gcp.errors import GoogleError, ServiceDisabledError
 from controller.lease.lease import Lease, LeaseHeldError, lease_guard, pod_lease
 from controller.plan.build import Plan
 from controller.plan.samplers import sampler_plans
@@ -19,6 +19,7 @@ from controller.records.ledger import Ledger
 from controller.records.recorder import Recorder
 from controller.records.spending import Spending, close_billing, read_claim
 from controller.resources.pod.node import Node
+from controller.run.launch import running_runs
 
 RIVALS = 3
 """Controllers that may acquire a lease first before we give up."""
@@ -39,10 +40,22 @@ def end_pod(plan: Plan, context: Context, why: str, *, only_own: bool = True, on
         LeaseHeldError: several others were faster.
     """
     lease = pod_lease(plan, context)
+    context.google.hurry()
     try:
         seen = plan.observe_pod(context)
     except ServiceDisabledError:
         return False  # without the API there is no pod
+    try:
+        return _end_seen(plan, context, lease, seen, why, only_own=only_own, only_idle=only_idle)
+    except GoogleError as error:  # of the bucket, or of the deletion, which is tried again then
+        return not only_idle and _delete_without_bucket(plan, context, seen, error, only_own=only_own)
+
+
+def _end_seen(
+    plan: Plan, context: Context, lease: Lease, seen: Absent | Pending | Node, why: str, *, only_own: bool,
+    only_idle: bool,
+) -> bool:  # fmt: skip
+    """End a run on a pod as it was seen. Arguments and result as of `end_pod`."""
     other = lease.current_other()
     if isinstance(seen, Absent) and other is None:
         return False
@@ -65,6 +78,28 @@ def end_pod(plan: Plan, context: Context, why: str, *, only_own: bool = True, on
     return True
 
 
+def _delete_without_bucket(
+    plan: Plan, context: Context, seen: Absent | Pending | Node, error: GoogleError, *, only_own: bool
+) -> bool:
+    """Delete a pod whose lease cannot be read; return whether there was one.
+
+    Raises:
+        CloudError: another run may use it, as its workers say, or do not say.
+    """
+    if isinstance(seen, Absent):
+        return False
+    if only_own and isinstance(seen, Node) and seen.is_ready:
+        try:
+            others = running_runs(seen.fleet(context)) - {plan.run_id}
+        except SlipwayError:
+            raise error from None
+        if others:
+            return False
+    destroy([replace(plan.node, depends_on=())], context)
+    context.events.note(plan.run_id, f"warning: the end of its pod's time is not on record: {error}")
+    return True
+
+
 def _end_and_delete(plan: Plan, context: Context, lease: Lease, why: str) -> None:
     ledger = Ledger(context.google, plan.bucket, plan.run_id)
     ledger.record_cancellation()  # its follower must not take this for a preemption
@@ -74,7 +109,10 @@ def _end_and_delete(plan: Plan, context: Context, lease: Lease, why: str) -> Non
         close_billing(context, plan.bucket, plan.config, current, why)
     destroy([replace(plan.node, depends_on=())], context)
     spending = Spending(context.google, context.clock, plan.bucket, plan.run_id, plan.config)
-    Recorder(plan, context, ledger, ()).record_stop("cancelled", why, spending)
+    try:
+        Recorder(plan, context, ledger, ()).record_stop("cancelled", why, spending)
+    except GoogleError as error:
+        context.events.note(plan.run_id, f"warning: the end of the run is not on record: {error}")
     lease.release(f"deleted: {why}", 0)
 
 

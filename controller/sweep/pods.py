@@ -7,11 +7,11 @@ from controller.agent.protocol import OBSERVE
 from controller.context import Context
 from controller.core.formats import dump, load
 from controller.gcp.client import GoogleClient
-from controller.gcp.errors import NotFoundError
+from controller.gcp.errors import GoogleError, NotFoundError
 from controller.lease.lease import Lease, LeaseHeldError, lease_guard, pod_lease
 from controller.plan.build import Plan
 from controller.reconcile.reconciler import destroy
-from controller.records.ledger import Ledger
+from controller.records.ledger import record_cancellations
 from controller.records.spending import close_billing
 from controller.resources.pod.node import Node
 from controller.resources.workers.base import active_runs
@@ -47,9 +47,20 @@ def running_runs(node: Node, context: Context) -> set[str]:
 
 def delete_if_unused(plan: Plan, context: Context, why: str) -> None:
     """Delete the pod unless another run uses it or waits for it."""
-    if PodQueue(context.google, context.clock, plan.bucket, plan.node.name).waiting_runs():
-        return
+    context.google.hurry()
     lease = pod_lease(plan, context)
+    try:
+        if PodQueue(context.google, context.clock, plan.bucket, plan.node.name).waiting_runs():
+            return
+        _delete_if_idle(plan, context, lease, why)
+    except GoogleError as error:
+        current = managed_node(plan, context)
+        if current is not None and not running_runs(current, context):
+            _delete_without_bucket(plan, context, error)
+
+
+def _delete_if_idle(plan: Plan, context: Context, lease: Lease, why: str) -> None:
+    """Delete the pod under its lease unless a run uses it."""
     with suppress(LeaseHeldError), lease_guard(lease, plan, context):
         if (
             (current := managed_node(plan, context)) is not None
@@ -61,13 +72,23 @@ def delete_if_unused(plan: Plan, context: Context, why: str) -> None:
 
 def force_delete(plan: Plan, context: Context, node: Node) -> None:
     """Delete the pod whatever runs there, after its controller has released the lease."""
-    for run_id in running_runs(node, context):  # its follower must not take this for a preemption
-        Ledger(context.google, plan.bucket, run_id).record_cancellation()
+    context.google.hurry()
+    # a follower must not take this for a preemption
+    record_cancellations(context.google, plan.bucket, running_runs(node, context))
     lease = pod_lease(plan, context)
-    with lease_guard(lease, plan, context):
-        lease.take_over("deleted")
-        _delete_under_lease(plan, node, context, lease, "deleted by down")
-        lease.release("deleted by down", 0)
+    try:
+        with lease_guard(lease, plan, context):
+            lease.take_over("deleted")
+            _delete_under_lease(plan, node, context, lease, "deleted by down")
+            lease.release("deleted by down", 0)
+    except GoogleError as error:
+        _delete_without_bucket(plan, context, error)
+
+
+def _delete_without_bucket(plan: Plan, context: Context, error: GoogleError) -> None:
+    """Delete the pod although the bucket does not answer; or again, if it was Google's answer to the deletion."""
+    context.events.note(plan.run_id, f"warning: the end of the pod's time is not on record: {error}")
+    destroy([replace(plan.node, depends_on=())], context)
 
 
 def _delete_under_lease(plan: Plan, node: Node, context: Context, lease: Lease, why: str) -> None:

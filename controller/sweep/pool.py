@@ -18,6 +18,7 @@ from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.errors import LeaseLostError, SlipwayError
 from controller.core.events import Event, Events
+from controller.gcp.errors import GoogleError
 from controller.lease.lease import Lease
 from controller.records.ledger import Ledger, Result
 from controller.resources.pod.node import Node
@@ -143,11 +144,16 @@ class PodPool:
                     self._contexts.append(context)
                     if self._detaching.is_set():
                         return
-                while job is not None:
-                    record_assignment(context.google, self.bucket, self.sweep_id, pod, job.run_id)
-                    if not self._run_job(job, pod, context, emulator):
-                        return
-                    job = self._next_job(pod)
+                try:
+                    while job is not None:
+                        record_assignment(context.google, self.bucket, self.sweep_id, pod, job.run_id)
+                        if not self._run_job(job, pod, context, emulator):
+                            return
+                        job = self._next_job(pod)
+                except GoogleError:  # between two runs: the pod waits for none that may never come
+                    if cleanup.on_success == "delete":
+                        self._release_pod(pod, context)
+                    raise
                 if cleanup.on_success == "delete":
                     self._release_pod(pod, context)
         except BaseException as error:  # raised again in the thread that started the sweep

@@ -14,9 +14,8 @@ import pytest
 from controller.cli import main
 from controller.core.errors import ConfigError
 from controller.records import index
-from controller.records.diff import diff_records
 from controller.records.recorder import program_name
-from controller.records.table import as_csv, filter_rows, flat, format_table
+from controller.records.table import as_csv, diff_records, filter_rows, flat, format_table
 from tests.paths import ROOT
 
 ROWS = [

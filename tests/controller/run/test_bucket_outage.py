@@ -18,6 +18,7 @@ from controller.recovery.verdict import AttemptOutcome, Verdict, VerdictKind
 from controller.run.attempt import AttemptRunner
 from controller.run.drive import drive
 from tests.controller.gcp.test_retries import STORM, Waiting
+from tests.controller.recovery.test_policy import recovery as policy
 from tests.controller.run.test_damaged_objects import Scene, opened
 from tests.controller.run.test_standby import Scene as StandbyScene
 
@@ -52,16 +53,13 @@ def test_the_end_of_a_run_is_recorded_when_the_bucket_is_back(
         result = drive(options, plan, context, None, screen)
         assert result is not None
         assert result == Ledger(context.google, plan.bucket, plan.run_id).result()
-        waits = [text for text in said if "does not answer (backend error); the run goes on, waiting" in text]
+        waits = [text for text in said if "has not taken the result: backend error" in text]
         assert len(waits) == (method != "checkpoints"), "what the end does not need is not asked"
 
 
 def executor(hours: float) -> tuple[RecoveryExecutor, Waiting, list[str]]:
     clock, said = Waiting(), list[str]()
-    config = SimpleNamespace(
-        checkpoint=SimpleNamespace(max_outage_hours=hours),
-        recovery=SimpleNamespace(policy=SimpleNamespace(network_lost="wait")),
-    )
+    config = SimpleNamespace(checkpoint=SimpleNamespace(max_outage_hours=hours), recovery=policy())
     plan: Any = SimpleNamespace(config=config, bucket="b", run_id="run-1")
     events = SimpleNamespace(note=lambda _, message: said.append(message))
     context: Any = SimpleNamespace(clock=clock, events=events)

@@ -18,6 +18,7 @@ from controller.records.recorder import Recorder
 from controller.records.spending import PodLifetime
 from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.run.drive import RunDriver, drive
+from controller.run.ending import Ending
 from tests.controller.run.test_damaged_objects import opened
 
 
@@ -59,7 +60,7 @@ def test_a_failure_is_told_although_the_bucket_of_an_earlier_launch_is_gone(
 
     with opened(tmp_path, monkeypatch) as (options, plan, context):
         monkeypatch.setattr(RunDriver, "run", fail)
-        monkeypatch.setattr(RunDriver, "_own_pod", lambda _: None)
+        monkeypatch.setattr(Ending, "own_pod", lambda _: None)
         monkeypatch.setattr(Recorder, "record_stop", no_bucket)
         said: list[str] = []
 

@@ -223,7 +223,7 @@ def test_silence_after_an_exception_in_a_thread_is_an_error_of_that_worker(monke
 
 
 def test_an_exception_of_any_worker_is_shown_live_and_its_silence_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.run.traceback_watch.SILENT_SECONDS", 0.1)
+    monkeypatch.setattr("controller.recovery.traceback_watch.SILENT_SECONDS", 0.1)
     log = 'Traceback (most recent call last):\n  File "/w/d.py", line 7, in f\n    x\nKeyError: 1\n'
     alive: list[Any] = [{"heartbeat": 1.0}, "pause"] * 20
     fleet = FakeFleet(

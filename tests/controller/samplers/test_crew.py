@@ -70,6 +70,15 @@ class Stage:
         """Sample until the controller leaves."""
         context.clock.sleep(600)
 
+    def end_of_program(self) -> None:
+        """The trainer has finished, and its result waits for the bucket until the samplers have gone."""
+        self.launch()
+        self.context.events.note("run", "the bucket has not taken the result", ended=True)
+        late = self.clock.deadline(60)
+        while len(self.ended) < 2 and not late():
+            self.clock.sleep(0.01)
+        assert {why for _, why in self.ended} == {"the trainer's run has ended"}
+
     def launch(self) -> None:
         self.context.events.note("run", "launched attempt", launched=True)
 
@@ -87,6 +96,11 @@ def test_pods_start_with_the_trainer_and_go_on_without_this_controller(stage: St
     assert stage.run() is None
     assert sorted(stage.driven) == ["run-sampler-1", "run-sampler-2"]
     assert stage.ended == []
+
+
+def test_pods_of_a_finished_run_do_not_wait_for_the_bucket(stage: Stage) -> None:
+    stage.trainer = stage.end_of_program
+    stage.run()
 
 
 def test_without_a_launch_nothing_is_driven_or_deleted(stage: Stage) -> None:

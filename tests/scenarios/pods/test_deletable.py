@@ -1,7 +1,9 @@
 """Whatever fails for good while a run goes through its steps, `down` ends what is billed.
 
 The table has rows for every kind of resource, and for each later step of a run. A kind without a row fails
-`test_every_step_has_a_row`.
+`test_every_kind_of_resource_has_a_row`. Each request is refused in one of three ways, in turns: one place makes errors
+of them (`controller/gcp/errors.py`). Commands and objects, which fail on a pod that is there, do so in one life, one
+after the other, on a new pod each time.
 """
 
 from __future__ import annotations
@@ -143,17 +145,19 @@ class Failure:
 
 
 def rows() -> Iterator[Failure]:
-    for step, requests in REQUESTS.items():
-        yield from (Failure(step, m, status) for m in requests for status in STATUSES.get(m, REFUSALS))
-    for step, objects in OBJECTS.items():
-        yield from (Failure(step, match, status) for match in objects for status in (403, 500))
-    for step, commands in COMMANDS.items():
-        yield from (Failure(step, command) for command in commands)
+    all_requests = [(step, match) for step, requests in REQUESTS.items() for match in requests]
+    for number, (step, match) in enumerate(all_requests):
+        statuses = STATUSES.get(match, REFUSALS)
+        yield Failure(step, match, statuses[number % len(statuses)])
     yield Failure("ssh", "never answers")
     yield Failure("asset build", "exits with 7")
     yield Failure("bastion", "cannot reach Google")
 
 
+ON_THE_POD = [
+    *(Failure(step, match, (403, 500)[i % 2]) for i, (step, names) in enumerate(OBJECTS.items()) for match in names),
+    *(Failure(step, command) for step, commands in COMMANDS.items() for command in commands),
+]
 REFUSALS_IN_STORE = 10_000
 """How often a request is refused: more often than any test repeats it."""
 LASTING: dict[str, dict[str, Any]] = {
@@ -168,11 +172,10 @@ SAID = {
 }
 """What `up` says of a fault that has no counter."""
 FAST = {
-    Failure("ssh", "POST .*:getGuestAttributes", 403),
-    Failure("data disk", COMPUTE_OPERATIONS, 500),
-    Failure("worker code", "install_code"),
+    ("ssh", "POST .*:getGuestAttributes"),
+    ("data disk", COMPUTE_OPERATIONS),
 }
-ROWS = [row if row in FAST else pytest.param(row, marks=pytest.mark.deep) for row in rows()]
+ROWS = [row if (row.step, row.what) in FAST else pytest.param(row, marks=pytest.mark.deep) for row in rows()]
 
 
 def refused(match: str, status: int = 403) -> dict[str, Any]:
@@ -189,6 +192,8 @@ def nothing_is_billed(slipway: SlipwayCli) -> bool:
 def inject(slipway: SlipwayCli, row: Failure, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Make the step fail from now on, without pauses between retries; the list fills with the commands refused."""
     monkeypatch.setattr(retries, "_backoff_seconds", lambda state: 0.0)
+    monkeypatch.setattr(retries, "OUTAGE_SECONDS", 1.0)
+    monkeypatch.setattr(retries, "OUTAGE_PAUSE_SECONDS", 0.1)
     struck: list[str] = []
     if row.what in OBJECTS.get(row.step, ()):
         really_upload = client.GoogleClient.upload
@@ -240,11 +245,28 @@ def write_inputs(repository: Path) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_down_ends_what_is_billed(slipway: SlipwayCli, row: Failure, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_inputs(slipway.repository)
+    fails_and_is_deletable(slipway, row, monkeypatch)
+
+
+@pytest.mark.deep
+def test_down_ends_what_is_billed_whatever_fails_on_the_pod(
+    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_inputs(slipway.repository)
+    for number, row in enumerate(ON_THE_POD):
+        with monkeypatch.context() as patch:
+            fails_and_is_deletable(slipway, row, patch, f"run.name=life-{number}")
+        print(row, flush=True)  # the last one before a failure
+
+
+def fails_and_is_deletable(slipway: SlipwayCli, row: Failure, monkeypatch: pytest.MonkeyPatch, *more: str) -> None:
+    """Fail at a step of `up`, which `down` survives."""
     way = "queued" if "queuedResources" in row.what else "auto" if "Compute Engine" in row.step else "node"
     words = [ECHO_COMMAND, *ONE_WORKER, "cleanup.on_failure=keep", f"tpu.provisioner={way}"]
     words += ["ssh.ready_timeout_seconds=0.5", "recovery.max_program_failures=0", "recovery.max_preemptions=0"]
     words += ["recovery.max_create_attempts=2", "recovery.policy.network_lost=give_up", *WORDS.get(row.step, ())]
-    write_inputs(slipway.repository)
+    words += more
     slipway.packages = "requirements" if row.step == "wheels" else "image"
     monkeypatch.setattr(handover, "START_TIMEOUT_SECONDS", 1.0)
     struck = inject(slipway, row, monkeypatch)
@@ -276,13 +298,22 @@ def test_every_kind_of_resource_has_a_row() -> None:
     assert all((ROOT / test).is_file() for test in ELSEWHERE.values())
 
 
-def test_down_needs_no_bucket(slipway: SlipwayCli) -> None:
+def test_stop_and_down_need_no_bucket(slipway: SlipwayCli) -> None:
     """The rights on it may have gone since, and so may the bucket."""
-    words = [ECHO_COMMAND, "cleanup.on_success=keep"]
+    words = [ECHO_COMMAND, *ONE_WORKER, "tpu.capacity=on_demand", "cleanup.on_success=keep"]
     assert slipway("up", *words)[0] == 0
     assert not nothing_is_billed(slipway)
     no_bucket, no_ssh = refused("(GET|POST|PUT|PATCH) .*/storage/.*"), {"kind": "ssh_refused", "seconds": 36_000}
-    slipway.cloud().post("faults", {"key": "bucket", "faults": [no_bucket, {**no_ssh, "after_requests": 0}]})
+    slipway.cloud().post("faults", {"key": "bucket", "faults": [no_bucket]})
+    code, _, err = slipway("stop", *words)
+    assert code == 2
+    assert "cannot see whether a controller is at work (" in err
+    code, out, err = slipway("stop", *words, "--yes")
+    assert (code, "the end of the runs and of the pod's time is not on record" in err) == (0, True)
+    assert "stopped; `slipway up` starts it" in out
+    slipway.cloud().delete("faults")
+    assert slipway("up", *words, "run.name=again")[0] == 0
+    slipway.cloud().post("faults", {"key": "both", "faults": [no_bucket, {**no_ssh, "after_requests": 0}]})
     code, out, err = slipway("down", *words)
     assert code == 2
     assert "nothing was deleted; neither the pod's lease nor its workers can be read, so a run may be on it" in err
@@ -293,6 +324,7 @@ def test_down_needs_no_bucket(slipway: SlipwayCli) -> None:
     assert nothing_is_billed(slipway)
 
 
+@pytest.mark.deep
 def test_a_pod_whose_ssh_never_works_deletes_itself_without_a_controller(slipway: SlipwayCli) -> None:
     """Nobody runs `down`: the node's startup script deletes the pod, without SSH, agent or watchdog."""
     spec = {"kind": "ssh_refused", "seconds": 36_000}

@@ -23,7 +23,7 @@ HIDDEN = (
 
 
 def run(command: Command) -> int:
-    with open_session(command.options) as session:
+    with open_session(command.options, ends=True) as session:
         session.require_pod()
         with command.options.showing("looking for what Slipway created"):
             teardown = plan_teardown(session, command.flags.all)

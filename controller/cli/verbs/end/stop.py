@@ -6,8 +6,9 @@ import sys
 from controller.cli.main import Command
 from controller.core.errors import ConfigError
 from controller.core.layout import print_wrapped
+from controller.gcp.errors import GoogleError
 from controller.lease.lease import pod_lease
-from controller.records.ledger import Ledger
+from controller.records.ledger import record_cancellations
 from controller.records.spending import close_billing
 from controller.resources.pod.node import Node
 from controller.run.launch import running_runs
@@ -16,7 +17,7 @@ from controller.samplers.ending import end_pods
 
 
 def run(command: Command) -> int:
-    with open_session(command.options) as session:
+    with open_session(command.options, ends=True) as session:
         session.require_pod()
         with command.options.showing("observing the pod"):
             node = session.node()
@@ -40,24 +41,33 @@ def run(command: Command) -> int:
 
 
 def _stop(command: Command, session: Session, node: Node) -> None:
-    """Stop the pod under its lease, and end its billing on record."""
-    _record_stops(command, session)
+    """Stop the pod under its lease, and end its billing on record; with --yes also if the bucket does not answer."""
+    problems = _record_stops(command, session)
     plan, context = session.plan, session.context
     lease = pod_lease(plan, context)
     with lease.released_on_exit():
-        lease.take_over("stopped")
+        try:
+            lease.take_over("stopped")
+        except GoogleError as error:
+            if not command.flags.yes:
+                raise ConfigError(f"cannot see whether a controller is at work ({error}); --yes stops it") from error
+            problems.append(str(error))
         node.stop(context)
         lease.release("stopped", 0)
-    close_billing(context, plan.bucket, plan.config, node, "stopped")
+    try:
+        close_billing(context, plan.bucket, plan.config, node, "stopped")
+    except GoogleError as error:
+        problems.append(str(error))
+    for problem in problems[:1]:
+        print(f"the end of the runs and of the pod's time is not on record: {problem}", file=sys.stderr)
     for problem in end_pods(plan, context, "the trainer's pod was stopped"):
         print(f"not deleted: {problem}; `slipway down` deletes it", file=sys.stderr)
 
 
-def _record_stops(command: Command, session: Session) -> None:
-    """Record the stop, so that no controller takes it for a preemption."""
+def _record_stops(command: Command, session: Session) -> list[str]:
+    """Record the stop, so that no controller takes it for a preemption; return what went wrong."""
     fleet = session.fleet()
     running = running_runs(fleet) if fleet is not None else set()
     if running and not command.flags.yes:
         raise ConfigError(f"{', '.join(sorted(running))} is running on the pod; pass --yes to end it")
-    for run_id in running:
-        Ledger(session.context.google, session.plan.bucket, run_id).record_cancellation()
+    return record_cancellations(session.context.google, session.plan.bucket, sorted(running))

@@ -37,7 +37,7 @@ def run(command: Command) -> int:
 
 
 def _print_diff(command: Command, state: Path) -> int:
-    from controller.records.diff import diff_records, format_diff
+    from controller.records.table import diff_records, format_diff
 
     old, new = command.flags.diff
     found = diff_records(_load_record(command, state, old), _load_record(command, state, new))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.run.traceback_watch import KEPT_CHARACTERS, MAX_SHOWN, SILENT_SECONDS, TracebackWatch
+from controller.recovery.traceback_watch import KEPT_CHARACTERS, MAX_SHOWN, SILENT_SECONDS, TracebackWatch
 
 BROKEN = 'Traceback (most recent call last):\n  File "/w/train.py", line 21, in <module>\n    x\nValueError: {}\n'
 PEER = BROKEN.format("UNKNOWN: Gloo AllGather failed: Connection closed by peer")

@@ -1,0 +1,240 @@
+"""The program has ended and the bucket does not answer: what is billed goes at once, the records follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from controller.cleanup import teardown
+from controller.context import Context
+from controller.core.errors import OverBudgetError, ProgramFailedError, WrongDevicesError
+from controller.gcp.errors import ForbiddenError, GoogleError
+from controller.gcp.folder_store import FolderClient
+from controller.gcp.retries import ATTEMPTS, OUTAGE_SECONDS, Retries
+from controller.lease.lease import pod_lease
+from controller.plan.build import Plan
+from controller.records import index
+from controller.records.kept_result import ResultNotRecordedError, kept_file, record_kept_result
+from controller.records.ledger import Launch, Ledger, Result
+from controller.records.spending import Spending
+from controller.recovery.verdict import AttemptOutcome, Verdict, VerdictKind
+from controller.run import ending
+from controller.run.attempt import AttemptResult, AttemptRunner
+from controller.run.drive import drive
+from controller.run.options import RunOptions
+from controller.samplers import ending as samplers
+from controller.sweep import pods
+from tests.controller.gcp.test_retries import STORM, Waiting, answering
+from tests.controller.run.test_damaged_objects import NODE, opened
+
+FORBIDDEN = ForbiddenError("storage objects.insert", 403, "forbidden", "no")
+FOREVER = 10.0**9
+SECONDS_TO_DELETE = 60.0
+"""Most that a pod may be billed after the end of its program; each request of the bucket waits for none of it here."""
+
+
+class Stage:
+    """A run on a pod that is billed; its bucket fails from the end of the program on, its time passes in sleeps."""
+
+    def __init__(self, options: RunOptions, plan: Plan, context: Context, patch: pytest.MonkeyPatch) -> None:
+        self.options, self.plan, self.context, self.patch = options, plan, context, patch
+        self.clock, self.outage_until, self.error = Waiting(), 0.0, STORM
+        self.said, self.deleted, self.attempts = list[str](), list[float](), 0
+        self.others, self.verdict = set[str](), Verdict(VerdictKind.FINISHED)
+        self.ledger = Ledger(context.google, plan.bucket, plan.run_id)
+        for name in ("sleep", "monotonic"):
+            patch.setattr(context.clock, name, getattr(self.clock, name))
+        patch.setattr(context.clock, "boot_time", self.clock.monotonic)
+        for name in ("upload", "download", "call", "object_metadata"):
+            patch.setattr(FolderClient, name, self.failing(getattr(FolderClient, name)))
+        there = SimpleNamespace(**vars(NODE), is_ready=True, is_managed=True, adopt=False, fleet=lambda _: None)
+        patch.setitem(vars(plan.node), "adopt", False)
+        patch.setattr(type(plan.node), "find", lambda *_, **__: None if self.deleted else there)
+        for module in (ending, samplers, pods, teardown):
+            patch.setattr(module, "destroy", self.destroy)
+        for module in (ending, samplers):
+            patch.setattr(module, "running_runs", lambda _: self.others)
+        patch.setattr(ending, "stop", lambda *_: None)
+        patch.setattr(AttemptRunner, "run", lambda runner: self.attempt(runner))
+
+    def failing(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*arguments: Any, **more: Any) -> Any:
+            if self.clock.time < self.outage_until:
+                raise self.error
+            return real(*arguments, **more)
+
+        return act
+
+    def destroy(self, _: object, context: Context) -> None:
+        context.before_pod_write()
+        self.deleted.append(self.clock.time)
+
+    def attempt(self, runner: AttemptRunner) -> AttemptResult:
+        """The program ends, and with it the bucket."""
+        self.attempts += 1
+        now = self.context.clock.now()
+        runner.lease.ensure()
+        self.ledger.record_launch(Launch(1, "uid-1", now, 1))
+        runner.spending.open_billing(NODE)
+        runner.recorder.begin(cast(Any, SimpleNamespace(call_all=lambda *_, **__: [None])))
+        self.outage_until = self.clock.time + self.outage_seconds
+        end: Any = {"summary": {"loss": 1.5}, "log_tail": "", "code": 0, "signal": None}
+        return AttemptResult(1, AttemptOutcome(self.verdict, ((0, end),)), launched=now)
+
+    def up(self, outage_seconds: float = FOREVER, **cleanup: str) -> Result | None:
+        self.outage_seconds = outage_seconds
+        for key, value in {"on_success": "delete", **cleanup}.items():
+            self.patch.setitem(vars(self.plan.config.cleanup), key, value)
+
+        def hear(event: Any) -> None:
+            self.said.append(event.message)
+
+        hear.show_result, hear.ask = lambda *_, **__: None, lambda *_: True  # type: ignore[attr-defined]
+        return drive(self.options, self.plan, self.context, None, cast(Any, hear))
+
+    def lives(self) -> list[bool]:
+        spending = Spending(self.context.google, self.clock, self.plan.bucket, self.plan.run_id, self.plan.config)
+        return [life.ended is not None for life in spending.lifetimes()]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    with opened(tmp_path, monkeypatch) as (options, plan, context):
+        yield Stage(options, plan, context, monkeypatch)
+
+
+@pytest.mark.parametrize("error", [STORM, FORBIDDEN])
+def test_a_result_that_is_never_taken_is_kept_and_recorded_by_the_next_verb(stage: Stage, error: GoogleError) -> None:
+    stage.error = error
+    with pytest.raises(
+        ResultNotRecordedError, match=r"has finished; its pod is deleted, but .* It is kept in"
+    ) as raised:
+        stage.up()
+    assert raised.value.exit_code == 2
+    assert len(stage.deleted) == 1
+    assert stage.deleted[0] <= SECONDS_TO_DELETE
+    assert stage.clock.time <= OUTAGE_SECONDS + SECONDS_TO_DELETE
+    file = kept_file(stage.context.state_dir, stage.plan.run_id)
+    assert str(file) in str(raised.value)
+    [row] = index.load_rows(stage.context.state_dir)
+    assert (row["state"], row["metrics"]) == ("finished", {"loss": 1.5})
+    record_kept_result(stage.context, stage.ledger)
+    assert file.is_file(), "the bucket is still out"
+    stage.outage_until = 0.0
+    assert stage.lives() == [False]
+    result = stage.up()
+    assert (stage.attempts, stage.lives()) == (1, [True]), "nothing runs again"
+    assert result is not None
+    assert (result, result.summary) == (stage.ledger.result(), {"loss": 1.5})
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(("seconds", "cleanup"), [(0.0, "delete"), (180.0, "delete"), (180.0, "keep")])
+def test_a_bucket_that_comes_back_takes_the_result(stage: Stage, seconds: float, cleanup: str) -> None:
+    result = stage.up(seconds, on_success=cleanup)
+    assert result is not None
+    assert result == stage.ledger.result()
+    assert len(stage.deleted) == (cleanup == "delete")
+    assert stage.lives() == [cleanup == "delete"]
+    assert not kept_file(stage.context.state_dir, stage.plan.run_id).exists()
+    assert any("has not taken the result" in text for text in stage.said) == bool(seconds)
+
+
+def test_a_pod_that_another_run_uses_stays(stage: Stage) -> None:
+    """The bucket does not say so; the workers do."""
+    stage.others = {"run-2"}
+    assert stage.up(180.0) is not None
+    assert stage.deleted == []
+    assert "the pod stays for the next run: run-2" in stage.said
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        (VerdictKind.OVER_BUDGET, OverBudgetError, "was ended: it is over"),
+        (VerdictKind.DEVICE_MISMATCH, WrongDevicesError, "device mismatch: worker 0"),
+        (VerdictKind.PROGRAM_ERROR, ProgramFailedError, "program error: worker 0"),
+    ],
+)
+def test_a_run_that_is_ended_for_good_leaves_no_pod(
+    stage: Stage, kind: VerdictKind, error: type[Exception], words: str
+) -> None:
+    stage.verdict = Verdict(kind, ("it is over",), 0)
+    with pytest.raises(error, match=words):
+        stage.up(on_failure="delete")
+    assert len(stage.deleted) == 1
+    assert stage.deleted[0] <= SECONDS_TO_DELETE
+    assert any("is not on record" in text for text in stage.said)
+
+
+def test_a_cancelled_run_ends_within_minutes(stage: Stage) -> None:
+    stage.verdict = Verdict(VerdictKind.CANCELLED, ("cancelled",))
+    assert stage.up() is None
+    assert stage.clock.time <= OUTAGE_SECONDS + SECONDS_TO_DELETE
+    assert any("warning: the end of the run is not on record" in text for text in stage.said)
+
+
+@contextmanager
+def out(stage: Stage) -> Iterator[None]:
+    stage.outage_until = FOREVER
+    yield
+    stage.outage_until = 0.0
+    assert stage.clock.time <= SECONDS_TO_DELETE
+
+
+def test_pods_of_samplers_and_of_sweeps_wait_for_no_bucket(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, context, there = stage.plan, stage.context, stage.plan.node.find(stage.context)
+    monkeypatch.setattr(type(plan), "observe_pod", lambda *_: there)
+    monkeypatch.setattr(samplers, "Node", SimpleNamespace)
+    monkeypatch.setattr(pods, "managed_node", lambda *_: there)
+    monkeypatch.setattr(pods, "running_runs", lambda *_: stage.others)
+    acts: list[Callable[[], object]] = [
+        lambda: samplers.end_pod(plan, context, "over"),
+        lambda: samplers.end_pod(plan, context, "over", only_own=False),
+        lambda: pods.delete_if_unused(plan, context, "over"),
+        lambda: pods.force_delete(plan, context, cast(Any, there)),
+    ]
+    for act in acts:
+        stage.deleted.clear()
+        with out(stage):
+            act()
+        assert len(stage.deleted) == 1
+    stage.deleted.clear()
+    stage.others = {"run-2"}
+    with out(stage):
+        assert not samplers.end_pod(plan, context, "over")
+        pods.delete_if_unused(plan, context, "over")
+    assert stage.deleted == [], "what another run uses stays"
+    assert pod_lease(plan, context).last_token == 0
+
+
+def test_a_hurried_client_asks_a_silent_bucket_once_a_request() -> None:
+    clock = Waiting()
+    retries, asked = Retries(clock), list[int]()
+
+    def ask(*errors: GoogleError | None) -> None:
+        request, sent = answering(*errors), 0
+
+        def counted() -> str:
+            nonlocal sent
+            sent += 1
+            return request()
+
+        with suppress(GoogleError):
+            retries.call(counted, api="storage")
+        asked.append(sent)
+
+    ask(STORM)
+    retries.is_hurried = True
+    ask(STORM)
+    ask(None)
+    ask(STORM)
+    assert asked == [ATTEMPTS, 1, 1, ATTEMPTS]
+    with pytest.raises(GoogleError):
+        retries.call(answering(STORM), api="tpu")
+    assert clock.time > 0
