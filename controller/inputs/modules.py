@@ -119,7 +119,7 @@ def find_signature(
         tree = ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
         raise DefinitionError(f"{path}, line {error.lineno}: {error.msg}") from None
-    except (ValueError, RecursionError) as error:  # such as a null byte
+    except (ValueError, RecursionError, MemoryError) as error:  # such as a null byte; nested too deeply
         raise DefinitionError(f"{path} is no Python: {error}") from None
     defined = {defined: node for node in tree.body for defined in _defined_names(node)}
     if name in defined:

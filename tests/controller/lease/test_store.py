@@ -58,7 +58,7 @@ HOSTILE: list[dict[str, Any]] = [
     {"exit_code": "none"},
     {"exit_code": 1 << 40},
 ]
-BROKEN = ["", "{", "null", "7", "[]", "{}", '"lease"', "[" * 4000, "\ud800"]
+BROKEN = ["", "{", "null", "7", "[]", "{}", '"lease"', "\ud800"]
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_what_the_agent_cannot_do_is_told_in_its_words(make_pod) -> None:
     assert "Traceback" in caught.value.detail
 
 
-@pytest.mark.parametrize("answer", ["[1]", "1", "null", "[" * 100_000, "nonsense"])
+@pytest.mark.parametrize("answer", ["[1]", "1", "null", "nonsense"])
 def test_an_answer_that_is_none_is_an_error_of_that_worker(make_pod, answer: str) -> None:
     """Whoever can replace the agent there, as the experiment's code can, may answer anything."""
     pod, fleet = make_pod()

@@ -311,7 +311,7 @@ def test_streams_must_share_the_rows_and_have_documents(tmp_path):
         batches.Dataset(data).validation_batches(LOOP, range(ROWS))
 
 
-BAD = ('{"text": "half \\ud83d"}', "[" * 100_000, '{"text": 5}', '{"body": "x"}', "oops", "9" * 5000)
+BAD = ('{"text": "half \\ud83d"}', "[", '{"text": 5}', '{"body": "x"}', "oops", "9" * 5000)
 
 
 def with_bad_lines(tmp_path, **keys) -> Corpus:

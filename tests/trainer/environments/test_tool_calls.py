@@ -81,7 +81,6 @@ def test_calls_are_read_with_the_text_before_them() -> None:
         *("", "42", "</tool_call>", "<tool_call></tool_call>", "<tool_call>[]</tool_call>", "<tool_call>{a"),
         *('<tool_call>{"name": "a"}</tool_call>', '<tool_call>{"name": 1, "arguments": {}}</tool_call>'),
         '<tool_call>{"name": "a", "arguments": {}}</tool_call><tool_call>x</tool_call>',
-        "<tool_call>" + "[" * 100_000,
     ],
 )
 def test_what_is_no_call_stays_a_text(response: str) -> None:

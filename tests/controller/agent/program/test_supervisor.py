@@ -290,7 +290,7 @@ def test_a_summary_comes_with_the_state(run: ProgramRun) -> None:
     assert run.wait_ended()["summary"] == {"accuracy_after": 0.9}
     (run.folder / "summary.json").write_text("{half")
     assert "not JSON" in run.state()["summary"]["error"]
-    for text, words in (("[1]", "JSON object"), ("[" * 5000, "not JSON"), (" " * (1 << 20) + "{}", "larger than")):
+    for text, words in (("[1]", "JSON object"), (" " * (1 << 20) + "{}", "larger than")):
         (run.folder / "summary.json").write_text(text)
         assert words in run.state()["summary"]["error"]
 

