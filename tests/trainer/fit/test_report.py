@@ -168,24 +168,18 @@ def test_fixes_are_tried_in_order_and_the_first_that_helps_is_told(lm_run, usabl
         assert {v.name: v.fits for v in found[1]} == {"update": True, "eval": True}
 
 
-def test_without_the_compiler_there_is_a_clear_word(lm_run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+def test_a_missing_compiler_or_an_unknown_slice_is_one_line(lm_run, tmp_path, monkeypatch, capsys):
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(lm_run))
-    assert report.main([str(file)]) == 2
-    assert capsys.readouterr().err.startswith("the TPU compiler is not installed: run `python -m pip install libtpu")
-
-
-def test_slices_without_the_compiler_or_of_an_unknown_type_are_one_line(lm_run, tmp_path, monkeypatch, capsys):
-    file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump(lm_run))
-    monkeypatch.setattr(topologies, "require_compiler", lambda: None)
-    assert report.main([str(file), "--slices", "v6e-8,v5e-8"]) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(topologies, "require_compiler", lambda: None)
+        assert report.main([str(file), "--slices", "v6e-8,v5e-8"]) == 2
     assert capsys.readouterr().err == "--slices: unknown type 'v5e-8'; closest: v5litepod-8\n"
-    monkeypatch.undo()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert report.main([str(file), "--slices", "v6e-8"]) == 2
-    assert capsys.readouterr().err.startswith("the TPU compiler is not installed: run `python -m pip install libtpu`")
+    for flags in ([], ["--slices", "v6e-8"]):
+        assert report.main([str(file), *flags]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("the TPU compiler is not installed: run `python -m pip install libtpu")
 
 
 @needs_compiler

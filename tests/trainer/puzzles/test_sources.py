@@ -108,17 +108,6 @@ def test_the_arrays_of_the_study(tmp_path: Path, puzzles: np.ndarray) -> None:
     assert np.array_equal(data.train.labels, puzzles[:COUNT, 1] + 1)
 
 
-def test_mazes_with_their_symmetries(tmp_path: Path) -> None:
-    row = ["x", "S #    # ##   G  "[:16], "", "3"]
-    row[1], row[2] = "S # " + "    " + " ## " + "   G", "So# " + " ooo" + " ##o" + "   G"
-    for split in ("train", "test"):
-        write_csv(tmp_path / "source" / f"{split}.csv", [row])
-    data = build(tmp_path, "maze", "--source", tmp_path / "source", "--augment", 7)
-    assert (data.kind, data.vocabulary) == ("maze", 6)
-    assert len(np.unique(data.train.inputs, axis=0)) == 8
-    assert data.test.labels[0].tolist()[:4] == [3, 5, 1, 2]
-
-
 BROKEN = {
     "length": (1, lambda text: text[:-1], r"train.csv:12: question has 15 characters, not 16"),
     "character": (1, lambda text: "x" + text[1:], r"train.csv:12: question has 'x' at character 1; known are '01234'"),
@@ -211,14 +200,16 @@ def test_sudoku_extreme_is_read_as_its_authors_builder_reads_it(
     assert min(harder.train.ratings) >= 10
 
 
-def test_mazes_may_have_any_rating(tmp_path: Path) -> None:
+def test_mazes_have_symmetries_and_may_have_any_rating(tmp_path: Path) -> None:
     """Spaces at both ends of a board are cells. The columns of three rows: ` S `, ` # `, `G  `."""
     rows = [["made", " S  # G  ", "oS o# G  ", rating] for rating in ("112.5", "")]
     for split in ("train", "test"):
         write_csv(tmp_path / "mazes" / f"{split}.csv", rows)
-    data = build(tmp_path, "maze", "--source", tmp_path / "mazes")
+    words = ("maze", "--source", tmp_path / "mazes")
+    data = build(tmp_path, *words, "--augment", 7)
+    assert (data.kind, data.vocabulary) == ("maze", 6)
     assert data.train.ratings.tolist() == [-1, -1]
     assert data.train.inputs[0].tolist() == [2, 3, 2, 2, 1, 2, 4, 2, 2]
-    assert (
-        main(["maze", "--source", str(tmp_path / "mazes"), "--min-rating", "1", "--output", str(tmp_path / "no")]) == 2
-    )
+    assert data.test.labels[0].tolist()[:4] == [5, 3, 2, 5]
+    assert len(np.unique(data.train.inputs, axis=0)) == 8
+    assert main([*map(str, words), "--min-rating", "1", "--output", str(tmp_path / "no")]) == 2

@@ -190,18 +190,17 @@ def test_groups_that_teach_nothing_are_drawn_anew(checks) -> None:
         assert all((a[name] == b[name]).all() for name in b)
 
 
-def test_after_so_many_draws_the_rest_is_left_out(checks) -> None:
-    draws = [["2", "3", "5", "5"], ["1", "1", "5", "5"]]
+@pytest.mark.parametrize(
+    ("second", "weights", "equal", "unused"),
+    [(["1", "1", "5", "5"], [0, 0, 1, 1], 6 / 8, 0), (["1", "2", "4", "5"], [1, 1, 1, 1], 2 / 8, 2 / 8)],
+)
+def test_after_so_many_draws_the_rest_is_left_out_and_what_is_too_much_is_counted(
+    checks, second, weights, equal, unused
+) -> None:
+    draws = [["2", "3", "5", "5"], second]
     rollout, _, _ = drawn(checks, *draws, filter_zero_variance_groups=True, max_resample_rounds=1)
-    assert sorted(rollout.batches[0]["weight"].tolist()) == [0, 0, 1, 1]
-    assert rollout.metrics["filtered_equal"] == 6 / 8
-
-
-def test_what_was_drawn_for_nothing_is_counted(checks) -> None:
-    draws = [["2", "3", "5", "5"], ["1", "2", "4", "5"]]
-    rollout, _, _ = drawn(checks, *draws, filter_zero_variance_groups=True, max_resample_rounds=1)
-    assert (rollout.metrics["filtered_equal"], rollout.metrics["unused"]) == (2 / 8, 2 / 8)
-    assert rollout.batches[0]["weight"].tolist() == [1, 1, 1, 1]
+    assert sorted(rollout.batches[0]["weight"].tolist()) == weights
+    assert (rollout.metrics["filtered_equal"], rollout.metrics["unused"]) == (equal, unused)
 
 
 @pytest.mark.parametrize("taken", [0, 1])
