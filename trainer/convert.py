@@ -17,6 +17,7 @@ import jax
 from etils import epath
 
 from conf.schema.training.run_yaml import RunFileError
+from trainer.corpus import files
 from trainer.policy.export import FORMATS, export_weights
 from trainer.pretrained import hf_families, hf_files, store
 from trainer.pretrained.hf_files import PretrainedError
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=dtypes, help="dtype of an export (default: that of the weights)")
     parser.add_argument("--tokenizer", metavar="FILE", help="tokenizer.json of an export, if the source has none")
     options = parser.parse_args(arguments)
+    files.use_buckets()
     jax.config.update("jax_platforms", "cpu")  # a TPU that is here is left to who trains on it
     try:
         if (options.target / store.DESCRIPTION_FILE).exists() or (options.target / "config.json").exists():

@@ -14,14 +14,13 @@ import sys
 import traceback
 from pathlib import Path
 
-import fsspec
-import fsspec.config
 import jax
 
 from conf.schema.training.run_yaml import LocalRunFileError, RunFile, RunFileError, load
 from trainer.checkpoint import quiet_credentials
 from trainer.checkpoint.outage import OutageError, ReplacedError, wait_for_storage
 from trainer.checkpoint.storage import RunStorage
+from trainer.corpus import files
 from trainer.distributed import agreement, runtime
 from trainer.distributed import mesh as meshes
 from trainer.distributed.checksums import CorruptionError, DisagreementError
@@ -64,7 +63,7 @@ def main() -> None:
         runtime.set_cpu_threads(experiment.pod)
         runtime.keep_freed_memory(experiment.pod)
         runtime.join_processes(experiment.pod, JOIN_TIMEOUT_SECONDS, part=bool(experiment.sampler_workers))
-        _install_gcs_retries(experiment.checkpoint.max_outage_hours)
+        files.use_buckets(experiment.checkpoint.max_outage_hours)
         quiet_credentials.find_credentials(experiment.dir)
         wait_for_storage(RunStorage(experiment.dir), experiment.checkpoint.max_outage_hours)
         agreement.check_devices(experiment.pod)
@@ -90,13 +89,6 @@ def main() -> None:
         traceback.print_exc()
         runtime.exit_now(1)
     runtime.exit_together(code)
-
-
-def _install_gcs_retries(max_outage_hours: float) -> None:
-    """Use the retrying file system for all gs:// paths of this process; gcsfs is imported at the first of them."""
-    for scheme in ("gs", "gcs"):
-        fsspec.config.conf.setdefault(scheme, {})["max_outage_hours"] = max_outage_hours
-        fsspec.register_implementation(scheme, "trainer.checkpoint.gcs_retry.RetryingFileSystem", clobber=True)
 
 
 def train(experiment: RunFile, folder: Path) -> None:

@@ -39,7 +39,7 @@ def run_here(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(main.faulthandler, "register", lambda _: None)
     monkeypatch.setattr(main.logging, "basicConfig", lambda **_: None)  # pytest keeps its handlers
-    monkeypatch.setattr(main, "_install_gcs_retries", lambda _: None)
+    monkeypatch.setattr(main.files, "use_buckets", lambda _: None)
     monkeypatch.setattr(main.quiet_credentials, "find_credentials", lambda _: None)
     monkeypatch.setattr(main.runtime, "_exit", end)
     monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import fsspec
+import fsspec.config
+from etils import epath
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
@@ -12,6 +15,16 @@ from conf.schema.training.run_yaml import RunFileError
 
 BUFFER_BYTES = 1 << 16
 """Of what is read from a bucket; behind it, fsspec reads ahead by megabytes."""
+
+
+def use_buckets(max_outage_hours: float = 0.0) -> None:
+    """Use `buckets.BucketFileSystem` for all gs:// paths of this process; gcsfs is imported at the first of them.
+
+    Every program of the trainer calls it before it opens a path. max_outage_hours: how long a read is tried again.
+    """
+    for scheme in ("gs", "gcs"):
+        fsspec.config.conf.setdefault(scheme, {})["max_outage_hours"] = max_outage_hours
+        fsspec.register_implementation(scheme, "trainer.corpus.buckets.BucketFileSystem", clobber=True)
 
 
 def expand_glob(pattern: str, key: str) -> list[str]:
@@ -24,22 +37,26 @@ def expand_glob(pattern: str, key: str) -> list[str]:
             raise RunFileError(f"{key}: {pattern} is a folder; name the files in it, e.g. {pattern.rstrip('/')}/*")
         raise RunFileError(f"{key}: {pattern} does not exist")
     found = sorted(name for name, facts in system.glob(path, detail=True).items() if facts["type"] == "file")
-    system.invalidate_cache()  # a file that is opened later has the generation of then
     if not found:
         raise RunFileError(f"{key}: no file matches {pattern}")
     return [system.unstrip_protocol(name).removeprefix("file://") for name in found]
 
 
 @contextmanager
-def open_file(file: str) -> Iterator[io.BufferedReader]:
-    """Open a file as a binary stream of Python: what fsspec opens in a bucket has a `readline` without a limit."""
-    system, path = url_to_fs(file)
+def open_file(file: str | epath.Path) -> Iterator[io.BufferedReader]:
+    """Open a local file or an object, as a binary stream of Python."""
+    system, path = url_to_fs(str(file))
     if isinstance(system, LocalFileSystem):
         with open(path, "rb") as stream:  # noqa: PTH123
             yield stream
     else:
-        with system.open(path, "rb") as raw, io.BufferedReader(raw, BUFFER_BYTES) as stream:
+        with as_stream(system.open(path, "rb")) as stream:
             yield stream
+
+
+def as_stream(opened: Any) -> io.BufferedReader:
+    """Return what fsspec opened as a binary stream of Python; its own takes no limit in `readline`, for example."""
+    return opened if isinstance(opened, io.BufferedReader) else io.BufferedReader(opened, BUFFER_BYTES)
 
 
 class UnchangingFiles:

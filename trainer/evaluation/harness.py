@@ -47,7 +47,9 @@ def lm_eval(
     library, managers = import_module("lm_eval"), import_module("lm_eval.tasks")
     with tempfile.TemporaryDirectory() as folder:
         if path is not None:
-            _copy(epath.Path(path), Path(folder))
+            if not (place := epath.Path(path)).is_dir():
+                raise FileNotFoundError(f"{path} is no folder of tasks")
+            _copy(place, Path(folder))
         found = library.simple_evaluate(
             _language_model(model),
             tasks=list(tasks),

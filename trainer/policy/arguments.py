@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from etils import epath
 
+from trainer.corpus import files
 from trainer.policy.policy import Policy, Sampling
 
 
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load_policy(options: argparse.Namespace) -> tuple[Policy, Sampling]:
     """Return the policy and how to draw its responses. Raises RunFileError."""
+    files.use_buckets()
     policy = Policy(options.folder, tokenizer=options.tokenizer, dtype=options.dtype)
     named = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "max_new_tokens", "seed")}
     given = {name: value for name, value in named.items() if value is not None}

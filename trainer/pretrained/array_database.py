@@ -21,7 +21,6 @@ def check_database(folder: epath.Path) -> None:
         file = unquote(base) + unquote(name)
         wanted[file] = max(wanted[file], int(offset) + int(length))
     files, root = fsspec.url_to_fs(str(folder))
-    files.invalidate_cache()
     sizes = {name.removeprefix(f"{root}/"): item["size"] for name, item in files.find(root, detail=True).items()}
     for file, size in sorted(wanted.items()):
         if file not in sizes:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Collection, Iterator
@@ -19,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from conf.hugging_face.fields import UNQUANTIZED
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
+from trainer.corpus import files
 from trainer.models.weights import Params, weight_table
 from trainer.pretrained.hf_families import TensorMapping, tensor_mappings
 
@@ -42,6 +44,7 @@ SKIPPED = re.compile(
 READ_DTYPES = ("F64", "F32", "F16", "BF16")
 SHARD_BYTES = 2 << 30
 """Maximum size of written files; writing needs this memory beside the largest weight of all layers."""
+COPY_BYTES = 1 << 20
 SAFETENSORS_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int8": "I8"}
 
 
@@ -248,4 +251,7 @@ def _local_copy(file: epath.Path) -> Iterator[Path]:
         yield Path(file)
         return
     with tempfile.TemporaryDirectory() as folder:
-        yield Path(file.copy(epath.Path(folder) / file.name))
+        copy = Path(folder) / file.name
+        with files.open_file(file) as source, copy.open("wb") as target:
+            shutil.copyfileobj(source, target, COPY_BYTES)
+        yield copy

@@ -19,6 +19,7 @@ from zlib import crc32
 import numpy as np
 
 from conf.schema.training.run_yaml import RunFileError
+from trainer.corpus import files
 from trainer.puzzles import maze, sources, sudoku
 from trainer.puzzles.dataset import SPLITS, Split, write_dataset
 from trainer.puzzles.sources import MAZE, SUDOKU, Kind, Puzzles
@@ -34,6 +35,7 @@ MOST_REPEATS = 1000
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     options = _parser().parse_args(arguments)
+    files.use_buckets()
     kind = SUDOKU if options.kind == "sudoku" else MAZE
     try:
         train, test = _read(kind, options)

@@ -17,6 +17,7 @@ from etils import epath
 
 from conf.formats import format_problem
 from conf.schema.training.run_yaml import RunFileError
+from trainer.corpus import files
 
 SPLITS = ("train", "test")
 COUNTS = ("groups", "examples")
@@ -146,7 +147,7 @@ class PuzzleDataset:
     def _array(self, split: str, name: str) -> np.ndarray:
         file = epath.Path(self.path) / split / f"{name}.npy"
         try:
-            with file.open("rb") as stream:
+            with files.open_file(file) as stream:
                 array = np.load(stream)
         except (OSError, ValueError, EOFError) as error:
             raise RunFileError(f"data.path: {file} cannot be read: {error}; {REBUILD}") from None

@@ -16,6 +16,7 @@ import numpy as np
 from etils import epath
 
 from conf.schema.training.run_yaml import RunFileError
+from trainer.corpus import files
 from trainer.puzzles import maze, sudoku
 
 HUB = "hf://"
@@ -90,7 +91,7 @@ def read_csv(file: str, kind: Kind, limit: int | None, seed: int, min_rating: in
 
 def _rows(file: str, needs_rating: bool) -> Iterator[Row]:
     try:
-        with epath.Path(file).open("rb") as raw:
+        with files.open_file(file) as raw:
             reader = csv.reader(io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""))
             header = next(reader, [])
             if missing := [name for name in ("question", "answer") if name not in header]:
@@ -147,7 +148,7 @@ def read_arrays(source: str, split: str, kind: Kind) -> Puzzles:
     for name in ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices"):
         file = folder / f"all__{name}.npy"
         try:
-            with file.open("rb") as stream:
+            with files.open_file(file) as stream:
                 arrays[name] = np.load(stream)
         except (OSError, ValueError, EOFError) as error:
             raise RunFileError(f"{file} cannot be read: {error}") from None

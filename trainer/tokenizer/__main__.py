@@ -29,6 +29,7 @@ READ_BATCH_SIZE = 256
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     options = _parser().parse_args(arguments)
+    files.use_buckets()
     try:
         raw = options.make(options)
     except RunFileError as error:

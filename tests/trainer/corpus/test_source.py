@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import weakref
-from contextlib import contextmanager
-from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,58 +101,54 @@ def test_few_row_groups_are_held(tmp_path, monkeypatch, rows_per_group):
     assert most <= 4 + 3
 
 
-class TestBadParquet:
-    def test_a_column_that_is_not_there(self, tmp_path):
-        data = write_parquet(tmp_path / "a.parquet", ["x"], 1, text_column="body")
-        with pytest.raises(
-            RunFileError, match=r"^data\.text_column: .*a\.parquet has no column 'body'; it has 'id', 'text'$"
-        ):
-            first_batch(data)
+TEMPLATE = {"prompt": "{question}", "answer": "{text}", "remove": None}
 
-    def test_a_column_without_text(self, tmp_path):
-        data = write_parquet(tmp_path / "a.parquet", ["x"], 1, text_column="id")
-        with pytest.raises(
-            RunFileError, match=r"^data\.text_column: .*a\.parquet: column 'id' contains int64, not text$"
-        ):
-            first_batch(data)
 
-    def test_a_template_of_other_columns(self, tmp_path):
-        template = {"prompt": "{question}", "answer": "{text}", "remove": None}
-        data = write_parquet(tmp_path / "a.parquet", ["x"], 1, text_column=None, template=template, eos="<eos>")
-        with pytest.raises(RunFileError, match=r"^data\.template: .* has no column 'question'; it has 'id', 'text'$"):
-            first_batch(data)
-
-    def test_no_rows(self, tmp_path):
-        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet has no rows$"):
-            first_batch(write_parquet(tmp_path / "a.parquet", [], 1))
-
-    def test_another_format(self, tmp_path):
+@pytest.mark.parametrize(
+    ("texts", "keys", "words"),
+    [
+        (["x"], {"text_column": "body"}, r"text_column: .*a\.parquet has no column 'body'; it has 'id', 'text'$"),
+        (["x"], {"text_column": "id"}, r"text_column: .*a\.parquet: column 'id' contains int64, not text$"),
+        (
+            ["x"],
+            {"text_column": None, "template": TEMPLATE, "eos": "<eos>"},
+            r"template: .* has no column 'question'; it has 'id', 'text'$",
+        ),
+        ([], {}, r"path: .*a\.parquet has no rows$"),
+        (None, {}, r"path: .*a\.parquet is not a Parquet file: "),
+    ],
+)
+def test_bad_parquet(tmp_path, texts, keys, words):
+    data = write_parquet(tmp_path / "a.parquet", texts or [], 1, **keys)
+    if texts is None:
         (tmp_path / "a.parquet").write_text("no parquet at all")
-        data = write_parquet(tmp_path / "b.parquet", ["x"], 1).model_copy(update={"path": f"{tmp_path}/a.parquet"})
-        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet is not a Parquet file: "):
-            first_batch(data)
+    with pytest.raises(RunFileError, match=rf"^data\.{words}"):
+        first_batch(data)
 
-    def test_a_corrupt_row_group(self, tmp_path):
-        data = write_parquet(tmp_path / "a.parquet", make_documents(200), 100, streams=1)
-        raw = bytearray((tmp_path / "a.parquet").read_bytes())
-        raw[4:2000] = b"\xee" * 1996
-        (tmp_path / "a.parquet").write_bytes(raw)
-        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet, row group 0, cannot be read: "):
-            last_batch(data, 40)
 
-    def test_bytes_that_are_no_text(self, tmp_path):
-        import pyarrow as pa
-        from pyarrow import parquet
+def test_a_corrupt_row_group(tmp_path):
+    data = write_parquet(tmp_path / "a.parquet", make_documents(200), 100, streams=1)
+    raw = bytearray((tmp_path / "a.parquet").read_bytes())
+    raw[4:2000] = b"\xee" * 1996
+    (tmp_path / "a.parquet").write_bytes(raw)
+    with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet, row group 0, cannot be read: "):
+        last_batch(data, 40)
 
-        bad = pa.array([b"ok", b"\xff\xfe"]).view(pa.string())
-        data = write_parquet(tmp_path / "a.parquet", ["x"], 1, streams=1)
-        parquet.write_table(pa.table({"text": bad}), tmp_path / "a.parquet")
-        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet, row group 0, contains text that is not"):
-            first_batch(data)
 
-    def test_a_missing_text_is_an_empty_one(self, tmp_path):
-        data = write_parquet(tmp_path / "a.parquet", ["x", None, "y"], 3, streams=1)
-        assert set(first_batch(data)["tokens"].flat) == {257, ord("x"), ord("y")}
+def test_bytes_that_are_no_text(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    bad = pa.array([b"ok", b"\xff\xfe"]).view(pa.string())
+    data = write_parquet(tmp_path / "a.parquet", ["x"], 1, streams=1)
+    parquet.write_table(pa.table({"text": bad}), tmp_path / "a.parquet")
+    with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet, row group 0, contains text that is not"):
+        first_batch(data)
+
+
+def test_a_missing_text_is_an_empty_one(tmp_path):
+    data = write_parquet(tmp_path / "a.parquet", ["x", None, "y"], 3, streams=1)
+    assert set(first_batch(data)["tokens"].flat) == {257, ord("x"), ord("y")}
 
 
 @pytest.mark.parametrize(
@@ -190,48 +182,26 @@ def test_a_bad_line_in_a_late_range_has_its_own_number(tmp_path, monkeypatch):
         last_batch(data, 40)
 
 
+ANSWER = {"prompt": "a", "answer": "{b}", "remove": None}
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
         ({"eval_path": "x"}, "either eval_path or an eval_fraction above 0"),
         ({"eval_fraction": 0}, "either eval_path or an eval_fraction above 0"),
         ({"text_column": None}, "set either text_column"),
-        ({"template": {"prompt": "a", "answer": "{b}", "remove": None}}, "set either text_column"),
-        (
-            {"text_column": None, "template": {"prompt": "a", "answer": "{b}", "remove": None}},
-            "eos: needed with template",
-        ),
-        (
-            {"text_column": None, "template": {"prompt": "a", "answer": "{b.c}", "remove": None}},
-            "contain only a column name",
-        ),
-        ({"text_column": None, "template": {"prompt": "a", "answer": "{b", "remove": None}}, "expected '}'"),
-        (
-            {"text_column": None, "template": {"prompt": "a", "answer": "{b}", "remove": "("}},
-            "not a valid regular expression",
-        ),
+        ({"template": ANSWER}, "set either text_column"),
+        ({"text_column": None, "template": ANSWER}, "eos: needed with template"),
+        ({"text_column": None, "template": ANSWER | {"answer": "{b.c}"}}, "contain only a column name"),
+        ({"text_column": None, "template": ANSWER | {"answer": "{b"}}, "expected '}'"),
+        ({"text_column": None, "template": ANSWER | {"remove": "("}}, "not a valid regular expression"),
     ],
 )
 def test_keys_that_contradict_each_other(tmp_path, keys, words):
     good = write_jsonl(tmp_path / "a.jsonl", ["x"]).model_dump()
     with pytest.raises(ValueError, match=words):
         JsonlData(**json.loads(json.dumps(good | keys)))
-
-
-def test_what_lies_elsewhere_is_read_like_files(tmp_path):
-    """As gs:// is: any file system that fsspec knows."""
-    import fsspec
-
-    texts = make_documents(60)
-    local = write_parquet(tmp_path / "a.parquet", texts, 4)
-    memory = fsspec.filesystem("memory")
-    for name in ("b", "a"):
-        memory.pipe(f"/bucket/{name}.parquet", (tmp_path / "a.parquet").read_bytes())
-    assert files.expand_glob("memory://bucket/*.parquet", "data.path") == [
-        f"memory:///bucket/{n}.parquet" for n in "ab"
-    ]
-    elsewhere = local.model_copy(update={"path": "memory://bucket/a.parquet"})
-    np.testing.assert_array_equal(first_batch(elsewhere)["tokens"], first_batch(local)["tokens"])
 
 
 class TestHostileFiles:
@@ -312,30 +282,3 @@ class TestHostileFiles:
             found.read(0)
         with pytest.raises(RunFileError, match=r"^data\.path: .*/a, line 1 has more than 4,096 bytes"):
             list(read_rows(str(tmp_path / "a"), "data.path"))
-
-    def test_an_object_that_is_replaced_while_it_is_read_is_named(self, tmp_path, monkeypatch):
-        """As gcsfs's files do, these tell the generation of their object."""
-        generation = 7
-
-        @contextmanager
-        def opened(file):
-            with Path(file).open("rb") as stream:
-                raw = io.BytesIO(stream.read())
-                raw.details = {"generation": str(generation)}  # pyright: ignore[reportAttributeAccessIssue]
-                yield io.BufferedReader(raw)  # pyright: ignore[reportArgumentType]
-
-        monkeypatch.setattr(files, "open_file", opened)
-        write_parquet(tmp_path / "a.parquet", make_documents(40), 10)
-        (tmp_path / "a.txt").write_text("one\ntwo\n")
-        sources = [
-            ParquetSource([str(tmp_path / "a.parquet")], ("text",), "data.path", "data.text_column"),
-            source.ByteRangeSource([str(tmp_path / "a.txt")], b"\n", source.text_parser("text"), "data.path"),
-        ]
-        for each in sources:
-            each.read(0)
-        generation = 8
-        for each in sources:
-            with pytest.raises(
-                RunFileError, match=r"^data\.path: /[^:]* was replaced while the run reads it: generation 8"
-            ):
-                each.read(0)

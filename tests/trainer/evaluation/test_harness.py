@@ -115,6 +115,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_results_are_metrics_and_subtasks_only_curves(library: dict[str, Any], tasks: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="none is no folder of tasks"):
+        harness.lm_eval(ByteModel(), tasks=["mmlu"], path=str(tasks / "none"))
     found = harness.lm_eval(ByteModel(), tasks=["mmlu"], path=str(tasks), limit=3, num_fewshot=2)
     assert found == {
         "mmlu_acc": 0.5,
