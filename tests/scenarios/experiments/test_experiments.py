@@ -63,7 +63,8 @@ def test_a_plan_can_be_looked_at_before_the_program_can_be_cloned(
     assert f"run      {name}-????????" in out
     assert f"warning: code.repository: file://{tmp_path}/nowhere: cannot clone: fatal: " in out
     assert "warning: program.caution: the original program " in out
-    assert re.search(r"\? unknown  TPU .* and \d+ other resources; --json lists them", out)
+    assert "in the bucket (not fetched yet)" in out
+    assert re.search(r"^  \? unknown  verify ", out, re.M)
     assert "error:" not in out
     assert main.run([f"+experiment={name}", "cloud.project=a-project", elsewhere, "--yes"]) == 2
 

@@ -132,10 +132,7 @@ def _unseen_lines(states: list[Unknown]) -> list[str]:
 
 
 def _resource_lines(preview: RunPreview) -> list[str]:
-    """Return a line for each resource, with its changes; one for all if none could be seen, as without credentials."""
-    if preview.rows and all(row.action == "unknown" for row in preview.rows):
-        others = plural(len(preview.rows) - 1, "other resource")
-        return [f"  {ACTION_SIGNS['unknown']} unknown  {preview.plan.node.title} and {others}; --json lists them"]
+    """Return a line for each resource, with its changes."""
     lines: list[str] = []
     for row in preview.rows:
         label = "exists" if row.action == "none" else row.action
