@@ -1,9 +1,11 @@
 """Estimate of a run's hours and price before it starts.
 
-It is the forecast of `slipway fit`, if that has compiled the run; else the model's arithmetic at a stated utilization.
+It is the forecast of `slipway fit`, if that has compiled the run; else the speed that somebody measured of
+the same run; else the model's arithmetic, as an interval between the utilizations that others reached.
 Nothing here has been measured on this user's pod. `max_cost` says what a budget enforces.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from conf.schema.config import Config
@@ -18,10 +20,12 @@ from controller.gcp.prices import HOURS_PER_MONTH, HourlyPrice, load_prices
 
 SETUP_HOURS = 0.25
 """From the request for a pod to the first step, compilation included."""
-DECODE_UTILIZATION = 0.05
-"""Of peak FLOP/s while sampling, which waits for memory. vLLM on v6e-8, Llama 3.3 70B: 5% at 64 requests, 7% at 128."""
-PUZZLE_UTILIZATION = 0.1
-"""Of peak FLOP/s while solving puzzles, whose short sequences pad badly. Assumed by the TRM study, not measured."""
+DECODE_UTILIZATION = (0.03, 0.05, 0.07)
+"""Of peak FLOP/s while sampling, which waits for memory: least, usual, most. vLLM on v6e-8, Llama 3.3 70B: 5% at 64
+requests, 7% at 128; the least is assumed."""
+PUZZLE_UTILIZATION = (0.05, 0.1, 0.2)
+"""Of peak FLOP/s while solving puzzles, whose short sequences pad badly. The TRM study assumed the middle one; the
+others are half and twice that."""
 CHECKPOINT_BYTES = 12
 """Per weight: float32, and two moments of Adam."""
 WEIGHT_BYTES = 4
@@ -42,7 +46,7 @@ class RunEstimate:
 
     Attributes:
         source: "a forecast" of the compiler, or "an estimate" by arithmetic.
-        spread: how many times as long comparable runs took, from least to most; None if unknown.
+        spread: how many times as long it may take, from least to most; None where the speed was measured.
     """
 
     hours: float
@@ -58,16 +62,19 @@ class RunEstimate:
     @property
     def summary(self) -> str:
         low, high = self.spread or (1.0, 1.0)
-        hours = _format_hours(self.hours)
-        if self.spread:
-            hours += f" ({_format_hours(low * self.hours)} to {_format_hours(high * self.hours)})"
+        hours = with_interval(low * self.hours, self.hours, high * self.hours, _format_hours)
         if self.usd is None:
             return f"{hours} at an unknown price"
-        usd, timed = f"${self.usd:.2f}", sum(usd for what, usd in self.parts if what in TIMED_PARTS)
-        if self.spread:
-            usd += f" (${self.usd + (low - 1) * timed:.2f} to ${self.usd + (high - 1) * timed:.2f})"
+        timed = sum(usd for what, usd in self.parts if what in TIMED_PARTS)
+        usd = with_interval(self.usd + (low - 1) * timed, self.usd, self.usd + (high - 1) * timed, "${:.2f}".format)
         shown = [f"${usd:.2f} for {what}" for what, usd in self.parts if usd >= 0.005]
         return f"{hours} and {usd}" + (f" ({', '.join(shown)})" if len(shown) > 1 else "")
+
+
+def with_interval(low: float, value: float, high: float, form: Callable[[float], str]) -> str:
+    """Return a value and its interval, if that shows when rounded."""
+    ends = form(low), form(high)
+    return form(value) if ends[0] == ends[1] else f"{form(value)} ({ends[0]} to {ends[1]})"
 
 
 def _format_hours(hours: float) -> str:
@@ -85,21 +92,57 @@ def estimate_run(config: Config, price: HourlyPrice) -> RunEstimate | None:
         return None
     if (found := _forecast(config, config.model, price)) is not None:
         return found
-    usual: float = tpu_type_table()["generations"][slice_.generation]["utilization"]
-    utilization = PUZZLE_UTILIZATION if isinstance(config.loop, PuzzleLoop) else usual
-    peak = slice_.chips * slice_.bf16_flops_per_chip
-    flops, sampled = _loop_flops(config, config.model, config.loop)
-    hours = SETUP_HOURS + (flops / utilization + sampled / DECODE_UTILIZATION) / peak / 3600
+    measured = _measured(config, config.model, config.loop)
+    if measured is not None:
+        hours, basis, spread = *measured, None
+    else:
+        hours, basis, spread = _by_arithmetic(config, config.model, config.loop)
     parts = _parts(config, config.model, price, hours)
-    basis = f"{flops + sampled:.1e} FLOPs at {utilization:.0%} of the chips' peak".replace("e+", "e")
-    if isinstance(config.loop, PuzzleLoop):
-        basis += ", which is assumed"
-    if sampled:
-        basis += f", {DECODE_UTILIZATION:.0%} while sampling, with prompts and answers of half their limits"
-    basis += f", and {SETUP_HOURS * 60:.0f} minutes of setup; not measured; preemptions not counted"
+    basis += f", and {SETUP_HOURS * 60:.0f} minutes of setup; not measured with this trainer; preemptions not counted"
     if isinstance(config.loop, LmLoop):
         basis += "; `slipway fit` makes a forecast"
-    return RunEstimate(hours, None if price.tpu is None else sum(usd for _, usd in parts), parts, basis)
+    usd = None if price.tpu is None else sum(usd for _, usd in parts)
+    return RunEstimate(hours, usd, parts, basis, spread=spread)
+
+
+def _measured(config: Config, model: AnyModel, loop: LmLoop | GrpoLoop | PuzzleLoop) -> tuple[float, str] | None:
+    """Return hours and basis by the speed of the same run with another program; None if nobody reports one."""
+    if not isinstance(loop, LmLoop):
+        return None
+    this = (config.topology.accelerator_type, estimate_num_params(model), loop.seq_len)
+    for row in tpu_type_table()["measured"]:
+        if (row["type"], row["weights"], row["seq_len"]) == this:
+            evaluated = -(-loop.steps // loop.eval_interval) * loop.eval_batches / 3  # a forward pass is a third
+            tokens = (loop.steps + evaluated) * loop.total_batch_tokens
+            basis = f"{tokens:.1e} tokens at the {row['tokens_per_second']:,} per second of {row['program']}"
+            return SETUP_HOURS + tokens / row["tokens_per_second"] / 3600, basis.replace("e+", "e")
+    return None
+
+
+def _by_arithmetic(
+    config: Config, model: AnyModel, loop: LmLoop | GrpoLoop | PuzzleLoop
+) -> tuple[float, str, tuple[float, float]]:
+    """Return hours, basis and spread by FLOPs and the utilization that is assumed."""
+    slice_ = config.topology
+    usual: list[float] = tpu_type_table()["generations"][slice_.generation]["utilization"]
+    utilization = PUZZLE_UTILIZATION if isinstance(loop, PuzzleLoop) else usual
+    peak = slice_.chips * (slice_.bf16_flops_per_chip or 0.0)
+    flops, sampled = _loop_flops(config, model, loop)
+    most, hours, least = (
+        SETUP_HOURS + (flops / share + sampled / decode) / peak / 3600
+        for share, decode in zip(utilization, DECODE_UTILIZATION, strict=True)
+    )
+    basis = f"{flops + sampled:.1e} FLOPs at {_shares(utilization)} of the chips' peak".replace("e+", "e")
+    if isinstance(loop, PuzzleLoop):
+        basis += ", which is assumed"
+    if sampled:
+        basis += f", {_shares(DECODE_UTILIZATION)} while sampling, with prompts and answers of half their limits"
+    return hours, basis, (least / hours, most / hours)
+
+
+def _shares(utilization: Sequence[float]) -> str:
+    least, usual, most = utilization
+    return f"{usual:.0%} ({least:.0%} to {most:.0%})"
 
 
 def estimate_flops(config: Config) -> float | None:

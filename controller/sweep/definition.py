@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from controller.plan.samplers import num_sampler_pods
 from controller.records import index
 from controller.records.ledger import Ledger
 from controller.records.run_weights import with_resolved_weights
-from controller.run.estimate import estimate_run
+from controller.run.estimate import estimate_run, with_interval
 from controller.sweep.grid import SearchSpace, Variant, expand_grid, split_overrides
 from controller.sweep.hydra_launchers import apply_launcher
 
@@ -208,6 +208,13 @@ class Estimate:
     hours: float | None
     usd: float | None
     why: str
+    spread: tuple[float, float] | None = None
+    """How many times as long and dear it may be, from least to most; None if the speed was measured, or is unknown."""
+
+    def describe(self, value: float | None, form: Callable[[float], str]) -> str:
+        """Return hours or dollars with their interval."""
+        low, high = self.spread or (1.0, 1.0)
+        return "unknown" if value is None else f"about {with_interval(low * value, value, high * value, form)}"
 
 
 PACE_KEYS = ("experiment", "scale", "model", "data", "loop", "mesh", "program", "optimizer", "checkpoint")
@@ -255,7 +262,11 @@ def estimate(
         usd = None if any(found.usd is None for found in guesses) else statistics.mean(f.usd or 0.0 for f in guesses)
         hours = math.ceil(left / pods) * each / 3600
         basis = f"{guesses[0].source}: {'the first run has ' if len(guesses) > 1 else ''}{guesses[0].basis}"
-        return Estimate(left, each, hours, None if usd is None else left * usd, basis)
+        ends = [found.spread or (1.0, 1.0) for found in guesses]
+        total = sum(found.hours for found in guesses)
+        low, high = (sum(end[i] * f.hours for end, f in zip(ends, guesses, strict=True)) / total for i in (0, 1))
+        spread = (low, high) if low < high else None
+        return Estimate(left, each, hours, None if usd is None else left * usd, basis, spread)
     elif config.budget.max_hours is not None:
         each, why = 3600 * config.budget.max_hours, "at most, from budget.max_hours"
     else:

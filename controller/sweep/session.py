@@ -120,12 +120,12 @@ class SweepSession:
     def summary_lines(self) -> list[str]:
         sweep, guess = self.definition.sweep, self.estimate()
         tpu = self.definition.base_config.topology.accelerator_type
-        hours = "unknown" if guess.hours is None else f"about {guess.hours:.2f} h"
+        hours = guess.describe(guess.hours, "{:.2f} h".format)
         base = self.definition.base_config
         if self.context.is_billed:
             price = hourly_price(base, self.context.clock.now())
-            cost = f"{'unknown' if guess.usd is None else f'about ${guess.usd:.2f}'}; per pod {price}; limit per run: "
-            cost += max_cost(base, price)
+            usd = guess.describe(guess.usd, "${:.2f}".format)
+            cost = f"{usd}; per pod {price}; limit per run: {max_cost(base, price)}"
         else:
             cost = "none: " + ("this machine" if base.cloud.kind == "here" else "the cloud is emulated on this machine")
         lines = [

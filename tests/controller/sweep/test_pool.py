@@ -136,6 +136,11 @@ def test_the_estimate_is_by_runs_of_the_same_name(tmp_path: Path) -> None:
     assert arithmetic.hours == pytest.approx(6 * run.hours)
     assert arithmetic.usd == pytest.approx(12 * (run.usd or 0.0))
     assert arithmetic.why.startswith("an estimate: ")
+    assert arithmetic.spread == pytest.approx(run.spread)
+    low, high = arithmetic.spread or (1.0, 1.0)
+    told = arithmetic.describe(arithmetic.usd, "${:.2f}".format)
+    usd = arithmetic.usd or 0.0
+    assert told == f"about ${usd:.2f} (${low * usd:.2f} to ${high * usd:.2f})"
     command = config.model_copy(update={"program": config.program.model_copy(update={"kind": "command"})})
     assert estimate(command, 12, 2, tmp_path, 0.0).hours is None
     row = {"name": "quickstart", "type": config.tpu.accelerator_type, "state": "finished", "metrics": {}}
@@ -143,7 +148,7 @@ def test_the_estimate_is_by_runs_of_the_same_name(tmp_path: Path) -> None:
         tmp_path, [{**row, "run": str(i), "seconds": seconds} for i, seconds in enumerate((90.0, 100.0, 500.0))]
     )
     guess = estimate(config, 12, 5, tmp_path, 0.0)
-    assert (guess.seconds_each, guess.hours) == (100.0, 300 / 3600)
+    assert (guess.seconds_each, guess.hours, guess.spread) == (100.0, 300 / 3600, None)
     assert guess.usd == pytest.approx(12 * 100 / 3600 * (hourly_price(config, 0.0).total or 0.0))
 
 

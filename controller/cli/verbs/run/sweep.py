@@ -71,7 +71,7 @@ def plan(command: Command) -> int:
 
 def _job_json(session: SweepSession, job: SweepJob, state: str) -> dict[str, Any]:
     guess = session.estimate_of(job)
-    estimate = {"hours": guess and guess.hours, "usd": guess and guess.usd}
+    estimate = {"hours": guess and guess.hours, "usd": guess and guess.usd, "spread": guess and guess.spread}
     words = job.variant.own_overrides
     return {"run": job.run_id, "case": job.variant.case, "words": words, "state": state, **estimate}
 
