@@ -187,9 +187,13 @@ def send_signal(kill: Callable[[int, int], None], pid: int, signum: int) -> None
 
 
 def run_tool(
-    argv: list[str], check: bool = True, timeout: float | None = None, env: dict[str, str] | None = None
+    argv: list[str],
+    check: bool = True,
+    timeout: float | None = None,
+    env: dict[str, str] | None = None,
+    folder: Path | None = None,
 ) -> str:
-    """Run a program without a shell and return its stdout.
+    """Run a program without a shell, in a folder, and return its stdout.
 
     Raises:
         AgentError: the program is missing, timed out, or (with `check`) failed; the detail quotes stderr.
@@ -198,7 +202,9 @@ def run_tool(
 
     name, nothing = Path(argv[0]).name, subprocess.DEVNULL
     try:
-        done = subprocess.run(argv, stdin=nothing, capture_output=True, timeout=timeout, env=env, check=False)
+        done = subprocess.run(
+            argv, stdin=nothing, capture_output=True, timeout=timeout, env=env, cwd=folder, check=False
+        )
     except FileNotFoundError as error:
         raise AgentError(f"{argv[0]} is not installed on this worker") from error
     except subprocess.TimeoutExpired as error:

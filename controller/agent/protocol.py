@@ -210,6 +210,19 @@ class WrittenConfig(TypedDict):
     sha256: str
 
 
+class FingerprintRequest(TypedDict):
+    run_id: str
+    code: str
+    venv: str
+    timeout_seconds: NotRequired[float]
+
+
+class Fingerprints(TypedDict):
+    """Fingerprint of each input by its key, such as `data.path`; "absent" if nothing is there."""
+
+    data: dict[str, str]
+
+
 class WorkerHygiene(TypedDict):
     """Messages: what was done, and what this user lacks the permission to do."""
 
@@ -371,6 +384,7 @@ PROBE_PEERS = Command[ProbePeersRequest, Peers]("probe_peers")
 INSTALL_CODE = Command[InstallCodeRequest, InstalledCode]("install_code")
 INSTALL_VENV = Command[InstallVenvRequest, InstalledVenv]("install_venv")
 WRITE_CONFIG = Command[WriteConfigRequest, WrittenConfig]("write_config")
+FINGERPRINT_DATA = Command[FingerprintRequest, Fingerprints]("fingerprint_data")
 TIDY = Command[Nothing, WorkerHygiene]("tidy")
 RUN_SETUP = Command[RunSetupRequest, Changed]("run_setup")
 FETCH_ASSET = Command[FetchAssetRequest, FetchLine]("fetch_asset")

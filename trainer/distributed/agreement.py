@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def _facts(config: bytes, experiment: RunFile) -> dict[str, str]:
         "config": hashlib.sha256(config).hexdigest(),
         "code": os.environ.get("SLIPWAY_CODE_SHA256", "unknown"),
         "packages": " ".join(f"{name}={_version(name)}" for name in PACKAGES),
-    } | {key: fingerprint.file_fingerprint(path) for key, path in _input_files(experiment)}
+    } | fingerprint.input_fingerprints(experiment)
 
 
 def disagreements(name: str, values: list[str]) -> list[str]:
@@ -70,20 +69,6 @@ def disagreements(name: str, values: list[str]) -> list[str]:
         for worker, value in enumerate(values)
         if value != usual
     ]
-
-
-def _input_files(experiment: RunFile) -> Iterator[tuple[str, str]]:
-    """Yield keys and values of the config that name files."""
-    teacher, lora = getattr(experiment.loop, "teacher", None), getattr(experiment.model, "lora", None)
-    folders = {
-        "model.weights": experiment.model.weights,
-        "loop.teacher.weights": teacher and teacher.weights,
-        "model.lora.adapter": lora and lora.adapter,
-    }
-    yield from ((key, folder) for key, folder in folders.items() if folder)
-    for name, value in experiment.data.model_dump().items():
-        if isinstance(value, str) and (name.endswith("path") or "/" in value):
-            yield f"data.{name}", value
 
 
 def _version(package: str) -> str:

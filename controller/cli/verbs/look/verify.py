@@ -3,9 +3,11 @@
 import hashlib
 import json
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
-from controller.agent.protocol import OBSERVE, PROBE_PEERS, Observation, ObserveRequest
+from controller.agent.protocol import FINGERPRINT_DATA, OBSERVE, PROBE_PEERS, Fingerprints, Observation, ObserveRequest
 from controller.cli.main import Command
 from controller.config.run_yaml import backend as expected_backend
 from controller.core.errors import ConfigError
@@ -17,11 +19,17 @@ from controller.resources.workers.verified import peer_payloads
 from controller.run.session import open_session
 from controller.ssh.fleet import WorkerError
 
-COLUMNS = ("code", "packages", "config", "chips", "devices", "reaches worker 0", "disk")
+COLUMNS = ("code", "packages", "config", "data", "chips", "devices", "reaches worker 0", "disk")
+OWN_DATA = "its own"
+"""Of a program that is not the bundled trainer, Slipway does not know what it reads."""
+Prints = list[Fingerprints | WorkerError]
 
 
 def run(command: Command) -> int:
-    with open_session(command.options) as session, command.options.showing("hashing code and packages on every worker"):
+    with (
+        open_session(command.options) as session,
+        command.options.showing("hashing code, packages and data on every worker"),
+    ):
         fleet = session.fleet()
         if fleet is None:
             raise ConfigError(f"pod {session.plan.node.name} is absent or not ready; run `slipway up`")
@@ -29,7 +37,12 @@ def run(command: Command) -> int:
         fleet.call_all(PROBE_PEERS, peer_payloads(session.node()))  # `observe` returns the answers
         payload: ObserveRequest = {"code": session.plan.snapshot.sha256, "venv": venv, "run_id": session.plan.run_id}
         payload["chips"] = True
-        rows = build_matrix(session.plan, fleet.call_all(OBSERVE, payload))
+        answers, prints = fleet.call_all(OBSERVE, payload), None
+        if session.plan.config.program.kind == "trainer":
+            prints = fleet.call_all(
+                FINGERPRINT_DATA, {"run_id": session.plan.run_id, "code": session.plan.snapshot.sha256, "venv": venv}
+            )
+        rows = build_matrix(session.plan, answers, prints)
     if command.flags.json:
         print(json.dumps({"run": session.plan.run_id, "workers": rows}, indent=1))
     else:
@@ -40,19 +53,42 @@ def run(command: Command) -> int:
     return 4 if wrong else 0
 
 
-def build_matrix(plan: Plan, answers: list[Observation | WorkerError]) -> list[dict[str, Any]]:
-    """Return a row per worker: `ok` or the problem in each column, and the names of the columns with problems."""
+def build_matrix(
+    plan: Plan, answers: list[Observation | WorkerError], prints: Prints | None = None
+) -> list[dict[str, Any]]:
+    """Return a row per worker: `ok` or the problem in each column, and the names of the columns with problems.
+
+    prints: of the data that each worker would read; None if only the program knows them.
+    """
     config = hashlib.sha256(plan.run_yaml.encode()).hexdigest()
     packages = [json.dumps(a["venv"]["versions"], sort_keys=True) for a in answers if isinstance(a, dict) and a["venv"]]
     usual = max(packages, key=packages.count, default="")
-    rows = []
+    rows, data = [], [OWN_DATA] * len(answers) if prints is None else data_cells(prints)
     for worker, answer in enumerate(answers):
         if isinstance(answer, WorkerError):
             cells = dict.fromkeys(COLUMNS, "?") | {"code": str(answer)}
         else:
-            cells = _worker_cells(plan, answer, config, usual)
-        rows.append({"worker": worker, **cells, "wrong": [name for name in COLUMNS if cells[name] != "ok"]})
+            cells = _worker_cells(plan, answer, config, usual) | {"data": data[worker]}
+        wrong = [name for name in COLUMNS if cells[name] not in ("ok", OWN_DATA)]
+        rows.append({"worker": worker, **{name: cells[name] for name in COLUMNS}, "wrong": wrong})
     return rows
+
+
+def data_cells(prints: Prints) -> list[str]:
+    """Return `ok` for each worker that would read what most of them read, else the keys of what differs or is absent.
+
+    A tie goes to the worker that comes first, as in the trainer's own comparison.
+    """
+    found = [one["data"] for one in prints if not isinstance(one, WorkerError)]
+    usual = {key: Counter(one.get(key) for one in found).most_common(1)[0][0] for key in (found[0] if found else ())}
+    return [one.message if isinstance(one, WorkerError) else _data_cell(one["data"], usual) for one in prints]
+
+
+def _data_cell(found: Mapping[str, str], usual: Mapping[str, str | None]) -> str:
+    absent = [key for key, value in found.items() if value == "absent"]
+    differ = [key for key in usual if found.get(key) != usual[key] and key not in absent]
+    words = [f"{', '.join(keys)} {what}" for keys, what in ((absent, "absent"), (differ, "differs")) if keys]
+    return "; ".join(words) or "ok"
 
 
 def _worker_cells(plan: Plan, answer: Observation, config: str, usual: str) -> dict[str, str]:
