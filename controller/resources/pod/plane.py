@@ -15,6 +15,8 @@ from controller.gcp.worker_vms import WorkerVms
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice
 
+CONSOLE = "https://console.cloud.google.com/compute"
+
 
 @dataclass(frozen=True)
 class PlaneMethods:
@@ -169,6 +171,10 @@ class Plane(Protocol):
 
     def deletions(self, context: Context, name: str, zone: str) -> list[str]:
         """Return the URLs that delete a slice by the method DELETE, in order; those of what is absent answer 404."""
+        ...
+
+    def console_url(self, project: str, name: str, place: Place) -> str:
+        """Return the page of Google's console about a slice, with its state and graphs."""
         ...
 
     def delete_by_hand(self, context: Context, name: str, zone: str) -> None:

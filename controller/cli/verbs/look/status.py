@@ -29,6 +29,7 @@ from controller.records.restore import MissingInputsError
 from controller.records.spending import Spending, billed_uid, format_hours
 from controller.recovery.policy import Incident
 from controller.resources.pod.node import Node, describe
+from controller.resources.pod.planes import plane_of
 from controller.run.session import Session, open_session
 
 MAX_OVER = 5
@@ -75,6 +76,7 @@ def gather_status(session: Session) -> dict[str, Any]:
         status = node.status
         pod |= {"accelerator_type": status.spec.accelerator_type, "workers": status.spec.workers}
         pod |= {"zone": status.place.zone, "capacity": status.place.capacity}
+        pod["console"] = console_url(session.plan, node)
     driver = pod_lease(session.plan, session.context).current_other()
     pod["driver"] = str(driver.record) if driver else None
     workers, launches = _worker_status(session), session.ledger.launches()
@@ -103,6 +105,14 @@ def gather_status(session: Session) -> dict[str, Any]:
     return document | ({"samplers": samplers} if samplers else {})
 
 
+def console_url(plan: Plan, node: Node) -> str | None:
+    """Return the page of Google's console about a pod; None on another cloud."""
+    if plan.config.cloud.kind != "gcp":
+        return None
+    place = node.status.place
+    return plane_of(place.provisioner).console_url(plan.project, node.name, place)
+
+
 def _sampler_status(session: Session, plan: Plan) -> dict[str, Any]:
     """Return the state of a pod of samplers and of its run, and what it has cost."""
     beside = replace(session, plan=plan, ledger=Ledger(session.context.google, plan.bucket, plan.run_id))
@@ -113,6 +123,7 @@ def _sampler_status(session: Session, plan: Plan) -> dict[str, Any]:
     row: dict[str, Any] = {"name": plan.node.name, "state": describe(node), "run": plan.run_id}
     if isinstance(node, Node):
         row |= {"accelerator_type": node.status.spec.accelerator_type, "zone": node.status.place.zone}
+        row["console"] = console_url(plan, node)
     row["attempts"] = len(beside.ledger.launches())
     usd = None if usage.usd is None else round(usage.usd, 4)
     return row | {"pod_hours": round(usage.hours, 4), "usd": usd}
@@ -220,6 +231,7 @@ def _format_cost(cost: dict[str, Any]) -> str:
 def format_status(document: dict[str, Any]) -> list[str]:
     pod, run = document["pod"], document["run"]
     lines = [f"pod  {pod['name']}: {pod['state']}" if pod["state"] != "absent" else f"pod  {pod['name']}: no node"]
+    lines += [f"     {url}"] if (url := pod.get("console")) else []
     if pod["driver"]:
         lines.append(f"     controlled by {pod['driver']}")
     tries = (
@@ -242,6 +254,7 @@ def format_status(document: dict[str, Any]) -> list[str]:
         usd = f", about ${row['usd']:.2f}" if row["usd"] is not None else ""
         state = row["state"] if row["state"] != "absent" else "no node"
         lines.append(f"pod  {row['name']}: {state}, {format_hours(row['pod_hours'])}{usd}")
+        lines += [f"     {url}"] if (url := row.get("console")) else []
         lines.append(f"     samples as {row['run']}, {plural(row['attempts'], 'attempt')}")
     for row in document["workers"]:
         message = row.get("error") or (f"running {row['running']}" if row["running"] else "idle")

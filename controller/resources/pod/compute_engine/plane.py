@@ -20,7 +20,7 @@ from controller.resources.pod.compute_engine.requests import API, change
 from controller.resources.pod.compute_engine.spec import slice_spec
 from controller.resources.pod.compute_engine.states import is_tpu, parse_group, parse_instance
 from controller.resources.pod.compute_engine.vms import InstanceVms
-from controller.resources.pod.plane import CalendarOffer, Leftover, PlaneChecks, PlaneMethods
+from controller.resources.pod.plane import CONSOLE, CalendarOffer, Leftover, PlaneChecks, PlaneMethods
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice
 
@@ -130,6 +130,12 @@ class ComputeEngine:
 
     def deletions(self, context: Context, name: str, zone: str) -> list[str]:
         return bodies.deletions(context, name, zone)
+
+    def console_url(self, project: str, name: str, place: Place) -> str:
+        page = f"instancesDetail/zones/{place.zone}/instances"
+        if place.provisioner == MIG:
+            page = f"instanceGroups/details/{place.zone}"
+        return f"{CONSOLE}/{page}/{name}?project={project}"
 
     def delete_by_hand(self, context: Context, name: str, zone: str) -> None:
         """Delete the VMs; those of a group together, since Google deletes no part of a slice."""

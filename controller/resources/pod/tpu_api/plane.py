@@ -10,7 +10,7 @@ from controller.gcp.client import GoogleClient
 from controller.gcp.errors import ServiceDisabledError
 from controller.gcp.operations import Caller, wait_rpc
 from controller.gcp.worker_vms import WorkerVms
-from controller.resources.pod.plane import CalendarOffer, Leftover, PlaneChecks, PlaneMethods
+from controller.resources.pod.plane import CONSOLE, CalendarOffer, Leftover, PlaneChecks, PlaneMethods
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice
 from controller.resources.pod.tpu_api import nodes, queued
@@ -95,6 +95,9 @@ class TpuApi:
 
     def deletions(self, context: Context, name: str, zone: str) -> list[str]:
         return nodes.deletions(context, name, zone)
+
+    def console_url(self, project: str, name: str, place: Place) -> str:
+        return f"{CONSOLE}/tpus/details/{place.zone}/{name}?project={project}"
 
     def delete_by_hand(self, context: Context, name: str, zone: str) -> None:
         path = nodes.node_path(context, name, zone)
