@@ -17,10 +17,12 @@ from controller.cli import main
 from controller.cloud import emulator
 from controller.cloud.emulator import Emulator
 from controller.ssh.fleet import Fleet
+from tests.controller.agent.conftest import place_agent, unpacked_agent
 from tests.controller.ssh.sshserver import SshPod
 from tests.controller.state import internal_errors
 from tests.emulators import Emulators
 
+__all__ = ["unpacked_agent"]
 ECHO_COMMAND = 'program.command=[sh,-c,"echo hello from worker $TPU_WORKER_ID"]'
 ONE_WORKER = "tpu.accelerator_type=v5litepod-8"
 
@@ -104,13 +106,22 @@ def fleets() -> Iterator[list[Fleet]]:
 
 
 @pytest.fixture
-def make_pod(tmp_path: Path, fleets: list[Fleet]) -> Iterator[Callable[..., tuple[SshPod, Fleet]]]:
-    """Makes a pod, and a fleet that is connected to it as soon as it is asked something."""
+def make_pod(
+    tmp_path: Path, fleets: list[Fleet], unpacked_agent: Path
+) -> Iterator[Callable[..., tuple[SshPod, Fleet]]]:
+    """Makes a pod, and a fleet that is connected to it as soon as it is asked something.
+
+    Its workers have the agent, unless the test wants `fresh` ones: to place and compile it takes long.
+    """
     pods: list[SshPod] = []
 
-    def make(workers: int = 1, sleep: Callable[[float], None] = time.sleep, **access: Any) -> tuple[SshPod, Fleet]:
+    def make(
+        workers: int = 1, sleep: Callable[[float], None] = time.sleep, *, fresh: bool = False, **access: Any
+    ) -> tuple[SshPod, Fleet]:
         pod = SshPod(tmp_path / f"pod-{len(pods)}", workers)
         pods.append(pod)
+        for worker in () if fresh else pod.workers:
+            place_agent(worker.home / ".slipway", unpacked_agent)
         fleets.append(Fleet(pod.access(**access), sleep))
         return pod, fleets[-1]
 

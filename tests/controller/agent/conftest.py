@@ -43,6 +43,17 @@ def wait_for(true: Callable[[], Any], seconds: float = 240) -> Any:
     return value
 
 
+def place_agent(folder: Path, unpacked: Path | None) -> Path:
+    """Put the agent into a worker's folder, with its modules and bytecode if they are given; return its zip file."""
+    packed = build_bundle()
+    folder.mkdir(mode=0o700, parents=True)
+    archive = folder / packed.name
+    archive.write_bytes(packed.content)
+    if unpacked is not None:
+        shutil.copytree(unpacked, archive.with_suffix(""), copy_function=os.link)
+    return archive
+
+
 @dataclass
 class AgentWorker:
     home: Path
@@ -53,12 +64,7 @@ class AgentWorker:
     """The agent as its first command leaves it; without it, that has yet to come."""
 
     def __post_init__(self) -> None:
-        packed = build_bundle()
-        self.agent = self.root / packed.name
-        self.root.mkdir(parents=True)
-        self.agent.write_bytes(packed.content)
-        if self.unpacked is not None:
-            shutil.copytree(self.unpacked, self.agent.with_suffix(""), copy_function=os.link)
+        self.agent = place_agent(self.root, self.unpacked)
 
     @property
     def root(self) -> Path:

@@ -26,7 +26,7 @@ from controller.resources.uploads import assets
 from controller.resources.uploads.assets import UploadedAsset
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.inputs.resolving import held
-from tests.controller.resources.uploads.fetching import JumpingClock, Project, context_of
+from tests.controller.resources.uploads.fetching import Project, context_of
 
 CONTENT = b"rows\n" * 400_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -303,7 +303,7 @@ def test_large_downloads_leave_this_machine_and_are_not_fetched_again(
     google = Project(tmp_path / "google")
     content = held(tmp_path, files=remote(host))
     asset = UploadedAsset(name="d", bucket=google.bucket, content=content, vault=Vault({}))
-    context, _ = context_of(google, JumpingClock())
+    context, _ = context_of(google)
     asset.send_files(context)
     assert not content.files[0].local.exists()
     (Path(google.bucket) / asset.manifest_object).unlink()

@@ -7,16 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from conf.schema.config import Config
 from controller.config.compose import compose
-from controller.context import Context
-from controller.core.clock import Clock
 from controller.core.errors import CloudError, ConfigError
-from controller.core.events import Events
 from controller.gcp.errors import NotFoundError
 from controller.plan.build import build_plan
 from controller.plan.own_steps import own_steps
@@ -25,6 +22,7 @@ from controller.reconcile.reconciler import destroy, reconcile, topological_orde
 from controller.reconcile.resource import Absent
 from controller.resources.project.own import OwnResource
 from controller.resources.project.services import Services
+from tests.fakes.context import make_context
 from tests.paths import ROOT
 
 EXAMPLE = "code.resources=[my_secret:LabSecret]"
@@ -84,11 +82,6 @@ def config_of(*overrides: str) -> Config:
     return found
 
 
-def context_of(google: object) -> Context:
-    clock, none = Clock(), cast(Any, None)
-    return Context("p", cast(Any, google), clock, Events(clock), Path("unused"), none, 0.01, none)
-
-
 def test_the_example_lives_like_the_other_resources(folder: Path) -> None:
     plan = build_plan(config_of(EXAMPLE), "p", folder)
     step, services = plan.get(OwnResource), plan.get(Services)
@@ -99,7 +92,7 @@ def test_the_example_lives_like_the_other_resources(folder: Path) -> None:
     assert order.index(services) < order.index(step) < order.index(plan.node)
 
     google, alone = SecretManager(), replace(step, depends_on=())
-    context = context_of(google)
+    context = make_context(google)
     [before] = preview_resources((alone,), context)
     assert isinstance(before.observed, Absent)
     reconcile([alone], context)
@@ -118,14 +111,14 @@ def test_what_others_made_is_used_or_refused_and_never_deleted(folder: Path) -> 
     [step] = own_steps(config_of(EXAMPLE), (folder,), ())
     name = "projects/p/secrets/lab-key"
     google.secrets[name] = {"replication": {"automatic": {}}}
-    reconcile([step], context_of(google))
-    destroy([step], context_of(google))
+    reconcile([step], make_context(google))
+    destroy([step], make_context(google))
     assert google.changes == []
     google.secrets[name] = {"replication": {"userManaged": {}}}
     with pytest.raises(CloudError, match=r"own step lab-key differs .* and was not created by Slipway"):
-        reconcile([step], context_of(google))
+        reconcile([step], make_context(google))
     google.secrets[name]["labels"] = {"managed-by": "slipway"}
-    reconcile([step], context_of(google))
+    reconcile([step], make_context(google))
     assert google.changes == [f"delete {name}", f"create {name}"]
 
 
@@ -159,7 +152,7 @@ def test_a_mistake_is_an_error_of_the_plan(folder: Path, names: str, words: str)
 def test_a_mistake_of_a_method_names_it(folder: Path, answer: Any, run: Callable[..., Any], words: str) -> None:
     [step] = own_steps(config_of("code.resources=[own_kinds:Step]"), (folder,), ())
     with pytest.raises(CloudError, match=f"code.resources: own_kinds:Step.{words}"):
-        run(step, context_of(answer), {})
+        run(step, make_context(answer), {})
 
 
 def test_this_machine_has_no_such_steps(folder: Path) -> None:

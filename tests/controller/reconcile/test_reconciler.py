@@ -5,36 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import pytest
 
 from controller.context import Context
-from controller.core.clock import Clock
 from controller.core.errors import CloudError, ConfigError
-from controller.core.events import Event, Events
+from controller.core.events import Event
 from controller.gcp.client import PROPAGATION_SECONDS
 from controller.gcp.errors import ServiceDisabledError
 from controller.reconcile.reconciler import destroy, reconcile, topological_order
 from controller.reconcile.resource import Absent, Change, Diff, ObservedResources, Pending, Resource, Scope, Unknown
-
-
-class FakeClock(Clock):
-    """Sleeping moves the time on and does not wait."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._time = 0.0
-
-    def now(self) -> float:
-        return self._time
-
-    def monotonic(self) -> float:
-        return self._time
-
-    def sleep(self, seconds: float) -> None:
-        self._time += seconds
+from tests.fakes.context import make_context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +53,7 @@ class Thing(Resource):
 
 @pytest.fixture
 def context() -> Context:
-    clock = FakeClock()
-    none = cast(Any, None)
-    return Context("p", none, clock, Events(clock), Path("unused"), none, 1.0, none)
+    return make_context(None, poll_seconds=1.0)
 
 
 def things(**depends_on: tuple[str, ...]) -> tuple[dict[str, Any], list[str], list[Thing]]:

@@ -14,7 +14,6 @@ from google.oauth2.credentials import Credentials
 from conf.schema.config import Config
 from controller.config.compose import compose
 from controller.context import Context
-from controller.core.clock import Clock, InterruptedSleepError
 from controller.core.events import Events
 from controller.gcp.client import GoogleClient
 from controller.localcloud import lifecycle
@@ -26,22 +25,7 @@ from controller.ssh.login import Login
 from tests.controller.localcloud.harness import EmulatedCloud
 from tests.controller.state import comparable_state, internal_errors
 from tests.emulators import Emulators
-
-
-class FakeClock(Clock):
-    """Sleeping is written down and takes no time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sleeps: list[float] = []
-        self.interrupt_at = 0
-        """How often it may be slept until someone presses Ctrl-C, once; 0: nobody does."""
-
-    def sleep(self, seconds: float) -> None:
-        self.sleeps.append(seconds)
-        if self.interrupt_at and len(self.sleeps) >= self.interrupt_at:
-            self.interrupt_at = 0
-            raise InterruptedSleepError
+from tests.fakes.clock import HurriedClock
 
 
 @dataclass
@@ -52,7 +36,7 @@ class EmulatedProject:
     tag: str
     folder: Path
     notes: list[str] = field(default_factory=list)
-    clock: FakeClock = field(default_factory=FakeClock)
+    clock: HurriedClock = field(default_factory=HurriedClock)
     faults: int = 0
 
     def __post_init__(self) -> None:

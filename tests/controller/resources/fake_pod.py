@@ -51,6 +51,11 @@ class Pod:
         names = [*state["node"], *state["queued"], *(name for name in state["compute"] if "/disks/" in name)]
         return sorted(name.partition("/locations/")[2] or name for name in names if self.node.name in name)
 
+    def machines(self) -> list[str]:
+        """What of this pod exists on Compute Engine, without its disk: full names."""
+        state = self.project.cloud.call_ok("GET", "emulator/state")
+        return sorted(name for name in state["compute"] if self.node.name in name and "/disks/" not in name)
+
     @property
     def notes(self) -> str:
         return "\n".join(self.project.notes)
@@ -75,5 +80,14 @@ def pod(project: EmulatedProject, *overrides: str, **changes: Any) -> Pod:
     return Pod(project, replace(node, **changes))
 
 
+ZONE = "us-east5-b"
+GROUP = ("tpu=v6e_8_ce", f"tpu.zone={ZONE}")
+INSTANCE = ("tpu=v6e_8", "tpu.plane=compute_engine", f"tpu.zone={ZONE}")
+EVERY_WAY = pytest.mark.parametrize(
+    "words",
+    [("tpu.provisioner=node",), ("tpu.provisioner=queued",), GROUP, INSTANCE],
+    ids=["node", "queued", "mig", "instance"],
+)
+"""By what API of which plane a pod is asked for."""
 PROVISIONERS = pytest.mark.parametrize("way", ["node", "queued"])
 """By what API a pod is asked for."""

@@ -15,7 +15,7 @@ from tests.controller.localcloud.harness import wait_for
 
 
 def test_the_agent_is_placed_when_it_is_first_missed(make_pod) -> None:
-    pod, fleet = make_pod()
+    pod, fleet = make_pod(fresh=True)
     assert fleet.call(0, "observe", {})["home"] == str(pod.workers[0].home)
     placed = pod.workers[0].home / ".slipway" / build_bundle().name
     assert placed.read_bytes() == build_bundle().content
@@ -30,7 +30,7 @@ def test_the_agent_is_placed_when_it_is_first_missed(make_pod) -> None:
 def test_an_agent_that_arrives_incomplete_is_not_placed(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
     from paramiko import SFTPClient
 
-    pod, fleet = make_pod()
+    pod, fleet = make_pod(fresh=True)
     whole = SFTPClient.putfo
 
     def half(sftp: SFTPClient, fl: io.BytesIO, *arguments: object, **options: object) -> None:
@@ -45,7 +45,7 @@ def test_an_agent_that_arrives_incomplete_is_not_placed(make_pod, monkeypatch: p
 
 
 def test_an_agent_that_cannot_be_placed_says_why(make_pod) -> None:
-    pod, fleet = make_pod()
+    pod, fleet = make_pod(fresh=True)
     (pod.workers[0].home / ".slipway").write_text("in the way")
     with pytest.raises(WorkerError, match=r"cannot install the agent: mkdir: .*File exists") as caught:
         fleet.call(0, "observe", {})
@@ -59,7 +59,7 @@ def test_an_agent_that_finds_no_space_says_where(make_pod, monkeypatch: pytest.M
         raise OSError("Failure")  # all that OpenSSH's SFTP server says
 
     monkeypatch.setattr(SFTPClient, "putfo", full)
-    pod, fleet = make_pod()
+    pod, fleet = make_pod(fresh=True)
     (folder := pod.workers[0].home / ".slipway").mkdir()
     (folder / ".space").symlink_to("/dev/full")
     with pytest.raises(WorkerError, match=r"cannot install the agent: No space left on device: ~/\.slipway$"):
@@ -168,7 +168,7 @@ def test_a_frozen_connection_is_noticed(make_pod) -> None:
 def test_a_silent_command_is_not_taken_for_a_frozen_one(make_pod) -> None:
     _, fleet = make_pod(1, silence_seconds=0.1)
     printed: list[bytes] = []
-    assert fleet.connection(0).follow("sleep 1; echo done", printed.append, print) == 0
+    assert fleet.connection(0).follow("sleep 0.3; echo done", printed.append, print) == 0
     assert printed == [b"done\n"]
 
 
@@ -188,7 +188,7 @@ def test_a_lost_connection_can_be_closed(make_pod, monkeypatch: pytest.MonkeyPat
     def lost(*_: object) -> None:
         raise EOFError
 
-    _, fleet = make_pod()
+    _, fleet = make_pod(fresh=True)
     fleet.call(0, "observe", {})
     assert fleet.connection(0).connection()._sftp is not None, "the agent was placed over SFTP"
     monkeypatch.setattr(fleet.connection(0).connection().transport.packetizer, "send_message", lost)

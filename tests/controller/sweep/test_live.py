@@ -24,21 +24,7 @@ from controller.records import index
 from controller.records.ledger import Result
 from controller.sweep.board import Board, BoardRow, BoardScreen, format_cost, format_table, load_board, run_ids_by_sweep
 from controller.sweep.live import live_board, render_board
-
-
-class Still(Clock):
-    """A clock that stands where it is put; who sleeps is told to `then`."""
-
-    def __init__(self, then: Any = None) -> None:
-        super().__init__()
-        self.at, self.then = 1000.0, then
-
-    def now(self) -> float:
-        return self.at
-
-    def sleep(self, seconds: float) -> None:
-        self.at += 100.0
-        self.then()
+from tests.fakes.clock import ManualClock
 
 
 class Glass(io.StringIO):
@@ -50,7 +36,7 @@ class Glass(io.StringIO):
 
 def board(file: Path, *lines: BoardRow, clock: Clock | None = None, json_lines: bool = False) -> Board:
     file.parent.mkdir(exist_ok=True)
-    return Board(lines, file, clock or Still(), json_lines=json_lines)
+    return Board(lines, file, clock or ManualClock(1000.0), json_lines=json_lines)
 
 
 def text(lines: list[BoardRow], height: int = 20, width: int = 140) -> str:
@@ -79,18 +65,18 @@ def test_where_there_is_no_room_for_all_those_that_run_come_first() -> None:
 
 
 def test_the_cost_counts_every_try(tmp_path: Path) -> None:
-    clock = Still()
+    clock = ManualClock(1000.0)
     made = board(tmp_path / "s.json", BoardRow("q-1", ""), clock=clock)
-    made.set_state("q-1", "running", began=clock.at)
+    made.set_state("q-1", "running", began=clock.now())
     BoardScreen(made, "q-1", clock).set_price(36.0)
-    clock.at += 100
+    clock.elapsed += 100
     made.set_state("q-1", "failed")
-    clock.at += 5000  # nobody pays for that
+    clock.elapsed += 5000  # nobody pays for that
     [line] = made.rows()
-    assert format_cost(line, clock.at) == "1.7 pod minutes, about $1.00"
-    made.set_state("q-1", "running", began=clock.at)
-    clock.at += 100
-    assert format_cost(line, clock.at) == "3.3 pod minutes, about $2.00"
+    assert format_cost(line, clock.now()) == "1.7 pod minutes, about $1.00"
+    made.set_state("q-1", "running", began=clock.now())
+    clock.elapsed += 100
+    assert format_cost(line, clock.now()) == "3.3 pod minutes, about $2.00"
 
 
 def test_on_a_terminal_it_is_redrawn_and_what_is_said_stands_above(
@@ -100,14 +86,16 @@ def test_on_a_terminal_it_is_redrawn_and_what_is_said_stands_above(
     monkeypatch.setattr(sys, "stdout", glass)
     monkeypatch.setenv("TERM", "xterm")
     made = board(tmp_path / "s.json", *(BoardRow(f"q-{i}", f"seed={i}") for i in range(4)))
-    with live_board(made, Still()):
+    with live_board(made, ManualClock(1000.0)):
         threads = [threading.Thread(target=made.set_state, args=(f"q-{i}", "running", "\x1b[2J")) for i in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(240)
         assert not any(thread.is_alive() for thread in threads)  # who draws and who speaks do not wait for each other
-        BoardScreen(made, "q-1", Still())(Event(0.0, "metrics", "q-1", data={"metrics": {"step": 7, "loss": 0.5}}))
+        BoardScreen(made, "q-1", ManualClock(1000.0))(
+            Event(0.0, "metrics", "q-1", data={"metrics": {"step": 7, "loss": 0.5}})
+        )
     said = glass.getvalue()
     assert said.count("running: \\x1b[2J") == 4
     assert "\x1b[2J" not in said
@@ -155,7 +143,7 @@ def test_the_metric_of_grpo_is_its_accuracy_and_not_its_loss(tmp_path: Path) -> 
 def test_a_run_ends_with_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = board(tmp_path / "s.json", BoardRow("q-1", "seed=1"))
     metrics = {"accuracy_before": 0.25, "accuracy_after": 0.75, "accuracy_low_after": 0.7, "accuracy_high_after": 0.8}
-    BoardScreen(made, "q-1", Still()).show_result(Result("q-1", "finished", 1, 0.0, 9.0, metrics))
+    BoardScreen(made, "q-1", ManualClock(1000.0)).show_result(Result("q-1", "finished", 1, 0.0, 9.0, metrics))
     assert capsys.readouterr().out.endswith("finished: accuracy 0.25 → 0.75 (95 %: 0.7 to 0.8)\n")
 
 
@@ -224,7 +212,7 @@ def test_following_says_what_changes_until_it_is_over(state: Path) -> None:
         made.close,
     ]
     made.set_state("q-1", "waiting")
-    clock = Still(then=lambda: acts.pop(0)())
+    clock = ManualClock(1000.0, 100.0, lambda: acts.pop(0)())
     seen = [(line.run, line.state, line.step) for line in sweep_status.watch_changes(state, "q-abc", clock)]
     assert seen == [
         ("q-1", "waiting", None),

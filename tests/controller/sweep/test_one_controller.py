@@ -92,6 +92,7 @@ def test_a_single_run_on_a_pod_of_a_sweep_is_told_and_may_replace_what_runs_ther
     assert slipway(*words)[0] == 0
 
 
+@pytest.mark.deep
 def test_by_the_policy_stop_what_runs_is_let_end_and_nothing_further_begins(slipway: SlipwayCli, plane: Plane) -> None:
     home, go = slipway.home, slipway.home / "go"
     fails = f"while [ ! -e {home}/other ]; do sleep 0.1; done; exit 7"

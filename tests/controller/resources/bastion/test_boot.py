@@ -20,6 +20,7 @@ from controller.plan.bastion import bastion_resources
 from controller.resources.bastion import boot
 from controller.resources.bastion.vm import Bastion, BastionRoles
 from controller.resources.project.roles import ProjectRoles
+from tests.fakes.clock import ManualClock
 from tests.hostile import INJECTIONS
 
 ORDERS = {
@@ -84,35 +85,25 @@ def test_it_may_delete_itself_and_no_other_machine() -> None:
     assert [role for role in project.roles if role.removeprefix("roles/").startswith(broad)] == []
 
 
-class Time:
-    """A clock that only sleeping moves."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def test_a_refusal_is_tried_again_while_the_roles_are_fresh() -> None:
-    clock = Time()
+    clock = ManualClock()
     codes = [75, 75, -9, 75, 0]
-    assert boot.run_to_the_end(lambda: codes.pop(0), lambda: clock.now, clock.sleep) == 0
+    assert boot.run_to_the_end(lambda: codes.pop(0), clock.monotonic, clock.sleep) == 0
     assert codes == []
-    clock, tried = Time(), list[float]()
+    clock, tried = ManualClock(), list[float]()
 
     def refused() -> int:
-        tried.append(clock.now)
+        tried.append(clock.elapsed)
         return 75
 
-    assert boot.run_to_the_end(refused, lambda: clock.now, clock.sleep) == 75
+    assert boot.run_to_the_end(refused, clock.monotonic, clock.sleep) == 75
     fresh = [time for time in tried if time < boot.FRESH_SECONDS]
     assert len(fresh) == boot.FRESH_SECONDS / boot.FRESH_PAUSE
     assert len(tried) == len(fresh) + boot.MAX_CRASHES
 
 
 def test_a_crash_is_tried_again_a_few_times_and_any_other_end_is_the_end() -> None:
-    clock = Time()
+    clock = ManualClock()
     codes = [1] * 20
     assert boot.run_to_the_end(lambda: codes.pop(0), lambda: 1e6, clock.sleep) == 1
     assert len(codes) == 20 - boot.MAX_CRASHES
@@ -130,14 +121,14 @@ def test_the_age_counts_from_the_first_boot(tmp_path: Path) -> None:
     ("error", "seconds"), [(OSError("blip"), 85.0), (HTTPError("u", 403, "no", Message(), None), 485.0)]
 )
 def test_what_fails_is_tried_again_and_a_missing_role_for_longer(error: Exception, seconds: float) -> None:
-    clock = Time()
+    clock = ManualClock()
 
     def fail() -> None:
         raise error
 
     with pytest.raises(type(error)):
-        boot.with_retries(fail, clock.sleep, lambda: clock.now)
-    assert clock.now == seconds
+        boot.with_retries(fail, clock.sleep, clock.monotonic)
+    assert clock.elapsed == seconds
 
 
 def test_a_blip_of_the_metadata_server_does_not_end_the_bastion(

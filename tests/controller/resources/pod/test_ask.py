@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from controller.context import Context, SurplusSlice
-from controller.core.clock import Clock, InterruptedSleepError
+from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, RetriesExhaustedError
-from controller.core.events import Events
 from controller.gcp.errors import UNREACHABLE, ConflictError, GoogleError
 from controller.gcp.names import LABEL
 from controller.resources.pod import planes
@@ -22,11 +20,12 @@ from controller.resources.pod.pending_deletion import DeletionPendingError
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice
 from controller.resources.pod.search import ALONE_POLLS, CapacitySearch
-from tests.controller.resources.pod.compute_engine.fake import Stopped, context_of
+from tests.controller.resources.pod.compute_engine.fake import Stopped
+from tests.fakes.clock import NEVER, ManualClock
+from tests.fakes.context import make_context
 
 POLL = 5.0
 ALONE = ALONE_POLLS * POLL
-NEVER = float("inf")
 SPEC = SliceSpec(
     workers=2, accelerator_type="v6e-8", runtime_version="", network="n", external_ip=False, valid_until_seconds=9000
 )
@@ -38,25 +37,6 @@ RETRIES = 31.0
 """How long the client repeats a request before it gives up."""
 
 
-class SteppedClock(Clock):
-    """Sleeping moves the time, and nothing else does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elapsed, self.interrupted_at = 0.0, NEVER
-
-    def now(self) -> float:
-        return 1_790_000_000.0 + self.elapsed
-
-    def monotonic(self) -> float:
-        return self.elapsed
-
-    def sleep(self, seconds: float) -> None:
-        self.elapsed += seconds
-        if self.elapsed >= self.interrupted_at:
-            raise InterruptedSleepError
-
-
 @dataclass
 class Scripted:
     """A plane with one way to create slices, and that way: each request waits `waits`, then takes `takes`.
@@ -65,7 +45,7 @@ class Scripted:
     when to when all requests fail, and `outage_error`: how.
     """
 
-    clock: SteppedClock
+    clock: ManualClock
     name: str
     title: str
     waits: float = 0.0
@@ -140,7 +120,7 @@ class Market:
     zones: tuple[str, ...] = ("a-b-c",)
 
     @property
-    def clock(self) -> SteppedClock:
+    def clock(self) -> ManualClock:
         return self.queue.clock
 
     @property
@@ -160,13 +140,12 @@ class Market:
 
 @pytest.fixture
 def market(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Market:
-    clock = SteppedClock()
+    clock = ManualClock(1_790_000_000.0)
     queue, other = Scripted(clock, "queue", "the queue"), Scripted(clock, "other", "the other one")
     monkeypatch.setattr(planes, "PLANES", {"queue": cast(Any, queue), "other": cast(Any, other)})
-    context, notes, surplus = context_of(cast(Any, SimpleNamespace()), tmp_path), list[str](), list[SurplusSlice]()
-    context.clock, context.events, context.poll_seconds = clock, Events(clock), POLL
+    notes, surplus = list[str](), list[SurplusSlice]()
+    context = make_context(None, tmp_path, clock=clock, notes=notes, poll_seconds=POLL)
     context.random_float, context.on_surplus = lambda: 1.0, surplus.append
-    context.events.add_listener(lambda event: notes.append(event.message) if event.kind == "note" else None)
     return Market(queue, other, context, notes, surplus)
 
 
@@ -291,12 +270,12 @@ def test_a_name_that_is_taken_ends_the_search_and_deletes_nothing(market: Market
 
 def test_ctrl_c_leaves_both_requests_and_the_next_search_waits_for_both(market: Market) -> None:
     market.queue.waits, market.other.waits = 400, 300
-    market.clock.interrupted_at = 200
+    market.clock.interrupt_at = 200
     with pytest.raises(InterruptedSleepError):
         market.search().run()
     assert [note for note in market.notes if "stays in the queue" in note] != []
     assert [*market.queue.held, *market.other.held] == ["a-b-c", "a-b-c"]
-    market.clock.interrupted_at = NEVER
+    market.clock.interrupt_at = NEVER
     found = [one.observe(market.context, "p", "a-b-c") for one in (market.queue, market.other)]
     market.search().run(found=[status for status in found if status is not None])
     assert len([line for line in market.log if "asked" in line]) == 2  # nothing is requested again

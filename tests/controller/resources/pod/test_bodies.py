@@ -11,14 +11,12 @@ from typing import Any, cast
 import pytest
 
 from controller.context import Context
-from controller.core.clock import Clock
-from controller.core.events import Events
 from controller.gcp.timestamps import parse_timestamp
 from controller.resources.pod.planes import waits_in_queue
 from controller.resources.pod.provisioner import Place, SliceSpec
 from controller.resources.pod.slices import Slices
 from controller.resources.pod.tpu_api import nodes, queued
-from controller.ssh.login import Login
+from tests.fakes.context import make_context
 
 RECORDED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("gcloud.json").read_text())
 SPEC = SliceSpec(
@@ -37,11 +35,7 @@ OURS = {"labels", "metadata", "tags"}
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
-    (tmp_path / "keys").mkdir()
-    clock = Clock()
-    none = cast(Any, None)
-    login = Login(none, clock, "p1", "me", tmp_path)
-    return Context("p1", none, clock, Events(clock), tmp_path, login, 0.01, none)
+    return make_context(None, tmp_path, project="p1")
 
 
 def recorded(*words: str) -> dict[str, Any]:

@@ -11,36 +11,23 @@ from urllib.error import HTTPError
 
 import pytest
 
+from controller.core.clock import InterruptedSleepError
 from controller.resources.pod.dead_mans_switch import delete_pod, last_sign, watch
+from tests.fakes.clock import ManualClock
 
 QUEUED, NODE = "projects/p/locations/z/queuedResources/pod?force=true", "projects/p/locations/z/nodes/pod"
 
 
-class Over(Exception):  # noqa: N818
-    """The test has seen enough."""
-
-
-class Time:
-    """A clock that only sleeping moves."""
-
-    def __init__(self, until: float) -> None:
-        self.now, self.until = 0.0, until
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        if self.now > self.until:
-            raise Over
-
-
 def strikes(limit: float, signs: dict[float, float | None], until: float) -> list[float]:
     """When the pod is deleted, if the sign of life changes at these times."""
-    time, struck = Time(until), list[float]()
+    clock, struck = ManualClock(), list[float]()
+    clock.interrupt_at = until + 1
 
     def sign() -> float | None:
-        return next((value for at, value in reversed(signs.items()) if at <= time.now), 0.0)
+        return next((value for at, value in reversed(signs.items()) if at <= clock.elapsed), 0.0)
 
-    with pytest.raises(Over):
-        watch(limit, sign, lambda: struck.append(time.now), lambda: time.now, time.sleep)
+    with pytest.raises(InterruptedSleepError):
+        watch(limit, sign, lambda: struck.append(clock.elapsed), clock.monotonic, clock.sleep)
     return struck
 
 
@@ -59,14 +46,15 @@ def test_a_login_is_a_sign_of_life_though_slipway_is_silent() -> None:
 
 
 def test_a_refusal_does_not_end_it() -> None:
-    time, asked = Time(300.0), list[float]()
+    clock, asked = ManualClock(), list[float]()
+    clock.interrupt_at = 301.0
 
     def refused() -> None:
-        asked.append(time.now)
+        asked.append(clock.elapsed)
         raise PermissionError
 
-    with pytest.raises(Over):
-        watch(100.0, lambda: 1.0, refused, lambda: time.now, time.sleep)
+    with pytest.raises(InterruptedSleepError):
+        watch(100.0, lambda: 1.0, refused, clock.monotonic, clock.sleep)
     assert len(asked) > 10
 
 

@@ -14,36 +14,37 @@ from controller.resources.pod.tpu_api import nodes
 from controller.resources.pod.tpu_api.nodes import parse_node
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
-from tests.controller.resources.fake_pod import PROVISIONERS, TWO_ZONES, A, B, Pod, pod
+from tests.controller.resources.fake_pod import EVERY_WAY, INSTANCE, PROVISIONERS, TWO_ZONES, A, B, Pod, pod
 
 
-@PROVISIONERS
-def test_a_pod_is_made_once_and_deleted(project: EmulatedProject, way: str) -> None:
-    made = pod(project, f"tpu.provisioner={way}")
+@EVERY_WAY
+def test_a_pod_is_made_once_and_deleted(project: EmulatedProject, words: tuple[str, ...]) -> None:
+    made = pod(project, *words)
     assert isinstance(made.observe(), Absent)
     first = made.up()
-    assert first.is_ready
-    assert (first.place.zone, first.place.capacity, first.status.spec.workers) == (A, "spot", 1)
+    assert (first.is_ready, first.is_managed) == (True, True)
+    assert (first.place.zone, first.place.capacity) == (made.node.place.zone, "spot")
+    assert len(first.status.endpoints) == first.status.spec.workers == made.node.spec.workers
+    assert not made.node.diff(first)
     assert made.up().status.uid == first.status.uid
-    assert len(made.creation_requests()) == 1
-    assert first.is_managed
+    assert len(made.creation_requests()) == (words[0].startswith("tpu.provisioner"))
     made.down()
-    assert made.leftovers() == []
+    assert made.leftovers() == made.machines() == []
     assert isinstance(made.observe(), Absent)
 
 
-@PROVISIONERS
-def test_a_preempted_pod_is_replaced(project: EmulatedProject, way: str) -> None:
-    made = pod(project, f"tpu.provisioner={way}")
+@EVERY_WAY
+def test_a_preempted_pod_is_replaced_whole(project: EmulatedProject, words: tuple[str, ...]) -> None:
+    made = pod(project, *words)
     first = made.up()
     project.inject_fault(kind="preempted", after_seconds=0)
-    wait_for(lambda: first.pod_seen(project.context).state == "PREEMPTED", "the preemption")  # after SUSPENDING
-    assert first.pod_seen(project.context).state == "PREEMPTED"
+    wait_for(lambda: first.pod_seen(project.context).state in ("PREEMPTED", "ABSENT"), "the preemption")
     second = made.up()
+    assert second.is_ready
     assert second.status.uid != first.status.uid
     assert first.pod_seen(project.context).replaced
     made.down()
-    assert made.leftovers() == []
+    assert made.leftovers() == made.machines() == []
 
 
 @PROVISIONERS
@@ -114,35 +115,26 @@ def test_a_pod_that_is_not_what_was_requested_is_not_made_again(
     made.down()
 
 
-def test_an_adopted_pod_is_used_and_left(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.adopt=true")
-    foreign(made, "v5litepod-8")
-    node = made.up()
-    assert (node.status.state, node.is_managed) == ("READY", False)
-    made.down()
-    assert made.leftovers() == [f"{A}/nodes/{made.node.name}"]
-    assert len(made.creation_requests()) == 1
-
-
-def test_there_must_be_something_to_adopt(project: EmulatedProject) -> None:
+def test_an_adopted_pod_must_be_there_and_of_the_type_and_is_left(project: EmulatedProject) -> None:
     made = pod(project, "tpu.adopt=true")
     with pytest.raises(CloudError, match=r"pod .* does not exist in us-central1-a, and tpu\.adopt=true requires"):
         made.up()
     assert [f.severity for f in made.node.findings(made.observe())] == ["error"]
     assert made.creation_requests() == []
-
-
-def test_an_adopted_pod_must_be_of_the_type(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.adopt=true")
-    foreign(made, "v5litepod-1")
-    with pytest.raises(CloudError, match=r"accelerator_type: v5litepod-1 -> v5litepod-8.*never changes"):
-        made.up()
+    foreign(made, "v5litepod-8")
+    node = made.up()
+    assert (node.status.state, node.is_managed) == ("READY", False)
+    other = pod(project, "tpu.adopt=true", "tpu=v5litepod_1", f"tpu.zone={A}")
+    with pytest.raises(CloudError, match=r"accelerator_type: v5litepod-8 -> v5litepod-1.*never changes"):
+        other.up()
+    made.down()
     assert made.leftovers() == [f"{A}/nodes/{made.node.name}"]
+    assert len(made.creation_requests()) == 1
 
 
-@PROVISIONERS
-def test_a_stopped_pod_is_started_and_keeps_its_disk(project: EmulatedProject, way: str) -> None:
-    made = pod(project, f"tpu.provisioner={way}", "tpu.capacity=on_demand")
+@pytest.mark.parametrize("words", [("tpu.provisioner=node",), ("tpu.provisioner=queued",), INSTANCE])
+def test_a_stopped_pod_is_started_and_keeps_its_disk(project: EmulatedProject, words: tuple[str, ...]) -> None:
+    made = pod(project, *words, "tpu.capacity=on_demand")
     first = made.up()
     assert first.cannot_stop == ""
     first.stop(project.context)
@@ -151,6 +143,7 @@ def test_a_stopped_pod_is_started_and_keeps_its_disk(project: EmulatedProject, w
     assert (again.status.state, again.status.uid) == ("READY", first.status.uid)
     assert "the node is stopped; starting it" in made.notes
     made.down()
+    assert made.leftovers() == made.machines() == []
 
 
 def test_a_stopped_pod_for_which_there_is_no_room_is_made_anew(project: EmulatedProject) -> None:

@@ -37,48 +37,33 @@ def test_pauses_double_and_are_spread(project: EmulatedProject) -> None:
     assert made.leftovers() == []
 
 
+FINAL: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
+    "quota": ((), {"kind": "quota"}, r"Quota limit .* Limit: 0 in zone us-central1-a.*request quota at"),
+    "permission": (
+        TWO_ZONES,
+        {"kind": "permission", "times": 9},
+        r"denied on .*: you do not have roles/tpu\.admin, cl",
+    ),
+    "runtime": (("tpu.runtime_version=v2-alpha",), {}, r'version "v2-alpha" unknown.*set tpu\.runtime_version to null'),
+    "late": ((), {"kind": "failure", "code": 400, "message": "Something broke"}, "Something broke"),
+    "late quota": ((), {"kind": "quota", "at": "operation"}, "no quota for v5litepod-8"),
+}
+"""Overrides, a fault, and what is said."""
+
+
 @PROVISIONERS
-def test_a_quota_is_not_asked_again(project: EmulatedProject, way: str) -> None:
-    made = pod(project, f"tpu.provisioner={way}")
-    project.inject_fault(kind="quota")
-    with pytest.raises(CloudError, match=r"Quota limit .* Limit: 0 in zone us-central1-a.*request quota at") as refused:
+@pytest.mark.parametrize("why", FINAL)
+def test_what_would_be_refused_again_is_asked_once_and_leaves_nothing(
+    project: EmulatedProject, way: str, why: str
+) -> None:
+    words, fault, said = FINAL[why]
+    made = pod(project, f"tpu.provisioner={way}", *words)
+    if fault:
+        project.inject_fault(**fault)
+    with pytest.raises(CloudError, match=said) as refused:
         made.up()
     assert not isinstance(refused.value, RetriesExhaustedError)
-    assert len(made.creation_requests()) == 1
-    assert made.leftovers() == []
-
-
-def test_a_quota_that_turns_up_late_is_a_quota(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.provisioner=queued")
-    project.inject_fault(kind="quota", at="operation")
-    with pytest.raises(CloudError, match="no quota for v5litepod-8"):
-        made.up()
-    assert made.leftovers() == []
-
-
-@PROVISIONERS
-def test_permission_is_not_asked_again(project: EmulatedProject, way: str) -> None:
-    made = pod(project, f"tpu.provisioner={way}", *TWO_ZONES)
-    project.inject_fault(kind="permission", times=9)
-    with pytest.raises(CloudError, match=r"denied on .*: you do not have roles/tpu\.admin, cloud\.project"):
-        made.up()
-    assert made.asked() == [f"{A} spot", f"{B} spot"]
-
-
-@PROVISIONERS
-def test_an_unsupported_runtime_names_the_key(project: EmulatedProject, way: str) -> None:
-    made = pod(project, f"tpu.provisioner={way}", "tpu.runtime_version=v2-alpha")
-    with pytest.raises(CloudError, match=r'Runtime version "v2-alpha" unknown.*set tpu\.runtime_version to null'):
-        made.up()
-    assert len(made.creation_requests()) == 1
-
-
-@PROVISIONERS
-def test_an_operation_that_fails_late_leaves_nothing(project: EmulatedProject, way: str) -> None:
-    made = pod(project, f"tpu.provisioner={way}")
-    project.inject_fault(kind="failure", code=400, message="Something broke in the data centre")
-    with pytest.raises(CloudError, match="Something broke in the data centre"):
-        made.up()
+    assert made.asked() == [f"{zone} spot" for zone in ((A, B) if words == TWO_ZONES else (A,))]
     assert made.leftovers() == []
 
 
@@ -96,100 +81,49 @@ def test_the_next_zone_is_asked_at_once(project: EmulatedProject, way: str) -> N
     assert made.leftovers() == []
 
 
-def test_the_next_tier_is_asked_at_once(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.provisioner=node", "tpu.capacity=[on_demand,spot]", *TWO_ZONES)
-    project.inject_fault(kind="stockout", times=9, capacity="on_demand", at="request")
-    assert made.up().place.capacity == "spot"
-    assert made.asked() == [f"{A} on_demand", f"{A} spot"]
-    assert made.up().place.capacity == "spot"
-    made.down()
+TIERS = ("tpu.provisioner=node", "tpu.capacity=[on_demand,spot]")
+NODE, QUEUED = ("tpu.provisioner=node", *TWO_ZONES), ("tpu.provisioner=queued", *TWO_ZONES)
+ON_DEMAND = {"capacity": "on_demand"}
+ELSEWHERE: dict[str, tuple[tuple[str, ...], list[dict[str, Any]], list[str]]] = {
+    "the next tier": (
+        (*TIERS, *TWO_ZONES), [{"kind": "stockout", "times": 9, "at": "request"} | ON_DEMAND],
+        [f"{A} on_demand", f"{A} spot"],
+    ),
+    "a quota rules its place out": (
+        QUEUED,
+        [{"kind": "quota", "zone": A, "times": 9}, {"kind": "stockout", "zone": B, "times": 1, "at": "request"}],
+        [f"{A} spot", f"{B} spot", f"{B} spot"],
+    ),
+    "so does a permission": (NODE, [{"kind": "permission", "zone": A, "times": 9}], [f"{A} spot", f"{B} spot"]),
+    "a zone that is closed to the project": (
+        NODE,
+        [{"kind": "http", "status": 403, "match": f"GET .*/locations/{A}/(nodes|queuedResources)/.*", "times": 999},
+         {"kind": "permission", "zone": A, "times": 9}],
+        [f"{A} spot", f"{B} spot"],
+    ),
+    # in the words of field reports
+    "a type that is denied": (
+        TIERS, [{"kind": "type_denied", "accelerator_type": "v5litepod-8"} | ON_DEMAND], [f"{A} on_demand", f"{A} spot"]
+    ),
+    "no reservation": (TIERS, [{"kind": "no_reservation"} | ON_DEMAND], [f"{A} on_demand", f"{A} spot"]),
+    "an internal error": (TIERS, [{"kind": "internal"}], [f"{A} on_demand", f"{A} spot"]),
+    "another type": (
+        TIERS, [{"kind": "type_denied", "accelerator_type": "v6e-8", "times": 9}], [f"{A} on_demand"]
+    ),
+}  # fmt: skip
+"""Overrides, faults, and every place that is asked; the last one has room."""
 
 
-def test_a_quota_rules_its_place_out(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.provisioner=queued", *TWO_ZONES)
-    project.inject_fault(kind="quota", zone=A, times=9)
-    project.inject_fault(kind="stockout", zone=B, times=1, at="request")
-    assert made.up().place.zone == B
-    assert made.asked() == [f"{A} spot", f"{B} spot", f"{B} spot"]
-    made.down()
-
-
-@pytest.mark.parametrize(
-    ("spec", "asked"),
-    [
-        ({"kind": "type_denied", "capacity": "on_demand", "accelerator_type": "v5litepod-8"}, ["on_demand", "spot"]),
-        ({"kind": "no_reservation", "capacity": "on_demand"}, ["on_demand", "spot"]),
-        ({"kind": "internal"}, ["on_demand", "spot"]),
-        ({"kind": "type_denied", "accelerator_type": "v6e-8", "times": 9}, ["on_demand"]),
-    ],
-)
-def test_a_refusal_in_the_words_of_field_reports_is_of_its_place(
-    project: EmulatedProject, spec: dict[str, Any], asked: list[str]
-) -> None:
-    made = pod(project, "tpu.provisioner=node", "tpu.capacity=[on_demand,spot]")
-    project.inject_fault(**spec)
-    assert made.up().place.capacity == asked[-1]
-    assert made.asked() == [f"{A} {tier}" for tier in asked]
-    made.down()
-
-
-def test_a_missing_permission_rules_its_place_out(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.provisioner=node", *TWO_ZONES)
-    project.inject_fault(kind="permission", zone=A, times=9)
-    assert made.up().place.zone == B
-    assert made.asked() == [f"{A} spot", f"{B} spot"]
-    made.down()
-
-
-def test_a_zone_that_is_closed_to_the_project_holds_no_pod(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.provisioner=node", *TWO_ZONES)
-    project.inject_fault(kind="http", status=403, match=f"GET .*/locations/{A}/(nodes|queuedResources)/.*", times=999)
-    project.inject_fault(kind="permission", zone=A, times=9)
-    assert made.up().place.zone == B
-    made.down()
-
-
-INTERNAL = {"kind": "failure", "at": "operation", "code": 500, "message": "an internal error has occurred"}
-
-
-@PROVISIONERS
-def test_an_internal_error_is_asked_again_a_few_times(project: EmulatedProject, way: str) -> None:
-    made = pod(project, f"tpu.provisioner={way}")
-    project.inject_fault(**INTERNAL, times=2)
-    assert made.up().status.state == "READY"
-    assert "an error at Google in us-central1-a (spot) (attempt 1)" in made.notes
-    made.down()
-    project.inject_fault(**INTERNAL, times=99)
-    with pytest.raises(CloudError, match=r"an internal error has occurred; try another tpu\.zone"):
-        made.up()
-    assert made.leftovers() == []
-
-
-def test_a_missing_service_agent_is_requested_once_and_waited_for(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.provisioner=node")
-    message = "Make sure that 'service-1@cloud-tpu.iam.gserviceaccount.com' has the 'TPU Service Agent' role"
-    project.inject_fault(kind="failure", at="request", code=403, message=message, times=3)
-    assert made.up().status.state == "READY"
-    asked = [r["path"] for r in project.cloud.request_log() if r["path"].endswith(":generateServiceIdentity")]
-    assert asked == [f"/tpu/v2/projects/slipway-local/locations/{A}:generateServiceIdentity"]
-    made.down()
-
-
-def test_new_rights_that_google_does_not_see_yet_are_waited_for(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.provisioner=node")
-    message = "Service account x@y.iam.gserviceaccount.com does not exist."
-    project.inject_fault(kind="failure", at="request", code=400, message=message, times=3)
-    assert made.up().status.state == "READY"
-    assert "waiting until Google sees new rights" in made.notes
-    made.down()
-
-
-def test_a_request_that_waits_too_long_gives_way_to_the_next_zone(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.provisioner=queued", "tpu.create_timeout_minutes=0.005", *TWO_ZONES)
-    project.inject_fault(kind="stockout", times=1000, zone=A)
-    assert made.up().place.zone == B
-    assert "still waiting for resources after" in made.notes
-    assert made.leftovers() == [f"{B}/nodes/{made.node.name}", f"{B}/queuedResources/{made.node.name}"]
+@pytest.mark.parametrize("why", ELSEWHERE)
+def test_a_refusal_is_of_its_place(project: EmulatedProject, why: str) -> None:
+    words, faults, asked = ELSEWHERE[why]
+    made = pod(project, *words)
+    for fault in faults:
+        project.inject_fault(**fault)
+    first = made.up()
+    assert f"{first.place.zone} {first.place.capacity}" == asked[-1]
+    assert made.up().status.uid == first.status.uid
+    assert made.asked() == asked
     made.down()
 
 
@@ -222,16 +156,6 @@ def test_an_expired_request_is_deleted(project: EmulatedProject) -> None:
     with pytest.raises(RetriesExhaustedError, match="no capacity"):
         made.up()
     assert len(made.creation_requests()) == 2
-    assert made.leftovers() == []
-
-
-def test_what_still_waits_is_deleted_with_the_pod(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.provisioner=queued")
-    project.inject_fault(kind="stockout", times=100000)
-    search = made.node._search(project.context)
-    search.provisioners["queued"].create(project.context, search.name, made.node.spec, made.node.places[0])
-    assert isinstance(made.observe(), Pending)
-    made.down()
     assert made.leftovers() == []
 
 

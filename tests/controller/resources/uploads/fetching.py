@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from controller.agent.commands.asset import failure, fetch_asset
 from controller.agent.commands.build import build_asset
@@ -15,7 +16,6 @@ from controller.agent.formats import dump
 from controller.agent.fs import AgentError
 from controller.context import Context
 from controller.core.clock import Clock
-from controller.core.events import Events
 from controller.gcp.errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
 from controller.gcp.folder_store import FolderClient
 from controller.inputs.assets import AssetFile, ResolvedAsset
@@ -25,26 +25,12 @@ from controller.resources.project.accounts import ServiceAccount
 from controller.resources.uploads.fetch_vm import FetchVm
 from controller.resources.uploads.nearby import NearbyAsset
 from controller.resources.uploads.nearby_files import NearbyFiles, NearbySource
-from controller.ssh.login import Login
+from tests.fakes.clock import ManualClock
+from tests.fakes.context import make_context
 
 
 class KilledError(BaseException):
     """The process has got SIGKILL."""
-
-
-class JumpingClock(Clock):
-    """Sleeping takes no time, but the clock goes on by it, and by at least `step`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.passed, self.step = 0.0, 0.0
-
-    def monotonic(self) -> float:
-        return self.passed
-
-    def sleep(self, seconds: float) -> None:
-        self.raise_if_interrupted()
-        self.passed += max(seconds, self.step)
 
 
 @dataclass
@@ -155,13 +141,11 @@ class Project(FolderClient):
         return {"name": "operation", "zone": "us-central1-a"}
 
 
-def context_of(project: Project, clock: Clock) -> tuple[Context, list[str]]:
+def context_of(project: Project, clock: Clock | None = None) -> tuple[Context, list[str]]:
     """Return a context of this machine, and the notes that it gets."""
-    events, notes = Events(clock), list[str]()
-    events.add_listener(lambda event: notes.append(event.message) if event.kind == "note" else None)
-    none = cast(Any, None)
-    login = Login(project, clock, "p", "me", project.folder)
-    return Context("p", project, clock, events, project.folder / "home", login, 1.0, none), notes
+    notes = list[str]()
+    clock = clock or ManualClock(time.time())
+    return make_context(project, project.folder / "home", clock=clock, notes=notes, poll_seconds=1.0), notes
 
 
 def nearby(project: Project, source: str, always: bool = True) -> NearbySource:
@@ -199,7 +183,7 @@ def web_files(
 
 def run(project: Project, asset: NearbyAsset) -> list[str]:
     """Apply the asset as `up` does, unless it is there; return the notes."""
-    context, notes = context_of(project, JumpingClock())
+    context, notes = context_of(project)
     if isinstance(current := asset.observe(context, {}), Absent):
         asset.apply(context, {}, asset.diff(current))
     assert not isinstance(asset.observe(context, {}), Absent)

@@ -17,7 +17,7 @@ from controller.localcloud.hub import HubServer
 from controller.reconcile.resource import Absent
 from controller.resources.uploads.assets import UploadedAsset
 from controller.resources.uploads.sources import PinnedSource
-from tests.controller.resources.uploads.fetching import JumpingClock, Project, context_of, nearby
+from tests.controller.resources.uploads.fetching import Project, context_of, nearby
 from tests.hub import CONTENT, hub
 
 __all__ = ["hub"]
@@ -32,7 +32,7 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 def up(google: Project, asset: Any) -> tuple[bool, list[str]]:
     """Apply an asset as `up` does, unless it is there; return whether it was, and the notes."""
-    context, notes = context_of(google, JumpingClock())
+    context, notes = context_of(google)
     is_there = not isinstance(current := asset.observe(context, {}), Absent)
     if not is_there:
         asset.apply(context, {}, asset.diff(current))
@@ -79,7 +79,7 @@ def test_a_controller_that_is_killed_while_it_repairs_leaves_nothing_wrong(
     up(google, uploaded)
     path = Path(google.bucket) / uploaded.content.prefix / "b/c"
     replace(path, b"SECOND")
-    uploaded.delete_replaced(context_of(google, JumpingClock())[0])
+    uploaded.delete_replaced(context_of(google)[0])
     assert not path.exists()
     assert up(google, uploaded)[0] is False
     assert path.read_bytes() == FILES["b/c"]

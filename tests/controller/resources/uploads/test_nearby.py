@@ -31,7 +31,6 @@ from controller.run.session import Session
 from tests.controller.agent.conftest import wait_for
 from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.uploads.fetching import (
-    JumpingClock,
     KilledError,
     Project,
     context_of,
@@ -39,6 +38,7 @@ from tests.controller.resources.uploads.fetching import (
     run,
     web_files,
 )
+from tests.fakes.clock import ManualClock
 from tests.hub import ACCEPTED, CONTENT, hub
 
 __all__ = ["hub"]
@@ -53,9 +53,9 @@ def google(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return Project(tmp_path / "google")
 
 
-def fetch(google: Project, always: bool = True, clock: JumpingClock | None = None, source: str = MODEL) -> list[str]:
+def fetch(google: Project, always: bool = True, clock: ManualClock | None = None, source: str = MODEL) -> list[str]:
     """Fetch the asset as `up` does, unless it is there; return the notes."""
-    context, notes = context_of(google, clock or JumpingClock())
+    context, notes = context_of(google, clock)
     asset = nearby(google, source, always)
     if isinstance(current := asset.observe(context, {}), Absent):
         asset.apply(context, {}, asset.diff(current))
@@ -91,7 +91,7 @@ def test_large_files_do_not_pass_through_this_machine(google: Project, hub: HubS
 
 def test_time_and_disk_grow_with_the_files(google: Project) -> None:
     machine = nearby(google, MODEL).machine.for_files([10 * 10**9, 10**9, 40 * 10**9], at_once=2)
-    assert machine.disk_parameters(context_of(google, JumpingClock())[0])["diskSizeGb"] == "65"
+    assert machine.disk_parameters(context_of(google)[0])["diskSizeGb"] == "65"
     assert machine.max_seconds == 4 * (120 + 51e9 / 50e6)
 
 
@@ -212,32 +212,31 @@ def changes_of_a_fetch(google: Project) -> int:
 
 
 def test_a_kill_at_each_request_leaves_no_vm_that_is_not_found(google: Project, hub: HubServer) -> None:
-    """Killed before or after a request that changes something; the next `up` ends the fetch, and deletes the VM."""
+    """Killed after each request that changes something, and before the first: the next `up` ends it, without the VM."""
     count = changes_of_a_fetch(google)
     assert count >= 8, "requests of pin, small files, orders, VM and its end"
     left = 0
-    for number in range(1, count + 1):
-        for before in (True, False):
-            killed = Project(google.folder / f"{number}-{before}", kill_at=number, before=before)
-            with pytest.raises(KilledError):
-                fetch(killed)
-            for body in killed.machines.values():
-                left += 1
-                assert body["labels"]["managed-by"] == "slipway"
-                assert body["scheduling"]["instanceTerminationAction"] == "DELETE"
-            killed.kill_at, arrived = 0, (Path(killed.bucket) / WEIGHTS).with_name("manifest.json").is_file()
-            hub.state.sent.clear()
+    for number in range(count + 1):
+        killed = Project(google.folder / f"{number}", kill_at=max(1, number), before=number == 0)
+        with pytest.raises(KilledError):
             fetch(killed)
-            check_files(killed)
-            fetched = [name for name, _, size in hub.state.sent if size == len(CONTENT)]
-            assert len(fetched) <= 1
-            assert arrived or not killed.machines, "one that is done is an orphan, which Compute Engine deletes"
-            assert len(killed.bodies) <= 1 or fetched == [], "the next controller waits for the VM of the first"
+        for body in killed.machines.values():
+            left += 1
+            assert body["labels"]["managed-by"] == "slipway"
+            assert body["scheduling"]["instanceTerminationAction"] == "DELETE"
+        killed.kill_at, arrived = 0, (Path(killed.bucket) / WEIGHTS).with_name("manifest.json").is_file()
+        hub.state.sent.clear()
+        fetch(killed)
+        check_files(killed)
+        fetched = [name for name, _, size in hub.state.sent if size == len(CONTENT)]
+        assert len(fetched) <= 1
+        assert arrived or not killed.machines, "one that is done is an orphan, which Compute Engine deletes"
+        assert len(killed.bodies) <= 1 or fetched == [], "the next controller waits for the VM of the first"
     assert left > 0
 
 
 def test_ctrl_c_deletes_the_vm(google: Project) -> None:
-    clock = JumpingClock()
+    clock = ManualClock(time.time())
     google.work = lambda _: bool(clock.interrupt())
     with pytest.raises(InterruptedSleepError):
         fetch(google, clock=clock)
@@ -278,7 +277,7 @@ def test_what_a_vm_told_an_earlier_controller_does_not_count(google: Project) ->
     """Its addresses had expired while nobody was there."""
     google.kill_at = 10**6
     [asset] = [nearby(google, MODEL)]
-    context, _ = context_of(google, JumpingClock())
+    context, _ = context_of(google)
     asset.machine.apply(context, {}, asset.machine.diff(Absent()))
     for _ in range(MAX_ERRORS + 1):
         google.say(error="expired")
@@ -290,8 +289,7 @@ def test_what_a_vm_told_an_earlier_controller_does_not_count(google: Project) ->
 
 
 def test_addresses_are_replaced_before_they_expire(google: Project) -> None:
-    clock = JumpingClock()
-    clock.step = 400.0
+    clock = ManualClock(time.time(), step=400.0)
     looks: list[None] = []
 
     def work(google: Project) -> bool:

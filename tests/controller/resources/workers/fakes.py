@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from controller.context import Context
-from controller.core.clock import Clock
-from controller.core.events import Events
-
-
-class NoSleep(Clock):
-    """Sleeping takes no time."""
-
-    def sleep(self, seconds: float) -> None:
-        pass
 
 
 @dataclass
@@ -36,10 +27,3 @@ class FakeFleet:
     def fleet(self, context: Context) -> FakeFleet:
         """As the pod that it is the fleet of."""
         return self
-
-
-def make_context(notes: list[str]) -> Context:
-    clock, none = NoSleep(), cast(Any, None)
-    events = Events(clock)
-    events.add_listener(lambda event: notes.append(event.message) if event.kind == "note" else None)
-    return Context("slipway-local", none, clock, events, none, none, 0.01, none)

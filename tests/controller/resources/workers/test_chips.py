@@ -9,7 +9,8 @@ import pytest
 from controller.agent.protocol import Chips
 from controller.core.errors import WrongDevicesError
 from controller.resources.workers.chips import FreeChips, chips_problem
-from tests.controller.resources.workers.fakes import FakeFleet, make_context
+from tests.controller.resources.workers.fakes import FakeFleet
+from tests.fakes.context import make_context
 
 HOLDER: Any = {"pid": 7, "user": "anna", "command": "python notebook.py", "paths": ["/dev/vfio/0", "/dev/vfio/1"]}
 
@@ -24,7 +25,7 @@ def settle(*looks: list[Chips], expected: int = 4) -> list[tuple[str, Any]]:
     fleet = FakeFleet({"observe": iter([[{"chips": chips} for chips in look] for look in looks]).__next__})
     step = FreeChips.for_workers(expected, len(looks[0]), node="node/pod", name="pod")
     observed = {"node/pod": fleet}
-    context = make_context([])
+    context = make_context(None)
     if diff := step.diff(step.observe(context, observed)):
         step.apply(context, observed, diff)
     return fleet.asked

@@ -12,8 +12,9 @@ from controller.reconcile.resource import ObservedResources
 from controller.resources.workers import verified
 from controller.resources.workers.verified import DeviceProbe, lacks_libtpu
 from controller.ssh.fleet import WorkersFailedError
-from tests.controller.resources.workers.fakes import FakeFleet, make_context
+from tests.controller.resources.workers.fakes import FakeFleet
 from tests.controller.resources.workers.test_health import passed
+from tests.fakes.context import make_context
 
 STEP = DeviceProbe(
     name="pod", node="node/pod", venv="f1", backend="tpu", probe_devices=False, health_check=True, needs_libtpu=True,
@@ -37,7 +38,7 @@ def settle(step: DeviceProbe, *rows: dict[str, Any], **answers: Any) -> tuple[li
     notes: list[str] = []
     fleet = FakeFleet({"observe": [*rows], "probe_peers": [REACHED, REACHED], **answers})
     observed: ObservedResources = {"node/pod": fleet}
-    context = make_context(notes)
+    context = make_context(None, notes=notes)
     if diff := step.diff(step.observe(context, observed)):
         step.apply(context, observed, diff)
     return [command for command, _ in fleet.asked if command != "observe"], notes

@@ -7,17 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from controller.context import Context
-from controller.core.clock import Clock
-from controller.core.events import Events
-from controller.gcp.client import GoogleClient
 from controller.gcp.errors import ConflictError, GoogleError, NotFoundError
 from controller.resources.pod.compute_engine.spec import VmSpec
 from controller.resources.pod.provisioner import Place, SliceSpec
-from controller.ssh.login import Login
+from tests.fakes.clock import HurriedClock
+from tests.fakes.context import make_context
 
 ZONE, REGION = "us-east5-b", "us-east5"
 SPEC = SliceSpec(
@@ -172,13 +169,4 @@ def managed(name: str, status: str = "RUNNING", action: str = "NONE", *errors: t
 
 
 def context_of(google: FakeGoogle, folder: Path) -> Context:
-    (folder / "keys").mkdir(exist_ok=True)
-    clock, none = Clock(), cast(Any, None)
-    login = Login(none, clock, "p1", "me", folder)
-    return Context("p1", cast(GoogleClient, google), clock, Events(clock), folder, login, 0.01, none)
-
-
-def fleets_of(context: Context) -> Context:
-    """Return the context with fleets that ignore repairs."""
-    context.fleets = cast(Any, SimpleNamespace(expect_new_host_keys=lambda uid: None))
-    return context
+    return make_context(google, folder, project="p1", clock=HurriedClock())

@@ -1,4 +1,4 @@
-"""Pods of Compute Engine on the emulated cloud: made, lost, refused, stopped, found, deleted."""
+"""Parts of pods of Compute Engine on the emulated cloud; their life is that of all pods, in ../test_node.py."""
 
 from __future__ import annotations
 
@@ -6,54 +6,17 @@ import pytest
 
 from controller.cleanup.orphans import billed_items, delete
 from controller.core.errors import CloudError
-from controller.reconcile.resource import Absent
 from controller.resources.pod.compute_engine.requests import change
 from controller.resources.pod.planes import PLANES
-from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
-from tests.controller.resources.fake_pod import Pod, pod
+from tests.controller.resources.fake_pod import GROUP, INSTANCE, ZONE, Pod, pod
 
-ZONE = "us-east5-b"
-GROUP = ("tpu=v6e_8_ce", f"tpu.zone={ZONE}")
-INSTANCE = ("tpu=v6e_8", "tpu.plane=compute_engine", f"tpu.zone={ZONE}")
-WAYS = pytest.mark.parametrize("words", [GROUP, INSTANCE], ids=["mig", "instance"])
 PARTS = ("/instanceGroupManagers/", "/instances/", "/resourcePolicies/", "/instanceTemplates/")
 
 
 def parts(made: Pod) -> list[str]:
     """What of a pod exists: kinds of resources."""
-    state = made.project.cloud.call_ok("GET", "emulator/state")
-    found = [name for name in state["compute"] if made.node.name in name]
-    return sorted(part.strip("/") for name in found for part in PARTS if part in name)
-
-
-@WAYS
-def test_a_pod_is_made_once_and_deleted_whole(project: EmulatedProject, words: tuple[str, ...]) -> None:
-    made = pod(project, *words)
-    assert isinstance(made.observe(), Absent)
-    first = made.up()
-    assert first.is_ready
-    assert (first.place.zone, first.place.capacity, first.is_managed) == (ZONE, "spot", True)
-    assert first.status.spec.accelerator_type == "v6e-8"
-    assert len(first.status.endpoints) == made.node.spec.workers
-    assert made.up().status.uid == first.status.uid
-    assert not made.node.diff(first)
-    made.down()
-    assert parts(made) == []
-    assert isinstance(made.observe(), Absent)
-
-
-@WAYS
-def test_a_preempted_pod_is_replaced_whole(project: EmulatedProject, words: tuple[str, ...]) -> None:
-    made = pod(project, *words)
-    first = made.up()
-    project.inject_fault(kind="preempted", after_seconds=0)
-    wait_for(lambda: first.pod_seen(project.context).state in ("PREEMPTED", "ABSENT"), "the preemption")
-    second = made.up()
-    assert second.is_ready
-    assert second.status.uid != first.status.uid
-    made.down()
-    assert parts(made) == []
+    return sorted(part.strip("/") for name in made.machines() for part in PARTS if part in name)
 
 
 def test_a_zone_without_capacity_is_left_and_nothing_stays_there(project: EmulatedProject) -> None:
@@ -84,20 +47,6 @@ def test_a_policy_and_a_template_without_a_group_are_replaced(project: EmulatedP
     assert parts(made) == ["instanceTemplates", "resourcePolicies"]
     assert made.observe().status.state == "GONE"
     assert made.up().is_ready
-    made.down()
-    assert parts(made) == []
-
-
-def test_one_vm_can_be_stopped_and_started(project: EmulatedProject) -> None:
-    made = pod(project, *INSTANCE, "tpu.capacity=on_demand")
-    node = made.up()
-    assert node.cannot_stop == ""
-    node.stop(project.context)
-    stopped = made.node.find(project.context)
-    assert stopped is not None
-    assert stopped.status.state == "STOPPED"
-    started = made.up()
-    assert (started.is_ready, started.status.uid) == (True, node.status.uid)
     made.down()
     assert parts(made) == []
 
