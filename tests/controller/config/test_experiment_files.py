@@ -133,3 +133,14 @@ def test_hours_of_a_header_follow_from_its_rate(experiment: str) -> None:
         flops = float(rate.replace(",", "")) * token_flops(config.model, config.loop.seq_len)
         peak = config.topology.chips * (config.topology.bf16_flops_per_chip or 0)
         assert int(share) == pytest.approx(100 * flops / peak, abs=1)
+
+
+def test_the_smoke_test_is_the_quickstart_on_one_chip() -> None:
+    found, problems = compose(["+experiment=smoke", "cloud.project=acme"])
+    quickstart, _ = compose(["+experiment=quickstart"])
+    assert found is not None, problems
+    assert quickstart is not None
+    assert (found.loop, found.data, found.model) == (quickstart.loop, quickstart.data, quickstart.model)
+    assert (found.topology.workers, found.topology.devices) == (1, 1)
+    assert (found.cloud.kind, found.env.packages, found.budget.max_hours) == ("gcp", "lock", 1)
+    assert [finding for finding in preflight(found) if finding.severity == "error"] == []

@@ -34,7 +34,7 @@ def test_a_pod_is_made_once_and_deleted(project: EmulatedProject, words: tuple[s
 
 
 @EVERY_WAY
-def test_a_preempted_pod_is_replaced_whole(project: EmulatedProject, words: tuple[str, ...]) -> None:
+def test_a_preempted_pod_is_replaced(project: EmulatedProject, words: tuple[str, ...]) -> None:
     made = pod(project, *words)
     first = made.up()
     project.inject_fault(kind="preempted", after_seconds=0)
