@@ -38,6 +38,8 @@ class EmulatedProject:
     notes: list[str] = field(default_factory=list)
     clock: HurriedClock = field(default_factory=HurriedClock)
     faults: int = 0
+    network: str = ""
+    """Of all pods of a module, which take longer to make a network each than all else; by default `tag`."""
 
     def __post_init__(self) -> None:
         endpoint = self.cloud.endpoint
@@ -51,7 +53,8 @@ class EmulatedProject:
     def config(self, *overrides: str) -> Config:
         zones = [o.removeprefix("zones=").split(",") for o in overrides if o.startswith("zones=")]
         overrides = tuple(o for o in overrides if not o.startswith("zones="))
-        names = [f"network.name={self.tag}", f"cloud.bucket={self.tag}-bucket", f"cloud.service_account={self.tag}-sa"]
+        shared = self.network or self.tag
+        names = [f"network.name={shared}", f"cloud.bucket={self.tag}-bucket", f"cloud.service_account={shared}-sa"]
         found, problems = compose(["cloud=local", "program=command", *names, *overrides])
         assert not problems
         assert found is not None

@@ -71,7 +71,7 @@ def _tier(body: dict[str, Any]) -> str:
 
 def pod(project: EmulatedProject, *overrides: str, **changes: Any) -> Pod:
     (project.folder / "keys").mkdir(exist_ok=True)
-    project.context.random_float = lambda: 0.0
+    project.context.random_float, project.network = lambda: 0.0, "of-pods"
     one = ("tpu=v5litepod_8", f"tpu.zone={A}", f"tpu.name={project.tag}-pod")
     words = (*one, *overrides)
     project.cloud.call_ok("DELETE", "emulator/faults")

@@ -78,7 +78,7 @@ def test_the_arithmetic_agrees_with_what_the_guide_measured(tmp_path: Path) -> N
         found = config(f"+experiment={experiment}", "cloud.project=acme", f"run.state_dir={tmp_path}")
         flops, peak = estimate_flops(found), found.topology.chips * (found.topology.bf16_flops_per_chip or 0.0)
         assert flops is not None
-        assert flops / share / peak / 3600 == pytest.approx(estimated(found).hours - 0.25, rel=0.03)
+        assert flops / share / peak / 3600 == pytest.approx(estimated(found).hours - 0.25, rel=0.05)
         assert tpu_type_table()["generations"][found.topology.generation]["utilization"][0] == share
 
 

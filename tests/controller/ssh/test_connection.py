@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -184,22 +185,25 @@ def test_a_closed_fleet_answers_no_more(make_pod) -> None:
         fleet.call(0, "observe", {})
 
 
-def test_a_lost_connection_can_be_closed(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
+def lose(monkeypatch: pytest.MonkeyPatch, transport: Any) -> None:
+    """Let a connection be lost, which is noticed at the next message."""
+
     def lost(*_: object) -> None:
         raise EOFError
 
+    monkeypatch.setattr(transport.packetizer, "send_message", lost)
+
+
+def test_a_lost_connection_can_be_closed(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
     _, fleet = make_pod(fresh=True)
     fleet.call(0, "observe", {})
     assert fleet.connection(0).connection()._sftp is not None, "the agent was placed over SFTP"
-    monkeypatch.setattr(fleet.connection(0).connection().transport.packetizer, "send_message", lost)
+    lose(monkeypatch, fleet.connection(0).connection().transport)
     fleet.close()
 
 
 def test_a_reader_that_stops_on_a_lost_connection_raises_nothing(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a run ends over its budget: what its generator raised then would be printed by the collector."""
-
-    def lost(*_: object) -> None:
-        raise EOFError
 
     _, fleet = make_pod()
 
@@ -209,20 +213,17 @@ def test_a_reader_that_stops_on_a_lost_connection_raises_nothing(make_pod, monke
 
     reader = reading()
     next(reader)
-    monkeypatch.setattr(fleet.connection(0).connection().transport.packetizer, "send_message", lost)
+    lose(monkeypatch, fleet.connection(0).connection().transport)
     reader.close()
 
 
 def test_a_connection_lost_during_a_command_is_a_drop(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(*_: object) -> None:
-        raise EOFError
-
     _, fleet = make_pod()
     with (
         pytest.raises(WorkerError, match="the connection was lost") as caught,
         fleet.connection(0).channel() as channel,
     ):
-        monkeypatch.setattr(channel.get_transport().packetizer, "send_message", lost)
+        lose(monkeypatch, channel.get_transport())
     assert caught.value.kind == "dropped"
 
 

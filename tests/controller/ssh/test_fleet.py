@@ -180,18 +180,6 @@ def test_a_key_that_google_publishes_is_followed_if_the_config_says_so(make_pod,
     stale.close()
 
 
-def test_host_keys_are_dropped_with_the_life_of_the_pod(make_pod, tmp_path: Path) -> None:
-    kept = tmp_path / "known_hosts"
-    pod, fleet = make_pod(1, known_hosts_file=kept, incarnation="one")
-    fleet.call(0, "observe", {})
-    fresh = change_host_key(pod)
-    later = Fleet(pod.access(known_hosts_file=kept, incarnation="two"))
-    assert later.call(0, "observe", {})["active"] is None
-    later.close()
-    assert kept.read_text() == f"# incarnation two\nworker-0 {' '.join(pod.workers[0].host_key_line.split()[:2])}\n"
-    assert fresh.export_public_key().decode().split()[1] in kept.read_text()
-
-
 def test_the_first_host_key_can_be_pinned(make_pod, tmp_path: Path) -> None:
     """For pods that publish none: whoever answers first is believed, and nobody else from then on."""
     options = {

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
 from controller.cli import main
+from controller.lease.store import BucketLeaseStore, Identity
+from controller.plan.project import shared_resources
+from controller.reconcile.reconciler import reconcile
 from controller.records import index
+from controller.sweep.session import open_sweep
 from tests.controller.cli.verbs.run.test_up import until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.sweep.test_pool import TWO_PODS, launches
@@ -28,6 +33,21 @@ def run_when(slipway: SlipwayCli, number: int) -> None:
     until(lambda: [row["state"] for row in index.load_rows(slipway.home)].count("running") == number, 300)
 
 
+def test_a_sweep_that_another_controller_drives_is_left_to_it(slipway: SlipwayCli) -> None:
+    words = ["-m", "tpu=v5litepod_1", TWO_PODS, ECHO_COMMAND, "run.seed=0,1"]
+    with open_sweep(main.parse(["plan", *slipway.line(*words)]).options) as session:
+        reconcile(shared_resources(session.definition.base_config, session.bucket), session.context)
+        store = BucketLeaseStore(session.context.google, session.bucket, session.definition.id, "sweeps")
+        store.write(Identity("laptop", "run-0", holder="anna@lab").new_record(1, time.time(), 3600.0), 0)
+    code, _, err = slipway(*words)
+    assert code == 8
+    assert "anna@lab (laptop) for run-0" in err
+    assert "controls this sweep (last seen" in err
+    assert slipway("status", *words)[1].splitlines()[1].startswith("controlled by anna@lab")
+    assert pods(slipway.cloud().get("state")) == {}
+
+
+@pytest.mark.deep
 def test_a_second_controller_is_told_takes_over_and_ctrl_c_lets_go(slipway: SlipwayCli, plane: Plane) -> None:
     words = waiting(slipway, plane)
     with controllers(slipway, words) as (first,):

@@ -137,10 +137,9 @@ def test_the_estimate_is_by_runs_of_the_same_name(tmp_path: Path) -> None:
     assert arithmetic.usd == pytest.approx(12 * (run.usd or 0.0))
     assert arithmetic.why.startswith("an estimate: ")
     assert arithmetic.spread == pytest.approx(run.spread)
-    low, high = arithmetic.spread or (1.0, 1.0)
-    told = arithmetic.describe(arithmetic.usd, "${:.2f}".format)
-    usd = arithmetic.usd or 0.0
-    assert told == f"about ${usd:.2f} (${low * usd:.2f} to ${high * usd:.2f})"
+    twice = Estimate(1, 1.0, 1.0, 10.0, "", (0.5, 2.0))
+    assert twice.describe(twice.usd, "${:.2f}".format) == "about $10.00 ($5.00 to $20.00)"
+    assert twice.describe(None, str) == "unknown"
     command = config.model_copy(update={"program": config.program.model_copy(update={"kind": "command"})})
     assert estimate(command, 12, 2, tmp_path, 0.0).hours is None
     row = {"name": "quickstart", "type": config.tpu.accelerator_type, "state": "finished", "metrics": {}}

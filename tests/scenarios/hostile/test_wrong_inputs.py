@@ -163,7 +163,7 @@ def test_plan_needs_no_credentials(capsys: pytest.CaptureFixture[str]) -> None:
     assert "v5litepod-16, 4 workers, 16 devices, spot in us-central1-a" in first
     assert first.count("no Google credentials") == 1
     steps = [line.removeprefix("  ? unknown  ") for line in first.splitlines() if line.startswith("  ? unknown  ")]
-    for step in ("network", "NAT", "firewall", "bucket", "TPU v5litepod-16 (4 workers)", "venv", "code", "verify"):
+    for step in ("network", "nat", "firewall", "bucket", "TPU v5litepod-16 (4 workers)", "venv", "code", "verify"):
         assert any(line.startswith(step) for line in steps), step
     assert len(steps) >= 20
     assert "price    $3.92 per hour" in first

@@ -15,7 +15,7 @@ from controller.core.errors import CloudError, RetriesExhaustedError
 from controller.gcp.errors import UNREACHABLE, ConflictError, GoogleError
 from controller.gcp.names import LABEL
 from controller.resources.pod import planes
-from controller.resources.pod.capacity_log import CapacityEntry, load_entries, recent_places_first
+from controller.resources.pod.capacity_log import load_entries
 from controller.resources.pod.pending_deletion import DeletionPendingError
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice
@@ -288,16 +288,6 @@ def test_what_google_does_not_delete_yet_keeps_no_pod(market: Market) -> None:
     market.search().run()
     assert "not now" in market.notes
     assert list(market.other.held) == ["a-b-c"]
-
-
-def test_a_request_that_was_withdrawn_says_nothing_of_capacity() -> None:
-    def entry(zone: str, time: float, answer: str) -> CapacityEntry:
-        where: dict[str, Any] = {"provisioner": "queued", "zone": zone, "tier": "spot", "accelerator_type": "v6e-8"}
-        return CapacityEntry(id=f"{zone}{time}", time=time, project="p", pod="p", answer=answer, **where)
-
-    places = [Place(zone, "spot", "", "queued") for zone in ("a", "b")]
-    entries = [entry("b", 1.0, "granted"), entry("b", 2.0, "withdrawn")]
-    assert recent_places_first(places, "v6e-8", entries, 10.0)[0].zone == "b"
 
 
 OUTAGES = pytest.mark.parametrize("error", [UNAVAILABLE, CUT_OFF, BROKEN], ids=lambda error: error.reason)

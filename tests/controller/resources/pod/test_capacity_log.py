@@ -105,6 +105,7 @@ def entry(zone: str, hours_ago: float, answer: str = "granted", ended: str = "",
         ([entry("b", 3), entry("c", 2)], "cba"),
         ([entry("b", 3), entry("b", 1, "stock_out")], "abc"),
         ([entry("b", 3), entry("b", 1, ended="preempted")], "abc"),
+        ([entry("b", 3), entry("b", 1, "withdrawn")], "bac"),  # that says nothing of capacity
         ([entry("b", 3, ended="preempted"), entry("b", 1, ended="deleted")], "bac"),
         ([entry("b", 25)], "abc"),
         ([entry("b", 3, kind="v6e-16")], "abc"),

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from controller.core.clock import iso_timestamp
-from controller.core.errors import CloudError
 from controller.gcp.errors import GoogleError
 from controller.lease.store import BucketLeaseStore, Identity
 from controller.reconcile.resource import Absent
@@ -45,6 +44,14 @@ def requested(project: EmulatedProject) -> Pod:
     search = made.node._search(project.context)
     search.provisioners["queued"].create(project.context, search.name, made.node.spec, made.node.places[0])
     wait_for(lambda: getattr(made.observe(), "why", "").startswith("provisioning"), "the request is stuck")
+    return made
+
+
+def abandoned(project: EmulatedProject) -> Pod:
+    """A pod that `down` could not delete yet; that is on record."""
+    made = requested(project)
+    with pytest.raises(DeletionPendingError):
+        made.down()
     return made
 
 
@@ -100,9 +107,7 @@ def test_down_says_so_and_nothing_is_lost(project: EmulatedProject, lost: str) -
 
 
 def test_a_pod_that_a_run_has_taken_over_meanwhile_stays(project: EmulatedProject) -> None:
-    made = requested(project)
-    with pytest.raises(CloudError):
-        made.down()
+    made = abandoned(project)
     let_go(project, made)
     claim(project, made)
     assert retry_deletions(project.context)[0].endswith("a run has taken its pod over")
@@ -111,9 +116,7 @@ def test_a_pod_that_a_run_has_taken_over_meanwhile_stays(project: EmulatedProjec
 
 
 def test_a_later_request_of_the_same_name_stays(project: EmulatedProject) -> None:
-    made = requested(project)
-    with pytest.raises(DeletionPendingError):
-        made.down()
+    made = abandoned(project)
     let_go(project, made)
     made.down()
     made.up()
@@ -122,9 +125,7 @@ def test_a_later_request_of_the_same_name_stays(project: EmulatedProject) -> Non
 
 
 def test_the_claim_is_looked_up_in_the_bucket_of_the_config_that_asked(project: EmulatedProject) -> None:
-    made = requested(project)
-    with pytest.raises(DeletionPendingError):
-        made.down()
+    made = abandoned(project)
     ours, project.context.bucket = project.context.bucket, f"{project.tag}-elsewhere"
     assert retry_deletions(project.context)[0].endswith(STILL)  # it stays on record as it was
     let_go(project, made)
@@ -137,9 +138,7 @@ def test_the_claim_is_looked_up_in_the_bucket_of_the_config_that_asked(project: 
 
 
 def test_a_claim_that_cannot_be_read_keeps_pod_and_record(project: EmulatedProject) -> None:
-    made = requested(project)
-    with pytest.raises(DeletionPendingError):
-        made.down()
+    made = abandoned(project)
     let_go(project, made)
     project.inject_fault(kind="http", status=403, match="GET .*claims", times=9)
     [line] = retry_deletions(project.context)
@@ -150,9 +149,7 @@ def test_a_claim_that_cannot_be_read_keeps_pod_and_record(project: EmulatedProje
 
 
 def test_a_pod_on_which_a_controller_is_at_work_stays(project: EmulatedProject) -> None:
-    made = requested(project)
-    with pytest.raises(DeletionPendingError):
-        made.down()
+    made = abandoned(project)
     let_go(project, made)
     store = BucketLeaseStore(project.context.google, project.context.bucket, made.node.name)
     held = Identity("laptop", "run-1", holder="anna@lab").new_record(1, project.clock.now(), 3600.0)

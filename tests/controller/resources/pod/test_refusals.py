@@ -52,6 +52,13 @@ from controller.resources.pod.refusals import HINTS, classify
             "PERMISSION_DENIED",
             'User does not have permission to submit requests for accelerator type "v6e-4" in location us-east5-a',
         ),
+        ("stock_out", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "'zonesAvailable': ''"),
+        ("quota", "QUOTA_EXCEEDED", "Quota 'TPUS_PER_TPU_FAMILY' exceeded.  Limit: 0.0 in region us-east5."),
+        ("compute_quota", "quotaExceeded", "Quota 'INSTANCES' exceeded.  Limit: 8.0 in region us-east5."),
+        ("internal", "INTERNAL_ERROR", "Internal error. Please try again or contact Google Support."),
+        ("name_taken", "alreadyExists", "The resource 'projects/p/zones/z/instances/pod' already exists"),
+        ("type", "invalid", "Machine type with name 'ct6e-standard-4t' does not exist in zone 'us-west1-a'."),
+        ("propagating", "RESOURCE_NOT_FOUND", "The resource 'sa@p.iam' of type 'serviceAccount' was not found."),
         ("type", "NOT_FOUND", "v5litepod-16 could not be found in the zonal resources of us-east1-c"),
     ],
 )  # fmt: skip

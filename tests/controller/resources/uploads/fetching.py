@@ -181,9 +181,9 @@ def web_files(
     return NearbyFiles(**placed(project, content), vault=vault, always=always)
 
 
-def run(project: Project, asset: NearbyAsset) -> list[str]:
+def run(project: Project, asset: NearbyAsset, clock: Clock | None = None) -> list[str]:
     """Apply the asset as `up` does, unless it is there; return the notes."""
-    context, notes = context_of(project)
+    context, notes = context_of(project, clock)
     if isinstance(current := asset.observe(context, {}), Absent):
         asset.apply(context, {}, asset.diff(current))
     assert not isinstance(asset.observe(context, {}), Absent)

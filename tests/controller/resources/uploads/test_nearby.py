@@ -55,12 +55,7 @@ def google(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 def fetch(google: Project, always: bool = True, clock: ManualClock | None = None, source: str = MODEL) -> list[str]:
     """Fetch the asset as `up` does, unless it is there; return the notes."""
-    context, notes = context_of(google, clock)
-    asset = nearby(google, source, always)
-    if isinstance(current := asset.observe(context, {}), Absent):
-        asset.apply(context, {}, asset.diff(current))
-    assert not isinstance(asset.observe(context, {}), Absent)
-    return notes
+    return run(google, nearby(google, source, always), clock)
 
 
 def check_files(google: Project) -> None:

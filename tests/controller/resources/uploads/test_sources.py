@@ -172,6 +172,7 @@ def test_kills_at_20_random_moments(hub: HubServer, tmp_path: Path) -> None:
     assert struck >= 5
 
 
+@pytest.mark.deep
 @pytest.mark.e2e
 def test_up_copies_a_gated_model_and_the_pod_fetches_another(
     slipway: SlipwayCli, hub: HubServer, monkeypatch: pytest.MonkeyPatch

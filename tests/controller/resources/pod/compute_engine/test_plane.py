@@ -133,22 +133,6 @@ def test_a_refused_group_leaves_nothing(tmp_path: Path, method: str, words: str,
     assert classify(refused.value.reason, refused.value.message) == kind
 
 
-@pytest.mark.parametrize(
-    ("code", "words", "kind"),
-    [
-        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "'zonesAvailable': ''", "stock_out"),
-        ("QUOTA_EXCEEDED", "Quota 'TPUS_PER_TPU_FAMILY' exceeded.  Limit: 0.0 in region us-east5.", "quota"),
-        ("quotaExceeded", "Quota 'INSTANCES' exceeded.  Limit: 8.0 in region us-east5.", "compute_quota"),
-        ("INTERNAL_ERROR", "Internal error. Please try again or contact Google Support.", "internal"),
-        ("alreadyExists", "The resource 'projects/p/zones/z/instances/pod' already exists", "name_taken"),
-        ("invalid", "Machine type with name 'ct6e-standard-4t' does not exist in zone 'us-west1-a'.", "type"),
-        ("RESOURCE_NOT_FOUND", "The resource 'sa@p.iam' of type 'serviceAccount' was not found.", "propagating"),
-    ],
-)
-def test_refusals_are_known_by_their_words(code: str, words: str, kind: str) -> None:
-    assert classify(code, words) == kind
-
-
 def test_a_slice_of_one_vm_is_an_instance(tmp_path: Path) -> None:
     google, maker = FakeGoogle(), InstanceProvisioner()
     context, spec = context_of(google, tmp_path), replace(SPEC, workers=1, own=VmSpec("ct6e-standard-8t", "2x4", 200))
