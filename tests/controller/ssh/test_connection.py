@@ -100,7 +100,8 @@ def test_an_answer_that_is_none_is_an_error_of_that_worker(make_pod, answer: str
     pod, fleet = make_pod()
     fleet.call(0, "observe", {})
     unpacked = pod.workers[0].home / ".slipway" / build_bundle().name.removesuffix(".pyz")
-    (unpacked / "__main__.py").write_text(f"print({answer!r})")
+    (program := unpacked / "__main__.py").unlink()  # workers share it
+    program.write_text(f"print({answer!r})")
     with pytest.raises(WorkerError, match="did not return JSON"):
         fleet.call(0, "observe", {})
     with pytest.raises(WorkerError, match="did not return JSON"):

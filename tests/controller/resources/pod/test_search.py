@@ -127,6 +127,50 @@ def test_a_refusal_is_of_its_place(project: EmulatedProject, why: str) -> None:
     made.down()
 
 
+INTERNAL = {"kind": "failure", "at": "operation", "code": 500, "message": "an internal error has occurred"}
+
+
+@PROVISIONERS
+def test_an_internal_error_is_asked_again_a_few_times(project: EmulatedProject, way: str) -> None:
+    made = pod(project, f"tpu.provisioner={way}")
+    project.inject_fault(**INTERNAL, times=2)
+    assert made.up().status.state == "READY"
+    assert "an error at Google in us-central1-a (spot) (attempt 1)" in made.notes
+    made.down()
+    project.inject_fault(**INTERNAL, times=99)
+    with pytest.raises(CloudError, match=r"an internal error has occurred; try another tpu\.zone"):
+        made.up()
+    assert made.leftovers() == []
+
+
+def test_a_missing_service_agent_is_requested_once_and_waited_for(project: EmulatedProject) -> None:
+    made = pod(project, "tpu.provisioner=node")
+    message = "Make sure that 'service-1@cloud-tpu.iam.gserviceaccount.com' has the 'TPU Service Agent' role"
+    project.inject_fault(kind="failure", at="request", code=403, message=message, times=3)
+    assert made.up().status.state == "READY"
+    asked = [r["path"] for r in project.cloud.request_log() if r["path"].endswith(":generateServiceIdentity")]
+    assert asked == [f"/tpu/v2/projects/slipway-local/locations/{A}:generateServiceIdentity"]
+    made.down()
+
+
+def test_new_rights_that_google_does_not_see_yet_are_waited_for(project: EmulatedProject) -> None:
+    made = pod(project, "tpu.provisioner=node")
+    message = "Service account x@y.iam.gserviceaccount.com does not exist."
+    project.inject_fault(kind="failure", at="request", code=400, message=message, times=3)
+    assert made.up().status.state == "READY"
+    assert "waiting until Google sees new rights" in made.notes
+    made.down()
+
+
+def test_a_request_that_waits_too_long_gives_way_to_the_next_zone(project: EmulatedProject) -> None:
+    made = pod(project, "tpu.provisioner=queued", "tpu.create_timeout_minutes=0.005", *TWO_ZONES)
+    project.inject_fault(kind="stockout", times=1000, zone=A)
+    assert made.up().place.zone == B
+    assert "still waiting for resources after" in made.notes
+    assert made.leftovers() == [f"{B}/nodes/{made.node.name}", f"{B}/queuedResources/{made.node.name}"]
+    made.down()
+
+
 def test_another_controller_goes_on_waiting_and_then_elsewhere(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued", "tpu.create_timeout_minutes=0.01", *TWO_ZONES)
     project.inject_fault(kind="stockout", times=1000, zone=A)

@@ -137,19 +137,19 @@ def finish(hub: HubServer, copy: SourceCopy) -> None:
 
 def test_a_fetcher_that_is_killed_goes_on_where_it_was(hub: HubServer, tmp_path: Path) -> None:
     """SIGKILL in the middle of a file."""
-    write(hub.state.folder / "models/acme/big", {"w.safetensors": random.Random(7).randbytes(12 * MB), "c.json": b"{}"})
+    write(hub.state.folder / "models/acme/big", {"w.safetensors": random.Random(7).randbytes(24 * MB), "c.json": b"{}"})
     copy = copy_of(hub, tmp_path, "hf://acme/big")
-    hub.state.faults.append(HubFault("GET /lfs/", stall=8 * MB))
+    hub.state.faults.append(HubFault("GET /lfs/", stall=15 * MB))
     with begin(hub, copy) as fetcher:
         part = copy.folder / "files/w.safetensors.part"
-        while not part.is_file() or part.stat().st_size < 4 * MB:  # the kernel may hold the rest of the 8 MB
+        while not part.is_file() or part.stat().st_size < 8 * MB:  # the kernel may hold the rest of the 15 MB
             assert fetcher.poll() is None
             time.sleep(0.01)
         os.kill(fetcher.pid, signal.SIGKILL)
     finish(hub, copy)
     begins = [first for name, first, _ in hub.state.sent if name == "w.safetensors"]
     assert begins[0] == 0
-    assert begins[-1] >= 4 * MB, "the second process went on"
+    assert begins[-1] >= 8 * MB, "the second process went on"
 
 
 @pytest.mark.deep
@@ -172,7 +172,6 @@ def test_kills_at_20_random_moments(hub: HubServer, tmp_path: Path) -> None:
     assert struck >= 5
 
 
-@pytest.mark.deep
 @pytest.mark.e2e
 def test_up_copies_a_gated_model_and_the_pod_fetches_another(
     slipway: SlipwayCli, hub: HubServer, monkeypatch: pytest.MonkeyPatch
