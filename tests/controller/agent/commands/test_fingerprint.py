@@ -15,7 +15,7 @@ from tests.paths import ROOT
 @pytest.fixture
 def worker_with_run(worker: AgentWorker) -> AgentWorker:
     """A worker with the trainer's code, and a run whose data are in its home."""
-    config, problems = compose(["+experiment=lm_tinyshakespeare", "data.path=~/text.txt"])
+    config, problems = compose(["+experiment=lm_tinyshakespeare", "data.path='~/text.txt'"])
     assert config is not None, problems
     (worker.root / "runs/run-1").mkdir(parents=True)
     (worker.root / "runs/run-1/run.yaml").write_text(render(config, "run-1", "bucket", {}))

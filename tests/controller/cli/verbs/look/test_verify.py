@@ -33,8 +33,9 @@ def test_data_that_differ_on_one_worker_are_found(slipway: SlipwayCli) -> None:
     homes = sorted((slipway.home / "localcloud/nodes").glob("*/worker-*/home"))
     for home in homes:
         (home / "text.txt").write_text("To be, or not to be. " * 400)
-    words = ["+experiment=lm_tinyshakespeare", "scale=tiny", "data.path=~/text.txt", *pod]
-    assert slipway("up", *words)[0] == 0
+    words = ["+experiment=lm_tinyshakespeare", "scale=tiny", "data.path='~/text.txt'", *pod]
+    code, _, err = slipway("up", *words)
+    assert (code, err) == (0, "")
     assert slipway("verify", *words)[0] == 0
     (homes[1] / "text.txt").write_text("To be, or not to bee. " * 400)
     code, out, _ = slipway("verify", "--json", *words)
