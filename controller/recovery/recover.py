@@ -46,7 +46,7 @@ HINTS = {
     VerdictKind.DEVICE_MISMATCH: "tpu.accelerator_type, tpu.runtime_version and the program must agree on the devices",
     VerdictKind.CORRUPTION: "get other hardware: `slipway down`, then `up`, which resumes from the last checkpoint; "
     "data that are not the same at every reading need checkpoint.verify_data=false",
-    VerdictKind.WORKERS_DISAGREE: "`slipway verify` shows where code, config and packages differ",
+    VerdictKind.WORKERS_DISAGREE: "`slipway verify` shows where code, config, packages and data differ",
 }
 SETUP_DISK_HINT = (
     "delete files there (`slipway ssh --worker N`), get fresh disks with `slipway down`, attach a data disk "
