@@ -208,7 +208,7 @@ VERBS: dict[str, Verb] = {
         (RUN, WORKER, _flag("port", "local port, and the worker's port if different", metavar="PORT[:REMOTE]")),
     ),
     "verify": Verb(
-        "compare code, packages, config, data, chips and network of workers", "look", "access.md", ("verify",), (RUN,),
+        "compare code, packages, config, data, chips, network of workers", "look", "access.md", ("verify",), (RUN,),
     ),
     "export": Verb(
         "export a run's weights for transformers, vLLM or another run", "use", "use-weights.md",
