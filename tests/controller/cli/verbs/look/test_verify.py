@@ -7,6 +7,7 @@ import json
 import pytest
 
 from controller.agent.protocol import Fingerprints
+from controller.cli import main
 from controller.cli.verbs.look.verify import data_cells
 from controller.ssh.fleet import WorkerError
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
@@ -28,18 +29,18 @@ def test_a_worker_with_other_data_than_most_is_named_with_its_keys() -> None:
 @pytest.mark.deep
 def test_data_that_differ_on_one_worker_are_found(slipway: SlipwayCli) -> None:
     """Every worker has a copy in its home, as somebody would make by hand."""
-    pod = ["tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b", "cleanup.on_success=keep"]
+    pod = ["tpu.name=mine", "tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b", "cleanup.on_success=keep"]
     assert slipway("up", ECHO_COMMAND, *pod)[0] == 0
     homes = sorted((slipway.home / "localcloud/nodes").glob("*/worker-*/home"))
     for home in homes:
         (home / "text.txt").write_text("To be, or not to be. " * 400)
-    words = ["+experiment=lm_tinyshakespeare", "scale=tiny", "data.path='~/text.txt'", *pod]
-    code, _, err = slipway("up", *words)
-    assert (code, err) == (0, "")
-    assert slipway("verify", *words)[0] == 0
+    base = [word for word in slipway.base_overrides if word != "program=command"]
+    words = ["+experiment=lm_tinyshakespeare", "scale=tiny", "data.path='~/text.txt'", *pod, *base]
+    assert main.run(["up", *words]) == 0, slipway.capsys.readouterr().err
+    assert main.run(["verify", *words]) == 0
     (homes[1] / "text.txt").write_text("To be, or not to bee. " * 400)
-    code, out, _ = slipway("verify", "--json", *words)
-    assert code == 4
-    assert [(row["data"], row["wrong"]) for row in json.loads(out)["workers"]] == [
+    slipway.capsys.readouterr()
+    assert main.run(["verify", "--json", *words]) == 4
+    assert [(row["data"], row["wrong"]) for row in json.loads(slipway.capsys.readouterr().out)["workers"]] == [
         ("ok", []), ("data.path differs", ["data"])
     ]  # fmt: skip
