@@ -186,7 +186,7 @@ def test_a_slice_that_a_run_has_had_is_not_given_back_while_google_repairs_it(
     made.down()
 
 
-@pytest.mark.parametrize(("held", "is_known"), [("tpu_api", True), ("compute_engine", False)])
+@pytest.mark.parametrize(("held", "is_known"), [("tpu_api", False), ("compute_engine", True)])
 def test_a_request_of_another_tier_that_a_killed_search_left_is_not_the_pod(
     project: EmulatedProject, monkeypatch: pytest.MonkeyPatch, held: str, is_known: bool
 ) -> None:
