@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import io
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,13 +154,24 @@ def parsed_once() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def composed_once() -> Iterator[Callable[[pytest.MonkeyPatch], None]]:
-    """Hydra composes a choice of groups once: that takes more than a tenth of a second.
+def composed_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[pytest.MonkeyPatch], None]]:
+    """Hydra composes a choice of groups once, for all workers of pytest-xdist: it takes more than a tenth of a second.
 
     Single values are then set on a copy, as in `compose_variants`. What the user's own YAML says is part of the choice.
-    Where Hydra refuses something, it composes every time. Nothing is kept on disk.
+    Where Hydra refuses something, it composes every time. What is composed lies in the folder of this session.
     """
     really, cache_file, known = compose._compose_unresolved, composed_cache.cache_file, {}
+    session = tmp_path_factory.getbasetemp()
+    folder = (session.parent if "PYTEST_XDIST_WORKER" in os.environ else session) / "composed"
+    folder.mkdir(exist_ok=True)
+
+    def pickled(groups: Sequence[str], extra_dir: Path | None, key: object) -> bytes:
+        file = folder / hashlib.sha256(repr(key).encode()).hexdigest()
+        if not file.exists():
+            draft = file.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+            draft.write_bytes(pickle.dumps(really(groups, extra_dir)))
+            draft.replace(file)
+        return file.read_bytes()
 
     def compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any:
         own = sorted(extra_dir.rglob("*")) if extra_dir is not None else []
@@ -168,7 +181,7 @@ def composed_once() -> Iterator[Callable[[pytest.MonkeyPatch], None]]:
             said = [(str(file), file.read_text()) for file in own if file.suffix == ".yaml"]
             key = (compose.CONFIG_DIR, *groups, *said)
             if key not in known:
-                known[key] = pickle.dumps(really(groups, extra_dir))
+                known[key] = pickled(groups, extra_dir, key)
             made = pickle.loads(known[key])  # a fifth of the time of a deep copy
             compose._apply_overrides(made, values)
         except (ConfigError, OSError, UnicodeDecodeError):
