@@ -22,6 +22,11 @@ class ResourcePreview:
     diff: Diff | None
 
     @property
+    def title(self) -> str:
+        """What the resource is, and what is known of it because it exists."""
+        return self.resource.title_of(self.observed) if self.action == "none" else self.resource.title
+
+    @property
     def action(self) -> str:
         if self.diff is not None:
             return self.diff.action

@@ -93,6 +93,10 @@ class Resource(ABC):
     def title(self) -> str:
         return f"{self.kind} {self.name}"
 
+    def title_of(self, current: Any) -> str:
+        """Return the title, with what the observed resource tells beside it. Pure."""
+        return self.title
+
     @abstractmethod
     def observe(self, context: Context, observed: ObservedResources) -> Absent | Pending | Unknown | Self:
         """Return the current state; Absent only on a real 404."""

@@ -66,7 +66,7 @@ class RunPreview:
             "resources": [
                 {
                     "id": row.resource.id,
-                    "title": row.resource.title,
+                    "title": row.title,
                     "action": row.action,
                     "changes": [str(c) for c in row.diff.changes] if row.diff and row.action != "create" else [],
                     **({"why": row.observed.why} if isinstance(row.observed, Unknown) else {}),

@@ -6,7 +6,7 @@ As in rsync, equal objects are not sent, nothing is deleted, and an interrupted 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -22,7 +22,7 @@ from controller.inputs.download import download_file, run_recipe
 from controller.inputs.hash_cache import Digests, HashCache
 from controller.inputs.secrets import Vault
 from controller.inputs.web import token_for
-from controller.progress import Progress
+from controller.progress import Progress, format_size
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 from controller.resources.workers.base import WorkerResource
 from controller.ssh.fleet import WorkerError, WorkersFailedError
@@ -43,6 +43,8 @@ class AssetInBucket(Resource):
     bucket: str = field(compare=False)
     content: ResolvedAsset = field(compare=False)
     vault: Vault = field(compare=False, repr=False)
+    stored_bytes: int | None = field(default=None, compare=False)
+    """Size of what is in the bucket, where that was observed."""
 
     @property
     def id(self) -> str:
@@ -53,6 +55,9 @@ class AssetInBucket(Resource):
         how = "built by a command" if self.content.recipe else self.content.source or f"{len(self.content.files)} files"
         return f"{self.content.kind} {self.name} in the bucket ({how})"
 
+    def title_of(self, current: Any) -> str:
+        return self.title if current.stored_bytes is None else f"{self.title}: {format_size(current.stored_bytes)}"
+
     @property
     def manifest_object(self) -> str:
         return f"{self.content.prefix}/manifest.json"
@@ -61,15 +66,15 @@ class AssetInBucket(Resource):
         """Look for the manifest. An asset with a file that has gone or been replaced since is absent: copied again."""
         try:
             context.google.call("storage", "objects.get", bucket=self.bucket, object=self.manifest_object)
-            whole = not any(self._gone_and_replaced(context))
+            missing, replaced, stored = self._look_at_objects(context)
         except NotFoundError:
             return Absent()
-        return self if whole else Absent()
+        return Absent() if missing or replaced else replace(self, stored_bytes=stored)
 
     def delete_replaced(self, context: Context) -> None:
         """Delete files that somebody else has replaced: `apply` takes a file that is there for a verified one."""
         try:
-            _, replaced = self._gone_and_replaced(context)
+            _, replaced, _ = self._look_at_objects(context)
         except NotFoundError:
             return
         for item in replaced:
@@ -79,8 +84,9 @@ class AssetInBucket(Resource):
                 place = {"bucket": self.bucket, "object": item["name"]}
                 context.google.call("storage", "objects.delete", **place, ifGenerationMatch=item["generation"])
 
-    def _gone_and_replaced(self, context: Context) -> tuple[set[str], list[dict[str, Any]]]:
-        """Return the names of missing objects, and the objects that are newer than the manifest, which is written last.
+    def _look_at_objects(self, context: Context) -> tuple[set[str], list[dict[str, Any]], int]:
+        """Return the names of missing objects, those that are newer than the manifest, which is written last, and the
+        bytes of all.
 
         Raises:
             NotFoundError: there is no manifest.
@@ -92,14 +98,16 @@ class AssetInBucket(Resource):
             raise DamagedRecordError(f"{where} is damaged; delete it, and the next `slipway up` copies the asset again")
         listed = context.google.list_all(
             "storage", "objects.list", "items", bucket=self.bucket, prefix=f"{self.content.prefix}/",
-            fields="items(name,generation,timeCreated),nextPageToken",
+            fields="items(name,generation,size,timeCreated),nextPageToken",
         )  # fmt: skip
         items = {item["name"]: item for item in listed}
         names = {f"{self.content.prefix}/{name}" for name in manifest}
         if self.manifest_object not in items:  # deleted at this moment
-            return {self.manifest_object}, []
+            return {self.manifest_object}, [], 0
         complete = _created(items[self.manifest_object])
-        return names - items.keys(), [items[n] for n in names & items.keys() if _created(items[n]) > complete]
+        there = [items[name] for name in sorted(names & items.keys())]
+        newer = [item for item in there if _created(item) > complete]
+        return names - items.keys(), newer, sum(int(item["size"]) for item in there)
 
 
 def _created(item: Mapping[str, Any]) -> float:

@@ -136,7 +136,7 @@ def _resource_lines(preview: RunPreview) -> list[str]:
     lines: list[str] = []
     for row in preview.rows:
         label = "exists" if row.action == "none" else row.action
-        lines.append(f"  {ACTION_SIGNS[row.action]} {label:<8} {row.resource.title}")
+        lines.append(f"  {ACTION_SIGNS[row.action]} {label:<8} {row.title}")
         if row.action in ("update", "replace") and row.diff:
             lines += [f"               {change}" for change in row.diff.changes]
     return lines
