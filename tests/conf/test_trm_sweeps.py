@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 
 from conf.schema.config import Config
+from conf.schema.run.sweep import Sweep
+from controller.checks.training import warmup_leaves_updates
 from controller.cli import main
-from controller.config.compose import compose_variants
+from controller.config.compose import compose, compose_variants
+from controller.gcp.prices import hourly_price
+from controller.run.estimate import estimate_run
 from controller.sweep.grid import expand_grid
-from tests.conftest import deep
 from tests.groups import load_yaml
 from tests.paths import ROOT, SHARED
 
 TABLE: dict[str, dict[str, dict[str, Any]]] = load_yaml(Path(__file__).with_name("trm_sweeps.yaml"))
 """Values by sweep and case, as the key of our config says them; `base` has those of an experiment."""
 PLANNED = SHARED / "spec" / "trm_sweeps.yaml"
-FAST = ("optimizer", "lr", "augment")
 HYPOTHESES = {
     name: load_yaml(ROOT / f"conf/sweep/trm_{name}.yaml")["hypothesis"] for name in sorted({*TABLE} - {"base"})
 }
@@ -47,30 +49,39 @@ def value(config: Config, key: str) -> Any:
     return at
 
 
-def composed(sweep: str) -> dict[str, Config]:
+def runs(sweep: str) -> dict[str, Config]:
     """The runs of a sweep by case, or by the value of its only parameter."""
-    words = [f"+experiment={HYPOTHESES[sweep]['experiment']}", f"sweep=trm_{sweep}"]
+    words = [f"+experiment={HYPOTHESES[sweep]['experiment']}"]
     [(base, problems)] = compose_variants([words])
     assert base is not None, problems
-    variants = expand_grid(words, base.sweep, ROOT)
+    section = base.sweep.model_dump() | load_yaml(ROOT / f"conf/sweep/trm_{sweep}.yaml")
+    variants = expand_grid(words, Sweep.model_validate(section), ROOT)
     baseline = HYPOTHESES[sweep]["baseline"]
     assert [baseline in (v.case, *v.own_overrides) for v in variants].count(True) == 1
     found = {}
-    for variant, (config, problems) in zip(variants, compose_variants([v.overrides for v in variants]), strict=True):
+    for variant in variants:
+        config, problems = compose(variant.overrides)
         assert config is not None, problems
         assert problems == []
-        name = variant.case or variant.own_overrides[-1].partition("=")[2]
-        found[name] = config
+        found[variant.case or variant.own_overrides[-1].partition("=")[2]] = config
     return found
 
 
-@pytest.mark.parametrize("sweep", [*FAST, *deep(*sorted(set(TABLE) - {*FAST, "base"}))])
+@pytest.mark.parametrize("sweep", HYPOTHESES)
 def test_a_sweep_has_the_values_of_the_study(sweep: str) -> None:
-    found = composed(sweep)
+    """And each run is another one, has an estimate, and reaches its learning rate within a quarter of its updates."""
+    found = runs(sweep)
     assert set(found) == set(map(str, TABLE[sweep]))
     for case, expected in TABLE[sweep].items():
-        told = {key: value(found[str(case)], key) for key in expected}
+        config = found[str(case)]
+        told = {key: value(config, key) for key in expected}
         assert told == {key: pytest.approx(x) if isinstance(x, float) else x for key, x in expected.items()}, case
+        estimate = estimate_run(config, hourly_price(config, 0.0))
+        assert estimate is not None
+        assert estimate.hours > 0.25
+        assert [*warmup_leaves_updates(config)] == []
+    ids = {config.run_id("code", {}) for config in found.values()}
+    assert len(ids) == len(found) - ("e2_2_t3_n6" in found), "that one is e1_3_batch_1024 again"
 
 
 def test_every_sweep_file_has_a_table() -> None:
@@ -118,7 +129,7 @@ def test_the_table_is_that_of_the_study() -> None:
 def test_the_table_has_the_studys_data_sets_and_contributions() -> None:
     lineage = load_yaml(PLANNED)["lineage_2_guide4"]
     sizes = [own["data"].split("-")[2:5:2] for own in experiments_of(lineage, "exp04a_")]
-    assert sorted(int(puzzles) for puzzles, _ in sizes) == list(TABLE["data"])
+    assert sorted(int(puzzles) for puzzles, _ in sizes) == [case["loop.puzzles"] for case in TABLE["data"].values()]
     assert {augment for _, augment in sizes} == {"1000"}
     images = [own.get("data", "sudoku-extreme-1k-aug-1000") for own in experiments_of(lineage, "exp04b_")]
     assert images == [f"sudoku-extreme-1k-aug-{case['augment']}" for case in TABLE["augment"].values()]
@@ -139,22 +150,21 @@ def experiments_of(lineage: dict[str, Any], prefix: str) -> list[dict[str, Any]]
     return [own for name, own in lineage["experiments"].items() if name.startswith(prefix)]
 
 
-@pytest.mark.parametrize("sweep", ["t", *deep(*sorted(set(TABLE) - {"t", "base"}))])
 def test_plan_lists_every_run_with_hours_and_dollars(
-    sweep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
-    words = ["plan", "-m", "+experiment=trm_sudoku", f"sweep=trm_{sweep}", "run.seed=0,1,2", "cloud.project=p"]
+    words = ["plan", "-m", "+experiment=trm_sudoku", "sweep=trm_t", "run.seed=0,1,2", "cloud.project=p"]
     assert main.run([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["hypothesis"].pop("misfit").endswith(f", not of +experiment={HYPOTHESES[sweep]['experiment']}")
-    assert told["hypothesis"] == HYPOTHESES[sweep]
-    runs, names = told["runs"], {str(name) for name in TABLE[sweep]} - {"e2_2_t3_n6"}  # e1_3_batch_1024 again
-    assert {run["case"] or run["words"][-1].partition("=")[2] for run in runs} == names
-    assert len({run["run"] for run in runs}) == len(runs) == 3 * len(names)
-    assert all(run["hours"] > 0.25 and run["usd"] > 1 for run in runs)
-    assert told["estimate"]["hours"] == pytest.approx(sum(run["hours"] for run in runs))
-    assert told["estimate"]["usd"] == pytest.approx(sum(run["usd"] for run in runs))
+    assert told["hypothesis"].pop("misfit").endswith(f", not of +experiment={HYPOTHESES['t']['experiment']}")
+    assert told["hypothesis"] == HYPOTHESES["t"]
+    listed, names = told["runs"], {str(name) for name in TABLE["t"]}
+    assert {run["words"][-1].partition("=")[2] for run in listed} == names
+    assert len({run["run"] for run in listed}) == len(listed) == 3 * len(names)
+    assert all(run["hours"] > 0.25 and run["usd"] > 1 for run in listed)
+    assert told["estimate"]["hours"] == pytest.approx(sum(run["hours"] for run in listed))
+    assert told["estimate"]["usd"] == pytest.approx(sum(run["usd"] for run in listed))
     assert "FLOPs at 10% of the chips' peak, which is assumed" in told["estimate"]["why"]
 
 

@@ -8,11 +8,19 @@ from pydantic import Field, model_validator
 from conf.schema.base import Strict
 
 
-class ConstantSchedule(Strict):
+class _WarmupSchedule(Strict):
+    warmup_steps: int = Field(ge=0, description="Updates of linear warm-up from 0. 0: none.")
+
+    @property
+    def peak_after(self) -> int:
+        """Updates after which the value reaches its peak."""
+        return self.warmup_steps
+
+
+class ConstantSchedule(_WarmupSchedule):
     """Linear warm-up, then constant."""
 
     kind: Literal["constant"]
-    warmup_steps: int = Field(ge=0, description="Updates of linear warm-up from 0. 0: none.")
 
     @property
     def zero_after(self) -> int | None:
@@ -20,10 +28,9 @@ class ConstantSchedule(Strict):
         return None
 
 
-class _HorizonSchedule(Strict):
+class _HorizonSchedule(_WarmupSchedule):
     """Warm-up, then a decay that ends at its own horizon, independent of the end of the run."""
 
-    warmup_steps: int = Field(ge=0, description="Updates of linear warm-up from 0. 0: none.")
     horizon_steps: int = Field(ge=1, description="Updates until the final value, including the warm-up.")
     final_fraction: float = Field(ge=0, le=1, description="Final value as a fraction of the peak.")
 
@@ -71,6 +78,13 @@ class PiecewiseSchedule(Strict):
     points: tuple[tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]], ...] = Field(
         min_length=1, description="Pairs of (updates done, fraction of the peak), in ascending order."
     )
+
+    @property
+    def peak_after(self) -> int:
+        """Updates after which the value reaches its peak; 0 if it begins there."""
+        highest = max(share for _, share in self.points)
+        step = next(step for step, share in self.points if share == highest)
+        return 0 if self.points[0][1] == highest else step
 
     @property
     def zero_after(self) -> int | None:
