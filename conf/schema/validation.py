@@ -71,7 +71,12 @@ def _problem(raw: dict[str, Any], error: Any) -> ConfigProblem:
         if new := successors(path, error["input"]):
             return ConfigProblem(key, f"unknown key; renamed to {', '.join(new)}")
         if path[-1] in known:
-            return ConfigProblem(key, "belongs to another kind of this section; choose that group or remove the key")
+            section = ".".join(path[:-1])
+            whole = f"{section}=…" if len(path) == 2 else f"{section}={{kind: …}}"
+            way = "choose its group" if len(path) == 2 else "set the section whole"
+            return ConfigProblem(
+                key, f"belongs to another kind of this section; {way} ({whole}), or remove the key (~{key})"
+            )
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.6)
         hint = f"did you mean {'.'.join([*path[:-1], near[0]])}?" if near else f"choices: {', '.join(sorted(known))}"
         return ConfigProblem(key, f"unknown key; {hint}")
@@ -83,7 +88,9 @@ def _problem(raw: dict[str, Any], error: Any) -> ConfigProblem:
     if error["type"] == "string_pattern_mismatch" and path[-1] in VALUE_HINTS:
         return ConfigProblem(key, f"{escape_line(repr(error['input']))} is invalid; {VALUE_HINTS[path[-1]]}")
     message = error["msg"].removeprefix("Value error, ")
-    return ConfigProblem(key, f"{message[0].lower()}{message[1:]} (got {escape_line(repr(error['input']))})")
+    # A whole section would hide the message, which names the keys that matter.
+    got = "" if isinstance(error["input"], dict) else f" (got {escape_line(repr(error['input']))})"
+    return ConfigProblem(key, f"{message[0].lower()}{message[1:]}{got}")
 
 
 def escape_line(text: str) -> str:

@@ -22,6 +22,15 @@ def price_is_known(config: Config) -> Iterator[Issue]:
         yield Issue(f"cannot be enforced: {what}; set budget.usd_per_hour, or use budget.max_hours")
 
 
+@check("endless", "error", "budget.max_hours")
+def endless_program_has_a_limit(config: Config) -> Iterator[Issue]:
+    """A program that never ends is billed until someone remembers it."""
+    if not config.program.endless or config.code.stand_in or config.cloud.kind != "gcp":
+        return
+    if config.budget.max_hours is None and config.budget.max_usd is None:
+        yield Issue("the program never ends (program.endless); set the hours after which the run ends, or max_usd")
+
+
 @check("trc_zone", "error", "tpu.zone")
 def zone_is_in_grant(config: Config) -> Iterator[Issue]:
     """TPU Research Cloud TPUs are free only in the zones of the grant. Elsewhere they are billed in full."""

@@ -52,8 +52,8 @@ def tier_exists(config: Config) -> Iterator[Issue]:
 @check("runtime", "warning", "tpu.runtime_version", also="error")
 def runtime_matches_type(config: Config) -> Iterator[Issue]:
     """A slice boots with another generation's image, but JAX finds no TPU on it. An image that is certainly wrong is an
-    error: one named after another generation, or `v2-alpha`, which is older than v5e. Compute Engine has images of its
-    own.
+    error: one of another generation, such as `v2-alpha`, which is older than v5e, or `tpu-ubuntu2204-base` on v6e.
+    Compute Engine has images of its own.
     """
     for plane in planes_for(config):
         yield from plane.checks.image(config)

@@ -53,9 +53,14 @@ def python_is_new_enough(config: Config) -> Iterator[Issue]:
 
 @check("trainer_packages", "error", "env.packages")
 def trainer_has_jax(config: Config) -> Iterator[Issue]:
-    """The bundled trainer needs the packages in its lock file; TPU VM images have no JAX."""
-    if config.program.kind == "trainer" and config.env.packages == "none" and config.cloud.kind == "gcp":
-        yield Issue("program=trainer needs JAX, which the VM image lacks; choose lock")
+    """The bundled trainer needs the packages in its lock file; TPU VM images have no JAX. An image of your own may."""
+    if config.program.kind != "trainer" or config.cloud.kind != "gcp" or "/" in (config.tpu.runtime_version or ""):
+        return
+    if config.env.packages in ("none", "image"):
+        yield Issue(
+            f"program=trainer needs JAX, which a TPU VM's image lacks, and {config.env.packages} installs nothing; "
+            "choose lock"
+        )
 
 
 @check("secret", "error", "env.secrets.NAME", also="warning")

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema.config import Config, digest
+from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import AnyModel, Model
 from conf.schema.training.trm import Trm
+from controller.checks.training import mesh_axes
 from controller.core import formats
 from controller.core.finding import Issue, check
 from controller.inputs.modules import module_files
@@ -71,14 +73,27 @@ SMALL_MODEL_PARAMS = 100_000_000
 """Models up to this size always fit."""
 
 
-@check("fit", "error", "model", also="note")
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+STATE_BYTES = {"adamw": 8, "adam_atan2": 8, "lion": 4, "muon": 4}
+"""Bytes of an optimizer's moments per weight. For Muon those of matrices; of the others at least 0."""
+CROWDED = 0.75
+"""Share of the memory above which what stays there leaves little for activations."""
+GIB = 2**30
+
+
+@check("fit", "error", "model", "mesh", also=("warning", "note"))
 def fits_the_chips(config: Config) -> Iterator[Issue]:
-    """A program that does not fit fails minutes after the pod is created. The compiler can tell without a TPU."""
+    """A program that does not fit fails minutes after the pod is created. The compiler can tell without a TPU. Without
+    it, arithmetic tells what stays in memory: weights, moments, averages and the reference are certain; gradients are
+    as large as the weights.
+    """
     model = config.model
     if config.program.kind != "trainer" or model is None or config.cloud.kind == "local":
         return
     stored = load(config)
-    if stored is None and estimate_num_params(model) > SMALL_MODEL_PARAMS:
+    if stored is None and (crowded := [*_crowded(config, model)]):
+        yield from crowded
+    elif stored is None and estimate_num_params(model) > SMALL_MODEL_PARAMS:
         yield Issue("memory use is unknown; run `slipway fit` to check that it fits the chips", severity="note")
     short = [program for program in stored["programs"] if not program["fits"]] if stored else []
     if stored and short:
@@ -87,6 +102,41 @@ def fits_the_chips(config: Config) -> Iterator[Issue]:
         yield Issue(
             f"{worst['name']} needs {worst['peak_gib']:.2f} GiB per chip (usable: {stored['usable_gib']:.2f}); {fix}"
         )
+
+
+def _crowded(config: Config, model: AnyModel) -> Iterator[Issue]:
+    """Yield that what stays in the memory of each device leaves no room, or little."""
+    topology, axes = config.topology, mesh_axes(config)
+    if topology.hbm_bytes_per_chip is None or axes is None:
+        return
+    memory = topology.hbm_bytes_per_chip * topology.chips / topology.devices
+    state, gradients = (share / (axes["fsdp"] * axes["tensor"]) for share in lasting_bytes(config, model))
+    shape = " x ".join(str(size) for size in axes.values())
+    advice = "split them over more devices (mesh.fsdp, mesh.tensor), or use a larger slice"
+    if state > memory:
+        took = f"on mesh {shape}, weights and optimizer state take {state / GIB:.1f} GiB of each device's"
+        yield Issue(f"{took} {memory / GIB:.1f}; {advice}", "mesh")
+    elif state + gradients > CROWDED * memory:
+        took = f"on mesh {shape}, weights, gradients and optimizer state take {(state + gradients) / GIB:.1f} GiB"
+        yield Issue(
+            f"{took} of each device's {memory / GIB:.1f}; run `slipway fit` to see what activations add; {advice}",
+            "mesh",
+            "warning",
+        )
+
+
+def lasting_bytes(config: Config, model: AnyModel) -> tuple[int, int]:
+    """Return the bytes of what stays in memory between updates, and of the gradients, on all devices that share it."""
+    weights, optimizer, loop = estimate_num_params(model), config.optimizer, config.loop
+    lora = getattr(model, "lora", None)
+    if lora is not None:
+        return weights * DTYPE_BYTES[lora.base_dtype], 0  # adapters are small, and the base is its own reference
+    each = DTYPE_BYTES["float32"]
+    if optimizer is not None:
+        each += STATE_BYTES.get(optimizer.kind, 0) + (4 if optimizer.ema_decay is not None else 0)
+    if isinstance(loop, GrpoLoop) and loop.kl_coef > 0 and loop.teacher is None:
+        each += DTYPE_BYTES[loop.reference_dtype or "float32"]
+    return weights * each, weights * DTYPE_BYTES["float32"]
 
 
 def estimate_num_params(model: AnyModel) -> int:

@@ -58,7 +58,7 @@ def compose_variants(
 ) -> Iterator[tuple[Config | None, list[ConfigProblem]]]:
     """Compose many lists of overrides that share most entries: each choice of groups is composed once.
 
-    Single values are then set on a copy. Hydra uses the same order: command-line values last, before interpolations.
+    Single values are then set on a copy.
     """
     composed: dict[tuple[str, ...], Any] = {}
     for overrides in variants:
@@ -66,7 +66,7 @@ def compose_variants(
         if heads not in composed:
             composed[heads] = _compose_unresolved(heads, extra_dir)
         made = copy.deepcopy(composed[heads])
-        _apply_overrides(made, [word for word in overrides if _is_value_override(word)])
+        _apply_overrides(made, [word for word in overrides if _is_value_override(word)], extra_dir)
         yield _validate(_resolve_interpolations(made, overrides, extra_dir))
 
 
@@ -101,20 +101,26 @@ def _is_value_override(word: str) -> bool:
     return "." in key and "@" not in key and not key.startswith(("~", "hydra"))
 
 
-def _apply_overrides(made: Any, overrides: Sequence[str]) -> None:
-    """Set single values in composed data. Raises ConfigError if an override cannot be parsed."""
+def _apply_overrides(made: Any, overrides: Sequence[str], extra_dir: Path | None = None) -> None:
+    """Set single values in composed data. Raises ConfigError if an override cannot be parsed or set."""
+    if not overrides:
+        return
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from controller.config.kinds import make_room
 
     try:
         for override in OverridesParser.create().parse_overrides([normalize_override(word) for word in overrides]):
             key = override.key_or_group
             if override.is_sweep_override():
                 raise ConfigError(_several_values(key, str(override.input_line).partition("=")[2]))
+            make_room(made, key, override.value())
             OmegaConf.update(made, key, override.value(), merge=f"{key}=" not in REPLACED, force_add=True)
-    except HydraException as error:
-        raise ConfigError(_translate_error(error, overrides, None)) from None
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_translate_error(error, overrides, extra_dir)) from None
 
 
 def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any:
@@ -124,19 +130,22 @@ def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    wanted = [*(normalize_override(o) for o in overrides), *search_path_override(extra_dir)]
+    from controller.config.kinds import use_kinds
+
+    chosen = [normalize_override(word) for word in overrides if not _is_value_override(word)]
+    wanted = [*chosen, *search_path_override(extra_dir)]
     if extra_dir is not None:
         check_experiment_files(extra_dir, wanted)
-    register_resolver()
+    register_resolvers()
     try:
         with guarded_variables(), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+            use_kinds()
             made = hydra_compose("config", overrides=wanted)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_translate_error(error, wanted, extra_dir)) from None
     except YAMLError as error:  # in a user's file, such as a tag that creates an object
         raise ConfigError(" ".join(f"cannot compose the config: {error}".split())) from None
-    if replaced := [word for word in overrides if word.lstrip("+").startswith(REPLACED)]:
-        _apply_overrides(made, replaced)
+    _apply_overrides(made, [word for word in overrides if _is_value_override(word)], extra_dir)
     return made
 
 
@@ -151,11 +160,12 @@ def search_path_override(extra_dir: Path | None) -> list[str]:
     return [f"hydra.searchpath=[{quote_text(f'file://{extra_dir.resolve()}')}]"]
 
 
-def register_resolver() -> None:
-    """Register the `${installed:PATH}` resolver."""
+def register_resolvers() -> None:
+    """Register the resolvers that the bundled YAML uses, `${installed:PATH}` and `${packages_on:CLOUD}`."""
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("installed", _installed, replace=True)
+    OmegaConf.register_new_resolver("packages_on", _packages_on, replace=True)
 
 
 def _resolve_interpolations(composed: Any, overrides: Sequence[str], extra_dir: Path | None) -> dict[str, Any]:
@@ -219,6 +229,11 @@ def quote_text(text: str) -> str:
 def _installed(path: str) -> str:
     """Resolve `${installed:PATH}` to a file or folder installed with Slipway."""
     return str(CONFIG_DIR.parent / path)
+
+
+def _packages_on(cloud_kind: str) -> str:
+    """Resolve `${packages_on:CLOUD}`: emulated workers have this machine's packages, and TPU VM images have no JAX."""
+    return "image" if cloud_kind == "local" else "lock"
 
 
 def _parses(override: str) -> bool:

@@ -97,6 +97,7 @@ def test_the_large_one_has_the_guides_values() -> None:
     assert (config.loop.rows, config.loop.seq_len, config.loop.steps, config.run.seed) == (32, 4096, 100_000, 42)
     optimizer = config.optimizer
     assert (optimizer.lr, optimizer.weight_decay, optimizer.max_grad_norm) == (3e-4, 0.1, 1.0)
+    assert (optimizer.b1, optimizer.b2, config.alerts.min_tokens_per_second) == (0.9, 0.999, 20_000)
     assert config.topology.devices == 8
 
 

@@ -69,8 +69,11 @@ def runs(sweep: str) -> dict[str, Config]:
 
 @pytest.mark.parametrize("sweep", HYPOTHESES)
 def test_a_sweep_has_the_values_of_the_study(sweep: str) -> None:
-    """And each run is another one, has an estimate, and reaches its learning rate within a quarter of its updates."""
-    found = runs(sweep)
+    """And each run is another one, has an estimate, and reaches its learning rate within a quarter of its updates.
+
+    The study itself warms up longer in one run: 10,000 of 24,414 updates at batch 2,048.
+    """
+    found, long = runs(sweep), set[str]()
     assert set(found) == set(map(str, TABLE[sweep]))
     for case, expected in TABLE[sweep].items():
         config = found[str(case)]
@@ -79,7 +82,8 @@ def test_a_sweep_has_the_values_of_the_study(sweep: str) -> None:
         estimate = estimate_run(config, hourly_price(config, 0.0))
         assert estimate is not None
         assert estimate.hours > 0.25
-        assert [*warmup_leaves_updates(config)] == []
+        long |= {str(case) for _ in warmup_leaves_updates(config)}
+    assert long == {"e4_5_larger_batch"} & found.keys()
     ids = {config.run_id("code", {}) for config in found.values()}
     assert len(ids) == len(found) - ("e2_2_t3_n6" in found), "that one is e1_3_batch_1024 again"
 

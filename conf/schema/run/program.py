@@ -87,6 +87,9 @@ class Program(Strict):
         description="Why program=command is not expected to finish, and what takes its place: a warning of `plan`, and "
         "`up` asks before it starts. null: nothing known.",
     )
+    endless: Annotated[bool, VOLATILE] = Field(
+        default=False, description="Whether program=command never ends by itself; it then needs a limit of the budget."
+    )
     needs_chips: Annotated[bool, VOLATILE] = Field(
         description="false: the program of program=command leaves the TPU chips alone, so `up` does not look at them."
     )

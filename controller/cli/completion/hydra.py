@@ -15,7 +15,7 @@ from hydra.plugins.completion_plugin import DefaultCompletionPlugin
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from controller.config.compose import CONFIG_DIR, OVERRIDE, normalize_override, register_resolver, search_path_override
+from controller.config.compose import CONFIG_DIR, OVERRIDE, normalize_override, register_resolvers, search_path_override
 from controller.config.editor_schemas import CONFIG_SCHEMA, FOLDER
 
 HYDRA_KEY = "hydra"
@@ -29,7 +29,7 @@ def complete_override(word: str, before: Sequence[str], folder: Path) -> list[st
         before: the words on its left; only the files that they choose matter.
         folder: the current folder.
     """
-    register_resolver()
+    register_resolvers()
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         completion = _OverrideCompleter(GlobalHydra.instance().hydra.config_loader)  # pyright: ignore[reportOptionalMemberAccess]
         files = [*filter(None, map(_group_file, before)), *search_path_override(folder / "slipway")]

@@ -49,6 +49,8 @@ def test_nothing_is_said_of_what_is_right(tmp_path: Path, monkeypatch: pytest.Mo
         "env.requirements=requirements.txt",
     ]
     assert words(*right) == []
+    own = ["tpu=v6e_8_ce", "tpu.runtime_version=projects/me/global/images/with-jax"]
+    assert words("program=trainer", "cloud=gcp", "env.packages=image", *own) == [], "it may have JAX"
 
 
 def test_the_value_of_a_secret_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,10 +67,12 @@ def test_the_value_of_a_secret_is_refused_and_not_shown(monkeypatch: pytest.Monk
     assert words("env.vars.X=${oc.env:KEY}") == [], "it is no secret"
 
 
-def test_a_word_that_no_program_can_be_given(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("")
-    [said] = words(f"env.vars.X='{'é' * 70_000}'")
-    assert said.startswith("long_word: error env.vars.X: has 140000 bytes")
+def test_a_word_that_no_program_can_be_given() -> None:
+    config, _ = compose(COMMAND)
+    assert config is not None
+    long = config.env.model_copy(update={"vars": {"X": "é" * 70_000}})
+    [said] = environment.arguments_fit_a_process(config.model_copy(update={"env": long}))
+    assert str(said).startswith("env.vars.X: has 140000 bytes")
 
 
 @pytest.mark.parametrize(
@@ -79,12 +83,10 @@ def test_a_word_that_no_program_can_be_given(tmp_path: Path) -> None:
             "python: warning env.python: 3.10 silently limits JAX",
         ),
         (["env.packages=requirements"], "requirements: error env.requirements: env.packages=requirements needs"),
-        (["env.requirements=r.txt"], "requirements: error env.packages: lock ignores env.requirements=r.txt"),
-        (["env.python='3.10'"], "python: error env.python: 3.10 silently limits JAX to 0.6.2"),
-        (
-            ["program=trainer", "cloud=gcp", "env.packages=none"],
-            "trainer_packages: error env.packages: program=trainer",
-        ),
+        (["env.requirements=r.txt"], "requirements: error env.packages: image ignores env.requirements=r.txt"),
+        (["env.python='3.10'", "env.packages=lock"], "python: error env.python: 3.10 silently limits JAX to 0.6.2"),
+        (["program=trainer", "cloud=gcp", "env.packages=none"], "trainer_packages: error env.packages: program=traine"),
+        (["program=trainer", "cloud=gcp", "env.packages=image"], "trainer_packages: error env.packages: program=train"),
         (["env.secrets.KEY=env"], "secret: warning env.secrets.KEY: the environment variable KEY is not set"),
         (["env.secrets.X=env:KEY"], "secret: error env.secrets.X: the environment variable KEY is not set"),
         (["env.secrets.X=file:/nowhere"], "secret: error env.secrets.X: no file at /nowhere"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from controller.checks.fit import cache_file, estimate_num_params
+from controller.checks.fit import cache_file, estimate_num_params, lasting_bytes
 from controller.checks.preflight import preflight
 from controller.cli import main
 from tests.controller.checks.test_checks import config
@@ -46,6 +46,43 @@ def test_a_large_model_nobody_asked_about_is_a_note(state):
 def test_small_models_and_the_emulated_cloud_are_not_commented_on(state):
     assert said("+experiment=quickstart", "cloud=gcp", "cloud.project=acme", state) == []
     assert said(*LARGE, "cloud=local", state) == []
+
+
+def test_what_stays_in_memory_is_known_without_the_compiler(state):
+    """docs/nash-mhc.md has what the compiler found: 9.5, 4.7 and 19 GiB of weights and moments on the three meshes."""
+    nash = ["+experiment=nash_mhc_3b", "cloud.project=acme", state]
+    for mesh in ("mesh=balanced", "mesh=fsdp_heavy"):
+        assert said(*nash, mesh)[0].startswith("note model: memory use is unknown")
+    assert said(*nash, "mesh=data_heavy") == [
+        "warning mesh: on mesh 4 x 1 x 2, weights, gradients and optimizer state take 25.2 GiB of each device's 32.0; "
+        "run `slipway fit` to see what activations add; split them over more devices (mesh.fsdp, mesh.tensor), or use "
+        "a larger slice"
+    ]
+    [none] = said(*nash, "mesh=data")
+    assert none.startswith(
+        "error mesh: on mesh 8 x 1 x 1, weights and optimizer state take 37.8 GiB of each device's 32"
+    )
+    store(document(12.0), *nash, "mesh=data_heavy")
+    assert said(*nash, "mesh=data_heavy") == [], "the compiler knows better"
+
+
+@pytest.mark.parametrize(
+    ("words", "of_state", "of_gradients"),
+    [
+        (["optimizer=adamw", "loop.kl_coef=0"], 12, 4),
+        (["optimizer=adamw", "loop.kl_coef=0", "optimizer.ema_decay=0.9"], 16, 4),
+        (["optimizer=lion", "loop.kl_coef=0.1", "loop.reference_dtype=null"], 12, 4),
+        (["optimizer=adafactor", "loop.kl_coef=0.1", "loop.reference_dtype=bfloat16"], 6, 4),
+        (["optimizer=muon", "loop.kl_coef=0"], 8, 4),
+        (["model.lora={r: 8, lora_alpha: 8, target_modules: [layers.*]}"], 2, 0),
+    ],
+)
+def test_bytes_per_weight_of_each_optimizer(state, words, of_state, of_gradients):
+    base = ["program=trainer", "data=arithmetic", "model=gemma2_2b", "loop=grpo", "optimizer=adamw"]
+    found = config(*base, state, *words)
+    assert found.model is not None
+    weights = estimate_num_params(found.model)
+    assert lasting_bytes(found, found.model) == (of_state * weights, of_gradients * weights)
 
 
 def test_what_fits_is_not_commented_on(state):

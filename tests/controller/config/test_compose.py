@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from controller.config.compose import (
-    CONFIG_DIR,
-    compose,
-    compose_raw,
-    compose_variants,
-    config_groups,
-    normalize_override,
-)
+from controller.config.compose import compose, compose_raw, compose_variants, config_groups, normalize_override
 from controller.core.errors import ConfigError
-from controller.inputs.assets import is_referenced
-from tests.groups import load_group
 
 pytestmark = pytest.mark.usefixtures("composed_by_hydra")
 
@@ -57,59 +45,6 @@ def test_a_value_hydra_cannot_parse_is_one_line() -> None:
         compose(["tpu.zone=[1"])
     assert "\n" not in str(caught.value)
     assert "tpu.zone" in str(caught.value)
-
-
-@pytest.mark.parametrize("experiment", config_groups()["experiment"])
-def test_every_experiment_composes_and_scale_beats_it(experiment: str) -> None:
-    config, problems = compose([f"+experiment={experiment}"])
-    assert problems == []
-    assert config is not None
-    assert config.run.name == experiment
-    tiny, problems = compose([f"+experiment={experiment}", "scale=tiny"])
-    assert problems == []
-    assert tiny is not None
-    assert tiny.tpu == config.tpu  # as many workers and devices as in earnest
-    if tiny.program.kind == "trainer":
-        assert tiny.loop is not None
-        assert tiny.model is not None
-        assert (tiny.loop.steps, tiny.model.dim) == (4, 16 if tiny.loop.kind == "puzzle" else 32)
-    for name, dataset in tiny.assets.datasets.items():
-        if is_referenced(tiny, "dataset", name):
-            assert dataset.files is None, f"{name} would be downloaded"
-
-
-def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value; a list is a value."""
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from leaves(value, f"{path}.{key}" if path else key)
-    else:
-        yield path, tree
-
-
-@pytest.mark.parametrize("experiment", config_groups()["experiment"])
-def test_every_line_of_a_scale_wins_over_the_experiment(experiment: str) -> None:
-    text = (CONFIG_DIR / "experiment" / f"{experiment}.yaml").read_text()
-    for base in re.findall(r"^  - (\w+)$", text, re.MULTILINE):
-        if base != "_self_":  # its choices come first, and the experiment overrides them
-            text = (CONFIG_DIR / "experiment" / f"{base}.yaml").read_text() + text
-    chosen = dict(re.findall(r"override /(\w+): (\w+)", text))
-    files = [
-        f"tiny_{chosen.get('program', 'trainer')}",
-        f"loop/tiny_{chosen.get('loop')}",
-        f"data/tiny_{chosen.get('data')}",
-        f"model/tiny_{chosen.get('model')}",
-    ]
-    composed = dict(leaves(compose_raw([f"+experiment={experiment}", "scale=tiny"])))
-    lines = {
-        key: value  # of the last file that has the key
-        for name in ["tiny", *files]
-        if (CONFIG_DIR / "scale" / f"{name}.yaml").exists()
-        for key, value in leaves(load_group(f"scale/{name}"))
-    }
-    assert len(lines) >= 4
-    for key, value in lines.items():
-        assert composed[key] == value or "${" in str(value), key
 
 
 def test_the_command_line_beats_the_scale() -> None:

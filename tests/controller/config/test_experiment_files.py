@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,15 @@ import pytest
 from conf.schema.config import Config
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.model import Model
+from controller.checks.environment import trainer_has_jax
 from controller.checks.preflight import preflight
-from controller.config.compose import CONFIG_DIR, compose
+from controller.checks.training import warmup_leaves_updates
+from controller.config.compose import CONFIG_DIR, compose, compose_raw, config_groups
 from controller.core.errors import ConfigError
+from controller.inputs.assets import is_referenced
 from controller.run.estimate import token_flops
 from controller.run.preview import confirm_cost
+from tests.groups import load_group
 
 
 def flat(file: Path) -> str:
@@ -34,6 +39,61 @@ RATE = re.compile(r"([\d.]+) h (?:on a [\w-]+ )?at (?:the )?([\d,]+)")
 PEAK = re.compile(r"at ([\d,]+) tokens/s, (\d+)% of the chips' peak")
 RATED = [file.stem for file in (CONFIG_DIR / "experiment").glob("*.yaml") if RATE.search(flat(file))]
 BODY = "defaults:\n  - override /loop: grpo\nloop: {steps: 7}\n"
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value; a list is a value."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from leaves(value, f"{path}.{key}" if path else key)
+    else:
+        yield path, tree
+
+
+def scale_files(experiment: str) -> list[str]:
+    """The files of `scale=tiny` that an experiment calls for, in their order."""
+    text = (CONFIG_DIR / "experiment" / f"{experiment}.yaml").read_text()
+    for base in re.findall(r"^  - (\w+)$", text, re.MULTILINE):
+        if base != "_self_":  # its choices come first, and the experiment overrides them
+            text = (CONFIG_DIR / "experiment" / f"{base}.yaml").read_text() + text
+    chosen = dict(re.findall(r"override /(\w+): (\w+)", text))
+    groups = [f"{group}/tiny_{chosen.get(group)}" for group in ("loop", "data", "model")]
+    named = ["tiny", f"tiny_{chosen.get('program', 'trainer')}", *groups]
+    return [name for name in named if (CONFIG_DIR / "scale" / f"{name}.yaml").exists()]
+
+
+@pytest.mark.parametrize("experiment", config_groups()["experiment"])
+def test_every_experiment_composes_and_every_line_of_its_scale_beats_it(experiment: str) -> None:
+    words = [f"+experiment={experiment}"]
+    config, problems = compose(words)
+    assert config is not None, problems
+    assert (problems, config.run.name) == ([], experiment)
+    tiny, problems = compose([*words, "scale=tiny"])
+    assert tiny is not None, problems
+    assert (problems, tiny.tpu) == ([], config.tpu)  # as many workers and devices as in earnest
+    if tiny.program.kind == "trainer":
+        assert tiny.loop is not None
+        assert tiny.model is not None
+        assert (tiny.loop.steps, tiny.model.dim) == (4, 16 if tiny.loop.kind == "puzzle" else 32)
+        assert config.env.packages == ("image" if config.cloud.kind == "local" else "lock"), "as config.yaml says"
+        assert [*warmup_leaves_updates(config)] == []
+    for name, dataset in tiny.assets.datasets.items():
+        if is_referenced(tiny, "dataset", name):
+            assert dataset.files is None, f"{name} would be downloaded"
+    composed = dict(leaves(compose_raw([*words, "scale=tiny"])))
+    lines = {key: value for name in scale_files(experiment) for key, value in leaves(load_group(f"scale/{name}"))}
+    assert len(lines) >= 4
+    for key, value in lines.items():
+        assert composed[key] == value or "${" in str(value), key
+
+
+@pytest.mark.parametrize("experiment", ["quickstart", "gsm8k_local", "nash_mhc_small", "gemma2b_gsm8k"])
+def test_packages_follow_the_cloud(experiment: str) -> None:
+    """TPU VM images have no JAX, and emulated workers have this machine's packages."""
+    for cloud, packages in {"gcp": "lock", "local": "image", "here": "lock"}.items():
+        config, problems = compose([f"+experiment={experiment}", f"cloud={cloud}", "cloud.project=acme"])
+        assert config is not None, problems
+        assert (config.env.packages, [*trainer_has_jax(config)]) == (packages, []), cloud
 
 
 @pytest.mark.parametrize(

@@ -53,20 +53,12 @@ def test_sources_of_buckets_stay_where_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "size", "expected"),
     [
-        (
-            (),
-            GB,
-            "built on an e2-standard-2 in us-central1-a, after about 5 min for its packages, $0.07 per hour until",
-        ),
+        ((), GB, "built on an e2-standard-2 in us-central1-a, after about 5 min for its packages, $0.07 per hour"),
         ((), GB - 10**7, "built on this machine: it reads 990 MB of the Hub, less than 1 GB"),
         (("tpu.adopt=true", "tpu.name=mine"), GB, "built on this machine: there is no network for a VM"),
         (("assets.fetch_on=laptop",), GB, "built on this machine, as fetch_on says"),
         (("env.packages=image",), GB, "built on this machine: env.packages=image is about the image of TPU VMs"),
-        (
-            ("assets.fetch_on=pod", "budget.usd_per_hour=18"),
-            GB,
-            "built on worker 0 of the pod, $18.00 per hour until it is",
-        ),
+        (("assets.fetch_on=pod", "budget.usd_per_hour=18"), GB, "built on worker 0 of the pod, $18.00 per hour until"),
     ],
 )
 def test_who_builds_is_told(tmp_path: Path, overrides: tuple[str, ...], size: int, expected: str) -> None:

@@ -45,7 +45,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def planned(name: str, *words: str) -> tuple[Config, Plan]:
-    config, findings = main.parse(["plan", f"+experiment={name}", "cloud.project=a-project", *words]).options.config()
+    words = ("cloud.project=a-project", "budget.max_hours=9", *words)
+    config, findings = main.parse(["plan", f"+experiment={name}", *words]).options.config()
     assert [str(finding) for finding in findings if finding.severity == "error"] == []
     assert preflight(config) == findings
     return config, build_plan(config, "a-project", Path.cwd())
@@ -57,7 +58,8 @@ def test_a_plan_can_be_looked_at_before_the_program_can_be_cloned(
 ) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
     elsewhere = f"code.repository.url=file://{tmp_path}/nowhere"
-    code = main.run(["plan", f"+experiment={name}", "cloud.project=a-project", elsewhere])
+    words = [f"+experiment={name}", "cloud.project=a-project", "budget.max_hours=9", elsewhere]
+    code = main.run(["plan", *words])
     out, _ = capsys.readouterr()
     assert code == 0, out
     assert f"run      {name}-????????" in out
@@ -66,7 +68,7 @@ def test_a_plan_can_be_looked_at_before_the_program_can_be_cloned(
     assert "in the bucket (not fetched yet)" in out
     assert re.search(r"^  \? unknown  verify ", out, re.M)
     assert "error:" not in out
-    assert main.run([f"+experiment={name}", "cloud.project=a-project", elsewhere, "--yes"]) == 2
+    assert main.run([*words, "--yes"]) == 2
 
 
 def test_such_a_plan_has_every_step_as_json(

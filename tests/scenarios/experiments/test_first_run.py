@@ -33,7 +33,7 @@ SHORTER += ["loop.max_new_tokens=16", "checkpoint.save_interval=100"]
 
 def as_played(line: str) -> list[str]:
     """The words of a line: on the emulated cloud, with the packages of this machine, shorter, and without questions."""
-    words = [word.replace("env.packages=lock", "env.packages=image") for word in shlex.split(line)]
+    words = shlex.split(line)
     if words[0] == "init":
         return [*words, "cloud=local"]
     if words[0] == "down":

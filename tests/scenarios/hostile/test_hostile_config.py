@@ -49,7 +49,7 @@ BASES: dict[str, list[str]] = {
     "gsm8k": ["cloud=local", "loop=grpo", "model=tiny", "optimizer=nanochat", "data=gsm8k", "data.path=gs://a",
               "data.eval_path=gs://b", "data.prompt.shots=[{question: a, answer: b}]",
               "loop.sampler.stop=[a]"],
-    "lm": ["cloud=local", "loop=lm", "model=tiny", "optimizer=adamw", "data=text", "data.path=gs://a",
+    "lm": ["cloud=local", "env.packages=lock", "loop=lm", "model=tiny", "optimizer=adamw", "data=text", "data.path=gs://a",
            "checkpoint.best={metric: eval_loss, mode: min}", "logging.wandb={project: a, entity: b, mode: offline}"],
     "table": ["cloud=local", "loop=lm", "model=tiny", "optimizer=adamw", "data=jsonl", "data.path=gs://a",
               "data.text_column=null", "data.template={prompt: '{q}', answer: '{a}', remove: x}", "data.eos='<eos>'"],

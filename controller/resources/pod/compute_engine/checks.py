@@ -56,12 +56,15 @@ class ComputeEngineChecks:
         wanted, documented = config.tpu.runtime_version, config.topology.image_family
         if wanted in (None, documented):
             return
-        generation = config.topology.generation
-        if any(wanted == facts["runtime_version"] for facts in tpu_type_table()["generations"].values()):
+        generation, generations = config.topology.generation, tpu_type_table()["generations"]
+        if any(wanted == facts["runtime_version"] for facts in generations.values()):
             message = f"{wanted} is an image of the TPU API; on Compute Engine use {documented}, or null"
             yield Issue(message, "tpu.runtime_version", "error")
         elif config.tpu.plane == "auto" and "/" not in wanted:
             message = f"{wanted} is not known as an image of Compute Engine; set tpu.plane, or use null"
+            yield Issue(message, "tpu.runtime_version", "error")
+        elif made_for := [name for name, facts in generations.items() if wanted == facts.get("image_family")]:
+            message = f"{wanted} is an image for {', '.join(made_for)}, not for {generation}; use {documented}, or null"
             yield Issue(message, "tpu.runtime_version", "error")
         else:
             yield Issue(f"{wanted} is not the documented image for {generation}; use {documented}, or null")

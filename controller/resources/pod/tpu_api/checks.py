@@ -15,13 +15,18 @@ from controller.resources.pod.tpu_api.nodes import API, zone_path
 
 IMAGES = {
     "v2, v3, v4": r"^v2-alpha$|^tpu-vm-",
+    "v2, v3, v4, v5e, v5p": r"^tpu-ubuntu\d+-base$",
     "v4": r"tpu-?v4",
     "v5e": r"tpuv5-?lite|v5e",
     "v5p": r"tpuv5$|tpuv5p|v5p",
     "v6e": r"v6e",
     "tpu7x": r"tpu7",
 }
-"""The generations that an image is made for, by a pattern of its name: https://cloud.google.com/tpu/docs/runtimes."""
+"""The generations that an image is made for, by a pattern of its name: https://cloud.google.com/tpu/docs/runtimes.
+
+Until v5e had an image of its own, Google named tpu-ubuntu2204-base for every generation. JAX finds no v6e with it:
+https://github.com/dstackai/dstack/issues/2148.
+"""
 
 
 class TpuApiChecks:

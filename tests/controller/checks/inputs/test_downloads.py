@@ -66,14 +66,8 @@ def test_what_does_not_fit_on_this_machine_is_an_error(
 @pytest.mark.parametrize(
     ("where", "expected"),
     [
-        (
-            "auto",
-            "note {key}: through this machine: {place} is sent only to those with a token, which stays on this mac",
-        ),
-        (
-            "vm",
-            "error {key}.w.bin.url: {place} is sent only to those with a token, which stays on this machine; assets.m",
-        ),
+        ("auto", "note {key}: through this machine: {place} is sent only to those with a token, which stays on this"),
+        ("vm", "error {key}.w.bin.url: {place} is sent only to those with a token, which stays on this machine;"),
         ("laptop", "note {key}: 1 file, 320 kB: through this machine"),
     ],
 )
@@ -90,49 +84,14 @@ def test_a_token_stays_on_this_machine(
     ("words", "overrides", "limit", "expected"),
     [
         ("make, '{output}'", (), 0, "note {key}: built on this machine: its command names nothing of the Hub"),
-        (
-            "make, 'hf://acme/open', '{output}'",
-            (),
-            10**6,
-            "note {key}: built on this machine: it reads 320 kB of the H",
-        ),
-        (
-            "make, 'hf://acme/open', '{output}'",
-            (),
-            1,
-            "note {key}: built on an e2-standard-2 in us-central1-a, after ab",
-        ),
-        (
-            "make, 'hf://acme/gated', '{output}'",
-            (),
-            1,
-            "note {key}: built on this machine: a VM has no token, and model",
-        ),
-        (
-            "make, 'hf://acme/gated', '{output}'",
-            ("assets.fetch_on=vm",),
-            1,
-            "error {key}: a VM has no token, and model a",
-        ),
-        (
-            "make, /home/x, '{output}'",
-            ("assets.fetch_on=vm",),
-            1,
-            "error {key}: cannot run on the vm: it names /home/x",
-        ),
-        (
-            "make, /home/x, '{output}'",
-            ("assets.fetch_on=pod",),
-            1,
-            "error {key}: cannot run on the pod: it names /home/x",
-        ),
+        ("make, 'hf://acme/open', '{output}'", (), 10**6, "note {key}: built on this machine: it reads 320 kB of the"),
+        ("make, 'hf://acme/open', '{output}'", (), 1, "note {key}: built on an e2-standard-2 in us-central1-a, after"),
+        ("make, 'hf://acme/gated', '{output}'", (), 1, "note {key}: built on this machine: a VM has no token, and"),
+        ("make, 'hf://acme/gated', '{output}'", ("assets.fetch_on=vm",), 1, "error {key}: a VM has no token, and"),
+        ("make, /home/x, '{output}'", ("assets.fetch_on=vm",), 1, "error {key}: cannot run on the vm: it names"),
+        ("make, /home/x, '{output}'", ("assets.fetch_on=pod",), 1, "error {key}: cannot run on the pod: it names"),
         ("make, 'hf://acme/open', /home/x, '{output}'", (), 1, "note {key}: built on this machine: it names /home/x"),
-        (
-            "make, 'hf://acme/opne', '{output}'",
-            ("assets.fetch_on=vm",),
-            1,
-            "error {key}: a VM has no token, and Hugging Face has no model",
-        ),
+        ("make, 'hf://acme/opne', '{output}'", ("assets.fetch_on=vm",), 1, "error {key}: a VM has no token, and"),
     ],
 )
 def test_where_a_build_runs_is_told(

@@ -78,31 +78,12 @@ def asset(folder: Path) -> str:
     [
         ("data.path=assets://mine/train/*.jsonl", None),
         ("data.path=assets://mine/**/a.jsonl", None),
-        (
-            "data.path=assets://mine/*.jsonl",
-            "file_absent: error data.path: assets://mine/*.jsonl: no file matches it; ",
-        ),
-        (
-            "data.path=assets://mine/train/*.parquet",
-            "file_absent: error data.path: assets://mine/train/*.parquet: no file matches it; there are train/",
-        ),
-        (
-            "data.path=assets://mine/train",
-            "file_absent: error data.path: assets://mine/train: is a folder; name the files in it, e.g. train/*",
-        ),
-        (
-            "data.tokenizer=assets://mine/tokeniser.json",
-            "file_absent: error data.tokenizer: assets://mine/tokeniser.json: no file matches it; there are tok",
-        ),
-        (
-            "model.weights=assets://mine/train",
-            "file_absent: error model.weights: assets://mine/train: has neither config.json nor model.yaml "
-            "nor adapter_config.json; it has ",
-        ),
-        (
-            "model.weights=assets://mine/gemma",
-            "file_absent: error model.weights: assets://mine/gemma: there is no such folder; there are ",
-        ),
+        ("data.path=assets://mine/*.jsonl", "file_absent: error data.path: assets://mine/*.jsonl: no file matches"),
+        ("data.path=assets://mine/train/*.parquet", "file_absent: error data.path: assets://mine/train/*.parquet: no"),
+        ("data.path=assets://mine/train", "file_absent: error data.path: assets://mine/train: is a folder; name the"),
+        ("data.tokenizer=assets://mine/tokeniser.json", "file_absent: error data.tokenizer: assets://mine/tokeniser.j"),
+        ("model.weights=assets://mine/train", "file_absent: error model.weights: assets://mine/train: has neither"),
+        ("model.weights=assets://mine/gemma", "file_absent: error model.weights: assets://mine/gemma: there is no"),
     ],
 )
 def test_a_name_must_match_a_file_of_its_asset(folder: Path, override: str, said: str | None) -> None:
@@ -131,34 +112,15 @@ def test_emulated_workers_read_files_of_this_machine(folder: Path) -> None:
     ("override", "said"),
     [
         ("data.path=gs://acme/train/*.jsonl", None),
-        (
-            "data.path=gs://acme/train/*.parquet",
-            "object_absent: error data.path: gs://acme/train/*.parquet: no object matches it; gs://acme/train has ",
-        ),
-        (
-            "data.path=gs://acme/train/a.json",
-            "object_absent: error data.path: gs://acme/train/a.json: no object matches it; gs://acme/train has ",
-        ),
-        (
-            "data.path=gs://acme/trian/deep/*.jsonl",
-            "object_absent: error data.path: gs://acme/trian/deep/*.jsonl: no object matches it; gs://acme has ",
-        ),
+        ("data.path=gs://acme/train/*.parquet", "object_absent: error data.path: gs://acme/train/*.parquet: no"),
+        ("data.path=gs://acme/train/a.json", "object_absent: error data.path: gs://acme/train/a.json: no object"),
+        ("data.path=gs://acme/trian/deep/*.jsonl", "object_absent: error data.path: gs://acme/trian/deep/*.jsonl: no"),
         ("data.path=gs://acme/train", "object_absent: error data.path: gs://acme/train: is a folder; name the files"),
         ("data.path=gs://ecma/a", "object_absent: error data.path: gs://ecma/a: there is no bucket ecma"),
-        (
-            "data.path=gs://theirs/a",
-            "object_absent: warning data.path: gs://theirs/a was not checked: you may not list theirs (no storage.",
-        ),
+        ("data.path=gs://theirs/a", "object_absent: warning data.path: gs://theirs/a was not checked: you may not"),
         ("model.weights=gs://acme/gemma", None),
-        (
-            "model.weights=gs://acme/gema",
-            "object_absent: error model.weights: gs://acme/gema: no folder matches it; gs://acme has gemma/",
-        ),
-        (
-            "model.weights=gs://acme/train",
-            "object_absent: error model.weights: gs://acme/train: has neither config.json nor model.yaml "
-            "nor adapter_config.json; it has ",
-        ),
+        ("model.weights=gs://acme/gema", "object_absent: error model.weights: gs://acme/gema: no folder matches it;"),
+        ("model.weights=gs://acme/train", "object_absent: error model.weights: gs://acme/train: has neither"),
     ],
 )
 def test_a_name_must_match_an_object_of_its_bucket(override: str, said: str | None) -> None:

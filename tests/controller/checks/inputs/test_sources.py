@@ -48,28 +48,16 @@ def said(tmp_path: Path, source: str, *overrides: str, present: tuple[str, ...] 
         ("hf://acme/open", "", "note: 3 files, 320 kB, of commit "),
         ("hf://datasets/acme/rows/data/*", "", "note: 3 files, 18 B, of commit "),
         ("hf://acme/gated", ACCEPTED, "note: 3 files, 320 kB"),
-        (
-            "hf://acme/gated",
-            "",
-            "error: model acme/gated is gated (401): accept its license",
-        ),
+        ("hf://acme/gated", "", "error: model acme/gated is gated (401): accept its license"),
         ("hf://acme/gated", OTHER, "error: model acme/gated is gated (403): accept its"),
         ("hf://acme/opne", "", "error: Hugging Face has no model acme/opne (401), or it"),
         ("hf://acme/opne", OTHER, "error: Hugging Face has no model acme/opne (404), or"),
         ("hf://acme/open@v9", "", "error: model acme/open has no revision v9"),
         ("hf://acme/open/*.gguf", "", "error: model acme/open: no file matches '*.gguf'"),
         ("hf://acme/open", "hf_wrong", "error: Hugging Face rejects your token (401)"),
-        (
-            "gs://theirs/text/*",
-            "",
-            "error: gs://theirs: you may not list it (you may not)",
-        ),
+        ("gs://theirs/text/*", "", "error: gs://theirs: you may not list it (you may not)"),
         ("gs://nowhere/text/*", "", "error: gs://nowhere: there is no such bucket"),
-        (
-            "gs://mine/text/*.jsonl",
-            "",
-            "error: gs://mine: no object matches 'text/*.jsonl'",
-        ),
+        ("gs://mine/text/*.jsonl", "", "error: gs://mine: no object matches 'text/*.jsonl'"),
     ],
 )
 def test_one_finding_each(
