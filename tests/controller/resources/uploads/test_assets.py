@@ -61,7 +61,7 @@ def test_a_file_that_was_replaced_or_deleted_is_copied_again(google: Project, up
     folder = Path(google.bucket) / uploaded.content.prefix
     assert up(google, uploaded) == (False, [])
     assert up(google, uploaded) == (True, [])
-    there = uploaded.observe(context_of(google, JumpingClock())[0], {})
+    there = uploaded.observe(context_of(google)[0], {})
     assert uploaded.title_of(there) == "dataset d in the bucket (2 files): 11 B"
     replace(folder / "b/c", b"SECOND")
     [note] = [note for note in up(google, uploaded)[1] if "replaced" in note]
