@@ -104,6 +104,7 @@ FILLED = {
         "params": {"run.seed": "0,1"},
         "cases": {"a": ["run.seed=1"]},
         "search": {"method": "random", "trials": 2, "metric": "a", "mode": "min", "prune": False, "seed": 0},
+        "hypothesis": dict.fromkeys(("experiment", "question", "expected", "decision", "metric", "baseline"), "a"),
     }
 }
 """What sections hold that are empty in all of them."""
