@@ -65,6 +65,7 @@ def test_a_pod_in_use_is_no_orphan_and_one_left_behind_is(slipway: SlipwayCli, p
     assert not any("/routers/" in name for name in state["compute"])
 
 
+@pytest.mark.deep
 @pytest.mark.always_on("compute_engine")
 def test_a_cancelled_run_and_a_failed_one_leave_orphans(slipway: SlipwayCli, plane: Plane) -> None:
     fails = 'program.command=[sh,-c,"exit 7"]'

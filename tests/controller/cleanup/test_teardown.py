@@ -30,6 +30,7 @@ OWNER, SAMPLERS = "tpu.name=mine", "tpu.name=mine-sampler-2"
 KEEP = "cleanup.on_success=keep"
 
 
+@pytest.mark.deep
 @pytest.mark.e2e
 def test_pods_of_samplers_of_an_earlier_config_are_deleted_and_no_other_pod(slipway: SlipwayCli, plane: Plane) -> None:
     assert slipway("up", ECHO_COMMAND, KEEP, SAMPLERS, *plane.one)[0] == 0
@@ -49,6 +50,7 @@ def test_pods_of_samplers_of_an_earlier_config_are_deleted_and_no_other_pod(slip
     assert pods(slipway.cloud().get("state")) == {}, (out, err)
 
 
+@pytest.mark.deep
 @pytest.mark.e2e
 def test_a_pod_that_another_controller_creates_after_down_has_looked_is_deleted_too(
     slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch
@@ -100,6 +102,7 @@ def test_the_time_of_a_pod_that_was_pending_at_the_look_ends_on_record(
     assert life["reason"] == "deleted by down"
 
 
+@pytest.mark.deep
 @pytest.mark.e2e
 def test_a_controller_that_takes_the_pod_over_stops_down_with_an_error(
     slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch

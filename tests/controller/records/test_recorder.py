@@ -66,6 +66,7 @@ def test_a_run_leads_back_to_what_made_it_and_is_repeated_from_a_clean_clone(
     assert f"{run}-r1 has already finished; nothing was changed" in out
 
 
+@pytest.mark.deep
 def test_what_is_computed_cannot_be_changed_in_a_repetition(slipway: SlipwayCli) -> None:
     assert slipway("up", 'program.command=["true"]')[0] == 0
     [row] = index.load_rows(slipway.home)
@@ -79,6 +80,7 @@ def test_what_is_computed_cannot_be_changed_in_a_repetition(slipway: SlipwayCli)
     assert slipway.json("status", "--run", row["run"])["run"]["state"] == "finished"
 
 
+@pytest.mark.deep
 def test_another_machine_reads_the_table_from_the_bucket_and_what_differs(slipway: SlipwayCli) -> None:
     summary = "echo '{\"acc\": %s}' > $SLIPWAY_RUN_DIR/summary.json\n"
     words = ["program.command=[sh,run.sh]", "tpu.accelerator_type=v5litepod-1", "cleanup.on_success=keep"]

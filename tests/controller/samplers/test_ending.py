@@ -47,12 +47,14 @@ def test_a_pod_ends_with_its_run_and_stays_if_another_run_uses_it(slipway: Slipw
     assert not end(slipway, FOREVER)
 
 
+@pytest.mark.deep
 def test_down_ends_it_whoever_uses_it(slipway: SlipwayCli) -> None:
     assert slipway("up", "--detach", FOREVER)[0] == 0
     assert end(slipway, ECHO_COMMAND, only_own=False)
     assert pods(slipway.cloud().get("state")) == {}
 
 
+@pytest.mark.deep
 def test_one_that_a_controller_acquires_meanwhile_is_left_to_it(
     slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ TRAINING = (
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
-        metafunc.parametrize("seed", seeds(metafunc.config.getoption("--chaos-training"), fast=(), deep=5))
+        metafunc.parametrize("seed", seeds(metafunc.config.getoption("--chaos-training"), fast=(), deep=2))
 
 
 def of_training(seed: int) -> tuple[Spec, ...]:
@@ -33,7 +33,7 @@ def of_training(seed: int) -> tuple[Spec, ...]:
     return fault_schedule(seed, ChaosScenario(2, objects, seconds=8.0, max_blip_seconds=4.0))
 
 
-OUTAGE = {"kind": "bucket_outage", "after_object": "checkpoints/2/commit_success", "seconds": 25}
+OUTAGE = {"kind": "bucket_outage", "after_object": "checkpoints/2/commit_success", "seconds": 15}
 
 
 def parameters(ended: ChaosResult, folder: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -62,8 +62,8 @@ def test_training_ends_with_the_same_weights(seed: int, make_harness: ChaosHarne
 @pytest.mark.parametrize(
     "strike",
     [
-        {"kind": "killed", "worker": 1, "after_object": "checkpoints/2/commit_success", "delay_seconds": 12},
-        {"kind": "preempted", "after_object": "checkpoints/2/commit_success", "delay_seconds": 12},
+        {"kind": "killed", "worker": 1, "after_object": "checkpoints/2/commit_success", "delay_seconds": 7},
+        {"kind": "preempted", "after_object": "checkpoints/2/commit_success", "delay_seconds": 7},
     ],
     ids=lambda spec: spec["kind"],
 )

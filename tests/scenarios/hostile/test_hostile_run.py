@@ -76,6 +76,7 @@ def test_words_for_a_shell_are_quoted(text: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.deep
 @pytest.mark.e2e
 def test_a_failing_run_tells_no_secret(slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its setup fails first, then its program, with the secrets in what they print and raise."""

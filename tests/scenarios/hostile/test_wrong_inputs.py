@@ -171,10 +171,10 @@ def test_plan_needs_no_credentials(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == first
 
 
-@pytest.mark.parametrize("module", ["conf", "trainer", "yaml"])
-def test_a_repository_may_hold_packages_of_the_same_names(tmp_path: Path, module: str) -> None:
-    (tmp_path / module).mkdir()
-    (tmp_path / module / "__init__.py").write_text("raise SystemExit('not this one')\n")
+def test_a_repository_may_hold_packages_of_the_same_names(tmp_path: Path) -> None:
+    for module in ("conf", "trainer", "yaml"):
+        (tmp_path / module).mkdir()
+        (tmp_path / module / "__init__.py").write_text("raise SystemExit('not this one')\n")
     command = [sys.executable, "-m", "controller", "plan", "+experiment=quickstart", "run.name=x"]
     env = {**os.environ, "SLIPWAY_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(

@@ -16,6 +16,7 @@ TWO_WORKERS = ("tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b")
 KEEP = "cleanup.on_success=keep"
 
 
+@pytest.mark.deep
 def test_a_held_chip_stops_up_and_free_ones_pass_the_health_check(
     slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ class LateCloud(SlipwayCli):
         return [*super().base_overrides, "cloud.operation_seconds=0.5"]
 
 
+@pytest.mark.deep
 def test_up_in_a_fresh_project_waits_for_everything_that_is_late(slipway: SlipwayCli) -> None:
     late = LateCloud(slipway.home, slipway.repository, slipway.capsys, slipway.environment)
     code, out, err = late("up", ECHO_COMMAND, "cleanup.on_success=keep")

@@ -13,20 +13,26 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 TIMEOUT_SECONDS = 900.0
+READS = re.compile(
+    r"\.(get|list|getIamPolicy|batchGet|get_media|wait|getGuestAttributes|getBillingInfo|listManagedInstances|aggregatedList)$|"
+    r"agent (observe|state|watch|watchdog_state)$"
+)
+"""Kinds of requests that change nothing."""
 ID_PATTERN = re.compile(r"\d{8}T[\d.]+Z|[0-9a-f]{8,}|\d{4,}\S*(?=\.)")
 
 
 def main() -> None:
     """Answers each order; a controller that stopped itself answers with its `pid`, and goes on when told to.
 
-    Orders: {serve: state folder, agents: socket}, {home, argv, before: a request | null, log: a file | null, pause} and
-    {go_on: pid}.
+    Orders: {serve: state folder, agents: socket, home}, {home, argv, before: a request | null, log: a file | null,
+    pause, goes_on} and {go_on: pid}. `goes_on`: earlier controllers of this home count, too.
     """
     _import_everything()
     served: list[int] = []
@@ -44,7 +50,7 @@ def main() -> None:
             continue
         code = 1
         try:
-            code = _serve(order["serve"], order["agents"]) if "serve" in order else _run(**order)
+            code = _serve(order["serve"], order["agents"], order["home"]) if "serve" in order else _run(**order)
             sys.stdout.flush()
         finally:
             os._exit(code)
@@ -73,10 +79,18 @@ def _import_everything() -> None:
     assert threading.active_count() == 1
 
 
-def _serve(state: str, agents: str) -> int:
+def skipped_seconds(home: str) -> float:
+    """Return how much later it is for the cloud and the controllers of a home than for this machine."""
+    file = Path(home, "skipped")
+    return float(file.read_text()) if file.exists() else 0.0
+
+
+def _serve(state: str, agents: str, home: str) -> int:
     from controller.localcloud.__main__ import main as localcloud
     from tests.agents import ForkedAgents
 
+    now = time.time
+    time.time = lambda: now() + skipped_seconds(home)
     ForkedAgents(agents).install()
     os.setsid()
     Path(state).mkdir(parents=True)
@@ -86,10 +100,13 @@ def _serve(state: str, agents: str) -> int:
     return localcloud(["serve", f"--state={state}", "--operation-seconds=0"])
 
 
-def _run(home: str, argv: list[str], before: str | None, log: str | None, *, pause: bool = False) -> int:
+def _run(
+    home: str, argv: list[str], before: str | None, log: str | None, *, pause: bool = False, goes_on: bool = False
+) -> int:
     """The command line, dead or stopped when it would make the request; all that it makes are logged otherwise."""
     from controller.cli import main as cli
     from controller.cloud import emulator
+    from controller.core.clock import Clock
     from controller.lease import lease
 
     os.environ["SLIPWAY_HOME"] = home
@@ -97,7 +114,9 @@ def _run(home: str, argv: list[str], before: str | None, log: str | None, *, pau
     words = os.open(f"{home}/words", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(words, 1)
     os.dup2(words, 2)
-    _count_request(before, written, signal.SIGSTOP if pause else signal.SIGKILL)
+    _count_request(before, written, signal.SIGSTOP if pause else signal.SIGKILL, Path(home) if goes_on else None)
+    boot_time = Clock.boot_time
+    Clock.boot_time = lambda self: boot_time(self) + skipped_seconds(home)
     lease.LOCAL_RENEW_SECONDS = TIMEOUT_SECONDS  # how often the lease is renewed would depend on the machine's speed
     emulator.run_emulator_verb = lambda *_, **__: (0, "")  # it runs, and is stopped and wiped by who ordered it
     return cli.run(argv)
@@ -109,12 +128,22 @@ def _request_kind(api: str, method: str, parameters: dict[str, Any], *_: Any) ->
     return f"{api} {method} {re.sub(ID_PATTERN, '*', name)}".rstrip()
 
 
-def _count_request(before: str | None, log: int, number: int) -> None:
+def _count_request(before: str | None, log: int, number: int, life: Path | None) -> None:
+    """Log each request with its number, and send a signal before one of them.
+
+    Args:
+        before: the request that is not made.
+        log: file that the others are written to.
+        number: of the signal.
+        life: home whose earlier controllers have made requests, too: a change that one of them made is made again only
+            by name. Those of leases, which each controller makes, count anew.
+    """
     from controller.gcp.client import GoogleClient
     from controller.ssh.connection import Connection
 
-    seen: Counter[str] = Counter()
-    lock = threading.Lock()
+    file = life / "made" if life is not None else None
+    made = file.read_text().splitlines() if file is not None and file.exists() else []
+    seen, lock = Counter(made), threading.Lock()
 
     def about_to(kind: str) -> None:
         with lock:
@@ -123,6 +152,9 @@ def _count_request(before: str | None, log: int, number: int) -> None:
             if request == before:
                 os.kill(os.getpid(), number)
             os.write(log, f"{request}\n".encode())
+            if file is not None and not READS.search(kind) and "lease" not in kind:
+                with file.open("a") as out:
+                    out.write(f"{kind}\n")
 
     def counted(method: Any, kind: Callable[..., str]) -> Any:
         def act(self: Any, *arguments: Any, **more: Any) -> Any:

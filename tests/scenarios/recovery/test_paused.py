@@ -1,7 +1,9 @@
 """SIGSTOP of the controller before any request of an `up`, for longer than its lease, while another `up` does the work.
 
 After SIGCONT the first one finds out before it changes anything. Before each request that may change something, or with
-SLIPWAY_KILL_POINTS as in test_killed; in a run whose pod is preempted, before those of the recovery, too.
+SLIPWAY_KILL_POINTS as in test_killed. The pod is preempted in its first attempt, so that the life has all that one
+without a preemption has, and the recovery, too; on Compute Engine the points are the requests for its pod. The term of
+the lease passes at once: the cloud and the controllers are told that it is later.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import signal
 import pytest
 
 from tests.planes import Plane
-from tests.scenarios.recovery.test_killed import PARTS, READS, Killer, killer, points
+from tests.scenarios.recovery.test_killed import PARTS, Killer, killer, of_plane, points
 
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 __all__ = ["killer"]
@@ -23,30 +25,30 @@ MOMENT = re.compile(r"/attempt-1/|/verdicts/|/launches/")
 
 @pytest.mark.timeout(0 if "SLIPWAY_KILL_POINTS" in os.environ else 1800)
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("preempted", [False, True])
-def test_paused_before_any_request_it_changes_nothing_more(
-    killer: Killer, plane: Plane, preempted: bool, part: int
-) -> None:
+def test_paused_before_any_request_it_changes_nothing_more(killer: Killer, plane: Plane, part: int) -> None:
     killer.pod = plane.one
     home, log = killer.fresh(), killer.folder / "requests"
-    assert killer.up(home, log=log, preempted=preempted) == 0
+    assert killer.up(home, log=log, preempted=True) == 0
     undisturbed = killer.left_behind(home)
-    for request in points(log.read_text().splitlines())[part::PARTS]:
+    chosen = of_plane(plane, points(log.read_text().splitlines()))[part::PARTS]
+    undisturbed["objects"] = [name for name in undisturbed["objects"] if not MOMENT.search(name)]
+    paused = 0
+    for request in chosen:
         home = killer.fresh()
-        first = killer.pause(home, request, preempted=preempted)
+        first = killer.pause(home, request)
         if "pid" not in first:
-            assert READS.search(request.rpartition(" ")[0]) or preempted, request  # how often it polls differs
-            killer.left_behind(home)
+            killer.left_behind(home)  # when the preemption is seen differs, and with it what is asked
             continue
-        second = killer.pause(home, None, preempted=preempted)
+        paused += 1
+        killer.skip_term(home)
+        second = killer.pause(home, None)
         if second != {"code": 0}:
             os.kill(first["pid"], signal.SIGKILL)
         assert second == {"code": 0}, (request, (home / "words").read_text(errors="replace"))
         assert killer.go_on(first["pid"]) in (0, 8), (request, (home / "words").read_text(errors="replace"))
         found = killer.left_behind(home)
-        if preempted:
-            for left in (found, undisturbed):
-                left["objects"] = [name for name in left["objects"] if not MOMENT.search(name)]
-            assert len(found.pop("starts")) <= 2, request
+        found["objects"] = [name for name in found["objects"] if not MOMENT.search(name)]
+        assert len(found.pop("starts")) <= 2, request
         differ = {kind: set(found[kind]) ^ set(undisturbed[kind]) for kind in found if found[kind] != undisturbed[kind]}
         assert differ == {}, request
+    assert paused >= 0.8 * len(chosen)

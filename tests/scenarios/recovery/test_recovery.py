@@ -1,4 +1,7 @@
-"""`up` on the emulated cloud while something goes wrong: what it is called, what is done, and how soon."""
+"""`up` on the emulated cloud while something goes wrong: what it is called, what is done, and how soon.
+
+On both planes where Google has a part in it; what only workers tell is told on one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from controller.checks.fit import cache_file
 from controller.cli import main
 from controller.core import formats
 from tests.controller.conftest import SlipwayCli
-from tests.planes import Plane
+from tests.planes import PLANES, Plane
 
 pytestmark = pytest.mark.e2e
 PROGRAM = """
@@ -111,6 +114,7 @@ def test_one_dead_worker_ends_and_restarts_all(slipway: SlipwayCli, plane: Plane
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("plane", PLANES[:1], ids=str)
 def test_a_frozen_program_is_hung_and_says_where(slipway: SlipwayCli, plane: Plane) -> None:
     found = up(slipway, plane, "kind: frozen, worker: 2")
     assert (found.code, found.err) == (0, "")
@@ -148,6 +152,7 @@ def test_maintenance_is_waited_for(slipway: SlipwayCli, plane: Plane) -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("plane", PLANES[:1], ids=str)
 def test_a_program_that_its_kernel_killed_is_not_started_again(slipway: SlipwayCli, plane: Plane) -> None:
     found = up(slipway, plane, "kind: killed, worker: 2, out_of_memory: true")
     assert found.code == 5
@@ -156,6 +161,7 @@ def test_a_program_that_its_kernel_killed_is_not_started_again(slipway: SlipwayC
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("plane", PLANES[:1], ids=str)
 def test_a_worker_that_does_not_answer_is_lost_and_its_node_replaced(slipway: SlipwayCli, plane: Plane) -> None:
     found = up(slipway, plane, "kind: ssh_frozen, seconds: 30, worker: 1")
     assert (found.code, found.err) == (0, "")
@@ -173,6 +179,7 @@ def test_a_preempted_node_is_noticed(slipway: SlipwayCli, plane: Plane) -> None:
     print("\npreempted:", found.after("preempted: the node is "), found.after("launched attempt 2"))
 
 
+@pytest.mark.deep
 def test_an_own_program_is_told_of_a_preemption_if_it_asks_for_it(slipway: SlipwayCli, plane: Plane) -> None:
     """The node goes much later: what is seen is that its program says that it has saved."""
     words = ("recovery.preemption_signal=SIGUSR1", *plane.one, "cloud.operation_seconds=0")

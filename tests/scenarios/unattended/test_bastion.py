@@ -30,6 +30,7 @@ def go(slipway: SlipwayCli, attempt: int) -> None:
             (run / f"go{attempt}").touch()
 
 
+@pytest.mark.deep
 def test_the_bastion_sees_a_run_through_a_preemption_while_nobody_looks(slipway: SlipwayCli, plane: Plane) -> None:
     faults = "cloud.faults=[{kind: preempted, after_object: launches/0001, delay_seconds: 1}]"
     code, out, err = slipway("up", "--detach", WAITS, *plane.one, *BASTION, faults)

@@ -74,6 +74,7 @@ def launches(slipway: SlipwayCli) -> list[str]:
     ]
 
 
+@pytest.mark.deep
 def test_of_two_that_start_together_one_acts_and_when_it_is_killed_the_other_goes_on(
     slipway: SlipwayCli, plane: Plane
 ) -> None:
