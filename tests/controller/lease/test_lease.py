@@ -231,17 +231,6 @@ def test_an_answer_that_is_lost_fences_nobody() -> None:
     assert mine.ensure() == token
 
 
-def test_the_token_grows_over_every_holder() -> None:
-    time = Time()
-    file = FakeFile(time)
-    tokens = []
-    for name in ("anna", "ben", "anna"):
-        mine = lease(file, time, name)
-        tokens.append(mine.ensure())
-        mine.release()
-    assert tokens == [1, 2, 3]
-
-
 def test_a_holder_that_is_asked_lets_go_and_says_so() -> None:
     time = Time()
     file = FakeFile(time)

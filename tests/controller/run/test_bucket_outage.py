@@ -19,7 +19,7 @@ from controller.run.attempt import AttemptRunner
 from controller.run.drive import drive
 from tests.controller.gcp.test_retries import STORM, Waiting
 from tests.controller.recovery.test_policy import recovery as policy
-from tests.controller.run.test_damaged_objects import Scene, opened
+from tests.controller.run.test_damaged_objects import HeardScreen, Scene, opened
 from tests.controller.run.test_standby import Scene as StandbyScene
 
 
@@ -28,7 +28,7 @@ def test_the_end_of_a_run_is_recorded_when_the_bucket_is_back(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(tmp_path, monkeypatch) as (options, plan, context):
-        real, storms, said = getattr(Ledger, method), [STORM] * 3, list[str]()
+        real, storms = getattr(Ledger, method), [STORM] * 3
 
         def disturbed(ledger: Ledger, *arguments: Any) -> Any:
             if storms and scene:
@@ -42,18 +42,14 @@ def test_the_end_of_a_run_is_recorded_when_the_bucket_is_back(
             scene.append(cast(Any, "the attempt has ended"))
             return ended
 
-        class Screen(SimpleNamespace):
-            def __call__(self, event: Any) -> None:
-                said.append(event.message)
-
         monkeypatch.setattr(Ledger, method, disturbed)
         monkeypatch.setattr(AttemptRunner, "run", attempt)
         monkeypatch.setattr(context.clock, "sleep", lambda _: None)
-        screen: Any = Screen(show_result=lambda *_, **__: None, ask=lambda *_: True)
+        screen = HeardScreen()
         result = drive(options, plan, context, None, screen)
         assert result is not None
         assert result == Ledger(context.google, plan.bucket, plan.run_id).result()
-        waits = [text for text in said if "has not taken the result: backend error" in text]
+        waits = [text for text in screen.said if "has not taken the result: backend error" in text]
         assert len(waits) == (method != "checkpoints"), "what the end does not need is not asked"
 
 

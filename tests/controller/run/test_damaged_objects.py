@@ -61,6 +61,28 @@ NODE: Any = SimpleNamespace(
 )
 
 
+class HeardScreen:
+    """A screen that keeps what it is told, and agrees to everything."""
+
+    def __init__(self) -> None:
+        self.said, self.shown = list[str](), list[Any]()
+
+    def __call__(self, event: Event) -> None:
+        self.said.append(event.message)
+
+    def ask(self, *_: object) -> bool:
+        return True
+
+    def set_price(self, usd_per_hour: float | None) -> None:
+        pass
+
+    def show_detached(self) -> None:
+        pass
+
+    def show_result(self, result: Any, **_: object) -> None:
+        self.shown.append(result)
+
+
 class Scene:
     """A run of two attempts; between them somebody damages an object, and the controller reads all again."""
 
@@ -112,16 +134,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Ru
 def test_the_run_ends_and_says_so(
     name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    notes: list[str] = []
-    screen: Any = SimpleNamespace(ask=lambda *_: True, set_price=lambda _: None, show_result=lambda *_, **__: None)
-
-    class Screen:
-        def __call__(self, event: Event) -> None:
-            notes.append(event.message)
-
-        def __getattr__(self, key: str) -> Any:
-            return getattr(screen, key)
-
+    screen = HeardScreen()
     with opened(tmp_path, monkeypatch) as (options, plan, context):
         bucket = Path(plan.bucket)
 
@@ -136,7 +149,7 @@ def test_the_run_ends_and_says_so(
 
         result_too = name.endswith("result.json")
         monkeypatch.setattr(AttemptRunner, "run", lambda self: Scene(self, damage, damages_result=result_too).attempt())
-        result = drive(options, plan, context, None, cast(Any, Screen()))
+        result = drive(options, plan, context, None, screen)
         ledger = Ledger(context.google, plan.bucket, plan.run_id)
         assert result is not None
         assert ledger.result() == result
@@ -145,7 +158,7 @@ def test_the_run_ends_and_says_so(
         assert kinds[-1] == "killed", "the second incident is on record beside a damaged first one"
         record = json.loads((bucket / "runs" / plan.run_id / records.RECORD_FILE).read_text())
         assert record["run"] == plan.run_id
-    said = [note for note in notes if "warning" in note]
+    said = [note for note in screen.said if "warning" in note]
     wanted = OBJECTS[name][how != "deleted"]
-    assert any(wanted in note for note in said) if wanted else said == [], notes
+    assert any(wanted in note for note in said) if wanted else said == [], screen.said
     assert "Traceback" not in capsys.readouterr().err

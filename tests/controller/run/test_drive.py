@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -19,7 +19,7 @@ from controller.records.spending import PodLifetime
 from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.run.drive import RunDriver, drive
 from controller.run.ending import Ending
-from tests.controller.run.test_damaged_objects import opened
+from tests.controller.run.test_damaged_objects import HeardScreen, opened
 
 
 def test_a_storm_at_the_start_is_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,15 +35,10 @@ def test_a_storm_at_the_start_is_waited_out(tmp_path: Path, monkeypatch: pytest.
 
         monkeypatch.setattr(Ledger, "result", result)
         monkeypatch.setattr(context.clock, "sleep", lambda _: None)
-        said: list[str] = []
-
-        class Screen(SimpleNamespace):
-            def __call__(self, event: Any) -> None:
-                said.append(event.message)
-
-        assert drive(options, plan, context, None, cast(Any, Screen(show_result=lambda *_, **__: None))) == done
+        screen = HeardScreen()
+        assert drive(options, plan, context, None, screen) == done
         assert not answers
-        assert [text for text in said if "answers 503 UNAVAILABLE; waiting, for at most 10 minutes" in text]
+        assert [text for text in screen.said if "answers 503 UNAVAILABLE; waiting, for at most 10 minutes" in text]
 
 
 def test_a_failure_is_told_although_the_bucket_of_an_earlier_launch_is_gone(
@@ -62,16 +57,11 @@ def test_a_failure_is_told_although_the_bucket_of_an_earlier_launch_is_gone(
         monkeypatch.setattr(RunDriver, "run", fail)
         monkeypatch.setattr(Ending, "own_pod", lambda _: None)
         monkeypatch.setattr(Recorder, "record_stop", no_bucket)
-        said: list[str] = []
-
-        class Screen(SimpleNamespace):
-            def __call__(self, event: Any) -> None:
-                said.append(event.message)
-
+        screen = HeardScreen()
         with pytest.raises(GoogleError) as raised:
-            drive(options, plan, context, None, cast(Any, Screen()))
+            drive(options, plan, context, None, screen)
         assert raised.value is outage
-        assert [text for text in said if "the failure is not on record: storage objects.insert: 404" in text]
+        assert [text for text in screen.said if "the failure is not on record: storage objects.insert: 404" in text]
 
 
 def test_a_run_that_somebody_finished_before_the_lease_was_acquired_is_not_run_again(
@@ -87,17 +77,10 @@ def test_a_run_that_somebody_finished_before_the_lease_was_acquired_is_not_run_a
             raise AssertionError("the pod was changed")
 
         monkeypatch.setattr(AttemptRunner, "run", provision)
-        said: list[str] = []
-
-        class Screen(SimpleNamespace):
-            def __call__(self, event: Any) -> None:
-                said.append(event.message)
-
-        shown: list[Any] = []
-        screen: Any = Screen(show_result=lambda result, **_: shown.append(result), ask=lambda *_: True)
+        screen = HeardScreen()
         assert drive(options, plan, context, None, screen) == done
-        assert shown == [done]
-        assert "another controller has finished the run in the meantime" in said
+        assert screen.shown == [done]
+        assert "another controller has finished the run in the meantime" in screen.said
 
 
 def test_what_another_controller_spent_in_the_meantime_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,12 +99,7 @@ def test_what_another_controller_spent_in_the_meantime_counts(tmp_path: Path, mo
             return AttemptResult(1)
 
         monkeypatch.setattr(AttemptRunner, "run", provision)
-
-        class Screen(SimpleNamespace):
-            def __call__(self, event: Any) -> None:
-                pass
-
-        screen: Any = Screen(ask=lambda *_: True)
+        screen = HeardScreen()
         assert drive(options, plan, context, None, screen) is None
         assert seen == [0.0, 2.0]
 

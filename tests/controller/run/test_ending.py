@@ -30,7 +30,7 @@ from controller.run.options import RunOptions
 from controller.samplers import ending as samplers
 from controller.sweep import pods
 from tests.controller.gcp.test_retries import STORM, Waiting, answering
-from tests.controller.run.test_damaged_objects import NODE, opened
+from tests.controller.run.test_damaged_objects import NODE, HeardScreen, opened
 
 FORBIDDEN = ForbiddenError("storage objects.insert", 403, "forbidden", "no")
 FOREVER = 10.0**9
@@ -90,12 +90,9 @@ class Stage:
         self.outage_seconds = outage_seconds
         for key, value in {"on_success": "delete", **cleanup}.items():
             self.patch.setitem(vars(self.plan.config.cleanup), key, value)
-
-        def hear(event: Any) -> None:
-            self.said.append(event.message)
-
-        hear.show_result, hear.ask = lambda *_, **__: None, lambda *_: True  # type: ignore[attr-defined]
-        return drive(self.options, self.plan, self.context, None, cast(Any, hear))
+        screen = HeardScreen()
+        self.said = screen.said
+        return drive(self.options, self.plan, self.context, None, screen)
 
     def lives(self) -> list[bool]:
         spending = Spending(self.context.google, self.clock, self.plan.bucket, self.plan.run_id, self.plan.config)
