@@ -73,8 +73,7 @@ def test_a_killed_run_equals_an_uninterrupted_one(grpo_run: Any, tmp_path: Path,
     again = train(cut, tmp_path / "last")
     for (state, position), (other, other_position) in zip(saved(raw, 5, 7), saved(cut, 5, 7), strict=True):
         assert position == other_position
-        for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True):
-            np.testing.assert_array_equal(a, b)
+        jax.tree.map(np.testing.assert_array_equal, state, other)
     assert results(again) == results(lines)
     trained = [line for line in lines if line["phase"] == "grpo"]
     assert all(1 < line["turns"] <= 3 for line in trained)

@@ -11,21 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
-from trainer import main
+from tests.trainer.lives import train
+from tests.trainer.loops.test_lm import changed
 from trainer.loops import lm, updates
 from trainer.telemetry.metrics import MetricsLogger
-from trainer.tokenizer import loading, training
 
 COMPILES = "/jax/core/compile/backend_compile_duration"
-
-
-def changed(raw, **sections):
-    return raw | {name: raw[name] | values for name, values in sections.items()}
-
-
-def train(raw, folder: Path) -> list[dict]:
-    main.train(RunFile.model_validate(raw), folder)
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_it_learns_and_everything_is_compiled_before_the_first_update_ends(lm_run, tmp_path, monkeypatch):
@@ -106,24 +97,6 @@ def test_nanochats_curve_is_the_same_on_8_and_on_4_devices(lm_run, tmp_path):
     eight, four = (losses(raw, tmp_path / str(devices), devices) for devices in (8, 4))
     assert four == pytest.approx(eight, rel=1e-4)
     assert eight[-1] < eight[0] - 0.3
-
-
-@pytest.mark.deep
-def test_nanochats_bits_per_byte_fall_below_the_unigrams(lm_run, tmp_path):
-    """With a tokenizer trained here; the unigram knows how frequent each token is in the held-out text itself."""
-    text = Path(lm_run["data"]["path"]).read_text()
-    library = tmp_path / "tokenizer.json"
-    training.train_tokenizer([text], 300).save(str(library))
-    raw = nanochat(lm_run, steps=40, total_batch_tokens=640)
-    raw["data"] = raw["data"] | {"tokenizer": str(library)}
-    held_out = text[-len(text) // 5 :]
-    counts = np.bincount(loading.load_tokenizer(str(library)).encode([held_out])[0])
-    shares = counts[counts > 0] / counts.sum()
-    unigram = -counts.sum() * (shares * np.log2(shares)).sum() / len(held_out.encode())
-    losses(raw, tmp_path / "a", 8)
-    lines = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["phase"] == "eval"
-    assert lines[-1]["eval_bits_per_byte"] < 0.9 * unigram
 
 
 def test_a_trace_lies_beside_the_event_files(lm_run, tmp_path):

@@ -21,7 +21,6 @@ from conf.schema.training.optimizer import Optimizer
 from conf.schema.training.puzzle import PuzzleLoop
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from conf.schema.training.trm import Trm
-from tests.conftest import deep
 from tests.groups import load_group
 from tests.paths import ROOT
 from tests.trainer.conftest import make_mesh
@@ -116,8 +115,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert [line for line in without_times(resumed) if line["phase"] == "train"] == wanted
     state = final_state(whole)
     assert Counter(np.asarray(state.carry.steps).tolist()).keys() <= {1, 2, 3}
-    for a, b in zip(jax.tree.leaves(final_state(cut)), jax.tree.leaves(state), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, final_state(cut), state)
     elsewhere = changed(run, dir=str(tmp_path / "elsewhere"), mesh={"data": 2, "fsdp": 4})
     half = [final_state(changed(elsewhere, mesh=mesh)) for mesh in (run["mesh"], elsewhere["mesh"])]
     jax.tree.map(np.testing.assert_array_equal, *half)
@@ -169,11 +167,11 @@ def test_evaluations_take_the_average_and_the_last_one_also_the_weights(monkeypa
     assert asked == ["average", "average", "weights"]
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((8, 1, 1))])
-def test_a_mesh_gives_the_numbers_of_one_device(sizes: tuple[int, int, int]) -> None:
+@pytest.mark.deep  # tests/trainer/step: many devices equal one
+def test_a_mesh_gives_the_numbers_of_one_device() -> None:
     """Two updates from equal weights: losses, gradients, halting and states."""
     cfg = make_trm(h_cycles=1, l_cycles=1, mixer="attention", position_embedding="rope")
-    (one, alone), (several, spread) = two_updates(cfg, 1, 1, 1), two_updates(cfg, *sizes)
+    (one, alone), (several, spread) = two_updates(cfg, 1, 1, 1), two_updates(cfg, 2, 2, 2)
     for name in ("loss", "grad_norm", "q_loss"):
         assert float(several[name]) == pytest.approx(float(one[name]), rel=1e-4), name
     np.testing.assert_array_equal(spread.steps, alone.steps)
@@ -181,12 +179,7 @@ def test_a_mesh_gives_the_numbers_of_one_device(sizes: tuple[int, int, int]) -> 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "mixer"),
-    [
-        ("bfloat16", "attention"),
-        pytest.param("bfloat16", "mlp", marks=pytest.mark.deep),
-        pytest.param("float16", "mlp", marks=pytest.mark.deep),
-    ],
+    ("dtype", "mixer"), [("bfloat16", "attention"), pytest.param("float16", "mlp", marks=pytest.mark.deep)]
 )
 def test_activations_of_half_precision_stay_close(dtype: str, mixer: str) -> None:
     sizes = {"h_cycles": 1, "l_cycles": 1, "mixer": mixer}

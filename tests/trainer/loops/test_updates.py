@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import deep
 from tests.trainer.bits import flip_bit, set_nan
+from tests.trainer.conftest import make_lm_run
 from tests.trainer.lives import SharedPrograms, train
 from tests.trainer.loops.test_lm import changed, final_state
 from trainer.distributed.checksums import CorruptionError
@@ -54,13 +55,23 @@ WORDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A whole run and its programs. Checks are due after updates 3 and 6, checkpoints after 4 and 6."""
+    folder, programs = tmp_path_factory.mktemp("whole"), SharedPrograms()
+    raw = changed(make_lm_run(folder), checkpoint={"save_interval": 4})
+    with pytest.MonkeyPatch.context() as patch:
+        programs.install(patch)
+        train(raw, folder / "local")
+    return raw, programs
+
+
 @pytest.mark.parametrize("what", ["weight", *deep("moment", "data", "nan")])
-def test_a_planted_fault_is_found_and_leaves_nothing_behind(lm_run, tmp_path, monkeypatch, what):
-    """Checks are due after updates 3 and 6, checkpoints after 4 and 6; the fault is there from update 3 on."""
-    SharedPrograms().install(monkeypatch)
-    rare = lm_run | {"checkpoint": lm_run["checkpoint"] | {"save_interval": 4}}
-    whole, hit = changed(rare, dir=str(tmp_path / "whole")), changed(rare, dir=str(tmp_path / "hit"))
-    train(whole, tmp_path / "whole-local")
+def test_a_planted_fault_is_found_and_leaves_nothing_behind(whole, tmp_path, monkeypatch, what):
+    """It is there from update 3 on."""
+    raw, programs = whole
+    programs.install(monkeypatch)
+    hit = changed(raw, dir=str(tmp_path / "hit"))
     after_checkpoint = UpdateLoop._after_checkpoint
 
     def strike(loop, step, state):
@@ -73,14 +84,14 @@ def test_a_planted_fault_is_found_and_leaves_nothing_behind(lm_run, tmp_path, mo
         with pytest.raises(CorruptionError, match=WORDS[what]):
             train(hit, tmp_path / "first-life")
     train(hit, tmp_path / "second-life")
-    for a, b in zip(jax.tree.leaves(final_state(hit)), jax.tree.leaves(final_state(whole)), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, final_state(hit), final_state(raw))
 
 
-def test_a_nan_that_does_not_come_again_is_no_fault_of_the_program_unless_it_returns(lm_run, tmp_path, monkeypatch):
+def test_a_nan_that_does_not_come_again_is_no_fault_of_the_program_unless_it_returns(whole, tmp_path, monkeypatch):
     """The update itself says so once, as a device does whose arithmetic fails for a moment; then in two attempts."""
-    SharedPrograms().install(monkeypatch)
-    flush = UpdateLoop._flush
+    raw, programs = whole
+    programs.install(monkeypatch)
+    hit, flush = changed(raw, dir=str(tmp_path / "hit")), UpdateLoop._flush
 
     def spoil(loop, state):
         if loop.pending and loop.pending[0] == 2:
@@ -90,6 +101,6 @@ def test_a_nan_that_does_not_come_again_is_no_fault_of_the_program_unless_it_ret
 
     monkeypatch.setattr(UpdateLoop, "_flush", spoil)
     with pytest.raises(CorruptionError, match="hardware fault: some worker: update 2 was not finite, but is when it"):
-        train(lm_run, tmp_path / "first")
+        train(hit, tmp_path / "first")
     with pytest.raises(DivergedError, match="update 2"):
-        train(lm_run, tmp_path / "second")
+        train(hit, tmp_path / "second")

@@ -11,7 +11,6 @@ from etils import epath
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import Mesh
-from tests.conftest import deep
 from tests.paths import ROOT
 from tests.trainer.finite_differences import check_gradient
 from tests.trainer.models import nanochat
@@ -63,14 +62,8 @@ def positions_of(tokens: jax.Array | np.ndarray) -> np.ndarray:
     return np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
 
 
-def few(*fast: str) -> list[object]:
-    """Families for every run; `--deep` tries the others, too."""
-    return [*fast, *deep(*(name for name in FAMILIES if name not in fast))]
-
-
-@pytest.mark.parametrize("scan", [*deep(False), True], ids=["unrolled", "scanned"])
-def test_logits_loss_and_gradient_norm_equal_the_reference(family, expected, params, scan):
-    cfg, tokens = described(family, scan), expected["tokens"]
+def test_logits_loss_and_gradient_norm_equal_the_reference(family, expected, params):
+    cfg, tokens = described(family, scan=True), expected["tokens"]
     counted = np.ones_like(tokens)
     counted[:, -1] = 0  # the last token has no successor
 
@@ -90,29 +83,16 @@ def test_logits_loss_and_gradient_norm_equal_the_reference(family, expected, par
             np.testing.assert_allclose(found, expected[f"{theirs}_gradient"], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", few("gemma2", "nanochat"), indirect=True)
+@pytest.mark.parametrize("family", ["gemma2", "nanochat"], indirect=True)
 def test_logits_of_unrolled_layers_equal_the_reference(family, expected, params):
     cfg, tokens = described(family, scan=False), expected["tokens"]
     hidden = forward(params, cfg, tokens, positions_of(tokens))
     np.testing.assert_allclose(unembed(params, cfg, hidden), expected["logits"], rtol=0, atol=1e-5)
 
 
-@pytest.mark.deep  # test_documents.py has a fast one, of scanned layers
-def test_documents_in_one_row_do_not_see_each_other(tiny):
-    params = jax.jit(weights.init_params, static_argnums=0)(tiny, jax.random.key(0))
-    tokens = jax.random.randint(jax.random.key(1), (1, 20), 0, tiny.vocab_size)
-    positions = jnp.concatenate([jnp.arange(12), jnp.arange(8)])[None]
-    packed = forward(params, tiny, tokens, positions, segments=(jnp.arange(20) >= 12)[None].astype(int))
-    first = forward(params, tiny, tokens[:, :12], positions[:, :12])
-    second = forward(params, tiny, tokens[:, 12:], positions[:, 12:])
-    np.testing.assert_allclose(packed, jnp.concatenate([first, second], axis=1), atol=1e-5)
-
-
-@pytest.mark.parametrize("scan", [True, *deep(False)], ids=["scanned", "unrolled"])
-@pytest.mark.parametrize("family", few("gemma2", "qwen3"), indirect=True)  # gradients of others: test_gradient_dtype.py
-def test_bfloat16_activations_stay_close(family, expected, params, scan):
-    tokens = expected["tokens"]
-    cfg = described(family, scan)
+@pytest.mark.parametrize("family", ["gemma2", "qwen3"], indirect=True)  # gradients of others: test_gradient_dtype.py
+def test_bfloat16_activations_stay_close(family, expected, params):
+    cfg, tokens = described(family, scan=True), expected["tokens"]
     low = cfg.model_copy(update={"activation_dtype": "bfloat16"})
     hidden = forward(params, low, tokens, positions_of(tokens))
     assert hidden.dtype == jnp.bfloat16
@@ -134,12 +114,17 @@ def test_gradients_equal_finite_differences(tiny):
     check_gradient(jax.jit(jax.value_and_grad(loss)), params)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [(48, 8), (8, 48), (12, 2, 3)])
-def test_gradients_of_a_product_are_those_of_the_einsum(dtype, shape):
-    """Tall weights have a gradient of their own on CPU."""
-    x = jax.random.normal(jax.random.key(0), (2, 5, shape[0]), dtype)
-    weight, change = (jax.random.normal(jax.random.key(i), size) for i, size in enumerate((shape, (2, 5, *shape[1:]))))
+@pytest.mark.parametrize(
+    ("product", "dtype", "shape"),
+    [(linear, dtype, shape) for dtype in ("float32", "bfloat16") for shape in ((48, 8), (8, 48), (12, 2, 3))]
+    + [(linear_by_rows, "float32", (48, 8))],
+)
+def test_gradients_of_a_product_are_those_of_the_einsum(product, dtype, shape):
+    """Tall weights have a gradient of their own on CPU; so have logits, whose table is multiplied by its rows."""
+    by_rows = product is linear_by_rows
+    width, outputs = (shape[1], shape[:1]) if by_rows else (shape[0], shape[1:])
+    x = jax.random.normal(jax.random.key(0), (2, 5, width), dtype)
+    weight, change = (jax.random.normal(jax.random.key(i), size) for i, size in enumerate((shape, (2, 5, *outputs))))
 
     @partial(jax.jit, static_argnums=0)
     def computed(product, x, weight, change):
@@ -147,22 +132,12 @@ def test_gradients_of_a_product_are_those_of_the_einsum(dtype, shape):
         return out, *pull(change.astype(dtype))
 
     def einsum(x, weight):
-        return jnp.einsum("btd,d...->bt...", x, weight.astype(dtype))
+        return jnp.einsum("btd,vd->btv" if by_rows else "btd,d...->bt...", x, weight.astype(dtype))
 
-    for found, wanted in zip(computed(linear, x, weight, change), computed(einsum, x, weight, change), strict=True):
+    for found, wanted in zip(computed(product, x, weight, change), computed(einsum, x, weight, change), strict=True):
         assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
         tolerance = 1e-5 if dtype == "float32" else 0.1
         np.testing.assert_allclose(np.float32(found), np.float32(wanted), rtol=0, atol=tolerance)
-
-
-def test_gradients_of_logits_are_those_of_the_einsum():
-    hidden, table, change = (
-        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(((2, 5, 8), (48, 8), (2, 5, 48)))
-    )
-    out, pull = jax.vjp(linear_by_rows, hidden, table)
-    expected, expected_pull = jax.vjp(lambda x, w: jnp.einsum("btd,vd->btv", x, w), hidden, table)
-    for found, wanted in zip((out, *pull(change)), (expected, *expected_pull(change)), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
 
 
 def test_table_init_and_shapes_agree(tiny):

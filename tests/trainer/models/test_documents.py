@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from conf.schema.training.model import Model
-from tests.conftest import deep
 from tests.trainer.conftest import make_mesh
 from trainer.distributed import mesh
 from trainer.losses import token_logprobs
@@ -19,7 +18,7 @@ LENGTHS = ((12, 1, 12), (1, 12))
 ROW = 26
 
 
-@pytest.fixture(params=["plain", *deep("splash", "cudnn")])
+@pytest.fixture
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The TPU's is interpreted here; cuDNN's has no documents, so that the plain one stands in for it."""
     monkeypatch.setattr(attention, "splash_attention", partial(attention.splash_attention, interpret=True))
@@ -76,7 +75,15 @@ def alone(tiny, packed, params) -> tuple[np.ndarray, np.ndarray, weights.Params]
     return np.sum(losses), hidden, jax.tree.map(lambda *g: np.sum(g, axis=0), *gradients)
 
 
-@pytest.mark.parametrize("scan", [*deep(False), True], ids=["unrolled", "scanned"])
+@pytest.mark.parametrize(
+    ("kernel", "scan"),
+    [
+        ("plain", True),
+        pytest.param("splash", False, marks=pytest.mark.deep),
+        pytest.param("cudnn", True, marks=pytest.mark.deep),
+    ],
+    indirect=["kernel"],
+)
 def test_documents_of_a_row_are_each_alone(tiny, packed, params, kernel, scan, alone):
     """And what one of them holds leaves no trace in the others."""
     cfg = tiny.model_copy(update={"scan_layers": scan, "attention": kernel})
@@ -93,7 +100,8 @@ def test_documents_of_a_row_are_each_alone(tiny, packed, params, kernel, scan, a
     np.testing.assert_array_equal(np.asarray(found)[same], np.asarray(after)[same])
 
 
-@pytest.mark.parametrize("kernel", ["splash", *deep("plain", "cudnn")], indirect=True)
+@pytest.mark.deep
+@pytest.mark.parametrize("kernel", ["splash"], indirect=True)
 def test_documents_on_a_mesh(tiny, packed, params, kernel, alone):
     """Rows, twice each, heads and weights split over eight devices."""
     cfg = tiny.model_copy(update={"attention": kernel, "scan_layers": True, "remat": "attention"})

@@ -15,12 +15,12 @@ from safetensors.numpy import load_file
 
 from conf.schema.training.model import Lora, Model
 from conf.schema.training.optimizer import Adamw
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFileError
 from tests.conftest import deep
 from tests.groups import load_group
 from tests.paths import ROOT
 from tests.trainer.conftest import make_mesh
-from trainer import main
+from tests.trainer.lives import SharedPrograms, run_until, train
 from trainer.losses import grpo
 from trainer.models import decoder, weights
 from trainer.policy.export import export_weights
@@ -145,10 +145,10 @@ def test_frozen_weights_have_no_moments_no_average_and_their_own_dtype(tiny: Mod
     assert {state.params["layers"][name].dtype for name in names} == {jnp.dtype("float32")}
 
 
-@pytest.mark.parametrize("sizes", [(2, 1, 1), *deep((1, 2, 1), (1, 1, 2), (2, 2, 2))])
-def test_an_update_changes_adapters_only_and_equally_on_every_mesh(tiny: Model, adamw: Adamw, sizes: Any) -> None:
+@pytest.mark.parametrize("sizes", [None, *deep((2, 2, 2))])
+def test_an_update_changes_adapters_only_and_equally_on_a_mesh(tiny: Model, adamw: Adamw, sizes: Any) -> None:
     lora = Lora(r=2, lora_alpha=4, target_modules=("layers.*",), base_dtype="float32")
-    cfg = tiny.model_copy(update={"lora": lora, "num_layers": 2})
+    cfg = tiny.model_copy(update={"lora": lora, "num_layers": 1})
     opt = adamw.model_copy(update={"ema_decay": 0.5, "lr": 0.01})
     tokens = np.random.default_rng(0).integers(0, cfg.vocab_size, (8, 12), dtype=np.int32)
     batch = {"tokens": tokens, "mask": np.ones((8, 11), np.float32)}
@@ -167,34 +167,31 @@ def test_an_update_changes_adapters_only_and_equally_on_every_mesh(tiny: Model, 
     for (path, old), new in zip(jax.tree.leaves_with_path(before.params), jax.tree.leaves(state.params), strict=True):
         name = jax.tree_util.keystr(path)
         assert np.array_equal(old, new) == ("_lora_" not in name), name
-    _, other = trained(*sizes)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), state.params, other.params)
+    if sizes is not None:
+        _, other = trained(*sizes)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), state.params, other.params)
     evaluated = train_step.eval_params(state)
     assert jax.tree.structure(evaluated) == jax.tree.structure(state.params)
     assert not np.array_equal(evaluated["layers"]["query_lora_b"], state.params["layers"]["query_lora_b"])
 
 
-def run_with_adapters(lm_run: dict[str, Any], tmp_path: Path, name: str, steps: int, save: int = 4) -> Path:
-    lora = {"r": 2, "lora_alpha": 8, "target_modules": ["layers.*"], "base_dtype": "float32"}
-    raw = lm_run | {
-        "dir": str(tmp_path / name / "bucket"),
-        "model": lm_run["model"] | {"lora": lora},
-        "optimizer": lm_run["optimizer"] | {"ema_decay": 0.5, "lr": 0.02},
-        "loop": lm_run["loop"] | {"steps": steps},
-        "checkpoint": lm_run["checkpoint"] | {"save_interval": save},
-    }
-    main.train(RunFile.model_validate(raw), tmp_path / name)
-    return tmp_path / name / "bucket"
-
-
 @pytest.mark.deep
 def test_a_run_with_adapters_resumes_exactly_and_its_merged_export_computes_the_same(
-    lm_run: dict[str, Any], tmp_path: Path
+    lm_run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run_with_adapters(lm_run, tmp_path, "whole", 8)
-    run_with_adapters(lm_run, tmp_path, "parts", 4)
-    parts = run_with_adapters(lm_run, tmp_path, "parts", 8)
-    folders = [epath.Path(folder / "checkpoints" / "8") for folder in (whole, parts)]
+    SharedPrograms().install(monkeypatch)
+    lora = {"r": 2, "lora_alpha": 8, "target_modules": ["layers.*"], "base_dtype": "float32"}
+    raw = lm_run | {
+        "model": lm_run["model"] | {"lora": lora},
+        "optimizer": lm_run["optimizer"] | {"ema_decay": 0.5, "lr": 0.02},
+        "loop": lm_run["loop"] | {"steps": 8},
+        "checkpoint": lm_run["checkpoint"] | {"save_interval": 4},
+    }
+    whole, parts = (raw | {"dir": str(tmp_path / name)} for name in ("whole", "parts"))
+    train(whole, tmp_path / "a")
+    run_until(parts, tmp_path / "b", 4, monkeypatch)
+    train(parts, tmp_path / "c")
+    folders = [epath.Path(run["dir"]) / "checkpoints" / "8" for run in (whole, parts)]
     cfg = store.read_model(folders[0])
     first, second = (jax.tree.map(np.asarray, run_weights.read_params(folder, cfg)) for folder in folders)
     jax.tree.map(np.testing.assert_array_equal, first, second)
@@ -211,8 +208,7 @@ def test_a_run_with_adapters_resumes_exactly_and_its_merged_export_computes_the_
 def test_grpo_with_adapters_holds_a_reference_of_adapters_alone(grpo_run: dict[str, Any], tmp_path: Path) -> None:
     lora = {"r": 2, "lora_alpha": 8, "target_modules": ["layers.*"]}
     raw = grpo_run | {"model": grpo_run["model"] | {"lora": lora}, "loop": grpo_run["loop"] | {"kl_coef": 0.1}}
-    main.train(RunFile.model_validate(raw), tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = train(raw, tmp_path)
     trained = [line for line in lines if line["phase"] == "grpo"]
     assert abs(trained[0]["kl"]) < 1e-4
     assert all(line["loss"] is not None for line in trained)

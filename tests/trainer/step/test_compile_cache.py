@@ -14,7 +14,7 @@ import pytest
 
 from conf.schema.training.run_yaml import RunFile
 from tests.trainer.distributed.test_agreement import pod
-from tests.trainer.processes import start_processes, start_trainer, wait_processes
+from tests.trainer.processes import start_trainer, wait_processes
 from trainer import main
 from trainer.distributed.preemption import HOLD_VARIABLE, PREEMPTED_EXIT_CODE, PreemptedError, PreemptionNotice
 from trainer.step.compile_cache import CACHE_FOLDER, CompileCache
@@ -124,16 +124,6 @@ def compiled_and_loaded(capfd) -> list[tuple[int, int]]:
     """What each worker has told at its end."""
     (told,) = (line for line in capfd.readouterr().out.splitlines() if line.startswith("programs: "))
     return [(int(compiled), int(loaded)) for compiled, loaded in re.findall(r"(\d+) compiled, (\d+) loaded", told)]
-
-
-@pytest.mark.deep
-def test_a_worker_that_waits_for_a_dead_one_ends(tmp_path, compile_cache):
-    """Worker 0 is killed while it compiles."""
-    module = ["tests.trainer.step.dying_compiler", str(tmp_path)]
-    first, second = wait_processes(start_processes(module, tmp_path, compile_cache, {}, {}), seconds=200)
-    assert first.exit_code == -signal.SIGKILL
-    assert second.exit_code not in (0, None)
-    assert "another task died" in second.stderr
 
 
 def test_without_it_the_run_goes_on(tmp_path, caplog):

@@ -70,19 +70,8 @@ def exact(family: str) -> weights.Params:
     "case",
     [
         ("gpt2", (2, 2, 2), 1),  # the output layer is the embedding; positions, all biases
-        ("nanochat_d16", (1, 8, 1), 1),  # an output layer of its own, scalars
-        *deep(
-            ("gpt2", (1, 1, 1), 1),
-            ("gpt2", (1, 1, 1), 8),
-            ("gpt2", (8, 1, 1), 1),
-            ("nanochat_d16", (1, 1, 1), 1),
-            ("nanochat_d16", (1, 1, 1), 8),
-            ("nanochat_d16", (8, 1, 1), 1),
-            ("qwen2_5_0_5b", (1, 1, 1), 1),  # biases of heads
-            ("qwen2_5_0_5b", (1, 8, 1), 1),
-            ("qwen2_5_0_5b", (8, 1, 1), 1),
-            ("qwen2_5_0_5b", (2, 2, 2), 1),
-        ),
+        *deep(("gpt2", (1, 1, 1), 8), ("nanochat_d16", (1, 8, 1), 1)),  # an output layer of its own, scalars
+        *deep(("qwen2_5_0_5b", (1, 8, 1), 1)),  # biases of heads
     ],
 )
 def test_sums_over_65_thousand_tokens_are_within_a_percent_of_float32(case):

@@ -70,8 +70,8 @@ def test_every_program_of_a_loop_is_known_by_its_shapes(experiment):
         assert found["decode"].resident_bytes > 4 * held + 8  # those, the weights, and what waits for a slot
 
 
-def test_auto_keeps_as_much_as_fits(experiment, monkeypatch):
-    experiment = remat.with_model_overrides(experiment, remat="auto")
+def test_auto_keeps_as_much_as_fits(lm_run, monkeypatch):
+    experiment = remat.with_model_overrides(RunFile.model_validate(lm_run), remat="auto")
     mesh = make_mesh(8, 1, 1)
     assert remat.resolve_remat(experiment, mesh).model.remat == "none"  # there is room enough here
     tried = []

@@ -80,7 +80,7 @@ def guarded(adamw):
     return adamw.model_copy(update={"ema_decay": 0.2, "nan_policy": "skip"})
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((8, 1, 1), (1, 4, 2))])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((8, 1, 1))])
 def test_many_devices_equal_one(tiny, guarded, batch, sizes):
     one, expected = trained(tiny, guarded, make_mesh(1, 1, 1), batch)
     many, metrics = trained(tiny, guarded, make_mesh(*sizes), batch)
@@ -103,7 +103,7 @@ def test_training_begins_with_the_weights_it_is_given(tiny, adamw, tmp_path):
     )
 
 
-@pytest.mark.parametrize("sizes", [(4, 1, 1), *deep((2, 2, 1), (1, 2, 2))])
+@pytest.mark.parametrize("sizes", [(4, 1, 1), *deep((1, 2, 2))])
 def test_a_batch_in_parts_gives_the_gradient_of_the_whole(tiny, batch, sizes):
     """Though tokens are spread unevenly over the parts. With data parallelism alone, they share the one all-reduce."""
     devices, parts = make_mesh(*sizes), jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), batch)
@@ -120,10 +120,11 @@ def test_a_batch_in_parts_gives_the_gradient_of_the_whole(tiny, batch, sizes):
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(whole), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     if meshes.is_data_parallel(devices):
-        assert_one_all_reduce(compiled.as_text())
+        assert_one_all_reduce(compiled)
 
 
-def assert_one_all_reduce(hlo: str) -> None:
+def assert_one_all_reduce(compiled: jax.stages.Compiled) -> None:
+    hlo = compiled.as_text() or ""
     assert hlo.count(" all-reduce(") + hlo.count(" all-reduce-start(") == 1
     assert "all-gather" not in hlo
 
@@ -133,9 +134,13 @@ def start(cfg, devices: Mesh):
     return jax.device_put(params, weights.param_shardings(cfg, devices))
 
 
-def test_means_are_weighted_by_what_counts(tiny, adamw, batch):
-    _, metrics = trained(tiny, adamw, make_mesh(8, 1, 1), batch, updates=1)
-    sums = jax.jit(loss_of(tiny))(jax.device_get(first_state(tiny, adamw, make_mesh(8, 1, 1)).params), batch)
+def test_with_data_parallelism_means_are_weighted_by_what_counts_in_one_all_reduce(tiny, adamw, batch):
+    devices = make_mesh(8, 1, 1)
+    _, metrics = trained(tiny, adamw, devices, batch, updates=1)
+    state = first_state(tiny, adamw, devices)
+    with jax.set_mesh(devices):
+        assert_one_all_reduce(update_of(tiny, adamw, devices).lower(state, shard_batch(batch, devices)).compile())
+    sums = jax.jit(loss_of(tiny))(jax.device_get(state.params), batch)
     np.testing.assert_allclose(metrics["loss"], sums["loss"][0] / batch["weights"].sum(), rtol=1e-5)
     assert metrics["rows"] == batch["weights"].any(axis=1).mean()
 
@@ -179,17 +184,7 @@ def test_the_average_follows_the_weights(tiny, guarded, batch):
     assert up.sharding == state.params["layers"]["up"].sharding
 
 
-def test_pure_data_parallel_needs_one_all_reduce(tiny, adamw, batch):
-    devices = make_mesh(8, 1, 1)
-    with jax.set_mesh(devices):
-        state = first_state(tiny, adamw, devices)
-        text = update_of(tiny, adamw, devices).lower(state, shard_batch(batch, devices)).compile().as_text()
-    assert_one_all_reduce(text)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "share"), [((8, 1, 1), 1), ((2, 2, 2), 4), pytest.param((1, 4, 2), 8, marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize(("sizes", "share"), [((8, 1, 1), 1), ((2, 2, 2), 4)])
 def test_weights_and_moments_are_split_as_the_table_says(tiny, adamw, guarded, sizes, share):
     devices, opt = make_mesh(*sizes), adamw if sizes == (8, 1, 1) else guarded
     state = first_state(tiny, opt, devices)
