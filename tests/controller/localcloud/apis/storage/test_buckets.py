@@ -83,6 +83,7 @@ def test_buckets(cloud: EmulatedCloud) -> None:
     assert cloud.call_ok("PATCH", f"{mine}?ifMetagenerationMatch=1", change)["labels"] == {"b": "2", "c": "3"}
     cloud.refused("PATCH", f"{mine}?ifMetagenerationMatch=1", change, 412)
     assert "mine" in {item["name"] for item in cloud.call_ok("GET", place)["items"]}
+    assert cloud.call_ok("GET", f"{mine}?projection=full")["name"] == "mine"
     assert cloud.call_ok("GET", f"{mine}/storageLayout")["hierarchicalNamespace"] == {"enabled": False}
     policy = cloud.call_ok("GET", f"{mine}/iam")
     policy["bindings"] = [{"role": "roles/storage.objectViewer", "members": ["user:a@example.com"]}]
