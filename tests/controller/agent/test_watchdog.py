@@ -93,8 +93,10 @@ def test_a_pod_whose_time_is_up_deletes_itself_though_a_program_runs(run: Progra
 def test_a_pod_with_a_program_is_not_idle(run: ProgramRun, apis: Asked) -> None:
     run.start("import time, pathlib; p = pathlib.Path('../go')\nwhile not p.exists(): time.sleep(0.05)")
     run.worker.call("set_watchdog", **order(apis, idle_seconds=0.2))
-    run.worker.call("stop", run_id="no-such-run")  # some time passes, and several looks
-    run.worker.call("observe")
+    heartbeat = run.worker.root / "heartbeat"
+    for _ in range(10):  # looks, a quarter of the idle time apart
+        heartbeat.unlink(missing_ok=True)
+        wait_for(heartbeat.exists)
     assert apis.deleted() == []
     (run.folder / "go").touch()
     wait_for(lambda: NODE in apis.deleted())
