@@ -104,33 +104,6 @@ def cut_while_writing(bucket: Bucket, processes: list[subprocess.Popen[str]], st
     assert [ended.exit_code for ended in wait_processes(processes)] == [-9] * 4
 
 
-@pytest.mark.deep
-@pytest.mark.e2e
-def test_two_processes_write_and_read_a_bucket_through_a_storm(cloud, run, tmp_path):
-    bucket = Bucket(cloud, "bucket")
-    workers = [bucket.variables | {"JAX_NUM_CPU_DEVICES": "4"}] * 2
-    samples = run["loop"]["text_samples"] | {"interval": 2}
-    loop = run["loop"] | {"steps": 4, "text_samples": samples}
-    short = run | {"loop": loop, "pod": run["pod"] | {"workers": 2}}
-    bucket.refuse("at the start", 4)
-    processes = start_trainer(short, tmp_path / "first", "", *workers)
-    wait_for_write(bucket, processes, 2, "")
-    bucket.refuse("amid a checkpoint", 8)
-    assert [(ended.exit_code, ended.stderr if ended.exit_code else "") for ended in wait_processes(processes)] == [
-        (0, "")
-    ] * 2
-    assert bucket.steps() == [2, 4]
-    programs = bucket.sizes(f"{FOLDER}/compile_cache/")
-    assert sum("jit_update" in name for name in programs) == 1
-    assert "best" in json.loads(bucket.read(f"{FOLDER}/scores.json"))
-    told = [json.loads(line) for line in bucket.read(f"{FOLDER}/metrics.jsonl").decode().splitlines()]
-    losses = {str(line["step"]): line["loss"] for line in told if line["phase"] == "train"}
-    curve, texts = events(bucket)
-    assert curve == pytest.approx(losses, rel=1e-4)
-    assert sorted(losses) == ["1", "2", "3", "4"]
-    assert [*texts] == ["2"]
-
-
 @pytest.mark.e2e
 @pytest.mark.deep
 def test_a_run_in_a_bucket_through_storm_cut_and_loss(cloud, run, tmp_path):

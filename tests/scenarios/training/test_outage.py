@@ -20,6 +20,11 @@ STEPS = 10
 pytestmark = [pytest.mark.deep, pytest.mark.e2e]
 
 
+@pytest.fixture
+def run(lm_run: dict[str, Any]) -> dict[str, Any]:
+    return lm_run | {"pod": lm_run["pod"] | {"workers": 2}, "loop": lm_run["loop"] | {"steps": STEPS}}
+
+
 def start(run: dict[str, Any], bucket: Bucket, folder: Path, outage: str = "") -> list[subprocess.Popen[str]]:
     """Start both workers; `outage` says when the bucket stops answering, see outage_trainer.py."""
     root = bucket.variables["STORAGE_EMULATOR_HOST"]
@@ -60,9 +65,8 @@ def losses(bucket: Bucket) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines if line["phase"] == "train"]
 
 
-def test_kill_9_and_a_restart_during_an_outage(cloud, lm_run, tmp_path):
-    run = lm_run | {"dir": f"gs://whole/{FOLDER}", "pod": lm_run["pod"] | {"workers": 2}}
-    run["loop"] = run["loop"] | {"steps": STEPS}
+def test_kill_9_and_a_restart_during_an_outage(cloud, run, tmp_path):
+    run = run | {"dir": f"gs://whole/{FOLDER}"}
     whole, bucket = Bucket(cloud, "whole"), Bucket(cloud, "bucket")
     assert [ended.exit_code for ended in wait_processes(start(run, whole, tmp_path / "whole"))] == [0, 0]
 
@@ -70,6 +74,7 @@ def test_kill_9_and_a_restart_during_an_outage(cloud, lm_run, tmp_path):
     folder = tmp_path / "disturbed"
     processes = start(run, bucket, folder, "save 4")
     wait_for(lambda: saved(folder, STEPS), "the last checkpoint is on the disks", 300)
+    assert [process.poll() for process in processes] == [None, None], "training goes on, and waits at its end"
     for process in processes:
         process.kill()
     wait_processes(processes)
@@ -86,24 +91,9 @@ def test_kill_9_and_a_restart_during_an_outage(cloud, lm_run, tmp_path):
     assert losses(bucket) == losses(whole)
 
 
-def test_training_goes_on_and_waits_at_its_end(cloud, lm_run, tmp_path):
-    run = lm_run | {"dir": f"gs://waits/{FOLDER}", "pod": lm_run["pod"] | {"workers": 2}}
-    run["loop"] = run["loop"] | {"steps": STEPS}
-    bucket, folder = Bucket(cloud, "waits"), tmp_path / "run"
-    processes = start(run, bucket, folder, "save 4")
-    wait_for(lambda: saved(folder, STEPS), "the last checkpoint is on the disks", 300)
-    assert [process.poll() for process in processes] == [None, None]
-    back(bucket)
-    ended = wait_processes(processes)
-    assert [one.exit_code for one in ended] == [0, 0], ended[0].stderr + ended[1].stderr
-    assert bucket.steps() == [2, 8, 10], "the next save would have deleted the oldest"
-    assert [step for step, _ in losses(bucket)] == list(range(1, STEPS + 1))
-
-
-def test_an_outage_that_begins_amid_a_save_is_waited_for(cloud, lm_run, tmp_path):
+def test_an_outage_that_begins_amid_a_save_is_waited_for(cloud, run, tmp_path):
     """Worker 0 tries to read again and again while the other one waits for it in the same save."""
-    run = lm_run | {"dir": f"gs://amid/{FOLDER}", "pod": lm_run["pod"] | {"workers": 2}}
-    run["loop"] = run["loop"] | {"steps": STEPS}
+    run = run | {"dir": f"gs://amid/{FOLDER}"}
     bucket, folder = Bucket(cloud, "amid"), tmp_path / "run"
     processes = start(run, bucket, folder, "_write 4")
     wait_for(lambda: refused(bucket) >= 6, "worker 0 has tried again", 300)
@@ -116,9 +106,8 @@ def test_an_outage_that_begins_amid_a_save_is_waited_for(cloud, lm_run, tmp_path
     assert [step for step, _ in losses(bucket)] == list(range(1, STEPS + 1))
 
 
-def test_past_the_bound_all_workers_end_with_the_key(cloud, lm_run, tmp_path):
-    run = lm_run | {"dir": f"gs://bound/{FOLDER}", "pod": lm_run["pod"] | {"workers": 2}}
-    run["loop"] = run["loop"] | {"steps": STEPS}
+def test_past_the_bound_all_workers_end_with_the_key(cloud, run, tmp_path):
+    run = run | {"dir": f"gs://bound/{FOLDER}"}
     run["checkpoint"] = run["checkpoint"] | {"max_outage_hours": 0.001}
     bucket, folder = Bucket(cloud, "bound"), tmp_path / "run"
     processes = start(run, bucket, folder, "save 4")

@@ -104,9 +104,11 @@ def test_a_pod_is_preempted_and_the_run_ends_as_if_it_had_not_been(
     assert billed(slipway) == {}
     folder = results(slipway, found["run"]["results"])
     assert_whole_journal(folder)
-    assert_replay_is_equal(slipway, found["run"]["results"], folder, plane)
+    if lost == POD:
+        assert_replay_is_equal(slipway, found["run"]["results"], folder, plane)
 
 
+@pytest.mark.deep
 def test_a_controller_that_is_killed_leaves_both_pods_to_the_next_and_down_deletes_them(slipway: SlipwayCli) -> None:
     long = [*WITH_PODS, "loop.steps=100000", "loop.eval_interval=100000", "recovery.lease_duration_seconds=3"]
     exactly = Exactly(**vars(slipway))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +29,20 @@ SHORT = [
 ]
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (work := tmp_path / "work").mkdir()
-    monkeypatch.chdir(work)
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "state"))
-    return work
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("home")
+    (work := folder / "work").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(work)
+        patch.setenv("SLIPWAY_HOME", str(folder / "state"))
+        yield work
+
+
+@pytest.fixture(scope="module")
+def run(home: Path) -> str:
+    """Of two steps of warm start and two of GRPO."""
+    return api.up(*SHORT, "loop.steps=2", "loop.warm_start_steps=2")["run"]
 
 
 def slipway(capfd: pytest.CaptureFixture[str], *words: str) -> str:
@@ -43,9 +52,7 @@ def slipway(capfd: pytest.CaptureFixture[str], *words: str) -> str:
     return out
 
 
-def test_weights_leave_a_run(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    row = api.up(*SHORT, "loop.steps=2", "loop.warm_start_steps=2")
-    run = row["run"]
+def test_weights_leave_a_run(home: Path, run: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert "step 4: 7 files in model" in slipway(capfd, "export", run, "--to", "model", "cloud=here")
     assert json.loads((home / "model/config.json").read_text())["architectures"] == ["Gemma2ForCausalLM"]
     words = ("--prompt", "Tom has 3 apples.", "--temperature", "0", "--json", "cloud=here")
@@ -58,16 +65,15 @@ def test_weights_leave_a_run(home: Path, capfd: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.deep
-def test_a_run_starts_from_the_weights_of_another(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    first = api.up(*SHORT, "loop.steps=2", "loop.warm_start_steps=2")["run"]
-    weights = f"model.weights=run:{first}@2"
+def test_a_run_starts_from_the_weights_of_another(home: Path, run: str, capfd: pytest.CaptureFixture[str]) -> None:
+    weights = f"model.weights=run:{run}@2"
     row = api.up(*SHORT, "loop.steps=1", "loop.warm_start_steps=0", "optimizer.lr=1e-30", weights)
-    slipway(capfd, "export", first, "--step", "2", "--to", "first", "cloud=here")
+    slipway(capfd, "export", run, "--step", "2", "--to", "first", "cloud=here")
     slipway(capfd, "export", row["run"], "--to", "second", "cloud=here")
     begin, end = (dict(hf_files.iter_tensors(epath.Path(home / name))) for name in ("first", "second"))
     assert begin.keys() == end.keys()
     for name, array in begin.items():
         np.testing.assert_allclose(end[name], array, rtol=0, atol=1e-20, err_msg="updates of 1e-30 change nothing")
     record = json.loads((home.parent / f"state/runs/{row['run']}/record.json").read_text())
-    assert record["config"]["model"]["weights"].endswith(f"/runs/{first}/checkpoints/2")
+    assert record["config"]["model"]["weights"].endswith(f"/runs/{run}/checkpoints/2")
     assert weights in record["overrides"]

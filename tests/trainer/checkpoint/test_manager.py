@@ -7,25 +7,32 @@ from itertools import product
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
-from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import CheckpointSettings
 from tests.trainer.conftest import make_mesh
 from trainer.checkpoint import manager as checkpoint_manager
 from trainer.checkpoint.manager import BrokenCheckpointError, CheckpointManager
-from trainer.step import train_step
+
+
+def arrays(step: int, *sizes: int) -> dict[str, jax.Array]:
+    """A sharded, a replicated and a scalar array, on eight devices in a row or on a mesh of other sizes."""
+    mesh = make_mesh(*(sizes or (8, 1, 1)))
+    whole = np.arange(64, dtype=np.float32).reshape(16, 4) + step
+    places = {"rows": PartitionSpec("data", "tensor"), "everywhere": PartitionSpec()}
+    state = {name: jax.device_put(whole, NamedSharding(mesh, spec)) for name, spec in places.items()}
+    return state | {"step": jax.device_put(np.int32(step), NamedSharding(mesh, PartitionSpec()))}
+
+
+def abstract(*sizes: int) -> dict[str, jax.ShapeDtypeStruct]:
+    found = arrays(0, *sizes)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), found)
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny: Model) -> Model:
-    """Of one layer: it is the files that are tested here."""
-    return tiny.model_copy(update={"num_layers": 1})
-
-
-@pytest.fixture(scope="module")
-def state(tiny, adamw):
-    return train_step.init_state(tiny, adamw, make_mesh(8, 1, 1), jax.random.key(0))
+def state() -> dict[str, jax.Array]:
+    return arrays(1)
 
 
 def kept(keep: int, **others) -> CheckpointSettings:
@@ -40,19 +47,18 @@ def assert_equal(a, b) -> None:
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 1)])
-def test_restored_on_any_mesh(tmp_path, tiny, adamw, state, sizes):
+def test_restored_on_any_mesh(tmp_path, state):
     written = CheckpointManager(str(tmp_path), kept(1))
     assert written.latest_step() is None
     written.save(3, state, {"phase": "warm start", "drawn": [1, 2]})
     written.close()
     read = CheckpointManager(str(tmp_path), kept(1))
-    abstract = train_step.abstract_state(tiny, adamw, make_mesh(*sizes))
-    restored, position = read.restore(read.latest_step(), abstract)
+    for sizes in ((8, 1, 1), (2, 2, 2), (1, 1, 1)):
+        restored, position = read.restore(read.latest_step(), wanted := abstract(*sizes))
+        assert position == {"phase": "warm start", "drawn": [1, 2]}
+        assert_equal(restored, state)
+        assert restored["rows"].sharding == wanted["rows"].sharding
     read.close()
-    assert position == {"phase": "warm start", "drawn": [1, 2]}
-    assert_equal(restored, state)
-    assert restored.params["embedding"].sharding == abstract.params["embedding"].sharding
 
 
 def test_the_newest_are_kept_and_a_half_written_one_does_not_count(tmp_path, state):
@@ -71,46 +77,31 @@ def test_the_newest_are_kept_and_a_half_written_one_does_not_count(tmp_path, sta
     assert sorted(path.name for path in folder.iterdir()) == ["3", "5"]
 
 
-def test_the_reference_is_saved_once(tmp_path, tiny, adamw, state):
-    checkpoints = CheckpointManager(str(tmp_path), kept(1))
-    checkpoints.save_reference(state.params)
-    checkpoints.save_reference(jax.tree.map(lambda x: x + 1, state.params))
-    abstract = train_step.abstract_state(tiny, adamw, make_mesh(1, 4, 2)).params
-    assert_equal(checkpoints.restore_reference(abstract), state.params)
-    checkpoints.close()
-
-
-def test_a_half_written_reference_is_rewritten(tmp_path, tiny, adamw, state, monkeypatch):
-    checkpoints = CheckpointManager(str(tmp_path), kept(1))
-    checkpoints.save_reference(jax.tree.map(lambda x: x + 1, state.params))
+def test_the_reference_is_saved_once_and_rewritten_if_it_is_half_written(tmp_path, state, monkeypatch):
+    checkpoints, other = CheckpointManager(str(tmp_path), kept(1)), arrays(2)
+    for saved in (state, other):
+        checkpoints.save_reference(saved)
+        assert_equal(checkpoints.restore_reference(abstract(1, 4, 2)), state)
     # as in a bucket, where what is written lies under its last name from the start
     monkeypatch.setattr("orbax.checkpoint.utils.is_checkpoint_finalized", lambda path: False)
-    checkpoints.save_reference(state.params)
-    abstract = train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1)).params
-    assert_equal(checkpoints.restore_reference(abstract), state.params)
+    checkpoints.save_reference(other)
+    assert_equal(checkpoints.restore_reference(abstract()), other)
     checkpoints.close()
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path, tiny, adamw, state):
-    checkpoints = CheckpointManager(str(tmp_path), kept(1))
-    checkpoints.save(1, state, {})
-    other = train_step.abstract_state(tiny.model_copy(update={"mlp_dim": 128}), adamw, make_mesh(8, 1, 1))
-    with pytest.raises(
-        RunFileError, match=r"params\.layers\.down is \(1, 256, 64\) in the checkpoint of step 1, .* \(1, 128, 64\)"
-    ):
-        checkpoints.restore(1, other)
-    checkpoints.close()
-
-
-def test_a_checkpoint_of_another_format_is_refused(tmp_path, tiny, adamw, state):
+def test_a_checkpoint_of_another_model_or_format_is_refused(tmp_path, state):
     with CheckpointManager(str(tmp_path), kept(1)) as checkpoints:
         checkpoints.save(2, state, {})
     file = tmp_path / "checkpoints/2/position/metadata"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 2}))
-    with CheckpointManager(str(tmp_path), kept(1)) as checkpoints, pytest.raises(RunFileError) as error:
-        checkpoints.restore_latest(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1)))
-    said = "dir: the checkpoint of step 2 has format 2; this slipway reads format 1: update slipway"
-    assert str(error.value) == said
+    words = r"dir: rows is \(16, 4\) in the checkpoint of step 2, but \(8, 4\) in the config; .*"
+    other = abstract() | {"rows": jax.ShapeDtypeStruct((8, 4), np.float32, sharding=state["rows"].sharding)}
+    with CheckpointManager(str(tmp_path), kept(1)) as checkpoints:
+        with pytest.raises(RunFileError, match=words):
+            checkpoints.restore(2, other)
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 2}))
+        said = r"^dir: the checkpoint of step 2 has format 2; this slipway reads format 1: update slipway$"
+        with pytest.raises(RunFileError, match=said):
+            checkpoints.restore_latest(abstract())
 
 
 def test_the_best_stays_beside_the_newest(tmp_path, state):
@@ -135,13 +126,10 @@ def test_the_best_of_what_is_not_evaluated_is_refused(tmp_path):
         CheckpointManager(str(tmp_path), kept(1, best=best), metrics=("eval_loss",))
 
 
-def test_whatever_file_is_damaged_is_noticed_or_not_needed(tmp_path, tiny, adamw):
-    mesh = make_mesh(2, 2, 2)
-    state = train_step.init_state(tiny, adamw, mesh, jax.random.key(0))
+def test_whatever_file_is_damaged_is_noticed_or_not_needed(tmp_path, state):
     checkpoints = CheckpointManager(str(tmp_path), kept(1))
     checkpoints.save(2, state, {"seen": 7})
     checkpoints.close()
-    abstract = train_step.abstract_state(tiny, adamw, mesh)
     files, noticed = sorted(path for path in (tmp_path / "checkpoints/2").rglob("*") if path.is_file()), Counter()
     for path, damage in product(files, ("deleted", "cut")):
         whole = path.read_bytes()
@@ -149,7 +137,7 @@ def test_whatever_file_is_damaged_is_noticed_or_not_needed(tmp_path, tiny, adamw
         if damage == "cut":
             path.write_bytes(whole[: len(whole) // 2])
         try:
-            restored, position = checkpoints.restore(2, abstract)
+            restored, position = checkpoints.restore(2, abstract())
         except BrokenCheckpointError:
             noticed[damage, path.name] += 1
         else:
@@ -165,52 +153,51 @@ def alter(folder, step: int) -> None:
     """As if the bytes of an array were others than those that were saved."""
     file = folder / f"checkpoints/{step}/position/metadata"
     content = json.loads(file.read_text())
-    content["checksums"]["params.embedding"] ^= 1
+    content["checksums"]["rows"] ^= 1
     file.write_text(json.dumps(content))
 
 
-def test_a_broken_checkpoint_is_skipped_with_one_warning_and_then_replaced(tmp_path, tiny, adamw, state, caplog):
+def test_a_broken_checkpoint_is_skipped_with_one_warning_and_then_replaced(tmp_path, state, caplog):
     written = CheckpointManager(str(tmp_path), kept(2))
     for step in (2, 4, 6):
         written.save(step, state, {"step": step})
     written.close()
     alter(tmp_path, 6)
     read = CheckpointManager(str(tmp_path), kept(2))
-    step, restored, position = read.restore_latest(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1)))
+    step, restored, position = read.restore_latest(abstract())
     assert (step, position) == (4, {"step": 4})
     assert_equal(restored, state)
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING" and record.name == "root"]
-    assert warnings == ["checkpoint of step 6 is broken, skipping it: params.embedding differs from what was saved"]
+    assert warnings == ["checkpoint of step 6 is broken, skipping it: rows differs from what was saved"]
     read.save(5, state, {})  # the broken one is not one of the two that are kept
     read.save(6, state, {"step": 6})
     read.close()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["5", "6"]
     again = CheckpointManager(str(tmp_path), kept(2))
-    assert again.restore_latest(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1))).position == {"step": 6}
+    assert again.restore_latest(abstract()).position == {"step": 6}
     again.close()
 
 
 @pytest.mark.parametrize(("steps", "starts_over"), [((2,), True), ((2, 4), False)])
-def test_where_all_are_broken_at_most_the_first_interval_is_lost(tmp_path, tiny, adamw, state, steps, starts_over):
+def test_where_all_are_broken_at_most_the_first_interval_is_lost(tmp_path, state, steps, starts_over):
     checkpoints = CheckpointManager(str(tmp_path), kept(2, save_interval=2))
     for step in steps:
         checkpoints.save(step, state, {})
     checkpoints.close()
     for step in steps:
         alter(tmp_path, step)
-    abstract = train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1))
     checkpoints = CheckpointManager(str(tmp_path), kept(2, save_interval=2))
     if starts_over:
-        assert checkpoints.restore_latest(abstract) is None
+        assert checkpoints.restore_latest(abstract()) is None
         checkpoints.save(2, state, {})
-        assert checkpoints.restore_latest(abstract).step == 2
+        assert checkpoints.restore_latest(abstract()).step == 2
     else:
         with pytest.raises(RunFileError, match=r"dir: cannot read any of the checkpoints \(2, 4\)"):
-            checkpoints.restore_latest(abstract)
+            checkpoints.restore_latest(abstract())
     checkpoints.close()
 
 
-def test_a_store_that_cannot_be_reached_is_not_taken_for_a_broken_checkpoint(tmp_path, tiny, adamw, state, monkeypatch):
+def test_a_store_that_cannot_be_reached_is_not_taken_for_a_broken_checkpoint(tmp_path, state, monkeypatch):
     checkpoints = CheckpointManager(str(tmp_path), kept(1))
     checkpoints.save(2, state, {})
 
@@ -219,5 +206,5 @@ def test_a_store_that_cannot_be_reached_is_not_taken_for_a_broken_checkpoint(tmp
 
     monkeypatch.setattr(checkpoint_manager, "check_database", unreachable)
     with pytest.raises(ValueError, match="503"):
-        checkpoints.restore_latest(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1)))
+        checkpoints.restore_latest(abstract())
     checkpoints.close()

@@ -5,13 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
-from tests.trainer.checkpoint.test_manager import assert_equal, kept
-from tests.trainer.conftest import make_mesh
+from tests.trainer.checkpoint.test_manager import abstract, arrays, assert_equal, kept
 from trainer.checkpoint import local_saves, outage
 from trainer.checkpoint.local_saves import local_bytes
 from trainer.checkpoint.manager import LOCAL_FOLDER, CheckpointManager
@@ -64,18 +60,8 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     return made
 
 
-def arrays(step: int) -> dict[str, jax.Array]:
-    """A sharded, a replicated and a scalar array."""
-    mesh = make_mesh(8, 1, 1)
-    whole = np.arange(64, dtype=np.float32).reshape(16, 4) + step
-    places = {"rows": PartitionSpec("data"), "everywhere": PartitionSpec()}
-    state = {name: jax.device_put(whole, NamedSharding(mesh, spec)) for name, spec in places.items()}
-    return state | {"step": jax.device_put(np.int32(step), NamedSharding(mesh, PartitionSpec()))}
-
-
 def read(checkpoints: CheckpointManager, step: int) -> tuple[Any, dict[str, Any]]:
-    wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays(step))
-    return checkpoints.restore(step, wanted)
+    return checkpoints.restore(step, abstract())
 
 
 def end_with(kind: type[Exception], checkpoints: CheckpointManager) -> str:

@@ -73,20 +73,19 @@ def test_a_program_has_no_network_and_leaves_nothing_running(tmp_path: Path) -> 
     mark = tmp_path / "mark"
     assert run("import socket\nsocket.create_connection(('127.0.0.1', 9), 1)") == 0.5
     assert run("import os\nassert sum(name.isdigit() for name in os.listdir('/proc')) < 4") == 1.0
-    later = f"import subprocess\nsubprocess.Popen(['sh', '-c', 'sleep 1; touch {mark}'], start_new_session=True)"
+    later = f"import subprocess\nsubprocess.Popen(['sh', '-c', 'sleep 0.2; touch {mark}'], start_new_session=True)"
     assert run(later) == 1.0
-    time.sleep(1.5)
+    time.sleep(0.5)
     assert not mark.exists()
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_other_languages_are_commands(tmp_path: Path) -> None:
     file = tmp_path / "problems.jsonl"
-    file.write_text(json.dumps({"prompt": "int f(int x) {", "test": "int main() { return f(3) != 9; }"}) + "\n")
+    file.write_text(3 * (json.dumps({"prompt": "int f(int x) {", "test": "int main() { return f(3) != 9; }"}) + "\n"))
     how: dict[str, Any] = {"file": "a.c", "compile": ["cc", "-o", "a", "a.c"], "command": ["./a"], "path": str(file)}
-    assert programs.code(Author(["return x * x; }"]), **how) == {"compiled": [True], "passed": [True]}  # pyright: ignore[reportArgumentType]
-    assert programs.code(Author(["return x; }"]), **how) == {"compiled": [True], "passed": [False]}  # pyright: ignore[reportArgumentType]
-    assert programs.code(Author(["return y; }"]), **how) == {"compiled": [False], "passed": [False]}  # pyright: ignore[reportArgumentType]
+    found = programs.code(Author(["return x * x; }", "return x; }", "return y; }"]), **how)  # pyright: ignore[reportArgumentType]
+    assert found == {"compiled": [True, True, False], "passed": [True, False, False]}
 
 
 SOLUTIONS = {

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 import conf.schema.training.loop
 from tests.groups import load_group
 from trainer.telemetry.alerts import AlertChange, AlertMonitor
@@ -24,33 +26,30 @@ def changes(watch: AlertMonitor, *updates: dict[str, float]) -> list[tuple[int, 
     return [(step, change) for step, values in enumerate(updates, 1) for change in watch.check(step, WELL | values)]
 
 
-def test_nothing_is_said_of_a_run_that_is_well() -> None:
-    assert not said(alerts(), *[{}] * 10)
+NO_RATE, NO_ANSWER, NO_VARIANCE = {"learning_rate": 0.0}, {"accuracy": 0.0}, {"zero_variance_groups": 1.0}
 
 
-def test_a_rate_of_zero_before_the_end() -> None:
-    found = said(alerts(), {"learning_rate": 0.0}, {}, {"learning_rate": 0.0}, {"learning_rate": 0.0})
-    assert [step for step, _ in found] == [3]  # a warm-up may begin at 0; and once is enough
-    assert found[0][1].startswith("the learning rate is 0 with 7 updates to go")
-    assert not said(alerts(last=2), {}, {"learning_rate": 0.0})
-
-
-def test_an_entropy_that_has_collapsed() -> None:
-    found = said(alerts(entropy_below=0.1), {"entropy": 0.2}, {"entropy": 0.09}, {"entropy": 0.08})
-    assert [step for step, _ in found] == [2]
-    assert "at loop.temperature is 0.09 nats" in found[0][1]
-
-
-def test_so_many_updates_in_a_row_without_a_right_answer() -> None:
-    nothing = {"accuracy": 0.0}
-    found = said(alerts(), nothing, nothing, {}, nothing, nothing, nothing, nothing)
-    assert [step for step, _ in found] == [6]
-    assert "no answer was right in 3 updates" in found[0][1]
-
-
-def test_so_many_updates_in_a_row_with_nothing_to_learn_from() -> None:
-    found = said(alerts(), {"zero_variance_groups": 1.0}, {}, *[{"zero_variance_groups": 1.0}] * 3)
-    assert [step for step, _ in found] == [4]
+@pytest.mark.parametrize(
+    ("settings", "updates", "at", "words"),
+    [
+        ({}, [{}] * 10, None, ""),
+        # a warm-up may begin at 0; and once is enough
+        ({}, [NO_RATE, {}, NO_RATE, NO_RATE], 3, "the learning rate is 0 with 7 updates to go"),
+        ({"last": 2}, [{}, NO_RATE], None, ""),
+        (
+            {"entropy_below": 0.1},
+            [{"entropy": 0.2}, {"entropy": 0.09}, {"entropy": 0.08}],
+            2,
+            "at loop.temperature is 0.09 nats",
+        ),
+        ({}, [NO_ANSWER] * 2 + [{}] + [NO_ANSWER] * 4, 6, "no answer was right in 3 updates"),
+        ({}, [NO_VARIANCE, {}] + [NO_VARIANCE] * 3, 4, ""),
+    ],
+)
+def test_each_is_said_once_at_its_update(settings, updates, at, words) -> None:
+    found = said(alerts(**settings), *updates)
+    assert [step for step, _ in found] == ([] if at is None else [at])
+    assert all(words in message for _, message in found)
 
 
 def test_samples_of_old_policies() -> None:
