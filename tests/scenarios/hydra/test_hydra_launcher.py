@@ -42,7 +42,7 @@ class App:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         # An installed Slipway has this folder on sys.path.
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "installed")}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "controller" / "installed")}
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": environment}
         self.started.append(subprocess.Popen([sys.executable, *words], cwd=self.folder, **pipes))
         return self.started[-1]

@@ -29,7 +29,7 @@ from ._app import app_words, job_words, local_overrides, output_folders, refers_
 log = logging.getLogger(__name__)
 
 _PLACE = Path(__file__).resolve().parents[2]
-ROOT = _PLACE / "slipway" / "packages" if (_PLACE / "slipway" / "packages").is_dir() else _PLACE.parent
+ROOT = _PLACE / "slipway" / "packages" if (_PLACE / "slipway" / "packages").is_dir() else _PLACE.parents[1]
 """Folder of Slipway's packages: in site-packages, or the clone of an editable installation."""
 MODULE = "controller.multirun"
 START = f"import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); runpy.run_module('{MODULE}', None, '__main__', True)"

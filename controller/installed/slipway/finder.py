@@ -12,7 +12,7 @@ from types import ModuleType
 
 NAMES = ("conf", "controller", "trainer")
 _HERE = Path(__file__).resolve().parent
-ROOT = _HERE / "packages" if (_HERE / "packages").is_dir() else _HERE.parents[1]
+ROOT = _HERE / "packages" if (_HERE / "packages").is_dir() else _HERE.parents[2]
 """Folder of the three packages: `slipway/packages` of a wheel, or the clone of an editable installation."""
 
 

@@ -40,7 +40,7 @@ pathlib.Path(sys.argv[2]).write_text(json.dumps({"format": 1, "jobs": answers}))
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with the launcher as it is installed in a clone, the fake controller beside it, and an app."""
-    plugin = "installed/hydra_plugins/slipway_launcher"
+    plugin = "controller/installed/hydra_plugins/slipway_launcher"
     shutil.copytree(ROOT / plugin, tmp_path / plugin)
     shutil.copytree(ROOT / "tests" / "fixtures" / "hydra_apps" / "structured", tmp_path / "app")
     (tmp_path / "controller" / "multirun").mkdir(parents=True)
@@ -57,7 +57,7 @@ def multirun(place: Path, day: str, interrupt: int) -> tuple[int, str, list[dict
     done = subprocess.run(
         [sys.executable, "app.py", "-m", *words],
         cwd=place / "app",
-        env={**os.environ, "PYTHONPATH": str(place / "installed")},
+        env={**os.environ, "PYTHONPATH": str(place / "controller" / "installed")},
         capture_output=True,
         text=True,
         check=False,

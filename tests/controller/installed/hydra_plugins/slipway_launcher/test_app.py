@@ -18,7 +18,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "installed"))
+    monkeypatch.syspath_prepend(str(ROOT / "controller" / "installed"))
     from hydra_plugins.slipway_launcher import _app
 
     return _app
