@@ -81,7 +81,7 @@ def test_a_pod_that_another_controller_creates_after_down_has_looked_is_deleted_
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("later", ["ready", "pending"])
+@pytest.mark.parametrize("later", ["ready", pytest.param("pending", marks=pytest.mark.deep)])
 def test_the_time_of_a_pod_that_was_pending_at_the_look_ends_on_record(
     slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, later: str
 ) -> None:

@@ -19,6 +19,7 @@ NO_CAPACITY = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.e2e
 @pytest.mark.always_on("compute_engine")
 def test_a_run_ends_well_in_the_second_zone(slipway: SlipwayCli, plane: Plane) -> None:
