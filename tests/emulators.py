@@ -90,7 +90,7 @@ class Emulators:
             case "start":
                 return self.start(folder, *arguments[1:])
             case "stop":
-                lifecycle.stop(folder)
+                lifecycle.stop(folder, programs="--programs" in arguments)
             case "wipe":
                 lifecycle.wipe(folder)
             case _:

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "start":
                 return lifecycle.start(state, _flags(options))
             case "stop":
-                lifecycle.stop(state)
+                lifecycle.stop(state, programs=options.programs)
             case "wipe":
                 lifecycle.wipe(state)
             case "env":
@@ -75,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     for name, help_text in text.items():
         command = commands.add_parser(name, help=help_text)
         command.add_argument("--state", type=Path, required=True, help="folder that stores all state")
+        if name == "stop":
+            command.add_argument("--programs", action="store_true", help="kill every worker's processes too")
         if name in ("serve", "start"):
             command.add_argument("--port", type=int, default=0, help="0: the previous port, or any free one")
             command.add_argument("--operation-seconds", type=float, help="duration of operations (default 0.5)")

@@ -95,8 +95,21 @@ def start(state: Path, flags: Sequence[str]) -> int:
     return 2
 
 
-def stop(state: Path) -> bool:
-    """Stop the server; workers' programs keep running and the state stays. Return False if none was running."""
+def stop(state: Path, *, programs: bool = False) -> bool:
+    """Stop the server; the state stays. Return False if none was running.
+
+    Args:
+        programs: kill every process of every worker too; otherwise they keep running.
+    """
+    stopped = _stop_server(state)
+    if programs:
+        from controller.localcloud.vms.image import process_marker  # reads tables, which a plain stop does not need
+
+        kill_marked(process_marker(state.resolve()))
+    return stopped
+
+
+def _stop_server(state: Path) -> bool:
     found = find_endpoint(state)
     if found is None:
         return False
@@ -113,11 +126,8 @@ def stop(state: Path) -> bool:
 
 def wipe(state: Path) -> None:
     """Stop the server, kill every process of every worker and delete the state folder."""
-    from controller.localcloud.vms.image import process_marker  # reads tables, which no other command needs
-
     state = state.resolve()
-    stop(state)
-    kill_marked(process_marker(state))
+    stop(state, programs=True)
     if (state / "state.db").exists():
         shutil.rmtree(state)
 

@@ -97,8 +97,10 @@ class Plan:
         """Return the signal that warns the program before its VM is taken away."""
         return "SIGTERM" if self.config.program.kind == "trainer" else self.config.recovery.preemption_signal
 
-    def in_scope(self, *scopes: str) -> list[Resource]:
-        return [r for r in self.resources if r.scope in scopes]
+    @property
+    def before_pod(self) -> tuple[Resource, ...]:
+        """Resources that exist before the pod does, whatever their scope: each has all that it depends on in here."""
+        return self.resources[: self.resources.index(self.node)]
 
 
 def build_plan(

@@ -67,7 +67,8 @@ class Rehearsal:
         ledger = Ledger(self.context.google, plan.bucket, plan.run_id)
         topology, workers = plan.config.topology, plan.node.spec.workers
         pod = f"{topology.accelerator_type} with {plural(workers, 'worker')}, {plural(topology.devices, 'device')}"
-        shared = preview_resources(tuple(plan.in_scope("shared", "external")), self.context)
+        observed = preview_resources(plan.before_pod, self.context)
+        shared = [row for row in observed if row.resource.scope in ("shared", "external")]
         changed = [row.resource.title for row in shared if row.action != "none"]
         refused = [r for r in requests if r["status"] == 400]
         objects = [name for name in state["objects"].get(plan.bucket, []) if name.startswith(f"{ledger.prefix}/")]
@@ -97,7 +98,7 @@ class Rehearsal:
 
 @contextmanager
 def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
-    """Start an emulated cloud for the rehearsal, and wipe it unless the caller's block fails.
+    """Start an emulated cloud for the rehearsal, and wipe it; on any error stop it, with its state for inspection.
 
     Raises:
         ConfigError: the config is unusable, or a rehearsal of that name is running.
@@ -110,6 +111,7 @@ def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
             plan = build_plan(config, project_of(config), Path.cwd())
             doing("starting the emulated cloud")
             _wipe_cloud(folder)
+            stack.enter_context(_stopped_on_error(emulated.state_folder(str(folder))))
             stack.enter_context(emulated_hub(config, folder / "hub"))
             context, emulator = stack.enter_context(open_context(config, keep_awake=True))
         assert emulator is not None, "a rehearsal is on the emulated cloud"
@@ -121,6 +123,18 @@ def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
             interruption = Interruption(partial(_register, emulator, order))
         yield Rehearsal(options, plan, context, emulator, folder, interruption)
     _wipe_cloud(folder)
+
+
+@contextmanager
+def _stopped_on_error(cloud: Path) -> Iterator[None]:
+    """Stop an emulated cloud and its workers' programs if the block fails; the next verb starts it again."""
+    try:
+        yield
+    except BaseException as error:
+        status, message = emulated.run_emulator_verb(["stop", "--programs"], cloud)
+        if status != 0:
+            raise ConfigError(f"{error}; and the emulated cloud in {cloud} does not stop: {message.strip()}") from error
+        raise
 
 
 def _rehearsal_config(options: RunOptions) -> tuple[Config, Path]:
@@ -148,7 +162,7 @@ def _create_adopted_pod(config: Config, context: Context) -> None:
     """Create the pod that the run adopts: the same plan without `tpu.adopt`, up to and including its node."""
     other = config.model_copy(update={"tpu": config.tpu.model_copy(update={"adopt": False})})
     plan = build_plan(other, project_of(other), Path.cwd())
-    reconcile(plan.resources[: plan.resources.index(plan.node) + 1], context)
+    reconcile((*plan.before_pod, plan.node), context)
 
 
 def _register(emulator: Emulator, order: dict[str, Any]) -> None:
@@ -233,10 +247,10 @@ def _wipe_cloud(folder: Path) -> None:
     """Stop and remove the cloud of a rehearsal. Raises ConfigError if a rehearsal of that name is running."""
     if not folder.exists():
         return
-    users = folder / "localcloud" / "users"
-    if users.exists() and not emulated.is_idle(users.parent):
+    cloud = emulated.state_folder(str(folder))
+    if (cloud / "users").exists() and not emulated.is_idle(cloud):
         raise ConfigError(f"run.name: a rehearsal of {folder.name} is running; wait for it, or set another name")
-    status, message = emulated.run_emulator_verb(["wipe"], folder / "localcloud")
+    status, message = emulated.run_emulator_verb(["wipe"], cloud)
     if status != 0:
         raise ConfigError(message.strip())
     shutil.rmtree(folder)

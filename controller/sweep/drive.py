@@ -60,7 +60,7 @@ def drive_session(session: SweepSession, options: RunOptions, builder: JobBuilde
     if session.remaining:  # create shared resources once, the lease's bucket included
         first = builder.build_plan(with_pod_number(base, 1))
         with options.showing("creating what the pods share"):
-            reconcile(first.resources[: first.resources.index(first.node)], session.context)
+            reconcile(first.before_pod, session.context)
     elif not session.last_run_by_pod:
         return  # none of its pods is left either
     try:

@@ -22,13 +22,6 @@ def fault(slipway: SlipwayCli, **spec: object) -> None:
     slipway.cloud().post("faults", {"key": json.dumps(spec, sort_keys=True), "faults": [spec]})
 
 
-def test_ssh_that_is_refused_for_a_while_is_waited_for(slipway: SlipwayCli) -> None:
-    fault(slipway, kind="ssh_refused", seconds=2)
-    code, out, err = slipway("up", *KEEP)
-    assert (code, err) == (0, "")
-    assert "hello from worker 0" in out
-
-
 def test_ssh_that_stays_refused_is_told(slipway: SlipwayCli) -> None:
     fault(slipway, kind="ssh_refused", seconds=600, worker=1)
     code, _, err = slipway("up", *TWO, "ssh.ready_timeout_seconds=0.5")
@@ -60,12 +53,17 @@ def test_a_worker_that_freezes_is_noticed(slipway: SlipwayCli) -> None:
 NO_ATTRIBUTES = {"kind": "http", "match": "POST .*:getGuestAttributes", "times": 1000}
 
 
-def test_guest_attributes_that_come_late_are_waited_for(slipway: SlipwayCli) -> None:
+def test_guest_attributes_and_ssh_that_come_late_are_waited_for(slipway: SlipwayCli) -> None:
     fault(slipway, **NO_ATTRIBUTES | {"status": 404, "times": 3})
-    assert slipway("up", *KEEP)[0] == 0
+    fault(slipway, kind="ssh_refused", seconds=2)
+    code, out, err = slipway("up", *KEEP)
+    assert (code, err) == (0, "")
+    assert "hello from worker 0" in out
 
 
-def test_a_pod_whose_guest_attributes_are_refused_can_be_deleted(slipway: SlipwayCli) -> None:
+def test_a_pod_whose_guest_attributes_are_refused_can_be_deleted_and_reached_without_them(
+    slipway: SlipwayCli,
+) -> None:
     fault(slipway, **NO_ATTRIBUTES, status=403, message="constraints/compute.disableGuestAttributesAccess")
     code, out, err = slipway("up", *KEEP)
     assert code != 0
@@ -75,11 +73,9 @@ def test_a_pod_whose_guest_attributes_are_refused_can_be_deleted(slipway: Slipwa
     assert slipway("status", *KEEP)[0] == 0
     assert slipway("down", *KEEP, "--yes")[0] == 0
     assert not slipway.cloud().get("state").get("node")
-
-
-def test_guest_attributes_that_are_refused_are_not_needed(slipway: SlipwayCli) -> None:
-    fault(slipway, **NO_ATTRIBUTES, status=403, message="constraints/compute.disableGuestAttributesAccess")
-    assert slipway("up", *KEEP, "ssh.host_keys=trust_on_first_use", "ssh.method=external")[0] == 0
+    code, out, err = slipway("up", *KEEP, "ssh.host_keys=trust_on_first_use", "ssh.method=external")
+    assert code == 0, err
+    assert "hello from worker 0" in out
 
 
 def test_os_login_where_the_project_wants_it(slipway: SlipwayCli) -> None:

@@ -21,14 +21,7 @@ from tests.paths import ROOT
 pytestmark = pytest.mark.e2e
 PAGE = ROOT / "docs" / "first-run.md"
 LINES = re.findall(r"^slipway (.+)$", PAGE.read_text(), re.MULTILINE)
-SHORTER = [
-    "loop.steps=2",
-    "loop.warm_start_steps=2",
-    "loop.prompts_per_step=8",
-    "loop.eval_prompts=16",
-    "logging.log_interval=1",
-]
-SHORTER += ["loop.max_new_tokens=16", "checkpoint.save_interval=100"]
+SHORTER = ["scale=tiny", "loop.steps=2"]
 
 
 def as_played(line: str) -> list[str]:
@@ -44,7 +37,7 @@ def as_played(line: str) -> list[str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) -> Iterator[Path]:
     """An empty folder to stand in, with an empty cloud, which each command starts anew."""
-    monkeypatch.setattr(emulator, "run_emulator_verb", emulators.with_real_agents().run_emulator_verb)
+    monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
     project, home = tmp_path / "project", tmp_path / "home"
     project.mkdir()
     monkeypatch.chdir(project)

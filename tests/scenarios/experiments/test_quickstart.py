@@ -1,4 +1,4 @@
-"""The main job with real JAX on the emulated cloud, cut short: a preempted run ends with the same weights."""
+"""The quick start with real JAX, cut short: preempted, moved or repeated, it ends with the same weights to the bit."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from controller.cloud import emulator
 from controller.gcp.client import GoogleClient
 from controller.records import index
 from controller.resources.pod.capacity_log import load_entries
+from tests.emulators import Emulators
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.e2e
@@ -96,101 +100,78 @@ def exports_to_the_bucket(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.fixture
-def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) -> Iterator[Callable[[str], Path]]:
+    """State folders to enter; their emulated clouds are forked, and stay awake."""
+    monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
     monkeypatch.chdir(tmp_path)
     made: list[Path] = []
+    with ExitStack() as awake:
 
-    def enter(name: str) -> Path:
-        monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / name))
-        made.append(tmp_path / name)
-        return tmp_path / name
+        def enter(name: str) -> Path:
+            monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / name))
+            made.append(emulator.state_folder(str(tmp_path / name)))
+            awake.enter_context(emulator.mark_in_use(made[-1]))
+            return tmp_path / name
 
-    yield enter
-    for home in made:
-        status, words = emulator.run_emulator_verb(["wipe"], emulator.state_folder(str(home)))
-        assert status == 0, words
+        yield enter
+    for cloud in made:
+        emulators.run_emulator_verb(["wipe"], cloud)
 
 
-@pytest.mark.deep
-def test_a_preempted_run_on_tpu7x_ends_with_the_same_weights(homes: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two VMs of Compute Engine."""
-    words = [word for word in SHORT if not word.startswith("tpu.")]
-    words += ["tpu=tpu7x_16", "loop.prompts_per_step=16", "cloud.bucket=slipway-local-slipway-us-central2"]
-    quiet = homes("quiet")
-    run(capsys, short=words)
-    undisturbed = weights(folder_of(quiet))
-    cut = homes("cut")
-    out = run(capsys, "cloud.faults=[{kind: preempted, after_object: checkpoints/3/commit_success}]", short=words)
-    assert "preempted: " in out
-    found = weights(folder_of(cut))
-    assert found.keys() == undisturbed.keys()
-    assert all(np.array_equal(found[name], undisturbed[name]) for name in found)
+def assert_same(left: Path, right: Path) -> None:
+    """Assert that two runs have saved the same weights, bit for bit."""
+    ours, theirs = weights(left), weights(right)
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("first", ["tpu_api", "compute_engine"])
 def test_a_run_that_comes_back_on_the_other_plane_ends_with_the_same_weights(
-    homes: Any, capsys: pytest.CaptureFixture[str], first: str
+    homes: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """v6e-16: four VMs on either plane. Where the run is preempted, there is no capacity any more."""
-    other = {"tpu_api": "compute_engine", "compute_engine": "tpu_api"}[first]
     words = [word for word in SHORT if not word.startswith("tpu.")]
     words += ["tpu=v6e_8", "tpu.accelerator_type=v6e-16", "loop.prompts_per_step=16"]
     words += ["cloud.bucket=slipway-local-slipway-us-central2"]
     quiet = homes("quiet")
     run(capsys, short=words)
     undisturbed = folder_of(quiet)
-    cut = homes("cut")
-    faults = ["{kind: preempted, after_object: checkpoints/3/commit_success}"]
-    if first == "compute_engine":  # the TPU API is asked first, and refuses once
-        faults.append("{kind: stockout, times: 1, plane: tpu_api, at: request}")
-    full = f"{{kind: stockout, times: 9999, plane: {first}, at: request, after_object: checkpoints/3/}}"
-    faults.append(full)
-    out = run(capsys, f"cloud.faults=[{', '.join(faults)}]", short=words)
-    assert "preempted: " in out
-    made = [(entry.provisioner, entry.ended) for entry in load_entries(cut) if entry.answer == "granted"]
     ways = {"tpu_api": "queued", "compute_engine": "mig"}
-    assert made == [(ways[first], "preempted"), (ways[other], "deleted")]
-    left, right = weights(undisturbed), weights(folder_of(cut))
-    assert left.keys() == right.keys()
-    assert all(np.array_equal(left[name], right[name]) for name in left)
+    for first, other in permutations(ways):
+        cut = homes(first)
+        faults = ["{kind: preempted, after_object: checkpoints/3/commit_success}"]
+        if first == "compute_engine":  # the TPU API is asked first, and refuses once
+            faults.append("{kind: stockout, times: 1, plane: tpu_api, at: request}")
+        faults.append(f"{{kind: stockout, times: 9999, plane: {first}, at: request, after_object: checkpoints/3/}}")
+        out = run(capsys, f"cloud.faults=[{', '.join(faults)}]", short=words)
+        assert "preempted: " in out
+        made = [(entry.provisioner, entry.ended) for entry in load_entries(cut) if entry.answer == "granted"]
+        assert made == [(ways[first], "preempted"), (ways[other], "deleted")]
+        assert_same(undisturbed, folder_of(cut))
 
 
 @pytest.mark.deep
-def test_a_preempted_run_ends_with_the_same_weights(homes: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    quiet = homes("quiet")
-    out = run(capsys)
-    assert "accuracy " in out
-    undisturbed = folder_of(quiet)
-    exports_to_the_bucket(capsys)
+def test_a_run_has_the_same_weights_when_it_is_preempted_and_when_another_slipway_repeats_it(
+    homes: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     disturbed_home = homes("disturbed")
     out = run(capsys, "cloud.faults=[{kind: preempted, after_object: checkpoints/3/commit_success}]")
     assert "preempted: " in out
     disturbed = folder_of(disturbed_home)
-    left, right = weights(undisturbed), weights(disturbed)
-    assert left.keys() == right.keys()
-    assert all(np.array_equal(left[name], right[name]) for name in left)
     steps = [json.loads(line)["step"] for line in (disturbed / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)
     assert list((disturbed / "tb").glob("events.out.tfevents.*"))
-
-
-@pytest.mark.deep
-def test_a_run_is_repeated_bit_for_bit_by_a_slipway_with_another_trainer(
-    homes: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = homes("home")
-    run(capsys)
+    home = homes("quiet")
+    assert "accuracy " in run(capsys)
+    assert_same(disturbed, folder_of(home))
+    exports_to_the_bucket(capsys)
     [row] = index.load_rows(home)
-    packages = ROOT
     clone = tmp_path / "clone"
     for name in ("conf", "controller", "trainer"):
-        shutil.copytree(packages / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
     (clone / "trainer" / "main.py").write_text("raise SystemExit('this is not the code of the record')\n")
     words = [sys.executable, "-m", "controller", "up", "--run", row["run"]]
     environment = {**os.environ, "PYTHONPATH": str(clone)}
     done = subprocess.run(words, cwd=clone, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    first, second = (weights(folder_of(home, name)) for name in (f"{row['run']}/", f"{row['run']}-r1/"))
-    assert first.keys() == second.keys()
-    assert all(np.array_equal(first[name], second[name]) for name in first)
+    assert_same(disturbed, folder_of(home, f"{row['run']}-r1/"))

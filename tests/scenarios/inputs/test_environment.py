@@ -61,14 +61,6 @@ def test_setup_runs_once_on_each_worker_and_shows_who_failed(slipway: SlipwayCli
     assert slipway.json("logs", "--worker", "1", *words[1:]) == {"log": "once\nonce\n"}
 
 
-def test_no_venv(slipway: SlipwayCli) -> None:
-    slipway.packages = "none"
-    code, out, _ = slipway("up", ONE, 'program.command=[sh,-c,"echo venv=$VIRTUAL_ENV."]')
-    assert code == 0
-    assert "venv=." in out
-    assert "no venv: the image's Python" in slipway("plan", ONE, "program.command=[echo]")[1]
-
-
 def test_requirements_must_be_shipped(slipway: SlipwayCli) -> None:
     slipway.packages = "requirements"
     code, _, err = slipway("up", ONE, "program.command=[echo]", "env.requirements=other.txt")
@@ -91,11 +83,16 @@ def test_workers_are_tidied_and_a_full_disk_names_worker_and_key(slipway: Slipwa
     assert slipway("verify", ONE, ECHO_COMMAND, KEEP, "env.min_free_gb=1e9")[0] == 4
 
 
-def test_git_is_on_record_beside_the_results(slipway: SlipwayCli) -> None:
+def test_without_a_venv_and_git_is_on_record_beside_the_results(slipway: SlipwayCli) -> None:
     commit = git_repository(slipway.repository, {"train.py": "lr = 1\n"})
     (slipway.repository / "train.py").write_text("lr = 2\n")
-    assert slipway("up", ONE, ECHO_COMMAND)[0] == 0
-    run = slipway.json("status", ONE, ECHO_COMMAND)["run"]["id"]
+    slipway.packages = "none"
+    words = (ONE, 'program.command=[sh,-c,"echo venv=$VIRTUAL_ENV."]')
+    assert "no venv: the image's Python" in slipway("plan", *words)[1]
+    code, out, _ = slipway("up", *words)
+    assert code == 0
+    assert "venv=." in out
+    run = slipway.json("status", *words)["run"]["id"]
     objects = json.dumps(slipway.cloud().get("state")["objects"])
     assert f"runs/{run}/git.json" in objects
     assert f"runs/{run}/diff.patch" in objects

@@ -9,18 +9,19 @@ from controller.cli.view import View
 from controller.core.layout import print_wrapped
 from controller.plan.build import Plan
 from controller.rehearsal.rehearsal import Check, open_rehearsal
+from controller.witness.limits import ended_in_order
 
 
 def run(command: Command) -> int:
-    with open_rehearsal(command.options) as rehearsal:
+    with ended_in_order(), open_rehearsal(command.options) as rehearsal:
         try:
             with View(rehearsal.plan, json_lines=command.flags.json, discards=True) as view:
                 result = rehearsal.run(view)
+            with command.options.showing("checking what the run has left"):
+                checks = rehearsal.checks(result)
         except BaseException:
             print(rehearsal.keep_for_inspection(), file=sys.stderr)
             raise
-        with command.options.showing("checking what the run has left"):
-            checks = rehearsal.checks(result)
     if command.flags.json:
         rows = [{"proven": check.passed, "words": check.message, "warning": check.doubtful} for check in checks]
         print(json.dumps({"rehearsed": rehearsal.plan.run_id, "facts": rows}))

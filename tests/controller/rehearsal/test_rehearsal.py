@@ -1,0 +1,102 @@
+"""Each file of conf/experiment is rehearsed: on its own emulated pod, through a bucket, with a preemption.
+
+`python -m pytest --deep tests/controller/rehearsal/test_rehearsal.py` prints the table (conftest.py), with seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from controller.cli import main
+from controller.cloud import emulator
+from controller.config.compose import config_groups
+from controller.localcloud.lifecycle import find_endpoint
+from controller.localcloud.vms.image import process_marker
+from controller.localcloud.vms.processes import kill_marked
+from tests.conftest import deep
+from tests.emulators import Emulators
+
+pytestmark = pytest.mark.e2e
+FAST = "cloud.operation_seconds=0"
+FLAGSHIP = "gemma2b_gsm8k"
+OTHERS = {
+    # The bundled trainer: a small model on as many devices as the experiment's pod has.
+    "arithmetic", "calculator", "gemma2b_gsm8k_fast", "gemma2b_gsm8k_lenient", "gsm8k_local", "lm_3b_v6e8",
+    "lm_tinyshakespeare", "nanochat_d16", "nanochat_d16_jax_v6e4", "nash_mhc_3b", "nash_mhc_small", "quickstart",
+    "sft_gsm8k", "trm_sudoku", "trm_sudoku_4x4", "trm_sudoku_9x9_easy", "trm_sudoku_stable1", "trm_sudoku_v4_32",
+    "word_game",
+    # A stand-in of the guide's program, with its command.
+    "nanochat_d16_v5e8", "nanochat_d16_v6e4", "nash_mhc_original", "simply_gemma2_2b_gsm8k", "trm_e1_1_baseline_xla",
+    "trm_stable1",
+}  # fmt: skip
+ADOPTED = {"trm_sudoku_stable1", "trm_stable1"}
+"""Their pod may not be replaced, hence is not preempted; its SSH fails instead, and so does the API."""
+RESUMED = re.compile(
+    "preempted .*: replaced, and the program "
+    r"(resumed: 2 attempts|started again: 2 attempts; at step [2-9] of \d; no step arrived)"
+)
+"""The second: on a busy machine no line of the first attempt may arrive before the preemption."""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) -> Path:
+    """A state folder; the emulated clouds of rehearsals are forked."""
+    monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
+    (tmp_path / "repository").mkdir()
+    monkeypatch.chdir(tmp_path / "repository")
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def rehearse(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main.run(["rehearse", FAST, *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def nothing_runs(home: Path) -> bool:
+    """No emulated cloud below this folder serves, and no process of its workers lives."""
+    running = [p for p in psutil.process_iter(["cmdline"]) if str(home) in " ".join(p.info["cmdline"] or [])]
+    clouds = [folder / "localcloud" for folder in (home / "rehearsals").iterdir()]
+    served = [cloud for cloud in clouds if find_endpoint(cloud) or kill_marked(process_marker(cloud.resolve()))]
+    return not running and not served
+
+
+def nothing_is_left(home: Path) -> bool:
+    return nothing_runs(home) and not list((home / "rehearsals").iterdir())
+
+
+def test_each_experiment_has_a_row() -> None:
+    assert {*config_groups()["experiment"]} == {FLAGSHIP, *OTHERS}
+
+
+@pytest.mark.parametrize("experiment", [FLAGSHIP, *deep(*sorted(OTHERS))])
+def test_an_experiment_is_preempted_and_goes_on(
+    experiment: str,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    record_property: Callable[[str, object], None],
+) -> None:
+    began = time.monotonic()
+    code, out, err = rehearse(capsys, f"+experiment={experiment}", "cloud.project=my-own", "--json")
+    facts = json.loads(out.splitlines()[-1])["facts"] if code == 0 else []
+    proven = "\n".join(fact["words"] for fact in facts if fact["proven"])
+    pod = re.search(r"^an? (\S+ with .*), reached", proven, re.MULTILINE)
+    record_property("rehearsal", f"{experiment:24} {time.monotonic() - began:6.1f} s  {pod[1] if pod else '-'}")
+    assert code == 0, err
+    assert [fact["words"] for fact in facts if not fact["proven"]] == []
+    assert " shared resources created, and unchanged when observed again\n" in proven
+    if experiment in ADOPTED:
+        assert "ssh_refused (seconds 2.0): overcome" in proven
+        assert "stable-1 still exists; no other billed resource does" in proven
+    else:
+        assert RESUMED.search(proven), proven
+        assert "no billed resource is left" in proven
+    assert nothing_is_left(home)
