@@ -95,6 +95,8 @@ def test_the_plan_is_whole(name: str, repository: list[str]) -> None:
     assert network & kinds == (set() if config.tpu.adopt else network)  # an adopted pod has a network already
     assert plan.snapshot.files == ("README.md",)
     assert not [word for word in plan.argv if "{" in word], plan.argv
+    assert config.env.vars.get("WANDB_MODE", "offline") == "offline"
+    assert not {"WANDB_API_KEY", "HF_TOKEN"} & set(config.env.vars)
 
 
 def test_a_sweep_of_such_a_program_says_so_once(repository: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,13 +160,6 @@ def test_the_mesh_of_nash_mhc_has_the_devices_of_its_pod(repository: list[str]) 
     config, plan = planned("nash_mhc_original", *repository)
     flags = dict(word.removeprefix("--").split("=") for word in plan.argv if "=" in word)
     assert int(flags["mesh-data"]) * int(flags["mesh-fsdp"]) * int(flags["mesh-tp"]) == config.topology.devices == 8
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_wandb_speaks_only_where_it_is_asked_to(name: str, repository: list[str]) -> None:
-    config, _ = planned(name, *repository)
-    assert config.env.vars.get("WANDB_MODE", "offline") == "offline"
-    assert not {"WANDB_API_KEY", "HF_TOKEN"} & set(config.env.vars)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

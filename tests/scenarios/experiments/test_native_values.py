@@ -1,6 +1,6 @@
 """Native experiments have the values that their guides give, as written here from the guides and the programs' flags.
 
-Those of TRM are in tests/conf/test_trm_sweeps.py, those of Simply in test_flagship.py.
+Those of TRM are in tests/conf/test_trm_sweeps.py; prompts and rewards of the flagship in test_flagship.py.
 """
 
 from __future__ import annotations
@@ -39,6 +39,19 @@ LM_3B = {
 }  # fmt: skip
 """Guide 3's command (3.7, 3.14); the vocabulary is SmolLM's, rates are those of its program's 3B config."""
 
+FLAGSHIP = {
+    "tpu.accelerator_type": "v5litepod-16", "loop.steps": 2000, "loop.prompts_per_step": 16, "loop.group_size": 8,
+    "loop.updates_per_rollout": 4, "loop.rows": 128, "loop.max_prompt_length": 512, "loop.max_new_tokens": 1536,
+    "loop.loss_type": "token_mean", "loop.temperature": 1.0, "loop.clip_ratio_low": 0.2, "loop.clip_ratio_high": 0.2,
+    "loop.kl_coef": 0.001, "loop.kl_estimator": "k3", "loop.reference_dtype": "bfloat16", "loop.eval_prompts": 256,
+    "loop.test_samples_per_prompt": 8, "loop.test_prompts": None, "loop.sampler.slots": 128, "optimizer.b1": 0.9,
+    "optimizer.b2": 0.95, "optimizer.max_grad_norm": 1.0, "optimizer.update_clip": 1.0, "optimizer.weight_decay": 0.0,
+    "optimizer.schedule.kind": "constant", "optimizer.schedule.warmup_steps": 1, "checkpoint.save_interval": 20,
+    "data.chat_template": "none", "data.bos": "<bos>", "data.eos": "<eos>",
+    "data.tokenizer": "assets://gemma-2-2b/tokenizer.json",
+}  # fmt: skip
+"""Guide 0's command and Simply's config gemma2_2b_gsm8k_2k_rl_16."""
+
 
 def composed(*words: str) -> Config:
     return main.parse(["plan", *words, "cloud.project=a-project"]).options.cloud_config()
@@ -65,6 +78,16 @@ def test_nanochat_has_the_values_of_its_guide(machine: str) -> None:
     assert rates["unembedding"] == 0.004
     rows = config.loop.total_batch_tokens / config.loop.seq_len / config.topology.devices  # pyright: ignore
     assert rows / config.loop.micro_batch_size == 8, "accumulation steps (2.8)"  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("name", "lr"), [("gemma2b_gsm8k", 1e-7), ("gemma2b_gsm8k_fast", 1e-6), ("gemma2b_gsm8k_lenient", 1e-7)]
+)
+def test_the_flagship_has_the_values_that_were_decided_on(name: str, lr: float) -> None:
+    config = composed(f"+experiment={name}")
+    expected = FLAGSHIP | {"optimizer.lr": lr}
+    assert values(config, expected) == expected
+    assert all(stop in "\n" * 3 for stop in config.loop.sampler.stop)  # pyright: ignore
 
 
 def test_the_causal_3b_model_has_the_values_of_its_guide() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from controller.cli import main
 from controller.records.recorder import load_record
-from tests.conftest import deep
 from tests.controller.conftest import SlipwayCli
 from tests.paths import ROOT
 
@@ -24,8 +23,8 @@ def slope(said: str) -> str:
     return next(line.split()[1] for line in said.splitlines() if line.startswith("  slope "))
 
 
-@pytest.mark.parametrize("repeated", [False, *deep(True)])
-def test_a_run_with_modules_is_repeated_without_them(slipway: SlipwayCli, repeated: bool) -> None:
+@pytest.mark.deep
+def test_a_run_with_modules_is_repeated_without_them(slipway: SlipwayCli) -> None:
     def call(*words: str) -> tuple[str, str]:
         code = main.run([*words])
         out, err = slipway.capsys.readouterr()
@@ -41,13 +40,11 @@ def test_a_run_with_modules_is_repeated_without_them(slipway: SlipwayCli, repeat
     modules = slipway.repository / "slipway"
     modules.mkdir()
     shutil.copy(ROOT / "docs" / "extend" / "my_loop.py", modules)
-    out, _ = call("up", *WORDS, *(["cleanup.on_success=keep"] if repeated else []))
+    out, _ = call("up", *WORDS, "cleanup.on_success=keep")
     first = planned()
     (modules / "my_loop.py").write_text((modules / "my_loop.py").read_text() + "# edited\n")
     assert planned() != first
     assert slope(out) == "3"
-    if not repeated:
-        return
     shutil.rmtree(modules)
     assert slope(call("up", "--run", first, *CLOUD[:1])[0]) == "3"
     assert record(f"{first}-r1")["code_sha256"] == record(first)["code_sha256"]
