@@ -30,8 +30,8 @@ OTHERS = {
     # The bundled trainer: a small model on as many devices as the experiment's pod has.
     "arithmetic", "calculator", "gemma2b_gsm8k_fast", "gemma2b_gsm8k_lenient", "gsm8k_local", "lm_3b_v6e8",
     "lm_tinyshakespeare", "nanochat_cpp", "nanochat_d16", "nanochat_d16_jax_v6e4", "nash_mhc_3b", "nash_mhc_small",
-    "quickstart", "sft_gsm8k", "trm_sudoku", "trm_sudoku_4x4", "trm_sudoku_9x9_easy", "trm_sudoku_stable1",
-    "trm_sudoku_v4_32", "word_game",
+    "quickstart", "sft_gsm8k", "smoke", "trm_sudoku", "trm_sudoku_4x4", "trm_sudoku_9x9_easy",
+    "trm_sudoku_stable1", "trm_sudoku_v4_32", "word_game",
     # A stand-in of the guide's program, with its command.
     "nanochat_d16_v5e8", "nanochat_d16_v6e4", "nash_mhc_original", "simply_gemma2_2b_gsm8k", "trm_e1_1_baseline_xla",
     "trm_stable1",
