@@ -198,7 +198,7 @@ def converges(
     end: Callable[[Path], None] = lambda home: None,
     begin: Callable[[Path], None] = lambda home: None,
     *,
-    kills: int = 1,
+    kills: int = KILLS,
 ) -> None:
     """Kill one `up` before each of the chosen requests; the last one leaves what an undisturbed one leaves.
 
@@ -233,7 +233,7 @@ def converges(
 @pytest.mark.parametrize("part", range(PARTS))
 def test_killed_before_any_request_up_again_converges(killer: Killer, plane: Plane, part: int) -> None:
     killer.pod = plane.one
-    converges(killer, lambda requests: of_plane(plane, points(requests))[part::PARTS], kills=KILLS)
+    converges(killer, lambda requests: of_plane(plane, points(requests))[part::PARTS])
 
 
 @pytest.mark.parametrize("way", ["created", "deleted"])
@@ -284,7 +284,7 @@ def test_killed_while_a_surplus_group_is_given_back_up_again_says_what_it_cost(
         assert [one.provisioner for one in load_entries(file.parent) if one.ended == "surplus"] == ["mig"]
         killer.down(home)
 
-    converges(killer, while_a_group_is_given_back, end, grant_both)
+    converges(killer, while_a_group_is_given_back, end, grant_both, kills=1)
 
 
 def test_killed_while_a_group_that_waits_is_given_back_up_again_converges(killer: Killer) -> None:
@@ -292,7 +292,7 @@ def test_killed_while_a_group_that_waits_is_given_back_up_again_converges(killer
     killer.pod = (*EITHER.four, "cloud.quotas={preemptible-tpu-v6e: 0}")
     killer.faults = ("{kind: stockout, times: 1000000, plane: tpu_api}",)
     killer.lift_after = FIRST_LOOK_AT_GROUP
-    converges(killer, while_a_group_is_given_back, killer.down)
+    converges(killer, while_a_group_is_given_back, killer.down, kills=1)
 
 
 FIRST_LOOK_AT_GROUP = "compute instanceGroupManagers.listManagedInstances 1"
