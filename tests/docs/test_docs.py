@@ -5,25 +5,26 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from conf.schema.run.lifecycle import RecoveryPolicy
 from controller.cli import main
-from controller.cli.flags import VERBS
 from controller.config.compose import config_groups
-from controller.records import last_command
 from controller.sweep.definition import define_sweep
+from tests.conftest import deep
+from tests.docs.commands import steps_of, verb_of
 from tests.paths import ROOT
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
-COMMAND = re.compile(
-    r"^(?:\$ )?(?:slipway|python -m controller) (?!trainer\.)(?P<words>[^#\n…]+?)\s*(?:#.*)?$", re.MULTILINE
-)
-COMMANDS = sorted({m["words"] for page in PAGES for m in COMMAND.finditer(page.read_text())})
-USER_FILE = re.compile(r"write `(?P<path>slipway/[\w/]+\.yaml)`:\n\n```yaml\n(?P<yaml>.*?)```", re.DOTALL)
-"""A file that a page tells the reader to write."""
+STEPS = [step for page in PAGES for step in steps_of(page.read_text())]
+COMMANDS = sorted({step.words for step in STEPS if not step.file and verb_of(step.words) and "…" not in step.words})
+COMMANDS = [words for words in COMMANDS if "calculator_env" not in words]  # a module of the reader's
+if find_spec("wandb") is None:
+    COMMANDS = [words for words in COMMANDS if "wandb" not in words]
+NEED_NO_CONFIG = ("help", "version", "completion")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -45,11 +46,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file = project / "slipway" / group / "mine.yaml"
         file.parent.mkdir(parents=True)
         file.write_text(f"defaults: [{base}, _self_]\n")
-    for page in PAGES:
-        for written in USER_FILE.finditer(page.read_text()):
-            file = project / written["path"]
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(written["yaml"])
+    for step in STEPS:
+        if step.file:
+            (file := project / step.file).parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(step.words)
     (project / "train.py").touch()
     return project
 
@@ -60,35 +60,35 @@ def as_after_init(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "a-project")
 
 
-@pytest.mark.parametrize("words", COMMANDS)
-@pytest.mark.usefixtures("as_after_init")
-def test_commands_are_understood(words: str) -> None:
-    if "wandb" in words:
-        pytest.importorskip("wandb")
-    command = main.with_program(main.parse(shlex.split(words)))
-    if getattr(command.flags, "plan", None):
-        return  # a file of the reader's
+@pytest.mark.parametrize("are_sweeps", [False, *deep(True)])
+def test_commands_are_understood(are_sweeps: bool, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "a-project")
+    commands = {words: main.parse(shlex.split(words)[1:]) for words in COMMANDS}
+    meant = {words: command for words, command in commands.items() if ("-m " in words) == are_sweeps}
+    assert len(meant) >= (12 if are_sweeps else 150)
+    known: dict[object, list[str]] = {}
+    for command in meant.values():
+        if (key := (command.verb in ("rehearse", "fit") and command.verb, command.overrides, command.remainder)) not in known:
+            known[key] = what_is_wrong(command)
+    assert [found for found in known.values() if found] == []
+
+
+def what_is_wrong(command: main.Command) -> list[str]:
+    """Compose what a command means, and return the errors."""
+    if command.remainder:
+        command = main.with_program(command)
     if command.verb == "rehearse":
         command = replace(command, overrides=(*command.overrides, "cloud=local"))
-    if command.verb in last_command.VERBS and not command.overrides and not command.options.run_id:
-        command = replace(command, overrides=("+experiment=quickstart",))  # they mean the last run
+    if not any(word.startswith(("+experiment=", "program=")) for word in command.overrides):
+        assert command.verb in NEED_NO_CONFIG or command.options.cloud_config()
+        return []
     if getattr(command.flags, "multirun", False):
         found = define_sweep(command.overrides, ROOT)
-        assert found.jobs or found.space  # a search draws its runs later
-    elif (
-        command.verb in ("capacity", "orphans", "init", "witness", "runs", "report", "tensorboard")
-        or command.options.run_id
-        or getattr(command.flags, "sweep", None)
-    ):
-        assert command.options.cloud_config()
-    elif command.verb != "localcloud" and VERBS[command.verb].config:
-        _, findings = command.options.config(resolve=False)  # run:ID is a run of the reader's
-        without = "fit" if command.verb == "fit" else ""  # the verb asks what the check says
-        assert [str(f) for f in findings if f.severity == "error" and f.check != without] == []
-
-
-def test_there_are_commands_to_check() -> None:
-    assert len(COMMANDS) >= 10
+        return [] if found.jobs or found.space else [f"{command.overrides}: no runs"]  # a search draws its runs later
+    _, findings = command.options.config(resolve=False)  # run:ID is a run of the reader's
+    asked = "fit" if command.verb == "fit" else ""  # the verb asks what the check says
+    return [f"{command.overrides}: {one}" for one in findings if one.severity == "error" and one.check != asked]
 
 
 def test_every_experiment_says_command_time_and_result() -> None:

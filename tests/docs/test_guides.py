@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import pkgutil
 import re
 import subprocess
@@ -89,18 +88,10 @@ def test_what_covers_a_line_exists(name: str) -> None:
         assert EXISTS[sort](subject), item
 
 
-@pytest.mark.parametrize("name", TESTS)
-def test_a_named_test_exists_and_a_row_needs_it(name: str) -> None:
-    file, _, function = TESTS[name].partition("::")
-    tree = ast.parse((ROOT / file).read_text())
-    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    assert any(name in row.get("tests", ()) for row in ROWS.values())
-
-
 def test_every_row_names_tests_or_says_why_there_is_none() -> None:
     for name, row in ROWS.items():
         assert row.get("tests") or row.get("untested"), name
-        assert set(row.get("tests", ())) <= TESTS.keys(), name
+    assert {test for row in ROWS.values() for test in row.get("tests", ())} == TESTS.keys()
     untested = [name for name, row in ROWS.items() if "untested" in row]
     assert untested == ["0.75", "0.78", "1.3", "1.51", "2.35", "2.36", "C10", "C23"]
 

@@ -49,6 +49,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.deep
 def test_a_reader_needs_no_network(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 30
@@ -61,6 +62,7 @@ def test_a_reader_needs_no_network(site: Path) -> None:
         assert not re.search(r"""(?:href|src)=["']https?:|url\(["']?https?:""", picture.read_text()), picture
 
 
+@pytest.mark.deep
 def test_the_search_index_has_the_pages(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text()
     for words in ("Tutorial: train a policy", "slipway rehearse", "lease_duration_seconds"):

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +16,6 @@ from controller.cli import main
 from controller.cli.flags import VERBS, module_of
 from controller.cli.help import ABOUT, DOCS, FIRST_STEPS
 from controller.config.compose import config_groups
-
-EXAMPLES = [example for verb in VERBS.values() for example in verb.examples]
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -52,11 +49,6 @@ def test_every_verb_has_a_page_a_module_and_a_document(verb: str, capsys: pytest
     assert (DOCS / VERBS[verb].page).is_file()
     assert said(capsys, "help", verb) == page
     assert json.loads(said(capsys, "help", verb, "--json"))["examples"]
-
-
-@pytest.mark.parametrize("words", [*EXAMPLES, *(words.removeprefix("slipway ") for words, _ in FIRST_STEPS)])
-def test_examples_are_understood(words: str) -> None:
-    assert main.parse(shlex.split(words)).verb in VERBS
 
 
 def test_mistakes_are_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,14 +20,10 @@ from controller.core.errors import ConfigError
 from controller.run import session
 from controller.run.options import RunOptions
 from tests.paths import ROOT
+from tests.terminal import Tty
 
 ERASE_LINE = "\x1b[2K"
 LIMIT_SECONDS = 240.0
-
-
-class Tty(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Tty:

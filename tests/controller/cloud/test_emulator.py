@@ -32,7 +32,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     with HTTPServer(("127.0.0.1", 0), _Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()

@@ -8,11 +8,7 @@ import pytest
 
 from controller.core.layout import cell_width, fit_table, join_fitting, shorten, width_of, wrap
 from controller.core.text import short_ids, short_overrides
-
-
-class Tty(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.terminal import Tty
 
 
 def test_the_width_is_that_of_the_terminal_or_what_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,13 +18,9 @@ from controller.core.events import Event
 from controller.core.printable import SanitizedStream, printable, sanitized_output
 from controller.plan.build import build_plan
 from controller.records.ledger import Result
+from tests.terminal import Tty
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m\x1b[6n\u202eevil\u2066[/][bold]\x08\x7f"
-
-
-class Tty(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def harmless(text: str) -> bool:

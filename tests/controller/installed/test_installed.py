@@ -87,10 +87,10 @@ def test_pip_installs_one_name(installed: Installation) -> None:
 
 def test_a_project_with_packages_of_the_same_names(installed: Installation, project: Path) -> None:
     assert installed.expect("-c", RUN_NAME, cwd=project) == "quickstart\n"
-    assert "usage" in installed.expect("-c", COMMAND, "--help", cwd=project)
     assert "usage" in installed.expect("-m", "slipway", "--help", cwd=project)
 
 
+@pytest.mark.deep
 def test_installed_packages_of_the_same_names(installed: Installation, project: Path, tmp_path: Path) -> None:
     """In site-packages, where `pip install` of the project puts them."""
     theirs = installed.site / "theirs.pth"
@@ -102,6 +102,7 @@ def test_installed_packages_of_the_same_names(installed: Installation, project: 
         theirs.unlink()
 
 
+@pytest.mark.deep
 def test_one_process_cannot_use_both(installed: Installation, project: Path) -> None:
     (project / "conf" / "__init__.py").write_text("")
     (project / "conf" / "mine.py").write_text("")

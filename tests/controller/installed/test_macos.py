@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.paths import ROOT
 
 IMPORT_AS_ON_MACOS = """
@@ -40,6 +42,7 @@ print(len(names))
 """
 
 
+@pytest.mark.deep
 def test_every_module_can_be_imported() -> None:
     argv = [sys.executable, "-W", "ignore", "-c", IMPORT_AS_ON_MACOS]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)

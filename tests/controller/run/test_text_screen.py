@@ -20,6 +20,7 @@ from controller.core.printable import COLOUR
 from controller.plan.build import Plan, build_plan
 from controller.records.ledger import Result
 from controller.run.text_screen import TextScreen
+from tests.terminal import Tty
 
 LONG_TITLE = "TPU v5litepod-256 (64 workers) slipway-of-a-researcher-with-a-long-name-0ef9e1"
 NOTE = "preempted: us-central1-a has taken the pod back after 14 minutes; replacing it, and resuming from step 120"
@@ -28,11 +29,6 @@ GRPO = {"phase": "grpo", "step": 165, "steps_total": 188, "loss": 6.268e-05, "ac
         "step_time": 2.0}  # fmt: skip
 SPINNER = re.compile("[\u2800-\u28ff]")
 EVAL = {"phase": "eval", "step": 188, "eval_accuracy": 0.8984, "eval_accuracy_low": 0.8553, "eval_accuracy_high": 0.93}
-
-
-class Tty(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture

@@ -78,9 +78,7 @@ def keyboard(request: pytest.FixtureRequest, home: Path) -> Iterator[Keyboard]:
 
 
 def test_tab(keyboard: Keyboard) -> None:
-    keyboard.press("slipway orph\t\r", "got[orphans]")
     keyboard.press("slipway plan --sa\t\r", "got[plan]got[--save]")
-    keyboard.press("slipway +experiment=quicks\t\r", "got[+experiment=quickstart]")
     keyboard.press(
         "slipway +exper\tquicks\t loop.warm_start_st\t3\r", "got[+experiment=quickstart]got[loop.warm_start_steps=3]"
     )

@@ -28,6 +28,7 @@ def test_a_stopped_pod_is_started_by_the_next_up(slipway: SlipwayCli) -> None:
     assert len(creations) == 1
 
 
+@pytest.mark.deep
 @pytest.mark.e2e
 def test_what_google_does_not_stop_is_refused(slipway: SlipwayCli) -> None:
     spot = ["tpu=v5litepod_8", "cleanup.on_success=keep", ECHO_COMMAND]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,6 @@ from tests.planes import Plane
 pytestmark = pytest.mark.e2e
 KEEP = "cleanup.on_success=keep"
 TWO_WORKERS = ("tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b")
-DEEP = pytest.mark.deep
 SLOW = 'program.command=[sh,-c,"echo up; while [ ! -e ../go ]; do sleep 0.1; done"]'
 
 
@@ -43,6 +43,27 @@ def let_go(slipway: SlipwayCli) -> None:
     for home in workers_home(slipway):
         for run in (home / ".slipway" / "runs").iterdir():
             (run / "go").touch()
+
+
+def up_apart(slipway: SlipwayCli, *words: str) -> subprocess.Popen[str]:
+    """`slipway up …` in a process of its own, which finds the emulated cloud awake, and Ctrl-C as on a terminal."""
+    slipway.cloud()
+    listening = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored where tests run in the background
+    main = f"import signal, sys; from controller.cli.main import run; {listening}; sys.exit(run(sys.argv[1:]))"
+    argv = [sys.executable, "-c", main, *slipway.line("up", *words)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+
+
+def read_until(running: subprocess.Popen[str], pattern: str) -> None:
+    """Read what a process says up to a line of this pattern."""
+    assert running.stdout is not None
+    said = []
+    for line in running.stdout:
+        said.append(line)
+        if re.search(pattern, line):
+            return
+    raise AssertionError(f"it ended before it said {pattern!r}: {''.join(said)}")
 
 
 def test_a_run_from_nothing_to_nothing(slipway: SlipwayCli, plane: Plane) -> None:
@@ -67,6 +88,14 @@ def test_a_run_from_nothing_to_nothing(slipway: SlipwayCli, plane: Plane) -> Non
     code, out, err = slipway("logs", "--worker", "0,2", *four)
     assert (code, out, err) == (0, "worker 0| hello from worker 0\nworker 2| hello from worker 2\n", "")
     assert len(slipway("logs", "--worker", "all", *four)[1].splitlines()) == 4
+    before = slipway.mutations()
+    assert "has already finished; nothing was changed" in slipway("up", *four)[1]
+    assert slipway.mutations() == before
+    # Verbs without config words mean the last run of this folder.
+    assert cli.run(["logs", "--worker", "0"]) == 0
+    out, err = slipway.capsys.readouterr()
+    assert out == "hello from worker 0\n"
+    assert "cloud=local" in err
     here = slipway.home / "here"  # outside of the folder whose files are shipped as code
     code, out, _ = slipway("get", "--to", str(here), *four)
     assert (code, len(list((here / "logs/attempt-1").glob("*.log")))) == (0, 4)
@@ -78,20 +107,6 @@ def test_a_run_from_nothing_to_nothing(slipway: SlipwayCli, plane: Plane) -> Non
     assert "no such file or folder; it has" in slipway.capsys.readouterr().err
     assert slipway("logs", "--attempt", "2", *four)[0::2] == (2, "error: --attempt 2: the run has attempts 1\n")
     assert slipway("logs", "--worker", "1,7", *four)[0::2] == (2, "error: --worker 7: the pod has workers 0 to 3\n")
-
-
-def test_a_finished_run_is_reported_and_nothing_is_touched(slipway: SlipwayCli) -> None:
-    assert slipway("up", ECHO_COMMAND)[0] == 0
-    before = slipway.mutations()
-    code, out, _ = slipway("up", ECHO_COMMAND)
-    assert code == 0
-    assert "has already finished; nothing was changed" in out
-    assert slipway.mutations() == before
-    # Verbs without config words mean the last run of this folder.
-    assert cli.run(["logs", "--worker", "0"]) == 0
-    out, err = slipway.capsys.readouterr()
-    assert out == "hello from worker 0\n"
-    assert "cloud=local" in err
     slipway.repository.joinpath("other").mkdir()
     os.chdir(slipway.repository / "other")
     assert cli.run(["logs"]) == 2
@@ -118,12 +133,7 @@ def test_a_running_run_is_reattached_and_another_ends_it_only_if_asked_to(slipwa
     assert "stopped run-" in out
 
 
-def up_apart(slipway: SlipwayCli, *words: str) -> subprocess.Popen[str]:
-    """`slipway up …` in a process of its own."""
-    command = [sys.executable, "-m", "controller", *slipway.line("up", *words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
+@pytest.mark.deep
 def test_a_busy_pod_queues_the_next_run(slipway: SlipwayCli) -> None:
     """The first run finishes and leaves its pod to the one that waits; the second one deletes it."""
     assert slipway("up", "--detach", SLOW)[0] == 0
@@ -135,10 +145,8 @@ def test_a_busy_pod_queues_the_next_run(slipway: SlipwayCli) -> None:
     both = [up_apart(slipway, SLOW), up_apart(slipway, ECHO_COMMAND, "--queue")]
     try:
         until(lambda: "/waiting/" in json.dumps(slipway.cloud().get("state")["objects"]))
-        assert both[0].stdout is not None
-        assert both[1].stdout is not None
-        next(line for line in both[0].stdout if "re-attached" in line)
-        next(line for line in both[1].stdout if f"waiting for {first}" in line)  # it is in the queue before it says so
+        read_until(both[0], "re-attached")
+        read_until(both[1], f"waiting for {first}")  # it is in the queue before it says so
         let_go(slipway)
         said = [one.communicate(timeout=300)[0] for one in both]
     finally:
@@ -153,6 +161,7 @@ def test_a_busy_pod_queues_the_next_run(slipway: SlipwayCli) -> None:
     assert "/waiting/" not in json.dumps(slipway.cloud().get("state")["objects"])
 
 
+@pytest.mark.deep
 def test_edited_code_is_a_new_run_on_the_same_pod(slipway: SlipwayCli) -> None:
     first = slipway.json("plan", ECHO_COMMAND)["run"]
     assert slipway("up", ECHO_COMMAND, KEEP)[0] == 0
@@ -165,6 +174,7 @@ def test_edited_code_is_a_new_run_on_the_same_pod(slipway: SlipwayCli) -> None:
     assert [m for m in changed if "/storage/v1/b/" not in m] == []  # objects of the new run, and nothing else
 
 
+@pytest.mark.deep
 def test_an_altered_byte_on_a_worker_is_found_and_repaired(slipway: SlipwayCli, plane: Plane) -> None:
     words = [SLOW, KEEP, *plane.two]
     assert slipway("up", "--detach", *words)[0] == 0
@@ -187,6 +197,7 @@ def test_an_altered_byte_on_a_worker_is_found_and_repaired(slipway: SlipwayCli, 
     assert slipway("verify", *words)[0] == 0
 
 
+@pytest.mark.deep
 def test_a_failing_program_ends_with_5_and_shows_the_worker_that_failed_first(slipway: SlipwayCli) -> None:
     fails = 'program.command=[sh,-c,"if [ $TPU_WORKER_ID = 1 ]; then echo boom; exit 7; fi; sleep 60"]'
     code, _, err = slipway("up", fails, *TWO_WORKERS)
@@ -199,6 +210,7 @@ def test_a_failing_program_ends_with_5_and_shows_the_worker_that_failed_first(sl
     assert "worker 1: its program exited with code 7" in status["run"]["verdicts"][0]["message"]
 
 
+@pytest.mark.deep
 def test_a_failed_run_is_tried_again_as_a_new_attempt(slipway: SlipwayCli) -> None:
     fails_once = 'program.command=[sh,-c,"if [ $SLIPWAY_ATTEMPT = 1 ]; then exit 7; fi"]'
     assert slipway("up", fails_once)[0] == 5
@@ -208,6 +220,7 @@ def test_a_failed_run_is_tried_again_as_a_new_attempt(slipway: SlipwayCli) -> No
     assert slipway("logs", fails_once)[2] == "(attempt 2 of 2; --attempt N shows another)\n"
 
 
+@pytest.mark.deep
 def test_a_preempted_pod_is_replaced_and_the_run_goes_on(slipway: SlipwayCli, plane: Plane) -> None:
     flag = 'if [ "$SLIPWAY_ATTEMPT" = 1 ]; then sleep 600; fi; echo attempt $SLIPWAY_ATTEMPT'
     program = f"program.command=[sh,-c,'{flag}']"
@@ -220,6 +233,7 @@ def test_a_preempted_pod_is_replaced_and_the_run_goes_on(slipway: SlipwayCli, pl
     assert slipway.json("status", program, *plane.one)["run"]["attempts"] == 2
 
 
+@pytest.mark.deep
 @pytest.mark.sleeps
 def test_no_process_of_a_run_is_left(slipway: SlipwayCli) -> None:
     assert slipway("up", ECHO_COMMAND)[0] == 0
@@ -230,14 +244,8 @@ def test_no_process_of_a_run_is_left(slipway: SlipwayCli) -> None:
 @pytest.mark.deep  # test_killed.py: the same before two requests of every run
 @pytest.mark.parametrize("killed_at", ["launched", "TPU", "network"])
 def test_killed_anywhere_up_again_converges(slipway: SlipwayCli, killed_at: str) -> None:
-    slipway.cloud()  # awake: another process would start it with a new interpreter
-    command = [sys.executable, "-m", "controller", *slipway.line("up", SLOW)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=slipway.repository)
-    assert running.stdout is not None
-    for line in running.stdout:
-        if killed_at in line:
-            break
+    running = up_apart(slipway, SLOW)
+    read_until(running, killed_at)
     running.send_signal(signal.SIGKILL)
     running.communicate()
     assert slipway("up", "--detach", SLOW)[0] == 0
@@ -250,22 +258,11 @@ def test_killed_anywhere_up_again_converges(slipway: SlipwayCli, killed_at: str)
     assert slipway.json("status", SLOW)["run"]["attempts"] == 1
 
 
-def followed(slipway: SlipwayCli) -> subprocess.Popen[str]:
-    """`up` of the slow program in a process of its own, once it follows."""
-    slipway.cloud()  # awake: another process would start it with a new interpreter
-    command = [sys.executable, "-m", "controller", *slipway.line("up", SLOW)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=slipway.repository)
-    assert running.stdout is not None
-    for line in running.stdout:
-        if line.strip() == "up":
-            return running
-    raise AssertionError("it ended before it was followed")
-
-
-@pytest.mark.parametrize("verb", [("cancel",), pytest.param(("down", "--yes"), marks=DEEP)])
+@pytest.mark.deep
+@pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes")])
 def test_what_is_ended_on_purpose_is_not_started_again(slipway: SlipwayCli, verb: tuple[str, ...]) -> None:
-    following = followed(slipway)
+    following = up_apart(slipway, SLOW)
+    read_until(following, r"^\s*up$")
     assert slipway(*verb, SLOW)[0] == 0
     rest, _ = following.communicate(timeout=300)
     assert following.returncode == 0, rest
@@ -275,17 +272,10 @@ def test_what_is_ended_on_purpose_is_not_started_again(slipway: SlipwayCli, verb
     assert status["pod"]["state"] == ("absent" if verb[0] == "down" else "ready")
 
 
+@pytest.mark.deep
 def test_ctrl_c_detaches_and_the_run_goes_on(slipway: SlipwayCli) -> None:
-    slipway.cloud()  # awake: another process would start it with a new interpreter
-    listening = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored where tests run in the background
-    main = f"import signal, sys; from controller.cli.main import run; {listening}; sys.exit(run(sys.argv[1:]))"
-    command = [sys.executable, "-c", main, *slipway.line("up", SLOW)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=slipway.repository)
-    assert running.stdout is not None
-    for line in running.stdout:
-        if line.strip() == "up":
-            break
+    running = up_apart(slipway, SLOW)
+    read_until(running, r"^\s*up$")
     running.send_signal(signal.SIGINT)
     rest, _ = running.communicate(timeout=300)
     assert running.returncode == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 
@@ -13,11 +12,7 @@ from controller.cli.verbs.setup import localcloud
 from controller.cloud import emulator
 from controller.core.ui import confirm
 from controller.records import index
-
-
-class Tty(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.terminal import Tty
 
 
 def test_wipe_asks_and_says_what_it_did(
