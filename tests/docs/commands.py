@@ -46,6 +46,7 @@ ELSEWHERE = {
         "tests/controller/cli/verbs/run/test_rehearse.py::test_the_trainer_is_preempted_and_goes_on"
     ),
     "slipway rehearse +experiment=quickstart": "tests/controller/cli/verbs/run/test_rehearse.py::test_the_quick_start",
+    "slipway witness": "tests/scenarios/witness/test_witness.py::test_a_first_contact_is_recorded_and_leaves_nothing",
     "slipway report --sweep trm_width --x params --fit power --level 0.8": (
         "tests/controller/report/test_scaling.py::test_the_verb_prints_the_fit_and_writes_the_section"
     ),

@@ -7,7 +7,6 @@ questions are answered with yes, and a placeholder is what the reader has. A ver
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import signal
@@ -47,7 +46,6 @@ PORTS = {
 """Any port that is free."""
 ENDS = {"fit": 0 if find_spec("libtpu") else 2}
 """Exit codes other than 0: without the TPU compiler `fit` says how to install it."""
-SHORTER = {"loop.steps=300": "loop.steps=3"}
 PROGRAM = 'import os\nprint("hello from attempt", os.environ["SLIPWAY_ATTEMPT"], flush=True)\n'
 PATIENT = f'{PROGRAM}import time\ntime.sleep(3600 if os.environ["SLIPWAY_ATTEMPT"] == "1" else 0)\n'
 """The reader's program; one that is rehearsed goes on until it is preempted."""
@@ -65,7 +63,8 @@ class Reader:
     folder: Path
     home: Path
     capsys: pytest.CaptureFixture[str]
-    stands_for: dict[str, str] = field(default_factory=lambda: {**PLACEHOLDERS, **PORTS, **SHORTER})
+    stands_for: dict[str, str] = field(default_factory=lambda: {**PLACEHOLDERS, **PORTS})
+    typed: list[list[str]] = field(default_factory=list)
     said: dict[str, str] = field(default_factory=dict)
 
     def does(self, step: Step) -> None:
@@ -75,15 +74,8 @@ class Reader:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(step.words)
             return
-        if not step.words.startswith("cd "):  # the reader is there
-            import time  # TEMP
-
-            began = time.time()  # TEMP
-            with Path(f"/tmp/d_times.{os.getpid()}").open("a") as f:
-                f.write(step.words)  # TEMP
+        if not step.words.startswith("cd ") and self.as_typed(step.words) not in self.typed:  # the reader is there
             self.types(step.words)
-            with Path(f"/tmp/d_times.{os.getpid()}").open("a") as f:
-                f.write(f" {time.time() - began:.1f}\n")  # TEMP
 
     def types(self, words: str) -> str:
         typed = self.as_typed(words)
@@ -95,6 +87,7 @@ class Reader:
             self.capsys.readouterr()
             code, out = main.run(typed), "".join(self.capsys.readouterr())
         assert code == ENDS.get(verb, 0), f"{words}\n(slipway {shlex.join(typed)})\nexit code {code}\n{out}"
+        self.typed.append(typed)
         self.said[words] = out
         return out
 
@@ -108,7 +101,7 @@ class Reader:
         added: list[str] = []
         if any(word.startswith("+experiment=") for word in overrides) and verb not in OWN_SCALE:
             added += SMALL
-        if verb in ("up", "run", "rehearse") and "--run" not in given:
+        if verb in ("up", "run", "rehearse", "witness") and "--run" not in given:
             added.append("cloud.operation_seconds=0")
         if verb in ON_A_CLOUD and (overrides or not on_record):
             is_local = LOCAL & {*overrides} or any(word.startswith("cloud=") for word in overrides)
