@@ -28,7 +28,7 @@ from controller.records.last_command import VERBS as OF_LAST_RUN
 from tests.docs.commands import PLACEHOLDERS, Step
 from tests.emulators import Emulators
 
-SMALL = ("scale=tiny", "logging.log_interval=1", "tpu.accelerator_type=v5litepod-4")
+SMALL = ("scale=tiny", "logging.log_interval=1", "tpu.accelerator_type=v5litepod-4", "env.packages=image")
 OWN_SCALE = ("plan", "fit", "rehearse")
 """Verbs that train nothing, or something small by themselves."""
 ON_A_CLOUD = ("up", "run", "plan", "status", "logs", "down", "capacity", "init", "witness")

@@ -17,6 +17,8 @@ _APIS = (
     "oslogin secretmanager serviceusage storage tpu"
 )
 SERVICES = tuple(f"{api}.googleapis.com" for api in _APIS.split())
+FIRST_ACCOUNT_ID = 107 * 10**18
+"""As long as Google's, and none of the stand-ins that a recording of `witness` begins with."""
 _ACCOUNT_ID = re.compile(r"[a-z]([-a-z0-9]{4,28}[a-z0-9])")
 
 
@@ -144,7 +146,7 @@ class Projects:
             "name": name,
             "email": email,
             "projectId": PROJECT,
-            "uniqueId": str(self._store.next_number("account", 10**20)),
+            "uniqueId": str(self._store.next_number("account", FIRST_ACCOUNT_ID)),
             "etag": format_etag(1),
         }
         self._store.put("serviceAccount", email, {**account, "visibleAt": time.time() + self._settings.delay(1)})
