@@ -20,7 +20,7 @@ from tests.paths import ROOT
 
 QUICKSTART = "+experiment=quickstart"
 ORDER = (
-    *("help", "version", "completion", "localcloud", "init", "plan", "fit", "capacity", "up", "status", "runs"),
+    *("help", "version", "completion", "localcloud", "init", "plan", "fit", "up", "capacity", "status", "runs"),
     *("report", "tensorboard", "get", "export", "chat", "generate", "run", "rehearse", "logs", "verify", "ssh", "exec"),
     *("forward", "cancel", "stop", "orphans", "witness", "down"),
 )
