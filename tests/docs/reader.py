@@ -106,7 +106,7 @@ class Reader:
         if verb in ON_A_CLOUD and (overrides or not on_record):
             is_local = LOCAL & {*overrides} or any(word.startswith("cloud=") for word in overrides)
             added += [] if is_local else ["cloud=local"]
-        if "--yes" in taken and "--yes" not in given:
+        if "--yes" in taken and "--yes" not in given and verb != "init":  # which would create the bucket as well
             added.append("--yes")
         at = given.index("--") if command.remainder else len(given)
         for said, meant in ON_THIS_MACHINE.items():
