@@ -151,7 +151,7 @@ def test_readme_and_help(reader: Reader) -> None:
         SEED_1: BEST,
         "run.seed=0,1,2": "run.seed=0",
         "gs://my-bucket/model": "gs://slipway-local-slipway-us-central1/model",
-        "state=running": "state=finished",
+        "state=running": "name=quickstart",
         "slipway logs --worker 3 --follow +experiment=gemma2b_gsm8k": "slipway logs --follow +experiment=gemma2b_gsm8k",
     }
     Path("asked.jsonl").write_text('{"prompt": "1+2="}\n')
