@@ -100,12 +100,18 @@ def test_the_first_command_keeps_its_promise(tmp_path: Path) -> None:
     assert all(commands_on(page)[0] == f"slipway {QUICKSTART}" for page in ("README.md", "--help"))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
     environment |= {"SLIPWAY_HOME": str(tmp_path / "home"), "JAX_PLATFORMS": "cpu"}
-    slipway = [sys.executable, "-m", "controller"]
-    done = subprocess.run([*slipway, QUICKSTART], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = subprocess.run([*slipway, "runs", "--json"], cwd=tmp_path, env=environment, capture_output=True, check=True)
-    subprocess.run([*slipway, "localcloud", "wipe", "--yes"], cwd=tmp_path, env=environment, check=True)
-    [row] = json.loads(rows.stdout)
+
+    def types(*words: str) -> str:
+        argv = [sys.executable, "-m", "controller", *words]
+        done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    try:
+        types(QUICKSTART)
+        [row] = json.loads(types("runs", "--json"))
+    finally:
+        types("localcloud", "wipe", "--yes")
     assert row["metrics.accuracy_before"] < 0.8
     assert row["metrics.accuracy_after"] > 0.9
 
