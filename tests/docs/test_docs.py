@@ -69,7 +69,8 @@ def test_commands_are_understood(are_sweeps: bool, project: Path, monkeypatch: p
     assert len(meant) >= (12 if are_sweeps else 150)
     known: dict[object, list[str]] = {}
     for command in meant.values():
-        if (key := (command.verb in ("rehearse", "fit") and command.verb, command.overrides, command.remainder)) not in known:
+        key = (command.verb in ("rehearse", "fit") and command.verb, command.overrides, command.remainder)
+        if key not in known:
             known[key] = what_is_wrong(command)
     assert [found for found in known.values() if found] == []
 
