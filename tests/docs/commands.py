@@ -28,7 +28,7 @@ STEP = re.compile(
 SESSIONS = ("docs/first-run.md", "docs/your-program.md", "docs/tutorial.md", "README.md", "--help")
 """Pages in the order of their sessions; a command of several is run in the session of the first."""
 CI = ".ci/run"
-LAPTOP = "tests/installed/test_laptop.py::test_a_laptop_needs_no_jax"
+LAPTOP = "tests/controller/installed/test_laptop.py::test_a_laptop_needs_no_jax"
 ELSEWHERE = {
     "python -m pip install -e .": CI,  # with the tools of development
     "python -m pip install -e '.[dev]'": CI,
