@@ -29,6 +29,11 @@ SESSIONS = ("docs/first-run.md", "docs/your-program.md", "docs/tutorial.md", "RE
 """Pages in the order of their sessions; a command of several is run in the session of the first."""
 CI = ".ci/run"
 LAPTOP = "tests/controller/installed/test_laptop.py::test_a_laptop_needs_no_jax"
+REHEARSED = "tests/controller/rehearsal/test_rehearsal.py::test_an_experiment_is_preempted_and_goes_on"
+WITNESSED = (
+    "tests/scenarios/witness/test_witness.py::"
+    "test_a_first_contact_is_recorded_leaves_nothing_and_is_replayed_without_a_difference"
+)
 ELSEWHERE = {
     "python -m pip install -e .": CI,  # with the tools of development
     "python -m pip install -e '.[dev]'": CI,
@@ -42,11 +47,9 @@ ELSEWHERE = {
     "gcloud auth application-default login": (
         "tests/controller/gcp/test_credentials.py::test_a_user_has_a_quota_project"
     ),
-    "slipway rehearse +experiment=gemma2b_gsm8k": (
-        "tests/controller/cli/verbs/run/test_rehearse.py::test_the_trainer_is_preempted_and_goes_on"
-    ),
-    "slipway rehearse +experiment=quickstart": "tests/controller/cli/verbs/run/test_rehearse.py::test_the_quick_start",
-    "slipway witness": "tests/scenarios/witness/test_witness.py::test_a_first_contact_is_recorded_and_leaves_nothing",
+    "slipway rehearse +experiment=gemma2b_gsm8k": (REHEARSED),
+    "slipway rehearse +experiment=quickstart": REHEARSED,
+    "slipway witness": WITNESSED,
     "slipway report --sweep trm_width --x params --fit power --level 0.8": (
         "tests/controller/report/test_scaling.py::test_the_verb_prints_the_fit_and_writes_the_section"
     ),
