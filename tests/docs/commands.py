@@ -47,9 +47,11 @@ ELSEWHERE = {
     "gcloud auth application-default login": (
         "tests/controller/gcp/test_credentials.py::test_a_user_has_a_quota_project"
     ),
-    "slipway rehearse +experiment=gemma2b_gsm8k": (REHEARSED),
+    "slipway rehearse +experiment=gemma2b_gsm8k": REHEARSED,
     "slipway rehearse +experiment=quickstart": REHEARSED,
     "slipway witness": WITNESSED,
+    "slipway witness cloud=mine tpu=mine": WITNESSED,  # the session of the first run plays one on another type
+    "slipway witness --usd 2 --minutes 30 cloud=mine tpu=mine": WITNESSED,
     "slipway report --sweep trm_width --x params --fit power --level 0.8": (
         "tests/controller/report/test_scaling.py::test_the_verb_prints_the_fit_and_writes_the_section"
     ),

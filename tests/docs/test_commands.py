@@ -22,7 +22,7 @@ QUICKSTART = "+experiment=quickstart"
 ORDER = (
     *("help", "version", "completion", "localcloud", "init", "plan", "fit", "up", "capacity", "status", "runs"),
     *("report", "tensorboard", "get", "export", "chat", "generate", "run", "rehearse", "logs", "verify", "ssh", "exec"),
-    *("forward", "cancel", "stop", "orphans", "witness", "down"),
+    *("forward", "cancel", "stop", "orphans", "down"),
 )
 """Verbs of README and help in the order in which the reader tries them."""
 SEED_1 = f"slipway {QUICKSTART} loop.steps=300 optimizer.lr=3e-4 run.seed=1"
@@ -31,7 +31,6 @@ KEPT = "cleanup.on_success=keep -- python train.py"
 BEFORE = {
     "get": f"slipway {QUICKSTART}",  # it has finished: the last run of the folder from now on
     "logs": f"slipway run {KEPT}",
-    "witness": "slipway init",
     "stop": f"slipway run --tpu v5litepod-8 tpu.capacity=on_demand {KEPT}",
 }
 """What is typed before the first command of a verb."""
