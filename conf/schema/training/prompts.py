@@ -9,14 +9,15 @@ from conf.extension import Reference
 from conf.schema.base import Strict
 
 
-def template_columns(template: str) -> list[str]:
-    """Return the column names in a template, in order. Raises ValueError for an invalid `{…}`."""
+def template_columns(template: str, key: str = "") -> list[str]:
+    """Return the column names in a template, in order. Raises ValueError for an invalid `{…}`, which names the key."""
     names: list[str] = []
     for _, name, form, conversion in Formatter().parse(template):
         if name is None:
             continue
         if not name or form or conversion or set(name) & set(".[]"):
-            raise ValueError("{…} must contain only a column name; write {{ for a literal brace")
+            where = f"{key}: " if key else ""
+            raise ValueError(f"{where}{{…}} must contain only a column name; write {{{{ for a literal brace")
         names.append(name)
     return names
 
@@ -43,7 +44,7 @@ class Prompt(Strict):
     @model_validator(mode="after")
     def _each_names_its_own(self) -> Self:
         for name in ("question", "answer"):
-            if template_columns(getattr(self, name)) != [name]:
+            if template_columns(getattr(self, name), name) != [name]:
                 raise ValueError(
                     f"{name} must contain {{{name}}} once and no other placeholder; write {{{{ for a literal brace"
                 )
@@ -133,7 +134,7 @@ class Gsm8kData(RowData):
         """Columns that the question is made from."""
         if self.question_template is None:
             return (self.question_column or "",)
-        return tuple(dict.fromkeys(template_columns(self.question_template)))
+        return tuple(dict.fromkeys(template_columns(self.question_template, "question_template")))
 
     @property
     def columns(self) -> dict[str, str]:

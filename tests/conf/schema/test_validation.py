@@ -32,6 +32,14 @@ def test_unknown_keys_do_not_hide_the_config() -> None:
     assert [p.key for p in problems] == ["colour"]
 
 
+def test_a_rule_of_a_section_names_its_keys_and_does_not_show_all_others() -> None:
+    problems = [*compose(["+experiment=trm_sudoku", "loop.steps=100"])[1], *words("data.prompt.answer='{a.b}'")]
+    assert [line.partition(": ")[2] for line in map(str, problems)] == [
+        "steps: 50000 epochs are 65104 updates; set either epochs or steps to null",
+        "answer: {…} must contain only a column name; write {{ for a literal brace",
+    ]
+
+
 def test_a_nul_is_refused_and_named() -> None:
     config, problems = validate(
         compose_raw(["program=command", "program.command=[a]"]) | {"env": {"vars": {"A\0": "b", "C": "d\0"}}}
