@@ -5,12 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from conf.schema.training.run_yaml import RunFile
 from tests.trainer.bits import in_own_memory, set_nan
 from tests.trainer.conftest import make_mesh
 from trainer.distributed import mesh as meshes
 from trainer.distributed.checksums import CorruptionError
 from trainer.step import nan_diagnosis
 from trainer.step.metric_sums import Mean
+from trainer.step.nan_check import check_finite
 from trainer.step.nan_diagnosis import FiniteTable, judge
 from trainer.step.train_step import State
 
@@ -60,3 +62,10 @@ def test_a_result_that_is_finite_at_the_second_try_is_a_fault_of_hardware_the_fi
     with pytest.raises(CorruptionError, match=r"^hardware fault: some worker: update 7 was not finite, but is when"):
         judge(found, 7, repeated=False)
     judge(found, 7, repeated=True)
+
+
+def test_an_update_that_is_to_be_skipped_is_told_with_the_place_of_its_batch(lm_run, capsys):
+    lm_run["optimizer"] |= {"nan_policy": "skip"}
+    metrics = {"loss": jnp.float32(np.nan), "grad_norm": jnp.float32(1)}
+    check_finite(7, metrics, {"x": np.ones(2)}, RunFile.model_validate(lm_run), lambda repeated: None)
+    assert capsys.readouterr().out.endswith(f"{lm_run['dir']}/diverged/step-7. The update is skipped\n")
