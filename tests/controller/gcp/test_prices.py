@@ -10,12 +10,12 @@ import pytest
 
 from conf.schema.config import Config
 from controller.config.compose import compose
-from controller.core.clock import Clock
 from controller.gcp.errors import NotFoundError
 from controller.gcp.prices import hourly_price, max_cost, monthly_storage_price
 from controller.records.spending import Spending, close_billing
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
+from tests.fakes.clock import ManualClock
 
 NEW_YEAR = 1_767_225_600.0
 V5E = ["cloud.project=acme", "program=command", "tpu.zone=us-central1-a"]
@@ -64,17 +64,6 @@ def test_storage() -> None:
     assert monthly_storage_price(100) == pytest.approx(2.0)
 
 
-class Hands(Clock):
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.time = NEW_YEAR
-
-    def now(self) -> float:
-        return self.time
-
-
 @dataclass
 class Bucket:
     """Objects by name."""
@@ -104,7 +93,7 @@ class Books:
     """The accounts of several runs in one bucket."""
 
     bucket: Bucket = field(default_factory=Bucket)
-    clock: Hands = field(default_factory=Hands)
+    clock: ManualClock = field(default_factory=lambda: ManualClock(NEW_YEAR))
 
     def of(self, run_id: str, *overrides: str) -> Spending:
         return Spending(cast(Any, self.bucket), self.clock, "b", run_id, config(*overrides))
@@ -116,7 +105,7 @@ class Books:
         return Node(name="pod", spec=spec, places=(place,), max_create_attempts=1, create_seconds=1.0, status=status)
 
     def later(self, hours: float) -> None:
-        self.clock.time += 3600 * hours
+        self.clock.elapsed += 3600 * hours
 
 
 def test_every_pod_of_a_run_counts_over_controllers() -> None:
@@ -151,7 +140,7 @@ def test_a_pod_that_another_run_left_counts_from_when_it_was_taken_over() -> Non
     books.later(1)
     assert second.usage().hours == pytest.approx(1.0)
     [life] = books.of("first").lifetimes()
-    assert life.hours(books.clock.time) == pytest.approx(3.0)  # its idle hours are its own
+    assert life.hours(books.clock.now()) == pytest.approx(3.0)  # its idle hours are its own
     assert life.why == "taken over by second"
 
 

@@ -11,20 +11,7 @@ from controller.core.clock import Clock
 from controller.core.errors import CloudError
 from controller.gcp.errors import UNREACHABLE, ForbiddenError, GoogleError
 from controller.gcp.retries import OUTAGE_PAUSE_SECONDS, OUTAGE_SECONDS, Retries, outlast, wait_out
-
-
-class Waiting(Clock):
-    """Time passes only in sleeps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.time = 0.0
-
-    def monotonic(self) -> float:
-        return self.time
-
-    def sleep(self, seconds: float) -> None:
-        self.time += seconds
+from tests.fakes.clock import ManualClock
 
 
 def answering(*errors: GoogleError | None) -> Callable[[], str]:
@@ -44,58 +31,58 @@ STORM = GoogleError("storage objects.get", 503, "UNAVAILABLE", "backend error")
 
 
 def test_a_storm_is_waited_out_and_said_once() -> None:
-    clock, said = Waiting(), list[str]()
+    clock, said = ManualClock(), list[str]()
     assert wait_out(clock, answering(STORM, STORM, STORM, None), "gs://b", said.append) == "the answer"
     assert said == ["gs://b answers 503 UNAVAILABLE; waiting, for at most 10 minutes"]
-    assert clock.time == 3 * OUTAGE_PAUSE_SECONDS
+    assert clock.elapsed == 3 * OUTAGE_PAUSE_SECONDS
 
 
 def test_the_wait_has_an_end_and_the_message_names_it() -> None:
-    clock = Waiting()
+    clock = ManualClock()
     message = r"^gs://b has answered only 503 UNAVAILABLE for 10 minutes \(backend error\); nothing was changed\. Run"
     with pytest.raises(CloudError, match=message):
         wait_out(clock, answering(STORM), "gs://b", lambda _: None)
-    assert clock.time == OUTAGE_SECONDS
+    assert clock.elapsed == OUTAGE_SECONDS
 
 
 @pytest.mark.parametrize(
     "error", [ForbiddenError("get", 403, "denied", "no"), GoogleError("get", 503, UNREACHABLE, "no network")]
 )
 def test_what_waiting_does_not_change_is_raised_at_once(error: GoogleError) -> None:
-    clock, said = Waiting(), list[str]()
+    clock, said = ManualClock(), list[str]()
     with pytest.raises(GoogleError) as raised:
         wait_out(clock, answering(error), "gs://b", said.append)
-    assert (raised.value, clock.time, said) == (error, 0.0, [])
+    assert (raised.value, clock.elapsed, said) == (error, 0.0, [])
 
 
 OFFLINE = GoogleError("storage objects.get", 503, UNREACHABLE, "no network")
 
 
 def test_an_outage_during_a_run_is_outlasted_and_said_once() -> None:
-    clock, said = Waiting(), list[str]()
+    clock, said = ManualClock(), list[str]()
     assert outlast(clock, answering(STORM, OFFLINE, STORM, None), "gs://b", said.append, 24) == "the answer"
     assert said == ["gs://b does not answer (backend error); the run goes on, waiting"]
 
 
 @pytest.mark.parametrize(("hours", "seconds"), [(24, 24 * 3600), (0, OUTAGE_SECONDS)])
 def test_an_outage_during_a_run_has_a_bound_with_a_key(hours: float, seconds: float) -> None:
-    clock = Waiting()
+    clock = ManualClock()
     with pytest.raises(
         CloudError, match=r"^gs://b has not answered for .* h, the limit \(checkpoint\.max_outage_hours\)"
     ):
         outlast(clock, answering(STORM), "gs://b", lambda _: None, hours)
-    assert clock.time == seconds
+    assert clock.elapsed == seconds
 
 
 def test_a_machine_without_a_network_waits_for_its_return() -> None:
-    clock = Waiting()
+    clock = ManualClock()
     days = [OFFLINE] * int(3 * 86400 / OUTAGE_PAUSE_SECONDS)
     assert outlast(clock, answering(*days, None), "gs://b", lambda _: None, 1) == "the answer"
 
 
 def test_a_refusal_is_no_outage() -> None:
     with pytest.raises(ForbiddenError):
-        outlast(Waiting(), answering(ForbiddenError("get", 403, "denied", "no")), "gs://b", lambda _: None, 24)
+        outlast(ManualClock(), answering(ForbiddenError("get", 403, "denied", "no")), "gs://b", lambda _: None, 24)
 
 
 def test_requests_leave_nothing_to_the_garbage_collector() -> None:
