@@ -169,7 +169,7 @@ def test_plan_lists_every_run_with_hours_and_dollars(
     assert all(run["hours"] > 0.25 and run["usd"] > 1 for run in listed)
     assert told["estimate"]["hours"] == pytest.approx(sum(run["hours"] for run in listed))
     assert told["estimate"]["usd"] == pytest.approx(sum(run["usd"] for run in listed))
-    assert "FLOPs at 10% of the chips' peak, which is assumed" in told["estimate"]["why"]
+    assert "FLOPs at 10% (5% to 20%) of the chips' peak, which is assumed" in told["estimate"]["why"]
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:

@@ -104,6 +104,7 @@ def test_wipe_kills_programs_and_deletes_the_folder(fresh_cloud: EmulatedCloud) 
     assert not fresh_cloud.state.exists()
 
 
+@pytest.mark.deep
 def test_idle_exit_waits_for_the_last_node(tmp_path: Path) -> None:
     cloud = EmulatedCloud(tmp_path / "state")
     cloud.start("--operation-seconds=0.02", "--idle-exit=1")

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.e2e
 SAYS = 'program.command=[sh,-c,"cat train.py new.py"]'
 
 
+@pytest.mark.deep
 def test_a_run_leads_back_to_what_made_it_and_is_repeated_from_a_clean_clone(
     slipway: SlipwayCli, tmp_path: Path
 ) -> None:

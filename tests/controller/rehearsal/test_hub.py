@@ -38,6 +38,7 @@ def recipe(name: str, *words: str) -> Config:
     return with_recipe(tiny, full, {word.partition("=")[0] for word in words})
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", [*list(RECIPES)[:4], *deep(*list(RECIPES)[4:])])
 def test_each_source_of_a_recipe_can_be_fetched(name: str, tmp_path: Path) -> None:
     config = recipe(name)

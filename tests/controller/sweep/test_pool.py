@@ -102,6 +102,7 @@ def test_a_sweep_has_pods_of_both_planes_at_once(slipway: SlipwayCli) -> None:
     assert made == {"queued", "instance"}
 
 
+@pytest.mark.deep
 @pytest.mark.e2e
 @pytest.mark.always_on("compute_engine")
 def test_what_fails_is_tried_again_and_told(slipway: SlipwayCli, plane: Plane) -> None:

@@ -22,6 +22,7 @@ def fault(slipway: SlipwayCli, **spec: object) -> None:
     slipway.cloud().post("faults", {"key": json.dumps(spec, sort_keys=True), "faults": [spec]})
 
 
+@pytest.mark.deep
 def test_ssh_that_stays_refused_is_told(slipway: SlipwayCli) -> None:
     fault(slipway, kind="ssh_refused", seconds=600, worker=1)
     code, _, err = slipway("up", *TWO, "ssh.ready_timeout_seconds=0.5")
@@ -30,6 +31,7 @@ def test_ssh_that_stays_refused_is_told(slipway: SlipwayCli) -> None:
     assert "worker 0" not in err
 
 
+@pytest.mark.deep
 def test_a_worker_that_freezes_is_noticed(slipway: SlipwayCli) -> None:
     assert slipway("up", *TWO)[0] == 0
     with open_session(main.parse(slipway.line("status", *TWO)).options) as now:
@@ -53,6 +55,7 @@ def test_a_worker_that_freezes_is_noticed(slipway: SlipwayCli) -> None:
 NO_ATTRIBUTES = {"kind": "http", "match": "POST .*:getGuestAttributes", "times": 1000}
 
 
+@pytest.mark.deep
 def test_guest_attributes_and_ssh_that_come_late_are_waited_for(slipway: SlipwayCli) -> None:
     fault(slipway, **NO_ATTRIBUTES | {"status": 404, "times": 3})
     fault(slipway, kind="ssh_refused", seconds=2)
@@ -61,6 +64,7 @@ def test_guest_attributes_and_ssh_that_come_late_are_waited_for(slipway: Slipway
     assert "hello from worker 0" in out
 
 
+@pytest.mark.deep
 def test_a_pod_whose_guest_attributes_are_refused_can_be_deleted_and_reached_without_them(
     slipway: SlipwayCli,
 ) -> None:
@@ -78,6 +82,7 @@ def test_a_pod_whose_guest_attributes_are_refused_can_be_deleted_and_reached_wit
     assert "hello from worker 0" in out
 
 
+@pytest.mark.deep
 def test_os_login_where_the_project_wants_it(slipway: SlipwayCli) -> None:
     cloud = slipway.cloud()
     EmulatedCloud(cloud.state).establish()

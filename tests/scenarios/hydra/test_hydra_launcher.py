@@ -92,6 +92,7 @@ def app(slipway: SlipwayCli, request: pytest.FixtureRequest, tmp_path: Path) -> 
         process.communicate()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("app", ["structured"], indirect=True)
 def test_an_error_is_its_jobs_own_and_a_finished_job_is_not_repeated(slipway: SlipwayCli, app: App) -> None:
     code, out = app.run("app.py", "-m", *SLIPWAY, FAST, "lr=0.5,9", "hydra.sweep.dir=multirun/first")

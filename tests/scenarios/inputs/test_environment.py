@@ -18,6 +18,7 @@ KEEP = "cleanup.on_success=keep"
 TWO_WORKERS = ("tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b")
 
 
+@pytest.mark.deep
 def test_requirements_and_private_packages_are_the_same_on_all_workers(slipway: SlipwayCli, tmp_path: Path) -> None:
     (wheels := tmp_path / "wheels").mkdir()
     write_wheel(wheels, "tiny_thing", "1.2")
@@ -44,6 +45,7 @@ def test_requirements_and_private_packages_are_the_same_on_all_workers(slipway: 
     assert again == found[0]
 
 
+@pytest.mark.deep
 def test_setup_runs_once_on_each_worker_and_shows_who_failed(slipway: SlipwayCli) -> None:
     picky = "[ $TPU_WORKER_ID != 1 ] || [ -e ../go ] || (echo no license; exit 3)"
     setup = f'[[sh,-c,"echo once >> ../times"],[sh,-c,"{picky}"]]'
@@ -68,6 +70,7 @@ def test_requirements_must_be_shipped(slipway: SlipwayCli) -> None:
     assert err.startswith("error: env.requirements: other.txt is not among the files shipped")
 
 
+@pytest.mark.deep
 def test_workers_are_tidied_and_a_full_disk_names_worker_and_key(slipway: SlipwayCli) -> None:
     assert slipway("up", ONE, ECHO_COMMAND, KEEP)[0] == 0
     [place] = (slipway.home / "localcloud" / "nodes").glob("*/worker-0")

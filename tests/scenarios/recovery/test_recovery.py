@@ -103,6 +103,7 @@ def notified(slipway: SlipwayCli) -> list[str]:
     return (slipway.home / "told").read_text().split()
 
 
+@pytest.mark.deep
 @pytest.mark.always_on("compute_engine")
 def test_one_dead_worker_ends_and_restarts_all(slipway: SlipwayCli, plane: Plane) -> None:
     found = up(slipway, plane, "kind: killed, worker: 1", workers=2, last=1)

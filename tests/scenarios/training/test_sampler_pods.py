@@ -90,6 +90,7 @@ def assert_replay_is_equal(slipway: SlipwayCli, url: str, folder: Path, plane: P
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("lost", [SAMPLERS, pytest.param(POD, marks=pytest.mark.deep)])
 def test_a_pod_is_preempted_and_the_run_ends_as_if_it_had_not_been(
     slipway: SlipwayCli, lost: str, plane: Plane

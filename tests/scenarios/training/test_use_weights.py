@@ -52,6 +52,7 @@ def slipway(capfd: pytest.CaptureFixture[str], *words: str) -> str:
     return out
 
 
+@pytest.mark.deep
 def test_weights_leave_a_run(home: Path, run: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert "step 4: 7 files in model" in slipway(capfd, "export", run, "--to", "model", "cloud=here")
     assert json.loads((home / "model/config.json").read_text())["architectures"] == ["Gemma2ForCausalLM"]

@@ -178,6 +178,7 @@ def test_a_mesh_gives_the_numbers_of_one_device() -> None:
     np.testing.assert_allclose(spread.latents.h, alone.latents.h, atol=1e-3)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("dtype", "mixer"), [("bfloat16", "attention"), pytest.param("float16", "mlp", marks=pytest.mark.deep)]
 )

@@ -23,6 +23,7 @@ def measured(cfg, params, *, is_compared=False):
     return {name.removeprefix("residual_"): float(x) for name, x in metric_sums.finalize(sums).items()}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("scan", [*deep(False), True])
 def test_at_the_start_streams_are_kept_apart(scan):
     cfg = model_of(residual="mhc", scan_layers=scan)

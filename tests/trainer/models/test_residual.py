@@ -126,6 +126,7 @@ def test_gradients_equal_finite_differences_and_are_finite_where_all_tokens_are_
         assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("form", ["mhc", *deep("mhc_lite", "nash_hc")])
 def test_greedy_replies_with_a_cache_are_those_of_whole_rows(form):
     cfg = model_of(residual=form)

@@ -68,6 +68,7 @@ def test_log_probabilities_and_entropies_are_those_of_rows_by_themselves(model, 
         np.testing.assert_allclose(other * batch["mask"], one * batch["mask"], atol=2e-5)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("model", "shape"),
     [("gemma2", (1, 1, 1)), pytest.param("gpt2", (2, 2, 2), marks=pytest.mark.deep)],

@@ -39,6 +39,7 @@ def test_initial_weights_have_their_variance() -> None:
     np.testing.assert_array_equal(params["halt_bias"], -5)
 
 
+@pytest.mark.deep
 def test_recomputation_changes_no_gradient() -> None:
     def gradient(cfg: Trm) -> Any:
         params = weights.init_params(cfg, jax.random.key(0))

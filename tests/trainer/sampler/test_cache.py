@@ -42,6 +42,7 @@ def resized(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
+@pytest.mark.deep
 def test_the_same_tokens_in_a_cache_that_grows_and_shrinks(tiny, resized, monkeypatch):
     """As in a cache of one length; and a change over two lengths holds no more than two caches."""
     cfg = tiny.model_copy(update={"attention_pattern": "G"})

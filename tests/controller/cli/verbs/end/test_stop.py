@@ -9,6 +9,7 @@ from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 ONE = ["tpu=v5litepod_8", "tpu.capacity=on_demand", "cleanup.on_success=keep", ECHO_COMMAND]
 
 
+@pytest.mark.deep
 @pytest.mark.e2e
 def test_a_stopped_pod_is_started_by_the_next_up(slipway: SlipwayCli) -> None:
     code, _, err = slipway("stop", *ONE)

@@ -26,6 +26,7 @@ __all__ = ["home"]
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.deep
 def test_a_failure_is_kept_for_a_look_and_a_fault_that_never_came_proves_nothing(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -222,6 +222,7 @@ def test_preemption_kills_everything_and_leaves_the_node(fresh_cloud: EmulatedCl
     assert fresh_cloud.node_state("pod") == "READY", "a fault strikes once"
 
 
+@pytest.mark.deep
 def test_preemption_after_seconds_outlives_a_restart(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.script({"kind": "preempted", "after_seconds": 4})
     pid = fresh_cloud.start_background(fresh_cloud.create_pod())
