@@ -164,6 +164,7 @@ def composed_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
     session = tmp_path_factory.getbasetemp()
     folder = (session.parent if "PYTEST_XDIST_WORKER" in os.environ else session) / "composed"
     folder.mkdir(exist_ok=True)
+    compose.register_resolvers()  # another worker may have composed what this one resolves
 
     def pickled(groups: Sequence[str], extra_dir: Path | None, key: object) -> bytes:
         file = folder / hashlib.sha256(repr(key).encode()).hexdigest()

@@ -17,10 +17,11 @@ from controller.recovery.recover import RecoveryExecutor
 from controller.recovery.verdict import AttemptOutcome, Verdict, VerdictKind
 from controller.run.attempt import AttemptRunner
 from controller.run.drive import drive
-from tests.controller.gcp.test_retries import STORM, Waiting
+from tests.controller.gcp.test_retries import STORM
 from tests.controller.recovery.test_policy import recovery as policy
 from tests.controller.run.test_damaged_objects import HeardScreen, Scene, opened
 from tests.controller.run.test_standby import Scene as StandbyScene
+from tests.fakes.clock import ManualClock
 
 
 @pytest.mark.parametrize("method", ["record_result", "launches", "checkpoints"])
@@ -53,8 +54,8 @@ def test_the_end_of_a_run_is_recorded_when_the_bucket_is_back(
         assert len(waits) == (method != "checkpoints"), "what the end does not need is not asked"
 
 
-def executor(hours: float) -> tuple[RecoveryExecutor, Waiting, list[str]]:
-    clock, said = Waiting(), list[str]()
+def executor(hours: float) -> tuple[RecoveryExecutor, ManualClock, list[str]]:
+    clock, said = ManualClock(), list[str]()
     config = SimpleNamespace(checkpoint=SimpleNamespace(max_outage_hours=hours), recovery=policy())
     plan: Any = SimpleNamespace(config=config, bucket="b", run_id="run-1")
     events = SimpleNamespace(note=lambda _, message: said.append(message))
@@ -75,7 +76,7 @@ def test_a_response_waits_for_the_lease_and_ends_with_the_key() -> None:
         CloudError, match=r"gs://b has not answered for 2 h, the limit \(checkpoint\.max_outage_hours\)"
     ):
         recovery.respond(outcome, 1)
-    assert 2 * 3600 <= clock.time <= 2 * 3600 + 60
+    assert 2 * 3600 <= clock.elapsed <= 2 * 3600 + 60
     assert set(said) == {"Google's API does not respond (backend error); waiting"}
 
 
@@ -84,8 +85,8 @@ def test_launches_that_fail_one_after_the_other_share_one_bound() -> None:
     lost = AttemptOutcome(Verdict(VerdictKind.NETWORK_LOST, ("Google's API does not respond",)))
 
     def fail_for(seconds: float) -> None:
-        until = clock.time + seconds
-        while clock.time < until:
+        until = clock.elapsed + seconds
+        while clock.elapsed < until:
             recovery.respond(lost, 0, STORM)
 
     fail_for(3600)

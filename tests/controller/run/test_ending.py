@@ -29,8 +29,9 @@ from controller.run.drive import drive
 from controller.run.options import RunOptions
 from controller.samplers import ending as samplers
 from controller.sweep import pods
-from tests.controller.gcp.test_retries import STORM, Waiting, answering
+from tests.controller.gcp.test_retries import STORM, answering
 from tests.controller.run.test_damaged_objects import NODE, HeardScreen, opened
+from tests.fakes.clock import ManualClock
 
 FORBIDDEN = ForbiddenError("storage objects.insert", 403, "forbidden", "no")
 FOREVER = 10.0**9
@@ -43,7 +44,7 @@ class Stage:
 
     def __init__(self, options: RunOptions, plan: Plan, context: Context, patch: pytest.MonkeyPatch) -> None:
         self.options, self.plan, self.context, self.patch = options, plan, context, patch
-        self.clock, self.outage_until, self.error = Waiting(), 0.0, STORM
+        self.clock, self.outage_until, self.error = ManualClock(), 0.0, STORM
         self.said, self.deleted, self.attempts = list[str](), list[float](), 0
         self.others, self.verdict = set[str](), Verdict(VerdictKind.FINISHED)
         self.ledger = Ledger(context.google, plan.bucket, plan.run_id)
@@ -64,7 +65,7 @@ class Stage:
 
     def failing(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def act(*arguments: Any, **more: Any) -> Any:
-            if self.clock.time < self.outage_until:
+            if self.clock.elapsed < self.outage_until:
                 raise self.error
             return real(*arguments, **more)
 
@@ -72,7 +73,7 @@ class Stage:
 
     def destroy(self, _: object, context: Context) -> None:
         context.before_pod_write()
-        self.deleted.append(self.clock.time)
+        self.deleted.append(self.clock.elapsed)
 
     def attempt(self, runner: AttemptRunner) -> AttemptResult:
         """The program ends, and with it the bucket."""
@@ -82,7 +83,7 @@ class Stage:
         self.ledger.record_launch(Launch(1, "uid-1", now, 1))
         runner.spending.open_billing(NODE)
         runner.recorder.begin(cast(Any, SimpleNamespace(call_all=lambda *_, **__: [None])))
-        self.outage_until = self.clock.time + self.outage_seconds
+        self.outage_until = self.clock.elapsed + self.outage_seconds
         end: Any = {"summary": {"loss": 1.5}, "log_tail": "", "code": 0, "signal": None}
         return AttemptResult(1, AttemptOutcome(self.verdict, ((0, end),)), launched=now)
 
@@ -115,7 +116,7 @@ def test_a_result_that_is_never_taken_is_kept_and_recorded_by_the_next_verb(stag
     assert raised.value.exit_code == 2
     assert len(stage.deleted) == 1
     assert stage.deleted[0] <= SECONDS_TO_DELETE
-    assert stage.clock.time <= OUTAGE_SECONDS + SECONDS_TO_DELETE
+    assert stage.clock.elapsed <= OUTAGE_SECONDS + SECONDS_TO_DELETE
     file = kept_file(stage.context.state_dir, stage.plan.run_id)
     assert str(file) in str(raised.value)
     [row] = index.load_rows(stage.context.state_dir)
@@ -172,7 +173,7 @@ def test_a_run_that_is_ended_for_good_leaves_no_pod(
 def test_a_cancelled_run_ends_within_minutes(stage: Stage) -> None:
     stage.verdict = Verdict(VerdictKind.CANCELLED, ("cancelled",))
     assert stage.up() is None
-    assert stage.clock.time <= OUTAGE_SECONDS + SECONDS_TO_DELETE
+    assert stage.clock.elapsed <= OUTAGE_SECONDS + SECONDS_TO_DELETE
     assert any("warning: the end of the run is not on record" in text for text in stage.said)
 
 
@@ -181,7 +182,7 @@ def out(stage: Stage) -> Iterator[None]:
     stage.outage_until = FOREVER
     yield
     stage.outage_until = 0.0
-    assert stage.clock.time <= SECONDS_TO_DELETE
+    assert stage.clock.elapsed <= SECONDS_TO_DELETE
 
 
 def test_pods_of_samplers_and_of_sweeps_wait_for_no_bucket(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +212,7 @@ def test_pods_of_samplers_and_of_sweeps_wait_for_no_bucket(stage: Stage, monkeyp
 
 
 def test_a_hurried_client_asks_a_silent_bucket_once_a_request() -> None:
-    clock = Waiting()
+    clock = ManualClock()
     retries, asked = Retries(clock), list[int]()
 
     def ask(*errors: GoogleError | None) -> None:
@@ -234,4 +235,4 @@ def test_a_hurried_client_asks_a_silent_bucket_once_a_request() -> None:
     assert asked == [ATTEMPTS, 1, 1, ATTEMPTS]
     with pytest.raises(GoogleError):
         retries.call(answering(STORM), api="tpu")
-    assert clock.time > 0
+    assert clock.elapsed > 0
