@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +129,11 @@ def wipe(state: Path) -> None:
     """Stop the server, kill every process of every worker and delete the state folder."""
     state = state.resolve()
     stop(state, programs=True)
-    if (state / "state.db").exists():
-        shutil.rmtree(state)
+    if not (state / "state.db").exists():
+        return
+    while state.exists():
+        with suppress(FileNotFoundError):  # a program of a worker was deleting its files while it was killed
+            shutil.rmtree(state)
 
 
 def client_environment(state: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.localcloud import lifecycle
 from controller.localcloud.__main__ import main as localcloud
 from tests.controller.localcloud.harness import COMPUTE, NODES, EmulatedCloud, is_alive, run_localcloud, wait_for
 
@@ -102,6 +103,22 @@ def test_wipe_kills_programs_and_deletes_the_folder(fresh_cloud: EmulatedCloud) 
     assert not is_alive(pid)
     assert not is_alive(server)
     assert not fresh_cloud.state.exists()
+
+
+def test_wipe_goes_on_where_files_vanish_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, rmtree = tmp_path / "state", lifecycle.shutil.rmtree
+    (state / "nodes").mkdir(parents=True)
+    (state / "state.db").touch()
+
+    def vanishing(folder: Path) -> None:
+        if (state / "nodes").exists():
+            (state / "nodes").rmdir()
+            raise FileNotFoundError(state / "nodes")
+        rmtree(folder)
+
+    monkeypatch.setattr(lifecycle.shutil, "rmtree", vanishing)
+    lifecycle.wipe(state)
+    assert not state.exists()
 
 
 @pytest.mark.deep
