@@ -157,7 +157,7 @@ def test_readme_and_help(reader: Reader) -> None:
         "run.seed=0,1,2": "run.seed=0",
         "gs://my-bucket/model": "gs://slipway-local-slipway-us-central1/model",
         "state=running": "name=quickstart",
-        "slipway logs --worker 3 --follow +experiment=gemma2b_gsm8k": "slipway logs --follow +experiment=gemma2b_gsm8k",
+        "slipway logs --worker 3 --follow +experiment=gemma2b_gsm8k": "slipway logs --worker 0 --follow",
     }
     Path("asked.jsonl").write_text('{"prompt": "1+2="}\n')
     verb = ""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ def reboot(slipway: SlipwayCli, app: subprocess.Popen[str]) -> None:
     assert server is not None
     ended = [psutil.Process(server["pid"]), *psutil.Process(app.pid).children(recursive=True), psutil.Process(app.pid)]
     for process in ended:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # it ended by itself
+            process.kill()
     kill_marked(process_marker(cloud.resolve()))
     app.communicate(timeout=240)
 

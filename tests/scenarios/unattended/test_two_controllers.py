@@ -18,7 +18,7 @@ from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import Plane, pods
 
 pytestmark = pytest.mark.e2e
-SHORT = "recovery.lease_duration_seconds=4"
+SHORT = "recovery.lease_duration_seconds=8"
 """For a term that is to pass; elsewhere a controller that gets no processor for a while must not lose its lease."""
 
 
