@@ -27,7 +27,7 @@ ORDER = (
 """Verbs of README and help in the order in which the reader tries them."""
 SEED_1 = f"slipway {QUICKSTART} loop.steps=300 optimizer.lr=3e-4 run.seed=1"
 BEST = f"slipway {QUICKSTART} loop.steps=4 run.name=best 'checkpoint.best={{metric: eval_accuracy, mode: max}}'"
-KEPT = "cleanup.on_success=keep -- python train.py"
+KEPT = "cleanup.on_success=keep run.name=kept -- python train.py"
 BEFORE = {
     "get": f"slipway {QUICKSTART}",  # it has finished: the last run of the folder from now on
     "logs": f"slipway run {KEPT}",
