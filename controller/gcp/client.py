@@ -96,7 +96,7 @@ class GoogleClient:
             GoogleError: Google's error, after all useful retries; often a subclass such as NotFoundError.
             NoCredentialsError: there are no credentials.
         """
-        answer = self._execute(api, method, parameters)
+        answer = self._with_retries(self._execute_once, api, method, parameters)
         return answer if isinstance(answer, dict) else {}
 
     def change_pod(self, api: str, method: str, **parameters: Any) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class GoogleClient:
         return answer if isinstance(answer, dict) else {}
 
     def hurry(self) -> None:
-        """From now on something billed is being ended: a bucket that has failed a request is asked once a request."""
+        """Send requests once to an API that has just failed all attempts: something billed is being ended."""
         self._retries.is_hurried = True
 
     def list_all(self, api: str, method: str, items: str, **parameters: Any) -> Iterator[dict[str, Any]]:
@@ -121,8 +121,8 @@ class GoogleClient:
 
     def download(self, bucket: str, name: str) -> bytes:
         """Return the content of an object; NotFoundError if there is none."""
-        content = self._execute("storage", "objects.get_media", {"bucket": bucket, "object": name})
-        return content if isinstance(content, bytes) else str(content).encode()
+        raw = self._with_retries(self._execute_once, "storage", "objects.get_media", {"bucket": bucket, "object": name})
+        return raw if isinstance(raw, bytes) else str(raw).encode()
 
     def download_range(self, bucket: str, name: str, generation: str, begin: int, end: int) -> bytes:
         """Return bytes `begin` to `end` (exclusive) of one generation of an object; NotFoundError if it has gone."""
@@ -166,7 +166,7 @@ class GoogleClient:
             parameters["ifGenerationMatch"] = str(generation)
         if metadata is not None:
             parameters["body"] = {"metadata": dict(metadata)}
-        return self._execute("storage", "objects.insert", parameters)
+        return self._with_retries(self._execute_once, "storage", "objects.insert", parameters)
 
     def upload_file(
         self, bucket: str, name: str, path: Path, session: Path, moved: Callable[[int], None]
@@ -223,14 +223,10 @@ class GoogleClient:
         session.unlink(missing_ok=True)
         return answer
 
-    def _execute(self, api: str, method: str, parameters: dict[str, Any]) -> Any:
-        return self._with_retries(self._execute_once, api, method, parameters)
-
     def _with_retries(self, act: Callable[..., Any], *arguments: Any) -> Any:
         if self._credentials is None:
             raise NoCredentialsError(NO_CREDENTIALS)
-        api = arguments[0] if act == self._execute_once else ""
-        return self._retries.call(act, *arguments, api=api)
+        return self._retries.call(act, *arguments, api=arguments[0] if act == self._execute_once else "")
 
     def _execute_once(
         self,

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -149,19 +149,17 @@ def ask(port: int) -> None:
         connection.recv(1)
 
 
-def make_reader(
-    place: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators, capsys: pytest.CaptureFixture[str]
-) -> tuple[Reader, Callable[[], None]]:
-    """Return a reader in an empty folder with an empty cloud, and what wipes that cloud at the end."""
-    home, folder = place / "home", place / "my-repository"
+@pytest.fixture
+def reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Reader]:
+    """A reader in an empty folder with an empty cloud, which is wiped at the end."""
+    home, folder = tmp_path / "home", tmp_path / "my-repository"
     folder.mkdir()
     monkeypatch.setattr(emulator, "run_emulator_verb", emulators.run_emulator_verb)
     monkeypatch.chdir(folder)
-    for name, value in {"SLIPWAY_HOME": home, "HOME": place, "SHELL": "/bin/bash", "BROWSER": "true"}.items():
+    for name, value in {"SLIPWAY_HOME": home, "HOME": tmp_path, "SHELL": "/bin/bash", "BROWSER": "true"}.items():
         monkeypatch.setenv(name, str(value))
-
-    def leave() -> None:
-        status, words = emulator.run_emulator_verb(["wipe"], emulator.state_folder(str(home)))
-        assert status == 0, words
-
-    return Reader(folder, home, capsys), leave
+    yield Reader(folder, home, capsys)
+    status, words = emulator.run_emulator_verb(["wipe"], emulator.state_folder(str(home)))
+    assert status == 0, words

@@ -7,17 +7,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.docs.commands import CI, ELSEWHERE, SESSIONS, Step, commands_on, session_of, steps_of, unproven, verb_of
 from tests.docs.proofs import exists
-from tests.docs.reader import Reader, make_reader
-from tests.emulators import Emulators
+from tests.docs.reader import Reader, reader
 from tests.paths import ROOT
 
+__all__ = ["reader"]
 QUICKSTART = "+experiment=quickstart"
 ORDER = (
     *("help", "version", "completion", "localcloud", "init", "plan", "fit", "up", "capacity", "status", "runs"),
@@ -35,15 +34,6 @@ BEFORE = {
 }
 """What is typed before the first command of a verb."""
 DIFF = "slipway runs --diff A B"
-
-
-@pytest.fixture
-def reader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Reader]:
-    made, leave = make_reader(tmp_path, monkeypatch, emulators, capsys)
-    yield made
-    leave()
 
 
 def test_what_a_page_says_is_read() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +10,11 @@ import pytest
 from controller.localcloud.store import Store
 from controller.plan.permissions import CHANGE
 from tests.docs.commands import session_of
-from tests.docs.reader import Reader, make_reader
-from tests.emulators import Emulators
+from tests.docs.reader import Reader, reader
 
 pytestmark = [pytest.mark.e2e, pytest.mark.deep]
+__all__ = ["reader"]
 PAGE = "docs/first-run.md"
-
-
-@pytest.fixture
-def reader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Reader]:
-    made, leave = make_reader(tmp_path, monkeypatch, emulators, capsys)
-    yield made
-    leave()
 
 
 def requests(reader: Reader) -> list[dict[str, Any]]:
