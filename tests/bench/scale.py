@@ -1,10 +1,9 @@
-"""What the controller needs as its inputs grow: seconds, memory and the exponent of growth, for docs/performance.md.
+"""What commands need as their inputs grow: seconds, memory and the exponent of growth, for docs/performance.md.
 
     python -m tests.bench.scale [--part NAME ...] [--size N]
 
-Each part is measured at a quarter, a half and the whole of its size; commands run in processes of their own. The
-exponent is that of the last doubling: 1 is linear, 2 quadratic; fixed costs lower it. Parts that follow a log sample
-the controller's resident memory, and print its slope per GB with a 95 % interval. Not run by pytest.
+Each part is measured at a quarter, a half and the whole of its size, in processes of their own. The
+exponent is that of the last doubling: 1 is linear, 2 quadratic; fixed costs lower it. Not run by pytest.
 """
 
 from __future__ import annotations
@@ -15,34 +14,21 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from controller.cloud.emulator import run_emulator_verb, state_folder
-from controller.core.clock import Clock
 from controller.records import index
-from controller.sweep.board import Board, BoardRow
 
 HERE = ("cloud=here", "cloud.backend=cpu", "program=command", "env.packages=none")
-WRITER = """import sys, time
+WRITER = """import sys
 line = b'x' * 99 + b'\\n'
 for _ in range(int(sys.argv[1]) * 10):
     sys.stdout.buffer.write(line * 1000)
     sys.stdout.flush()
-    time.sleep(float(sys.argv[2]))
 """
-"""A program that prints as many megabytes as its first argument says, and pauses ten times per megabyte."""
-SLOW_PAUSE = 6.0
-"""Seconds: a megabyte takes a minute."""
-SAMPLE_SECONDS = 0.25
-SETTLED = 0.25
-"""Share of a follow that is left out of the slope: imports, connections, buffers that fill."""
+"""A program that prints as many megabytes as its argument says."""
 
 
 @dataclass
@@ -52,8 +38,6 @@ class Measured:
     seconds: float
     cpu: float
     megabytes: float
-    samples: list[tuple[float, float]] = field(default_factory=list)
-    """(share of the time, resident MB) while it ran."""
 
 
 def main() -> None:
@@ -74,8 +58,6 @@ def main() -> None:
             print(
                 f"| {name} | {step:,} {unit} | {last.seconds:.2f} | {last.cpu:.2f} | {last.megabytes:.0f} | {growth} |"
             )
-        if found[-1].samples:
-            print(slope_message(found[-1].samples, size))
 
 
 def exponent(found: Sequence[Measured], what: str) -> str:
@@ -83,71 +65,24 @@ def exponent(found: Sequence[Measured], what: str) -> str:
     return f"{math.log2(after / before):.2f}" if before > 0 and after > 0 else "–"
 
 
-def slope_message(samples: Sequence[tuple[float, float]], megabytes: int) -> str:
-    """Return the slope of the resident memory, by least squares, with a 95 % interval (normal approximation)."""
-    kept = [(share * megabytes / 1000, used) for share, used in samples if share >= SETTLED]
-    n = len(kept)
-    mean_x, mean_y = sum(x for x, _ in kept) / n, sum(y for _, y in kept) / n
-    spread = sum((x - mean_x) ** 2 for x, _ in kept)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in kept) / spread
-    rest = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in kept)
-    half = 1.96 * math.sqrt(rest / max(1, n - 2) / spread)
-    return f"\nmemory: {slope:+.2f} MB per GB of log ({slope - half:+.2f} to {slope + half:+.2f}), {n} samples\n"
-
-
 def command(words: Sequence[str], folder: Path, home: Path) -> Measured:
     """Run `slipway` with these words in a folder; its time and peak memory, children excluded."""
-    argv, samples, began = (
-        [sys.executable, "-P", "-m", "slipway", *words],
-        list[tuple[float, float]](),
-        time.monotonic(),
-    )
+    argv, began = [sys.executable, "-P", "-m", "slipway", *words], time.monotonic()
     environment = {**os.environ, "SLIPWAY_HOME": str(home)}
     with tempfile.TemporaryFile() as errors:
         started = subprocess.Popen(argv, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
-        over = threading.Event()
-        sampler = threading.Thread(target=sample, args=(started.pid, samples, over), daemon=True)
-        sampler.start()
         _, status, usage = os.wait4(started.pid, 0)
         seconds = time.monotonic() - began
-        over.set()
-        sampler.join()
         started.returncode = status
         errors.seek(0)
         assert status == 0, errors.read().decode()[-3000:]
-    return Measured(
-        seconds,
-        usage.ru_utime + usage.ru_stime,
-        usage.ru_maxrss / 1000,
-        [((at - began) / seconds, used) for at, used in samples],
-    )
-
-
-def sample(pid: int, into: list[tuple[float, float]], over: threading.Event) -> None:
-    process = psutil.Process(pid)
-    while not over.wait(SAMPLE_SECONDS):
-        try:
-            into.append((time.monotonic(), process.memory_info().rss / 1e6))
-        except psutil.Error:
-            return
+    return Measured(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1000)
 
 
 def sweep_plan(count: int, folder: Path) -> Measured:
     """`plan -m` of as many runs."""
     words = ["plan", "-m", "+experiment=quickstart", "cloud=here", "cloud.backend=cpu", f"run.seed=range(0,{count})"]
-    return without_samples(command(words, folder, folder / "home"))
-
-
-def sweep_board(count: int, folder: Path) -> Measured:
-    """The board of a sweep of as many runs, each of which begins and ends once."""
-    board = Board([BoardRow(f"run-{i:08x}", f"seed={i}") for i in range(count)], folder / "b", Clock(), json_lines=True)
-    board.out = lambda _: None
-    began, before = time.monotonic(), time.process_time()
-    for i in range(count):
-        board.set_state(f"run-{i:08x}", "running", pod=1)
-        board.set_state(f"run-{i:08x}", "finished")
-    board.close()
-    return Measured(time.monotonic() - began, time.process_time() - before, psutil.Process().memory_info().rss / 1e6)
+    return command(words, folder, folder / "home")
 
 
 def records(count: int, folder: Path) -> Measured:
@@ -161,7 +96,7 @@ def records(count: int, folder: Path) -> Measured:
         row = {**begun, **given, **pod}
         index.append_rows(folder / "home", [row | {"state": "running"}, row | ended])
     words = ["runs", "--where", "metrics.accuracy_after>0.5", "--sort", "metrics.accuracy_after"]
-    return without_samples(command(words, folder, folder / "home"))
+    return command(words, folder, folder / "home")
 
 
 def code_bundle(count: int, folder: Path) -> Measured:
@@ -172,7 +107,7 @@ def code_bundle(count: int, folder: Path) -> Measured:
         (folder / f"package_{i // 100}" / f"module_{i}.py").write_bytes(os.urandom(2000).hex().encode())
     words = ["plan", *HERE, 'program.command=["true"]', "run.state_dir=/nonexistent", "code.max_mb=500"]
     words[-2] = f"run.state_dir={folder.parent / (folder.name + '-state')}"
-    return without_samples(command(words, folder, folder.parent / (folder.name + "-state")))
+    return command(words, folder, folder.parent / (folder.name + "-state"))
 
 
 def large_file(gigabytes: int, folder: Path) -> Measured:
@@ -185,7 +120,7 @@ def large_file(gigabytes: int, folder: Path) -> Measured:
     (repository / "a.txt").write_text("a\n")
     words = ["plan", *HERE, 'program.command=["ls","{assets.datasets.big}"]']
     words.append(f"assets.datasets.big.path={folder / 'data'}")
-    return without_samples(command(words, repository, folder / "home"))
+    return command(words, repository, folder / "home")
 
 
 def follow_one(megabytes: int, folder: Path) -> Measured:
@@ -194,37 +129,16 @@ def follow_one(megabytes: int, folder: Path) -> Measured:
     repository.mkdir()
     (repository / "write.py").write_text(WRITER)
     return command(
-        ["up", *HERE, f'program.command=["{sys.executable}","write.py","{megabytes}","0"]'], repository, folder / "home"
+        ["up", *HERE, f'program.command=["{sys.executable}","write.py","{megabytes}"]'], repository, folder / "home"
     )
-
-
-def follow_64(megabytes: int, folder: Path, pause: float = 0) -> Measured:
-    """`up` on 64 emulated workers, each of which prints a 64th of as many megabytes over SSH."""
-    repository, home = folder / "repository", folder / "home"
-    repository.mkdir()
-    (repository / "write.py").write_text(WRITER)
-    words = ["up", "cloud=local", "program=command", "env.packages=none", "tpu.accelerator_type=v5litepod-256"]
-    words += ["cloud.quotas={INSTANCES: 200, IN_USE_ADDRESSES: 200}", "cloud.operation_seconds=0"]
-    words.append(f'program.command=["{sys.executable}","write.py","{megabytes // 64}","{pause}"]')
-    try:
-        return command(words, repository, home)
-    finally:
-        run_emulator_verb(["wipe"], state_folder(str(home)))
-
-
-def without_samples(measured: Measured) -> Measured:
-    return Measured(measured.seconds, measured.cpu, measured.megabytes)
 
 
 PARTS: dict[str, tuple[Callable[[int, Path], Measured], int, str]] = {
     "sweep plan": (sweep_plan, 1000, "runs"),
-    "sweep board": (sweep_board, 1000, "runs"),
     "table of runs": (records, 10_000, "records"),
     "code bundle": (code_bundle, 5000, "files"),
     "large file": (large_file, 10, "GB"),
     "log of one worker": (follow_one, 1000, "MB"),
-    "logs of 64 workers": (follow_64, 1024, "MB"),
-    "slow logs of 64 workers": (partial(follow_64, pause=SLOW_PAUSE), 640, "MB"),
 }
 
 if __name__ == "__main__":

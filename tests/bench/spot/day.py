@@ -1,8 +1,7 @@
-"""A day on a simulated spot market, as Slipway spends it and as a script does.
+"""A day on a simulated spot market, as Slipway spends it.
 
 Slipway's own `up`, recovery, response, verdict, search, reconciler, ledger and account run on a simulated clock against
-a simulated Google; only how the program is followed and how workers are set up are stood in for. Beside it: the retry
-loop of a published guide (a bastion with a bash script), on the same market.
+a simulated Google; only how the program is followed and how workers are set up are stood in for.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import os
 import random
 import tempfile
 from collections.abc import Callable
-from contextlib import chdir
+from contextlib import chdir, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,6 @@ from unittest import mock
 from conf.schema.config import Config
 from controller.config.compose import compose
 from controller.context import Context
-from controller.core.errors import SlipwayError
 from controller.core.events import Event, Events
 from controller.plan.build import Plan, build_plan
 from controller.reconcile.resource import Absent, Diff, ObservedResources
@@ -45,21 +43,17 @@ WORDS = (
 @dataclass(frozen=True)
 class Costs:
     """Seconds that things take. `setup`: from READY until the program is told to start; `start`: until its first new
-    step (imports, restoring, compiling); `notices`: until a lost pod is seen to be lost."""
+    step (imports, restoring, compiling)."""
 
     create: float
     delete: float
     setup: float
     start: float
     checkpoint: float
-    notices: float = 0.0
 
 
 SLIPWAY = Costs(create=120, delete=30, setup=75, start=45, checkpoint=120)
 """Wheels of the lock file by uv, all workers at once; compiled programs come from the bucket (`run.compile_cache`)."""
-GUIDE = Costs(create=120, delete=30, setup=200, start=90, checkpoint=120, notices=90)
-"""apt, a PPA and pip, after a warm-up worker by worker; ssh gives up after three silent intervals of 30 s."""
-RETRY_SECONDS, CREATE_FAILS_SECONDS = 60.0, 10.0
 
 
 @dataclass
@@ -103,41 +97,24 @@ class Setup(Venv):
 
 
 def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lambda _: None) -> Day:
-    """The day as Slipway spends it."""
-    return spend(Google(market, Simulated(market.seconds), costs.create, costs.delete), WORDS, costs, tell)
-
-
-def spend(
-    google: Google,
-    words: tuple[str, ...],
-    costs: Costs,
-    tell: Callable[[Event], None],
-    run_seconds: float = float("inf"),
-) -> Day:
-    """Runs of these words, each of so much work, one after another until the day is over."""
-    day, runs = Day(usd=0.0), 0
-    config, problems = compose(words)
+    """The day as Slipway spends it: one run."""
+    google = Google(market, Simulated(market.seconds), costs.create, costs.delete)
+    day = Day(usd=0.0)
+    config, problems = compose(WORDS)
     assert config is not None, problems
     with tempfile.TemporaryDirectory() as folder, chdir(folder), mock.patch.dict(os.environ):
         os.environ["SLIPWAY_HOME"] = f"{folder}/home"
         Path("train.py").write_text("steps = 1\n")
         events = Events(google.clock)
         events.add_listener(tell)
-        while True:
-            runs += 1
-            seed = config.run.model_copy(update={"seed": runs})
-            plan = planned(google, config.model_copy(update={"run": seed}), costs)
-            try:
-                _drive(google, plan, costs, day, day.useful + run_seconds, events)
-            except (Over, SlipwayError) as end:
-                tell(Event(google.clock.now(), "note", plan.run_id, f"{type(end).__name__}: {end}"))
-                break
+        with suppress(Over):
+            _drive(google, planned(google, config, costs), costs, day, events)
     day.ended, day.paid, day.pods = google.clock.elapsed, google.paid(), len(google.pods)
     return day
 
 
-def _drive(google: Google, plan: Plan, costs: Costs, day: Day, goal: float, events: Events) -> None:
-    """One `up`, until the useful time of the day has come to the goal."""
+def _drive(google: Google, plan: Plan, costs: Costs, day: Day, events: Events) -> None:
+    """One `up`, until the day is over."""
     login: Any = SimpleNamespace(is_authorized=lambda *_: True, key_line=lambda: "slipway:ssh-ed25519 AAAA")
     make: Any = lambda pod: Fleet(cast(Any, google.pod), len(pod.addresses))  # noqa: E731
     random_float, clock = random.Random(0).random, google.clock
@@ -146,7 +123,7 @@ def _drive(google: Google, plan: Plan, costs: Costs, day: Day, goal: float, even
     ledger = Ledger(cast(Any, google), plan.bucket, plan.run_id)
 
     def follower(**given: Any) -> Any:
-        return SimpleNamespace(follow=lambda: followed(google, costs, day, plan, goal, given))
+        return SimpleNamespace(follow=lambda: followed(google, costs, day, plan, given))
 
     lease = mock.MagicMock()  # nobody else is there
     lease.current_other.return_value, lease.ensure.return_value = None, 1
@@ -174,18 +151,13 @@ def planned(google: Google, config: Config, costs: Costs) -> Plan:
     return replace(plan, resources=(replace(plan.node, depends_on=()), setup))
 
 
-def followed(google: Google, costs: Costs, day: Day, plan: Plan, goal: float, given: dict[str, Any]) -> AttemptOutcome:
-    """The program runs to its goal, or until the pod is lost, and with it what was computed since a checkpoint."""
+def followed(google: Google, costs: Costs, day: Day, plan: Plan, given: dict[str, Any]) -> AttemptOutcome:
+    """The program runs until the pod is lost, and with it what was computed since a checkpoint."""
     clock, pod, node = google.clock, google.pod, cast(Node, given["node"])
     assert pod is not None, "the program has just been started on it"
     begins = clock.elapsed + costs.start
-    done = begins + goal - day.useful
     try:
-        clock.until(min(pod.lost, done))
-        if done <= pod.lost:
-            day.useful = goal
-            ended = tuple(WorkerStatus(ended=True, code=0) for _ in node.status.endpoints)
-            return AttemptOutcome(diagnose(Observation(pod=node.pod_seen(given["context"]), workers=ended)))
+        clock.until(pod.lost)
     except Over:
         day.useful += max(0.0, clock.elapsed - begins)
         raise
@@ -198,22 +170,3 @@ def followed(google: Google, costs: Costs, day: Day, plan: Plan, goal: float, gi
     return AttemptOutcome(
         diagnose(Observation(pod=node.pod_seen(given["context"]), workers=workers)), step=int(day.useful)
     )
-
-
-def in_a_loop(market: Market, costs: Costs, attempts: float) -> Day:
-    """The day as the guide's script spends it: create, set up, run over ssh, delete, and again after a minute."""
-    day, time, made = Day(), 0.0, 0
-    while time < market.seconds and made < attempts:
-        made += 1
-        if market.room_from(time) > time:  # a stock-out is an attempt like any other
-            time += CREATE_FAILS_SECONDS + RETRY_SECONDS
-            continue
-        ready = time + costs.create
-        lost = min(market.next_loss(ready), market.seconds)
-        ran = max(0.0, lost - ready - costs.setup - costs.start)
-        day.useful += ran if lost == market.seconds else ran // costs.checkpoint * costs.checkpoint
-        day.paid += max(0.0, lost - ready)
-        day.pods += 1
-        time = lost + costs.notices + costs.delete + RETRY_SECONDS
-    day.ended = min(time, market.seconds)
-    return day

@@ -1,7 +1,6 @@
 """A simulated spot market, and as much of Google's APIs and of a pod as the controller meets there. No time passes.
 
-The market is a list of moments at which whoever has a pod loses it, and of spans without capacity: the same for all
-that are compared.
+The market is a list of moments at which whoever has a pod loses it, and of spans without capacity.
 """
 
 from __future__ import annotations
