@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,7 @@ from controller.resources.pod.pending_deletion import DeletionPendingError
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice
 from controller.resources.pod.search import ALONE_POLLS, CapacitySearch
-from tests.controller.resources.pod.compute_engine.fake import Stopped
+from tests.controller.resources.pod.compute_engine.test_plane import KilledError
 from tests.fakes.clock import NEVER, ManualClock
 from tests.fakes.context import make_context
 
@@ -128,6 +129,10 @@ class Market:
         return sorted(self.queue.log + self.other.log, key=lambda line: float(line.split()[0]))
 
     @property
+    def asked(self) -> list[str]:
+        return [line.partition(" ")[2] for line in self.log if "asked" in line]
+
+    @property
     def entries(self) -> list[tuple[str, str, str]]:
         return [(one.provisioner, one.answer, one.ended) for one in load_entries(self.context.state_dir)]
 
@@ -149,66 +154,69 @@ def market(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Market:
     return Market(queue, other, context, notes, surplus)
 
 
-def test_a_plane_that_grants_at_once_is_the_only_one_asked(market: Market) -> None:
-    market.search().run()
-    assert market.log == ["0 queue asked in a-b-c"]
-    assert market.entries == [("queue", "granted", "")]
+HERE = ["a-b-c"]
+NO_FIELD = GoogleError("insert", 400, "INVALID_ARGUMENT", "no such field")
+WITHDRAWN = ("other", "withdrawn", "")
 
 
-def test_while_a_request_waits_the_other_plane_is_asked_and_its_slice_is_the_pod(market: Market) -> None:
-    market.queue.waits = NEVER
+@pytest.mark.parametrize(
+    ("queue", "other", "told", "seconds"),
+    [
+        ({}, {}, [], 20),
+        ({"waits": ALONE + 30}, {"waits": NEVER}, [WITHDRAWN], ALONE + 50),
+        # a flex-start VM: its operation ends when it runs
+        ({"waits": ALONE + 60}, {"waits": 7200, "answers_late": True}, [WITHDRAWN], ALONE + 80),
+        ({"waits": ALONE + 100}, {"refuses": NO_FIELD}, [("other", "bad_request", "")], ALONE + 120),
+        ({"waits": 200, "outage": (100, 330)}, {"waits": ALONE + 300}, [WITHDRAWN], 373),
+    ],
+    ids=["it grants at once", "it is first", "no answer yet", "the other is ruled out", "granted during its outage"],
+)
+def test_the_slice_of_the_queue_is_the_pod(market: Market, queue: Any, other: Any, told: Any, seconds: float) -> None:
+    vars(market.queue).update(queue)
+    vars(market.other).update(other)
     market.search().run()
-    assert market.log == [
-        "0 queue asked in a-b-c",
-        f"{ALONE:.0f} other asked in a-b-c",
-        f"{ALONE + 20:.0f} queue deleted in a-b-c",  # in the second in which the other slice is READY
-    ]
+    assert (list(market.queue.held), market.other.held) == (HERE, {})
+    assert market.entries == [("queue", "granted", ""), *told]
+    assert market.clock.elapsed == pytest.approx(seconds, abs=1)
+
+
+@pytest.mark.parametrize("deletes", [True, False])
+def test_while_a_request_waits_the_other_plane_is_asked_and_its_slice_is_the_pod(market: Market, deletes: bool) -> None:
+    """What Google does not delete yet keeps no pod."""
+    market.queue.waits, market.queue.cannot_delete = NEVER, not deletes
+    market.search().run()
+    asked = ["0 queue asked in a-b-c", f"{ALONE:.0f} other asked in a-b-c"]
+    # in the second in which the other slice is READY
+    assert market.log == [*asked, *[f"{ALONE + 20:.0f} queue deleted in a-b-c"] * deletes]
     assert market.entries == [("queue", "withdrawn", ""), ("other", "granted", "")]
     assert "giving back the request in a-b-c (spot, queue): the pod is there" in market.notes
-    assert market.surplus == []
+    assert ("not now" in market.notes) != deletes
+    assert (list(market.other.held), market.surplus) == (HERE, [])
 
 
-def test_a_slice_beside_the_pod_is_given_back_on_record_and_counted(market: Market) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_slice_beside_the_pod_is_given_back_on_record_and_counted(
+    market: Market, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    """Also where the controller is killed while it gives it back."""
+
+    def die(*_: Any, **__: Any) -> None:
+        raise KilledError
+
     market.queue.waits, market.queue.takes = ALONE + 8, 14  # READY two seconds after the other one
-    market.search().run()
-    assert list(market.other.held) == ["a-b-c"]
-    assert market.queue.held == {}
-    assert market.log[-1].startswith(f"{ALONE + 20:.0f} queue deleted")
+    if is_killed:
+        monkeypatch.setattr(market.queue, "delete", die)
+    with pytest.raises(KilledError) if is_killed else nullcontext():
+        market.search().run()
+    assert list(market.other.held) == HERE
     # It was still coming up, so Google has said that there is capacity, and it may be billed.
     assert market.entries == [("queue", "granted", "surplus"), ("other", "granted", "")]
     assert "giving back the slice in a-b-c (spot, queue): the pod is there" in market.notes
     [given] = {*market.surplus}
     assert (given.pod, given.zone, given.began - market.clock.now()) == ("p", "a-b-c", pytest.approx(-12))
-
-
-def test_a_controller_that_is_killed_while_it_gives_a_slice_back_leaves_its_cost(
-    market: Market, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    market.queue.waits, market.queue.takes = ALONE + 8, 14
-
-    def die(*_: Any, **__: Any) -> None:
-        raise Stopped
-
-    monkeypatch.setattr(market.queue, "delete", die)
-    with pytest.raises(Stopped):
-        market.search().run()
-    assert market.entries[0] == ("queue", "granted", "surplus")
-    assert len(market.surplus) == 1
-
-
-def test_the_queue_may_still_be_first(market: Market) -> None:
-    market.queue.waits, market.other.waits = ALONE + 30, NEVER
-    market.search().run()
-    assert market.other.held == {}
-    assert market.entries == [("queue", "granted", ""), ("other", "withdrawn", "")]
-
-
-def test_a_request_without_an_answer_yet_keeps_no_grant_waiting(market: Market) -> None:
-    market.queue.waits, market.other.waits = ALONE + 60, 7200
-    market.other.answers_late = True  # as a flex-start VM: its operation ends when it runs
-    market.search().run()
-    assert market.clock.elapsed == ALONE + 80
-    assert market.other.held == {}
+    if not is_killed:
+        assert market.queue.held == {}
+        assert market.log[-1].startswith(f"{ALONE + 20:.0f} queue deleted")
 
 
 def test_the_other_plane_goes_through_its_places_meanwhile(market: Market) -> None:
@@ -216,56 +224,38 @@ def test_the_other_plane_goes_through_its_places_meanwhile(market: Market) -> No
     market.other.refuses = STOCK_OUT
     with pytest.raises(RetriesExhaustedError, match="after 7 attempts"):
         market.search(max_attempts=7).run()
-    asked = [line.partition(" ")[2] for line in market.log if "asked" in line]
-    assert asked[:3] == ["queue asked in a-b-c", "other asked in a-b-c", "other asked in d-e-f"]
+    assert market.asked[:3] == ["queue asked in a-b-c", "other asked in a-b-c", "other asked in d-e-f"]
     assert "the other one: retrying in 10 s (attempt 4 of 7)" in market.notes
     assert market.queue.held == market.other.held == {}
 
 
-def test_what_rules_one_plane_out_leaves_the_request_of_the_other(market: Market) -> None:
-    market.queue.waits = ALONE + 100
-    market.other.refuses = GoogleError("insert", 400, "INVALID_ARGUMENT", "no such field")
-    market.search().run()
-    assert market.clock.elapsed == ALONE + 120
-    assert market.entries == [("queue", "granted", ""), ("other", "bad_request", "")]
-
-
 def test_two_planes_that_refuse_for_good_end_the_search(market: Market) -> None:
-    refusal = GoogleError("insert", 403, "PERMISSION_DENIED", "no")
-    market.queue.refuses = market.other.refuses = refusal
+    market.queue.refuses = market.other.refuses = GoogleError("insert", 403, "PERMISSION_DENIED", "no")
     with pytest.raises(CloudError, match=r"\(spot, queue\): no; .*\(spot, other one\): no"):
         market.search().run()
     assert len(market.log) == 2
 
 
-def test_with_a_data_disk_only_one_plane_is_asked_at_a_time(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
-    from controller.resources.pod import data_disk
-
-    monkeypatch.setattr(data_disk, "request_disk", lambda *_: None)
+@pytest.mark.parametrize("outage", [NEVER, 0.0])
+def test_with_a_data_disk_only_one_plane_is_asked_at_a_time(
+    market: Market, monkeypatch: pytest.MonkeyPatch, outage: float
+) -> None:
+    """In an outage nobody knows whether the request was made, and the other plane would need the same disk."""
+    monkeypatch.setattr("controller.resources.pod.data_disk.request_disk", lambda *_: None)
     market.spec, market.queue.waits = replace(SPEC, data_disk_gb=10), NEVER
-    market.search().run()
-    assert [line.partition(" ")[2] for line in market.log] == [
-        "queue asked in a-b-c", "queue deleted in a-b-c", "other asked in a-b-c",
-    ]  # fmt: skip
-    assert market.clock.elapsed == 320  # five minutes in the queue, then the other one at once
-
-
-def test_with_a_data_disk_an_outage_of_one_plane_is_waited_out(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows whether the request was made, and the other plane would need the same disk."""
-    from controller.resources.pod import data_disk
-
-    monkeypatch.setattr(data_disk, "request_disk", lambda *_: None)
-    market.spec, market.queue.outage, market.queue.outage_error = replace(SPEC, data_disk_gb=10), (0, NEVER), CUT_OFF
-    with pytest.raises(GoogleError, match=UNREACHABLE):
+    market.queue.outage, market.queue.outage_error = (outage, NEVER), CUT_OFF
+    with pytest.raises(GoogleError, match=UNREACHABLE) if outage == 0 else nullcontext():
         market.search().run()
-    assert market.other.held == {}
+    assert market.asked == ([] if outage == 0 else ["queue asked in a-b-c", "other asked in a-b-c"])
+    assert market.queue.held == {}
+    assert outage == 0 or market.clock.elapsed == 320  # five minutes in the queue, then the other one at once
 
 
 def test_a_name_that_is_taken_ends_the_search_and_deletes_nothing(market: Market) -> None:
     market.queue.waits = NEVER
     market.other.refuses = ConflictError("insert", 409, "alreadyExists", "it exists already")
     market.search().run()
-    assert list(market.queue.held) == ["a-b-c"]  # the next observation says what is whose
+    assert list(market.queue.held) == HERE  # the next observation says what is whose
 
 
 def test_ctrl_c_leaves_both_requests_and_the_next_search_waits_for_both(market: Market) -> None:
@@ -274,26 +264,16 @@ def test_ctrl_c_leaves_both_requests_and_the_next_search_waits_for_both(market: 
     with pytest.raises(InterruptedSleepError):
         market.search().run()
     assert [note for note in market.notes if "stays in the queue" in note] != []
-    assert [*market.queue.held, *market.other.held] == ["a-b-c", "a-b-c"]
+    assert [*market.queue.held, *market.other.held] == HERE * 2
     market.clock.interrupt_at = NEVER
     found = [one.observe(market.context, "p", "a-b-c") for one in (market.queue, market.other)]
     market.search().run(found=[status for status in found if status is not None])
-    assert len([line for line in market.log if "asked" in line]) == 2  # nothing is requested again
+    assert len(market.asked) == 2  # nothing is requested again
     assert market.clock.elapsed == ALONE + 320
     assert market.entries == [("queue", "withdrawn", ""), ("other", "granted", "")]
 
 
-def test_what_google_does_not_delete_yet_keeps_no_pod(market: Market) -> None:
-    market.queue.waits, market.queue.cannot_delete = NEVER, True
-    market.search().run()
-    assert "not now" in market.notes
-    assert list(market.other.held) == ["a-b-c"]
-
-
-OUTAGES = pytest.mark.parametrize("error", [UNAVAILABLE, CUT_OFF, BROKEN], ids=lambda error: error.reason)
-
-
-@OUTAGES
+@pytest.mark.parametrize("error", [UNAVAILABLE, CUT_OFF, BROKEN], ids=lambda error: error.reason)
 @pytest.mark.parametrize("begin", [0.0, 40.0, 90.0])  # when it is asked first, while it waits alone, beside the other
 def test_an_outage_of_one_plane_leaves_the_request_of_the_other(
     market: Market, error: GoogleError, begin: float
@@ -301,22 +281,16 @@ def test_an_outage_of_one_plane_leaves_the_request_of_the_other(
     market.queue.waits, market.queue.outage, market.queue.outage_error = NEVER, (begin, begin + 600), error
     market.other.waits = 1800
     market.search().run()
-    assert list(market.other.held) == ["a-b-c"]
+    assert list(market.other.held) == HERE
     assert market.queue.held == {}
-    asked = [line.partition(" ")[2] for line in market.log if "asked" in line]
-    assert sorted(asked) == ["other asked in a-b-c", "queue asked in a-b-c"]  # nothing is forgotten and asked again
+    assert sorted(market.asked) == [
+        "other asked in a-b-c",
+        "queue asked in a-b-c",
+    ]  # nothing is forgotten and asked again
     refusals = {("queue", "stock_out", "")} if begin == 0.0 and error is UNAVAILABLE else set()  # as without capacity
     assert {*market.entries} == {("other", "granted", ""), ("queue", "withdrawn", ""), *refusals}
     told = [note for note in market.notes if "does not answer" in note]
     assert len(told) == (not refusals)
-
-
-def test_a_request_that_is_granted_during_the_outage_of_the_other_plane_is_given_back(market: Market) -> None:
-    market.queue.waits, market.queue.outage = 200, (100, 330)
-    market.other.waits = ALONE + 300
-    market.search().run()
-    assert list(market.queue.held) == ["a-b-c"]
-    assert market.entries == [("queue", "granted", ""), ("other", "withdrawn", "")]
 
 
 def test_a_machine_without_a_network_ends_the_search_and_loses_no_request(market: Market) -> None:
@@ -325,7 +299,7 @@ def test_a_machine_without_a_network_ends_the_search_and_loses_no_request(market
     market.queue.outage_error = market.other.outage_error = CUT_OFF
     with pytest.raises(GoogleError, match=UNREACHABLE):
         market.search().run()
-    assert [*market.queue.held, *market.other.held] == ["a-b-c", "a-b-c"]
+    assert [*market.queue.held, *market.other.held] == HERE * 2
     assert market.entries == []
 
 

@@ -1,8 +1,7 @@
-"""What is sent to make a pod is what gcloud sends; `gcloud.json` holds what gcloud 530 was seen to send."""
+"""What is sent to make a pod beside what gcloud sends (tests/controller/gcloud), and what is read from the answers."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,77 +17,24 @@ from controller.resources.pod.slices import Slices
 from controller.resources.pod.tpu_api import nodes, queued
 from tests.fakes.context import make_context
 
-RECORDED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("gcloud.json").read_text())
 SPEC = SliceSpec(
-    workers=1,
-    accelerator_type="v4-8",
-    runtime_version="tpu-ubuntu2204-base",
-    network="net1",
-    external_ip=False,
+    workers=1, accelerator_type="v4-8", runtime_version="tpu-ubuntu2204-base", network="net1", external_ip=False,
     service_account="sa",
-)
+)  # fmt: skip
 PLACE = Place("us-central2-b", "spot", "sub1", "node")
 QUEUED = replace(PLACE, provisioner="queued")
-OURS = {"labels", "metadata", "tags"}
-"""What is anyone's own choice: gcloud sends what --labels, --metadata and --tags say."""
 
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
-    return make_context(None, tmp_path, project="p1")
-
-
-def recorded(*words: str) -> dict[str, Any]:
-    return next(r for r in RECORDED if all(word in r["label"] for word in words))
-
-
-def plain(value: Any, key: str = "") -> Any:
-    """With bare names instead of full ones: gcloud passes on whatever was typed."""
-    if isinstance(value, dict):
-        return {k: plain(v, k) for k, v in value.items() if k not in OURS}
-    if isinstance(value, list):
-        return [plain(v, key) for v in value]
-    return value.rpartition("/")[2].removeprefix("auth") if key in ("network", "subnetwork", "scope") else value
-
-
-def test_a_spot_node_is_asked_for_as_gcloud_does(context: Context) -> None:
-    sent = {**nodes.node_body(context, "n1", SPEC, PLACE), "schedulingConfig": nodes.scheduling("spot")}
-    assert plain(sent) == plain(recorded("tpu-vm create", "--spot")["body"])
-
-
-def test_an_on_demand_node_too(context: Context) -> None:
-    there = recorded("tpu-vm create n1 --accelerator-type=v4-8 --version=tpu-ubuntu2204-base")
-    there = next(r for r in RECORDED if r["label"].endswith("--version=tpu-ubuntu2204-base"))
-    sent = {**nodes.node_body(context, "n1", SPEC, PLACE), "schedulingConfig": nodes.scheduling("on_demand")}
-    assert sent["schedulingConfig"] == there["body"]["schedulingConfig"]
-    assert set(plain(there["body"])) <= set(plain(sent))
-
-
-def test_a_queued_resource_is_asked_for_as_gcloud_does(context: Context) -> None:
-    there = recorded("queued-resources create", "--spot")
-    spec = replace(SPEC, valid_until_seconds=6 * 3600.0, network="default", external_ip=True)
-    sent = queued.request_body(context, "qn1", spec, QUEUED)
-    wanted = there["body"]
-    assert {k: v for k, v in sent.items() if k != "tpu"} == {k: v for k, v in wanted.items() if k != "tpu"}
-    [mine], [theirs] = sent["tpu"]["nodeSpec"], wanted["tpu"]["nodeSpec"]
-    assert (mine["nodeId"], mine["parent"]) == (theirs["nodeId"], theirs["parent"])
-    # gcloud was not told a subnet, an account and shielding here; the rest is the same.
-    more = {"subnetwork", "serviceAccount", "shieldedInstanceConfig"}
-    assert set(plain(mine["node"])) - set(plain(theirs["node"])) <= more
-    for key, value in plain(theirs["node"]).items():
-        found = plain(mine["node"])[key]
-        assert value == {k: v for k, v in found.items() if k in value} if isinstance(value, dict) else value == found
-
-
-def test_a_guaranteed_queued_resource_has_gclouds_tier(context: Context) -> None:
-    there = recorded("queued-resources create", "--guaranteed")["body"]
-    sent = queued.request_body(context, "n1", SPEC, replace(QUEUED, capacity="on_demand"))
-    assert set(sent) == set(there) == {"guaranteed", "tpu"}
+    google = SimpleNamespace(root=lambda api: f"https://{api}.googleapis.com/")
+    return make_context(google, tmp_path, project="p1")
 
 
 @pytest.mark.parametrize(
     ("capacity", "fields"),
     [
+        ("on_demand", {"guaranteed": {}}),
         ("reserved", {"reservationName": "projects/p1/locations/us-central2-b/reservations/mine"}),
         ("flex_start", {"provisioningModel": "FLEX_START", "runDuration": {"maxRunDuration": "604800s"}}),
     ],
@@ -104,25 +50,20 @@ def test_a_data_disk_is_attached_and_mounted_by_the_node_itself(context: Context
     script = sent["metadata"]["startup-script"]
     assert str(100 * 2**30) in script
     assert script.index("blkid") < script.index("mkfs") < script.index("mount")
+    assert "startup-script" not in nodes.node_body(context, "n1", SPEC, PLACE)["metadata"]
 
 
 def test_a_pod_starts_its_dead_mans_switch_unless_that_is_off(context: Context) -> None:
-    google = SimpleNamespace(root=lambda api: f"https://{api}.googleapis.com/")
-    known = replace(context, google=cast(Any, google))
     limited = replace(SPEC, heartbeat_timeout_seconds=7200.0)
-    sent = [
-        nodes.node_body(known, "n1", limited, PLACE),
-        queued.request_body(known, "n1", limited, QUEUED)["tpu"]["nodeSpec"][0]["node"],
-    ]
     where = "https://tpu.googleapis.com/v2/projects/p1/locations/us-central2-b"
     switch = f"7200 '{where}/queuedResources/n1?force=true' {where}/nodes/n1 <"
-    for body in sent:
+    for body, mounts in (
+        (nodes.node_body(context, "n1", limited, PLACE), False),
+        (queued.request_body(context, "n1", limited, QUEUED)["tpu"]["nodeSpec"][0]["node"], False),
+        (nodes.node_body(context, "n1", replace(limited, data_disk_gb=100), PLACE), True),
+    ):
         assert switch in body["metadata"]["startup-script"]
-        assert "lsblk" not in body["metadata"]["startup-script"]
-    both = nodes.node_body(known, "n1", replace(limited, data_disk_gb=100), PLACE)["metadata"]["startup-script"]
-    assert switch in both
-    assert "lsblk" in both
-    assert "startup-script" not in nodes.node_body(context, "n1", SPEC, PLACE)["metadata"]
+        assert ("lsblk" in body["metadata"]["startup-script"]) == mounts
 
 
 def test_times_are_read_to_the_microsecond() -> None:

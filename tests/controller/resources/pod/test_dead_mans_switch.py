@@ -1,10 +1,12 @@
-"""The dead man's switch: when it strikes, what counts as a sign of life, and what it asks of whom."""
+"""The dead man's switch: how it starts, when it strikes, what counts as a sign of life, and what it asks of whom."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import subprocess
+from contextlib import nullcontext
 from email.message import Message
 from pathlib import Path
 from urllib.error import HTTPError
@@ -12,50 +14,57 @@ from urllib.error import HTTPError
 import pytest
 
 from controller.core.clock import InterruptedSleepError
+from controller.resources.pod.data_disk import mount_part
 from controller.resources.pod.dead_mans_switch import delete_pod, last_sign, watch
+from controller.resources.pod.startup_script import startup_script, switch_part
 from tests.fakes.clock import ManualClock
 
+METADATA_VALUE_BYTES = 256 << 10
+"""https://cloud.google.com/compute/docs/metadata/setting-custom-metadata#limitations"""
 QUEUED, NODE = "projects/p/locations/z/queuedResources/pod?force=true", "projects/p/locations/z/nodes/pod"
 
 
-def strikes(limit: float, signs: dict[float, float | None], until: float) -> list[float]:
-    """When the pod is deleted, if the sign of life changes at these times."""
+def strikes(
+    limit: float, signs: dict[float, float | None], until: float, refusal: type[Exception] | None = None
+) -> list[float]:
+    """When the pod is deleted, if the sign of life changes at these times; Google may refuse it."""
     clock, struck = ManualClock(), list[float]()
     clock.interrupt_at = until + 1
 
     def sign() -> float | None:
         return next((value for at, value in reversed(signs.items()) if at <= clock.elapsed), 0.0)
 
+    def strike() -> None:
+        struck.append(clock.elapsed)
+        if refusal is not None:
+            raise refusal
+
     with pytest.raises(InterruptedSleepError):
-        watch(limit, sign, lambda: struck.append(clock.elapsed), clock.monotonic, clock.sleep)
+        watch(limit, sign, strike, clock.monotonic, clock.sleep)
     return struck
 
 
-def test_a_pod_without_a_sign_of_life_is_deleted_again_and_again_until_it_is_gone() -> None:
-    assert strikes(7200.0, {}, until=7400.0) == [7200.0, 7260.0, 7320.0, 7380.0]
+EVERY_HOUR: dict[float, float | None] = {3600.0 * hour: float(hour) for hour in range(1, 200)}
 
 
-def test_a_busy_pod_is_left_alone() -> None:
-    every_hour = {3600.0 * hour: float(hour) for hour in range(1, 200)}
-    assert strikes(7200.0, every_hour, until=3600.0 * 200) == []
-    assert strikes(7200.0, every_hour, until=3600.0 * 201)[0] == 3600.0 * 199 + 7200.0
-
-
-def test_a_login_is_a_sign_of_life_though_slipway_is_silent() -> None:
-    assert strikes(7200.0, {0.0: None, 36_000.0: 1.0}, until=44_000.0)[0] == 36_000.0 + 7200.0
+@pytest.mark.parametrize(
+    ("signs", "until", "expected"),
+    [
+        ({}, 7400.0, [7200.0, 7260.0, 7320.0, 7380.0]),  # again and again until it is gone
+        (EVERY_HOUR, 3600.0 * 200, []),
+        (EVERY_HOUR, 3600.0 * 199 + 7201.0, [3600.0 * 199 + 7200.0]),
+        ({0.0: None, 36_000.0: 1.0}, 36_000.0 + 7201.0, [36_000.0 + 7200.0]),  # a login, though Slipway is silent
+    ],
+    ids=["silent", "busy", "no longer busy", "a login"],
+)
+def test_it_strikes_where_there_is_no_sign_of_life(
+    signs: dict[float, float | None], until: float, expected: list[float]
+) -> None:
+    assert strikes(7200.0, signs, until) == expected
 
 
 def test_a_refusal_does_not_end_it() -> None:
-    clock, asked = ManualClock(), list[float]()
-    clock.interrupt_at = 301.0
-
-    def refused() -> None:
-        asked.append(clock.elapsed)
-        raise PermissionError
-
-    with pytest.raises(InterruptedSleepError):
-        watch(100.0, lambda: 1.0, refused, clock.monotonic, clock.sleep)
-    assert len(asked) > 10
+    assert len(strikes(100.0, {0.0: 1.0}, 300.0, PermissionError)) > 2
 
 
 def test_the_heartbeat_of_any_user_counts_and_so_does_a_login(tmp_path: Path) -> None:
@@ -97,21 +106,40 @@ class Google:
         return b"{}"
 
 
-def asked(google: Google) -> list[str]:
-    delete_pod([f"https://tpu.googleapis.com/v2/{path}" for path in (QUEUED, NODE)], google)
-    return google.deleted
+@pytest.mark.parametrize(
+    ("google", "asked"),
+    [
+        (Google(), [QUEUED]),
+        (Google(refuse={QUEUED: 404}), [QUEUED, NODE]),
+        (Google(refuse={QUEUED: 403}), [QUEUED, NODE]),
+        (Google("3"), []),
+        (Google(None), [QUEUED]),
+        (Google(refuse={QUEUED: 404, NODE: 403}), [QUEUED, NODE]),
+    ],
+)
+def test_worker_0_deletes_the_request_or_else_the_node(google: Google, asked: list[str]) -> None:
+    with pytest.raises(HTTPError) if NODE in google.refuse else nullcontext():
+        delete_pod([f"https://tpu.googleapis.com/v2/{path}" for path in (QUEUED, NODE)], google)
+    assert google.deleted == asked
 
 
-def test_worker_0_deletes_the_request_or_else_the_node() -> None:
-    assert asked(Google()) == [QUEUED]
-    assert asked(Google(refuse={QUEUED: 404})) == [QUEUED, NODE]
-    assert asked(Google("3")) == []
-    assert asked(Google(None)) == [QUEUED]
-
-
-def test_a_refused_request_does_not_keep_it_from_the_node() -> None:
-    google = Google(refuse={QUEUED: 403})
-    assert asked(google) == [QUEUED, NODE]
-    google = Google(refuse={QUEUED: 404, NODE: 403})
-    with pytest.raises(HTTPError):
-        asked(google)
+def test_it_starts_the_switch_in_the_background_with_exactly_its_arguments(tmp_path: Path) -> None:
+    hostile = """it's "$(touch hit)" `touch hit` \\ END_OF_DEAD_MANS_SWITCH"""
+    script = startup_script("mounted=yes\n", switch_part(7200.0, [hostile, "b"]))
+    assert len(script.encode()) < METADATA_VALUE_BYTES / 10
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "setsid").write_text('#!/bin/sh\nprintf "%s\\0" "$@" > seen\n')
+    (tools / "setsid").chmod(0o700)
+    (tmp_path / "script").write_text(script)
+    variables = {"PATH": f"{tools}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    subprocess.run(["bash", "-c", ". ./script; wait"], cwd=tmp_path, env=variables, check=True)
+    words = (tmp_path / "seen").read_text().split("\0")
+    assert words[:4] == ["python3", "-I", "-S", "-c"]
+    assert words[5:] == ["7200", hostile, "b", ""]
+    compile(words[4], "switch", "exec")
+    assert not (tmp_path / "hit").exists()
+    with_disk = startup_script(mount_part(100), switch_part(60.0, ["a"]))
+    assert with_disk.startswith("#!/bin/bash\n")
+    assert with_disk.index("mkfs") < with_disk.index("setsid")
+    subprocess.run(["bash", "-n"], input=with_disk, text=True, check=True)

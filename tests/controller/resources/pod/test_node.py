@@ -18,7 +18,9 @@ from tests.controller.resources.fake_pod import EVERY_WAY, INSTANCE, PROVISIONER
 
 
 @EVERY_WAY
-def test_a_pod_is_made_once_and_deleted(project: EmulatedProject, words: tuple[str, ...]) -> None:
+def test_a_pod_is_made_once_replaced_when_it_is_preempted_and_deleted(
+    project: EmulatedProject, words: tuple[str, ...]
+) -> None:
     made = pod(project, *words)
     assert isinstance(made.observe(), Absent)
     first = made.up()
@@ -28,15 +30,6 @@ def test_a_pod_is_made_once_and_deleted(project: EmulatedProject, words: tuple[s
     assert not made.node.diff(first)
     assert made.up().status.uid == first.status.uid
     assert len(made.creation_requests()) == (words[0].startswith("tpu.provisioner"))
-    made.down()
-    assert made.leftovers() == made.machines() == []
-    assert isinstance(made.observe(), Absent)
-
-
-@EVERY_WAY
-def test_a_preempted_pod_is_replaced(project: EmulatedProject, words: tuple[str, ...]) -> None:
-    made = pod(project, *words)
-    first = made.up()
     project.inject_fault(kind="preempted", after_seconds=0)
     wait_for(lambda: first.pod_seen(project.context).state in ("PREEMPTED", "ABSENT"), "the preemption")
     second = made.up()
@@ -45,6 +38,7 @@ def test_a_preempted_pod_is_replaced(project: EmulatedProject, words: tuple[str,
     assert first.pod_seen(project.context).replaced
     made.down()
     assert made.leftovers() == made.machines() == []
+    assert isinstance(made.observe(), Absent)
 
 
 @PROVISIONERS
@@ -142,60 +136,44 @@ def test_a_stopped_pod_is_started_and_keeps_its_disk(project: EmulatedProject, w
     again = made.up()
     assert (again.status.state, again.status.uid) == ("READY", first.status.uid)
     assert "the node is stopped; starting it" in made.notes
+    if words == ("tpu.provisioner=node",):
+        again.stop(project.context)
+        project.inject_fault(kind="stockout", times=1)
+        assert made.up().status.uid != first.status.uid, "there is no room to start it: it is made anew"
+        assert "no capacity to start it in us-central1-a" in made.notes
     made.down()
     assert made.leftovers() == made.machines() == []
 
 
-def test_a_stopped_pod_for_which_there_is_no_room_is_made_anew(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.provisioner=node", "tpu.capacity=on_demand")
-    first = made.up()
-    first.stop(project.context)
-    project.inject_fault(kind="stockout", times=1)
-    assert made.up().status.uid != first.status.uid
-    assert "no capacity to start it in us-central1-a" in made.notes
-    made.down()
-
-
-def test_spot_pods_and_slices_of_several_vms_do_not_stop(project: EmulatedProject) -> None:
-    made = pod(project)
-    assert made.node.cannot_stop == "Google cannot stop spot pods; `slipway down` deletes it"
-    assert "only pods with one VM" in replace(made.node, spec=replace(made.node.spec, workers=4)).cannot_stop
-
-
-@pytest.mark.parametrize(
-    ("kind", "zone", "disk"),
-    [("v5litepod_8", A, "pd-balanced"), ("v6e_8", "us-east5-b", "hyperdisk-balanced")],
-)
-def test_a_data_disk_is_made_attached_and_deleted(project: EmulatedProject, kind: str, zone: str, disk: str) -> None:
-    made = pod(project, f"tpu={kind}", f"tpu.zone={zone}", "tpu.data_disk_gb=100")
-    made.up()
-    name = f"projects/slipway-local/zones/{zone}/disks/{made.node.name}-data"
-    found = project.cloud.call_ok("GET", "emulator/state")["compute"][name]
-    assert (found["sizeGb"], found["type"].rpartition("/")[2]) == ("100", disk)
-    made.down()
-    assert made.leftovers() == []
-
-
-def test_a_data_disk_outlives_a_preemption_and_no_vain_attempt(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.provisioner=node", "tpu.data_disk_gb=100", *TWO_ZONES)
+@pytest.mark.parametrize("kind", ["v5litepod_8", "v6e_8"])
+def test_a_data_disk_outlives_a_preemption_and_no_vain_attempt(project: EmulatedProject, kind: str) -> None:
+    zone, words = B, ("tpu.provisioner=node", "tpu.data_disk_gb=100", *TWO_ZONES)
+    if kind == "v6e_8":
+        zone, words = "us-east5-b", ("tpu=v6e_8", "tpu.zone=us-east5-b", "tpu.provisioner=node", "tpu.data_disk_gb=100")
+    made = pod(project, *words)
     project.inject_fault(kind="stockout", zone=A, at="request")
-    assert made.up().place.zone == B
-    disks = [name for name in made.leftovers() if "/disks/" in name]
-    assert disks == [f"projects/slipway-local/zones/{B}/disks/{made.node.name}-data"]
-    project.inject_fault(kind="preempted", after_seconds=0)
-    wait_for(lambda: made.observe().status.state == "PREEMPTED", "the preemption")
-    project.inject_fault(kind="stockout", zone=A, at="request")
-    made.up()
-    assert [name for name in made.leftovers() if "/disks/" in name] == disks
+    assert made.up().place.zone == zone
+    [disk] = [name for name in made.leftovers() if "/disks/" in name]
+    assert disk == f"projects/slipway-local/zones/{zone}/disks/{made.node.name}-data"
+    found = project.cloud.call_ok("GET", "emulator/state")["compute"][disk]
+    kinds = {"v5litepod_8": "pd-balanced", "v6e_8": "hyperdisk-balanced"}
+    assert (found["sizeGb"], found["type"].rpartition("/")[2]) == ("100", kinds[kind])
+    if kind == "v5litepod_8":
+        project.inject_fault(kind="preempted", after_seconds=0)
+        wait_for(lambda: made.observe().status.state == "PREEMPTED", "the preemption")
+        project.inject_fault(kind="stockout", zone=A, at="request")
+        made.up()
+        assert [name for name in made.leftovers() if "/disks/" in name] == [disk]
     made.down()
     assert made.leftovers() == []
 
 
 def test_what_is_worth_saying_of_a_pod_that_is_there(project: EmulatedProject) -> None:
     made = pod(project)
+    assert made.node.cannot_stop == "Google cannot stop spot pods; `slipway down` deletes it"
+    assert "only pods with one VM" in replace(made.node, spec=replace(made.node.spec, workers=4)).cannot_stop
     status = SliceStatus(spec=made.node.spec, place=made.node.places[0], state="STOPPED")
-    found = replace(made.node, status=status)
-    assert [f.check for f in made.node.findings(found)] == ["foreign_pod"]
+    assert [f.check for f in made.node.findings(replace(made.node, status=status))] == ["foreign_pod"]
     sick = replace(status, labels=(("managed-by", "slipway"),), health="UNHEALTHY_TENSORFLOW")
     ill = replace(made.node, status=sick)
     [finding] = made.node.findings(ill)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from controller.core.clock import iso_timestamp
-from controller.gcp.errors import GoogleError
+from controller.gcp.errors import GoogleError, NotFoundError
 from controller.lease.store import BucketLeaseStore, Identity
 from controller.reconcile.resource import Absent
 from controller.records.pending_deletions import retry_deletions
@@ -21,6 +21,8 @@ from controller.resources.pod.tpu_api import queued
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.fake_pod import TWO_ZONES, A, B, Pod, pod
+from tests.controller.resources.pod.test_search import request
+from tests.fakes.context import make_context
 
 STILL = "Google still does not delete it; the next verb tries again"
 
@@ -41,8 +43,7 @@ def stuck(project: EmulatedProject, *overrides: str) -> Pod:
 def requested(project: EmulatedProject) -> Pod:
     """A pod whose request is stuck, as after a controller that was killed."""
     made = stuck(project)
-    search = made.node._search(project.context)
-    search.provisioners["queued"].create(project.context, search.name, made.node.spec, made.node.places[0])
+    request(made)
     wait_for(lambda: getattr(made.observe(), "why", "").startswith("provisioning"), "the request is stuck")
     return made
 
@@ -106,10 +107,17 @@ def test_down_says_so_and_nothing_is_lost(project: EmulatedProject, lost: str) -
     assert objects(project) == []
 
 
-def test_a_pod_that_a_run_has_taken_over_meanwhile_stays(project: EmulatedProject) -> None:
+@pytest.mark.parametrize("asks", ["here", "elsewhere"])
+def test_a_pod_that_a_run_has_taken_over_meanwhile_stays(project: EmulatedProject, asks: str) -> None:
+    """The claim is looked up in the bucket of the config that asked for the deletion."""
     made = abandoned(project)
+    ours, theirs = project.context.bucket, f"{project.tag}-elsewhere" if asks == "elsewhere" else project.context.bucket
+    project.context.bucket = theirs
+    assert retry_deletions(project.context)[0].endswith(STILL)  # it stays on record as it was
     let_go(project, made)
+    project.context.bucket = ours
     claim(project, made)
+    project.context.bucket = theirs
     assert retry_deletions(project.context)[0].endswith("a run has taken its pod over")
     assert made.observe().is_ready
     made.down()
@@ -124,38 +132,16 @@ def test_a_later_request_of_the_same_name_stays(project: EmulatedProject) -> Non
     made.down()
 
 
-def test_the_claim_is_looked_up_in_the_bucket_of_the_config_that_asked(project: EmulatedProject) -> None:
-    made = abandoned(project)
-    ours, project.context.bucket = project.context.bucket, f"{project.tag}-elsewhere"
-    assert retry_deletions(project.context)[0].endswith(STILL)  # it stays on record as it was
-    let_go(project, made)
-    project.context.bucket = ours
-    claim(project, made)
-    project.context.bucket = f"{project.tag}-elsewhere"
-    assert retry_deletions(project.context)[0].endswith("a run has taken its pod over")
-    assert made.observe().is_ready
-    made.down()
-
-
-def test_a_claim_that_cannot_be_read_keeps_pod_and_record(project: EmulatedProject) -> None:
+def test_a_pod_on_which_a_controller_is_at_work_or_whose_claim_cannot_be_read_stays(project: EmulatedProject) -> None:
     made = abandoned(project)
     let_go(project, made)
     project.inject_fault(kind="http", status=403, match="GET .*claims", times=9)
-    [line] = retry_deletions(project.context)
-    assert "was not deleted: storage objects.get_media: 403" in line
-    assert made.observe().is_ready
+    assert "was not deleted: storage objects.get_media: 403" in retry_deletions(project.context)[0]
     project.cloud.call_ok("DELETE", "emulator/faults")
-    assert retry_deletions(project.context)[0].endswith("deleted, as asked for earlier")
-
-
-def test_a_pod_on_which_a_controller_is_at_work_stays(project: EmulatedProject) -> None:
-    made = abandoned(project)
-    let_go(project, made)
     store = BucketLeaseStore(project.context.google, project.context.bucket, made.node.name)
     held = Identity("laptop", "run-1", holder="anna@lab").new_record(1, project.clock.now(), 3600.0)
     generation = store.write(held, 0)
-    [line] = retry_deletions(project.context)
-    assert "was not deleted: anna@lab (laptop) for run-1 since" in line
+    assert "was not deleted: anna@lab (laptop) for run-1 since" in retry_deletions(project.context)[0]
     assert made.observe().is_ready
     store.write(replace(held, released=True), generation)
     assert retry_deletions(project.context)[0].endswith("deleted, as asked for earlier")
@@ -179,6 +165,9 @@ def test_the_pod_in_use_is_found_although_an_abandoned_request_became_one_too(pr
     made.down()
 
 
+GONE = PendingDeletion("slipway-local", A, "gone", "2026-01-01T00:00:00Z", 1.0, "")
+
+
 @pytest.mark.parametrize(
     ("status", "reason", "match", "line"),
     [
@@ -191,55 +180,50 @@ def test_the_pod_in_use_is_found_although_an_abandoned_request_became_one_too(pr
 def test_a_record_that_cannot_be_read_ends_no_verb(
     project: EmulatedProject, status: int, reason: str | None, match: str, line: str
 ) -> None:
-    one = PendingDeletion("slipway-local", A, "gone", "2026-01-01T00:00:00Z", 1.0, project.context.bucket)
     pod(project)
-    record_deletion(project.context, one)
+    record_deletion(project.context, replace(GONE, bucket=project.context.bucket))
     shutil.rmtree(project.context.state_dir / "deletions")
     project.inject_fault(kind="http", status=status, reason=reason, match=match, times=6 if status == 503 else 1)
     lines = retry_deletions(project.context)
-    assert [each.startswith(line.format(project.context.bucket, one.file)) for each in lines] == [True] * bool(line)
+    assert [each.startswith(line.format(project.context.bucket, GONE.file)) for each in lines] == [True] * bool(line)
     project.inject_fault(kind="http", status=503, match="DELETE .*/o/deletions", times=6)
     gone, kept = retry_deletions(project.context)
     assert gone == f"queued resource gone in {A}: it is gone"
-    assert kept.startswith(f"the record gs://{project.context.bucket}/deletions/{one.file} was not deleted: ")
+    assert kept.startswith(f"the record gs://{project.context.bucket}/deletions/{GONE.file} was not deleted: ")
     assert retry_deletions(project.context) == [gone]
     assert objects(project) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("", "is not a pending deletion written by slipway"),
-        ('{"format": 1, "project": "slipway-local"}', "is not a pending deletion written by slipway"),
-        ('{"format": 2}', "has format 2; this slipway reads format 1"),
-    ],
-)
-def test_a_broken_file_is_one_line(project: EmulatedProject, text: str, problem: str) -> None:
-    pod(project)
-    file = project.context.state_dir / "deletions" / "broken.json"
-    file.parent.mkdir()
-    file.write_text(text)
-    [line] = retry_deletions(project.context)
-    assert line.startswith(f"{file} {problem}")
-
-
-def test_a_controller_killed_while_it_writes_a_record_leaves_the_old_one(
-    project: EmulatedProject, monkeypatch: pytest.MonkeyPatch
+def test_a_broken_file_is_one_line_and_one_that_was_being_written_is_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pod(project)
-    one = PendingDeletion("slipway-local", A, "gone", "2026-01-01T00:00:00Z", 1.0, "")
-    record_deletion(project.context, one)
+    class Google:
+        def call(self, *_: Any, **__: Any) -> Any:
+            raise NotFoundError("get", 404, "NOT_FOUND", "gone")
+
+    context = make_context(Google(), tmp_path)
+    gone = replace(GONE, project=context.project)
+    record_deletion(context, gone)
 
     def killed(self: Path, text: str) -> int:
         self.write_bytes(text.encode()[:9])
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", killed)
-        with pytest.raises(KeyboardInterrupt):
-            record_deletion(project.context, one)
-    project.context.bucket = ""
-    assert retry_deletions(project.context) == [f"queued resource gone in {A}: it is gone"]
+    monkeypatch.setattr(Path, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        record_deletion(context, gone)
+    monkeypatch.undo()
+    file = tmp_path / "deletions" / "broken.json"
+    for text, problem in {
+        "": "is not a pending deletion written by slipway",
+        '{"format": 1, "project": "slipway-local"}': "is not a pending deletion written by slipway",
+        '{"format": 2}': "has format 2; this slipway reads format 1",
+    }.items():
+        file.write_text(text)
+        broken, line = retry_deletions(context)
+        assert broken.startswith(f"{file} {problem}")
+        assert line == f"queued resource gone in {A}: it is gone"
+        record_deletion(context, gone)
 
 
 def test_a_request_that_vanishes_after_google_refused_to_delete_it_is_deleted(
@@ -259,13 +243,6 @@ def test_a_request_that_vanishes_after_google_refused_to_delete_it_is_deleted(
     assert objects(project) == []
 
 
-def test_a_record_of_the_first_version_is_of_the_queue_of_the_tpu_api() -> None:
-    record = PendingDeletion("p", A, "pod", "2026-01-01T00:00:00.000Z", 0.0, "b")
-    body = record.to_json()
-    assert body.pop("provisioner") == "queued"
-    assert PendingDeletion.from_json(body) == record
-
-
 def test_a_request_of_another_plane_is_deleted_by_that_plane(project: EmulatedProject) -> None:
     made = pod(project, "tpu=v6e_1", "tpu.plane=compute_engine", "tpu.zone=us-east5-b")
     status = made.up().status
@@ -276,3 +253,6 @@ def test_a_request_of_another_plane_is_deleted_by_that_plane(project: EmulatedPr
     assert isinstance(made.observe(), Absent)
     record_deletion(project.context, replace(record, provisioner="of a later Slipway"))
     assert "does not know how of a later Slipway pods are deleted" in retry_deletions(project.context)[0]
+    body = record.to_json()
+    assert body.pop("provisioner") == "instance"
+    assert PendingDeletion.from_json(body) == replace(record, provisioner="queued"), "as the first version wrote it"

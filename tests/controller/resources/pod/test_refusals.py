@@ -59,6 +59,9 @@ from controller.resources.pod.refusals import HINTS, classify
         ("name_taken", "alreadyExists", "The resource 'projects/p/zones/z/instances/pod' already exists"),
         ("type", "invalid", "Machine type with name 'ct6e-standard-4t' does not exist in zone 'us-west1-a'."),
         ("propagating", "RESOURCE_NOT_FOUND", "The resource 'sa@p.iam' of type 'serviceAccount' was not found."),
+        ("type", "invalid", "This user agent is not allowed to use the machine type"),
+        ("bad_request", "invalid", "MIGs with TPU accelerator topology require BULK mode in target size policy"),
+        ("unknown", "WEIRD", "nobody has seen this"),
         ("type", "NOT_FOUND", "v5litepod-16 could not be found in the zonal resources of us-east1-c"),
     ],
 )  # fmt: skip
@@ -70,10 +73,6 @@ def test_a_reservation_that_was_not_asked_for_is_no_capacity() -> None:
     """The answer to spot requests in us-east5-a and -c when there is none left."""
     assert classify("NOT_FOUND", "Reservation not found", reserved=False) == "stock_out"
     assert classify("NOT_FOUND", "Reservation not found") == "reservation"
-
-
-def test_what_is_unknown_is_said_to_be() -> None:
-    assert classify("WEIRD", "nobody has seen this") == "unknown"
 
 
 @pytest.mark.parametrize("plane", PLANES)

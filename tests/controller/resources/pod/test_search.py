@@ -12,18 +12,26 @@ from controller.reconcile.resource import Diff, Pending
 from controller.resources.pod.provisioner import NOT_OBSERVED, PodStatus
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
-from tests.controller.resources.fake_pod import PROVISIONERS, TWO_ZONES, A, B, pod
+from tests.controller.resources.fake_pod import PROVISIONERS, TWO_ZONES, A, B, Pod, pod
+
+INTERNAL = {"kind": "failure", "at": "operation", "code": 500, "message": "an internal error has occurred"}
 
 
 @PROVISIONERS
-def test_a_stock_out_is_asked_again(project: EmulatedProject, way: str) -> None:
+def test_a_stock_out_and_an_internal_error_are_asked_again(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
     project.inject_fault(kind="stockout", times=2, at="request")
+    project.inject_fault(**INTERNAL, times=1)
     assert made.up().status.state == "READY"
-    assert len(made.creation_requests()) == 3
+    assert len(made.creation_requests()) == 4
     assert "no capacity in us-central1-a (spot) (attempt 1)" in made.notes
+    assert "an error at Google in us-central1-a (spot) (attempt 3)" in made.notes
     assert "retrying in" in made.notes
     made.down()
+    project.inject_fault(**INTERNAL, times=99)
+    with pytest.raises(CloudError, match=r"an internal error has occurred; try another tpu\.zone"):
+        made.up()
+    assert made.leftovers() == []
 
 
 def test_pauses_double_and_are_spread(project: EmulatedProject) -> None:
@@ -127,67 +135,44 @@ def test_a_refusal_is_of_its_place(project: EmulatedProject, why: str) -> None:
     made.down()
 
 
-INTERNAL = {"kind": "failure", "at": "operation", "code": 500, "message": "an internal error has occurred"}
-
-
-@PROVISIONERS
-def test_an_internal_error_is_asked_again_a_few_times(project: EmulatedProject, way: str) -> None:
-    made = pod(project, f"tpu.provisioner={way}")
-    project.inject_fault(**INTERNAL, times=2)
-    assert made.up().status.state == "READY"
-    assert "an error at Google in us-central1-a (spot) (attempt 1)" in made.notes
-    made.down()
-    project.inject_fault(**INTERNAL, times=99)
-    with pytest.raises(CloudError, match=r"an internal error has occurred; try another tpu\.zone"):
-        made.up()
-    assert made.leftovers() == []
-
-
-def test_a_missing_service_agent_is_requested_once_and_waited_for(project: EmulatedProject) -> None:
+def test_missing_rights_are_requested_once_and_waited_for(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=node")
     message = "Make sure that 'service-1@cloud-tpu.iam.gserviceaccount.com' has the 'TPU Service Agent' role"
     project.inject_fault(kind="failure", at="request", code=403, message=message, times=3)
-    assert made.up().status.state == "READY"
-    asked = [r["path"] for r in project.cloud.request_log() if r["path"].endswith(":generateServiceIdentity")]
-    assert asked == [f"/tpu/v2/projects/slipway-local/locations/{A}:generateServiceIdentity"]
-    made.down()
-
-
-def test_new_rights_that_google_does_not_see_yet_are_waited_for(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.provisioner=node")
     message = "Service account x@y.iam.gserviceaccount.com does not exist."
     project.inject_fault(kind="failure", at="request", code=400, message=message, times=3)
     assert made.up().status.state == "READY"
+    asked = [r["path"] for r in project.cloud.request_log() if r["path"].endswith(":generateServiceIdentity")]
+    assert asked == [f"/tpu/v2/projects/slipway-local/locations/{A}:generateServiceIdentity"]
     assert "waiting until Google sees new rights" in made.notes
     made.down()
 
 
-def test_a_request_that_waits_too_long_gives_way_to_the_next_zone(project: EmulatedProject) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_request_that_waits_too_long_gives_way_to_the_next_zone(project: EmulatedProject, is_killed: bool) -> None:
+    """Also where another controller, which was killed while it waited, has made it."""
     made = pod(project, "tpu.provisioner=queued", "tpu.create_timeout_minutes=0.005", *TWO_ZONES)
     project.inject_fault(kind="stockout", times=1000, zone=A)
+    if is_killed:
+        request(made)
+        assert isinstance(made.observe(), Pending)
     assert made.up().place.zone == B
-    assert "still waiting for resources after" in made.notes
+    assert is_killed or "still waiting for resources after" in made.notes
     assert made.leftovers() == [f"{B}/nodes/{made.node.name}", f"{B}/queuedResources/{made.node.name}"]
     made.down()
 
 
-def test_another_controller_goes_on_waiting_and_then_elsewhere(project: EmulatedProject) -> None:
-    made = pod(project, "tpu.provisioner=queued", "tpu.create_timeout_minutes=0.01", *TWO_ZONES)
-    project.inject_fault(kind="stockout", times=1000, zone=A)
-    place = made.node.places[0]
-    search = made.node._search(project.context)  # as one that was killed while it waited
-    search.provisioners["queued"].create(project.context, search.name, made.node.spec, place)
-    assert isinstance(made.observe(), Pending)
-    assert made.up().place.zone == B
-    made.down()
+def request(made: Pod) -> None:
+    """Send the request of a search that is killed right after it."""
+    search = made.node._search(made.project.context)
+    search.provisioners["queued"].create(made.project.context, search.name, made.node.spec, made.node.places[0])
 
 
 @pytest.mark.parametrize("state", ["SUSPENDED", "FAILED"])
 def test_a_dead_request_is_deleted_and_made_again(project: EmulatedProject, state: str) -> None:
     made = pod(project, "tpu.provisioner=queued")
     project.inject_fault(kind="queued", state=state, message="There is no more capacity")
-    search = made.node._search(project.context)
-    search.provisioners["queued"].create(project.context, search.name, made.node.spec, made.node.places[0])
+    request(made)
     wait_for(lambda: getattr(made.observe(), "status", NOT_OBSERVED).state == state, f"the request is {state}")
     assert made.up().status.state == "READY"
     assert f"the node is {state.lower()}: deleting and recreating it" in made.notes

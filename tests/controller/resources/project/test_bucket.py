@@ -27,26 +27,27 @@ def test_a_bucket_of_ours_costs_no_more_than_it_must_and_is_closed(project: Emul
     assert made["location"] == "US-CENTRAL1"
     assert made["iamConfiguration"]["uniformBucketLevelAccess"]["enabled"] is True
     assert made["iamConfiguration"]["publicAccessPrevention"] == "enforced"
-    assert made["softDeletePolicy"]["retentionDurationSeconds"] == "0"
     rules = {rule["action"]["type"] for rule in made["lifecycle"]["rule"]}
     assert rules == {"AbortIncompleteMultipartUpload", "Delete"}
-
-
-def test_its_settings_are_repaired(project: EmulatedProject) -> None:
-    project.create_shared()
-    path = f"storage/v1/b/{project.tag}-bucket"
-    project.cloud.call_ok(
-        "PATCH", path, {"softDeletePolicy": {"retentionDurationSeconds": "604800"}, "lifecycle": None}
-    )
+    drifted = {"softDeletePolicy": {"retentionDurationSeconds": "604800"}, "lifecycle": None}
+    project.cloud.call_ok("PATCH", f"storage/v1/b/{project.tag}-bucket", drifted)
     assert project.planned_actions() == {f"bucket/{project.tag}-bucket": "update"}
     project.create_shared()
     assert project.planned_actions() == {}
     assert show(project)["softDeletePolicy"]["retentionDurationSeconds"] == "0"
+    for number in range(40):
+        project.context.google.upload(f"{project.tag}-bucket", f"runs/x/{number}", b"x")
+    destroy(project.shared_resources(), project.context)  # with all generations
+    assert project.cloud.call("GET", f"storage/v1/b/{project.tag}-bucket")[0] == 404
 
 
-def test_soft_delete_is_a_choice(project: EmulatedProject) -> None:
-    project.create_shared("cloud.soft_delete_days=7")
+def test_soft_delete_and_a_location_for_several_regions_are_choices(project: EmulatedProject) -> None:
+    words = ("cloud.soft_delete_days=7", "cloud.bucket_location=us")
+    project.create_shared(*words, "zones=us-west4-a")
     assert show(project)["softDeletePolicy"]["retentionDurationSeconds"] == "604800"
+    assert show(project)["location"] == "US"
+    assert project.planned_actions(words[0], "zones=us-west4-a") == {}
+    assert project.planned_actions(words[0], "zones=europe-west4-b")[f"bucket/{project.tag}-bucket"] == "replace"
 
 
 def test_an_existing_bucket_is_used_as_it_is_and_its_soft_delete_is_told_with_the_cost(
@@ -70,31 +71,14 @@ def test_a_bucket_far_away_is_refused(project: EmulatedProject) -> None:
     assert show(project) == before
 
 
-def test_a_multi_region_serves_its_regions(project: EmulatedProject) -> None:
-    by_hand(project, location="us")
-    project.create_shared("zones=us-west4-a")
-    assert f"bucket/{project.tag}-bucket" not in project.planned_actions("zones=us-west4-a")
-    assert project.planned_actions("zones=europe-west4-b")[f"bucket/{project.tag}-bucket"] == "replace"
-
-
-def test_one_that_is_made_for_several_regions(project: EmulatedProject) -> None:
-    project.create_shared("cloud.bucket_location=us", "zones=us-west4-a")
-    assert show(project)["location"] == "US"
-
-
-def test_a_name_taken_by_someone_else(project: EmulatedProject) -> None:
+@pytest.mark.parametrize("when", ["before", "while we create it"])
+def test_a_name_taken_by_someone_else(project: EmulatedProject, when: str) -> None:
     path = f"/storage/v1/b/{project.tag}-bucket"
+    if when != "before":
+        project.inject_fault(kind="http", status=404, match=f"GET {path}$")
+        project.inject_fault(kind="http", status=409, match="POST /storage/v1/b$", message="The name is not available.")
     project.inject_fault(kind="http", status=403, match=f"GET {path}", times=9, message="no storage.buckets.get access")
     with pytest.raises(CloudError, match=r"you cannot use bucket .* set cloud.bucket to another name"):
-        project.create_shared()
-
-
-def test_a_name_taken_by_someone_else_while_we_create_it(project: EmulatedProject) -> None:
-    path = f"/storage/v1/b/{project.tag}-bucket"
-    project.inject_fault(kind="http", status=404, match=f"GET {path}$")
-    project.inject_fault(kind="http", status=409, match="POST /storage/v1/b$", message="The name is not available.")
-    project.inject_fault(kind="http", status=403, match=f"GET {path}", times=9)
-    with pytest.raises(CloudError, match=r"set cloud.bucket to another name"):
         project.create_shared()
 
 
@@ -107,18 +91,7 @@ def test_objects_may_be_used_without_looking_at_the_bucket(project: EmulatedProj
     assert project.context.google.download(f"{project.tag}-bucket", "runs/x") == b"x"
 
 
-def test_all_generations_go_with_it(project: EmulatedProject) -> None:
-    project.create_shared()
-    for number in range(40):
-        project.context.google.upload(f"{project.tag}-bucket", f"runs/x/{number}", b"x")
-    destroy(project.shared_resources(), project.context)
-    assert project.cloud.call("GET", f"storage/v1/b/{project.tag}-bucket")[0] == 404
-
-
 def test_its_name_is_nobody_elses(project: EmulatedProject) -> None:
-    names = {r.name for r in project.shared_resources("cloud.bucket=null") if r.kind == "bucket"}
-    assert names == {"slipway-local-slipway-us-central1"}
-    names = {
-        r.name for r in project.shared_resources("cloud.bucket=null", "cloud.bucket_location=us") if r.kind == "bucket"
-    }
-    assert names == {"slipway-local-slipway-us"}
+    for words, name in (((), "us-central1"), (("cloud.bucket_location=us",), "us")):
+        found = project.shared_resources("cloud.bucket=null", *words)
+        assert [r.name for r in found if r.kind == "bucket"] == [f"slipway-local-slipway-{name}"]

@@ -67,9 +67,8 @@ def test_who_may_not_look_goes_on(project: EmulatedProject) -> None:
 
 def test_a_project_that_cannot_enable_apis_is_told_so(project: EmulatedProject) -> None:
     """It may be off in a project of an old organization. Waiting would not help."""
-    message = "Service Usage API (serviceusage.googleapis.com) has not been used in project 1 before or it is disabled."
-    project.inject_fault(
-        kind="http", status=403, match=f"GET /{SERVICES}:batchGet", message=message, reason="SERVICE_DISABLED"
-    )
+    words = "Service Usage API (serviceusage.googleapis.com) has not been used in project 1 before or it is disabled."
+    match = f"GET /{SERVICES}:batchGet"
+    project.inject_fault(kind="http", status=403, match=match, message=words, reason="SERVICE_DISABLED")
     with pytest.raises(CloudError, match=r"run `gcloud services enable serviceusage\.googleapis\.com --project"):
         project.create_shared()

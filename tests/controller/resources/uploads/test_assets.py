@@ -18,16 +18,9 @@ from controller.reconcile.resource import Absent
 from controller.resources.uploads.assets import UploadedAsset
 from controller.resources.uploads.sources import PinnedSource
 from tests.controller.resources.uploads.fetching import Project, context_of, nearby
-from tests.hub import CONTENT, hub
+from tests.hub import CONTENT
 
-__all__ = ["hub"]
 FILES = {"a": b"first", "b/c": b"second"}
-
-
-@pytest.fixture
-def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.setenv("SLIPWAY_AGENT_ROOT", str(tmp_path / "vm"))
-    return Project(tmp_path / "google")
 
 
 def up(google: Project, asset: Any) -> tuple[bool, list[str]]:
@@ -65,26 +58,19 @@ def test_a_file_that_was_replaced_or_deleted_is_copied_again(google: Project, up
     assert uploaded.title_of(there) == "dataset d in the bucket (2 files): 11 B"
     replace(folder / "b/c", b"SECOND")
     [note] = [note for note in up(google, uploaded)[1] if "replaced" in note]
-    assert note == f"gs://{google.bucket}/{uploaded.content.prefix}/b/c was replaced after the asset was complete; " + (
-        "it is copied again"
-    )
+    where = f"gs://{google.bucket}/{uploaded.content.prefix}/b/c"
+    assert note == f"{where} was replaced after the asset was complete; it is copied again"
     (folder / "a").unlink()
     assert up(google, uploaded)[0] is False
     assert {name: (folder / name).read_bytes() for name in FILES} == FILES
     replace(folder / "notes.txt", b"a file that the manifest does not name")
     assert up(google, uploaded) == (True, [])
-
-
-def test_a_controller_that_is_killed_while_it_repairs_leaves_nothing_wrong(
-    google: Project, uploaded: UploadedAsset
-) -> None:
-    up(google, uploaded)
-    path = Path(google.bucket) / uploaded.content.prefix / "b/c"
-    replace(path, b"SECOND")
+    # A controller that is killed while it repairs leaves nothing wrong.
+    replace(folder / "b/c", b"SECOND")
     uploaded.delete_replaced(context_of(google)[0])
-    assert not path.exists()
+    assert not (folder / "b/c").exists()
     assert up(google, uploaded)[0] is False
-    assert path.read_bytes() == FILES["b/c"]
+    assert (folder / "b/c").read_bytes() == FILES["b/c"]
 
 
 def test_a_replaced_file_of_the_hub_is_fetched_again(google: Project, hub: HubServer) -> None:

@@ -24,9 +24,8 @@ from controller.resources.uploads.nearby_files import NearbyFiles
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.uploads.fetching import Project, placed, run
-from tests.hub import CONTENT, hub
+from tests.hub import CONTENT
 
-__all__ = ["hub"]
 MAKE = """
 import pathlib, sys
 print("reading", sys.argv[2:])
@@ -34,12 +33,6 @@ folder = pathlib.Path(sys.argv[1])
 (folder / "rows.txt").write_text(pathlib.Path("data.txt").read_text().upper())
 sys.exit("no rows" if "fail" in sys.argv else 0)
 """
-
-
-@pytest.fixture
-def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.setenv("SLIPWAY_AGENT_ROOT", str(tmp_path / "vm"))
-    return Project(tmp_path / "google")
 
 
 def code_in(folder: Path) -> CodeSnapshot:
@@ -84,40 +77,41 @@ def test_a_build_that_fails_on_a_vm_is_one_error(google: Project, tmp_path: Path
         f"1; its log is {log}:\nreading ['fail']\nno rows"
     )
     assert Path(log).read_text() == "reading ['fail']\nno rows\n"
-    assert not (Path(google.bucket) / asset.content.prefix).exists() or not list(
-        (Path(google.bucket) / asset.content.prefix).iterdir()
-    )
+    assert not [*Path(google.bucket, asset.content.prefix).glob("*")]
     assert (google.machines, len(google.bodies)) == ({}, 1)
 
 
-@pytest.mark.parametrize(("source", "limit", "note"), [
-    ("hf://acme/open", 10**9, ""),
-    ("hf://acme/gated", 1, "a VM has no token, and model acme/gated is gated (401)"),
-])  # fmt: skip
-def test_auto_builds_here_what_is_small_or_needs_a_token(
-    google: Project, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, limit: int, note: str
+@pytest.mark.parametrize(
+    ("source", "limit", "note"),
+    [
+        ("hf://acme/open", len(CONTENT), None),
+        ("hf://acme/open", 10**9, ""),
+        ("hf://acme/gated", 1, "a VM has no token, and model acme/gated is gated (401)"),
+    ],
+)
+def test_auto_builds_on_a_vm_what_reads_much_of_the_hub_and_needs_no_token(
+    google: Project,
+    hub: HubServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    limit: int,
+    note: str | None,
 ) -> None:
     monkeypatch.setattr(nearby, "LARGE_BYTES", limit)
-    asset = build_of(google, tmp_path, source, always=False)
-    notes = run(google, asset)
+    notes = run(google, build_of(google, tmp_path, source, always=False))
+    if note is None:
+        assert len(google.bodies) == 1
+        assert json.loads(google.orders)["env"] == {"HF_ENDPOINT": hub.endpoint}
+        return
     assert [said[: len(note)] for said in notes] == ([note] if note else [])
     assert google.bodies == []
     assert (tmp_path / "built/rows.txt").read_text() == "ROWS"
-    monkeypatch.setattr(nearby, "LARGE_BYTES", 1)
     if not note:
+        monkeypatch.setattr(nearby, "LARGE_BYTES", 1)
         other = Project(google.folder / "2")
-        asset = build_of(other, tmp_path, source, always=False)
-        run(other, asset)
+        run(other, build_of(other, tmp_path, source, always=False))
         assert other.bodies == [], "it has been built here already"
-
-
-def test_auto_builds_on_a_vm_what_reads_much_of_the_hub(
-    google: Project, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nearby, "LARGE_BYTES", len(CONTENT))
-    run(google, build_of(google, tmp_path, "hf://acme/open", always=False))
-    assert len(google.bodies) == 1
-    assert json.loads(google.orders)["env"] == {"HF_ENDPOINT": hub.endpoint}
 
 
 @pytest.mark.deep

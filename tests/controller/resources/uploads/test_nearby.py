@@ -20,7 +20,7 @@ from controller.core.errors import CloudError
 from controller.gcp.errors import ForbiddenError, GoogleError
 from controller.inputs.code import UnfetchedSnapshot
 from controller.localcloud.hub import HubFault, HubServer
-from controller.plan.build import build_plan
+from controller.plan.build import Plan, build_plan
 from controller.reconcile.reconciler import reconcile
 from controller.reconcile.resource import Absent
 from controller.records.ledger import Ledger
@@ -30,27 +30,14 @@ from controller.resources.uploads.nearby_files import NearbySource
 from controller.run.session import Session
 from tests.controller.agent.conftest import wait_for
 from tests.controller.resources.conftest import EmulatedProject
-from tests.controller.resources.uploads.fetching import (
-    KilledError,
-    Project,
-    context_of,
-    nearby,
-    run,
-    web_files,
-)
+from tests.controller.resources.uploads.fetching import KilledError, Project, context_of, nearby, run, web_files
 from tests.fakes.clock import ManualClock
-from tests.hub import ACCEPTED, CONTENT, hub
+from tests.hub import ACCEPTED, CONTENT
 
-__all__ = ["hub"]
+pytestmark = pytest.mark.usefixtures("hub")
 MODEL = "hf://acme/open"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 WEIGHTS = "assets/w-0123456789ab/model.safetensors"
-
-
-@pytest.fixture
-def google(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.setenv("SLIPWAY_AGENT_ROOT", str(tmp_path / "vm"))
-    return Project(tmp_path / "google")
 
 
 def fetch(google: Project, always: bool = True, clock: ManualClock | None = None, source: str = MODEL) -> list[str]:
@@ -171,44 +158,36 @@ def test_a_full_disk_of_the_vm_ends_the_fetch_at_once(google: Project, hub: HubS
     assert google.machines == {}
 
 
-REFUSALS = (
-    ForbiddenError("insert", 403, "forbidden", "Required 'compute.instances.create' permission"),
-    GoogleError("insert", 403, "quotaExceeded", "Quota 'CPUS' exceeded."),
-)
+REFUSALS = {
+    "forbidden": ForbiddenError("insert", 403, "forbidden", "Required 'compute.instances.create' permission"),
+    "quota": GoogleError("insert", 403, "quotaExceeded", "Quota 'CPUS' exceeded."),
+    "hidden": None,
+}
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
 def test_a_refused_vm_is_no_end_for_auto(
-    google: Project, monkeypatch: pytest.MonkeyPatch, refusal: GoogleError
+    google: Project, monkeypatch: pytest.MonkeyPatch, refusal: GoogleError | None
 ) -> None:
+    """Nor is it where the caller may not even look for a VM."""
     monkeypatch.setattr(module, "LARGE_BYTES", 1)
-    google.refuse = refusal
+    google.refuse, google.hidden = refusal, refusal is None
     [note] = fetch(google, always=False)
-    assert note == (
-        "Google refuses fetch VM slipway-fetch-0 (e2-standard-2) in us-central1-a: "
-        f"{refusal.message}; this machine fetches it"
-    )
+    why = "Required 'compute.instances.get' permission"
+    if refusal is not None:
+        why = f"Google refuses fetch VM slipway-fetch-0 (e2-standard-2) in us-central1-a: {refusal.message}"
+    assert note.endswith(f"{why}; this machine fetches it")
     check_files(google)
-    with pytest.raises(CloudError, match=r"; assets\.models\.w\.fetch_on=laptop fetches it through this machine$"):
-        fetch(Project(google.folder / "2", refuse=refusal))
-
-
-def test_who_may_not_even_look_for_a_vm_fetches_here(google: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGE_BYTES", 1)
-    google.hidden = True
-    [note] = fetch(google, always=False)
-    assert "Required 'compute.instances.get' permission; this machine fetches it" in note
-    check_files(google)
-
-
-def changes_of_a_fetch(google: Project) -> int:
-    fetch(google)
-    return len(google.changes)
+    if refusal is not None:
+        words = r"; assets\.models\.w\.fetch_on=laptop fetches it through this machine$"
+        with pytest.raises(CloudError, match=words):
+            fetch(Project(google.folder / "2", refuse=refusal))
 
 
 def test_a_kill_at_each_request_leaves_no_vm_that_is_not_found(google: Project, hub: HubServer) -> None:
     """Killed after each request that changes something, and before the first: the next `up` ends it, without the VM."""
-    count = changes_of_a_fetch(google)
+    fetch(google)
+    count = len(google.changes)
     assert count >= 8, "requests of pin, small files, orders, VM and its end"
     left = 0
     for number in range(count + 1):
@@ -251,29 +230,30 @@ def test_a_vm_that_ends_is_replaced_a_few_times(google: Project) -> None:
     assert (len(gone.bodies), gone.machines) == (MAX_MACHINES, {})
 
 
-def test_a_vm_that_fails_again_and_again_is_given_up(google: Project, hub: HubServer) -> None:
-    hub.state.faults.append(HubFault("GET /lfs/", status=404, times=99))
-    with pytest.raises(CloudError) as caught:
+@pytest.mark.parametrize("what", ["fails", "says nothing", "is not ours"])
+def test_a_vm_that_does_not_fetch_is_given_up(google: Project, hub: HubServer, what: str) -> None:
+    said = (
+        rf"failed {MAX_ERRORS} times in a row: model\.safetensors: http://localhost:.*; assets\.models\.w\.fetch_on=l"
+    )
+    if what == "fails":
+        hub.state.faults.append(HubFault("GET /lfs/", status=404, times=99))
+    if what == "says nothing":
+        google.work, google.serial = lambda _: False, "Booting\nkernel panic\n"
+        said = r"fetches nothing after 20 minutes:\nBooting\nkernel panic\n; assets"
+    if what == "is not ours":
+        google.machines["slipway-fetch-0"] = {"name": "slipway-fetch-0", "status": "RUNNING", "labels": {}}
+        said = "was not created by Slipway"
+    with pytest.raises(CloudError, match=said) as caught:
         fetch(google)
-    assert f"failed {MAX_ERRORS} times in a row: model.safetensors: http://localhost:" in str(caught.value)
     assert "Signature" not in str(caught.value), "a signed address is a key to the file"
-    assert "assets.models.w.fetch_on=laptop" in str(caught.value)
-    assert google.machines == {}
-
-
-def test_a_vm_that_says_nothing_is_given_up(google: Project) -> None:
-    google.work, google.serial = lambda _: False, "Booting\nkernel panic\n"
-    with pytest.raises(CloudError, match=r"fetches nothing after 20 minutes:\nBooting\nkernel panic\n; assets"):
-        fetch(google)
-    assert google.machines == {}
+    assert [*google.machines] == ["slipway-fetch-0"] * (what == "is not ours")
 
 
 def test_what_a_vm_told_an_earlier_controller_does_not_count(google: Project) -> None:
     """Its addresses had expired while nobody was there."""
     google.kill_at = 10**6
-    [asset] = [nearby(google, MODEL)]
-    context, _ = context_of(google)
-    asset.machine.apply(context, {}, asset.machine.diff(Absent()))
+    machine = nearby(google, MODEL).machine
+    machine.apply(context_of(google)[0], {}, machine.diff(Absent()))
     for _ in range(MAX_ERRORS + 1):
         google.say(error="expired")
     looks: list[None] = []
@@ -297,15 +277,14 @@ def test_addresses_are_replaced_before_they_expire(google: Project) -> None:
     assert len([c for c in google.changes if c.endswith("/fetch.json")]) == 3
 
 
-def test_a_vm_of_others_is_left_alone(google: Project) -> None:
-    google.machines["slipway-fetch-0"] = {"name": "slipway-fetch-0", "status": "RUNNING", "labels": {}}
-    with pytest.raises(CloudError, match="was not created by Slipway"):
-        fetch(google)
-    assert google.machines
-
-
 def _machines(project: EmulatedProject) -> list[str]:
     return [name for name in project.state()["compute"] if "/instances/" in name]
+
+
+def planned(project: EmulatedProject, source: str) -> Plan:
+    words = ("assets.fetch_on=vm", f"+assets.models.weights.source={source}", f"run.state_dir={project.folder}")
+    config = project.config("program.command=[a]", *words)
+    return build_plan(config, "slipway-local", project.folder, UnfetchedSnapshot(project.folder, (), "0" * 40))
 
 
 def test_a_vm_of_the_emulated_cloud_fetches_a_gated_model(
@@ -315,9 +294,7 @@ def test_a_vm_of_the_emulated_cloud_fetches_a_gated_model(
     context = project.context
     monkeypatch.setenv("HF_TOKEN", ACCEPTED)
     monkeypatch.setattr(project.clock, "sleep", lambda seconds: time.sleep(0.05))
-    words = ("assets.fetch_on=vm", "+assets.models.weights.source=hf://acme/gated", f"run.state_dir={project.folder}")
-    config = project.config("program.command=[a]", *words)
-    plan = build_plan(config, "slipway-local", project.folder, UnfetchedSnapshot(project.folder, (), "0" * 40))
+    plan = planned(project, "hf://acme/gated")
     plan.vault.load(context.google)
     asset, held = plan.get(NearbySource), list[bytes]()
 
@@ -337,9 +314,7 @@ def test_a_vm_of_the_emulated_cloud_fetches_a_gated_model(
 
 
 def test_a_vm_left_behind_is_listed_and_deleted_with_the_pod(project: EmulatedProject, hub: HubServer) -> None:
-    context, words = project.context, ("assets.fetch_on=vm", f"+assets.models.weights.source={MODEL}")
-    config = project.config("program.command=[a]", *words, f"run.state_dir={project.folder}")
-    plan = build_plan(config, "slipway-local", project.folder, UnfetchedSnapshot(project.folder, (), "0" * 40))
+    context, plan = project.context, planned(project, MODEL)
     asset = plan.get(NearbySource)
     reconcile(plan.resources[: plan.resources.index(asset)], context)
     asset.machine.apply(context, {}, asset.machine.diff(Absent()))

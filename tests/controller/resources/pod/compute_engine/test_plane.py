@@ -1,95 +1,109 @@
-"""The life of slices on Compute Engine, against a fake client."""
+"""Slices on Compute Engine: their parts, what is left of them, and their VMs. Their life is in ../test_node.py."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from controller.gcp.errors import ForbiddenError, GoogleError, NotFoundError
-from controller.resources.pod.compute_engine.groups import GroupProvisioner
-from controller.resources.pod.compute_engine.instances import InstanceProvisioner
+from controller.cleanup.orphans import billed_items, delete
+from controller.core.errors import CloudError
+from controller.gcp.errors import GoogleError, NotFoundError
 from controller.resources.pod.compute_engine.plane import ComputeEngine
-from controller.resources.pod.compute_engine.requests import delete_when_ready
-from controller.resources.pod.compute_engine.spec import VmSpec
+from controller.resources.pod.compute_engine.requests import change, delete_when_ready
+from controller.resources.pod.compute_engine.vms import InstanceVms
 from controller.resources.pod.plane import Leftover
-from controller.resources.pod.refusals import classify
-from tests.controller.resources.pod.compute_engine.fake import (
-    PLACE,
-    REGION,
-    SPEC,
-    ZONE,
-    FakeGoogle,
-    Stopped,
-    context_of,
-)
+from tests.controller.resources.conftest import EmulatedProject
+from tests.controller.resources.fake_pod import GROUP, INSTANCE, ZONE, Pod, pod
+from tests.controller.resources.pod.compute_engine.test_bodies import PLACE, SPEC
+from tests.fakes.context import make_context
 
-MAKER, PLANE = GroupProvisioner(), ComputeEngine()
+PLANE = ComputeEngine()
+PARTS = ("/instanceGroupManagers/", "/instances/", "/resourcePolicies/", "/instanceTemplates/")
 
 
-def test_a_group_is_made_in_the_order_that_google_needs_and_deleted_whole(tmp_path: Path) -> None:
-    google = FakeGoogle(on_resize=lambda made: made.runs("pod-x1", "pod-a2"))
-    context = context_of(google, tmp_path)
-    MAKER.create(context, "pod", SPEC, PLACE)
-    assert google.calls == [
-        "resourcePolicies.insert", "regionInstanceTemplates.insert", "instanceGroupManagers.insert",
-        "instanceGroupManagers.resize",
-    ]  # fmt: skip
-    status = MAKER.observe(context, "pod", ZONE)
-    assert status is not None
-    assert status.is_ready
-    assert status.spec.at(status.place) == {**SPEC.at(PLACE)}
-    assert [endpoint.vm for endpoint in status.endpoints] == ["pod-a2", "pod-x1"]
-    MAKER.delete(context, "pod", ZONE)
-    assert {kind for kind, _ in google.held} == {"instances"}  # Google deletes them with their group
-    MAKER.delete(context, "pod", ZONE)  # no error
+class KilledError(BaseException):
+    """The controller is killed."""
 
 
-@pytest.mark.parametrize("requests", range(5))
-def test_a_controller_that_is_killed_while_it_creates_leaves_what_is_found(tmp_path: Path, requests: int) -> None:
-    google = FakeGoogle(dies_after=requests)
-    context = context_of(google, tmp_path)
-    if requests < 4:
-        with pytest.raises(Stopped):
-            MAKER.create(context, "pod", SPEC, PLACE)
-    else:
-        MAKER.create(context, "pod", SPEC, PLACE)
-    google.dies_after = None
-    left = {(one.kind, one.name.partition("-")[0], one.region) for one in PLANE.leftovers(context)}
-    slices = [(one.name, one.state) for one in PLANE.slices(context)]
-    kinds = ["workload policy", "instance template"][:requests] if requests < 3 else []
-    assert left == {(kind, "pod", REGION) for kind in kinds}
-    states = {3: [("pod", "GONE")], 4: [("pod", "WAITING_FOR_RESOURCES")]}
-    assert slices == states.get(requests, [])
-    for one in list(PLANE.leftovers(context)):
-        PLANE.delete_leftover(context, one)
-    if slices:
-        MAKER.delete(context, "pod", ZONE)
-    assert google.held == {}
+def parts(made: Pod) -> list[str]:
+    """What of a pod exists: kinds of resources."""
+    return sorted(part.strip("/") for name in made.machines() for part in PARTS if part in name)
 
 
-@pytest.mark.parametrize("requests", range(1, 6))
-def test_a_controller_that_is_killed_while_it_deletes_leaves_what_is_found(tmp_path: Path, requests: int) -> None:
-    google = FakeGoogle()
-    context = context_of(google, tmp_path)
-    MAKER.create(context, "pod", SPEC, PLACE)
-    google.calls.clear()
-    google.dies_after = requests
-    if requests < 5:
-        with pytest.raises(Stopped):
-            MAKER.delete(context, "pod", ZONE)
-    else:
-        MAKER.delete(context, "pod", ZONE)
-    google.dies_after = None
-    found = {name for (_, name) in google.held}
-    assert {one.name for one in PLANE.leftovers(context)} | {one.name for one in PLANE.slices(context)} == found
+def create(made: Pod) -> None:
+    """Send the requests that make a slice."""
+    place = made.node.places[0]
+    maker = PLANE.provisioners(0.0)[place.provisioner]
+    maker.create(made.project.context, made.node.name, made.node.spec, place)
+
+
+def dying(send: Callable[..., Any], requests: int) -> Callable[..., Any]:
+    left = iter(range(requests))
+
+    def change_pod(api: str, method: str, **parameters: Any) -> Any:
+        if next(left, None) is None:
+            raise KilledError
+        return send(api, method, **parameters)
+
+    return change_pod
+
+
+LEFT = {
+    "creates": [[], ["workload policy"], ["instance template", "workload policy"], ["mig"], ["mig"]],
+    "deletes": [["mig"], ["instance template", "workload policy"], ["workload policy"], []],
+}
+"""What is found after each request of a controller that is killed while it does this."""
+
+
+@pytest.mark.parametrize("what", LEFT)
+def test_a_controller_that_is_killed_leaves_what_is_found(
+    project: EmulatedProject, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    made, context = pod(project, *GROUP), project.context
+    for requests, expected in enumerate(LEFT[what]):
+        if what == "deletes":
+            create(made)
+        with monkeypatch.context() as patch, suppress(KilledError):
+            patch.setattr(context.google, "change_pod", dying(context.google.change_pod, requests))
+            create(made) if what == "creates" else PLANE.provisioners(0.0)["mig"].delete(context, made.node.name, ZONE)
+        leftovers = [one for one in PLANE.leftovers(context) if made.node.name in one.name]
+        slices = [one.place.provisioner for one in PLANE.slices(context) if one.name == made.node.name]
+        assert [*(one.kind for one in leftovers), *slices] == expected, requests
+        if what == "creates" and requests == 2:
+            assert made.up().is_ready, "the next controller goes on with what exists"
+            assert not [one for one in PLANE.leftovers(context) if made.node.name in one.name], "they are in use"
+        for one in leftovers:
+            PLANE.delete_leftover(context, one)
+        for one in (thing for thing in billed_items(context, []) if made.node.name in thing.name):
+            delete(context, one)
+        assert parts(made) == []
+    PLANE.delete_leftover(context, Leftover("disk", "x", "us-east5", 0.0))  # not of this plane
+
+
+@pytest.mark.parametrize("method", ["regionInstanceTemplates.insert", "instanceGroupManagers.insert"])
+def test_a_refused_group_leaves_nothing(project: EmulatedProject, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    made, send = pod(project, *GROUP), project.context.google.change_pod
+
+    def change_pod(api: str, called: str, **parameters: Any) -> Any:
+        if called == method:
+            raise GoogleError(method, 400, "invalid", "Invalid value for field 'x': The URL is malformed.")
+        return send(api, called, **parameters)
+
+    monkeypatch.setattr(project.context.google, "change_pod", change_pod)
+    with pytest.raises(CloudError, match="The URL is malformed"):
+        made.up()
+    assert parts(made) == []
 
 
 @pytest.mark.parametrize("reason", ["resourceNotReady", "INVALID_ARGUMENT"])
-def test_a_deletion_that_is_under_way_is_waited_for(tmp_path: Path, reason: str) -> None:
+def test_a_deletion_that_is_under_way_is_waited_for(reason: str) -> None:
     """The answer to the first request was lost, so it is sent again."""
-    context = context_of(FakeGoogle(), tmp_path)
     answers: list[GoogleError] = [
         GoogleError("compute instances.delete", 400, reason, "The resource 'projects/p1/pod' is not ready"),
         NotFoundError("compute instances.delete", 404, "notFound", "gone"),
@@ -98,86 +112,29 @@ def test_a_deletion_that_is_under_way_is_waited_for(tmp_path: Path, reason: str)
     def delete() -> None:
         raise answers.pop(0)
 
-    delete_when_ready(context, delete)
+    delete_when_ready(make_context(None), delete)
     assert answers == []
 
 
-def test_the_next_controller_goes_on_with_what_exists(tmp_path: Path) -> None:
-    google = FakeGoogle(dies_after=2)
-    context = context_of(google, tmp_path)
-    with pytest.raises(Stopped):
-        MAKER.create(context, "pod", SPEC, PLACE)
-    google.dies_after = None
-    MAKER.create(context, "pod", SPEC, PLACE)
-    assert sorted(kind for kind, _ in google.held) == [
-        "instanceGroupManagers",
-        "regionInstanceTemplates",
-        "resourcePolicies",
-    ]
+def test_groups_of_other_machines_are_no_slices() -> None:
+    items = {
+        "instanceGroupManagers": [{"name": "web", "baseInstanceName": "web"}],
+        "instances": [{"name": "web-1", "machineType": "zones/z/machineTypes/e2-small"}],
+    }
+
+    def call(api: str, method: str, **_: Any) -> dict[str, Any]:
+        collection, _, verb = method.partition(".")
+        assert verb == "aggregatedList", "their VMs are not looked at"
+        return {"items": {f"zones/{ZONE}": {collection: items[collection]}}}
+
+    assert list(PLANE.slices(make_context(SimpleNamespace(call=call)))) == []
 
 
-@pytest.mark.parametrize(
-    ("method", "words", "kind"),
-    [
-        ("regionInstanceTemplates.insert", "This user agent is not allowed to use the machine type", "type"),
-        ("instanceGroupManagers.insert", "MIGs with TPU accelerator topology require BULK mode in target size policy",
-         "bad_request"),
-        ("instanceGroupManagers.insert", "Invalid value for field 'x': The URL is malformed.", "bad_request"),
-    ],
-)  # fmt: skip
-def test_a_refused_group_leaves_nothing(tmp_path: Path, method: str, words: str, kind: str) -> None:
-    google = FakeGoogle(refuse={method: GoogleError(method, 400, "invalid", words)})
-    with pytest.raises(GoogleError) as refused:
-        MAKER.create(context_of(google, tmp_path), "pod", SPEC, PLACE)
-    assert google.held == {}
-    assert classify(refused.value.reason, refused.value.message) == kind
-
-
-def test_a_slice_of_one_vm_is_an_instance(tmp_path: Path) -> None:
-    google, maker = FakeGoogle(), InstanceProvisioner()
-    context, spec = context_of(google, tmp_path), replace(SPEC, workers=1, own=VmSpec("ct6e-standard-8t", "2x4", 200))
-    assert maker.observe(context, "pod", ZONE) is None
-    is_answered = maker.create(context, "pod", spec, replace(PLACE, provisioner="instance"))
-    assert is_answered()
-    google.held["instances", "pod"] |= {"status": "RUNNING", "zone": f"zones/{ZONE}"}
-    status = maker.observe(context, "pod", ZONE)
-    assert status is not None
-    assert status.is_ready
-    assert status.is_labelled
-    assert (status.spec.accelerator_type, status.place.provisioner) == ("v6e-8", "instance")
-    [listed] = PLANE.slices(context)
-    assert listed.uid == status.uid
-    maker.delete(context, "pod", ZONE)
-    assert google.held == {}
-
-
-def test_groups_of_other_machines_are_no_slices(tmp_path: Path) -> None:
-    google = FakeGoogle()
-    context = context_of(google, tmp_path)
-    google.held["instanceGroupManagers", "web"] = {"name": "web", "baseInstanceName": "web"}
-    google.held["instances", "web-1"] = {"name": "web-1", "machineType": "zones/z/machineTypes/e2-small"}
-    assert list(PLANE.slices(context)) == []
-    assert "instanceGroupManagers.listManagedInstances" not in google.calls
-
-
-def test_a_user_without_a_right_to_list_groups_is_told_once(tmp_path: Path) -> None:
-    method = "instanceGroupManagers.aggregatedList"
-    google = FakeGoogle(
-        refuse={method: ForbiddenError(method, 403, "forbidden", "needs compute.instanceGroupManagers.list")}
-    )
-    context, told = context_of(google, tmp_path), []
-    context.events.note = lambda subject, text, **more: told.append(text)  # type: ignore[method-assign]
-    assert [*PLANE.slices(context), *PLANE.slices(context)] == []
-    assert told == ["cannot look for pods of Compute Engine: needs compute.instanceGroupManagers.list"]
-
-
-def test_parts_in_use_are_no_leftovers(tmp_path: Path) -> None:
-    google = FakeGoogle()
-    context = context_of(google, tmp_path)
-    MAKER.create(context, "pod", SPEC, PLACE)
-    assert list(PLANE.leftovers(context)) == []
-    PLANE.delete_leftover(context, Leftover("disk", "x", REGION, 0.0))
-    assert len(google.held) == 3
+def test_a_user_without_a_right_to_list_groups_is_told_once(project: EmulatedProject) -> None:
+    words = "needs compute.instanceGroupManagers.list"
+    project.inject_fault(kind="http", status=403, match=".*aggregated/instanceGroupM", times=9, message=words)
+    assert [*PLANE.slices(project.context), *PLANE.slices(project.context)] == []
+    assert project.notes == [f"cannot look for pods of Compute Engine: {words}"]
 
 
 @pytest.mark.parametrize(
@@ -189,6 +146,71 @@ def test_what_can_be_stopped(workers: int, tier: str, words: str) -> None:
     assert bool(found) == bool(words)
 
 
-def test_the_permission_to_delete_is_that_of_the_slice() -> None:
-    assert PLANE.delete_permission("mig") == "compute.instanceGroupManagers.delete"
-    assert PLANE.delete_permission("instance") == "compute.instances.delete"
+def test_a_zone_without_capacity_is_left_and_nothing_stays_there(project: EmulatedProject) -> None:
+    made, context = pod(project, *GROUP, "tpu.fallback_zones=[us-east1-d]", "cloud.bucket_location=us"), project.context
+    project.inject_fault(kind="stockout", zone=ZONE, times=9)
+    there = made.up().place.zone
+    assert there == "us-east1-d"
+    assert f"no capacity in {ZONE} (spot)" in made.notes
+    assert len(parts(made)) == 5  # a group with two VMs, a policy and a template
+    change(context, "instanceGroupManagers.delete", zone=there, instanceGroupManager=made.node.name)
+    assert parts(made) == ["instanceTemplates", "resourcePolicies"]
+    assert made.observe().status.state == "GONE"
+    made.down()
+    assert parts(made) == []
+
+
+@pytest.mark.parametrize(("words", "count"), [(GROUP, 5), (INSTANCE, 1)])
+def test_a_pod_that_another_user_made_is_used_and_left(
+    project: EmulatedProject, words: tuple[str, ...], count: int
+) -> None:
+    owner = pod(project, *words)
+    owner.up()
+    adopter = pod(project, *words, "tpu.adopt=true")
+    assert adopter.up().is_ready
+    adopter.down()
+    assert len(parts(owner)) == count
+    if words == INSTANCE:
+        other = pod(project, "tpu=v6e_4", "tpu.plane=compute_engine", f"tpu.zone={ZONE}", "tpu.adopt=true")
+        with pytest.raises(CloudError, match=r"does not match the config \(accelerator_type: v6e-8 -> v6e-4\)"):
+            other.up()
+    owner.down()
+    assert parts(owner) == []
+
+
+VMS = InstanceVms("p1", ZONE, ("pod-0", "pod-1"))
+
+
+def with_keys(*keys: str) -> tuple[Any, list[dict[str, Any]]]:
+    """A client that knows a VM for each of these keys, and the metadata that it is sent."""
+    sent: list[dict[str, Any]] = []
+
+    def call(api: str, method: str, *, instance: str, **parameters: Any) -> dict[str, Any]:
+        if method == "instances.setMetadata":
+            sent.append({"instance": instance, **parameters["body"]})
+            return {"name": "operation-1", "status": "DONE"}
+        if method == "instances.get":
+            items = [{"key": "ssh-keys", "value": keys[int(instance[-1])]}, {"key": "other", "value": "stays"}]
+            return {"metadata": {"fingerprint": f"f{instance[-1]}", "items": items}}
+        assert parameters["queryPath"] == "hostkeys/"
+        if instance == "pod-1":
+            raise NotFoundError(method, 404, "notFound", "nothing yet")
+        return {"queryValue": {"items": [{"namespace": "hostkeys", "key": "ssh-ed25519", "value": "AAAA"}]}}
+
+    return SimpleNamespace(call=call, change_pod=call), sent
+
+
+def test_a_key_counts_if_every_vm_has_it_and_is_added_where_it_is_missing(tmp_path: Path) -> None:
+    assert VMS.ssh_keys(with_keys("a:1\nb:2", "b:2\nc:3")[0]) == "b:2"
+    google, sent = with_keys("a:1\nb:2", "c:3")
+    VMS.add_ssh_key(make_context(google, tmp_path, project="p1"), "b:2")
+    items = [{"key": "ssh-keys", "value": "c:3\nb:2"}, {"key": "other", "value": "stays"}]
+    assert sent == [{"instance": "pod-1", "fingerprint": "f1", "items": items}]
+
+
+def test_the_name_of_a_vm_is_known_before_it_publishes_anything() -> None:
+    name = {"namespace": "guestInventory", "key": "hostname"}
+    first, second = VMS.guest_attributes(with_keys()[0])
+    key = {"namespace": "hostkeys", "key": "ssh-ed25519", "value": "AAAA"}
+    assert first == [key, {**name, "value": "pod-0"}]
+    assert second == [{**name, "value": "pod-1"}]

@@ -9,7 +9,7 @@ import pytest
 from controller.resources.pod.compute_engine import states
 from controller.resources.pod.compute_engine.states import Group
 from controller.resources.pod.provisioner import Endpoint
-from tests.controller.resources.pod.compute_engine.fake import ZONE, managed
+from tests.controller.resources.pod.compute_engine.test_bodies import ZONE
 
 STOCK_OUT = ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "The zone does not have enough resources available")
 QUOTA = ("QUOTA_EXCEEDED", "Quota 'TPUS_PER_TPU_FAMILY' exceeded.")
@@ -26,6 +26,16 @@ def group(topology: str, *vms: dict[str, Any], size: int = 2, model: str = "SPOT
     return Group(manager, vms, [instance(f"pod-{i}", model) for i, vm in enumerate(vms) if "instanceStatus" in vm])
 
 
+def managed(name: str, status: str = "RUNNING", action: str = "NONE", *errors: tuple[str, str]) -> dict[str, Any]:
+    """Return an entry of `listManagedInstances`."""
+    found: dict[str, Any] = {"instance": f"zones/{ZONE}/instances/{name}", "currentAction": action}
+    if status:
+        found["instanceStatus"] = status
+    if errors:
+        found["lastAttempt"] = {"errors": {"errors": [{"code": code, "message": text} for code, text in errors]}}
+    return found
+
+
 def instance(name: str, model: str = "SPOT", status: str = "RUNNING", **metadata: str) -> dict[str, Any]:
     return {
         "name": name, "id": "9", "status": status, "zone": f"zones/{ZONE}", "scheduling": {"provisioningModel": model},
@@ -36,11 +46,8 @@ def instance(name: str, model: str = "SPOT", status: str = "RUNNING", **metadata
 
 
 UP, GONE = managed("a"), managed("a", "")
-ENDED, WAITS, BOOTS = (
-    managed("a", "TERMINATED"),
-    managed("a", "PENDING", "CREATING"),
-    managed("a", "STAGING", "CREATING"),
-)
+ENDED, WAITS = managed("a", "TERMINATED"), managed("a", "PENDING", "CREATING")
+BOOTS = managed("a", "STAGING", "CREATING")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +56,6 @@ ENDED, WAITS, BOOTS = (
         (group("", size=0), "GONE", False),
         (group("", size=2), "WAITING_FOR_RESOURCES", True),
         (group("INCOMPLETE", WAITS, WAITS), "WAITING_FOR_RESOURCES", True),
-        (group("INCOMPLETE", managed("a", "", "CREATING"), WAITS), "WAITING_FOR_RESOURCES", True),
         (group("", managed("a", "PENDING", "CREATING", STOCK_OUT), WAITS), "WAITING_FOR_RESOURCES", True),
         (group("", managed("a", "PENDING", "CREATING", QUOTA), WAITS), "FAILED", False),
         (group("INCOMPLETE", managed("a", "STAGING", "CREATING", FAULT), BOOTS), "FAILED", False),
