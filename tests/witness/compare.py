@@ -11,15 +11,6 @@ from typing import Any
 Path = str
 END_OF_LIFE = ("404", "DELETING")
 """States after which a resource of the same name is another one."""
-TYPES: dict[type, str] = {
-    str: "string",
-    bool: "boolean",
-    int: "number",
-    float: "number",
-    dict: "object",
-    list: "array",
-    type(None): "null",
-}
 
 
 @dataclass(frozen=True)
@@ -108,7 +99,8 @@ def attribute_names(answer: Any) -> Iterator[tuple[int, str]]:
 
 def field_types(value: Any, path: Path = "") -> dict[Path, str]:
     """The type of every field of an answer, by its path; the elements of a list count as one."""
-    found: dict[Path, str] = {path: TYPES[type(value)]} if path else {}
+    kind = "number" if type(value) in (int, float) else type(value).__name__
+    found: dict[Path, str] = {path: kind} if path else {}
     if isinstance(value, dict):
         for name, inner in value.items():
             found |= field_types(inner, f"{path}.{name}" if path else name)

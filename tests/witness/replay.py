@@ -21,9 +21,7 @@ Send = Callable[[str, str, str, "bytes | None", dict[str, str]], tuple[int, Any]
 READ_VERBS = ("getIamPolicy", "testIamPermissions", "getGuestAttributes", "wait")
 PROJECT, NUMBER = "project-1", "100000000001"
 """Stand-ins of the project in every recording."""
-LEARNED_KEYS = frozenset(
-    {"id", "etag", "fingerprint", "uniqueId", "projectNumber", "targetId", "selfLinkWithId", "name"}
-)
+LEARNED_KEYS = ("id", "etag", "fingerprint", "uniqueId", "projectNumber", "targetId", "selfLinkWithId", "name")
 """Keys whose values the emulated cloud chooses; they are mapped wherever the recording sends them back."""
 SHORTEST_LEARNED = 4
 KEY = re.compile(r"\bAAAAstandin(\d{4})A+")
@@ -84,8 +82,6 @@ class Replayer:
         self._compare_sequences()
         return self.report
 
-    # Changes
-
     def _change(self, line: RequestLine) -> None:
         recorded = compare.outcome(line.method_id, line.status, line.answer)
         key = key_of(line)
@@ -108,20 +104,17 @@ class Replayer:
     def _sample(self, change: RequestLine) -> None:
         """Look at once at what the change made: an operation may be over before the recording asks."""
         began = time.monotonic()
-        api = change.method_id.partition(".")[0]
-        if api != "tpu":
+        if not change.method_id.startswith("tpu."):
             return
         following = [line for line in self._lines if change.number < line.number <= change.number + SAMPLED]
         reads = {
-            key_of(line): line for line in following if line.method_id.startswith(f"{api}.") and not is_mutating(line)
+            key_of(line): line for line in following if line.method_id.startswith("tpu.") and not is_mutating(line)
         }
         for line in reads.values():
             if not skipped(line) and not line.method_id.endswith(("List", "list")):
                 self._ask(line)
                 if time.monotonic() - began > self._operation:
                     self._late.add(line.method_id)
-
-    # Reads
 
     def _read(self, line: RequestLine, *, concurrent: bool) -> None:
         run = self._run_of[line.number]
@@ -152,8 +145,6 @@ class Replayer:
             return False
         return recorded.shown_state not in self._samples[line.method_id][key_of(line)][:-1]
 
-    # Both
-
     def _ask(self, line: RequestLine) -> tuple[Any, Outcome]:
         status, answer = self._send(*self._request(line))
         self.report.sent += 1
@@ -168,7 +159,9 @@ class Replayer:
         if recorded.status != emulated.status:
             if self._was_shown(line, recorded):
                 return
-            subject = f"{line.method} {shortened(line.path)}" + (f" {recorded.reason}" if recorded.reason else "")
+            subject = f"{line.method} {'/'.join(line.path.split('/')[-2:])}" + (
+                f" {recorded.reason}" if recorded.reason else ""
+            )
             self.report.add(Difference("status", method_id, subject, str(recorded), str(emulated)))
             return
         if recorded.is_refusal:
@@ -185,7 +178,7 @@ class Replayer:
             return
         if isinstance(line.answer, dict) and isinstance(answer, dict):
             self._learn(line.answer, answer)
-            if not self._holds_objects_of_workers(line):
+            if not any(self._objects_of_workers(line)):
                 for found in compare.compare_fields(method_id, line.answer, answer):
                     self.report.add(found)
             self._learn_generation(line, answer)
@@ -256,8 +249,6 @@ class Replayer:
             if one != other and one.startswith("user:") and other.startswith("user:"):
                 self._values[one.removeprefix("user:")] = other.removeprefix("user:")
 
-    # Objects
-
     def _learn_generation(self, line: RequestLine, answer: dict[str, Any]) -> None:
         """Learn the generations of one object, or of those in a list."""
         if not line.method_id.startswith("storage.objects."):
@@ -290,11 +281,6 @@ class Replayer:
         for bucket, name in list(self._objects_of_workers(line)):
             path = f"upload/storage/v1/b/{bucket}/o?" + urlencode({"uploadType": "media", "name": name})
             self._send("storage", "POST", path, b"0", {"Content-Type": "application/octet-stream"})
-
-    def _holds_objects_of_workers(self, line: RequestLine) -> bool:
-        return any(True for _ in self._objects_of_workers(line))
-
-    # The end
 
     def _compare_sequences(self) -> None:
         recorded: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -362,20 +348,14 @@ def read_runs(lines: list[RequestLine]) -> Iterator[Run]:
     yield from latest.values()
 
 
-def shortened(path: str) -> str:
-    """The last parts of a path, which name the resource."""
-    return "/".join(path.split("/")[-2:])
-
-
 def upload_body(metadata: Any, size: int) -> tuple[bytes, str]:
     """Content of the recorded size, with the recorded metadata; and its type."""
     content = b"0" * max(1, min(size, 1 << 20))
     if not metadata:
         return content, "application/octet-stream"
-    head = f"--{BOUNDARY}\r\nContent-Type: application/json\r\n\r\n{json.dumps(metadata)}\r\n"
-    part = f"--{BOUNDARY}\r\nContent-Type: application/octet-stream\r\n\r\n"
-    body = head.encode() + part.encode() + content + f"\r\n--{BOUNDARY}--".encode()
-    return body, f"multipart/related; boundary={BOUNDARY}"
+    parts = (("application/json", json.dumps(metadata).encode()), ("application/octet-stream", content))
+    body = b"".join(f"--{BOUNDARY}\r\nContent-Type: {kind}\r\n\r\n".encode() + part + b"\r\n" for kind, part in parts)
+    return body + f"--{BOUNDARY}--".encode(), f"multipart/related; boundary={BOUNDARY}"
 
 
 def public_key(number: int) -> str:

@@ -1,12 +1,21 @@
-"""The replay of hand-written recordings against a hand-written cloud: what is a difference, and what is only time."""
+"""The replay of hand-written recordings against a hand-written cloud: what is a difference, what is only time.
+
+And what `python -m tests.witness` prints and how it exits.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from controller.witness.recording import RequestLine
+import pytest
+
+from controller.witness.recording import REQUESTS, RequestLine
+from tests.witness import __main__ as witness
+from tests.witness.compare import Difference
 from tests.witness.replay import Replayer, Report
 
 NODE = "tpu.projects.locations.nodes.get"
@@ -14,12 +23,8 @@ Answer = tuple[int, Any]
 
 
 def line(method_id: str, path: str, answer: Any, status: int = 200, **values: Any) -> RequestLine:
-    defaults: dict[str, Any] = {
-        "number": 0, "began": 0.0, "seconds": 0.0, "stage": "", "method_id": method_id, "method": "GET", "path": path,
-        "query": {}, "headers": {}, "body": None, "body_bytes": 0, "status": status, "answer_headers": {},
-        "answer": answer, "answer_bytes": 0, "error": "",
-    }  # fmt: skip
-    return RequestLine(**(defaults | values))
+    made = RequestLine(0, 0.0, 0.0, "", method_id, "GET", path, {}, {}, None, 0, status, {}, answer, 0, "")
+    return replace(made, **values)
 
 
 def refusal(status: int, reason: str, message: str = "no") -> dict[str, Any]:
@@ -40,7 +45,7 @@ class Cloud:
 
 def replayed(cloud: Cloud, *lines: RequestLine, wait: float = 0.0) -> Report:
     """Replay lines that were recorded one after the other, ten seconds apart."""
-    numbered = [RequestLine(**{**vars(each), "number": n, "began": 10.0 * n}) for n, each in enumerate(lines, 1)]
+    numbered = [replace(each, number=n, began=10.0 * n) for n, each in enumerate(lines, 1)]
     return Replayer(numbered, cloud.send, "emulated", "77", wait=wait, operation=60.0).run()
 
 
@@ -61,15 +66,12 @@ def test_fields_and_types() -> None:
     ]  # fmt: skip
 
 
-def test_an_inner_object_in_another_state_is_not_compared() -> None:
+def test_an_inner_object_in_another_state_and_elements_of_an_empty_list_are_not_compared() -> None:
     cloud = Cloud(n=[(200, {"done": True, "response": {"state": "ACTIVE", "active": {}, "name": "x"}})])
     recorded = {"done": True, "response": {"state": "WAITING", "waiting": {}, "name": "x"}}
     assert kinds(replayed(cloud, line("x.operations.get", "v1/n", recorded))) == []
-
-
-def test_an_empty_list_says_nothing_about_its_elements() -> None:
-    cloud = Cloud(n=[(200, {"items": []})])
-    assert kinds(replayed(cloud, line("x.list", "v1/n", {"items": [{"name": "a"}]}))) == []
+    empty = Cloud(n=[(200, {"items": []})])
+    assert kinds(replayed(empty, line("x.list", "v1/n", {"items": [{"name": "a"}]}))) == []
 
 
 def test_status_reason_and_words_of_a_refusal() -> None:
@@ -94,19 +96,13 @@ def test_a_refusal_that_passes_is_waited_for_and_one_that_never_comes_is_reporte
 
 
 def test_states_that_the_emulated_cloud_never_shows_and_their_order() -> None:
-    def nodes(*states: str) -> list[RequestLine]:
-        return [line(NODE, "v2/n", {"state": state}) for state in states]
+    def found(*states: str, wait: float = 60.0) -> list[tuple[str, str]]:
+        cloud = Cloud(n=[(200, {"state": state}) for state in ("CREATING", "READY")])
+        return kinds(replayed(cloud, *(line(NODE, "v2/n", {"state": state}) for state in states), wait=wait))
 
-    def answers(*states: str) -> Cloud:
-        return Cloud(n=[(200, {"state": state}) for state in states])
-
-    assert kinds(replayed(answers("CREATING", "READY"), *nodes("CREATING", "CREATING", "READY"), wait=60.0)) == []
-    assert kinds(replayed(answers("CREATING", "READY"), *nodes("CREATING", "REIMAGING", "READY"))) == [
-        ("state", "REIMAGING")
-    ]
-    assert kinds(replayed(answers("CREATING", "READY"), *nodes("CREATING", "READY", "CREATING"), wait=60.0)) == [
-        ("order", "READY, then CREATING")
-    ]
+    assert found("CREATING", "CREATING", "READY") == []
+    assert found("CREATING", "REIMAGING", "READY", wait=0.0) == [("state", "REIMAGING")]
+    assert found("CREATING", "READY", "CREATING") == [("order", "READY, then CREATING")]
 
 
 def test_guest_attributes_and_the_order_in_which_they_appear() -> None:
@@ -145,14 +141,12 @@ def test_names_that_the_emulated_cloud_chooses_are_mapped() -> None:
 
 
 def test_objects_that_workers_made_are_put_there() -> None:
-    listed = line(
-        "storage.objects.list", "storage/v1/b/bucket-1/o", {"items": [{"name": "runs/log", "generation": "5"}]}
-    )
-    deleted = line("storage.objects.delete", "storage/v1/b/bucket-1/o/runs%2Flog", None, 204, method="DELETE",
+    objects = "storage/v1/b/bucket-1/o"
+    listed = line("storage.objects.list", objects, {"items": [{"name": "runs/log", "generation": "5"}]})
+    deleted = line("storage.objects.delete", f"{objects}/runs%2Flog", None, 204, method="DELETE",
                    query={"generation": "5"})  # fmt: skip
-    cloud = Cloud(
-        o=[(200, {}), (200, {"items": [{"name": "runs/log", "generation": "8"}]})], **{"runs%2Flog": [(204, None)]}
-    )
+    answers = [(200, {}), (200, {"items": [{"name": "runs/log", "generation": "8"}]})]
+    cloud = Cloud(o=answers, **{"runs%2Flog": [(204, None)]})
     assert kinds(replayed(cloud, listed, deleted)) == []
     assert [(method, path) for method, path, _ in cloud.requests] == [
         ("POST", "upload/storage/v1/b/bucket-1/o?uploadType=media&name=runs%2Flog"),
@@ -169,7 +163,35 @@ def test_what_was_recorded_during_a_change_is_not_judged() -> None:
 
 
 def test_passing_failures_are_not_replayed() -> None:
-    cloud, check = Cloud(), [(503, None), (429, None), (0, None)]
-    make: Callable[..., RequestLine] = line
-    report = replayed(cloud, *[make("x.get", "v1/n", answer, status) for status, answer in check])
+    cloud = Cloud()
+    report = replayed(cloud, *[line("x.get", "v1/n", None, status) for status in (503, 429, 0)])
     assert (cloud.requests, kinds(report), len(report.notes)) == ([], [], 3)
+
+
+FOUND = Difference("status", "tpu.x.get", "GET v2/n", "403", "200")
+
+
+def test_differences_are_printed_and_are_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = line("x.get", "v1/n", {})
+    (tmp_path / REQUESTS).write_text(json.dumps({"format": 1, **asdict(recorded)}) + "\n")
+    reports = [Report({FOUND.key: FOUND}, ["a.get not judged"], sent=1)] * 2 + [Report(sent=1)]
+    monkeypatch.setattr(witness, "running_cloud", lambda start: nullcontext())
+    monkeypatch.setattr(witness, "replay", lambda lines, cloud: reports.pop(0) if lines == [recorded] else None)
+    assert witness.main([str(tmp_path)]) == 1
+    assert capsys.readouterr().out == f"{FOUND}\n1 recorded requests, 1 sent, 1 differences\n"
+    assert witness.main([str(tmp_path), "--notes"]) == 1
+    assert "note: a.get not judged\n" in capsys.readouterr().out
+    assert witness.main([str(tmp_path), "--notes"]) == 0
+    assert capsys.readouterr().out == "1 recorded requests, 1 sent, 0 differences\n"
+
+
+@pytest.mark.parametrize("text", [None, "no json\n", '{"format": 99}\n', "[1]\n"])
+def test_a_folder_without_a_recording_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    if text is not None:
+        (tmp_path / REQUESTS).write_text(text)
+    assert witness.main([str(tmp_path)]) == 2
+    assert f"error: {tmp_path} holds no recording: " in capsys.readouterr().err

@@ -7,17 +7,10 @@ import ctypes
 import psutil
 import pytest
 
-from controller.core.clock import Clock
 from controller.core.freed_memory import INTERVAL_SECONDS, FreedMemory
+from tests.fakes.clock import ManualClock
 
 BLOCKS, BLOCK_BYTES = 50_000, 2000
-
-
-class Watch(Clock):
-    time = 0.0
-
-    def monotonic(self) -> float:
-        return self.time
 
 
 def resident() -> int:
@@ -26,16 +19,16 @@ def resident() -> int:
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
 def test_freed_memory_goes_back_after_a_minute() -> None:
-    clock = Watch()
+    clock = ManualClock()
     freed = FreedMemory(clock)
     blocks = [bytearray(BLOCK_BYTES) for _ in range(BLOCKS)]
     last = bytearray(BLOCK_BYTES)  # what lies behind free memory keeps the C library from returning it
     del blocks
     kept = resident()
-    clock.time = INTERVAL_SECONDS - 1
+    clock.elapsed = INTERVAL_SECONDS - 1
     freed.return_if_due()
     assert resident() > kept - BLOCKS * BLOCK_BYTES / 10
-    clock.time = INTERVAL_SECONDS
+    clock.elapsed = INTERVAL_SECONDS
     freed.return_if_due()
     assert resident() < kept - BLOCKS * BLOCK_BYTES / 2
     assert len(last) == BLOCK_BYTES
@@ -43,7 +36,7 @@ def test_freed_memory_goes_back_after_a_minute() -> None:
 
 def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
-    clock = Watch()
+    clock = ManualClock()
     freed = FreedMemory(clock)
-    clock.time = 2 * INTERVAL_SECONDS
+    clock.elapsed = 2 * INTERVAL_SECONDS
     freed.return_if_due()

@@ -8,14 +8,13 @@ import subprocess
 import tarfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError, SlipwayError
 from controller.gcp.client import GoogleClient
-from controller.gcp.errors import NotFoundError
+from controller.gcp.folder_store import FolderClient
 from controller.multirun.jobs import command, define_jobs, shared_overrides, shipped_files
 from controller.multirun.output import describe_job, fetch_output
 from controller.multirun.request import Job, Request
@@ -60,16 +59,11 @@ def test_a_job_is_the_same_run_whatever_python_and_hydra_left(request_: Request)
 def test_a_job_starts_in_the_apps_folder_with_its_words_unchanged(request_: Request) -> None:
     words = ["python", "-m", "slipway_job.multirun.job", "--in", "lab", "app.py", "lr=1", "note=${x}, 'y'"]
     assert command(request_, request_.jobs[0].words) == words
-    [first, *_] = define_jobs(request_, JobBuilder(request_.folder, shipped_files())).jobs
-    assert list(first.config.program.command) == words
-    assert first.config.sweep.on_failure == "skip"
-    assert first.config.tpu.accelerator_type == "v5litepod-1"
-
-
-def test_shipped_files_are_the_agents_and_the_jobs(request_: Request) -> None:
     builder = JobBuilder(request_.folder, shipped_files())
-    snapshot = builder.build_plan(define_jobs(request_, builder).base_config).snapshot
-    with tarfile.open(fileobj=io.BytesIO(snapshot.archive)) as tar:
+    config = define_jobs(request_, builder).jobs[0].config
+    assert list(config.program.command or ()) == words
+    assert (config.sweep.on_failure, config.tpu.accelerator_type) == ("skip", "v5litepod-1")
+    with tarfile.open(fileobj=io.BytesIO(builder.build_plan(config).snapshot.archive)) as tar:
         assert {"lab/app.py", "slipway_job/multirun/job.py", "slipway_job/agent/storage.py"} <= set(tar.getnames())
 
 
@@ -90,11 +84,6 @@ def test_batches_of_a_sweeper_are_one_sweep_which_shows_the_runs_of_earlier_ones
         assert line == f"sweep    {found[1].id}: 1 run, 1 finished, 0 remaining"
 
 
-def test_folders_inside_another_that_is_left_out_are_not_named(request_: Request) -> None:
-    dated = replace(request_, own_folders=("multirun", "multirun/2026-11-23/05-48-12", "results"))
-    assert shared_overrides(dated) == shared_overrides(request_)
-
-
 def test_the_table_of_runs_shows_the_apps_words(request_: Request) -> None:
     job = define_jobs(request_, JobBuilder(request_.folder, shipped_files())).jobs[0]
     assert split_job(job.config.program.command or ()) == (["app.py"], ["lr=1", "note=${x}, 'y'"])
@@ -106,7 +95,10 @@ def test_the_table_of_runs_shows_the_apps_words(request_: Request) -> None:
     assert (row["program"], row["overrides"]) == ("lab.app", ["lr=1"])
 
 
-def test_pods_stay_only_while_more_jobs_will_come(request_: Request) -> None:
+def test_words_that_the_jobs_share(request_: Request) -> None:
+    """Folders inside another that is left out are not named; pods stay only while more jobs will come."""
+    dated = replace(request_, own_folders=("multirun", "multirun/2026-11-23/05-48-12", "results"))
+    assert shared_overrides(dated) == shared_overrides(request_)
     assert "cleanup.on_success=keep" not in shared_overrides(request_)
     assert "cleanup.on_success=keep" in shared_overrides(replace(request_, keep=True))
 
@@ -126,47 +118,33 @@ def test_a_request_of_another_version_is_refused(request_: Request) -> None:
         Request.from_json({"format": 2, **body}, "request")
 
 
-class FakeGoogle:
-    def __init__(self, content: bytes | None) -> None:
-        self.content = content
-
-    def call(self, *_: str, **__: str) -> dict[str, Any]:
-        if self.content is None:
-            raise NotFoundError("storage.objects.get", 404, "notFound", "no such object")
-        return {"size": str(len(self.content))}
-
-    def download(self, bucket: str, name: str) -> bytes:
-        assert self.content is not None
-        return self.content
+def output_of(folder: Path, *members: tarfile.TarInfo) -> GoogleClient:
+    """A bucket in a folder that has the output of a job."""
+    buffer, google = io.BytesIO(), FolderClient(Clock())
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for member in members:
+            tar.addfile(member, io.BytesIO())
+    google.upload(str(folder), "runs/app-1/output/worker-0.tar.gz", buffer.getvalue())
+    return google
 
 
 def test_outputs_are_unpacked_here_unless_they_are_absent_or_too_large(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        tar.addfile(tarfile.TarInfo("./deep/er.txt"), io.BytesIO())
-    google = cast(GoogleClient, FakeGoogle(buffer.getvalue()))
-    assert fetch_output(google, "b", "app-1", tmp_path / "0", 1.0) == ""
+    google, bucket = output_of(tmp_path / "b", tarfile.TarInfo("./deep/er.txt")), str(tmp_path / "b")
+    assert fetch_output(google, bucket, "app-1", tmp_path / "0", 1.0) == ""
     assert (tmp_path / "0" / "deep" / "er.txt").exists()
-    why = fetch_output(google, "b", "app-1", tmp_path / "1", 1e-6)
+    why = fetch_output(google, bucket, "app-1", tmp_path / "1", 1e-6)
     assert "more than hydra.launcher.fetch_max_mb=1e-06" in why
     describe_job(tmp_path / "1", "b", "app-1", "finished", why)
     about = json.loads((tmp_path / "1" / "slipway.json").read_text())
     assert about["output"] == "gs://b/runs/app-1/output/worker-0.tar.gz"
-    absent = cast(GoogleClient, FakeGoogle(None))
-    assert fetch_output(absent, "b", "app-1", tmp_path / "2", 1.0) == "the job left no output"
+    assert fetch_output(google, bucket, "app-2", tmp_path / "2", 1.0) == "the job left no output"
 
 
 def test_links_and_paths_outside_the_folder_are_left_out(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, kind, target in (("latest", tarfile.SYMTYPE, "/etc"), ("latest/x", tarfile.REGTYPE, "")):
-            member = tarfile.TarInfo(f"./{name}")
-            member.type, member.linkname = kind, target
-            tar.addfile(member, io.BytesIO())
-        escape = tarfile.TarInfo("../escape.txt")
-        tar.addfile(escape, io.BytesIO())
-    google = cast(GoogleClient, FakeGoogle(buffer.getvalue()))
-    why = fetch_output(google, "b", "app-1", tmp_path / "0", 1.0)
+    link, inside, escape = map(tarfile.TarInfo, ("./latest", "./latest/x", "../escape.txt"))
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc"
+    google = output_of(tmp_path / "b", link, inside, escape)
+    why = fetch_output(google, str(tmp_path / "b"), "app-1", tmp_path / "0", 1.0)
     assert why == "links and paths outside the folder were left out: ./latest, ../escape.txt"
     assert not (tmp_path / "escape.txt").exists()
     assert (tmp_path / "0" / "latest" / "x").is_file(), "the link was not made, so this is a folder"

@@ -7,28 +7,19 @@ from typing import Any
 
 import pytest
 
-from controller.core.clock import Clock
 from controller.core.errors import LeaseLostError
 from controller.core.events import Events
 from controller.records.budget_deadline import GRACE_SECONDS, LEAST_SECONDS, BudgetDeadline
 from controller.resources.workers.watchdog import Watchdog
 from controller.ssh.fleet import WorkerError
-
-
-class Hands(Clock):
-    """A clock that is set by hand."""
-
-    time = 0.0
-
-    def boot_time(self) -> float:
-        return self.time
+from tests.fakes.clock import ManualClock
 
 
 class Run:
     """A run with a watchdog that notes its orders, in hours."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pods: int, hours: float | None) -> None:
-        self.clock, self.hours, self.orders, self.notes = Hands(), hours, list[float | None](), list[str]()
+        self.clock, self.hours, self.orders, self.notes = ManualClock(), hours, list[float | None](), list[str]()
         self.error: Exception | None = None
         self.lost: Exception | None = None
         events = Events(self.clock)
@@ -53,7 +44,7 @@ class Run:
 
     def at(self, hours: float) -> list[float | None]:
         """Return the orders so far, after a look at this time."""
-        self.clock.time = 3600 * hours
+        self.clock.elapsed = 3600 * hours
         self.deadline.send_if_due()
         return self.orders
 
@@ -66,10 +57,7 @@ def test_with_one_pod_the_first_deadline_is_exact(monkeypatch: pytest.MonkeyPatc
     run = Run(monkeypatch, pods=1, hours=10.0)
     assert run.at(9.9) == with_grace(10.0)
     assert Run(monkeypatch, pods=2, hours=None).at(1000.0) == [None]
-
-
-def test_a_short_budget_has_a_short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Run(monkeypatch, pods=1, hours=0.1).orders == pytest.approx([0.11])
+    assert Run(monkeypatch, pods=1, hours=0.1).orders == pytest.approx([0.11]), "a short budget has a short grace"
 
 
 def test_with_several_it_is_computed_again_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,20 +71,16 @@ def test_with_several_it_is_computed_again_half_way(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_deadline_that_does_not_move_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both pods are rented: the watchdog must not be told of less than it knows, nor lose its grace."""
+    """Both pods are rented; an order of no time would delete them while the controller ends the run in order."""
     run = Run(monkeypatch, pods=2, hours=10.0)
     for now in (5.0, 7.5, 9.0, 9.95):
         run.hours = 10.0 - now
         assert run.at(now) == with_grace(10.0)
     run.hours = 2.0
     assert run.at(9.98) == with_grace(10.0, 2.0)
-
-
-def test_a_spent_budget_is_the_controllers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An order of no time would delete the pod while the controller ends the run in order."""
-    run = Run(monkeypatch, pods=2, hours=1.0)
-    run.hours = 0.0
-    assert run.at(0.6) == run.at(2.0) == with_grace(1.0)
+    spent = Run(monkeypatch, pods=2, hours=1.0)
+    spent.hours = 0.0
+    assert spent.at(0.6) == spent.at(2.0) == with_grace(1.0)
 
 
 def test_a_worker_that_does_not_answer_keeps_its_deadline_and_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:

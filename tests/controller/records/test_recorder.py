@@ -28,11 +28,12 @@ def test_a_run_leads_back_to_what_made_it_and_is_repeated_from_a_clean_clone(
     (root / "train.py").write_text("lr = 2\n")
     (root / "new.py").write_text("untracked\n")
     (root / "old.py").unlink()
-    before = git(root, "status", "--porcelain"), git(root, "rev-parse", "HEAD"), git(root, "diff", "--cached")
+    about = (("status", "--porcelain"), ("rev-parse", "HEAD"), ("diff", "--cached"))
+    before = [git(root, *words) for words in about]
     code, out, err = slipway("up", SAYS)
     assert (code, err) == (0, "")
     assert "lr = 2" in out
-    assert (git(root, "status", "--porcelain"), git(root, "rev-parse", "HEAD"), git(root, "diff", "--cached")) == before
+    assert [git(root, *words) for words in about] == before
     [run] = [row["run"] for row in index.load_rows(slipway.home)]
     document = json.loads((slipway.home / "runs" / run / "record.json").read_text())
     assert set(document) == set(golden("record"))
@@ -65,20 +66,14 @@ def test_a_run_leads_back_to_what_made_it_and_is_repeated_from_a_clean_clone(
     code, out, _ = slipway("up", "--run", run)
     assert code == 0
     assert f"{run}-r1 has already finished; nothing was changed" in out
-
-
-@pytest.mark.deep
-def test_what_is_computed_cannot_be_changed_in_a_repetition(slipway: SlipwayCli) -> None:
-    assert slipway("up", 'program.command=["true"]')[0] == 0
-    [row] = index.load_rows(slipway.home)
-    code, _, err = slipway("up", "--run", row["run"], "run.seed=3")
-    assert code == 2
-    assert "overrides cannot change what a recorded run computes" in err
-    code, _, err = slipway("up", "--run", "nobody-00000000")
-    assert code == 2
-    assert "no such run on this machine or in gs://" in err
-    (slipway.home / "runs" / row["run"] / "record.json").unlink()  # another machine knows it from the bucket
-    assert slipway.json("status", "--run", row["run"])["run"]["state"] == "finished"
+    for words, said in (
+        ((run, "run.seed=3"), "overrides cannot change what a recorded run computes"),
+        (("nobody-00000000",), "no such run on this machine or in gs://"),
+    ):
+        code, _, err = slipway("up", "--run", *words)
+        assert (code, said in err) == (2, True)
+    (slipway.home / "runs" / run / "record.json").unlink()  # another machine knows it from the bucket
+    assert slipway.json("status", "--run", run)["run"]["state"] == "finished"
 
 
 @pytest.mark.deep
@@ -96,8 +91,8 @@ def test_another_machine_reads_the_table_from_the_bucket_and_what_differs(slipwa
     assert (code, err) == (0, "")
     rows = json.loads(out)
     assert [(row["run"], row["state"], row["metrics.acc"]) for row in rows] == [
-        (runs[0], "finished", 0.5), (runs[1], "finished", 0.75)
-    ]  # fmt: skip
+        (run, "finished", acc) for run, acc in zip(runs, (0.5, 0.75), strict=True)
+    ]
     assert slipway.json("runs", "--refresh", "--last", "1")[0] == rows[1]  # nothing is added twice
     found = slipway.json("runs", "--diff", *runs)
     assert found["config"] == {"run.seed": [1, 2]}

@@ -11,7 +11,7 @@ import pytest
 from conf.schema.config import Config
 from controller.core.errors import ConfigError
 from controller.run.options import RunOptions
-from tests.paths import ROOT
+from tests.golden import golden
 
 RUN = "sft-12345678"
 WORDS = ["cloud=here", "cloud.backend=cpu", "+experiment=quickstart", "mesh=data"]
@@ -33,16 +33,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / f"checkpoints/{step}/state/manifest.ocdbt").touch()
     for step in (4, 10):
         (folder / f"checkpoints/{step}/commit_success.txt").touch()
-    scores = {
-        "format": 1,
-        "metric": "eval_accuracy",
-        "mode": "max",
-        "best": 4,
-        "scores": {"2": 0.9, "4": 0.8, "10": 0.7},
-    }
+    scores = {"format": 1, "metric": "eval_accuracy", "mode": "max", "best": 4, "scores": {"4": 0.8, "10": 0.7}}
     (folder / "scores.json").write_text(json.dumps(scores))
-    record = json.loads((ROOT / "tests/golden/record.json").read_text())
-    record |= {"run": RUN, "bucket": str(tmp_path / "results"), "config": made.model_dump(mode="json")}
+    record = golden("record") | {
+        "run": RUN,
+        "bucket": str(tmp_path / "results"),
+        "config": made.model_dump(mode="json"),
+    }
     write_record(tmp_path, record)
     return folder
 
@@ -81,17 +78,14 @@ def test_what_cannot_be_started_from_is_one_line(words: list[str], message: str)
     assert message in str(error.value)
 
 
-def test_a_run_without_checkpoints_says_so(run: Path) -> None:
+def test_a_run_without_scores_has_no_best_and_one_without_checkpoints_says_so(run: Path) -> None:
+    (run / "scores.json").unlink()
+    with pytest.raises(ConfigError, match=r"did not record a best checkpoint \(checkpoint\.best\)"):
+        config(f"model.weights=run:{RUN}@best")
     for file in run.glob("checkpoints/*/commit_success.txt"):
         file.unlink()
     with pytest.raises(ConfigError, match=f"{RUN} has no complete checkpoint in .* yet; the bundled trainer saves"):
         config(f"model.weights=run:{RUN}")
-
-
-def test_a_run_without_scores_has_no_best(run: Path) -> None:
-    (run / "scores.json").unlink()
-    with pytest.raises(ConfigError, match=r"did not record a best checkpoint \(checkpoint\.best\)"):
-        config(f"model.weights=run:{RUN}@best")
 
 
 @pytest.mark.usefixtures("run")

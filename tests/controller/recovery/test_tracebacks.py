@@ -12,7 +12,15 @@ import re
 import pytest
 
 from controller.recovery.diagnosis import diagnose
-from controller.recovery.tracebacks import cause_of_exit, first_at_barrier, last_traceback, last_words, log_excerpt
+from controller.recovery.traceback_watch import KEPT_CHARACTERS, MAX_SHOWN, SILENT_SECONDS, TracebackWatch
+from controller.recovery.tracebacks import (
+    Traceback,
+    cause_of_exit,
+    first_at_barrier,
+    last_traceback,
+    last_words,
+    log_excerpt,
+)
 from controller.recovery.verdict import Observation, VerdictKind, WorkerStatus
 from controller.resources.pod.provisioner import PodStatus
 from tests.paths import ROOT
@@ -22,17 +30,23 @@ RECORDED = ROOT / "tests" / "fixtures" / "jax_exits"
 CAUGHT = 'Traceback (most recent call last):\n  File "/w/data.py", line 7, in read\n    x\nOSError: try again\n'
 ABORT = "F1122 20:09:37.212622    4908 client.h:80] Terminating process\nFatal Python error: Aborted\n"
 CAUSED_BY = "\nThe above exception was the direct cause of the following exception:\n\n"
+IN_THREAD = "Exception in thread loader (load):\n"
+BROKEN = 'Traceback (most recent call last):\n  File "/w/train.py", line 21, in <module>\n    x\nValueError: {}\n'
 BLAMED = "RuntimeError: broken on purpose (train.py:21)"
+
+
+def found(log: str) -> Traceback:
+    last = last_traceback(log)
+    assert last is not None
+    return last
 
 
 def recorded(name: str) -> tuple[WorkerStatus, ...]:
     parts = re.split(r"^==== worker \d: exit (\d+) after (\d+) s\n", (RECORDED / f"{name}.txt").read_text(), flags=re.M)
     return tuple(
-        WorkerStatus(
-            ended=True, code=None, signal=SIGNALS[int(code)], ended_at=float(seconds), log_tail=log
-        )
+        WorkerStatus(ended=True, code=None, signal=SIGNALS[int(code)], ended_at=float(seconds), log_tail=log)
         for code, seconds, log in zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,22 +67,15 @@ def test_the_worker_that_failed_is_named_with_its_own_words(
     verdict = diagnose(Observation(PodStatus(), recorded(name)))
     assert (verdict.kind, verdict.worker, verdict.evidence) == (kind, worker, evidence)
 
-
-@pytest.mark.parametrize("name", ["raise_on_0", "raise_on_2", "exit_on_2", "segfault_on_2", "killed_1"])
-def test_no_excerpt_and_no_evidence_holds_a_crash_report(name: str) -> None:
     for end in recorded(name):
         for text in (log_excerpt(end.log_tail, end.code), last_words(end.log_tail, end.code)):
             assert not re.search(r"Extension modules|Fatal Python error|\*\*\* Check failure|\.cc:\d+\] \[?\d", text)
 
 
-def test_the_traceback_alone_is_shown() -> None:
+def test_the_traceback_alone_is_shown_or_the_stack_of_the_thread_that_crashed() -> None:
     [first, *_, last] = log_excerpt(recorded("raise_on_2")[2].log_tail).splitlines()
     assert (first, last) == ("Traceback (most recent call last):", "RuntimeError: broken on purpose")
-
-
-def test_a_crash_shows_the_stack_of_its_thread() -> None:
-    shown = log_excerpt(recorded("segfault_on_2")[2].log_tail).splitlines()
-    assert shown[-2:] == [
+    assert log_excerpt(recorded("segfault_on_2")[2].log_tail).splitlines()[-2:] == [
         '  File "/home/me/.slipway/runs/r/work/train.py", line 25 in broken',
         '  File "/home/me/.slipway/runs/r/work/train.py", line 31 in <module>',
     ]
@@ -91,9 +98,7 @@ def test_an_exception_that_the_program_survived_is_not_the_cause() -> None:
 
 def test_a_lost_peer_is_not_a_cause_though_it_raises() -> None:
     end = recorded("killed_1")[0]
-    found = last_traceback(end.log_tail)
-    assert found is not None
-    assert found.is_peer_loss
+    assert found(end.log_tail).is_peer_loss
     assert cause_of_exit(end.log_tail) is None
 
 
@@ -106,32 +111,22 @@ def test_the_line_about_connected_peers_is_not_a_lost_peer() -> None:
 
 def test_chained_exceptions_are_shown_together_and_the_last_one_is_named() -> None:
     log = f"step 1\n{CAUGHT}{CAUSED_BY}" + CAUGHT.replace("OSError: try again", "ValueError: no data")
-    found = last_traceback(log)
-    assert found is not None
-    assert found.text.count("Traceback") == 2
-    assert found.message == "ValueError: no data (data.py:7)"
+    assert (found(log).text.count("Traceback"), found(log).message) == (2, "ValueError: no data (data.py:7)")
     assert log_excerpt(log, 1).startswith("Traceback")
 
 
 def test_the_prefixes_of_pytorch_are_left_out() -> None:
     log = "".join(f"[rank1]: {line}\n" for line in CAUGHT.splitlines())
-    found = last_traceback(f"step 1\n{log}")
-    assert found is not None
-    assert (found.text, found.message, found.is_final) == (CAUGHT, "OSError: try again (data.py:7)", True)
+    last = found(f"step 1\n{log}")
+    assert (last.text, last.message, last.is_final) == (CAUGHT, "OSError: try again (data.py:7)", True)
     lost = log.replace("try again", "[pair.cc:553] Connection closed by peer [127.0.0.1]:44737.")
     assert cause_of_exit(lost) is None
 
 
 def test_an_exception_that_ended_a_thread_is_known_as_such() -> None:
-    in_thread = last_traceback(f"step 1\nException in thread loader (load):\n{CAUGHT}")
-    assert in_thread is not None
-    assert in_thread.ended_thread
-    caused = last_traceback(f"Exception in thread loader (load):\n{CAUGHT}{CAUSED_BY}{CAUGHT}")
-    assert caused is not None
-    assert caused.ended_thread
-    in_program = last_traceback(f"Exception in thread loader (load):\n{CAUGHT}step 2\n{CAUGHT}")
-    assert in_program is not None
-    assert not in_program.ended_thread
+    assert found(f"step 1\n{IN_THREAD}{CAUGHT}").ended_thread
+    assert found(f"{IN_THREAD}{CAUGHT}{CAUSED_BY}{CAUGHT}").ended_thread
+    assert not found(f"{IN_THREAD}{CAUGHT}step 2\n{CAUGHT}").ended_thread
 
 
 def test_a_crash_names_the_line_of_the_program_and_not_of_a_library() -> None:
@@ -142,9 +137,11 @@ def test_a_crash_names_the_line_of_the_program_and_not_of_a_library() -> None:
     assert last_words(head + frames) == "in string_at (__init__.py:519)"
 
 
-def test_a_traceback_that_is_cut_off_is_none() -> None:
+def test_what_is_no_traceback_and_no_process_is_not_named() -> None:
     assert last_traceback('Traceback (most recent call last):\n  File "/w/data.py", line 7, in read\n') is None
     assert last_traceback("he said: Traceback (most recent call last):\nX: y\n") is None
+    assert first_at_barrier(["Shutdown::1::0. The first task at the barrier: 7. Some", ""]) is None
+    assert log_excerpt("".join(f"{i}\n" for i in range(100))).splitlines()[0] == "75", "the last lines instead"
 
 
 def test_output_of_exit_handlers_does_not_hide_the_exception() -> None:
@@ -152,10 +149,39 @@ def test_output_of_exit_handlers_does_not_hide_the_exception() -> None:
     assert last_words(f"{CAUGHT}step 7\nbye\n", 2) == "bye"
 
 
-def test_a_process_that_does_not_exist_is_not_named() -> None:
-    assert first_at_barrier(["Shutdown::1::0. The first task at the barrier: 7. Some", ""]) is None
+# while the program runs
 
 
-@pytest.mark.parametrize("count", [100])
-def test_without_a_traceback_the_last_lines_are_shown(count: int) -> None:
-    assert log_excerpt("".join(f"{i}\n" for i in range(count))).splitlines()[0] == "75"
+def test_a_traceback_in_pieces_is_shown_once_when_it_is_complete() -> None:
+    watch, text = TracebackWatch(), "step 1\n" + BROKEN.format("x")
+    shown = [watch.record(2, text[i : i + 7], float(i)) for i in range(0, len(text), 7)]
+    [found] = [one for one in shown if one]
+    assert (found.message, shown[-1]) == ("ValueError: x (train.py:21)", found)
+    assert watch.record(2, "step 2\n", 100.0) is None
+
+
+def test_the_same_exception_of_all_workers_is_shown_once_and_few_in_all() -> None:
+    watch = TracebackWatch()
+    assert [bool(watch.record(worker, BROKEN.format("x"), 0.0)) for worker in range(3)] == [True, False, False]
+    assert sum(bool(watch.record(0, BROKEN.format(n), 0.0)) for n in range(9)) == MAX_SHOWN - 1
+
+
+def test_silence_after_a_traceback_is_named_once_unless_it_went_on_or_lost_its_peer() -> None:
+    watch = TracebackWatch()
+    watch.record(1, BROKEN.format("x"), 5.0)
+    watch.record(0, "step 1\n", 5.0)
+    watch.record(2, BROKEN.format("z") + "step 2\n", 5.0)
+    assert watch.record(3, BROKEN.format("UNKNOWN: Gloo AllGather failed: Connection closed by peer"), 0.0) is None
+    assert watch.newly_silent(5.0 + SILENT_SECONDS - 1) == []
+    assert [worker for worker, _ in watch.newly_silent(5.0 + SILENT_SECONDS)] == [1]
+    assert watch.newly_silent(99.0) == []
+    watch.record(1, BROKEN.format("y"), 100.0)
+    assert [found.message for _, found in watch.newly_silent(200.0)] == ["ValueError: y (train.py:21)"]
+
+
+def test_long_logs_are_not_kept() -> None:
+    watch = TracebackWatch()
+    assert watch.record(1, BROKEN.format("x"), 0.0) is not None
+    for _ in range(5):
+        assert watch.record(1, "step\n" * KEPT_CHARACTERS, 1.0) is None
+    assert watch.record(1, BROKEN.format("y"), 2.0) is not None

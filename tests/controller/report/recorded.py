@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -32,9 +33,7 @@ PREEMPTION_NOTE = "preempted: the node is preempted; replacing the pod and resum
 def write_sweep(state: Path, seeds: Sequence[int] = (0, 1, 2), steps: int = 150, every: int = 5) -> list[str]:
     """Write it to a state folder; returns the ids, setting by setting."""
     return [
-        write_run(
-            state, case, seed, began=START_TIME + 100 * (seed + 3 * i), lines=metric_lines(case, seed, steps, every)
-        )
+        write_run(state, case, seed, START_TIME + 100 * (seed + 3 * i), metric_lines(case, seed, steps, every))
         for i, case in enumerate(CASES)
         for seed in seeds
     ]
@@ -89,6 +88,14 @@ def write_run(
     }  # fmt: skip
     index.append_rows(home, [known | row])
     return run
+
+
+@contextmanager
+def edited_record(home: Path, run: str) -> Iterator[dict[str, Any]]:
+    """Yield the record of a run, and write what became of it."""
+    file = home / "runs" / run / "record.json"
+    yield (document := json.loads(file.read_text()))
+    file.write_text(json.dumps(document))
 
 
 @cache

@@ -56,28 +56,27 @@ def with_words(home: Path, words: tuple[str, ...]) -> Path:
         names = {name: 1.0 + i for name in some if name not in ("step", "phase", "time")}
         lines = [{"step": 1, "phase": word, **names}, {"step": 2, "phase": "x", "a": 1.0}]
         run = write_run(home, (f"loop.kl_coef={i / 10}",), i, 1000.0 + i, lines)
-        row = {"overrides": ["+experiment=q", f"a={word}", f"b={i}"], "seed": word, "name": word, "code": word}
-        index.append_rows(
-            home, [{"run": run, **row, "commit": word, "metrics": dict.fromkeys(some, 1.0), "state": word}]
-        )
+        row = dict.fromkeys(("seed", "name", "code", "commit", "state"), word) | {"metrics": dict.fromkeys(some, 1.0)}
+        index.append_rows(home, [{"run": run, "overrides": ["+experiment=q", f"a={word}", f"b={i}"], **row}])
         folder = home / "runs" / run
-        asked = [
-            {"step": word, "phase": word, "prompt": w, "response": w, "answer": w, "extracted": w, "reward": w}
-            for w in some
-        ]
+        told = ("prompt", "response", "answer", "extracted", "reward")
+        asked = [{"step": word, "phase": word, **dict.fromkeys(told, each)} for each in some]
         (folder / "transcripts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in asked))
         note = {"format": 1, "time": "2026-01-01T00:00:00Z", "kind": "note", "subject": run, "message": word}
-        note |= {"attempt": 1}
-        (folder / "events.jsonl").write_text(
-            "".join(json.dumps(note | more) + "\n" for more in ({}, {"verdict": word}))
-        )
+        notes = [note | {"attempt": 1}, note | {"attempt": 1, "verdict": word}]
+        (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in notes))
     return home
 
 
-def test_no_text_becomes_markup(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return page_of(with_words(tmp_path_factory.mktemp("hostile"), WORDS))
+
+
+def test_no_text_becomes_markup(tmp_path: Path, hostile_page: str) -> None:
     """As many tags, with the same attributes, as a page of plain words has, and none that could ask for something."""
     plain = Seen(page_of(with_words(tmp_path / "plain", tuple(f"word{i}" for i in range(len(WORDS))))))
-    hostile = Seen(page_of(with_words(tmp_path / "hostile", WORDS)))
+    hostile = Seen(hostile_page)
 
     def shape(seen: Seen) -> set[tuple[str, tuple[str, ...]]]:
         return {(tag, tuple(sorted(attributes))) for tag, attributes in seen.tags}
@@ -94,10 +93,9 @@ def test_no_text_becomes_markup(tmp_path: Path) -> None:
     assert "".join(hostile.texts).count("document.title='taken'") > 10
 
 
-def test_the_page_has_no_script_and_may_request_nothing(tmp_path: Path) -> None:
+def test_the_page_has_no_script_and_may_request_nothing(hostile_page: str) -> None:
     """All that reacts is native: links within the page, and folds, which a keyboard opens."""
-    page = page_of(with_words(tmp_path, WORDS))
-    seen = Seen(page)
+    page, seen = hostile_page, Seen(hostile_page)
     names = [tag for tag, _ in seen.tags]
     assert "script" not in names
     [policy] = [a["content"] for tag, a in seen.tags if tag == "meta" and a.get("http-equiv")]

@@ -19,9 +19,19 @@ from controller.report.model import ReportModel, build_report
 from controller.report.page import render
 from controller.report.settings import group_settings
 from controller.report.summary import hypothesis_rows, overview_metrics
-from tests.controller.report.recorded import CASES, START_TIME, SWEEP, metric_lines, write_run, write_sweep
+from tests.controller.report.recorded import (
+    CASES,
+    START_TIME,
+    SWEEP,
+    edited_record,
+    metric_lines,
+    write_run,
+    write_sweep,
+)
 
 ACCURACY = ("eval", "eval_accuracy")
+STUDENT_2 = 4.302652729911275
+"""Student's t of 0.975 with 2 degrees of freedom."""
 
 
 @pytest.fixture
@@ -58,9 +68,7 @@ def test_the_table_equals_a_few_lines_from_metrics_jsonl(state: Path, capsys: py
     ]
     for i, row in enumerate(told["settings"][1:], 1):
         differences = [last[run] - base for run, base in zip(ids[3 * i : 3 * i + 3], baseline, strict=True)]
-        half = (
-            4.302652729911275 * statistics.stdev(differences) / 3**0.5
-        )  # Student's t of 0.975 with 2 degrees of freedom
+        half = STUDENT_2 * statistics.stdev(differences) / 3**0.5
         mean = statistics.mean(differences)
         assert (row["difference"], row["low"], row["high"]) == pytest.approx((mean, mean - half, mean + half))
         assert (row["n"], row["pairs"], row["how"]) == (3, 3, "paired")
@@ -70,12 +78,7 @@ def test_the_table_equals_a_few_lines_from_metrics_jsonl(state: Path, capsys: py
 def test_runs_that_differ_only_in_the_seed_are_one_setting(state: Path) -> None:
     write_sweep(state)
     found = group_settings(runs_of(state))
-    assert [s.label for s in found] == [
-        "lr=0.0001 kl_coef=0",
-        "lr=0.0001 kl_coef=0.001",
-        "lr=0.0007 kl_coef=0",
-        "lr=0.0007 kl_coef=0.001",
-    ]
+    assert [s.label for s in found] == [f"lr={lr} kl_coef={kl}" for lr in ("0.0001", "0.0007") for kl in ("0", "0.001")]
     assert [[run.seed for run in s.runs] for s in found] == [[0, 1, 2]] * 4
     assert group_settings(runs_of(state), "optimizer.lr=0.0007 loop.kl_coef=0")[0].label == "lr=0.0007 kl_coef=0"
     assert group_settings(runs_of(state), "lr=0.0007 kl_coef=0.001")[0].label == "lr=0.0007 kl_coef=0.001"
@@ -86,18 +89,12 @@ def test_a_setting_of_a_named_case_has_its_name(state: Path, capsys: pytest.Capt
     cases = {"base": [], "no_kl": ["loop.kl_coef=0"], "slow": ["optimizer.lr=0.0001", "loop.kl_coef=0"]}
     for words in (("loop.kl_coef=0.001",), ("loop.kl_coef=0",), CASES[0], ("loop.kl_coef=0", "optimizer.lr=0.5")):
         run = write_run(state, words, 0, START_TIME, metric_lines(CASES[0], 0, 20, 5))
-        record = state / "runs" / run / "record.json"
-        document = json.loads(record.read_text())
-        document["config"]["sweep"]["cases"] = cases
-        record.write_text(json.dumps(document))
+        with edited_record(state, run) as document:
+            document["config"]["sweep"]["cases"] = cases
     told = report(capsys, "--baseline", "slow")
     assert told["baseline"] == "slow"
     labels = [run["label"] for run in told["runs"]]
     assert sorted(labels) == ["base kl_coef=0.001 seed 0", "no_kl lr=0.5 seed 0", "no_kl seed 0", "slow seed 0"]
-    assert main.run(["report", "--baseline", "no_kl"]) == 0
-    capsys.readouterr()
-    assert main.run(["report", "--baseline", "fast"]) == 2
-    assert "no setting has these overrides; settings: " in capsys.readouterr().err
 
 
 def test_a_hypothesis_is_shown_beside_what_was_found(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,28 +103,22 @@ def test_a_hypothesis_is_shown_beside_what_was_found(state: Path, capsys: pytest
     said |= {"metric": "eval_accuracy", "baseline": "loop.kl_coef=0.001 optimizer.lr=0.0001"}
     ids = write_sweep(state)
     for run, own in zip(ids, [said | {"question": "Another?"}, *[said] * 11], strict=True):
-        record = state / "runs" / run / "record.json"
-        document = json.loads(record.read_text())
-        document["config"]["sweep"]["hypothesis"] = own
-        record.write_text(json.dumps(document))
+        with edited_record(state, run) as document:
+            document["config"]["sweep"]["hypothesis"] = own
     index.append_rows(state, [{"run": ids[0], "sweep": "earlier"}])
     found = build_report(SWEEP, runs_of(state))
     assert found.settings[0].label == "lr=0.0001 kl_coef=0.001"
     shown = list(hypothesis_rows(found))
     assert shown[:3] == [("question", "Is 7e-4 better?"), ("expected", "It is."), ("decision", "Above 0.")]
     [one, *others] = found.comparisons(ACCURACY)
-    assert shown[3] == (
-        "found",
-        f"eval_accuracy of lr=0.0001 kl_coef=0.001: {format_number(one.mean, by=one.deviation)}, 3 seeds",
-    )
-    assert [text.partition("difference ")[2].split(",")[0] for _, text in shown[4:]] == [
-        difference_cells(other)[0] for other in others
-    ]
+    said_of = f"eval_accuracy of lr=0.0001 kl_coef=0.001: {format_number(one.mean, by=one.deviation)}, 3 seeds"
+    assert shown[3] == ("found", said_of)
+    told = [text.partition("difference ")[2].split(",")[0] for _, text in shown[4:]]
+    assert told == [difference_cells(other)[0] for other in others]
     assert "It is." in render(found, 0.0)
     # of another experiment, without the baseline: both are said
-    index.append_rows(
-        state, [{"run": run, "overrides": ["+experiment=arithmetic", "optimizer.lr=0.0007"]} for run in ids[6:9]]
-    )
+    words = ["+experiment=arithmetic", "optimizer.lr=0.0007"]
+    index.append_rows(state, [{"run": run, "overrides": words} for run in ids[6:9]])
     assert main.run(["report", *ids[6:12], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["hypothesis"]["misfits"] == [
         "3 of 6 runs are of +experiment=arithmetic, not of +experiment=quickstart",
@@ -153,13 +144,11 @@ def test_a_repeated_seed_counts_once_and_another_pod_is_the_same_setting(state: 
 
 def test_the_same_words_with_other_code_are_another_setting(state: Path) -> None:
     first, second = (write_run(state, CASES[0], seed, 1000.0 + seed, []) for seed in (0, 1))
-    record = state / "runs" / second / "record.json"
-    document = json.loads(record.read_text())
-    record.write_text(json.dumps(document | {"code_sha256": "beef" * 16}))
+    with edited_record(state, second) as document:
+        document["code_sha256"] = "beef" * 16
     index.append_rows(state, [{"run": second, "code": "beef" * 16}])
-    assert [s.label for s in group_settings(runs_of(state))] == [
-        "quickstart (code c0dec0dec0de)", "quickstart (code beefbeefbeef)",
-    ]  # fmt: skip
+    labels = [s.label for s in group_settings(runs_of(state))]
+    assert labels == ["quickstart (code c0dec0dec0de)", "quickstart (code beefbeefbeef)"]
     (state / "runs" / first / "record.json").unlink()
     (state / "runs" / second / "record.json").write_text("no JSON")
     assert [s.label for s in group_settings(runs_of(state))] == ["quickstart"]  # by words: nothing else is known
@@ -261,19 +250,12 @@ def test_lines_that_no_program_should_write_are_passed_over(state: Path) -> None
     for name in ("metrics.jsonl", "events.jsonl", "transcripts.jsonl"):
         with (folder / name).open("a") as out:
             out.write("\n".join(odd) + "\n")
-    index.append_rows(
-        state, [{"run": run, "pods": "none", "ended": "never", "metrics": [1], "created": "?", "overrides": None}]
-    )
+    broken = {"pods": "none", "ended": "never", "metrics": [1], "created": "?", "overrides": None}
+    index.append_rows(state, [{"run": run, **broken}])
+    (folder / "metrics.jsonl").rename(folder / "told.jsonl")  # as of a run that goes on
     [found] = runs_of(state)
     assert {metric: dict(values) for metric, values in found.curves.items()} == {("x", "a"): {1.0: 1.0}}
     assert main.run(["report"]) == 0
-
-
-def test_a_run_that_goes_on_is_reported_by_what_it_has_told(state: Path) -> None:
-    run = write_run(state, CASES[0], 0, 1000.0, [{"step": 1, "phase": "x", "a": 1.0}], state="running")
-    (state / "runs" / run / "metrics.jsonl").rename(state / "runs" / run / "told.jsonl")
-    [found] = runs_of(state)
-    assert found.last_value(("x", "a")) == 1.0
 
 
 def test_which_runs(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,14 +285,11 @@ def test_which_runs(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistakes(state: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
-    write_sweep(state, seeds=(0,))
-    assert main.run(["report", *words]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_nothing_on_record(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["report"]) == 2
     assert "no runs are recorded on this machine; `--refresh cloud=…`" in capsys.readouterr().err
+    write_sweep(state, seeds=(0,), steps=10)
+    assert main.run(["report", *words]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_the_summary_has_the_charts_that_matter_and_each_runs_results(state: Path) -> None:
@@ -326,32 +305,21 @@ def test_the_summary_has_the_charts_that_matter_and_each_runs_results(state: Pat
 
 
 def test_the_page_says_how_much_there_is_and_where_the_rest_is(tmp_path: Path) -> None:
-    run = write_run(tmp_path, (), 0, START_TIME, metric_lines(CASES[0], 0, 30, 5), usd=None)
+    metrics = {"accuracy_before": 0.4883, "accuracy_after": 0.8984}
+    metrics |= {"accuracy_low_after": 0.85, "accuracy_high_after": 0.93}
+    run = write_run(tmp_path, (), 0, START_TIME, metric_lines(CASES[0], 0, 30, 5), usd=None, metrics=metrics)
     page = render(report_of(tmp_path), START_TIME)
     folded = f"{len(runs_of(tmp_path)[0].transcripts)} transcripts"
     assert "<title>quickstart: report</title>" in page
     assert ">not billed or unknown<" in page
+    assert "accuracy 0.4883 → 0.8984 (95 %: 0.85 to 0.93)" in page
+    assert not [word for word in ("baseline", "Student") if word in page], "one setting is not compared"
     assert f"8 of {folded}</summary>" in page
     for command in (f"slipway logs --run {run}", f"slipway get {run}", "slipway tensorboard"):
         assert f"<code>{command}</code>" in page
     body = ElementTree.fromstring(page[page.index("<body>") : page.index("</html>")])
     tables = [(parent.get("class"), child) for parent in body.iter() for child in parent if child.tag == "table"]
     assert {parent for parent, _ in tables} == {"scroll"}, "a wide table scrolls by itself on a narrow screen"
-
-
-def test_results_before_and_after_are_one_line(tmp_path: Path) -> None:
-    accuracy = {"accuracy_before": 0.4883, "accuracy_after": 0.8984}
-    interval = {"accuracy_low_after": 0.85, "accuracy_high_after": 0.93}
-    write_run(tmp_path, (), 0, START_TIME, metric_lines(CASES[0], 0, 30, 5), metrics=accuracy | interval)
-    page = render(report_of(tmp_path), START_TIME)
-    assert "accuracy 0.4883 → 0.8984 (95 %: 0.85 to 0.93)" in page
-
-
-def test_one_setting_is_not_compared(tmp_path: Path) -> None:
-    write_run(tmp_path, (), 0, START_TIME, metric_lines(CASES[0], 0, 30, 5))
-    page = render(report_of(tmp_path), START_TIME)
-    assert "baseline" not in page
-    assert "Student" not in page
 
 
 def test_the_curve_of_an_evaluation_begins_before_grpo(tmp_path: Path) -> None:
@@ -375,13 +343,7 @@ def test_flat_lines_have_one_height_and_hide_no_other() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [
-        (5, 130, [5, 50, 100, 130]),
-        (1, 1, [1]),
-        (0, 100, [0, 50, 100]),
-        (7, 9, [7, 8, 9]),
-        (450, 638, [450, 500, 550, 600, 638]),
-    ],
+    [(5, 130, [5, 50, 100, 130]), (1, 1, [1]), (7, 9, [7, 8, 9]), (450, 638, [450, 500, 550, 600, 638])],
 )
 def test_the_axis_of_steps_names_both_ends(low: float, high: float, expected: list[float]) -> None:
     assert step_ticks(low, high) == expected

@@ -20,8 +20,6 @@ def test_paired_where_seeds_are_shared_else_two_samples() -> None:
 
 
 def test_what_cannot_be_told_is_not() -> None:
-    assert compare({0: 1.0}, {0: 0.5}).how == "too few seeds"
-    assert compare({0: 1.0}, {0: 0.5}).low is None
     same = compare({0: 1.0, 1: 2.0}, {0: 0.5, 1: 1.5})
     assert (same.difference, same.low, same.is_significant) == (0.5, None, False)
     assert compare({}, {0: 1.0}).difference is None
@@ -47,22 +45,19 @@ def test_welch(a: list[float], b: list[float]) -> None:
 
 
 def test_one_run_on_either_side_has_a_difference_and_no_interval() -> None:
-    for a, b in (({0: 1.0}, {1: 0.5}), ({0: 1.0}, {1: 0.25, 2: 0.75}), ({0: 0.0, 1: 2.0}, {2: 0.5})):
+    for a, b in (({0: 1.0}, {0: 0.5}), ({0: 1.0}, {1: 0.25, 2: 0.75}), ({0: 0.0, 1: 2.0}, {2: 0.5})):
         found = compare(a, b)
-        assert (found.how, found.difference, found.low, found.high) == ("too few seeds", 0.5, None, None)
-        assert not found.is_significant
+        assert (found.how, found.difference, found.low, found.is_significant) == ("too few seeds", 0.5, None, False)
 
 
 def test_the_spread_is_that_of_a_sample() -> None:
-    assert summarize({0: 1.0, 1: 2.0}).deviation == pytest.approx(0.5**0.5)
-    assert (summarize({0: 1.0, 1: 2.0}).n, summarize({0: 1.0, 1: 2.0}).mean) == (2, 1.5)
     found = compare({0: 1.0, 1: 2.0}, {})
-    assert (found.mean, found.deviation, found.difference, found.how) == (1.5, pytest.approx(0.5**0.5), None, "")
+    assert (found.n, found.mean, found.deviation, found.how) == (2, 1.5, pytest.approx(0.5**0.5), "")
 
 
 @pytest.mark.parametrize(
     ("low", "high", "significant"),
-    [(0.1, 0.5, True), (-0.5, -0.1, True), (-0.1, 0.5, False), (0.0, 0.5, False), (-0.5, 0.0, False)],
+    [(0.1, 0.5, True), (-0.5, -0.1, True), (0.0, 0.5, False), (-0.5, 0.0, False)],
 )
 def test_a_difference_is_significant_if_its_interval_excludes_zero(low: float, high: float, significant: bool) -> None:
     assert Comparison(3, 1.0, 0.1, 0.3, low, high).is_significant is significant

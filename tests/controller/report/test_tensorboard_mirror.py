@@ -69,12 +69,10 @@ def test_a_file_that_grows_is_gone_on_with_in_place(tmp_path: Path) -> None:
     assert file.read_bytes() == b"other"
 
 
-@pytest.mark.parametrize(
-    "name", ["../../planted", "a/../../planted", "/planted", "", ".ssh", "a//b", "a\nb", "a" * 300]
-)
-def test_workers_name_no_other_file(tmp_path: Path, name: str) -> None:
+def test_workers_name_no_other_file(tmp_path: Path) -> None:
     bucket: Any = Bucket()
-    bucket.put(f"runs/q-1/tb/{name}", b"x")
+    for name in ("../../planted", "a/../../planted", "/planted", "", ".ssh", "a//b", "a\nb", "a" * 300):
+        bucket.put(f"runs/q-1/tb/{name}", b"x")
     assert TensorBoardMirror(bucket, "b", {"q-1": tmp_path / "a" / "b"}).update({"q-1"}) == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -92,10 +90,8 @@ def test_which_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     index.append_rows(tmp_path, rows)
     command = main.parse(["tensorboard", "--sweep", "quickstart"])
     assert tensorboard.compose_config(rows, command).cloud.project == "a-project"
-    assert (
-        tensorboard.display_names(index.load_rows(tmp_path), tmp_path)[ids[3]]
-        == f"lr=0.0007_kl_coef=0.001_seed_0_{ids[3][-8:]}"
-    )
+    shown = tensorboard.display_names(index.load_rows(tmp_path), tmp_path)
+    assert shown[ids[3]] == f"lr=0.0007_kl_coef=0.001_seed_0_{ids[3][-8:]}"
     index.append_rows(tmp_path, [{"run": ids[0], "bucket": "another"}])
     assert main.run(["tensorboard", "--sweep", "quickstart"]) == 2
     assert "these runs are in several buckets" in capsys.readouterr().err

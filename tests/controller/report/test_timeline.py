@@ -28,38 +28,32 @@ def test_a_preempted_run_as_recorded(tmp_path: Path) -> None:
     assert found.spans[0].start == 1000.0
     assert all(a.end == b.start for a, b in zip(found.spans, found.spans[1:], strict=False))
     seconds = [found.seconds_of(kind) for kind in ("provisioning", "lost", "recovery", "closing")]
-    assert seconds == [
-        pytest.approx(12.0), pytest.approx(9.0), pytest.approx(15.0), pytest.approx(2.0, abs=0.01),
-    ]  # fmt: skip
+    assert seconds == [*map(pytest.approx, (12.0, 9.0, 15.0)), pytest.approx(2.0, abs=0.01)]
     assert [mark.message for mark in found.interruptions] == [PREEMPTION_NOTE]
     assert found.goodput == pytest.approx(found.seconds_of("training") / found.seconds, rel=0.01)
     assert (found.attempts, found.usd) == (2, pytest.approx(19.2 * found.seconds / 3600, rel=0.01))
 
 
 def test_the_first_line_tells_of_updates_before_it() -> None:
-    run = RecordedRun({"run": "r", "state": "finished", "ended": 100.0}, None, {}, 
-                      [MetricsLine(50.0, 10, 2.0), MetricsLine(70.0, 20, 2.0)],
-              [note(10.0, attempt=1)])  # fmt: skip
+    row = {"run": "r", "state": "finished", "ended": 100.0}
+    lines = [MetricsLine(50.0, 10, 2.0), MetricsLine(70.0, 20, 2.0)]
+    run = RecordedRun(row, None, {}, lines, [note(10.0, attempt=1)])
     assert [(span.kind, span.start, span.end) for span in build_timeline(run).spans] == [
         ("starting", 10.0, 30.0), ("training", 30.0, 70.0), ("closing", 70.0, 100.0),
     ]  # fmt: skip
 
 
 def test_a_program_that_tells_no_steps_just_runs() -> None:
-    pods = [{"began": 0.0}]
-    run = RecordedRun(
-        {"run": "r", "state": "finished", "ended": 60.0, "pods": pods}, None, events=[note(20.0, attempt=1)]
-    )
-    found = build_timeline(run)
+    row = {"run": "r", "state": "finished", "ended": 60.0, "pods": [{"began": 0.0}]}
+    found = build_timeline(RecordedRun(row, None, events=[note(20.0, attempt=1)]))
     assert [(span.kind, span.seconds) for span in found.spans] == [("provisioning", 20.0), ("running", 40.0)]
     assert found.goodput is None
 
 
 def test_an_attempt_that_never_came_to_an_update_is_lost() -> None:
     events = [note(10.0, attempt=1), note(30.0, attempt=1, verdict="preempted"), note(40.0, attempt=2)]
-    run = RecordedRun(
-        {"run": "r", "state": "running"}, None, {}, [MetricsLine(50.0, 1, None), MetricsLine(60.0, 2, None)], events
-    )
+    lines = [MetricsLine(50.0, 1, None), MetricsLine(60.0, 2, None)]
+    run = RecordedRun({"run": "r", "state": "running"}, None, {}, lines, events)
     assert [(span.kind, span.seconds) for span in build_timeline(run).spans] == [
         ("lost", 20.0), ("recovery", 10.0), ("starting", 10.0), ("training", 10.0),
     ]  # fmt: skip

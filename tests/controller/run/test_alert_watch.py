@@ -3,73 +3,53 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from controller.alerts.alert import Alert, read_alerts
 from controller.alerts.checkpoint_watch import CheckpointWatch
-from controller.core.clock import Clock
 from controller.core.errors import SlipwayError
 from controller.core.events import Events
-from controller.records.ledger import Launch, Ledger
+from controller.records.ledger import Launch
 from controller.run.alert_watch import AlertWatch
-from tests.controller.alerts.test_alert import Written
-from tests.controller.alerts.test_judge import settings
+from tests.controller.alerts.test_judge import made_ledger, settings
+from tests.fakes.clock import ManualClock
 
 RUN = "run-1"
-
-
-class Hands(Clock):
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.time = 1000.0
-
-    def now(self) -> float:
-        return self.time
-
-
-class Bucket(Written):
-    """The run's folder, without checkpoints."""
-
-    def checkpoints(self) -> list[int]:
-        return []
 
 
 class Followed:
     """A run that a controller follows, with all that it says."""
 
-    def __init__(self, kind: str = "command") -> None:
-        self.clock, self.bucket = Hands(), Bucket()
+    def __init__(self, folder: Path) -> None:
+        self.clock, self.ledger = ManualClock(1000.0), made_ledger(folder)
         self.events = Events(self.clock)
         self.told: list[dict[str, Any]] = []
         self.notified: list[str] = []
         self.events.add_listener(lambda event: self.told.append({"kind": event.kind, **event.data, "": event.message}))
-        config = SimpleNamespace(
-            alerts=settings(), checkpoint=SimpleNamespace(save_interval=10), program=SimpleNamespace(kind=kind)
-        )
+        config = SimpleNamespace(alerts=settings(), program=SimpleNamespace(kind="command"))
         self.plan: Any = SimpleNamespace(run_id=RUN, config=config)
         self.context: Any = SimpleNamespace(clock=self.clock, events=self.events)
 
     def watch(self, attempt: int = 1, notify: Any = None) -> AlertWatch:
         launched = Launch(attempt, "uid", self.clock.now())
         told = notify or (lambda alert: self.notified.append(alert.name))
-        return AlertWatch(self.plan, self.context, cast(Ledger, self.bucket), launched, told)
+        return AlertWatch(self.plan, self.context, self.ledger, launched, told)
 
     def line(self, watch: AlertWatch, **values: Any) -> None:
-        self.clock.time += 30
-        self.events.emit("metrics", RUN, metrics={"time": self.clock.time, **values})
+        self.clock.elapsed += 30
+        self.events.emit("metrics", RUN, metrics={"time": self.clock.now(), **values})
         watch.tick(0.0)
 
     def alerts(self) -> list[tuple[str, bool, str]]:
         return [(each["alert"], each["over"], each[""]) for each in self.told if each["kind"] == "alert"]
 
 
-def test_each_alert_is_told_once_and_is_on_record_until_it_is_over() -> None:
-    run = Followed()
+def test_each_alert_is_told_once_and_is_on_record_until_it_is_over(tmp_path: Path) -> None:
+    run = Followed(tmp_path)
     with run.watch().watching() as watch:
         for _ in range(4):
             run.line(watch, step=1, loss=None)
@@ -77,19 +57,15 @@ def test_each_alert_is_told_once_and_is_on_record_until_it_is_over() -> None:
         run.line(watch, step=3, loss=1.0)
         run.line(watch, step=4, loss=None)  # it has come back
     assert run.notified == ["not finite", "not finite"]
-    assert [(name, over) for name, over, _ in run.alerts()] == [
-        ("not finite", False),
-        ("not finite", True),
-        ("not finite", False),
-    ]
-    assert run.alerts()[0][2].startswith("not finite: loss is NaN or infinite at step 1; ")
-    assert run.alerts()[1][2] == "not finite is over"
-    record = read_alerts(cast(Ledger, run.bucket))
+    (*began, why), ended, again = run.alerts()
+    assert (began, why.startswith("not finite: loss is NaN or infinite at step 1; ")) == (["not finite", False], True)
+    assert (ended, again[:2]) == (("not finite", True, "not finite is over"), ("not finite", False))
+    record = read_alerts(run.ledger)
     assert (record.attempt, [alert.ended for alert in record.alerts]) == (1, [1180.0, None])
 
 
-def test_a_controller_that_takes_over_does_not_tell_again_and_a_new_attempt_does() -> None:
-    run = Followed()
+def test_a_controller_that_takes_over_does_not_tell_again_and_a_new_attempt_does(tmp_path: Path) -> None:
+    run = Followed(tmp_path)
     with run.watch().watching() as watch:
         run.line(watch, loss=None)
     with run.watch().watching() as watch:  # the laptop was closed, and another machine goes on
@@ -100,20 +76,20 @@ def test_a_controller_that_takes_over_does_not_tell_again_and_a_new_attempt_does
         watch.end()
     assert run.notified == ["not finite", "not finite"]
     assert run.alerts()[-1] == ("not finite", True, "")  # on record, and not worth a line on the screen
-    assert read_alerts(cast(Ledger, run.bucket)).active == []
+    assert read_alerts(run.ledger).active == []
 
 
-def test_lines_of_earlier_attempts_and_of_other_runs_are_not_judged() -> None:
-    run = Followed()
+def test_lines_of_earlier_attempts_and_of_other_runs_are_not_judged(tmp_path: Path) -> None:
+    run = Followed(tmp_path)
     with run.watch().watching() as watch:
         run.events.emit("metrics", RUN, metrics={"time": 900.0, "loss": None})
         run.events.emit("metrics", "other-run", metrics={"loss": None})
         watch.tick(0.0)
-    assert (run.alerts(), run.bucket.objects) == ([], {})
+    assert (run.alerts(), [*tmp_path.iterdir()]) == ([], [])
 
 
-def test_silence_and_output() -> None:
-    run = Followed()
+def test_silence_and_output(tmp_path: Path) -> None:
+    run = Followed(tmp_path)
     with run.watch().watching() as watch:
         watch.tick(601.0)
         watch.tick(700.0)
@@ -123,8 +99,8 @@ def test_silence_and_output() -> None:
     assert run.notified == ["no output"]
 
 
-def test_a_bucket_that_refuses_is_a_warning() -> None:
-    run = Followed()
+def test_a_bucket_that_refuses_is_a_warning(tmp_path: Path) -> None:
+    run = Followed(tmp_path)
 
     def refuse(alert: Alert) -> None:
         raise SlipwayError("no more space")
@@ -132,7 +108,7 @@ def test_a_bucket_that_refuses_is_a_warning() -> None:
     with run.watch(notify=refuse).watching() as watch:
         run.line(watch, loss=None)
     assert "warning: the alerts were not recorded: no more space" in [each[""] for each in run.told]
-    assert len(read_alerts(cast(Ledger, run.bucket)).alerts) == 1
+    assert len(read_alerts(run.ledger).alerts) == 1
 
 
 @pytest.mark.parametrize("broken", [True, False])

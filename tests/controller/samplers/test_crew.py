@@ -79,6 +79,16 @@ class Stage:
             self.clock.sleep(0.01)
         assert {why for _, why in self.ended} == {"the trainer's run has ended"}
 
+    def fail(self, error: BaseException, *, launched: bool = False) -> Any:
+        """What a trainer's run does that raises this."""
+
+        def act(*_: object, **__: object) -> Any:
+            if launched:
+                self.launch()
+            raise error
+
+        return act
+
     def launch(self) -> None:
         self.context.events.note("run", "launched attempt", launched=True)
 
@@ -114,14 +124,23 @@ def test_without_a_launch_nothing_is_driven_or_deleted(stage: Stage) -> None:
     assert (stage.driven, stage.ended) == ([], [])
 
 
-def test_a_run_that_fails_before_a_launch_ends_samplers_that_no_trainer_needs(stage: Stage) -> None:
-    def fail() -> None:
-        raise ConfigError("no capacity")
-
-    stage.trainer, stage.may_be_training = fail, False
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("error", "launched", "may_be_training", "ends"),
+    [
+        (ConfigError("no capacity"), False, False, True),
+        (OverBudgetError("it has cost $3"), False, True, True),
+        (SlipwayError("failed"), True, True, True),
+        (LeaseLostError("taken over"), True, True, False),
+        (InterruptedSleepError(), True, True, False),
+    ],
+)
+def test_pods_end_with_a_run_that_fails_and_not_with_its_controller(
+    stage: Stage, error: BaseException, launched: bool, may_be_training: bool, ends: bool
+) -> None:
+    stage.trainer, stage.may_be_training = stage.fail(error, launched=launched), may_be_training
+    with pytest.raises(type(error)):
         stage.run()
-    assert [run for run, _ in stage.ended] == ["run-sampler-1", "run-sampler-2"]
+    assert [run for run, _ in stage.ended] == (["run-sampler-1", "run-sampler-2"] if ends else [])
 
 
 def test_pods_that_vanished_are_closed_only_when_this_controller_acts(stage: Stage) -> None:
@@ -134,33 +153,6 @@ def test_pods_that_vanished_are_closed_only_when_this_controller_acts(stage: Sta
 
     stage.trainer = check
     stage.run()
-
-
-def test_a_run_whose_budget_was_spent_before_a_launch_leaves_no_pod(stage: Stage) -> None:
-    def fail() -> None:
-        raise OverBudgetError("it has cost $3")
-
-    stage.trainer = fail
-    with pytest.raises(OverBudgetError):
-        stage.run()
-    assert [run for run, _ in stage.ended] == ["run-sampler-1", "run-sampler-2"]
-
-
-@pytest.mark.parametrize(
-    ("error", "ends"),
-    [(SlipwayError("failed"), True), (LeaseLostError("taken over"), False), (InterruptedSleepError(), False)],
-)
-def test_pods_end_with_a_run_that_fails_and_not_with_its_controller(
-    stage: Stage, error: BaseException, ends: bool
-) -> None:
-    def fail() -> None:
-        stage.launch()
-        raise error
-
-    stage.trainer = fail
-    with pytest.raises(type(error)):
-        stage.run()
-    assert len(stage.ended) == (2 if ends else 0)
 
 
 def test_pods_end_with_a_run_that_was_cancelled(stage: Stage) -> None:
@@ -179,29 +171,21 @@ def test_samplers_of_a_finished_run_end_by_themselves_and_what_is_left_is_delete
     stage.trainer, stage.sampler = finish, lambda *_: None
     assert stage.run() is result
     assert [run for run, _ in stage.ended] == ["run-sampler-1", "run-sampler-2"]
-
-
-def test_a_finished_run_that_is_only_reported_leaves_none_either(stage: Stage) -> None:
-    stage.trainer = object
+    stage.ended, stage.driven = [], []
+    stage.trainer = object  # it is only reported
     stage.run()
     assert len(stage.ended) == 2
 
 
 def test_a_pod_that_is_given_up_is_deleted_and_tried_again_at_the_next_attempt(stage: Stage) -> None:
-    gone = threading.Semaphore(0)
-
-    def give_up(*_: object) -> None:
-        raise SlipwayError("no capacity\nhint")
-
     def two_attempts() -> None:
         for _ in range(2):
             stage.launch()
             for thread in threading.enumerate():
                 if thread.name.startswith("samplers-"):
                     thread.join()
-        gone.release()
 
-    stage.sampler, stage.trainer = give_up, two_attempts
+    stage.sampler, stage.trainer = stage.fail(SlipwayError("no capacity\nhint")), two_attempts
     stage.run()
     assert sorted(stage.driven) == ["run-sampler-1"] * 2 + ["run-sampler-2"] * 2
     assert len(stage.ended) == 4
@@ -211,15 +195,8 @@ def test_a_pod_that_is_given_up_is_deleted_and_tried_again_at_the_next_attempt(s
 def test_a_pod_that_cannot_be_deleted_is_told_and_hides_no_failure(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> bool:
-        raise SlipwayError("permission denied")
-
-    def fail() -> None:
-        stage.launch()
-        raise ConfigError("the cause")
-
-    monkeypatch.setattr(crew, "end_pod", refuse)
-    stage.trainer = fail
+    monkeypatch.setattr(crew, "end_pod", stage.fail(SlipwayError("permission denied")))
+    stage.trainer = stage.fail(ConfigError("the cause"), launched=True)
     with pytest.raises(ConfigError, match="the cause"):
         stage.run()
     told = "sampler pod 2: pod of run-sampler-2 was not deleted (permission denied); `slipway down` deletes it"
@@ -230,14 +207,10 @@ def test_a_pod_that_cannot_be_deleted_is_told_and_hides_no_failure(
 def test_a_command_that_takes_over_while_pods_are_ended_is_told_without_a_traceback(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    def interrupt(*_: object, **__: object) -> bool:
-        raise error
-
-    monkeypatch.setattr(crew, "end_pod", interrupt)
+    monkeypatch.setattr(crew, "end_pod", stage.fail(error))
     stage.trainer, stage.is_cancelled = stage.launch, True
     assert stage.run() is None
-    told = "sampler pod 1: pod of run-sampler-1 is left to the command that has taken it over"
-    assert told in stage.notes
+    assert "sampler pod 1: pod of run-sampler-1 is left to the command that has taken it over" in stage.notes
 
 
 def test_with_detach_each_pod_is_started_before_it_returns(stage: Stage) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from controller.cli import main
 from controller.lease.lease import Lease, pod_lease
 from controller.records import index
-from controller.run.session import Session, open_session
+from controller.run.session import open_session
 from controller.samplers.ending import end_pod
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import pods
@@ -20,16 +18,7 @@ FOREVER = 'program.command=[sh,-c,"echo up; sleep 600"]'
 
 def end(slipway: SlipwayCli, *words: str, only_own: bool = True) -> bool:
     with open_session(main.parse(slipway.line("status", *words)).options, keep_awake=True) as session:
-        return _end(session, only_own)
-
-
-def _end(session: Session, only_own: bool) -> bool:
-    return end_pod(session.plan, session.context, "the test is over", only_own=only_own)
-
-
-def state_of(slipway: SlipwayCli, run: str) -> str:
-    rows = index.load_rows(Path(slipway.home))
-    return next(row["state"] for row in rows if row["run"] == run)
+        return end_pod(session.plan, session.context, "the test is over", only_own=only_own)
 
 
 def test_a_pod_ends_with_its_run_and_stays_if_another_run_uses_it(slipway: SlipwayCli) -> None:
@@ -37,13 +26,12 @@ def test_a_pod_ends_with_its_run_and_stays_if_another_run_uses_it(slipway: Slipw
     assert slipway("up", "--detach", FOREVER)[0] == 0
     assert not end(slipway, ECHO_COMMAND), "the pod of another run"
     assert len(pods(slipway.cloud().get("state"))) > 0
-    run = slipway.json("status", FOREVER)["run"]["id"]
     assert end(slipway, FOREVER)
     assert pods(slipway.cloud().get("state")) == {}
     found = slipway.json("status", FOREVER)
     assert found["run"]["state"] == "cancelled"
     assert [life["reason"] for life in found["cost"]["pods"]] == ["the test is over"]
-    assert state_of(slipway, run) == "cancelled"
+    assert [row["state"] for row in index.load_rows(slipway.home)] == ["cancelled"]
     assert not end(slipway, FOREVER)
 
 

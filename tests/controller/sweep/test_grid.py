@@ -12,8 +12,12 @@ from controller.config.compose import compose, compose_variants
 from controller.core.errors import ConfigError
 from controller.sweep.definition import define_sweep
 from controller.sweep.grid import expand_grid, split_overrides
+from controller.sweep.hydra_launchers import apply_launcher
 
 HERE = Path(__file__).parent
+GRID = ["+experiment=quickstart", "run.seed=0,1"]
+JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=4"]
+OURS = "not supported, slipway runs sweeps itself"
 
 
 def sweep(**values: object) -> Sweep:
@@ -69,10 +73,8 @@ def test_an_interval_is_for_a_search() -> None:
 
 @pytest.mark.usefixtures("composed_by_hydra")
 def test_composed_together_is_composed_one_by_one() -> None:
-    variants = [
-        ("+experiment=quickstart", f"loop.steps={steps}", f"tpu={tpu}", "scale=tiny")
-        for steps, tpu in itertools.product((100, 300), ("v6e_8", "v5litepod_16"))
-    ]
+    pairs = ((100, "v6e_8"), (300, "v5litepod_16"))
+    variants = [("+experiment=quickstart", f"loop.steps={steps}", f"tpu={tpu}", "scale=tiny") for steps, tpu in pairs]
     assert list(compose_variants(variants)) == [compose(words) for words in variants]
 
 
@@ -81,9 +83,39 @@ def test_a_named_sweep_of_the_project_has_different_runs(monkeypatch: pytest.Mon
     found = define_sweep(["+experiment=quickstart", "sweep=grpo_ablations"], HERE)
     assert len(found.jobs) == len({job.run_id for job in found.jobs}) == 15
     assert found.sweep.pods == 2
-    again = define_sweep(["+experiment=quickstart", "sweep=grpo_ablations", "sweep.pods=5"], HERE)
-    assert again.id == found.id
+    alone, parallel = (define_sweep([*GRID, *words], HERE) for words in ([], JOBLIB))
+    assert (alone.id, alone.sweep.pods, parallel.sweep.pods) == (parallel.id, 1, 4)
     with pytest.raises(ConfigError, match=r"run\.seed=-1: run\.seed: "):
         define_sweep(["+experiment=quickstart", "run.seed=0,-1"], HERE)
     with pytest.raises(ConfigError, match="cloud, tpu and network must be the same in all runs"):
         define_sweep(["+experiment=quickstart", "tpu=v6e_8,v5litepod_16"], HERE)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["hydra/launcher=pods", "sweep.pods=3"], ["sweep.pods=3"]),
+        (["hydra/launcher=basic"], ["sweep.pods=1"]),
+        (JOBLIB, ["sweep.pods=4"]),
+        ([*JOBLIB, "sweep.pods=4"], ["sweep.pods=4"]),
+        (["+hydra/launcher=joblib", "hydra/sweeper=basic"], []),
+    ],
+)
+def test_words_of_hydras_launchers_are_a_number_of_pods(words: list[str], meant: list[str]) -> None:
+    assert apply_launcher([*GRID, *words]) == (*GRID, *meant)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["hydra/launcher=submitit_slurm"], f"hydra/launcher: {OURS}; set sweep.pods=4"),
+        (["hydra/launcher=joblib", "hydra.launcher.backend=loky"], f"hydra/launcher: {OURS}"),
+        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=-1"], "hydra.launcher.n_jobs: -1 is not a number of pods"),
+        (["hydra/launcher=basic", "sweep.pods=2"], "sweep.pods: 2, but hydra/launcher=basic means 1"),
+        (["hydra.sweeper.n_trials=3"], "hydra/sweeper: not supported; set sweep.search="),
+    ],
+)
+def test_what_cannot_be_meant_names_the_key(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        apply_launcher([*GRID, *words])
+    assert str(error.value).startswith(said)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,13 +26,7 @@ from controller.records.ledger import Result
 from controller.sweep.board import Board, BoardRow, BoardScreen, format_cost, format_table, load_board, run_ids_by_sweep
 from controller.sweep.live import live_board, render_board
 from tests.fakes.clock import ManualClock
-
-
-class Glass(io.StringIO):
-    """A terminal."""
-
-    def isatty(self) -> bool:
-        return True
+from tests.terminal import Tty
 
 
 def board(file: Path, *lines: BoardRow, clock: Clock | None = None, json_lines: bool = False) -> Board:
@@ -82,7 +77,7 @@ def test_the_cost_counts_every_try(tmp_path: Path) -> None:
 def test_on_a_terminal_it_is_redrawn_and_what_is_said_stands_above(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    glass = Glass()
+    glass = Tty()
     monkeypatch.setattr(sys, "stdout", glass)
     monkeypatch.setenv("TERM", "xterm")
     made = board(tmp_path / "s.json", *(BoardRow(f"q-{i}", f"seed={i}") for i in range(4)))
@@ -93,9 +88,8 @@ def test_on_a_terminal_it_is_redrawn_and_what_is_said_stands_above(
         for thread in threads:
             thread.join(240)
         assert not any(thread.is_alive() for thread in threads)  # who draws and who speaks do not wait for each other
-        BoardScreen(made, "q-1", ManualClock(1000.0))(
-            Event(0.0, "metrics", "q-1", data={"metrics": {"step": 7, "loss": 0.5}})
-        )
+        step = Event(0.0, "metrics", "q-1", data={"metrics": {"step": 7, "loss": 0.5}})
+        BoardScreen(made, "q-1", ManualClock(1000.0))(step)
     said = glass.getvalue()
     assert said.count("running: \\x1b[2J") == 4
     assert "\x1b[2J" not in said
@@ -158,20 +152,25 @@ def status(*words: str) -> int:
     return main.run(["status", *words])
 
 
-def test_status_of_a_sweep_by_its_name(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_a_sweep_by_its_name_means_the_newest(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_ids_by_sweep(state) == {}
+    for age, name in enumerate(("q-111", "q-other-333")):
+        board(file := state / "sweeps" / f"{name}.json", BoardRow(f"{name}-run", "")).close()
+        os.utime(file, (1e9 - age, 1e9 - age))
     made = board(state / "sweeps" / "q-abc.json", BoardRow("q-1", "seed=1"), BoardRow("q-2", "seed=2"))
     made.set_state("q-1", "running", pod=2, began=0.0)
     capsys.readouterr()
-    assert status("--sweep", "q-") == 0
-    out = capsys.readouterr().out
-    assert out.startswith("sweep q-abc: 1 running, 1 waiting\nrun")
+    assert run_ids_by_sweep(state) == {
+        "q-111": ["q-111-run"],
+        "q-abc": ["q-1", "q-2"],
+        "q-other-333": ["q-other-333-run"],
+    }
+    assert status("--sweep", "q") == 0
+    assert capsys.readouterr().out.startswith("sweep q-abc: 1 running, 1 waiting\nrun")
     assert status("--sweep", "q-abc", "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert [(run["run"], run["state"], run["pod"]) for run in document["runs"]] == [
-        ("q-1", "running", 2),
-        ("q-2", "waiting", None),
-    ]
-    assert not document["over"]
+    told = [(run["run"], run["state"], run["pod"]) for run in document["runs"]]
+    assert (told, document["over"]) == ([("q-1", "running", 2), ("q-2", "waiting", None)], False)
 
 
 def test_a_sweep_of_another_machine_is_known_from_the_table(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,15 +186,6 @@ def test_a_sweep_of_another_machine_is_known_from_the_table(state: Path, capsys:
     assert "--sweep q-: ambiguous, matches q-abc, q-xyz" in err
     assert "no such sweep; the latest: q-abc, q-xyz" in err
     assert "--follow: needs --sweep ID" in err
-
-
-def test_a_name_means_its_newest_sweep(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for age, name in enumerate(("q-222", "q-111", "q-other-333")):
-        file = state / "sweeps" / f"{name}.json"
-        board(file, BoardRow(f"{name}-run", "")).close()
-        os.utime(file, (1e9 - age, 1e9 - age))
-    assert status("--sweep", "q") == 0
-    assert capsys.readouterr().out.startswith("sweep q-222: 1 waiting\n")
 
 
 def test_following_says_what_changes_until_it_is_over(state: Path) -> None:
@@ -214,22 +204,9 @@ def test_following_says_what_changes_until_it_is_over(state: Path) -> None:
     made.set_state("q-1", "waiting")
     clock = ManualClock(1000.0, 100.0, lambda: acts.pop(0)())
     seen = [(line.run, line.state, line.step) for line in sweep_status.watch_changes(state, "q-abc", clock)]
-    assert seen == [
-        ("q-1", "waiting", None),
-        ("q-2", "waiting", None),
-        ("q-1", "running", None),
-        ("q-2", "running", None),
-        ("q-1", "running", 1),
-        ("q-2", "finished", None),
-    ]
+    begun = [(run, told, None) for told in ("waiting", "running") for run in ("q-1", "q-2")]
+    assert seen == [*begun, ("q-1", "running", 1), ("q-2", "finished", None)]
     assert load_board(file).is_finished
-
-
-def test_the_runs_of_each_sweep_are_known_from_its_board(tmp_path: Path) -> None:
-    assert run_ids_by_sweep(tmp_path) == {}
-    (tmp_path / "sweeps").mkdir()
-    board(tmp_path / "sweeps/q-1.json", BoardRow("a", "lr=1", "finished"), BoardRow("b", "lr=2", "waiting")).close()
-    assert run_ids_by_sweep(tmp_path) == {"q-1": ["a", "b"]}
 
 
 def ended_process() -> str:
@@ -240,11 +217,8 @@ def ended_process() -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are told apart by /proc")
-def test_a_sweep_whose_controller_was_killed_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    file = tmp_path / "sweeps/q-abc.json"
+def test_a_sweep_whose_controller_was_killed_says_so(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = state / "sweeps/q-abc.json"
     made = board(file, BoardRow("q-1", "seed=1"), BoardRow("q-2", "seed=2"))
     made.set_state("q-1", "running", pod=1)
     assert not load_board(file).is_abandoned, "this process is alive"
@@ -253,11 +227,11 @@ def test_a_sweep_whose_controller_was_killed_says_so(
     for process in (ended_process(), "another-boot:4026531836:1/1"):
         file.write_text(json.dumps(body | {"process": process, "time": 1.7e9}))
         for words in ([], ["--follow"]):  # which ends
-            assert main.run(["status", "--sweep", "q-abc", *words]) == 0
+            assert status("--sweep", "q-abc", *words) == 0
             said = " ".join(capsys.readouterr().out.split())
             since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1.7e9))
             assert f"nobody has driven this sweep since {since}, when its controller ended" in said
-        assert main.run(["status", "--sweep", "q-abc", "--json"]) == 0
+        assert status("--sweep", "q-abc", "--json") == 0
         document = json.loads(capsys.readouterr().out)
         assert (document["over"], document["driven"]) == (False, False)
     made.close()
@@ -268,42 +242,37 @@ def test_the_file_of_a_large_board_is_written_seldom(tmp_path: Path, monkeypatch
     """Each write takes all rows: with one for each change, a thousand runs would write two thousand times as much."""
     now, late, written = [100.0], list[Any](), list[int]()
 
-    class Timer:
-        daemon = False
-
-        def __init__(self, seconds: float, act: Any) -> None:
-            self.act, self.due = act, now[0] + seconds
-
-        def start(self) -> None:
-            late.append(self)
-
-        def cancel(self) -> None:
-            late.remove(self)
+    def timer(seconds: float, act: Any) -> Any:
+        made: Any = SimpleNamespace(
+            act=act, daemon=False, start=lambda: late.append(made), cancel=lambda: late.remove(made)
+        )
+        return made
 
     monkeypatch.setattr("controller.sweep.board.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("controller.sweep.board.threading.Timer", Timer)
-    one = board(tmp_path / "s.json", *(BoardRow(f"r-{i}", "") for i in range(1000)))
+    monkeypatch.setattr("controller.sweep.board.threading.Timer", timer)
+    file = tmp_path / "s.json"
+    one = board(file, *(BoardRow(f"r-{i}", "") for i in range(1000)))
     monkeypatch.setattr(one, "out", lambda _: None)
     write = one._write
 
     def counted(**how: bool) -> None:
         write(**how)
-        written.append((tmp_path / "s.json").stat().st_size)
+        written.append(file.stat().st_size)
 
     monkeypatch.setattr(one, "_write", counted)
     for i in range(1000):
         one.set_state(f"r-{i}", "running")
         one.set_state(f"r-{i}", "finished")
     assert (len(written), len(late)) == (1, 1)
-    assert load_board(tmp_path / "s.json").rows["r-999"].state == "waiting"
+    assert load_board(file).rows["r-999"].state == "waiting"
     now[0] += 1.0
     late[0].act()
-    assert {row.state for row in load_board(tmp_path / "s.json").rows.values()} == {"finished"}
+    assert {row.state for row in load_board(file).rows.values()} == {"finished"}
     assert late == []
     one.set_state("r-0", "running")
     one.close()
     assert (len(written), late) == (3, [])
-    assert load_board(tmp_path / "s.json").is_finished
+    assert load_board(file).is_finished
 
 
 def test_the_file_of_a_small_board_shows_each_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,12 +13,12 @@ from controller.gcp.prices import hourly_price
 from controller.records import index
 from controller.resources.pod.capacity_log import load_entries
 from controller.run.estimate import estimate_run
-from controller.sweep.board import BoardRow, format_table, sparkline
 from controller.sweep.definition import Estimate, define_sweep, estimate
 from controller.sweep.pool import GridSource
 from tests.controller.cli.verbs.run.test_up import until
 from tests.controller.conftest import SlipwayCli
 from tests.planes import Plane, pods
+from tests.scenarios.unattended.test_two_controllers import controllers, launches
 
 TWO_PODS = "sweep.pods=2"
 
@@ -31,39 +27,25 @@ def states(slipway: SlipwayCli) -> dict[str, str]:
     return {" ".join(w for w in row["overrides"] if "seed" in w): row["state"] for row in index.load_rows(slipway.home)}
 
 
-def launches(slipway: SlipwayCli) -> list[str]:
-    objects = slipway.cloud().get("state")["objects"]
-    return sorted(name for names in objects.values() for name in names if "/launches/" in name)
-
-
 @pytest.mark.deep
 @pytest.mark.e2e
 def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(slipway: SlipwayCli, plane: Plane) -> None:
     go = slipway.home / "go"
     program = f'program.command=[sh,-c,"while [ ! -e {go} ]; do sleep 0.1; done"]'
     words = ["-m", *plane.one, TWO_PODS, *slipway.base_overrides, program, "run.seed=0,1,2,3,4"]
-
-    def start() -> subprocess.Popen[str]:
-        argv = [sys.executable, "-m", "controller", *words]
-        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    first = start()
-    try:
+    with controllers(slipway, words) as (first,):
         until(lambda: sum(state == "running" for state in states(slipway).values()) == 2)
-        os.kill(first.pid, signal.SIGKILL)
-        first.communicate()
-        [board] = slipway.home.glob("sweeps/*.json")
-        assert main.run(["status", "--sweep", board.stem]) == 0
-        assert "nobody has driven this sweep since " in " ".join(slipway.capsys.readouterr().out.split())
-        before = launches(slipway)
-        second = start()
+        first.process.kill()
+        first.ends()
+    [board] = slipway.home.glob("sweeps/*.json")
+    assert main.run(["status", "--sweep", board.stem]) == 0
+    assert "nobody has driven this sweep since " in " ".join(slipway.capsys.readouterr().out.split())
+    before = launches(slipway)
+    with controllers(slipway, words) as (second,):
         until(lambda: pods(slipway.cloud().get("state")) != {})
         slipway.cloud().post("faults", {"key": "p", "faults": [{"kind": "preempted", "after_seconds": 0}]})
         go.touch()
-        out, _ = second.communicate(timeout=300)
-    finally:
-        first.kill()
-    assert second.returncode == 0, out
+        assert second.ends() == 0, second.said
     assert set(states(slipway).values()) == {"finished"}
     assert len(states(slipway)) == 5
     assert before == [name for name in launches(slipway) if name in before]
@@ -84,19 +66,14 @@ def test_a_sweep_has_pods_of_both_planes_at_once(slipway: SlipwayCli) -> None:
     program = f'program.command=[sh,-c,"while [ ! -e {go} ]; do sleep 0.1; done; echo hello"]'
     quota = "cloud.quotas={tpu-v6e-preemptible: 1}"
     words = ["-m", "tpu=v6e_1", TWO_PODS, quota, *slipway.base_overrides, program, "run.seed=0,1,2,3"]
-    argv = [sys.executable, "-m", "controller", *words]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as started:
-        try:
-            until(lambda: sum(state == "running" for state in states(slipway).values()) == 2)
-            found = slipway.cloud().get("state")
-            machines = [path for path in pods(found) if "/instances/" in path]
-            assert (len(found["node"]), len(machines)) == (1, 1)
-            go.touch()
-            out, _ = started.communicate(timeout=300)
-        finally:
-            started.kill()
-    assert started.returncode == 0, out
-    assert "4 finished" in out
+    with controllers(slipway, words) as (sweep,):
+        until(lambda: sum(state == "running" for state in states(slipway).values()) == 2)
+        found = slipway.cloud().get("state")
+        machines = [path for path in pods(found) if "/instances/" in path]
+        assert (len(found["node"]), len(machines)) == (1, 1)
+        go.touch()
+        assert sweep.ends() == 0, sweep.said
+    assert "4 finished" in sweep.said
     assert pods(slipway.cloud().get("state")) == {}
     made = {entry.provisioner for entry in load_entries(slipway.home) if entry.answer == "granted"}
     assert made == {"queued", "instance"}
@@ -144,9 +121,8 @@ def test_the_estimate_is_by_runs_of_the_same_name(tmp_path: Path) -> None:
     command = config.model_copy(update={"program": config.program.model_copy(update={"kind": "command"})})
     assert estimate(command, 12, 2, tmp_path, 0.0).hours is None
     row = {"name": "quickstart", "type": config.tpu.accelerator_type, "state": "finished", "metrics": {}}
-    index.append_rows(
-        tmp_path, [{**row, "run": str(i), "seconds": seconds} for i, seconds in enumerate((90.0, 100.0, 500.0))]
-    )
+    rows = [{**row, "run": str(i), "seconds": seconds} for i, seconds in enumerate((90.0, 100.0, 500.0))]
+    index.append_rows(tmp_path, rows)
     guess = estimate(config, 12, 5, tmp_path, 0.0)
     assert (guess.seconds_each, guess.hours, guess.spread) == (100.0, 300 / 3600, None)
     assert guess.usd == pytest.approx(12 * 100 / 3600 * (hourly_price(config, 0.0).total or 0.0))
@@ -160,10 +136,7 @@ def test_runs_of_another_scale_or_cloud_say_nothing_about_these(
     row = {"name": "quickstart", "type": "v5litepod-16", "cloud": "local", "state": "finished", "metrics": {}}
     took = {(quickstart,): 300.0, (quickstart, "optimizer.lr=0.1"): 320.0, (quickstart, tiny): 20.0,
             (quickstart, "loop.steps=9"): 30.0}  # fmt: skip
-    rows = [
-        {**row, "run": str(i), "seconds": each, "overrides": list(words)}
-        for i, (words, each) in enumerate(took.items())
-    ]
+    rows = [{**row, "run": str(i), "seconds": took[words], "overrides": list(words)} for i, words in enumerate(took)]
     index.append_rows(tmp_path, [*rows, {**rows[0], "run": "real", "cloud": "gcp", "seconds": 7.0}])
 
     def guess(*words: str) -> Estimate:
@@ -171,43 +144,14 @@ def test_runs_of_another_scale_or_cloud_say_nothing_about_these(
         about = (made.fixed_words, made.swept_keys)
         return estimate(made.base_config, 2, 1, tmp_path, 0.0, (), about)
 
-    def each(*words: str) -> float | None:
-        return guess(*words).seconds_each
-
-    assert each() == 300.0
-    assert guess().why == "from 1 finished run like these"
-    assert guess("optimizer.lr=0.1,0.2").why == "from 2 finished runs like these"
-    assert each("optimizer.lr=0.1,0.2") == 310.0
-    assert each(tiny) == 20.0
-    assert each("optimizer.lr=0.1,0.2", tiny) == 20.0
-    assert each("loop.steps=99") is None  # no run was as long
+    alike, both = guess(), guess("optimizer.lr=0.1,0.2")
+    assert (alike.seconds_each, alike.why) == (300.0, "from 1 finished run like these")
+    assert (both.seconds_each, both.why) == (310.0, "from 2 finished runs like these")
+    assert guess("optimizer.lr=0.1,0.2", tiny).seconds_each == 20.0
+    assert guess("loop.steps=99").seconds_each is None  # no run was as long
 
 
 def test_runs_of_a_sweep_rent_no_pods_of_samplers(tmp_path: Path) -> None:
     words = ["+experiment=quickstart", "loop.async_depth=1", "loop.sampler.pods=1", "loop.sampler.tpu=v5litepod-1"]
     with pytest.raises(ConfigError, match=r"run\.seed=0: loop\.sampler\.pods: a sweep rents no further pods"):
         define_sweep([*words, "run.seed=0,1"], tmp_path)
-
-
-def test_a_line_per_run() -> None:
-    assert sparkline([0, 1, 2, 3]) == "▁▃▅█"
-    assert sparkline([]) == ""
-    steps = {"step": 5, "steps_total": 10, "step_time": 2.0}
-    line = BoardRow("q-1", "seed=1", "running", 2, 100.0, metric="loss", values=[2.0, 1.0], **steps)
-    shown = format_table([line], 160.0)[1]
-    assert shown.split() == [
-        "q-1",
-        "seed=1",
-        "2",
-        "running",
-        "60",
-        "s",
-        "5/10",
-        "loss",
-        "1",
-        "█▁",
-        "0:10",
-        "1.0",
-        "pod",
-        "minutes",
-    ]

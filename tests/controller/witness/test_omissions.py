@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httplib2
 import pytest
 
 from controller.core.clock import Clock
@@ -15,26 +14,17 @@ from controller.resources.pod.startup_script import startup_script, switch_part
 from controller.witness.omissions import omit_others
 from controller.witness.recording import RecordedConnection, Recording
 from controller.witness.stand_ins import StandIns
+from tests.controller.witness.test_recording import Wire
 
 KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIJ0q" + "kZ3x9T5m" * 5
 PARENT = "projects/p/locations/us-central1-a"
 OUR_SCRIPT = startup_script(switch_part(900, [f"https://tpu.googleapis.com/v2/{PARENT}/nodes/pod"]))
 THEIR_SCRIPT = "#!/bin/bash\nexport WANDB_API_KEY=0123456789abcdef"
-OUR_NODE = {
-    "name": f"{PARENT}/nodes/pod",
-    "state": "READY",
-    "labels": LABEL,
-    "metadata": {
-        "ssh-keys": f"kai:ssh-ed25519 {KEY} kai@kais-laptop",
-        "startup-script": OUR_SCRIPT,
-        "token": "mine-0123",
-    },
-}
+OURS = {"ssh-keys": f"kai:ssh-ed25519 {KEY} kai@kais-laptop", "startup-script": OUR_SCRIPT, "token": "mine-0123"}
+OUR_NODE = {"name": f"{PARENT}/nodes/pod", "state": "READY", "labels": LABEL, "metadata": OURS}
 THEIR_NODE = {"name": f"{PARENT}/nodes/jane-llm", "labels": {"team": "x"}, "metadata": {"startup-script": THEIR_SCRIPT}}
-THEIR_VM = {
-    "name": "payroll-db",
-    "metadata": {"kind": "compute#metadata", "items": [{"key": "DB_PASSWORD", "value": "hunter2hunter2"}]},
-}
+PASSWORD = {"key": "DB_PASSWORD", "value": "hunter2hunter2"}
+THEIR_VM = {"name": "payroll-db", "metadata": {"kind": "compute#metadata", "items": [PASSWORD]}}
 ANSWERS: dict[str, Any] = {
     "tpu.projects.locations.nodes.list": {"nodes": [THEIR_NODE, OUR_NODE]},
     "tpu.projects.locations.nodes.get": {**THEIR_NODE, "name": f"{PARENT}/nodes/pod"},
@@ -52,7 +42,7 @@ ANSWERS: dict[str, Any] = {
     "compute.projects.get": {
         "commonInstanceMetadata": {
             "items": [
-                {"key": "DB_PASSWORD", "value": "hunter2hunter2"},
+                PASSWORD,
                 {"key": "startup-script", "value": THEIR_SCRIPT},
                 {"key": "ssh-keys", "value": f"kai:ssh-rsa {KEY} kai@kais-laptop"},
                 {"key": "enable-oslogin", "value": "TRUE"},
@@ -74,20 +64,14 @@ SECRETS = (
 )  # fmt: skip
 
 
-class Wire:
-    def __init__(self, answer: Any) -> None:
-        self.content = json.dumps(answer).encode()
-
-    def request(self, uri: str, **options: Any) -> tuple[httplib2.Response, bytes]:
-        return httplib2.Response({"status": "200"}), self.content
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A recording of answers that hold other people's resources and secrets."""
     made = Recording(tmp_path / "recorded", Clock(), StandIns())
     for method_id, answer in ANSWERS.items():
-        RecordedConnection(Wire(answer), made, method_id, "https://x/").request("https://x/v1/y")
+        RecordedConnection(Wire(content=json.dumps(answer).encode()), made, method_id, "https://x/").request(
+            "https://x/v1/y"
+        )
     assert made.save() == []
     return made.folder
 
@@ -113,10 +97,8 @@ def test_what_the_replay_needs_is_kept(folder: Path) -> None:
     disks = answers["compute.disks.aggregatedList"]["items"]["zones/z"]["disks"]
     assert [disk["name"] for disk in disks] == ["pod-data"]
     common = answers["compute.projects.get"]["commonInstanceMetadata"]["items"]
-    assert [item["value"] for item in common if item["key"] in ("startup-script", "enable-oslogin")] == [
-        "removed",
-        "TRUE",
-    ]
+    kept = [item["value"] for item in common if item["key"] in ("startup-script", "enable-oslogin")]
+    assert kept == ["removed", "TRUE"]
     assert [bucket["name"] for bucket in answers["storage.buckets.list"]["items"]] == ["bucket-1"]
 
 

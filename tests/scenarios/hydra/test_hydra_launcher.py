@@ -25,8 +25,8 @@ from controller.localcloud.vms.image import process_marker
 from controller.localcloud.vms.processes import kill_marked
 from tests.controller.cli.verbs.run.test_up import until
 from tests.controller.conftest import SlipwayCli
-from tests.controller.sweep.test_pool import launches
 from tests.paths import ROOT
+from tests.scenarios.unattended.test_two_controllers import launches
 
 pytestmark = pytest.mark.e2e
 APPS = ROOT / "tests" / "fixtures" / "hydra_apps"

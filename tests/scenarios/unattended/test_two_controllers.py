@@ -69,9 +69,8 @@ def controllers(slipway: SlipwayCli, *each: list[str]) -> Iterator[list[Controll
 
 
 def launches(slipway: SlipwayCli) -> list[str]:
-    return [
-        name for names in slipway.cloud().get("state")["objects"].values() for name in names if "/launches/" in name
-    ]
+    objects = slipway.cloud().get("state")["objects"]
+    return sorted(name for names in objects.values() for name in names if "/launches/" in name)
 
 
 @pytest.mark.deep
