@@ -1,5 +1,6 @@
 """Lives of a run in this process: they end by themselves or are killed, and share what they compile."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import pytest
 from conf.schema.training.run_yaml import RunFile
 from trainer import main
 from trainer.checkpoint.manager import CheckpointManager
+from trainer.distributed import mesh as meshes
 from trainer.rl import batching
+from trainer.step import train_step
 from trainer.telemetry import startup_report
 
 
@@ -17,10 +20,36 @@ class KilledError(Exception):
     """Stands for whatever ends a process."""
 
 
+def changed(raw: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    """A copy with other values in these sections, or with another section where they name its kind."""
+    new = copy.deepcopy(raw)
+    for name, values in sections.items():
+        new[name] = new[name] | values if isinstance(values, dict) and "kind" not in values else values
+    return new
+
+
+def lines_of(folder: Path | str, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(folder) / file).read_text().splitlines()]
+
+
+def saved(raw: dict[str, Any], *steps: int, abstract: Any = None) -> list[tuple[Any, dict[str, Any]]]:
+    """State and position of these checkpoints, or of the last one."""
+    experiment = RunFile.model_validate(raw)
+    if abstract is None:
+        mesh = meshes.build_mesh(experiment.mesh)
+        abstract = train_step.abstract_state(experiment.model, experiment.optimizer, mesh)
+    with CheckpointManager(experiment.dir, experiment.checkpoint) as checkpoints:
+        return [checkpoints.restore(step, abstract) for step in steps or [checkpoints.latest_step() or 0]]
+
+
+def final_state(raw: dict[str, Any]) -> train_step.State:
+    return saved(raw)[0][0]
+
+
 def train(raw: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     """Run it in this process; the lines of metrics."""
     main.train(RunFile.model_validate(raw), folder)
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return lines_of(folder)
 
 
 def run_until(raw: dict[str, Any], folder: Path, last_save: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,80 +98,72 @@ def copy_of(family: str, tmp_path: Path) -> Path:
     return Path(shutil.copytree(FIXTURES / family, tmp_path / family))
 
 
-def change_config(folder: Path, **changes: object) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+Spoil = Callable[[Path], object]
+SHARD = "model-00002-of-00003.safetensors"
+
+
+def config(**changes: object) -> Spoil:
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def without(name: str) -> Spoil:
+    return lambda folder: (folder / name).unlink()
+
+
+def written(name: str, text: str) -> Spoil:
+    return lambda folder: (folder / name).write_text(text)
 
 
 def truncate(folder: Path) -> None:
-    shard = folder / "model-00002-of-00003.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-100])
+    (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:-100])
+
+
+MAMBA = "model_type 'mamba' is not one of gemma2, gemma3_text, gemma3, llama"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "words", "run_words"),
     [
-        (lambda f: (f / "model-00002-of-00003.safetensors").unlink(), "model-00002-of-00003.safetensors: the shard is"),
-        (truncate, "model-00002-of-00003.safetensors: is damaged or incomplete"),
-        (lambda f: change_config(f, hidden_size=40), "the shape (97, 32) does not match config.json"),
-        (lambda f: change_config(f, num_hidden_layers=4), "9 tensors are missing, such as layers.3."),
+        (without(SHARD), f"{SHARD}: the shard is", "the shard is missing; download the model again"),
+        (truncate, f"{SHARD}: is damaged or incomplete", "is damaged or incomplete"),
+        (config(model_type="mamba"), MAMBA, MAMBA),
+        (config(intermediate_size=49), "does not match config.json", "model.mlp_dim: is 48, but 49 in the weights of"),
         (
-            lambda f: change_config(f, model_type="mamba"),
-            "model_type 'mamba' is not one of gemma2, gemma3_text, gemma3, llama",
+            without("config.json"),
+            "is not a Hugging Face model: it has no config.json",
+            "it has neither config.json nor model.yaml, and is no checkpoint of a run",
         ),
-        (lambda f: change_config(f, hidden_act="gelu"), "hidden_act: 'gelu' is not supported: the decoder's gate"),
-        (lambda f: change_config(f, num_key_value_heads=3), "num_heads (4) must be a multiple of num_kv_heads (3)"),
-        (
-            lambda f: change_config(f, rms_norm_eps="tiny"),
-            "config.json: rms_norm_eps of llama: Input should be a valid",
-        ),
-        (lambda f: (f / "config.json").write_text('{"model_type": "llama"}'), "does not match config.json"),
-        (lambda f: (f / "config.json").write_text("[1]"), "config.json: not a model's config: it is no mapping"),
-        (lambda f: change_config(f, num_hidden_layers=2), "is of no part of the model that config.json describes"),
-        (lambda f: (f / hf_files.INDEX_FILE).write_text("[]"), "model.safetensors.index.json: not an index of shards"),
-        (
-            lambda f: (f / hf_files.INDEX_FILE).unlink(),
-            "has neither model.safetensors nor model.safetensors.index",
-        ),
-        (lambda f: (f / "config.json").write_text("{"), "config.json: not valid JSON"),
-        (lambda f: (f / "config.json").unlink(), "is not a Hugging Face model: it has no config.json"),
+        (config(hidden_size=40), "the shape (97, 32) does not match config.json", None),
+        (config(num_hidden_layers=4), "9 tensors are missing, such as layers.3.", None),
+        (config(hidden_act="gelu"), "hidden_act: 'gelu' is not supported: the decoder's gate", None),
+        (config(num_key_value_heads=3), "num_heads (4) must be a multiple of num_kv_heads (3)", None),
+        (config(rms_norm_eps="tiny"), "config.json: rms_norm_eps of llama: Input should be a valid", None),
+        (written("config.json", '{"model_type": "llama"}'), "does not match config.json", None),
+        (written("config.json", "[1]"), "config.json: not a model's config: it is no mapping", None),
+        (config(num_hidden_layers=2), "is of no part of the model that config.json describes", None),
+        (written(hf_files.INDEX_FILE, "[]"), "model.safetensors.index.json: not an index of shards", None),
+        (without(hf_files.INDEX_FILE), "has neither model.safetensors nor model.safetensors.index", None),
+        (written("config.json", "{"), "config.json: not valid JSON", None),
     ],
 )
-def test_what_is_broken_is_named_in_one_line(tmp_path, capsys, spoil, words):
+def test_what_is_broken_is_named_in_one_line_by_an_import_and_by_a_run(tmp_path, capsys, spoil, words, run_words):
     folder = copy_of("llama3", tmp_path)
+    cfg = store.read_model(epath.Path(folder))
     spoil(folder)
     assert run("import", folder, tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert words in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda f: (f / "model-00002-of-00003.safetensors").unlink(), "the shard is missing; download the model again"),
-        (truncate, "is damaged or incomplete"),
-        (
-            lambda f: change_config(f, model_type="mamba"),
-            "model_type 'mamba' is not one of gemma2, gemma3_text, gemma3, llama",
-        ),
-        (lambda f: change_config(f, intermediate_size=49), "model.mlp_dim: is 48, but 49 in the weights of"),
-        (
-            lambda f: (f / "config.json").unlink(),
-            "it has neither config.json nor model.yaml, and is no checkpoint of a run",
-        ),
-    ],
-)
-def test_a_run_names_what_is_broken_in_its_weights(tmp_path, spoil, words):
-    """`model.weights` of a run: an error of its run file, in one line."""
-    folder = copy_of("llama3", tmp_path)
-    cfg = store.read_model(epath.Path(folder))
-    spoil(folder)
-    with pytest.raises(RunFileError) as error:
-        store.load_sharded(epath.Path(folder), cfg, make_mesh(1, 2, 1))
-    assert words in str(error.value)
-    assert len(str(error.value).splitlines()) == 1
+    if run_words:  # an error of its run file, model.weights
+        with pytest.raises(RunFileError) as raised:
+            store.load_sharded(epath.Path(folder), cfg, make_mesh(1, 2, 1))
+        assert run_words in str(raised.value)
+        assert len(str(raised.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -188,15 +180,8 @@ def test_a_run_names_what_is_broken_in_its_weights(tmp_path, spoil, words):
     ],
 )
 def test_what_transformers_cannot_be_told_is_not_exported(tmp_path, capsys, family, switches):
-    sizes = {
-        "num_layers": 1,
-        "dim": 8,
-        "num_heads": 2,
-        "num_kv_heads": 2,
-        "head_dim": 4,
-        "mlp_dim": 8,
-        "vocab_size": 16,
-    }
+    sizes = {"num_layers": 1, "dim": 8, "num_heads": 2, "num_kv_heads": 2, "head_dim": 4}
+    sizes |= {"mlp_dim": 8, "vocab_size": 16}
     cfg = Model(**family_switches(family) | sizes | switches)
     (tmp_path / "model.yaml").write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
     assert run("export", tmp_path, tmp_path / "out") == 2
@@ -222,7 +207,7 @@ def test_what_transformers_cannot_be_told_is_not_exported(tmp_path, capsys, fami
 )
 def test_what_the_decoder_cannot_be_is_refused(tmp_path, capsys, family, changes):
     folder = copy_of(family, tmp_path)
-    change_config(folder, **changes)
+    config(**changes)(folder)
     assert run("import", folder, tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert error.startswith("config.json: ")
@@ -256,16 +241,12 @@ def peak_of(act: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def test_import_never_holds_the_model_twice(large, tmp_path):
+def test_neither_import_nor_reading_into_devices_holds_the_model_twice(large, tmp_path):
     """What it holds is the result, and of each shard a tensor at a time."""
     folder, size = large
     assert run("import", folder, tmp_path / "first") == 0  # imports of modules are no matter of the model's size
     peak = peak_of(lambda: run("import", folder, tmp_path / "in"))
     assert size < peak < 1.4 * size
-
-
-def test_reading_into_devices_never_holds_the_model_twice(large):
-    folder, size = large
     cfg, devices = store.read_model(epath.Path(folder)), make_mesh(1, 2, 1)
     store.load_sharded(epath.Path(folder), cfg, devices)
     peak = peak_of(lambda: store.load_sharded(epath.Path(folder), cfg, devices))

@@ -16,7 +16,8 @@ from conf.schema.training.prompts import CustomQuestions
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from tests.groups import load_group
 from tests.paths import ROOT
-from trainer import extension, main
+from tests.trainer.lives import lines_of, train
+from trainer import extension
 from trainer.corpus.source import open_source
 from trainer.data.questions import QuestionSet
 from trainer.environments.pool import EnvironmentPool
@@ -37,11 +38,6 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in [name for name in sys.modules if name.startswith("my_")]:
         del sys.modules[name]
     extension.model_family.cache_clear()
-
-
-def train(raw: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    main.train(RunFile.model_validate(raw), folder)
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_grpo_with_data_prompt_reward_loss_evaluation_and_rule_of_ones_own(
@@ -83,7 +79,7 @@ def test_grpo_with_data_prompt_reward_loss_evaluation_and_rule_of_ones_own(
     assert summary["bad_lines"] == 2  # in path and in eval_path
     skipped = "2 rows are skipped (data.on_bad_line); the first: my_questions:some_bad, row 0 of train has no text in"
     assert skipped in capfd.readouterr().out
-    told = json.loads((tmp_path / "run" / "transcripts.jsonl").read_text().splitlines()[0])
+    told = lines_of(tmp_path / "run", "transcripts.jsonl")[0]
     assert told["prompt"].startswith("Q: ")
     assert told["prompt"].endswith("Give only the result, after ####.\nA: ")
 
@@ -96,14 +92,6 @@ def test_grpo_with_a_loss_class_of_ones_own(grpo_run: Any) -> None:
     assert (type(made).__name__, made.tau_pos, made.tau_neg) == ("Sapo", 1.0, 2.0)  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(RunFileError, match=r"takes \(loop, \*, tau_pos"):
         load_loss(GrpoLoop(**grpo_run["loop"] | own | {"loss_options": {"tau": 1}}))
-
-
-@pytest.mark.deep
-@pytest.mark.usefixtures("modules")
-def test_grpo_trains_with_a_loss_class_of_ones_own(grpo_run: Any, tmp_path: Path) -> None:
-    loop = grpo_run["loop"] | {"loss_type": "my_policy_loss:Sapo", "kl_coef": 0.0, "warm_start_steps": 0}
-    trained = [line for line in train(grpo_run | {"loop": loop}, tmp_path / "run") if line["phase"] == "grpo"]
-    assert all(0 < line["gate_slope"] <= 1 for line in trained)
 
 
 @pytest.mark.usefixtures("modules")
@@ -176,14 +164,11 @@ def test_what_a_module_returns_is_checked(modules: Path) -> None:
 
 
 @pytest.mark.usefixtures("modules")
-def test_fit_does_not_know_the_programs_of_such_a_loop(lm_run: Any) -> None:
-    raw = lm_run | {"loop": load_group("loop/custom") | {"run": "my_loop:fit_line"}}
-    raw |= {"model": lm_run["model"] | {"remat": "auto"}}
+def test_a_loop_that_is_not_there_is_named_and_fit_does_not_know_the_programs_of_another(lm_run: Any) -> None:
+    raw = lm_run | {"model": lm_run["model"] | {"remat": "auto"}, "loop": load_group("loop/custom")}
+    own = RunFile.model_validate(raw | {"loop": raw["loop"] | {"run": "my_loop:fit_line"}})
     with pytest.raises(RunFileError, match=r"loop\.run: what a loop of your own compiles is not known"):
-        load_loop(RunFile.model_validate(raw).loop).programs(None, None)
-
-
-def test_a_loop_that_is_not_there_is_named(lm_run: Any) -> None:
-    raw = lm_run | {"loop": load_group("loop/custom") | {"run": "nowhere:run"}}
+        load_loop(own.loop).programs(None, None)
+    absent = RunFile.model_validate(raw | {"loop": raw["loop"] | {"run": "nowhere:run"}})
     with pytest.raises(RunFileError, match=r"loop\.run: loop nowhere:run: cannot import nowhere: ModuleNotFoundError"):
-        load_loop(RunFile.model_validate(raw).loop)
+        load_loop(absent.loop)

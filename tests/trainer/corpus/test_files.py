@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import gcsfs.retry
 import jax
 import numpy as np
 import pyarrow as pa
@@ -254,8 +255,11 @@ def test_programs_write_to_a_bucket_what_they_write_to_a_folder(folder: Path) ->
         assert epath.Path(f"{BUCKET}/new/tokenizer/{name}").read_bytes() == (folder / "tokenizer" / name).read_bytes()
 
 
-def test_an_object_that_is_replaced_while_it_is_read_is_named(folder: Path, bucket: BucketFileSystem) -> None:
+def test_an_object_that_is_replaced_while_it_is_read_is_named(
+    folder: Path, bucket: BucketFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its generation tells."""
+    monkeypatch.setattr(gcsfs.retry, "min", lambda *_: 0.0, raising=False)  # of the pauses
     for name, kind, group in (("docs.parquet", ParquetData, "parquet"), ("docs.jsonl", JsonlData, "jsonl")):
         address = f"{BUCKET}/replaced/{name}"
         bucket.put(str(folder / name), address)

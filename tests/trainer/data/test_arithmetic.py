@@ -25,7 +25,7 @@ def operands(prompt: str) -> tuple[int, int]:
     return min(left, right), max(left, right)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_no_held_out_pair_is_ever_trained_on_in_either_order(seed: int) -> None:
     problems = problems_of(seed)
     trained = {operands(p.question) for step in range(200) for p in problems.train(Draw("rollout", step), 64)}
@@ -43,16 +43,17 @@ def test_operands_go_as_far_as_asked() -> None:
     assert max(len(p.solution) for p in drawn) == 6 * len("+5:29")
 
 
-def test_training_and_evaluation_know_both_operators_and_orders() -> None:
+def test_both_operators_and_orders_are_asked_and_the_worked_response_counts_to_the_answer() -> None:
     problems = problems_of(0)
-    for drawn in (problems.train(Draw("rollout", 0), 1000), problems.test(800)):
-        sums = {PROMPT.fullmatch(p.question).groups() for p in drawn}
+    for drawn in (problems.train(Draw("rollout", 0), 2000), problems.test(800)):
+        sums = {PROMPT.fullmatch(p.question).groups(): p for p in drawn}
         assert {(verb, (x > y) - (x < y)) for x, verb, y in sums} >= {("gets", 1), ("gets", -1), ("uses", 1)}
-        assert not any(verb == "uses" and x < y for x, verb, y in sums)  # no answer is negative
-
-
-def test_the_worked_response_counts_to_the_answer() -> None:
-    worked = {PROMPT.fullmatch(p.question).groups(): p.solution for p in problems_of(0).train(Draw("rollout", 0), 2000)}
+        for (left, verb, right), problem in sums.items():
+            assert int(problem.answer) == int(left) + int(right) * (1 if verb == "gets" else -1) >= 0
+            assert answer_match(problem.solution, problem.answer) == 1.0
+            assert len(problem.question) + 1 <= 28  # fits the quick start
+            assert len(problem.solution) + 1 <= 32
+    worked = {PROMPT.fullmatch(p.question).groups(): p.solution for p in problems.train(Draw("rollout", 0), 2000)}
     assert worked["3", "gets", "2"] == "+2:03+1:04+0:05"
     assert worked["3", "uses", "2"] == "-2:03-1:02-0:01"
 
@@ -69,12 +70,3 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
     assert problems_of(1).train(Draw("rollout", 5), 8) == problems_of(1).train(Draw("rollout", 5), 8)
     assert problems_of(1).train(Draw("rollout", 5), 8) != problems_of(1).train(Draw("rollout", 6), 8)
     assert problems_of(1).train(Draw("rollout", 5), 8) != problems_of(2).train(Draw("rollout", 5), 8)
-
-
-def test_worked_responses_end_in_the_answer_and_fit_the_quick_start() -> None:
-    for problem in problems_of(0).train(Draw("rollout", 0), 500):
-        left, verb, right = re.findall(r"\d|gets|uses", problem.question)
-        assert int(problem.answer) == int(left) + int(right) * (1 if verb == "gets" else -1)
-        assert answer_match(problem.solution, problem.answer) == 1.0
-        assert len(problem.question) + 1 <= 28
-        assert len(problem.solution) + 1 <= 32

@@ -22,14 +22,8 @@ SPECIAL = [
     *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<|begin_of_text|>", "<|start_header_id|>"),
     *("<|end_header_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>"),
 ]
-BARE = {
-    "system": None,
-    "formatter": None,
-    "question": "{question}",
-    "answer": "{answer}",
-    "between": "\n\n",
-    "shots": [],
-}
+BARE: dict = {"system": None, "formatter": None, "question": "{question}", "answer": "{answer}"}
+BARE |= {"between": "\n\n", "shots": []}
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +67,7 @@ def test_a_question_cannot_end_its_turn(template: str, file: Path) -> None:
 
 
 def test_plain_text_has_shots_and_system_before_the_question(file: Path) -> None:
-    words = {
-        "system": "Sums.",
-        "formatter": None,
-        "question": "Q: {question}\nA:",
-        "answer": " {answer}",
-        "between": "\n--\n",
-    }
+    words = BARE | {"system": "Sums.", "question": "Q: {question}\nA:", "answer": " {answer}", "between": "\n--\n"}
     shots = [{"question": "1+1?", "answer": "#### 2"}, {"question": "{x}?", "answer": "{y}"}]
     asked = prompting(file, "none", words | {"shots": shots}, bos="<bos>", eos="<eos>")
     (question,) = asked.encode([Problem("2+{2}?", "4", "#### 4")])
@@ -90,17 +78,14 @@ def test_plain_text_has_shots_and_system_before_the_question(file: Path) -> None
     assert question.solution_tokens == library.encode(" #### 4<eos>", add_special_tokens=False).ids
 
 
-def test_bytes_are_marked_as_before() -> None:
+def test_bytes_are_marked_and_a_response_may_have_two_ends(file: Path) -> None:
     asked = PromptEncoder(ArithmeticData(**load_group("data/arithmetic")))
     (question,) = asked.encode([Problem("Kim", "3", "+1:3")])
     assert question.prompt_tokens == [BOS_ID, *b"Kim"]
     assert question.solution_tokens == [*b"+1:3", EOS_ID]
     assert asked.stop_tokens == (EOS_ID,)
-
-
-def test_a_response_may_end_in_a_turns_end_or_the_texts(file: Path) -> None:
     library = Tokenizer.from_file(str(file))
-    ends = prompting(file, "gemma", eos="<eos>").stop_tokens
+    ends = prompting(file, "gemma", eos="<eos>").stop_tokens  # a turn's end or the text's
     assert ends == (library.token_to_id("<end_of_turn>"), library.token_to_id("<eos>"))
 
 

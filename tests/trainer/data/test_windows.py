@@ -1,12 +1,20 @@
 """Random windows of a text: a function of (seed, step), with targets one ahead."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import pytest
+import yaml
+from pydantic import TypeAdapter
 
-from conf.schema.training.data import TextData
+from conf.schema.training.data import Data, TextData
+from conf.schema.training.loop import LmLoop
 from conf.schema.training.run_yaml import RunFileError
-from tests.groups import load_group
-from trainer.data import windows
+from tests.groups import CONF, load_group
+from tests.paths import ROOT
+from trainer.data import batches, windows
 from trainer.tokenizer.loading import ByteTokenizer
 
 
@@ -72,3 +80,56 @@ def test_bad_files(tmp_path, content, words):
         path.write_bytes(content)
     with pytest.raises(RunFileError, match=rf"data\.path: .*{words}"):
         windows.load_text(text_data(path, fraction=0.2), ByteTokenizer()).check_length(10)
+
+
+STAND_INS = ROOT / "controller" / "rehearsal" / "standins" / "assets"
+
+
+def tiny(name: str) -> Any:
+    """The data of a group under scale=tiny, with the generated files where they lie."""
+    keys = load_group(f"data/{name}") | yaml.safe_load((CONF / f"scale/data/tiny_{name}.yaml").read_text())["data"]
+    local = {k: v.replace("assets://", f"{STAND_INS}/") for k, v in keys.items() if isinstance(v, str)}
+    return TypeAdapter(Data).validate_python(keys | local)
+
+
+@pytest.mark.parametrize("packing", ["windows", "stream", "documents"])
+@pytest.mark.parametrize("name", ["text", "jsonl", "parquet", "sft_gsm8k"])
+def test_every_kind_trains_and_evaluates(name, packing):
+    if packing == "windows" and name != "text":
+        return
+    data = tiny(name).model_copy(update={"packing": packing})
+    loop = LmLoop(**load_group("loop/lm") | {"total_batch_tokens": 1024, "seq_len": 32, "eval_batches": 1})
+    stream = batches.Dataset(data).train_batches(loop, 0, range(loop.rows))
+    for _ in range(4):
+        assert next(stream)["weights"].any()
+    stream.close()
+    assert batches.Dataset(data).validation_batches(loop, range(loop.rows))[0]["weights"].any()
+    batches.Dataset(data).check_vocab_size(512)
+
+
+LOOP = LmLoop(**load_group("loop/lm") | {"total_batch_tokens": 80, "seq_len": 10, "eval_batches": 2})
+
+
+@pytest.fixture
+def halves(tmp_path) -> TextData:
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(100)) * 2)
+    return TextData(**load_group("data/text") | {"path": str(path), "eval_fraction": 0.5})
+
+
+def test_the_rows_of_a_batch_do_not_depend_on_who_holds_them(halves):
+    whole = next(batches.Dataset(halves).train_batches(LOOP, 1, range(8)))
+    parts = [next(batches.Dataset(halves).train_batches(LOOP, 1, rows)) for rows in (range(4), range(4, 8))]
+    assert whole.keys() == batches.Dataset(halves).batch_dtypes.keys()
+    for name, dtype in batches.Dataset(halves).batch_dtypes.items():
+        assert whole[name].dtype == dtype
+        np.testing.assert_array_equal(whole[name], np.concatenate([half[name] for half in parts]))
+
+
+def test_a_position_restores_the_next_windows(halves):
+    stream = batches.Dataset(halves).train_batches(LOOP, 1, range(8))
+    next(stream)
+    position, expected = stream.position(), next(stream)
+    again = batches.Dataset(halves).train_batches(LOOP, 1, range(8))
+    again.restore(position)
+    np.testing.assert_array_equal(next(again)["tokens"], expected["tokens"])

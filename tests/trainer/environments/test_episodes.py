@@ -14,7 +14,7 @@ from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from trainer.data.problem import Problem, Question
 from trainer.data.prompting import PromptEncoder
-from trainer.environments.episodes import Episode, Episodes, episode_metrics
+from trainer.environments.episodes import Episodes, episode_metrics
 from trainer.environments.pool import EnvironmentPool
 from trainer.rl.batching import sampler_settings, supervised_batch
 from trainer.rl.rollouts import Sample, build_batch
@@ -172,14 +172,11 @@ def test_messages_are_the_prompt_and_what_the_policy_reads(tmp_path: Path) -> No
     assert sorted((tmp_path / "closed").read_text().split()) == ["0", "1", "2"]
 
 
-def test_a_failure_is_counted_and_the_others_go_on(pool: EnvironmentPool) -> None:
+def test_a_failure_is_counted_and_where_every_episode_fails_the_run_ends(pool: EnvironmentPool) -> None:
     played, _ = play(pool, [["fail"], ["a", "bye"]], "p")
     assert [(e.reward, e.failure) for e in played] == [(0, "error"), (1, "")]
     found = episode_metrics(played)
     assert (found["environment_failed"], found["environment_error"], found["environment_timeout"]) == (0.5, 0.5, 0)
-
-
-def test_where_every_episode_fails_the_run_ends(pool: EnvironmentPool) -> None:
     message = r"loop\.environment\.name: all 2 episodes failed; the first \(error\): ValueError: fail"
     with pytest.raises(RunFileError, match=message):
         play(pool, [["fail"], ["a", "fail"]], "p")
@@ -188,6 +185,9 @@ def test_where_every_episode_fails_the_run_ends(pool: EnvironmentPool) -> None:
 def test_an_update_learns_from_the_policys_tokens_alone(pool: EnvironmentPool) -> None:
     played, _ = play(pool, [["a", "bye"], ["bye"]], "p")
     batch = build_batch([Sample(e.question, e.completion(i), e.text, e) for i, e in enumerate(played)], loop())
+    completion = played[0].completion(4)
+    assert (completion.row, completion.tokens.tolist(), completion.finished) == (4, played[0].tokens, True)
+    assert completion.logprobs.tolist() == played[0].logprobs
     whole = [*played[0].question.prompt_tokens, *played[0].tokens]
     assert batch["tokens"][0, : len(whole)].tolist() == whole
     assert batch["mask"][0].nonzero()[0].tolist() == [1, 2, 6, 7, 8, 9]
@@ -223,12 +223,3 @@ def test_the_sampler_has_room_for_what_was_said_before() -> None:
     settings = sampler_settings(loop(environment={"max_turn_tokens": 5}))
     assert (settings.max_prompt_length, settings.max_new_tokens) == (28, 5)
     assert sampler_settings(loop(environment={"name": None})).max_prompt_length == 8
-
-
-def test_an_episode_is_a_response_of_the_samplers() -> None:
-    episode = Episode(questions("p")[0])
-    episode.append("policy", "ab", [97, 98], [-1.5, -2.5])
-    episode.append("environment", "c", [99])
-    completion = episode.completion(4)
-    assert (completion.row, completion.tokens.tolist(), completion.finished) == (4, [97, 98, 99], False)
-    assert completion.logprobs.tolist() == [-1.5, -2.5, 0]

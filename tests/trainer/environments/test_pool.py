@@ -137,23 +137,18 @@ def test_a_failure_is_named_and_costs_no_other_episode(
 
 
 @pytest.mark.deep
-def test_an_environment_that_waits_has_a_limit_of_its_own_and_no_input(modules: Path) -> None:
+def test_an_environment_that_waits_has_a_limit_and_no_input_and_the_first_failure_of_each_cause_is_printed(
+    modules: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with EnvironmentPool(settings(wall_seconds=0.5)) as pool:
         assert step(pool, 0, "sleep").failure == "timeout"
         assert step(pool, 0, "ask").text == ""
-
-
-@pytest.mark.deep
-def test_the_first_failure_of_each_cause_is_printed(modules: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with EnvironmentPool(settings()) as pool:
         for number, response in enumerate(("raise", "raise", "nan")):
             step(pool, number, response, final=True)
-    said = capfd.readouterr().err.splitlines()
-    assert said == [
-        "environment my_env:Game: an episode failed (error): ValueError: mine of two lines; "
-        "others are counted as environment_error",
-        "environment my_env:Game: an episode failed (not_finite): the reward is nan; others are counted as "
-        "environment_not_finite",
+    said, begin = capfd.readouterr().err.splitlines(), "environment my_env:Game: an episode failed"
+    assert said[1:] == [
+        f"{begin} (error): ValueError: mine of two lines; others are counted as environment_error",
+        f"{begin} (not_finite): the reward is nan; others are counted as environment_not_finite",
     ]
 
 

@@ -10,27 +10,13 @@ from tokenizers import Tokenizer
 from conf.schema.training.prompts import ArithmeticData
 from tests.groups import load_group
 from tests.paths import ROOT
+from tests.trainer.data.test_prompting import file as file
 from trainer.data import chat
 from trainer.data.problem import Problem
 from trainer.data.prompting import PromptEncoder
 from trainer.environments.tool_calls import as_turns, content_text, parse_calls
-from trainer.tokenizer import training
 
 RENDERED = json.loads((ROOT / "tests" / "trainer" / "fixtures" / "conversations.json").read_text())
-SPECIAL = [
-    *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<|begin_of_text|>", "<|start_header_id|>"),
-    *("<|end_header_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>"),
-]
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer.json that knows the special tokens of every family."""
-    library = training.train_tokenizer([" user\n\nassistant model\nTwice 4? <tool_call>\n</tool_response>\n" * 9], 310)
-    library.add_special_tokens(SPECIAL)
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    library.save(str(path))
-    return path
 
 
 @pytest.mark.parametrize("case", RENDERED, ids=lambda case: f"{case['template']}-{len(case['messages'])}")
@@ -68,23 +54,17 @@ def test_without_a_template_the_texts_of_messages_are_joined() -> None:
     assert encoder.decode(encoder.encode_observation("2", 0, [("user", "2")])) == "2"
 
 
-def test_calls_are_read_with_the_text_before_them() -> None:
+def test_calls_are_read_with_the_text_before_them_and_what_is_no_call_stays_a_text() -> None:
     one, two = '{"name": "add", "arguments": {"a": 1}}', ' {"arguments": {"b": "é"}, "name": "say"}\n'
     text, calls = parse_calls(f"So: <tool_call>\n{one}</tool_call>\n<tool_call>{two}</tool_call>")
     assert (text, [tuple(call) for call in calls]) == ("So: ", [("add", '{"a": 1}'), ("say", '{"b": "é"}')])
     assert parse_calls(f"<tool_call>{one}")[1] == calls[:1]  # cut off after the call
-
-
-@pytest.mark.parametrize(
-    "response",
-    [
+    for response in (
         *("", "42", "</tool_call>", "<tool_call></tool_call>", "<tool_call>[]</tool_call>", "<tool_call>{a"),
         *('<tool_call>{"name": "a"}</tool_call>', '<tool_call>{"name": 1, "arguments": {}}</tool_call>'),
         '<tool_call>{"name": "a", "arguments": {}}</tool_call><tool_call>x</tool_call>',
-    ],
-)
-def test_what_is_no_call_stays_a_text(response: str) -> None:
-    assert parse_calls(response) == (response, [])
+    ):
+        assert parse_calls(response) == (response, [])
 
 
 def test_a_message_may_have_parts_of_text_and_nothing_else() -> None:

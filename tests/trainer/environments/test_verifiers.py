@@ -222,22 +222,16 @@ def test_what_an_environment_does_wrong_has_a_name(kind: str, responses: list[st
     assert reason in step.reason
 
 
-def test_a_prompt_that_changes_between_rollouts_is_a_failure(new_episode: Any) -> None:
+def test_a_prompt_that_changes_between_rollouts_is_a_failure_and_closing_runs_the_cleanup(new_episode: Any) -> None:
     row = next(iter(questions("train", environment=f"verifiers:{GAMES}", options={"kind": "guess"})))
-    first = new_episode("restless").reset(row)
+    first = new_episode("restless")
+    opened = first.reset(row)
     with pytest.raises(FailureError) as caught:
-        new_episode("restless").reset(row | {"prompt_messages": [*first, ("user", "?")]})
+        new_episode("restless").reset(row | {"prompt_messages": [*opened, ("user", "?")]})
     assert caught.value.args[0] == "history"
-
-
-def test_closing_an_episode_runs_the_environments_cleanup(new_episode: Any) -> None:
-    episode = new_episode("guess")
-    row = next(iter(questions("train", environment=f"verifiers:{GAMES}", options={"kind": "guess"})))
-    episode.reset(row)
-    episode.close()
-    task = episode._task
-    assert task is not None
-    assert task.cancelled()
+    first.close()
+    assert first._task is not None
+    assert first._task.cancelled()
 
 
 def test_the_example_of_the_docs_trains_and_evaluates_on_its_own_data(

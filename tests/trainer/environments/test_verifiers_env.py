@@ -48,31 +48,23 @@ async def two_turns(row: Any, ask: Ask) -> Any:
     return {"metrics": {"cut": second is None}}
 
 
-def test_a_rollout_waits_for_the_policy(loop: Any) -> None:
-    played = episode(loop, two_turns)
-    assert played.reset(ROW) == [("user", "2*3?")]
-    assert played.step("6") == ([("user", "sure?")], False)
-    assert played.step("yes") == ("", True)
-    assert (played.reward(), played.metrics()) == (0.5, {"cut": 0})
+def test_rollouts_of_a_process_wait_for_the_policy_and_do_not_mix(loop: Any) -> None:
+    one, two = episode(loop, two_turns), episode(loop, two_turns)
+    assert one.reset(ROW) == [("user", "2*3?")]
+    two.reset({COLUMN: json.dumps({"prompt": [{"role": "user", "content": "other"}]})})
+    assert two.step("a") == one.step("6") == ([("user", "sure?")], False)
+    assert one.step("yes") == ("", True)
+    assert (one.reward(), one.metrics()) == (0.5, {"cut": 0})
+    assert two.step("d")[1]
 
 
 def test_a_rollout_without_room_ends_with_its_reward(loop: Any) -> None:
-    played = episode(loop, two_turns)
-    played.reset(ROW)
-    assert played.reward() == 0.25
-    played = episode(loop, two_turns)
-    played.reset(ROW)
-    played.step("6")
-    assert (played.reward(), played.metrics()) == (0.5, {"cut": 1})
-
-
-def test_episodes_of_a_process_do_not_mix(loop: Any) -> None:
-    one, two = episode(loop, two_turns), episode(loop, two_turns)
-    one.reset(ROW)
-    two.reset({COLUMN: json.dumps({"prompt": [{"role": "user", "content": "other"}]})})
-    assert two.step("a")[0] == one.step("b")[0] == [("user", "sure?")]
-    assert one.step("c")[1]
-    assert two.step("d")[1]
+    first, second = episode(loop, two_turns), episode(loop, two_turns)
+    first.reset(ROW)
+    assert first.reward() == 0.25
+    second.reset(ROW)
+    second.step("6")
+    assert (second.reward(), second.metrics()) == (0.5, {"cut": 1})
 
 
 def test_calls_of_tools_are_passed_as_such_and_their_results_shown(loop: Any) -> None:
@@ -112,21 +104,15 @@ def test_a_history_that_the_policy_has_not_seen_is_a_failure(loop: Any, edit: An
         return {}
 
     played = episode(loop, edits)
-    played.reset(ROW)
+    played.reset({**ROW, "prompt_messages": [["user", "2*3?"]]})
     with pytest.raises(FailureError) as caught:
         played.step("6")
     assert caught.value.args[0] == "history"
     played.close()
-
-
-def test_the_prompt_of_a_question_is_the_same_for_all_its_episodes(loop: Any) -> None:
-    same = episode(loop, two_turns)
-    same.reset({**ROW, "prompt_messages": [["user", "2*3?"]]})
-    other = episode(loop, two_turns)
-    with pytest.raises(FailureError) as caught:
+    other = episode(loop, edits)
+    with pytest.raises(FailureError) as caught:  # the prompt of a question is the same for all its episodes
         other.reset({**ROW, "prompt_messages": [["user", "2*4?"]]})
     assert caught.value.args[0] == "history"
-    same.close()
     other.close()
 
 
@@ -139,8 +125,7 @@ def test_what_a_rollout_raises_or_reports_fails_the_episode(loop: Any) -> None:
         return {"error": {"error_chain_repr": "ToolCallError() -> KeyError('a')"}}
 
     async def empty(row: Any, ask: Ask) -> Any:
-        await ask(row["prompt"], [])
-        return {"error": {"error_chain_repr": "EmptyModelResponseError('no content')"}}
+        return await reports(row, ask) | {"error": {"error_chain_repr": "EmptyModelResponseError('no content')"}}
 
     with pytest.raises(OSError, match="no board"):
         episode(loop, raises).reset(ROW)

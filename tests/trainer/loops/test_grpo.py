@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+import string
 import time
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -17,9 +18,8 @@ import pytest
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from tests.groups import load_group
 from tests.trainer.conftest import make_grpo_run, make_mesh
-from tests.trainer.lives import SharedPrograms, run_until, train
-from tests.trainer.processes import results
-from trainer.checkpoint.manager import CheckpointManager
+from tests.trainer.lives import SharedPrograms, changed, lines_of, run_until, saved, train
+from tests.trainer.processes import results, start_trainer, wait_processes
 from trainer.distributed import mesh as meshes
 from trainer.distributed.preemption import PreemptedError, PreemptionNotice
 from trainer.distributed.runtime import shard_batch
@@ -28,23 +28,13 @@ from trainer.losses.grpo import loss as policy_loss
 from trainer.models import weights
 from trainer.pretrained import store
 from trainer.rl import telemetry
-from trainer.rl.programs import abstract_reference, build_update, initial_reference
+from trainer.rl.programs import abstract_reference, build_update, initial_reference, programs
 from trainer.rl.rollouts import RolloutGenerator
 from trainer.step import train_step
 from trainer.telemetry import throughput
 
 MOVING = {"rewards": {"tests.trainer.variety:distinct_characters": 1.0}}
 """Without a right answer there would be nothing to learn, and every resume would be exact."""
-
-
-def saved(raw, *steps: int) -> list[tuple[train_step.State, dict]]:
-    """State and position of some of its checkpoints."""
-    experiment = RunFile.model_validate(raw)
-    checkpoints = CheckpointManager(experiment.dir, experiment.checkpoint)
-    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, meshes.build_mesh(experiment.mesh))
-    found = [checkpoints.restore(step, abstract) for step in steps]
-    checkpoints.close()
-    return found
 
 
 FIRST_MINUTES = (
@@ -147,7 +137,7 @@ def test_both_phases_are_told_and_summed_up(whole: WholeRun) -> None:
         for name in ("test_accuracy", "test_accuracy_low", "test_pass_at_1", "test_pass_at_2", "test_majority_at_2"):
             assert 0 <= line[name] == summary[f"{name}_{when}"] <= 1
     assert any(line.startswith("test before GRPO: 0.") for line in told)
-    rows = [json.loads(line) for line in (Path(whole.raw["dir"]) / "transcripts.jsonl").read_text().splitlines()]
+    rows = lines_of(whole.raw["dir"], "transcripts.jsonl")
     assert [(row["step"], row["phase"]) for row in rows] == [
         *((step, phase) for step, phase in ((3, "test"), (6, "eval"), (7, "eval"), (7, "test")) for _ in range(3))
     ]
@@ -208,28 +198,6 @@ def test_a_notice_amid_a_draw_costs_no_update(whole, tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, state, state_whole)
 
 
-@pytest.mark.parametrize(
-    ("sections", "words"),
-    [
-        ({"loop": {"prompts_per_step": 6}}, r"loop\.prompts_per_step: 6 prompts cannot be split evenly over 8 devices"),
-        ({"model": {"vocab_size": 256}}, r"model\.vocab_size: 256 is too small for data\.tokenizer, which has 259"),
-        (
-            {"data": load_group("data/text") | {"path": "x"}},
-            r"data\.kind: the grpo loop requires questions",
-        ),
-        ({"loop": {"eval_prompts": 5000}}, r"loop\.eval_prompts: only 840 held-out prompts exist, not 5000"),
-        ({"model": {"max_seq_len": 39}}, r"their sum, 40, exceeds model\.max_seq_len, 39"),
-        ({"loop": {"max_prompt_length": 20}}, r"loop\.max_prompt_length: a prompt has \d+ tokens, more than 20"),
-    ],
-)
-def test_bad_input_is_refused_before_the_first_step(grpo_run, tmp_path, sections, words) -> None:
-    raw = copy.deepcopy(grpo_run)
-    for name, values in sections.items():
-        raw[name] = values if "kind" in values else raw[name] | values
-    with pytest.raises(RunFileError, match=words):
-        train(raw, tmp_path / "a")
-
-
 @pytest.mark.parametrize(("dtype", "expected"), [(None, "float32"), ("bfloat16", "bfloat16")])
 def test_the_reference_is_a_copy_of_the_type_that_is_wanted(grpo_run, dtype, expected):
     """It outlives the policy's buffers, lies where they do, and is what a checkpoint is restored into."""
@@ -281,9 +249,7 @@ def test_a_run_with_each_of_the_other_losses(grpo_run, tmp_path, name) -> None:
         with jax.set_mesh(make_mesh(1, 1, 1)):
             store.write_params(folder, jax.device_get(weights.init_params(model, jax.random.key(9))), model)
         raw["loop"]["teacher"] = raw["model"] | {"num_layers": 2, "weights": str(folder)}
-    train(raw, tmp_path / "run")
-    lines = list(map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()))
-    told = [line for line in lines if line["phase"] == "grpo"]
+    told = [line for line in train(raw, tmp_path / "run") if line["phase"] == "grpo"]
     assert [line["step"] for line in told] == list(range(1, 25))
     assert all(np.isfinite(line["loss"]) for line in told)
     if name in ("sft", "dpo"):
@@ -316,3 +282,97 @@ def test_pairs_stay_together_where_an_update_is_computed_in_parts(grpo_run):
             _, metrics = update(state, shard_batch(batch, mesh))
         losses.append((float(metrics["loss"]), float(metrics["reward_margin"]), float(metrics["grad_norm"])))
     np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+class Echo:
+    """Says what it hears backwards, three times; many different characters are rewarded."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.heard, self.fails = "", fails
+        self.turns = 0
+
+    def reset(self, row: Any) -> str:
+        return str(row["seed"] % 10)
+
+    def step(self, response: str) -> tuple[str, bool]:
+        self.heard, self.turns = self.heard + response, self.turns + 1
+        if self.fails:
+            raise OSError("no echo")
+        return response[::-1], self.turns == 3
+
+    def reward(self) -> float:
+        return len({*self.heard}) / 12
+
+
+def with_echo(raw: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The run in that environment; a turn ends at nearly any character."""
+    group = load_group("loop/grpo")
+    own = {"name": f"{__name__}:Echo", "options": options, "max_turn_tokens": 3, "timeout_seconds": 60.0}
+    stops = [*string.ascii_letters, *string.digits, *string.punctuation, " "]
+    loop = {"environment": group["environment"] | own, "sampler": group["sampler"] | {"stop": stops}}
+    return raw | {"loop": raw["loop"] | loop}
+
+
+def test_programs_of_later_turns_are_listed(grpo_run: Any) -> None:
+    """A prompt of a later turn may be as long as prompt and response together."""
+    raw = with_echo(grpo_run)
+    experiment = RunFile.model_validate(raw)
+    found = {program.name: program for program in programs(experiment, meshes.build_mesh(experiment.mesh))}
+    rows = raw["loop"]["prompts_per_step"] * raw["loop"]["group_size"] * raw["loop"]["updates_per_rollout"]
+    first, later = (found[name].arguments[1].shape for name in ("prefill", "prefill_turn"))
+    assert (first, later) == ((rows // 2, 40), (rows, 40))
+    assert "admit_turn" in found
+    assert "decode_turn" not in found
+
+
+@pytest.mark.deep
+def test_a_killed_run_equals_an_uninterrupted_one(grpo_run: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """Bit for bit, with the next rollout drawn ahead; every phase plays episodes."""
+    raw = with_echo(grpo_run) | {"checkpoint": grpo_run["checkpoint"] | {"save_interval": 1}}
+    raw["loop"] |= {"async_depth": 1}
+    shared = SharedPrograms()
+    shared.install(monkeypatch)
+    lines = train(raw, tmp_path / "whole")
+    cut = raw | {"dir": str(tmp_path / "cut")}
+    for life, step in enumerate((4, 5)):
+        run_until(cut, tmp_path / f"life-{life}", step, monkeypatch)
+    again = train(cut, tmp_path / "last")
+    for (state, position), (other, other_position) in zip(saved(raw, 5, 7), saved(cut, 5, 7), strict=True):
+        assert position == other_position
+        jax.tree.map(np.testing.assert_array_equal, state, other)
+    assert results(again) == results(lines)
+    trained = [line for line in lines if line["phase"] == "grpo"]
+    assert all(1 < line["turns"] <= 3 for line in trained)
+    assert all(line["environment_tokens"] > 0 == line["environment_failed"] for line in trained)
+    assert any(line["grad_norm"] > 0 for line in trained)
+    evaluated = [line for line in lines if line["phase"] == "eval"]
+    assert all(1 < line["eval_turns"] <= 3 for line in evaluated)
+    rows = lines_of(raw["dir"], "transcripts.jsonl")
+    assert any([turn["role"] for turn in row["turns"]][:3] == ["policy", "environment", "policy"] for row in rows)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("echo", [False, True])
+def test_two_workers_have_the_numbers_of_one(grpo_run: Any, tmp_path: Path, compile_cache: str, echo: bool) -> None:
+    """Each worker checks its share of the responses, or plays its share of the episodes; both train on all."""
+    loop = {"prompts_per_step": 8, "group_size": 4, "updates_per_rollout": 2, "warm_start_steps": 0, "steps": 2}
+    alone = changed(with_echo(grpo_run) if echo else grpo_run, loop=loop, dir=str(tmp_path / "alone"))
+    pair = changed(alone, pod={"workers": 2, "devices": 4}, dir=str(tmp_path / "bucket"))
+    for ended in wait_processes(start_trainer(pair, tmp_path / "run", compile_cache, {}, {})):
+        assert ended.exit_code == 0, ended.stderr
+    train(alone, tmp_path / "local")
+    one, two = (results(lines_of(tmp_path / name)) for name in ("alone", "bucket"))
+    phases = ["warm_start", "test", "grpo", "grpo", "eval", "test"]
+    assert [line["phase"] for line in one] == [line["phase"] for line in two] == phases
+    assert 0 < one[2]["accuracy"] < 1 or echo
+    assert not echo or any(line["turns"] > 1 for line in one if line["phase"] == "grpo")
+    for a, b in zip(one, two, strict=True):
+        assert a.pop("phase") == b.pop("phase")
+        assert b == pytest.approx(a, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.deep
+def test_a_run_whose_environment_always_fails_ends_with_one_error(grpo_run: Any, tmp_path: Path) -> None:
+    raw = with_echo(grpo_run, fails=True)
+    with pytest.raises(RunFileError, match=r"all 40 episodes failed; the first \(error\): OSError: no echo"):
+        train(raw, tmp_path / "run")

@@ -19,16 +19,14 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from conf.schema.training.even import UnevenError
 from conf.schema.training.optimizer import Optimizer
 from conf.schema.training.puzzle import PuzzleLoop
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile
 from conf.schema.training.trm import Trm
 from tests.groups import load_group
 from tests.paths import ROOT
 from tests.trainer.conftest import make_mesh
-from tests.trainer.lives import SharedPrograms, run_until, train
-from tests.trainer.loops.test_lm import changed
+from tests.trainer.lives import SharedPrograms, changed, lines_of, run_until, saved, train
 from tests.trainer.models.test_trm import make_trm
 from trainer import convert
-from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed import mesh as meshes
 from trainer.distributed.runtime import shard_batch
 from trainer.loops import puzzle
@@ -43,11 +41,7 @@ def make_loop(**changes: Any) -> PuzzleLoop:
 def final_state(raw: dict[str, Any]) -> Any:
     experiment = RunFile.model_validate(raw)
     mesh = meshes.build_mesh(experiment.mesh)
-    abstract = puzzle._abstract_state(experiment, *puzzle._sections(experiment, mesh), mesh)
-    with CheckpointManager(experiment.dir, experiment.checkpoint) as checkpoints:
-        last = checkpoints.latest_step()
-        assert last is not None
-        return checkpoints.restore(last, abstract)[0]
+    return saved(raw, abstract=puzzle._abstract_state(experiment, *puzzle._sections(experiment, mesh), mesh))[0][0]
 
 
 def without_times(lines: list[dict]) -> list[dict]:
@@ -137,7 +131,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     experiment = RunFile.model_validate(changed(whole, model={"weights": str(copy)}))
     again = train_step.init_state(experiment.model, experiment.optimizer, make_mesh(8, 1, 1), jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, again.params, train_step.eval_params(state))
-    boards = [json.loads(line) for line in (tmp_path / "whole-local/transcripts.jsonl").read_text().splitlines()]
+    boards = lines_of(tmp_path / "whole-local", "transcripts.jsonl")
     assert len(boards) == 4
     assert boards[0]["board"]["steps"].keys() >= {"1"}
     events = [event for file in (tmp_path / "whole-local/tb").iterdir() for event in EventFileLoader(str(file)).Load()]
@@ -167,43 +161,36 @@ def test_evaluations_take_the_average_and_the_last_one_also_the_weights(monkeypa
     assert asked == ["average", "average", "weights"]
 
 
-@pytest.mark.deep  # tests/trainer/step: many devices equal one
-def test_a_mesh_gives_the_numbers_of_one_device() -> None:
-    """Two updates from equal weights: losses, gradients, halting and states."""
-    cfg = make_trm(h_cycles=1, l_cycles=1, mixer="attention", position_embedding="rope")
-    (one, alone), (several, spread) = two_updates(cfg, 1, 1, 1), two_updates(cfg, 2, 2, 2)
-    for name in ("loss", "grad_norm", "q_loss"):
-        assert float(several[name]) == pytest.approx(float(one[name]), rel=1e-4), name
-    np.testing.assert_array_equal(spread.steps, alone.steps)
-    np.testing.assert_allclose(spread.latents.h, alone.latents.h, atol=1e-3)
-
-
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("dtype", "mixer"), [("bfloat16", "attention"), pytest.param("float16", "mlp", marks=pytest.mark.deep)]
+    ("sizes", "dtype", "mixer"),
+    [((2, 2, 2), "float32", "attention"), ((1, 1, 1), "bfloat16", "attention"), ((1, 1, 1), "float16", "mlp")],
 )
-def test_activations_of_half_precision_stay_close(dtype: str, mixer: str) -> None:
-    sizes = {"h_cycles": 1, "l_cycles": 1, "mixer": mixer}
-    sizes |= {"position_embedding": "rope"} if mixer == "attention" else {}
-    (exact, _), (rounded, carry) = (
-        two_updates(make_trm(**sizes, activation_dtype=name), 1, 1, 1) for name in ("float32", dtype)
-    )
+def test_other_meshes_and_types_of_activations_have_the_numbers_of_one_device(
+    sizes: tuple[int, ...], dtype: str, mixer: str
+) -> None:
+    """Two updates from equal weights: losses, gradients, halting and states."""
+    more = {"position_embedding": "rope"} if mixer == "attention" else {}
+    cfg = make_trm(h_cycles=1, l_cycles=1, mixer=mixer, **more)
+    one, alone = two_updates(cfg, 1, 1, 1)
+    several, carry = two_updates(cfg.model_copy(update={"activation_dtype": dtype}), *sizes)
     assert carry.latents.h.dtype == dtype
-    assert float(rounded["loss"]) == pytest.approx(float(exact["loss"]), rel=0.02)
-
-
-@cache
-def first_state(cfg: Trm) -> tuple[Optimizer, train_step.State]:
-    """The optimizer, and what every mesh starts from."""
-    opt = TypeAdapter(Optimizer).validate_python(load_group("optimizer/adam_atan2"))
-    return opt, jax.device_get(train_step.init_state(cfg, opt, make_mesh(1, 1, 1), jax.random.key(0)))
+    if dtype != "float32":
+        assert float(several["loss"]) == pytest.approx(float(one["loss"]), rel=0.02)
+        return
+    for name in ("loss", "grad_norm", "q_loss"):
+        assert float(several[name]) == pytest.approx(float(one[name]), rel=1e-4), name
+    np.testing.assert_array_equal(carry.steps, alone.steps)
+    np.testing.assert_allclose(carry.latents.h, alone.latents.h, atol=1e-3)
 
 
 @cache
 def two_updates(cfg: Trm, *sizes: int) -> tuple[dict[str, Any], Any]:
     """Metrics of the second update, and the carry after it."""
     mesh, loop = make_mesh(*sizes), make_loop(batch_size=8, supervision_steps=3)
-    opt, first = first_state(cfg.model_copy(update={"activation_dtype": "float32"}))
+    opt = TypeAdapter(Optimizer).validate_python(load_group("optimizer/adam_atan2"))
+    wide = cfg.model_copy(update={"activation_dtype": "float32"})
+    first = jax.device_get(train_step.init_state(wide, opt, make_mesh(1, 1, 1), jax.random.key(0)))
     placed = jax.tree.map(lambda _: meshes.named_sharding(mesh, "batch"), losses.initial_carry(cfg, 8))
     with jax.set_mesh(mesh):
         carry = jax.jit(lambda: losses.initial_carry(cfg, 8), out_shardings=placed)()
@@ -215,27 +202,3 @@ def two_updates(cfg: Trm, *sizes: int) -> tuple[dict[str, Any], Any]:
             batch = {"inputs": cells[0], "labels": cells[1], "ids": least, "min_steps": least}
             state, metrics = update(state, shard_batch(batch, mesh))
         return jax.device_get((metrics, state.carry))
-
-
-@pytest.mark.parametrize(
-    ("sections", "words"),
-    [
-        ({"loop": {"batch_size": 12}}, r"loop\.batch_size: 12 puzzles cannot be split evenly over 8 devices; use 8 or"),
-        ({"model": {"vocab_size": 11}}, r"model\.vocab_size: is 11, but 6 in "),
-        ({"model": {"seq_len": 81}}, r"model\.seq_len: is 81, but 16 in "),
-        ({"loop": {"puzzles": 1000}}, r"loop\.puzzles: is 1000, but 24 in "),
-        ({"model": load_group("model/tiny")}, "loop.kind=puzzle needs model.kind=trm and data.kind=puzzles"),
-        (
-            {"checkpoint": {"best": {"metric": "eval_loss", "mode": "min"}}},
-            "eval_loss is not evaluated; choices: eval_",
-        ),
-    ],
-)
-def test_bad_input_is_refused_before_the_first_update(
-    puzzle_run: dict[str, Any], tmp_path: Path, sections: dict[str, Any], words: str
-) -> None:
-    run = changed(puzzle_run, **{n: v for n, v in sections.items() if n != "model" or "kind" in v or len(v) == 1})
-    if len(sections.get("model", {})) > 1:
-        run["model"] = sections["model"]
-    with pytest.raises(RunFileError, match=words):
-        train(run, tmp_path / "a")

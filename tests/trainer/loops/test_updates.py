@@ -7,8 +7,7 @@ import pytest
 from tests.conftest import deep
 from tests.trainer.bits import flip_bit, set_nan
 from tests.trainer.conftest import make_lm_run
-from tests.trainer.lives import SharedPrograms, train
-from tests.trainer.loops.test_lm import changed, final_state
+from tests.trainer.lives import SharedPrograms, changed, final_state, train
 from trainer.distributed.checksums import CorruptionError
 from trainer.loops.updates import UpdateLoop
 from trainer.step.nan_check import DivergedError

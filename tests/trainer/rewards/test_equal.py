@@ -1,12 +1,15 @@
 """Answers in the forms that models write them, and what is another answer."""
 
+import json
 from fractions import Fraction
 
 import pytest
 
+from tests.paths import ROOT
 from trainer.rewards.equal import MAX_ANSWER_CHARS, canonicalize, is_equal, parse_number
 from trainer.rewards.extract import MAX_RESPONSE_CHARS
-from trainer.rewards.functions import answer_match, answer_match_lenient, boxed, boxed_lenient, length
+from trainer.rewards.functions import answer_match, answer_match_lenient, boxed, boxed_lenient, boxed_strict, length
+from trainer.rewards.strict import is_integer_answer, last_box
 
 EIGHTEEN = r"""
 18 ; 18.00 ; +18 ; $18 ; \$18 ; $18$ ; 18% ; 18\% ; x=18 ; x = 6*3 = 18 ; 18 dollars ; 18 dollars per day ;
@@ -38,47 +41,21 @@ def test_an_expression_left_to_compute_is_no_answer_unless_lenient(given: str, r
     assert answer_match_lenient(response, right) == boxed_lenient(response, right) == 1
 
 
-@pytest.mark.parametrize(
-    ("given", "right"),
-    [("1-1/2", "1/2"), ("2/4", "0.5"), ("0.25", r"\frac14"), ("3 1/2", "7/2"), ("7/2", "3.5"), ("1 800", "1800")],
-)
-def test_numbers_that_are_no_integers_may_be_written_in_several_ways(given: str, right: str) -> None:
-    assert is_equal(given, right)
+NOT_EIGHTEEN = [
+    *("19", "-18", "1.8", "180", "0.18", "18.01", "18 or 19", "1 8", "1,8", "18/0", "18x", "3x", "x18", "x+18", "18i"),
+    *("18^2", r"18\pi", r"18 \pi", "18 million", "x=3, y=18", "(18, 19)", "eighteen", "", "  ", r"\sqrt{18}"),
+    *("not 18", "isn't 18", "18 200", "17 2/3", "9" * 5000, "18" + " " * MAX_ANSWER_CHARS + "x"),
+]
+OTHERS = [
+    *(("B", "A"), ("(AB)", "A"), ("Rome", "Paris"), ("(2,1)", "(1,2)"), ("x", "y"), (r"\sqrt{8}", r"\sqrt{2}")),
+    *(("-3", "3"), ("1/3", "0.33")),
+    (r"\begin{pmatrix} 1 & 2 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+]
 
 
-@pytest.mark.parametrize(
-    ("given", "right"), [("x=3, y=18", "18"), ("18i", "18"), ("1.8e1", "18"), ("3 1/2", "3.5"), ("Paris", "paris")]
-)
-def test_math_verify_alone_would_judge_otherwise(given: str, right: str) -> None:
-    import math_verify
-
-    answers = [math_verify.parse(text, parsing_timeout=None) for text in (right, given)]
-    assert bool(answers[0] and math_verify.verify(*answers, timeout_seconds=None)) != is_equal(given, right)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        *("19", "-18", "1.8", "180", "0.18", "18.01", "18 or 19", "1 8", "1,8", "18/0", "18x", "3x", "x18", "x+18"),
-        *(
-            "18^2",
-            r"18\pi",
-            r"18 \pi",
-            "18 million",
-            "x=3, y=18",
-            "(18, 19)",
-            "eighteen",
-            "",
-            "  ",
-            "18i",
-            r"\sqrt{18}",
-        ),
-        *("not 18", "isn't 18", "18 200", "17 2/3"),
-        *("9" * 5000, "18" + " " * MAX_ANSWER_CHARS + "x"),
-    ],
-)
-def test_not_eighteen(given: str) -> None:
-    assert not is_equal(given, "18")
+@pytest.mark.parametrize(("given", "right"), [*((given, "18") for given in NOT_EIGHTEEN), *OTHERS])
+def test_other_answers_are_told_apart(given: str, right: str) -> None:
+    assert not is_equal(given, right)
 
 
 @pytest.mark.parametrize(
@@ -90,30 +67,13 @@ def test_not_eighteen(given: str) -> None:
         (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\frac{\pi}{2})"), (r"\{2, 1\}", r"\{1,2\}"),
         ("(x+1)^2", "x^2+2x+1"), ("Paris", " paris."), (r"\text{Paris}", "Paris"), ("(A)", "A"),
         (r"\text{(A)}", "A"), ("A.", r"\text{(A)}"), ("(A)", "(A)"), ("1 800 km", "1800"),
-        ("1\u00a0800\u202f000", "1,800,000"), ("3 1/2", "3.5"),
+        ("1\u00a0800\u202f000", "1,800,000"), ("3 1/2", "3.5"), ("1-1/2", "1/2"), ("2/4", "0.5"),
+        ("0.25", r"\frac14"), ("7/2", "3.5"), ("1 800", "1800"),
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     ],
 )  # fmt: skip
 def test_other_equals(given: str, right: str) -> None:
     assert is_equal(given, right)
-
-
-@pytest.mark.parametrize(
-    ("given", "right"),
-    [
-        ("B", "A"),
-        ("(AB)", "A"),
-        (r"\begin{pmatrix} 1 & 2 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
-        ("Rome", "Paris"),
-        ("(2,1)", "(1,2)"),
-        ("x", "y"),
-        (r"\sqrt{8}", r"\sqrt{2}"),
-        ("-3", "3"),
-        ("1/3", "0.33"),
-    ],
-)
-def test_others_apart(given: str, right: str) -> None:
-    assert not is_equal(given, right)
 
 
 def test_number_wants_exactly_one() -> None:
@@ -140,3 +100,37 @@ def test_the_shorter_of_two_right_answers_is_better() -> None:
     assert 0 < length(long, "18") < length(short, "18") < 1
     assert length(wrong, "19") == length("", "18") == 0
     assert length("x" * MAX_RESPONSE_CHARS + "#### 18", "18") == 0 < answer_match("#### 18", "18")
+
+
+TRANSCRIPTS = json.loads((ROOT / "tests" / "trainer" / "fixtures" / "simply_rewards.json").read_text())
+"""Response, answer, and the reward by Simply's `math_eval`; `make_simply_rewards.py` writes them."""
+
+
+def test_each_transcript_gets_the_same_reward() -> None:
+    assert {reward for *_, reward in TRANSCRIPTS} == {0.0, 1.0}
+    differ = [row for row in TRANSCRIPTS if boxed_strict(row[0], row[1]) != row[2]]
+    assert differ == []
+
+
+@pytest.mark.parametrize(
+    ("response", "box"),
+    [
+        (r"\boxed{1}, no, \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{18} \boxed{", None),
+        (r"\boxed 18", None),
+        ("18", None),
+        (r"\boxed{}", ""),
+    ],
+)
+def test_only_the_last_box_counts(response: str, box: str | None) -> None:
+    assert last_box(response) == box
+
+
+def test_a_long_answer_is_read_in_time_linear_in_it() -> None:
+    assert not is_integer_answer("1" * 100_000, "18")
+    assert last_box("\\boxed{" * 50_000) is None
+
+
+def test_an_answer_that_is_no_integer_is_compared_as_elsewhere() -> None:
+    assert boxed_strict(r"\boxed{0.5}", r"\frac{1}{2}") == 1
+    assert boxed_strict(r"\boxed{0.6}", r"\frac{1}{2}") == 0

@@ -39,26 +39,23 @@ from trainer.rewards.functions import answer_format
         ("so \\boxed{5}</think>\n#### 18", "18"),
         ("#### 18 <think>or is it \\boxed{5}", "18"),
         ("<think>\\boxed{18}", None),
+        ("#### 17\nno:\n#### 18", "18"),
+        (r"\boxed{17} and then \boxed{18}", "18"),
+        (r"\boxed{17} and then #### 18", "18"),
+        ("The answer is 17. No, the answer is 18.", "18"),
+        (r"\boxed{17 so \boxed{18}", "18"),
+        (r"\boxed{\boxed{18}}", r"\boxed{18}"),
+        ("The answer is 18.\n\nQuestion: 2+3?\nAnswer: \\boxed{5}", "18"),  # not the mark of another question
+        ("Question: how many?\nLet me see.\n#### 18", "18"),  # its own words for the question
+        ("9" * 1_000_000 + " #### 18", "18"),  # is read from its end
+        ("#### 7 " + "x" * MAX_RESPONSE_CHARS, None),
         ("none at all", None),
         ("", None),
     ],
+    ids=lambda words: str(words)[:40],
 )
-def test_marked_or_said_or_else_the_last_number(response: str, answer: str | None) -> None:
+def test_the_last_of_what_is_marked_or_said_or_else_the_last_number(response: str, answer: str | None) -> None:
     assert extract_answer(response) == answer
-
-
-@pytest.mark.parametrize(
-    "response",
-    [
-        "#### 17\nno:\n#### 18",
-        r"\boxed{17} and then \boxed{18}",
-        r"\boxed{17} and then #### 18",
-        "The answer is 17. No, the answer is 18.",
-        r"\boxed{17 so \boxed{18}",
-    ],
-)
-def test_the_last_answer_wins(response: str) -> None:
-    assert extract_answer(response) == "18"
 
 
 @pytest.mark.parametrize(
@@ -79,20 +76,6 @@ def test_the_last_answer_wins(response: str) -> None:
 def test_a_box_followed_by_one_that_is_unclosed_or_of_another_question_is_the_answer(rest: str) -> None:
     assert extract_answer(r"so \boxed{18}" + rest) == "18"
     assert extract_boxed(r"so \boxed{18}" + rest) == "18"
-
-
-def test_what_is_only_said_is_not_outdone_by_another_questions_mark() -> None:
-    assert extract_answer("The answer is 18.\n\nQuestion: 2+3?\nAnswer: \\boxed{5}") == "18"
-    assert extract_answer("Question: how many?\nLet me see.\n#### 18") == "18"  # its own words for the question
-
-
-def test_nested_boxes_are_one_answer() -> None:
-    assert extract_answer(r"\boxed{\boxed{18}}") == r"\boxed{18}"
-
-
-def test_a_huge_response_is_read_from_its_end() -> None:
-    assert extract_answer("9" * 1_000_000 + " #### 18") == "18"
-    assert extract_answer("#### 7 " + "x" * MAX_RESPONSE_CHARS) is None
 
 
 def test_the_format_counts_marks_not_truth() -> None:

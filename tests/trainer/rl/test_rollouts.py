@@ -1,5 +1,7 @@
 """From question to update: what is drawn, what each sample counts for, and what a checkpoint keeps of it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -8,15 +10,19 @@ import pytest
 
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.prompts import ArithmeticData
+from tests.golden import golden
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from trainer.data.problem import Draw, Problem, Question
 from trainer.data.prompting import PromptEncoder
 from trainer.rewards.pool import RewardPool
+from trainer.rl import batching
+from trainer.rl.progress import Progress
 from trainer.rl.rollouts import Rollout, RolloutGenerator, staleness
 from trainer.sampler import Completion
+from trainer.telemetry.averages import MetricAverages
 from trainer.telemetry.throughput import Stopwatch
-from trainer.tokenizer.byte_level import EOS_ID, encode
+from trainer.tokenizer.byte_level import BOS_ID, EOS_ID, encode
 
 LENGTH = 6
 LOOP = GrpoLoop(
@@ -74,11 +80,13 @@ class Scores:
         return -1.5 * batch["mask"], -2.5 * batch["mask"]
 
 
-def drawn(checks: RewardPool, *draws: list[str], finish: bool = True, **changes) -> tuple[Rollout, Asked, Scripted]:
+def drawn(
+    checks: RewardPool, *draws: list[str], finish: bool = True, between: Callable = lambda: None, **changes
+) -> tuple[Rollout, Asked, Scripted]:
     asked, sampler, loop = Asked(), Scripted(*draws), GrpoLoop(**LOOP.model_dump() | changes)
     watch = Stopwatch("rollout_time", "reward_time", "score_time")
     rollouts = RolloutGenerator(loop, make_mesh(1, 1, 1), 7, asked, sampler, Scores(), checks, watch)  # pyright: ignore[reportArgumentType]
-    rollout = rollouts.generate(None, None, 3, lambda: None)  # pyright: ignore[reportArgumentType]
+    rollout = rollouts.generate(None, None, 3, between)  # pyright: ignore[reportArgumentType]
     if finish:
         rollout.finish()
     return rollout, asked, sampler
@@ -232,21 +240,25 @@ def test_staleness_counts_the_updates_since_the_policy_that_drew_a_token(checks)
 
 
 def test_a_draw_can_be_ended(checks) -> None:
-    class EndError(Exception):
-        pass
-
     def end() -> None:
-        raise EndError
+        raise InterruptedError
 
-    rollouts = RolloutGenerator(
-        LOOP,
-        make_mesh(1, 1, 1),
-        7,
-        Asked(),
-        Scripted(["2", "2", "5", "5"]),
-        Scores(),
-        checks,
-        Stopwatch("rollout_time"),  # pyright: ignore[reportArgumentType]
-    )
-    with pytest.raises(EndError):
-        rollouts.generate(None, None, 0, end)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InterruptedError):
+        drawn(checks, ["2", "2", "5", "5"], between=end)
+
+
+def test_worked_responses_are_cut_where_drawn_ones_would_be() -> None:
+    questions = PROMPTING.encode([Problem("1+1=", "2", "2"), Problem("2+3=", "5", "it is 5")])
+    batch = batching.supervised_batch(questions, LOOP)
+    assert batch["mask"].sum(axis=1).tolist() == [2, 6]
+    assert batch["tokens"][0].tolist() == [BOS_ID, *encode("1+1=2"), EOS_ID, *[batching.PAD_ID] * 7]
+    assert batch["mask"][0].nonzero()[0].tolist() == [4, 5]  # the positions before the response's tokens
+
+
+def test_the_position_is_what_its_golden_file_says() -> None:
+    body = golden("grpo_position")
+    progress = Progress("grpo", 3, 2, 0.1, 0.2, {"test_pass_at_1": 0.25})
+    assert progress.to_json() == body["position"]
+    assert Progress(**body["position"]) == progress
+    assert MetricAverages(2, {"loss": 3.0}).to_json() == body["window"]
+    assert MetricAverages.from_json(body["window"]).to_json() == body["window"]

@@ -1,10 +1,11 @@
 """Metrics: lines, event files that TensorBoard reads, upload, and continuation after a cut."""
 
+from __future__ import annotations
+
 import itertools
 import json
 import math
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,18 +13,22 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
+from tests.trainer.lives import lines_of
+from trainer.telemetry.averages import MetricAverages
+from trainer.telemetry.boards import CLUE, MAZE, WHITE, WRONG, draw_puzzle
 from trainer.telemetry.metrics import MetricsLogger, run_folder
-from trainer.telemetry.transcripts import Transcript
+from trainer.telemetry.tags import curve_tag
+from trainer.telemetry.transcripts import MAX_CELL_CHARS, Transcript, markdown_table
 
 
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+def events_of(folder):
+    events = EventAccumulator(str(folder / "tb"))
+    events.Reload()
+    return events
 
 
 def curve(folder, tag):
-    events = EventAccumulator(str(folder / "tb"))
-    events.Reload()
-    return {point.step: point.value for point in events.Scalars(tag)}
+    return {point.step: point.value for point in events_of(folder).Scalars(tag)}
 
 
 @pytest.fixture
@@ -48,15 +53,14 @@ def test_lines_and_event_files_are_uploaded_whole(folders):
     log.summarize(accuracy_after=0.5, name="x")
     log.close()
     for folder in folders:
-        assert [(line["step"], line["phase"], line["loss"]) for line in lines(folder)] == [
+        assert [(line["step"], line["phase"], line["loss"]) for line in lines_of(folder)] == [
             (1, "train", 1.0),
             (2, "train", 2.0),
             (3, "train", 3.0),
         ]
         assert curve(folder, "train/loss") == {1: 1.0, 2: 2.0, 3: 3.0}
         assert json.loads((folder / "summary.json").read_text()) == {"accuracy_after": 0.5, "name": "x"}
-    events = EventAccumulator(str(folders[1] / "tb"))
-    events.Reload()
+    events = events_of(folders[1])
     assert events.Tags()["tensors"] == ["sample"]
     assert events.Tensors("sample")[0].tensor_proto.string_val == [b"two *words*"]
 
@@ -66,7 +70,7 @@ def test_a_run_that_begins_anew_has_no_lines(folders):
     log.log(0, "train", loss=5.0)
     log.close()
     write(folders, 0, 1).close()
-    assert [(line["step"], line["loss"]) for line in lines(folders[1])] == [(1, 1)]
+    assert [(line["step"], line["loss"]) for line in lines_of(folders[1])] == [(1, 1)]
 
 
 def test_the_evaluation_of_the_checkpoint_is_made_again(folders):
@@ -75,7 +79,7 @@ def test_the_evaluation_of_the_checkpoint_is_made_again(folders):
         log.log(step, "eval", eval_loss=7.0)
     log.close()
     write(folders, 3, 3).close()
-    assert [(line["step"], line["phase"]) for line in lines(folders[1])] == [
+    assert [(line["step"], line["phase"]) for line in lines_of(folders[1])] == [
         *((1, "train"), (2, "train"), (3, "train"), (2, "eval"))
     ]
 
@@ -91,7 +95,7 @@ def test_evaluations_of_ones_own_are_kept_and_known(folders):
     assert log.recorded(4, "core") is None
     assert log.recorded(3, "other") is None
     log.close()
-    assert [(line["step"], line.get("evaluation")) for line in lines(folders[1]) if line["phase"] == "eval"] == [
+    assert [(line["step"], line.get("evaluation")) for line in lines_of(folders[1]) if line["phase"] == "eval"] == [
         (3, "core")
     ]
     assert curve(folders[1], "eval/core_metric") == {3: 3.25}
@@ -105,16 +109,8 @@ def test_resumed_at_a_step_the_lines_after_it_are_dropped(folders, tmp_path, sam
     second = folders if same_machine else (tmp_path / "new", folders[1])
     write(second, 3, 4, factor=10.0).close()
     for folder in second:
-        assert [(line["step"], line["loss"]) for line in lines(folder)] == [(1, 1), (2, 2), (3, 3), (4, 40)]
+        assert [(line["step"], line["loss"]) for line in lines_of(folder)] == [(1, 1), (2, 2), (3, 3), (4, 40)]
     assert curve(folders[1], "train/loss") == {1: 1, 2: 2, 3: 3, 4: 40}
-
-
-def test_what_is_not_finite_is_null(folders):
-    log = MetricsLogger(folders[0], str(folders[1]), writes=True)
-    log.log(1, "train", loss=math.nan, kl=math.inf, reward=1)
-    log.close()
-    (line,) = lines(folders[1])
-    assert (line["loss"], line["kl"], line["reward"]) == (None, None, 1.0)
 
 
 def test_other_processes_write_nothing(folders):
@@ -144,27 +140,121 @@ def test_transcripts_are_lines_and_a_table_and_go_on_after_a_cut(folders):
     log = write((folders[0].with_name("other"), folders[1]), 4, 4)
     say(log, 4, "test")
     log.close()
-    rows = [json.loads(line) for line in (folders[1] / "transcripts.jsonl").read_text().splitlines()]
+    rows = lines_of(folders[1], "transcripts.jsonl")
     assert [(row["step"], row["phase"]) for row in rows] == [(0, "eval"), (2, "eval"), (4, "test")]
     assert rows[2]["response"] == "\u2028four\n#### 4"
-    events = EventAccumulator(str(folders[1] / "tb"))
-    events.Reload()
+    events = events_of(folders[1])
     assert events.Tags()["tensors"] == ["transcripts/eval", "transcripts/test"]
     assert b"<br>#### 4 | 4 | 4 | 1 |" in events.Tensors("transcripts/test")[0].tensor_proto.string_val[0]
 
 
-def test_a_loop_without_transcripts_leaves_no_file(folders):
-    write(folders, 0, 2).close()
+def test_alerts_are_lines_and_what_is_not_finite_is_null(folders) -> None:
+    log = MetricsLogger(folders[0], str(folders[1]), writes=True)
+    log.log_alert(7, "entropy", "it hardly explores")
+    log.log(8, "train", loss=math.nan, kl=math.inf, reward=1)
+    log.log_alert(9, "entropy", "")
+    log.close()
+    assert [{key: value for key, value in row.items() if key != "time"} for row in lines_of(folders[1])] == [
+        {"step": 7, "phase": "alert", "alert": "entropy", "message": "it hardly explores"},
+        {"step": 8, "phase": "train", "loss": None, "kl": None, "reward": 1.0},
+        {"step": 9, "phase": "alert", "alert": "entropy", "over": True},
+    ]
     assert not (folders[1] / "transcripts.jsonl").exists()
 
 
-def test_an_alert_is_a_line_that_the_controller_reads(tmp_path: Path) -> None:
-    log = MetricsLogger(tmp_path / "local", str(tmp_path / "run"), writes=True)
-    log.log_alert(7, "entropy", "it hardly explores")
-    log.log_alert(9, "entropy", "")
-    log.close()
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [{key: value for key, value in row.items() if key != "time"} for row in rows] == [
-        {"step": 7, "phase": "alert", "alert": "entropy", "message": "it hardly explores"},
-        {"step": 9, "phase": "alert", "alert": "entropy", "over": True},
-    ]
+TAGS = {
+    "eval_accuracy": "eval/accuracy",
+    "test_pass_at_4": "test/pass_at_4",
+    "eval_time": "time/eval_time",
+    "rollout_tokens_per_second": "time/rollout_tokens_per_second",
+    "reward_mean": "rollout/reward_mean",
+    "response_length_max": "rollout/response_length_max",
+    "loss": "train/loss",
+    "reward/brief": "reward/brief",
+}
+
+
+def test_curves_share_a_section_with_their_like() -> None:
+    assert {name: curve_tag(name) for name in TAGS} == TAGS
+
+
+def test_a_row_per_transcript_whatever_it_holds() -> None:
+    odd = Transcript("2+2?\nAnswer:", "4", "a|b <script>\r\n\n#### 4 & more", "4", 1.0)
+    lines = markdown_table([odd, Transcript("q", "4", "x" * 9999, None, 0.0)]).split("\n")
+    assert len(lines) == 4
+    assert lines[2] == "| 2+2?<br>Answer: | a&#124;b &lt;script&gt;<br><br>#### 4 &amp; more | 4 | 4 | 1 |"
+    assert lines[3].count("x") == MAX_CELL_CHARS
+    assert lines[3].endswith(" … | (none) | 4 | 0 |")
+
+
+SUDOKU = {"kind": "sudoku", "width": 4, "puzzle": "1...............", "solution": "1234341221434321",
+          "steps": {"1": "1334341221434321", "4": "1234341221434321"}}  # fmt: skip
+MAZE_BOARD = {"kind": "maze", "width": 3, "puzzle": "S.G##.###", "solution": "SoG##.###",
+              "steps": {"1": "S.G##o###"}}  # fmt: skip
+
+
+def colors(picture: np.ndarray) -> set[tuple[int, ...]]:
+    return {tuple(pixel) for pixel in picture.reshape(-1, 3).tolist()}
+
+
+def test_wrong_cells_are_red_and_clues_gray() -> None:
+    picture = np.asarray(draw_puzzle(SUDOKU))
+    puzzle, first, last = (picture[:, x : x + 145] for x in (8, 161, 314))
+    assert WRONG in colors(first)
+    assert WRONG not in colors(puzzle) | colors(last)
+    for panel in (puzzle, first, last):
+        assert tuple(panel[10, 3].tolist()) == CLUE, "the first cell, beside its digit"
+    assert tuple(first[10, 39].tolist()) == WRONG, "the second cell"
+    assert tuple(first[10, 75].tolist()) == WHITE, "the third"
+
+
+def test_a_maze_shows_the_way_and_what_is_wrong_with_it() -> None:
+    """The model leaves out a cell of the way and adds one: both have a red frame, around what the model says."""
+    first = np.asarray(draw_puzzle(MAZE_BOARD))[8:, 161:]
+    missing, added = first[:48, 48:96], first[48:96, 96:144]
+    assert [tuple(cell[24, 24].tolist()) for cell in (missing, added)] == [WHITE, MAZE["o"]]
+    assert [tuple(cell[24, 1].tolist()) for cell in (missing, added)] == [WRONG, WRONG]
+    assert tuple(first[24, 24].tolist()) == MAZE["S"]
+
+
+def test_many_steps_continue_in_further_rows() -> None:
+    steps = {str(n): SUDOKU["solution"] for n in range(1, 8)}
+    assert draw_puzzle(SUDOKU | {"steps": steps}).size == (4 * 153 + 8, 2 * 153 + 8)
+
+
+GOOD = {"loss": 1.0, "grad_norm": 1.0}
+
+
+def test_means_extremes_and_the_newest() -> None:
+    window = MetricAverages()
+    for reward, ratio, rate in ((0.0, 0.9, 3.0), (1.0, 0.8, 2.0), (0.5, 1.1, 1.0)):
+        window.add(GOOD | {"reward_mean": reward, "ratio_min": ratio, "ratio_max": ratio, "learning_rate": rate})
+    expected = GOOD | {"reward_mean": 0.5, "ratio_min": 0.8, "ratio_max": 1.1, "learning_rate": 1.0}
+    assert window.pop() == pytest.approx(expected)
+    window.add(GOOD | {"reward_mean": 7.0})
+    assert window.pop() == GOOD | {"reward_mean": 7.0}
+
+
+@pytest.mark.parametrize(
+    ("updates", "expected"),
+    [
+        ([{"kl": 2.0, "skipped": 0.0}, {"kl": math.nan, "skipped": 1.0, "loss": math.nan}], {"kl": 2.0} | GOOD),
+        ([{"kl": 2.0, "skipped": 0.0}, {"kl": math.nan, "skipped": 1.0, "grad_norm": math.inf}], {"kl": 2.0} | GOOD),
+        ([{"loss": math.nan, "skipped": 1.0}], {}),
+    ],
+)
+def test_an_update_that_was_left_out_counts_as_skipped_only(updates, expected) -> None:
+    window = MetricAverages()
+    for values in updates:
+        window.add(GOOD | values)
+    assert window.pop() == expected | {"skipped": 1.0}
+
+
+def test_a_checkpoint_amid_a_window_changes_nothing() -> None:
+    whole = cut = MetricAverages()
+    for i in range(7):
+        if i == 3:
+            cut = MetricAverages.from_json(json.loads(json.dumps(whole.to_json())))
+        for window in {whole, cut} if i >= 3 else {whole}:
+            window.add(GOOD | {"kl": 0.1 * i, "kl_max": 0.1 * i})
+    assert cut.pop() == whole.pop()

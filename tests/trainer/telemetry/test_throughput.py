@@ -14,7 +14,9 @@ from trainer.distributed.mesh import named_sharding
 from trainer.losses import lm
 from trainer.models.weights import abstract_params
 from trainer.step.program import Program
-from trainer.telemetry import throughput
+from trainer.telemetry import phases, stragglers, throughput
+from trainer.telemetry.phases import PhaseTimes
+from trainer.telemetry.stragglers import StragglerWatch, WorkerTimes, find_straggler
 
 POD = {"workers": 1, "devices": 8, "backend": "tpu", "hbm_bytes_per_chip": None}
 
@@ -55,3 +57,81 @@ def test_a_lap_holds_what_was_waited_for_and_leaves_out_what_is_apart(monkeypatc
     with watch.excluded():
         pass
     assert watch.lap(2) == {"step_time": 8.0, "data_time": 1.0, "transfer_time": 0.0}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds of the wall and of the CPU, which the test sets."""
+    now = {"wall": 0.0, "cpu": 3.0}
+    monkeypatch.setattr(phases.time, "perf_counter", lambda: now["wall"])
+    monkeypatch.setattr(phases.time, "process_time", lambda: now["cpu"])
+    assert phases.time is time
+    return now
+
+
+def test_time_counts_for_the_innermost_phase(clock, monkeypatch):
+    monkeypatch.setattr(phases, "gather_texts", lambda text: [text, text])  # another worker with the same times
+    times = PhaseTimes()
+    times.listen()
+    times.enter("updates")
+    clock |= {"wall": 10.0, "cpu": 5.0}
+    with times.measure("evaluations"):
+        jax.monitoring.record_event_duration_secs("/jax/core/compile/jaxpr_trace_duration", 1.5)
+        clock |= {"wall": 14.0, "cpu": 5.5}
+    clock |= {"wall": 15.0, "cpu": 6.0}
+    assert times.close() == [
+        "seconds of worker 0 (CPU seconds of all workers): start 0.0 (6.0), updates 11.0 (5.0), evaluations 4.0 (1.0)",
+        "seconds of compilation, by worker: trace 1.5 1.5, lower 0.0 0.0, compile or load 0.0 0.0",
+    ]
+
+
+def test_an_error_ends_the_phase_it_leaves(clock):
+    times = PhaseTimes()
+
+    def fail() -> None:
+        with times.measure("evaluations"):
+            clock["wall"] = 1.0
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    clock["wall"] = 3.0
+    times.listen()
+    assert "start 2.0 (3.0), evaluations 1.0 (0.0)" in times.close()[0]
+
+
+USUAL = WorkerTimes(host=0.02, wait=0.98, probe=0.001)
+
+
+SLOW_HOST, SLOW_CHIPS = WorkerTimes(0.9, 0.1, 0.001), WorkerTimes(0.02, 0.98, 0.002)
+
+
+@pytest.mark.parametrize(
+    ("times", "worker", "host", "device"),
+    [
+        ([USUAL, USUAL, SLOW_HOST, USUAL], 2, 0.88, 0.0),  # it reads slowly, and the others wait
+        ([USUAL, USUAL, SLOW_CHIPS, USUAL], 2, 0.0, 0.49),  # they take twice as long
+        ([USUAL, WorkerTimes(0.5, 0.98, 0.001), USUAL], None, 0.0, 0.0),  # busy, but it works while its chips do
+        ([USUAL, WorkerTimes(0.02, 0.98, 0.0012), USUAL], None, 0.0, 0.0),  # noise of the probe
+        ([WorkerTimes(0.01, 1.04, 0.003), WorkerTimes(1.0, 0.05, 0.001)], 1, 0.99, 0.0),  # who waits has no slow chips
+        ([WorkerTimes(0.9, 0.05, 0.001), WorkerTimes(0.02, 0.93, 0.001)], 0, 0.88, 0.0),  # of two, the slower one
+    ],
+)
+def test_the_odd_one_is_found(times, worker, host, device):
+    found = find_straggler(times)
+    assert (found.host_seconds, found.device_seconds) == (pytest.approx(host), pytest.approx(device))
+    assert found.worker == worker or not found.seconds
+
+
+def test_one_worker_is_compared_with_nobody():
+    assert StragglerWatch(make_mesh(8, 1, 1)).compare(1.0, 0.9) == {}
+
+
+def test_the_share_of_the_delay_is_a_metric(monkeypatch):
+    rows = [[0.1, 0.9, 0.001], [0.9, 0.1, 0.001]]
+    monkeypatch.setattr(stragglers.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(stragglers, "gather_numbers", lambda mesh, row: stragglers.np.array(rows))
+    found = StragglerWatch(make_mesh(8, 1, 1)).compare(1.0, 0.9)
+    assert found == pytest.approx(
+        {"slow_worker": 1, "slow_worker_share": 0.8, "slow_worker_host_time": 0.8, "slow_worker_device_time": 0.0}
+    )

@@ -82,76 +82,25 @@ def test_samples_are_sent_once_each_as_they_are_scored() -> None:
     assert trainer.rows() == [(0, [0])]
 
 
-def test_a_task_is_drawn_while_the_rewards_of_another_are_computed() -> None:
-    deliveries, trainer, rewards = opened()
-    deliveries.begin(FIRST)
-    draw(deliveries, [0, 1])
-    deliveries.end(whole=True)
-    assert deliveries.tasks == [FIRST]
-    deliveries.begin(SECOND)
-    draw(deliveries, [4])
-    rewards.finish("response 0", "response 4")
-    deliveries.send()
-    assert trainer.rows() == [(0, [0]), (2, [4])]
-    assert deliveries.tasks == [FIRST]
-    rewards.finish("response 1")
-    deliveries.send()
-    assert trainer.rows() == [(0, [1])]
-    assert deliveries.tasks == []
-
-
-def test_a_task_that_another_sampler_has_is_dropped_while_it_is_drawn() -> None:
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_task_that_another_sampler_has_is_dropped_while_it_is_drawn_or_scored(drawn) -> None:
     deliveries, trainer, rewards = opened()
     deliveries.begin(FIRST)
     draw(deliveries, [0, 1])
     trainer.unwanted = {FIRST.first}
-    with pytest.raises(AbandonedError):
+    if drawn:
+        with pytest.raises(AbandonedError):
+            deliveries.send()
+        deliveries.end(whole=False)
+    else:
+        deliveries.end(whole=True)
+        deliveries.begin(SECOND)
+        draw(deliveries, [4])
+        deliveries.send()  # the task that is being drawn goes on
+        rewards.finish("response 4")
+        trainer.rows()
         deliveries.send()
-    deliveries.end(whole=False)
+        assert trainer.rows() == [(2, [4])]
     assert deliveries.tasks == []
-    assert all(check.cancelled() for check in rewards.checks.values())
-
-
-def test_a_task_that_another_sampler_has_is_dropped_while_it_is_scored() -> None:
-    deliveries, trainer, rewards = opened()
-    deliveries.begin(FIRST)
-    draw(deliveries, [0, 1])
-    deliveries.end(whole=True)
-    deliveries.begin(SECOND)
-    draw(deliveries, [4])
-    trainer.unwanted = {FIRST.first}
-    deliveries.send()  # the task that is being drawn goes on
-    assert deliveries.tasks == []
-    assert [check.cancelled() for check in rewards.checks.values()] == [True, True, False]
-    trainer.rows()
-    rewards.finish("response 4")
-    deliveries.send()
-    assert trainer.rows() == [(2, [4])]
-
-
-def test_waiting_ends_when_the_oldest_task_is_scored() -> None:
-    deliveries, trainer, rewards = opened()
-    deliveries.begin(FIRST)
-    draw(deliveries, [0, 1])
-    deliveries.end(whole=True)
-    deliveries.wait(0.0)  # reports, though nothing is scored
-    assert [message["rows"] for message, _ in trainer.arrived] == [[]]
-    rewards.finish("response 0", "response 1", score=0.0)
-    trainer.rows()
-    deliveries.wait(60.0)
-    assert trainer.rows() == [(0, [0, 1])]
-    assert deliveries.tasks == []
-
-
-def test_the_end_of_a_connection_drops_what_is_not_sent() -> None:
-    deliveries, trainer, rewards = opened()
-    deliveries.begin(FIRST)
-    draw(deliveries, [0])
-    deliveries.end(whole=True)
-    deliveries.begin(SECOND)
-    draw(deliveries, [4])
-    deliveries.cancel()
-    deliveries.send()
-    assert deliveries.tasks == []
-    assert trainer.arrived == []
-    assert all(check.cancelled() for check in rewards.checks.values())
+    assert rewards.checks["response 0"].cancelled()
+    assert rewards.checks["response 1"].cancelled()

@@ -109,14 +109,6 @@ def test_strangers_are_counted_and_the_first_one_is_logged(listener, stranger, c
     assert "before it showed the token of this attempt" in lines[0].getMessage()
 
 
-def test_another_token_is_not_heard(listener) -> None:
-    channel = Channel.connect("127.0.0.1", listener.port, "guess")
-    with pytest.raises(ConnectionError):
-        channel.ask({"name": "one"})
-    channel.close()
-    wait_for(lambda: listener.strangers == 1, "it is counted", SECONDS)
-
-
 def test_a_connection_that_fails_does_not_keep_later_ones_out(monkeypatch) -> None:
     real, failed = socket.socket.accept, list[int]()
 

@@ -13,7 +13,7 @@ from trainer.distributed.checksums import CorruptionError
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE, PreemptedError
 from trainer.rl.remote.journal import DrawnSample, encode
 from trainer.rl.remote.leases import Leases, TaskLostError
-from trainer.rl.remote.presence import SamplersLostError
+from trainer.rl.remote.presence import LIMIT_SECONDS, REPORT_SECONDS, Presence, SamplersLostError
 from trainer.rl.remote.server import RolloutServer
 from trainer.rl.remote.source import RemoteRollouts
 
@@ -29,6 +29,10 @@ def bare(**members: Any) -> Any:
     return made
 
 
+DRAWN = DrawnSample(np.arange(3, dtype=np.int32), np.ones(3, np.float32), np.zeros(3, np.int32), np.ones(4), True)
+SERVER = SimpleNamespace(begin_wait=lambda: None, wait=lambda *_: [DRAWN] * 2, report_silence=lambda: None)
+
+
 def raises(error: Exception) -> Any:
     def act(*_: object) -> None:
         raise error
@@ -38,28 +42,23 @@ def raises(error: Exception) -> Any:
 
 @pytest.mark.parametrize("error", [TaskLostError("prompts 0 to 1"), SamplersLostError("worker 3")])
 def test_errors_of_the_samplers_are_raised_by_all(error) -> None:
-    found = {TaskLostError: ("wait", error), SamplersLostError: ("report_silence", error)}[type(error)]
-    server = SimpleNamespace(begin_wait=lambda: None, wait=lambda *_: None, report_silence=lambda: None)
-    setattr(server, found[0], raises(error))
+    fails = {TaskLostError: {"wait": raises(error)}, SamplersLostError: {"report_silence": raises(error)}}[type(error)]
+    server = SimpleNamespace(**vars(SERVER) | {"wait": lambda *_: None} | fails)
     with pytest.raises(type(error), match=str(error)):
         bare(server=server)._wait(0, lambda: None)
 
 
 def test_a_replacement_by_a_later_attempt_is_raised_by_all() -> None:
-    drawn = DrawnSample(np.arange(3, dtype=np.int32), np.ones(3, np.float32), np.zeros(3, np.int32), np.ones(4), True)
-    server = SimpleNamespace(begin_wait=lambda: None, wait=lambda *_: [drawn] * 2)
     journal = SimpleNamespace(read=lambda _: None, write=raises(ReplacedError("0002.json exists")))
-    content, problem = bare(server=server, journal=journal)._look_for(0)
+    content, problem = bare(server=SERVER, journal=journal)._look_for(0)
     assert (content, problem) == (None, ("ReplacedError", "0002.json exists"))
     with pytest.raises(ReplacedError, match=r"0002\.json exists"):
-        bare(server=server, journal=journal)._wait(0, lambda: None)
+        bare(server=SERVER, journal=journal)._wait(0, lambda: None)
 
 
 def test_the_samples_that_the_journal_has_count() -> None:
-    drawn = DrawnSample(np.arange(3, dtype=np.int32), np.ones(3, np.float32), np.zeros(3, np.int32), np.ones(4), True)
-    server = SimpleNamespace(begin_wait=lambda: None, wait=lambda *_: [drawn] * 2)
     journal = SimpleNamespace(read=lambda _: None, write=lambda *_: b"another attempt's")
-    assert bare(server=server, journal=journal)._wait(0, lambda: None) == b"another attempt's"
+    assert bare(server=SERVER, journal=journal)._wait(0, lambda: None) == b"another attempt's"
 
 
 class Ending:
@@ -124,9 +123,32 @@ def test_a_replay_without_the_rollout_names_the_key() -> None:
 
 
 def test_a_rollout_of_another_config_is_an_error() -> None:
-    drawn = DrawnSample(np.arange(3, dtype=np.int32), np.ones(3, np.float32), np.zeros(3, np.int32), np.ones(4), True)
-    assert len(bare()._decode(4, encode(4, [drawn] * 2))) == 2
+    assert len(bare()._decode(4, encode(4, [DRAWN] * 2))) == 2
     with pytest.raises(RunFileError, match=r"rollout 4 has 3 samples, not the 2 of loop\.prompts_per_step"):
-        bare()._decode(4, encode(4, [drawn] * 3))
+        bare()._decode(4, encode(4, [DRAWN] * 3))
     with pytest.raises(RunFileError, match="rollout 4: it holds rollout 5"):
-        bare()._decode(4, encode(5, [drawn] * 2))
+        bare()._decode(4, encode(5, [DRAWN] * 2))
+
+
+def test_a_silence_of_all_samplers_is_reported_and_ends() -> None:
+    presence = Presence(["worker 2", "sampler pod 1"])
+    presence.begin(100.0)
+    presence.hear("sampler pod 1", 110.0)
+    assert presence.report(110.0 + REPORT_SECONDS - 1) == ""
+    line = presence.report(110.0 + REPORT_SECONDS)
+    assert line.startswith("waiting for a sampler (loop.sampler), for at most 30 minutes: ")
+    assert line.endswith("worker 2 has never connected, sampler pod 1 was last heard 60 s ago")
+    assert presence.report(110.0 + REPORT_SECONDS + 1) == ""
+    assert presence.report(110.0 + 2 * REPORT_SECONDS) != ""
+    with pytest.raises(SamplersLostError, match=r"^loop\.sampler: .* 30 minutes: worker 2 has never connected"):
+        presence.report(110.0 + LIMIT_SECONDS)
+
+
+def test_one_sampler_that_works_is_enough_and_the_time_before_the_wait_does_not_count() -> None:
+    presence = Presence(["worker 1", "worker 2"])
+    presence.hear("worker 1", 0.0)
+    presence.begin(2 * LIMIT_SECONDS)
+    for now in range(int(2 * LIMIT_SECONDS) + 30, int(5 * LIMIT_SECONDS), 30):
+        assert presence.report(float(now - 29)) == ""
+        presence.hear("worker 1", float(now))
+        assert presence.report(float(now)) == ""

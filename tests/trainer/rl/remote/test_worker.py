@@ -23,6 +23,13 @@ from trainer.rl.remote.wire import Channel, WireError
 from trainer.sampler import Completion
 
 
+def raises(error: Exception) -> Any:
+    def act(*_: object) -> None:
+        raise error
+
+    return act
+
+
 class Answers:
     """A connection with the answers to come; one that is an exception is raised."""
 
@@ -127,15 +134,8 @@ def test_a_pod_of_samplers_works_for_each_attempt_in_turn_and_ends_with_the_run(
 def test_a_pod_of_samplers_whose_trainer_does_not_come_back_ends(tmp_path, monkeypatch) -> None:
     world = Attempts(tmp_path)
     world.listen(1)
-
-    def work(*_: object) -> int:
-        raise AssertionError("nobody listens")
-
-    def refuse(*_: object) -> None:
-        raise ConnectionRefusedError
-
-    monkeypatch.setattr(Attempts, "connect", refuse)
-    assert world.run(monkeypatch, work) == NO_TRAINER_EXIT_CODE
+    monkeypatch.setattr(Attempts, "connect", raises(ConnectionRefusedError()))
+    assert world.run(monkeypatch, lambda *_: pytest.fail("nobody listens")) == NO_TRAINER_EXIT_CODE
     assert world.now >= worker.CONNECT_SECONDS
 
 
@@ -172,23 +172,18 @@ class Trainer:
         return [(said["rollout"], said["rows"]) for said in self.asked if said.get("rows")]
 
 
-def score(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check's result is what the trainer gets, and nothing waits for it."""
+def work(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, checks: list[Future[Any]]) -> int:
+    """Work for a trainer: each task has a prompt with a response for each of the next checks."""
     monkeypatch.setattr(worker, "REPORT_SECONDS", 0.0)
     monkeypatch.setattr(worker, "TAKE_SECONDS", 0.0)
     monkeypatch.setattr(delivery, "reward_names", lambda _: [])
     monkeypatch.setattr(delivery, "score_sample", lambda found, _: found)
-
-
-def work(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, checks: list[Future[Any]], group_size: int = 2) -> int:
-    """Work for a trainer: each task has a prompt with a response for each of the next checks."""
-    score(monkeypatch)
     empty = np.zeros(1, np.int32)
-    loop = SimpleNamespace(prompts_per_step=1, updates_per_rollout=1, group_size=group_size, temperature=1.0)
+    loop = SimpleNamespace(prompts_per_step=1, updates_per_rollout=1, group_size=2, temperature=1.0)
 
     def generate(*arguments: Any, **_: object) -> Any:
         between = arguments[5]
-        for row in range(group_size):
+        for row in range(2):
             yield Completion(row, empty, np.zeros(1, np.float32), True, empty)
         between()
 
@@ -264,38 +259,18 @@ class Versions:
         return (self.version, self.arrays) if self.version >= at_least else None
 
 
-def fed(feed: Versions) -> Any:
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return bare(feed=feed, copy=(-1, {}), abstract={"w": jax.ShapeDtypeStruct((3,), np.float32, sharding=place)})
-
-
-def test_weights_have_the_version_that_they_came_with() -> None:
+def test_weights_have_the_version_that_they_came_with_also_where_they_could_not_be_placed_at_first(monkeypatch) -> None:
     feed = Versions()
-    sampler = fed(feed)
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = {"w": jax.ShapeDtypeStruct((3,), np.float32, sharding=place)}
+    sampler = bare(feed=feed, copy=(-1, {}), abstract=abstract)
     for version in (0, 0, 2, 3, 3):
         if version != feed.version:
             feed.bring(version)
+            with monkeypatch.context() as patch:
+                patch.setattr(worker.jax, "device_put", raises(MemoryError("no room")))
+                with pytest.raises(MemoryError):
+                    sampler._weights()
+            feed.bring(version)
         copy, label = sampler._weights()
         assert (label, np.asarray(copy["w"]).tolist()) == (version, [version] * 3)
-
-
-def test_weights_that_could_not_be_placed_give_their_version_to_no_token(monkeypatch) -> None:
-    feed = Versions()
-    sampler = fed(feed)
-    sampler._weights()
-    feed.bring(5)
-    real = jax.device_put
-    monkeypatch.setattr(worker.jax, "device_put", raises(MemoryError("no room")))
-    with pytest.raises(MemoryError):
-        sampler._weights()
-    monkeypatch.setattr(worker.jax, "device_put", real)
-    feed.bring(5)
-    copy, label = sampler._weights()
-    assert (label, np.asarray(copy["w"]).tolist()) == (5, [5.0] * 3)
-
-
-def raises(error: Exception) -> Any:
-    def act(*_: object) -> None:
-        raise error
-
-    return act
