@@ -24,6 +24,7 @@ from controller.cli.verbs.look.forward import parse_ports
 from controller.cloud import emulator
 from controller.cloud.emulator import ensure_running, state_folder
 from controller.core.errors import ConfigError
+from tests.controller.cli.verbs.run.test_up import until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.emulators import Emulators
 
@@ -79,30 +80,6 @@ def test_where_a_rule_admits_this_machine_the_way_is_direct(here, place: Path) -
     assert tunnels(place) == 1
 
 
-def test_the_key_belongs_to_the_project_and_is_private(place: Path) -> None:
-    key = place.parent / "home" / "keys" / "slipway-local" / "id_ed25519"
-    assert key.stat().st_mode & 0o777 == 0o600
-
-
-def test_another_host_key_on_the_same_pod_is_refused(here, place: Path) -> None:
-    [kept] = (place.parent / "home" / "known_hosts" / "slipway-local").iterdir()
-    before = kept.read_text()
-    header, *lines = before.splitlines()
-    assert header.startswith("# incarnation ")
-    assert [line.split()[:2] for line in lines] == [[f"worker-{n}", "ssh-ed25519"] for n in range(4)]
-    other = lines[0].split()[2]
-    kept.write_text("\n".join([header, *lines[:2], f"worker-2 ssh-ed25519 {other}", lines[3], ""]))
-    try:
-        assert main.run(["exec", "--worker", "2", "--", "true"]) != 0
-        err = here.readouterr().err
-        assert "worker 2" in err
-        assert "publishes now, but this VM had" in err
-        assert f"delete {kept}" in err
-        assert main.run(["exec", "--worker", "1", "--", "true"]) == 0
-    finally:
-        kept.write_text(before)
-
-
 # exec
 
 
@@ -112,6 +89,22 @@ def test_a_command_runs_on_all_workers_and_says_who_said_what(here) -> None:
     assert sorted(out.splitlines()) == [f"worker {worker}| a b $HOME; '" for worker in range(4)]
 
 
+def test_one_worker_prints_as_it_is_and_in_json(here) -> None:
+    words = ["--worker", "2", "--", "echo $TPU_WORKER_ID; echo err >&2; exit 5"]
+    assert main.run(["exec", *words]) == 5
+    out, err = here.readouterr()
+    assert out == "2\n"
+    assert err.endswith("err\n")
+    assert main.run(["exec", "--json", *words]) == 5
+    lines = [json.loads(line) for line in here.readouterr().out.splitlines()]
+    assert sorted(lines, key=str) == [
+        {"worker": 2, "exit_code": 5},
+        {"worker": 2, "stderr": "err"},
+        {"worker": 2, "stdout": "2"},
+    ]
+    assert main.run(["exec", "--worker", "0", "--", "kill -KILL $$"]) == 128, "a signal has ended it"
+
+
 def test_one_word_is_a_line_for_the_shell(here) -> None:
     line = "echo $TPU_WORKER_ID; printf unfinished >&2; exit $TPU_WORKER_ID"
     assert main.run(["exec", "--worker", "all", "--", line]) == 3
@@ -119,19 +112,6 @@ def test_one_word_is_a_line_for_the_shell(here) -> None:
     assert sorted(out.splitlines()) == [f"worker {worker}| {worker}" for worker in range(4)]
     assert err.count("| unfinished\n") == 4
     assert "exit codes: worker 1: 1, worker 2: 2, worker 3: 3" in err
-
-
-def test_one_worker_prints_as_it_is(here) -> None:
-    assert main.run(["exec", "--worker", "2", "--", "echo $TPU_WORKER_ID; echo err >&2; exit 5"]) == 5
-    out, err = here.readouterr()
-    assert out == "2\n"
-    assert err.endswith("err\n")
-
-
-def test_exec_in_json(here) -> None:
-    assert main.run(["exec", "--json", "--worker", "1", "--", "echo one; exit 4"]) == 4
-    lines = [json.loads(line) for line in here.readouterr().out.splitlines()]
-    assert lines == [{"worker": 1, "stdout": "one"}, {"worker": 1, "exit_code": 4}]
 
 
 @pytest.mark.parametrize(
@@ -165,11 +145,16 @@ def test_a_shell_fed_from_a_pipe(here) -> None:
     assert "err\n" in err
 
 
-def test_a_shell_on_a_terminal(here) -> None:
+def on_a_terminal(*words: str) -> tuple[int, subprocess.Popen[bytes]]:
     master, slave = pty.openpty()
-    argv = [sys.executable, "-m", "controller", "ssh", "--worker", "3"]
+    argv = [sys.executable, "-m", "controller", "ssh", *words]
     process = subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
     os.close(slave)
+    return master, process
+
+
+def test_a_shell_on_a_terminal(here) -> None:
+    master, process = on_a_terminal("--worker", "3")
     os.write(master, b"test -t 0 && echo on a $TERM of worker $TPU_WORKER_ID; exit 6\n")
     seen = _read(master, process)
     os.close(master)
@@ -178,20 +163,10 @@ def test_a_shell_on_a_terminal(here) -> None:
 
 
 def test_a_command_on_a_terminal_is_interrupted_there(here) -> None:
-    master, slave = pty.openpty()
-    argv = [
-        sys.executable,
-        "-m",
-        "controller",
-        "ssh",
-        "--",
-        "sh",
-        "-c",
-        # short sleeps: an interruption just before a long one would be heard only after it
-        "trap 'echo caught; exit 9' INT; echo on; while :; do sleep 0.1; done",
-    ]
-    process = subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
-    os.close(slave)
+    # short sleeps: an interruption just before a long one would be heard only after it
+    master, process = on_a_terminal(
+        "--", "sh", "-c", "trap 'echo caught; exit 9' INT; echo on; while :; do sleep 0.1; done"
+    )
     seen = _read(master, process, until="on\r\n")
     os.write(master, b"\x03")
     seen += _read(master, process)
@@ -213,10 +188,6 @@ def _read(master: int, process: subprocess.Popen, until: str = "") -> str:
         if not data and process.poll() is not None:
             break
     return seen
-
-
-def test_a_command_that_a_signal_ends_has_ended(here) -> None:
-    assert main.run(["exec", "--worker", "0", "--", "kill -KILL $$"]) == 128
 
 
 # forward
@@ -241,15 +212,6 @@ def test_a_port_of_a_worker_is_reached_on_this_machine(here, website: int) -> No
     opened = json.loads(process.stdout.readline())
     assert (opened["worker"], opened["remote"]) == (0, website)
     url = f"http://127.0.0.1:{opened['port']}/"
-    end = time.monotonic() + 240
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=120) as page:
-                assert page.read() == b"from the worker"
-            break
-        except OSError:  # the website is not up yet
-            assert time.monotonic() < end
-            time.sleep(0.05)
 
     def fetch(_: int) -> bytes | str:
         try:
@@ -258,6 +220,7 @@ def test_a_port_of_a_worker_is_reached_on_this_machine(here, website: int) -> No
         except OSError as error:
             return str(error)
 
+    until(lambda: fetch(0) == b"from the worker")  # the website is up
     with ThreadPoolExecutor(8) as pool:
         found = [*pool.map(fetch, range(8))]
     process.send_signal(signal.SIGINT)

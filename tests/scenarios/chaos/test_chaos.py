@@ -15,7 +15,6 @@ from tests.planes import EITHER, PLANES, Plane
 from tests.scenarios.chaos.conftest import ChaosHarnessFactory
 from tests.scenarios.chaos.counter import STEPS
 from tests.scenarios.chaos.fault_schedule import ChaosScenario, Spec, fault_schedule
-from tests.scenarios.chaos.harness import ChaosHarness
 
 pytestmark = pytest.mark.e2e
 COUNTER = ("program=command", "program.command=[python,counter.py]", "env.packages=image")
@@ -104,21 +103,6 @@ FOUND: dict[str, tuple[int, tuple[Spec, ...]]] = {
 @pytest.mark.parametrize("what", FOUND)
 def test_what_went_wrong_once(what: str, plane: Plane, make_harness: ChaosHarnessFactory) -> None:
     survives(make_harness, plane, *FOUND[what])
-
-
-def test_a_stand_on_which_something_failed_is_thrown_away(make_harness: ChaosHarnessFactory) -> None:
-    def use(fails: bool = False) -> ChaosHarness:
-        with make_harness("program=command", keep=()) as stand:
-            stand.cloud()
-            used.append(stand)
-            assert not fails
-        return stand
-
-    used: list[ChaosHarness] = []
-    with pytest.raises(AssertionError):
-        use(fails=True)
-    assert use() is use() is not used[0]
-    assert not used[0].state.exists()
 
 
 def test_a_seed_means_the_same_schedule_everywhere() -> None:

@@ -1,21 +1,22 @@
-"""Runs without a pod: killed controllers, killed programs, and sweeps over the devices of this machine."""
+"""Runs without a pod: killed controllers, killed programs, damaged records, sweeps over the devices of this machine."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from controller import api
 from controller.cli import main
+from tests.controller.cli.verbs.run.test_up import until
 from tests.paths import ROOT
 
+pytestmark = pytest.mark.e2e
 PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -33,13 +34,19 @@ while "waits" in sys.argv and not (run / "go").exists():
     time.sleep(0.02)
 (run / "summary.json").write_text(json.dumps({"steps": begin + 1, "python": sys.executable}))
 """
+DAMAGE = """
+import os, sys, time
+from pathlib import Path
 
-
-def until(condition: Callable[[], object], seconds: float = 240.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
+run, how, pattern = Path(os.environ["SLIPWAY_RUN_URL"]), sys.argv[1], sys.argv[2]
+while not (run / "record.json").is_file():
+    time.sleep(0.02)
+found = [path for path in run.glob(pattern) if path.is_file()]
+assert found, pattern
+for path in found:
+    path.unlink() if how == "deleted" else path.write_text({"cut": '{"format": 1, "att', "other": "[]"}[how])
+print("damaged", *sorted(str(path.relative_to(run)) for path in found), flush=True)
+"""
 
 
 @pytest.fixture
@@ -51,7 +58,6 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["cloud=here", "cloud.backend=cpu", "program=command"]
 
 
-@pytest.mark.e2e
 def test_a_killed_controller_leaves_the_program_running(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,7 +90,6 @@ def test_a_killed_controller_leaves_the_program_running(
     assert Path(row["metrics.python"]).samefile(sys.executable)
 
 
-@pytest.mark.e2e
 def test_a_program_that_dies_goes_on_from_its_checkpoint(words: list[str], tmp_path: Path) -> None:
     row = api.up(*words, "program.command=[python,train.py,dies]")
     assert (row["state"], row["attempts"], row["metrics.steps"]) == ("finished", 2, 2)
@@ -94,7 +99,6 @@ def test_a_program_that_dies_goes_on_from_its_checkpoint(words: list[str], tmp_p
     assert api.up(run=row["run"])["run"] == f"{row['run']}-r1", "from the record alone"
 
 
-@pytest.mark.e2e
 def test_a_run_is_started_looked_at_and_cancelled(words: list[str]) -> None:
     words = [*words, "program.command=[python,train.py,waits]"]
     assert api.status(*words).state == "absent"
@@ -106,7 +110,6 @@ def test_a_run_is_started_looked_at_and_cancelled(words: list[str]) -> None:
     assert (api.status(*words).state, api.cancel(*words)) == ("stopped", False)
 
 
-@pytest.mark.e2e
 def test_verbs_of_a_pod_say_that_there_is_none_and_a_report_is_made(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,7 +130,30 @@ def test_verbs_of_a_pod_say_that_there_is_none_and_a_report_is_made(
         assert about in said
 
 
-@pytest.mark.e2e
+@pytest.mark.parametrize("how", ["cut", "deleted"])
+def test_a_run_survives_the_loss_of_its_record(
+    words: list[str], how: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Each object by itself is in `tests/controller/run/test_damaged_objects.py`."""
+    (Path.cwd() / "damage.py").write_text(DAMAGE)
+    code = main.run(["up", *words, f"program.command=[python,damage.py,{how},**/*]"])
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, ""), out
+    results = [*tmp_path.rglob("runs/*/result.json")]
+    assert results
+    assert all(json.loads(result.read_text())["outcome"] == "finished" for result in results)
+    if how == "deleted":
+        assert "record.json is missing; the run goes on without it" in out
+        assert all((result.parent / "record.json").is_file() for result in results)
+    else:
+        assert "launches/0001.json is damaged" in out
+        assert "the run goes on without it" in out
+        assert main.run(["status"]) == 0
+        [warning] = [line for line in capsys.readouterr().out.splitlines() if "warning: " in line]
+        assert warning.startswith(f"     warning: {tmp_path}")
+        assert "/launches/0001.json is damaged: " in warning
+
+
 @pytest.mark.deep
 def test_a_sweep_divides_the_devices(words: list[str], tmp_path: Path) -> None:
     (Path.cwd() / "show.py").write_text(
@@ -143,7 +169,6 @@ def test_a_sweep_divides_the_devices(words: list[str], tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "state/here").glob("here-*")} >= {"here-cpu-0to1", "here-cpu-2to3"}
 
 
-@pytest.mark.e2e
 @pytest.mark.deep
 def test_ctrl_c_detaches_from_a_real_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))

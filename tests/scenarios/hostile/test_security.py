@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -118,7 +119,7 @@ def test_a_file_of_the_user_makes_no_object(
     assert [*tmp_path.rglob(CANARY)] == []
 
 
-@pytest.mark.parametrize("name", ["a, b]", "it's", "back\\", "q'\\'", "{a: b}", "é ü", "#x", "a\nb", '"'])
+@pytest.mark.parametrize("name", ["a, b] it's {a: b} #x", "q'\\' back\\", 'é ü\n"'])
 def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
     (folder := tmp_path / name / "slipway/experiment").mkdir(parents=True)
     (folder / "own.yaml").write_text("# @package _global_\nrun: {name: from-there}\n")
@@ -145,33 +146,27 @@ def test_a_state_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> N
 @pytest.mark.e2e
 def test_files_are_private_and_sockets_on_loopback(slipway: SlipwayCli) -> None:
     """With a umask that would let everybody in, while a program runs."""
-    words = [
-        "cleanup.idle_minutes=60",
-        "tpu.accelerator_type=v5litepod-4",
-        "program.command=[sleep,infinity]",
-        "env.packages=none",
-    ]
+    words = ["cleanup.idle_minutes=60", "tpu.accelerator_type=v5litepod-4", "program.command=[sleep,infinity]"]
+    slipway.cloud()  # awake: another process would start it with a new interpreter
     argv = [sys.executable, "-m", "controller", "up", "--detach", *words, *slipway.base_overrides, "env.packages=none"]
     environment = {**os.environ, "SLIPWAY_HOME": str(slipway.home), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, env=environment, umask=0, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     paths = [slipway.home, *slipway.home.rglob("*")]
-    work = [
-        path for path in paths if "work" in path.relative_to(slipway.home).parts
-    ]  # the program's own, in a 0700 folder
+    # the program's own, in a 0700 folder
+    work = [path for path in paths if "work" in path.relative_to(slipway.home).parts]
     assert all(path.lstat().st_mode & 0o077 == 0 for path in work[:1])
     public = [p for p in paths if p not in work and not p.is_symlink() and p.lstat().st_mode & 0o077]
     assert [str(path.relative_to(slipway.home)) for path in public] == []
-    mine = str(slipway.home)
-    servers, workers = [], []
-    for process in psutil.process_iter(["cmdline", "environ"]):
-        environ = process.info["environ"] or {}
-        if environ.get("SLIPWAY_LOCALCLOUD_WORKER", "").startswith(mine):
-            workers += process.net_connections()
-        elif mine in " ".join(process.info["cmdline"] or []):
-            servers += process.net_connections()
-    listening = [c.laddr.ip for c in servers if c.status == psutil.CONN_LISTEN]
+    server = psutil.Process(json.loads((slipway.home / "localcloud/endpoint.json").read_text())["pid"])
+    listening = [c.laddr.ip for c in server.net_connections() if c.status == psutil.CONN_LISTEN]
     assert listening
     assert all(ip.startswith("127.") for ip in listening)
-    assert [c for c in workers if c.status == psutil.CONN_LISTEN] == [], "the agent takes orders over SSH alone"
-    assert any("sleep" in " ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
+    ours = [
+        process
+        for process in psutil.process_iter(["cmdline", "environ"])
+        if (process.info["environ"] or {}).get("SLIPWAY_LOCALCLOUD_WORKER", "").startswith(str(slipway.home))
+    ]
+    open_ports = [c for process in ours for c in process.net_connections() if c.status == psutil.CONN_LISTEN]
+    assert open_ports == [], "the agent takes orders over SSH alone"
+    assert any("sleep" in " ".join(process.info["cmdline"] or []) for process in ours)
