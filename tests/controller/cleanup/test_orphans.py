@@ -79,7 +79,7 @@ def test_a_cancelled_run_and_a_failed_one_leave_orphans(slipway: SlipwayCli, pla
     assert (use, why.partition(" ")[2]) == ("", "was cancelled")
 
 
-def test_disks_addresses_and_bastions_are_found_in_all_zones(slipway: SlipwayCli) -> None:
+def test_disks_addresses_bastions_and_queued_requests_are_found_in_all_zones(slipway: SlipwayCli) -> None:
     project = {"project": "slipway-local"}
     assert slipway("up", ECHO_COMMAND, *ONE)[0] == 0  # a network, for the VM
     google = google_of(slipway)
@@ -89,39 +89,27 @@ def test_disks_addresses_and_bastions_are_found_in_all_zones(slipway: SlipwayCli
     google.call("compute", "disks.insert", **project, zone="us-west4-a", body=disk | {"name": "theirs", "labels": {}})
     address = {"name": "old-address", "description": "made by slipway"}
     google.call("compute", "addresses.insert", **project, region="europe-west4", body=address)
-    card = {"network": "global/networks/slipway", "subnetwork": "regions/us-east5/subnetworks/slipway-us-east5"}
+    network = {"network": "projects/slipway-local/global/networks/slipway"}
+    network["subnetwork"] = "projects/slipway-local/regions/us-east5/subnetworks/slipway-us-east5"
     machine = {
         "name": "bastion",
         "machineType": "zones/us-east5-b/machineTypes/e2-micro",
         "labels": LABELS,
-        "networkInterfaces": [card],
+        "networkInterfaces": [network],
         "disks": [{"boot": True}],
     }
     google.call("compute", "instances.insert", **project, zone="us-east5-b", body=machine)
-    google.close()
     things = {thing["name"]: thing for thing in slipway.json("orphans")["things"]}
     assert set(things) == {"old-data", "old-address", "bastion", "slipway-us-east5"}
     assert things["old-data"]["usd_per_hour"] == pytest.approx(100 * 0.10 / 730)
     assert things["old-address"]["usd_per_hour"] == pytest.approx(0.01)
     assert things["bastion"]["usd_per_hour"] == pytest.approx(0.0084)
-    assert slipway("orphans", "--delete", "--yes")[0] == 0
-    assert listed(slipway) == {}
-    assert any(name.endswith("/disks/theirs") for name in slipway.cloud().get("state")["compute"])
-
-
-def test_a_queued_request_that_waits_is_in_use(slipway: SlipwayCli) -> None:
-    """It is not billed, and whoever asked for it may still wait."""
-    assert slipway("up", ECHO_COMMAND, *ONE)[0] == 0  # a network
-    google, place = google_of(slipway), "projects/slipway-local/locations/us-east5-b"
+    # A request that waits is not billed, and whoever asked for it may still wait.
+    place = "projects/slipway-local/locations/us-east5-b"
     slipway.cloud().post("faults", {"key": "none", "faults": [{"kind": "stockout", "times": 1000}]})
-    network = {"network": "projects/slipway-local/global/networks/slipway"}
-    network["subnetwork"] = "projects/slipway-local/regions/us-east5/subnetworks/slipway-us-east5"
     node = {"acceleratorType": "v6e-1", "runtimeVersion": "v2-alpha-tpuv6e", "labels": LABELS, "networkConfig": network}
-    spec = {"parent": place, "nodeId": "waits", "node": node}
-    body = {"tpu": {"nodeSpec": [spec]}, "spot": {}}
-    method = "projects.locations.queuedResources.create"
-    google.call("tpu", method, parent=place, queuedResourceId="waits", body=body)
-    google.close()
+    body = {"tpu": {"nodeSpec": [{"parent": place, "nodeId": "waits", "node": node}]}, "spot": {}}
+    google.call("tpu", "projects.locations.queuedResources.create", parent=place, queuedResourceId="waits", body=body)
     seen: set[str] = set()
 
     def found() -> bool:  # now and then a node is tried for
@@ -130,3 +118,9 @@ def test_a_queued_request_that_waits_is_in_use(slipway: SlipwayCli) -> None:
 
     until(found)
     assert "" not in seen
+    google.call("tpu", "projects.locations.queuedResources.delete", name=f"{place}/queuedResources/waits", force=True)
+    google.close()
+    until(lambda: not pods(slipway.cloud().get("state")))
+    assert slipway("orphans", "--delete", "--yes")[0] == 0
+    assert listed(slipway) == {}
+    assert any(name.endswith("/disks/theirs") for name in slipway.cloud().get("state")["compute"])

@@ -32,11 +32,8 @@ def test_what_tells_pods_apart_is_never_cut(width: int | None) -> None:
     assert [line for line in "\n".join(lines[:-1]).splitlines() if width and len(line) > width] == []
 
 
-def test_no_pods() -> None:
-    assert format_pods([], [], [], "my-project", 80) == ["no pods of Slipway in my-project"]
-
-
 def test_other_vms_follow() -> None:
+    assert format_pods([], [], [], "my-project", 80) == ["no pods of Slipway in my-project"]
     fetcher = BilledItem("VM", "slipway-fetch-0", "us-west4-a", 0.067, "it fetches gemma", "")
     orphan = BilledItem("VM", "old-driver", "us-west4-a", None, "", "run-1 has ended")
     assert format_pods([], [fetcher, orphan], [], "my-project", 80)[1:] == [

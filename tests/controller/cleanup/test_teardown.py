@@ -80,28 +80,6 @@ def test_a_pod_that_another_controller_creates_after_down_has_looked_is_deleted_
     assert "/cancels/0001.json" in json.dumps(state["objects"]), "the run began after the look, and ended"
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize("later", ["ready", pytest.param("pending", marks=pytest.mark.deep)])
-def test_the_time_of_a_pod_that_was_pending_at_the_look_ends_on_record(
-    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, later: str
-) -> None:
-    """It was being created, or is under repair all the time."""
-    if later == "pending":
-        monkeypatch.setattr(Teardown, "_look_again", lambda _: None)
-    assert slipway("up", ECHO_COMMAND, KEEP)[0] == 0
-
-    def look(session: Session, everything: bool) -> Teardown:
-        teardown = plan_teardown(session, everything)
-        [at] = [i for i, row in enumerate(teardown.rows) if isinstance(row.observed, Node)]
-        teardown.rows[at] = replace(teardown.rows[at], observed=Pending("is being created"))
-        return teardown
-
-    monkeypatch.setattr(down, "plan_teardown", look)
-    assert slipway("down", ECHO_COMMAND, KEEP)[0] == 0
-    [life] = lifetimes(slipway)
-    assert life["reason"] == "deleted by down"
-
-
 @pytest.mark.deep
 @pytest.mark.e2e
 def test_a_controller_that_takes_the_pod_over_stops_down_with_an_error(
@@ -128,44 +106,46 @@ def test_a_controller_that_takes_the_pod_over_stops_down_with_an_error(
 
 
 @pytest.mark.e2e
-def test_a_lease_of_samplers_that_is_lost_does_not_interrupt_the_deletion(
-    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("later", ["ready", pytest.param("pending", marks=pytest.mark.deep)])
+def test_down_ends_the_record_goes_on_where_samplers_are_lost_and_deletes_the_bucket_last(
+    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, later: str
 ) -> None:
-    """`slipway cancel` may end them at the same time."""
+    """The pod was being created at the look, or is under repair all the time; `cancel` may end samplers meanwhile."""
+
+    def look(session: Session, everything: bool) -> Teardown:
+        teardown = plan_teardown(session, everything)
+        [at] = [i for i, row in enumerate(teardown.rows) if isinstance(row.observed, Node)]
+        teardown.rows[at] = replace(teardown.rows[at], observed=Pending("is being created"))
+        return teardown
 
     def lose(plan: Plan, context: Context, why: str, **_: Any) -> list[str]:
         context.clock.interrupt()  # as their lease does
         return ["mine-sampler-1: another controller took over"]
 
     assert slipway("up", ECHO_COMMAND, KEEP)[0] == 0
-    monkeypatch.setattr("controller.cleanup.teardown.end_pods", lose)
-    code, out, err = slipway("down", ECHO_COMMAND, KEEP)
+    with monkeypatch.context() as patch:
+        if later == "pending":
+            patch.setattr(Teardown, "_look_again", lambda _: None)
+        patch.setattr(down, "plan_teardown", look)
+        patch.setattr("controller.cleanup.teardown.end_pods", lose)
+        code, out, err = slipway("down", ECHO_COMMAND, KEEP)
     assert code == 0, err
     assert "mine-sampler-1: another controller took over" in out + err
     assert pods(slipway.cloud().get("state")) == {}
-
-
-@pytest.mark.e2e
-def test_the_lease_is_released_before_its_bucket_is_deleted(slipway: SlipwayCli) -> None:
-    assert slipway("up", ECHO_COMMAND, KEEP)[0] == 0
+    google, bucket = google_of(slipway), results_bucket(slipway)
+    listed = google.list_all("storage", "objects.list", "items", bucket=bucket, prefix="runs/")
+    [life] = [json.loads(google.download(bucket, i["name"])) for i in listed if "/pods/" in i["name"]]
+    assert life["reason"] == "deleted by down"
+    google.close()
+    # The lease is released before its bucket is deleted.
+    assert slipway("up", "program.command=[ls]", KEEP)[0] == 0
     before = len(slipway.mutations())
     code, out, err = slipway("down", "--all", "--yes", ECHO_COMMAND, KEEP)
     assert code == 0, (out, err)
     done = slipway.mutations()[before:]
-    [bucket] = [i for i, request in enumerate(done) if re.fullmatch(r"DELETE /storage/v1/b/[^/]+", request)]
-    writes = [i for i, request in enumerate(done) if request.startswith("POST /upload/")]
-    assert writes
-    assert max(writes) < bucket
-    assert done[bucket - 1].startswith("DELETE /storage/v1/b/"), "its objects go first"
-
-
-def lifetimes(slipway: SlipwayCli) -> list[dict[str, Any]]:
-    """Return the recorded lifetimes of the pods of all runs."""
-    google, bucket = google_of(slipway), results_bucket(slipway)
-    listed = google.list_all("storage", "objects.list", "items", bucket=bucket, prefix="runs/")
-    found = [json.loads(google.download(bucket, item["name"])) for item in listed if "/pods/" in item["name"]]
-    google.close()
-    return found
+    [at] = [i for i, request in enumerate(done) if re.fullmatch(r"DELETE /storage/v1/b/[^/]+", request)]
+    assert 0 < max(i for i, request in enumerate(done) if request.startswith("POST /upload/")) < at
+    assert done[at - 1].startswith("DELETE /storage/v1/b/"), "its objects go first"
 
 
 def results_bucket(slipway: SlipwayCli) -> str:

@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from controller.core.errors import LeaseLostError
 from controller.gcp.errors import GoogleError
-from controller.lease.lease import RENEWALS_PER_TERM, Lease, LeaseHeldError, ReleaseRequestedError, lease_guard
-from controller.lease.store import Identity, LeaseRecord
-from tests.controller.lease.test_lease import TERM, FakeFile, Time
+from controller.lease.lease import RENEWALS_PER_TERM, Lease, ReleaseRequestedError, lease_guard
+from controller.lease.store import Identity
+from tests.controller.lease.test_lease import FakeFile, file, last_words, lease, time
 from tests.controller.localcloud.harness import wait_for
+from tests.fakes.clock import ManualClock
+
+__all__ = ["file", "time"]
 
 
-class Counted(FakeFile):
-    """Counts the attempts to write, with those that do not arrive."""
-
-    attempts = 0
-
-    def write(self, term: LeaseRecord, generation: int) -> int:
-        self.attempts += 1
-        return super().write(term, generation)
-
-
-def renewing(file: FakeFile, clock: Time, name: str = "me", fenced: Callable[[], None] = lambda: None) -> Lease:
-    me = Identity("laptop", "run-1", id=name, holder=f"{name}@host", process="")
-    return Lease(file, clock, me, TERM, 0.002, fenced)
-
-
-def is_renewed(file: Counted) -> bool:
+def is_renewed(file: FakeFile) -> bool:
     before = file.writes
     wait_for(lambda: file.writes >= before + 3, "renewals")
     return True
 
 
-def test_a_lease_is_renewed_until_it_is_released() -> None:
-    time = Time()
-    file = Counted(time)
-    mine = renewing(file, time)
+def test_a_lease_is_renewed_until_it_is_released(file: FakeFile) -> None:
+    mine = lease(file, renews=True)
     assert not mine.held
     assert mine.ensure() == 1
     assert mine.held
@@ -50,18 +34,14 @@ def test_a_lease_is_renewed_until_it_is_released() -> None:
     mine.release("done", 0)
     assert not thread.is_alive()
     assert not mine.held
-    last = mine.read()
-    assert last is not None
-    assert (last.record.released, last.record.said) == (True, "done")
+    assert (last_words(file).released, last_words(file).said) == (True, "done")
     assert mine.ensure() == 2, "it may be acquired again"
     assert is_renewed(file)
     mine.release()
 
 
-def test_an_outage_does_not_end_the_renewals() -> None:
-    time = Time()
-    file = Counted(time)
-    mine = renewing(file, time)
+def test_an_outage_does_not_end_the_renewals(file: FakeFile) -> None:
+    mine = lease(file, renews=True)
     mine.ensure()
     file.down = True
     before = file.attempts
@@ -71,10 +51,9 @@ def test_an_outage_does_not_end_the_renewals() -> None:
     mine.release()
 
 
-def test_a_renewal_that_meets_a_request_to_release_wakes_who_sleeps_and_ends() -> None:
-    time, woken = Time(), threading.Event()
-    file = Counted(time)
-    first, second = renewing(file, time, "anna", woken.set), renewing(file, time, "ben")
+def test_a_renewal_that_meets_a_request_to_release_wakes_who_sleeps_and_ends(file: FakeFile) -> None:
+    woken = threading.Event()
+    first, second = lease(file, "anna", woken.set, renews=True), lease(file, "ben", renews=True)
     first.ensure()
     thread = cast(threading.Thread, first._thread)
     while second.request_release("cancelled") is None:
@@ -89,37 +68,8 @@ def test_a_renewal_that_meets_a_request_to_release_wakes_who_sleeps_and_ends() -
     first.release()
 
 
-def test_who_takes_over_holds_the_lease() -> None:
-    time = Time()
-    file = Counted(time)
-    mine = renewing(file, time, "ben")
-    mine.take_over("taken over")
-    assert mine.held
-    snapshot = mine.read()
-    assert snapshot is not None
-    assert snapshot.record.id == "ben"
-    with pytest.raises(LeaseHeldError):
-        renewing(file, time, "anna").ensure()
-    mine.release()
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), KeyboardInterrupt(), LeaseLostError("gone")])
-def test_whatever_ends_the_work_releases_the_lease_and_is_raised(error: BaseException) -> None:
-    time = Time()
-    file = Counted(time)
-    mine = renewing(file, time)
-    mine.ensure()
-    with pytest.raises(type(error)), mine.released_on_exit():
-        raise error
-    snapshot = mine.read()
-    assert snapshot is not None
-    assert snapshot.record.released
-    assert not mine.held
-
-
-def test_writes_to_the_pod_are_guarded_inside_the_block_only() -> None:
-    time = Time()
-    mine = renewing(Counted(time), time)
+def test_writes_to_the_pod_are_guarded_inside_the_block_only(file: FakeFile) -> None:
+    mine = lease(file, renews=True)
     google = SimpleNamespace(before_pod_write=lambda: 0)
     context: Any = SimpleNamespace(google=google, before_pod_write=lambda: 0, lease_path="")
     plan: Any = SimpleNamespace(bucket="b", node=SimpleNamespace(name="pod"))
@@ -130,18 +80,15 @@ def test_writes_to_the_pod_are_guarded_inside_the_block_only() -> None:
     assert not mine.held
 
 
-def test_several_renewals_fit_into_a_term() -> None:
-    time = Time()
+def test_several_renewals_fit_into_a_term(time: ManualClock, file: FakeFile) -> None:
     me = Identity("laptop", "run-1", id="me", holder="me@host", process="")
-    assert Lease(FakeFile(time), time, me, 60.0, 10.0, lambda: None)._renew_seconds == 10.0
-    assert Lease(FakeFile(time), time, me, 20.0, 10.0, lambda: None)._renew_seconds == 20.0 / RENEWALS_PER_TERM
+    assert Lease(file, time, me, 60.0, 10.0, lambda: None)._renew_seconds == 10.0
+    assert Lease(file, time, me, 20.0, 10.0, lambda: None)._renew_seconds == 20.0 / RENEWALS_PER_TERM
     assert RENEWALS_PER_TERM > 2
 
 
-def test_a_lease_that_cannot_be_released_expires_by_itself() -> None:
-    time = Time()
-    file = Counted(time)
-    mine = renewing(file, time)
+def test_a_lease_that_cannot_be_released_expires_by_itself(file: FakeFile) -> None:
+    mine = lease(file, renews=True)
     mine.ensure()
     file.down = True
     mine.release()

@@ -3,15 +3,33 @@
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import asyncssh
 import pytest
 
 from controller.core.clock import InterruptedSleepError
+from controller.resources.pod.tpu_api.plane import NodeVms
 from controller.ssh.client_key import private_key
 from controller.ssh.fleet import FENCED_COMMANDS, Fleet, WorkerError, failures
+from controller.ssh.fleets import Fleets, SshTarget
 from tests.controller.ssh.sshserver import SshPod
+
+
+@pytest.fixture
+def again(fleets: list[Fleet]) -> Callable[..., Fleet]:
+    """Connects to the workers of a pod once more, as another process does."""
+
+    def connect(pod: SshPod, sleep: Callable[[float], None] = time.sleep, **access: Any) -> Fleet:
+        fleets.append(Fleet(pod.access(**access), sleep))
+        return fleets[-1]
+
+    return connect
 
 
 def only(answers: list) -> WorkerError:
@@ -52,21 +70,19 @@ def test_all_are_asked_at_the_same_time_and_answer_in_order(make_pod) -> None:
     assert fleet.call_all("observe", {}, workers=[]) == []
 
 
-def test_a_worker_that_fails_is_a_value_among_the_answers(make_pod) -> None:
-    pod, fleet = make_pod(3, sleep=lambda _: None)
+def test_a_worker_that_fails_is_a_value_among_the_answers_and_an_interrupted_wait_interrupts(make_pod) -> None:
+    def sleep(_: float) -> None:
+        if interrupts:
+            raise InterruptedSleepError
+
+    interrupts = False
+    pod, fleet = make_pod(3, sleep=sleep)
     pod.run_coroutine(pod.workers[1].drop_connections())
     answers = fleet.call_all("observe", {})
     assert [isinstance(answer, dict) for answer in answers] == [True, False, True]
     error = only(answers)
     assert (error.worker, error.address, error.kind) == (1, "10.0.0.1", "refused")
-
-
-def test_an_interrupted_wait_interrupts(make_pod) -> None:
-    def interrupted(_: float) -> None:
-        raise InterruptedSleepError
-
-    pod, fleet = make_pod(2, sleep=interrupted)
-    pod.run_coroutine(pod.workers[1].drop_connections())
+    interrupts = True
     with pytest.raises(InterruptedSleepError):
         fleet.call_all("observe", {})
 
@@ -74,19 +90,20 @@ def test_an_interrupted_wait_interrupts(make_pod) -> None:
 # Who is who
 
 
-def test_another_host_key_than_the_published_one_is_refused(make_pod) -> None:
+def test_another_host_key_than_the_published_one_is_refused(make_pod, again) -> None:
     pod, fleet = make_pod(2)
     stranger = asyncssh.generate_private_key("ssh-ed25519")
     pod.workers[1].key, trusted = stranger, [w.host_key_line for w in pod.workers]
     pod.run_coroutine(pod.workers[1].drop_connections())
     pod.run_coroutine(pod.workers[1].listen())
-    fleet = Fleet(pod.access(host_keys=lambda: trusted))
+    fleet = again(pod, host_keys=lambda: trusted)
     error = only(fleet.call_all("observe", {}))
-    fleet.close()
     assert (error.worker, error.kind) == (1, "host_key")
     assert "worker 1 of pod-a" in error.message
     assert stranger.get_fingerprint() in error.message
     assert pod.workers[1].commands == []
+    fleet.expect_new_host_keys()  # after a repair neither, since Google does not publish it
+    assert only(fleet.call_all("observe", {})).kind == "host_key"
 
 
 def test_a_host_without_a_published_key_is_not_spoken_to(make_pod) -> None:
@@ -103,7 +120,9 @@ def change_host_key(pod: SshPod, worker: int = 0) -> asyncssh.SSHKey:
     return pod.workers[worker].key
 
 
-def test_a_host_key_that_google_publishes_after_a_repair_is_accepted_once_and_noted(make_pod, tmp_path: Path) -> None:
+def test_a_host_key_that_google_publishes_after_a_repair_is_accepted_once_and_noted(
+    make_pod, again, tmp_path: Path
+) -> None:
     kept = tmp_path / "known_hosts" / "pod-a"
     pod, fleet = make_pod(2, known_hosts_file=kept, incarnation="one")
     notes: list[str] = []
@@ -118,48 +137,33 @@ def test_a_host_key_that_google_publishes_after_a_repair_is_accepted_once_and_no
     assert note.startswith("worker 0: its SSH host key is")
     assert note.endswith("as after a repair; Google publishes it, so it is accepted")
     assert fresh.get_fingerprint() in note
-    later = Fleet(pod.access(known_hosts_file=kept, incarnation="one"))
+    later = again(pod, known_hosts_file=kept, incarnation="one")
     assert not failures(later.call_all("observe", {}))  # the new key is pinned
-    later.close()
     change_host_key(pod)
     with pytest.raises(WorkerError, match="while no controller was looking, or someone else controls it"):
         fleet.call(0, "observe", {})
     assert len(notes) == 1
 
 
-def test_after_a_repair_a_host_key_that_google_does_not_publish_is_refused(make_pod) -> None:
-    pod, fleet = make_pod(1)
-    trusted = [pod.workers[0].host_key_line]
-    fleet = Fleet(pod.access(host_keys=lambda: trusted))
-    assert not failures(fleet.call_all("observe", {}))
-    fleet.expect_new_host_keys()
-    change_host_key(pod)
-    with pytest.raises(WorkerError, match="another machine answers at its address"):
-        fleet.call(0, "observe", {})
-    fleet.close()
-
-
-def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(make_pod, tmp_path: Path) -> None:
+def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(make_pod, again, tmp_path: Path) -> None:
     kept = tmp_path / "known_hosts" / "pod-a"
     pod, fleet = make_pod(2, known_hosts_file=kept, incarnation="one")
     assert not failures(fleet.call_all("observe", {}))
     fresh = change_host_key(pod)
-    for asked in (fleet, Fleet(pod.access(known_hosts_file=kept, incarnation="one"))):
+    for asked in (fleet, again(pod, known_hosts_file=kept, incarnation="one")):
         with pytest.raises(WorkerError, match=r"this VM had .* before: Google repaired it while") as caught:
             asked.call(0, "observe", {})
         assert caught.value.kind == "host_key"
         assert fresh.get_fingerprint() in caught.value.message
         assert f"delete {kept}" in caught.value.message
         assert isinstance(asked.call(1, "observe", {}), dict)
-        asked.close()
     assert str(kept) in caught.value.message
     kept.unlink()
-    after = Fleet(pod.access(known_hosts_file=kept, incarnation="one"))
+    after = again(pod, known_hosts_file=kept, incarnation="one")
     assert after.call(0, "observe", {})["active"] is None
-    after.close()
 
 
-def test_a_key_that_google_publishes_is_followed_if_the_config_says_so(make_pod, tmp_path: Path) -> None:
+def test_a_key_that_google_publishes_is_followed_if_the_config_says_so(make_pod, again, tmp_path: Path) -> None:
     """After repairs that no controller has seen, as often as they come; never a key that Google does not publish."""
     kept = tmp_path / "known_hosts" / "pod-a"
     pod, fleet = make_pod(1, known_hosts_file=kept, incarnation="one", follow_host_keys=True)
@@ -170,17 +174,14 @@ def test_a_key_that_google_publishes_is_followed_if_the_config_says_so(make_pod,
         change_host_key(pod)
     trusted = [line.split()[1:] for line in kept.read_text().splitlines()[1:]]
     assert len(notes) == 2
-    stale = Fleet(
-        pod.access(
-            known_hosts_file=kept, incarnation="one", follow_host_keys=True, host_keys=lambda: [" ".join(trusted[0])]
-        )
+    stale = again(
+        pod, known_hosts_file=kept, incarnation="one", follow_host_keys=True, host_keys=lambda: [" ".join(trusted[0])]
     )
     with pytest.raises(WorkerError, match="another machine answers at its address"):
         stale.call(0, "observe", {})
-    stale.close()
 
 
-def test_the_first_host_key_can_be_pinned(make_pod, tmp_path: Path) -> None:
+def test_the_first_host_key_can_be_pinned(make_pod, again, tmp_path: Path) -> None:
     """For pods that publish none: whoever answers first is believed, and nobody else from then on."""
     options = {
         "known_hosts_file": tmp_path / "known_hosts",
@@ -191,10 +192,9 @@ def test_the_first_host_key_can_be_pinned(make_pod, tmp_path: Path) -> None:
     pod, fleet = make_pod(1, **options)
     assert fleet.call(0, "observe", {})["active"] is None
     change_host_key(pod)
-    later = Fleet(pod.access(**options))
+    later = again(pod, **options)
     with pytest.raises(WorkerError, match="but was ssh-ed25519") as caught:
         later.call(0, "observe", {})
-    later.close()
     assert caught.value.kind == "host_key"
 
 
@@ -215,27 +215,25 @@ def test_one_survey_answers_everyone_once(make_pod) -> None:
     assert fleet.observe("config", {"run_id": "r"})[0]["config"], "what was changed is looked at anew"
 
 
-def test_of_several_published_keys_the_one_in_use_counts(make_pod) -> None:
+def test_of_several_published_keys_the_one_in_use_counts(make_pod, again) -> None:
     rsa = asyncssh.generate_private_key("ssh-rsa", key_size=2048).export_public_key().decode().strip()
     pod, fleet = make_pod()
-    fleet = Fleet(pod.access(host_keys=lambda: [f"{rsa}\n{pod.workers[0].host_key_line}"]))
+    fleet = again(pod, host_keys=lambda: [f"{rsa}\n{pod.workers[0].host_key_line}"])
     assert fleet.call(0, "observe", {})["active"] is None
-    fleet.close()
 
 
-def test_who_does_not_know_our_key_says_so(make_pod, tmp_path: Path) -> None:
+def test_who_does_not_know_our_key_says_so(make_pod, again, tmp_path: Path) -> None:
     pod, _ = make_pod()
-    fleet = Fleet(pod.access(key=private_key(tmp_path / "other")))
+    fleet = again(pod, key=private_key(tmp_path / "other"))
     with pytest.raises(WorkerError, match="does not accept user slipway") as caught:
         fleet.call(0, "observe", {})
-    fleet.close()
     assert caught.value.kind == "auth"
 
 
 # Coming and going
 
 
-def test_fresh_workers_are_waited_for(make_pod, tmp_path: Path) -> None:
+def test_fresh_workers_are_waited_for(make_pod, again, tmp_path: Path) -> None:
     """One does not listen yet, one has not heard of our key, and none has published its own."""
     published = ["", "", ""]
     pod, _ = make_pod(3)
@@ -256,14 +254,13 @@ def test_fresh_workers_are_waited_for(make_pod, tmp_path: Path) -> None:
             for worker in pod.workers[:2]:
                 pod.run_coroutine(worker.listen())
 
-    fleet = Fleet(pod.access(host_keys=lambda: published, warm_up_seconds=1e6), sleep)
+    fleet = again(pod, sleep, host_keys=lambda: published, warm_up_seconds=1e6)
     answers = fleet.warm_up()
-    fleet.close()
     assert [answer["home"] for answer in answers] == [str(w.home) for w in pod.workers]
     assert len(pauses) >= 12
 
 
-def test_a_worker_that_never_comes_is_given_up(make_pod) -> None:
+def test_a_worker_that_never_comes_is_given_up_and_one_of_a_pod_that_has_gone_is_not_waited_for(make_pod) -> None:
     pauses: list[float] = []
     pod, fleet = make_pod(2, sleep=pauses.append, warm_up_seconds=60.0)
     pod.run_coroutine(pod.workers[0].drop_connections())
@@ -271,12 +268,7 @@ def test_a_worker_that_never_comes_is_given_up(make_pod) -> None:
     assert (error.worker, error.kind) == (0, "refused")
     assert 60 <= sum(pauses) <= 66
     assert pauses == sorted(pauses)
-
-
-def test_a_worker_of_a_pod_that_has_gone_is_not_waited_for(make_pod) -> None:
-    pauses: list[float] = []
-    pod, fleet = make_pod(2, sleep=pauses.append, warm_up_seconds=1e6)
-    pod.run_coroutine(pod.workers[0].drop_connections())
+    pauses.clear()
     assert only(fleet.warm_up(lambda: len(pauses) >= 3)).kind == "refused"
     assert len(pauses) == 3
 
@@ -294,3 +286,31 @@ def test_a_worker_refuses_the_late_commands_of_a_controller_that_another_has_rep
         error = only(fleet.call_all(command, {}))
         assert error.kind == "agent", command
         assert "another controller has taken over this pod (lease 7, not 6)" in str(error)
+
+
+# The fleets of several pods
+
+NODE = NodeVms("projects/p/locations/z/nodes/pod")
+POD = SshTarget("pod", NODE, "one", "z", "n", ("slipway",), (("10.0.0.2", None),))
+
+
+def test_a_new_incarnation_closes_the_connections_to_the_old_one_and_a_repair_is_remembered_until_they_open() -> None:
+    opened, closed, told = list[str](), list[str](), list[str]()
+
+    def connect(pod: SshTarget) -> Any:
+        opened.append(pod.uid)
+        expect = lambda: told.append(pod.uid)  # noqa: E731
+        return SimpleNamespace(close=lambda: closed.append(pod.uid), expect_new_host_keys=expect)
+
+    fleets = Fleets(connect, lambda: ("bucket/pod", 7))
+    fleets.expect_new_host_keys("one")
+    assert told == []
+    first = fleets.of(POD)
+    assert fleets.of(POD) is first
+    assert first.before_pod_write() == ("bucket/pod", 7)
+    assert fleets.of(replace(POD, uid="two")) is not first
+    assert (opened, closed, told) == (["one", "two"], ["one"], ["one"])
+    fleets.expect_new_host_keys("two")
+    assert told == ["one", "two"]
+    fleets.close()
+    assert closed == ["one", "two"]

@@ -1,13 +1,20 @@
-"""Our key reaches the metadata of a node beside the keys that are there."""
+"""Our key is made once and private, and reaches the metadata of a node beside the keys that are there."""
 
 from __future__ import annotations
 
+import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
+
+import asyncssh
+import pytest
 
 from controller.core.clock import Clock
 from controller.gcp.errors import ConflictError, NotFoundError
 from controller.resources.pod.tpu_api.plane import NodeVms
+from controller.ssh.client_key import private_key, public_key_line
 from controller.ssh.login import Login
 
 VMS = NodeVms("projects/p/locations/z/nodes/pod")
@@ -37,35 +44,59 @@ class FakeTpu:
         return {"metadata": self.metadata}
 
 
-def test_our_key_is_added_once_and_others_stay(tmp_path: Path) -> None:
-    tpu = FakeTpu()
-    login = Login(cast(Any, tpu), Clock(), "p", "me", tmp_path)
+@pytest.fixture
+def tpu() -> FakeTpu:
+    return FakeTpu()
+
+
+@pytest.fixture
+def login(tpu: FakeTpu, tmp_path: Path) -> Login:
+    return Login(cast(Any, tpu), Clock(), "p", "me", tmp_path, poll_seconds=0.0)
+
+
+def test_our_key_is_added_once_and_others_stay(tpu: FakeTpu, login: Login) -> None:
     assert not login.is_authorized(VMS)
     login.authorize(VMS)
-    assert tpu.metadata == {
-        "ssh-keys": f"anna:ssh-ed25519 AAAA anna\n{login.key_line()}",
-        "startup-script": "true",
-    }
+    keys = f"anna:ssh-ed25519 AAAA anna\n{login.key_line()}"
+    assert tpu.metadata == {"ssh-keys": keys, "startup-script": "true"}
     assert login.is_authorized(VMS)
     assert login.user_name() == "me"
 
 
-def test_google_is_asked_only_if_the_observed_keys_lack_ours(tmp_path: Path) -> None:
-    tpu = FakeTpu()
-    login = Login(cast(Any, tpu), Clock(), "p", "me", tmp_path)
+def test_google_is_asked_only_if_the_observed_keys_lack_ours(tpu: FakeTpu, login: Login) -> None:
     assert login.is_authorized(VMS, f"anna:ssh-ed25519 AAAA anna\n{login.key_line()}")
     assert tpu.gets == 0
     tpu.exists = False
     assert not login.is_authorized(VMS, "anna:ssh-ed25519 AAAA anna")
 
 
-def test_two_clients_that_add_their_keys_at_once_both_get_in(tmp_path: Path) -> None:
-    tpu = FakeTpu()
+def test_two_clients_that_add_their_keys_at_once_both_get_in(tpu: FakeTpu, login: Login) -> None:
     tpu.busy = 1
-    login = Login(cast(Any, tpu), Clock(), "p", "me", tmp_path, poll_seconds=0.0)
     login.authorize(VMS)
     assert tpu.metadata["ssh-keys"].splitlines() == [
         "anna:ssh-ed25519 AAAA anna",
         "ben:ssh-ed25519 BBBB ben",
         login.key_line(),
     ]
+
+
+def test_a_key_is_made_once_and_is_private(tmp_path: Path) -> None:
+    line = public_key_line(tmp_path / "keys", "slipway")
+    path = private_key(tmp_path / "keys")
+    assert line.split()[0] == "ssh-ed25519"
+    assert line.endswith(" slipway")
+    assert public_key_line(tmp_path / "keys", "slipway") == line
+    assert asyncssh.read_private_key(path).export_public_key().split()[1].decode() == line.split()[1]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert [p.name for p in path.parent.iterdir()] == [path.name], "no draft is left"
+
+
+def test_several_processes_agree_on_one_key(tmp_path: Path) -> None:
+    script = (
+        "import pathlib, sys; from controller.ssh.client_key import *; "
+        "print(public_key_line(pathlib.Path(sys.argv[1]), 'u'))"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "keys")]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert len({process.communicate(timeout=300)[0] for process in processes}) == 1

@@ -1,16 +1,20 @@
-"""Which way to the workers `ssh.method=auto` takes, given the firewall rules."""
+"""Which way to the workers `ssh.method=auto` takes, given the firewall rules and who we are on the internet."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from email.message import Message
 from types import SimpleNamespace
 from typing import Any, cast
+from urllib.error import HTTPError
 
 import pytest
 
 from conf.schema.infra.network import IAP_RANGE
 from controller.resources.pod.tpu_api.plane import NodeVms
 from controller.ssh.fleets import SshTarget
+from controller.ssh.public_ip import find_public_ip
 from controller.ssh.route import PodConnector, admits_ssh, choose_route
 
 HERE = "8.8.4.4"
@@ -75,3 +79,21 @@ def test_the_tags_of_the_pod_itself_decide(tags: tuple[str, ...], way: str) -> N
         "pod", NodeVms("projects/p/locations/z/nodes/pod"), "one", "z", "n", tags, (("10.0.0.2", "34.0.0.2"),)
     )
     assert connector.route_to(pod) == way
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [("good", "8.8.4.4"), ("down good", "8.8.4.4"), ("html six good", "8.8.4.4"), ("html down", None)],
+)
+def test_the_first_service_that_knows_our_address_is_believed(
+    monkeypatch: pytest.MonkeyPatch, asked: str, found: str | None
+) -> None:
+    answers = {"good": b"8.8.4.4\n", "html": b"<html>", "six": b"2001:db8::1\n"}
+
+    def answer(service: str, timeout: float) -> io.BytesIO:
+        if service not in answers:
+            raise HTTPError(service, 500, "", Message(), None)
+        return io.BytesIO(answers[service])
+
+    monkeypatch.setattr("urllib.request.urlopen", answer)
+    assert find_public_ip(tuple(asked.split())) == found
