@@ -5,27 +5,18 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from controller.core.clock import Clock
 from controller.core.events import Event, Events
 from controller.progress import Progress, format_size
-
-
-class Stepping(Clock):
-    """Time that passes when it is told to."""
-
-    time = 0.0
-
-    def now(self) -> float:
-        return self.time
+from tests.fakes.clock import ManualClock
 
 
 def test_it_tells_bytes_and_rate_once_a_second() -> None:
-    clock, told = Stepping(), list[Event]()
+    clock, told = ManualClock(), list[Event]()
     events = Events(clock)
     events.add_listener(told.append)
     progress = Progress(cast(Any, SimpleNamespace(clock=clock, events=events)), "model/gemma", 4_000_000_000)
     for _ in range(10):
-        clock.time += 0.25
+        clock.elapsed += 0.25
         progress.advance(100_000_000)
     assert [event.message for event in told] == ["400 MB of 4 GB, 400 MB/s", "800 MB of 4 GB, 400 MB/s"]
     assert told[0].data == {"bytes": 400_000_000, "total": 4_000_000_000, "bytes_per_second": 400_000_000}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -57,21 +56,32 @@ def context() -> Context:
 
 
 def things(**depends_on: tuple[str, ...]) -> tuple[dict[str, Any], list[str], list[Thing]]:
-    store: dict[str, Any] = {}
-    log: list[str] = []
+    store, log = dict[str, Any](), list[str]()
     made = [
         Thing(name=n, depends_on=tuple(f"thing/{d}" for d in ds), store=store, log=log) for n, ds in depends_on.items()
     ]
     return store, log, made
 
 
-def test_each_comes_after_its_needs_and_a_second_time_nothing_is_done(context: Context) -> None:
+@pytest.fixture
+def told(context: Context) -> list[Event]:
+    """The events, as they come."""
+    events: list[Event] = []
+    context.events.add_listener(events.append)
+    return events
+
+
+def test_each_comes_after_its_needs_and_a_second_time_nothing_is_done(context: Context, told: list[Event]) -> None:
     store, log, made = things(c=("b",), b=("a",), a=())
     reconcile(made, context)
     assert log == ["create a", "create b", "create c"]
     assert set(reconcile(made, context)) == {"thing/a", "thing/b", "thing/c"}
     assert len(log) == 3
     assert set(store) == {"a", "b", "c"}
+    of_a = [(event.kind, event.data.get("action")) for event in told if event.subject == "thing/a"]
+    assert of_a == [("step_started", None), ("step_done", "create"), ("step_done", "none")]
+    destroy(made, context)
+    assert log[3:] == ["destroy c", "destroy b", "destroy a"]
 
 
 def test_independent_branches_run_at_the_same_time(context: Context) -> None:
@@ -88,28 +98,18 @@ def test_independent_branches_run_at_the_same_time(context: Context) -> None:
     assert set(store) == {"x", "y"}
 
 
-def test_pending_is_waited_for_and_never_acted_on(context: Context) -> None:
+def test_pending_is_waited_for_never_acted_on_and_for_ever_an_error(context: Context) -> None:
+    """A state may have less time than the resource."""
     store, log, [thing] = things(a=())
-    store["a"] = thing
-    reconcile([replace(thing, script=[Pending("creating")] * 5)], context)
-    assert log == []
+    store["a"], creating, deleting = thing, Pending("creating"), Pending("deleting", 30, "run it again later")
+    reconcile([replace(thing, script=[creating] * 5)], context)
     assert context.clock.now() == 5.0
-
-
-def test_pending_for_ever_is_an_error(context: Context) -> None:
-    _, _, [thing] = things(a=())
-    with pytest.raises(CloudError, match="still not ready after 600 s: creating"):
-        reconcile([replace(thing, script=[Pending("creating")] * 10_000)], context)
-
-
-def test_a_state_may_have_less_time_than_the_resource(context: Context) -> None:
-    store, _, [thing] = things(a=())
-    deleting = Pending("deleting", 30, "run it again later")
-    script = [Pending("creating")] * 100 + [deleting] * 20 + [thing]
-    store["a"] = thing
-    reconcile([replace(thing, script=script)], context)
+    reconcile([replace(thing, script=[creating] * 100 + [deleting] * 20 + [thing])], context)
     with pytest.raises(CloudError, match="still not ready after 50 s: deleting; run it again later"):
-        reconcile([replace(thing, script=[Pending("creating")] * 20 + [deleting] * 100)], context)
+        reconcile([replace(thing, script=[creating] * 20 + [deleting] * 100)], context)
+    with pytest.raises(CloudError, match="still not ready after 600 s: creating"):
+        reconcile([replace(thing, script=[creating] * 10_000)], context)
+    assert log == []
 
 
 def test_a_fixed_field_means_replace_and_others_update(context: Context) -> None:
@@ -122,14 +122,10 @@ def test_a_fixed_field_means_replace_and_others_update(context: Context) -> None
     assert log[3:] == ["update a"]
 
 
-def test_none_means_whatever_it_is(context: Context) -> None:
-    _, _, [thing] = things(a=())
+def test_none_means_whatever_it_is_and_unknown_stops(context: Context) -> None:
+    _, log, [thing] = things(a=())
     assert replace(thing, size=None).diff(replace(thing, size=9)) == Diff("none")
     assert thing.diff(replace(thing, size=9)) == Diff("update", (Change("size", 9, 1),))
-
-
-def test_unknown_stops(context: Context) -> None:
-    _, log, [thing] = things(a=())
     with pytest.raises(ConfigError, match="thing a: no credentials"):
         reconcile([replace(thing, script=[Unknown("no credentials")])], context)
     assert log == []
@@ -165,27 +161,18 @@ def test_what_does_not_converge_is_said_so(context: Context) -> None:
     assert len(log) == 8
 
 
-def test_a_failure_stops_what_depends_on_it_and_only_that(context: Context) -> None:
+def test_a_failure_stops_what_depends_on_it_and_only_that(context: Context, told: list[Event]) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Broken(Thing):
         def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
             raise CloudError("broken")
 
     store: dict[str, Any] = {}
-    events: list[Event] = []
-    context.events.add_listener(events.append)
     after = Thing(name="after", depends_on=("thing/bad",), store=store)
     with pytest.raises(CloudError, match="broken"):
         reconcile([Broken(name="bad", store=store), Thing(name="good", store=store), after], context)
     assert set(store) == {"good"}
-    assert ("step_failed", "thing/bad") in {(e.kind, e.subject) for e in events}
-
-
-def test_dependents_are_destroyed_first(context: Context) -> None:
-    _, log, made = things(a=(), b=("a",), c=("b",))
-    reconcile(made, context)
-    destroy(made, context)
-    assert log[3:] == ["destroy c", "destroy b", "destroy a"]
+    assert ("step_failed", "thing/bad") in {(e.kind, e.subject) for e in told}
 
 
 @pytest.mark.parametrize(
@@ -195,13 +182,3 @@ def test_a_plan_that_is_no_dag_is_refused(depends_on: dict[str, tuple[str, ...]]
     _, _, made = things(**depends_on)
     with pytest.raises(ValueError, match=words):
         topological_order(made)
-
-
-def test_events_tell_what_was_done(context: Context) -> None:
-    events: list[Event] = []
-    context.events.add_listener(events.append)
-    collect: Callable[[], list[tuple[str, Any]]] = lambda: [(e.kind, e.data.get("action")) for e in events]  # noqa: E731
-    _, _, made = things(a=())
-    reconcile(made, context)
-    reconcile(made, context)
-    assert collect() == [("step_started", None), ("step_done", "create"), ("step_done", "none")]

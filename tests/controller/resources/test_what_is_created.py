@@ -19,36 +19,27 @@ from tests.paths import ROOT
 PAGE = ROOT / "docs" / "what-is-created.md"
 
 
-def driven() -> list[Resource]:
-    """What a run has besides with recovery.driver=bastion."""
+def everything() -> list[Resource]:
+    """What a run may have: on a pod, with a bastion, and with an asset of the Hub."""
     config, problems = compose(["cloud=local", "program=command", "recovery.driver=bastion"])
     assert config is not None, problems
-    return list(bastion_resources(config, "a-bucket", "a-run", ()))
-
-
-def fetching() -> Resource:
-    """What an asset of the Hub has besides."""
-    config, problems = compose(["cloud=local", "program=command"])
-    assert config is not None, problems
-    return fetch_vm(
-        config, "a-bucket", cast(ResolvedAsset, SimpleNamespace(prefix="assets/rows-0", name="rows", recipe=None))
-    )
-
-
-ALL = [
-    fetching(),
-    *desired_resources("cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 10, thresholds: [0.5]}"),
-    *driven(),
-    OwnResource(name="lab-key", reference="my_secret:LabSecret", step=cast(OwnStep, None)),
-]
+    asset = cast(ResolvedAsset, SimpleNamespace(prefix="assets/rows-0", name="rows", recipe=None))
+    budget = "cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 10, thresholds: [0.5]}"
+    return [
+        fetch_vm(config, "a-bucket", asset),
+        *desired_resources(budget),
+        *bastion_resources(config, "a-bucket", "a-run", ()),
+        OwnResource(name="lab-key", reference="my_secret:LabSecret", step=cast(OwnStep, None)),
+    ]
 
 
 def test_every_kind_has_a_row_and_every_row_a_kind() -> None:
+    found = everything()
     rows = re.findall(r"^\| ([a-zA-Z ,]+) \| (.+?) \| (.+?) \| (.+?) \|$", PAGE.read_text(), re.MULTILINE)
     listed = {kind for row in rows if row[0] != "What" for kind in row[0].split(", ")}
-    assert listed == {resource.kind for resource in ALL} | {"disk"}
+    assert listed == {resource.kind for resource in found} | {"disk"}
     by_down_all = {kind for row in rows if "down --all" in row[3] for kind in row[0].split(", ")}
-    assert by_down_all == {resource.kind for resource in ALL if resource.scope == "shared"}
+    assert by_down_all == {resource.kind for resource in found if resource.scope == "shared"}
 
 
 def test_names_are_those_of_the_page() -> None:

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from queue import Queue
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -123,7 +124,7 @@ def test_halves_of_surrogate_pairs_do_not_get_through() -> None:
     assert (caught.value.message, caught.value.detail) == ("?", "5")
 
 
-def test_an_error_of_megabytes_is_cut() -> None:
+def test_gigabytes_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkerError) as caught:
         Said(dump({"error": "e" * 10**6, "detail": "d" * 10**6 + "the end"})).call(STATE, {})
     assert len(caught.value.message) == len(caught.value.detail) == agent_link.MAX_WORDS
@@ -131,9 +132,6 @@ def test_an_error_of_megabytes_is_cut() -> None:
     with pytest.raises(WorkerError, match="did not return JSON") as caught:
         Said(b"x" * 10**6).call(STATE, {})
     assert len(caught.value.detail) == agent_link.MAX_WORDS
-
-
-def test_gigabytes_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_link, "MAX_ANSWER_BYTES", 1 << 20)
     monkeypatch.setattr(agent_link, "MAX_LINE_BYTES", 1 << 20)
     endless = Said(endless=itertools.repeat(b"x" * 65_536))
@@ -144,33 +142,14 @@ def test_gigabytes_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert endless.taken < 3 << 20
 
 
-class Ticks:
-    """A clock that goes on by a second at each look."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        self.now += 1
-        return self.now
-
-
-class Dripping:
-    """A channel that says a byte at each read."""
-
-    def settimeout(self, seconds: float) -> None: ...
-
-    def recv(self, size: int) -> bytes:
-        return b"."
-
-
 def test_an_answer_that_drips_is_a_timeout(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(connection, "time", Ticks())
-    monkeypatch.setattr(here, "time", Ticks())
+    for module in (connection, here):  # a second passes at each look
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+    dripping: Any = SimpleNamespace(settimeout=lambda seconds: None, recv=lambda size: b".")
     params = ConnectionParams("pod", "me", tmp_path / "key", ["10.0.0.3"], lambda: [])
     over_ssh = Connection(params, 0, cast(Any, None), build_bundle())
     with pytest.raises(WorkerError, match="not finished after 60 s") as caught:
-        [*over_ssh.chunks(cast(Any, Dripping()), 60.0)]
+        [*over_ssh.chunks(dripping, 60.0)]
     assert caught.value.kind == "timeout"
     waiting: Queue[bytes | None] = Queue()
     for _ in range(100):
@@ -178,4 +157,4 @@ def test_an_answer_that_drips_is_a_timeout(monkeypatch: pytest.MonkeyPatch, tmp_
     local = LocalLink(tmp_path, ["python"], {}, build_bundle())
     with pytest.raises(WorkerError, match="`observe` has not finished after 60 s"):
         [*local._timed(waiting, "observe", 60.0)]
-    assert len([*itertools.islice(over_ssh.chunks(cast(Any, Dripping()), math.inf), 1000)]) == 1000
+    assert len([*itertools.islice(over_ssh.chunks(dripping, math.inf), 1000)]) == 1000

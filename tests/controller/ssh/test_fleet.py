@@ -37,21 +37,21 @@ def only(answers: list) -> WorkerError:
     return error
 
 
-def test_nothing_heavy_is_imported_before_a_connection_is_made() -> None:
-    names = "controller.ssh.fleet, controller.ssh.client_key, controller.api, controller.cli.verbs.run.plan"
-    script = f"import sys, {names}; print({{'fabric', 'invoke', 'paramiko', 'cryptography'}} & set(sys.modules))"
-    assert (
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "set()\n"
-    )
-
-
-def test_the_agent_looks_around_without_loading_http() -> None:
-    """It is started on every worker for every look."""
-    script = (
-        "import controller.agent.commands.observe, sys; "
-        "print({'http.client', 'ssl', 'urllib.request'} & set(sys.modules))"
-    )
-    argv = [sys.executable, "-S", "-c", script]
+@pytest.mark.parametrize(
+    ("imported", "heavy"),
+    [
+        (
+            "controller.ssh.fleet, controller.ssh.client_key, controller.api, controller.cli.verbs.run.plan",
+            {"fabric", "invoke", "paramiko", "cryptography"},
+        ),
+        # The agent is started on every worker for every look.
+        ("controller.agent.commands.observe", {"http.client", "ssl", "urllib.request"}),
+    ],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(imported: str, heavy: set[str]) -> None:
+    argv = [sys.executable, "-c", f"import sys, {imported}; print({heavy} & set(sys.modules))"]
+    if "agent" in imported:
+        argv.insert(1, "-S")
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
@@ -90,29 +90,6 @@ def test_a_worker_that_fails_is_a_value_among_the_answers_and_an_interrupted_wai
 # Who is who
 
 
-def test_another_host_key_than_the_published_one_is_refused(make_pod, again) -> None:
-    pod, fleet = make_pod(2)
-    stranger = asyncssh.generate_private_key("ssh-ed25519")
-    pod.workers[1].key, trusted = stranger, [w.host_key_line for w in pod.workers]
-    pod.run_coroutine(pod.workers[1].drop_connections())
-    pod.run_coroutine(pod.workers[1].listen())
-    fleet = again(pod, host_keys=lambda: trusted)
-    error = only(fleet.call_all("observe", {}))
-    assert (error.worker, error.kind) == (1, "host_key")
-    assert "worker 1 of pod-a" in error.message
-    assert stranger.get_fingerprint() in error.message
-    assert pod.workers[1].commands == []
-    fleet.expect_new_host_keys()  # after a repair neither, since Google does not publish it
-    assert only(fleet.call_all("observe", {})).kind == "host_key"
-
-
-def test_a_host_without_a_published_key_is_not_spoken_to(make_pod) -> None:
-    pod, fleet = make_pod(1, sleep=lambda _: None, host_keys=lambda: [""])
-    with pytest.raises(WorkerError, match="not published its SSH host keys yet"):
-        fleet.call(0, "observe", {})
-    assert pod.workers[0].connections == []
-
-
 def change_host_key(pod: SshPod, worker: int = 0) -> asyncssh.SSHKey:
     pod.run_coroutine(pod.workers[worker].drop_connections())
     pod.workers[worker].key = asyncssh.generate_private_key("ssh-ed25519")
@@ -120,11 +97,45 @@ def change_host_key(pod: SshPod, worker: int = 0) -> asyncssh.SSHKey:
     return pod.workers[worker].key
 
 
-def test_a_host_key_that_google_publishes_after_a_repair_is_accepted_once_and_noted(
+@pytest.fixture
+def kept(tmp_path: Path) -> dict[str, Any]:
+    """Where the keys of one life of a pod are kept."""
+    return {"known_hosts_file": tmp_path / "known_hosts" / "pod-a", "incarnation": "one"}
+
+
+def test_another_host_key_than_the_published_one_is_refused(make_pod, again) -> None:
+    pod, _ = make_pod(2)
+    trusted = [w.host_key_line for w in pod.workers]
+    stranger = change_host_key(pod, 1)
+    fleet = again(pod, host_keys=lambda: trusted)
+    error = only(fleet.call_all("observe", {}))
+    assert (error.worker, error.kind) == (1, "host_key")
+    assert all(words in error.message for words in ("worker 1 of pod-a", "another machine answers at its address"))
+    assert stranger.get_fingerprint() in error.message
+    assert pod.workers[1].commands == []
+    fleet.expect_new_host_keys()  # after a repair neither, since Google does not publish it
+    assert only(fleet.call_all("observe", {})).kind == "host_key"
+
+
+def test_keys_that_are_not_published_are_not_spoken_to_and_who_does_not_know_ours_says_so(
     make_pod, again, tmp_path: Path
 ) -> None:
-    kept = tmp_path / "known_hosts" / "pod-a"
-    pod, fleet = make_pod(2, known_hosts_file=kept, incarnation="one")
+    pod, _ = make_pod()
+    with pytest.raises(WorkerError, match="not published its SSH host keys yet"):
+        again(pod, lambda _: None, host_keys=lambda: [""]).call(0, "observe", {})
+    assert pod.workers[0].connections == []
+    rsa = asyncssh.generate_private_key("ssh-rsa", key_size=2048).export_public_key().decode().strip()
+    both = again(pod, host_keys=lambda: [f"{rsa}\n{pod.workers[0].host_key_line}"])
+    assert both.call(0, "observe", {})["active"] is None, "of several published keys the one in use counts"
+    with pytest.raises(WorkerError, match="does not accept user slipway") as caught:
+        again(pod, key=private_key(tmp_path / "other")).call(0, "observe", {})
+    assert caught.value.kind == "auth"
+
+
+def test_a_host_key_that_google_publishes_after_a_repair_is_accepted_once_and_noted(
+    make_pod, again, kept: dict[str, Any]
+) -> None:
+    pod, fleet = make_pod(2, **kept)
     notes: list[str] = []
     fleet.note = notes.append
     assert not failures(fleet.call_all("observe", {}))
@@ -137,7 +148,7 @@ def test_a_host_key_that_google_publishes_after_a_repair_is_accepted_once_and_no
     assert note.startswith("worker 0: its SSH host key is")
     assert note.endswith("as after a repair; Google publishes it, so it is accepted")
     assert fresh.get_fingerprint() in note
-    later = again(pod, known_hosts_file=kept, incarnation="one")
+    later = again(pod, **kept)
     assert not failures(later.call_all("observe", {}))  # the new key is pinned
     change_host_key(pod)
     with pytest.raises(WorkerError, match="while no controller was looking, or someone else controls it"):
@@ -145,50 +156,40 @@ def test_a_host_key_that_google_publishes_after_a_repair_is_accepted_once_and_no
     assert len(notes) == 1
 
 
-def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(make_pod, again, tmp_path: Path) -> None:
-    kept = tmp_path / "known_hosts" / "pod-a"
-    pod, fleet = make_pod(2, known_hosts_file=kept, incarnation="one")
+def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(make_pod, again, kept: dict[str, Any]) -> None:
+    pod, fleet = make_pod(2, **kept)
     assert not failures(fleet.call_all("observe", {}))
     fresh = change_host_key(pod)
-    for asked in (fleet, again(pod, known_hosts_file=kept, incarnation="one")):
+    for asked in (fleet, again(pod, **kept)):
         with pytest.raises(WorkerError, match=r"this VM had .* before: Google repaired it while") as caught:
             asked.call(0, "observe", {})
         assert caught.value.kind == "host_key"
         assert fresh.get_fingerprint() in caught.value.message
-        assert f"delete {kept}" in caught.value.message
+        assert f"delete {kept['known_hosts_file']}" in caught.value.message
         assert isinstance(asked.call(1, "observe", {}), dict)
-    assert str(kept) in caught.value.message
-    kept.unlink()
-    after = again(pod, known_hosts_file=kept, incarnation="one")
+    kept["known_hosts_file"].unlink()
+    after = again(pod, **kept)
     assert after.call(0, "observe", {})["active"] is None
 
 
-def test_a_key_that_google_publishes_is_followed_if_the_config_says_so(make_pod, again, tmp_path: Path) -> None:
+def test_a_key_that_google_publishes_is_followed_if_the_config_says_so(make_pod, again, kept: dict[str, Any]) -> None:
     """After repairs that no controller has seen, as often as they come; never a key that Google does not publish."""
-    kept = tmp_path / "known_hosts" / "pod-a"
-    pod, fleet = make_pod(1, known_hosts_file=kept, incarnation="one", follow_host_keys=True)
+    pod, fleet = make_pod(1, **kept, follow_host_keys=True)
     notes: list[str] = []
     fleet.note = notes.append
     for _ in range(3):
         assert not failures(fleet.call_all("observe", {}))
         change_host_key(pod)
-    trusted = [line.split()[1:] for line in kept.read_text().splitlines()[1:]]
+    trusted = [line.split()[1:] for line in kept["known_hosts_file"].read_text().splitlines()[1:]]
     assert len(notes) == 2
-    stale = again(
-        pod, known_hosts_file=kept, incarnation="one", follow_host_keys=True, host_keys=lambda: [" ".join(trusted[0])]
-    )
+    stale = again(pod, **kept, follow_host_keys=True, host_keys=lambda: [" ".join(trusted[0])])
     with pytest.raises(WorkerError, match="another machine answers at its address"):
         stale.call(0, "observe", {})
 
 
-def test_the_first_host_key_can_be_pinned(make_pod, again, tmp_path: Path) -> None:
+def test_the_first_host_key_can_be_pinned(make_pod, again, kept: dict[str, Any]) -> None:
     """For pods that publish none: whoever answers first is believed, and nobody else from then on."""
-    options = {
-        "known_hosts_file": tmp_path / "known_hosts",
-        "incarnation": "one",
-        "trust_on_first_use": True,
-        "host_keys": lambda: [],
-    }
+    options = {**kept, "trust_on_first_use": True, "host_keys": lambda: []}
     pod, fleet = make_pod(1, **options)
     assert fleet.call(0, "observe", {})["active"] is None
     change_host_key(pod)
@@ -213,21 +214,6 @@ def test_one_survey_answers_everyone_once(make_pod) -> None:
     fleet.prefetch({"run_id": "r"})
     fleet.call_all("write_config", {"run_id": "r", "text": "x"})
     assert fleet.observe("config", {"run_id": "r"})[0]["config"], "what was changed is looked at anew"
-
-
-def test_of_several_published_keys_the_one_in_use_counts(make_pod, again) -> None:
-    rsa = asyncssh.generate_private_key("ssh-rsa", key_size=2048).export_public_key().decode().strip()
-    pod, fleet = make_pod()
-    fleet = again(pod, host_keys=lambda: [f"{rsa}\n{pod.workers[0].host_key_line}"])
-    assert fleet.call(0, "observe", {})["active"] is None
-
-
-def test_who_does_not_know_our_key_says_so(make_pod, again, tmp_path: Path) -> None:
-    pod, _ = make_pod()
-    fleet = again(pod, key=private_key(tmp_path / "other"))
-    with pytest.raises(WorkerError, match="does not accept user slipway") as caught:
-        fleet.call(0, "observe", {})
-    assert caught.value.kind == "auth"
 
 
 # Coming and going

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 
 import pytest
@@ -33,11 +32,8 @@ def test_a_pod_without_external_addresses_runs_a_program(slipway: SlipwayCli) ->
     [worker, *_] = cloud.get("state")["worker"].values()
     with pytest.raises(ConnectionRefusedError):  # there is no other way
         socket.create_connection((worker["host"], worker["port"]), timeout=5)
-    assert (
-        main.run(["exec", "--worker", "0", "--", "head -c 4000000 /dev/zero | tr '\\0' x | tee all | sha256sum"]) == 0
-    )
-    assert hashlib.sha256(b"x" * 4_000_000).hexdigest() in slipway.capsys.readouterr().out
-    assert main.run(["exec", "--worker", "0", "--json", "--", "cat all"]) == 0  # many windows of the tunnel
+    words = "head -c 4000000 /dev/zero | tr '\\0' x"
+    assert main.run(["exec", "--worker", "0", "--json", "--", words]) == 0  # many windows of the tunnel
     assert "x" * 4_000_000 in slipway.capsys.readouterr().out
     what_goes_wrong_is_told_apart(cloud)
 

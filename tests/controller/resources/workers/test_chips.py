@@ -31,10 +31,6 @@ def settle(*looks: list[Chips], expected: int = 4) -> list[tuple[str, Any]]:
     return fleet.asked
 
 
-def test_free_chips_are_looked_at_once() -> None:
-    assert settle([having(4), having(4)]) == [("observe", {"chips": True})]
-
-
 @pytest.mark.parametrize(
     ("found", "said", "faulty"),
     [
@@ -72,6 +68,7 @@ def test_a_held_chip_names_its_holder() -> None:
 def test_a_program_that_is_about_to_end_is_waited_for() -> None:
     held, free = [having(4, 4, HOLDER)], [having(4)]
     assert len(settle(held, held, free)) == 3
+    assert settle(free, free) == [("observe", {"chips": True})]
 
 
 def test_a_look_on_request_says_the_same() -> None:

@@ -31,51 +31,41 @@ def test_what_has_passed_is_summarized() -> None:
     )
 
 
-def test_a_fault_names_worker_and_chip_whatever_the_order_of_processes() -> None:
-    """JAX's process 1 may be worker 0."""
-    deaf = (0, 2, "its result of the all-reduce is wrong")
-    with pytest.raises(
-        WrongDevicesError, match="faulty chips: worker 1, chip 2: its result of the all-reduce"
-    ) as error:
-        require_health([passed(1), passed(0, deaf)])
-    assert error.value.faulty == (1,)
-    assert (error.value.exit_code, error.value.devices) == (3, ())
+@pytest.mark.parametrize(
+    ("answers", "per_chip", "said", "faulty"),
+    [
+        # JAX's process 1 may be worker 0
+        ([passed(1), passed(0, (0, 2, "its result is wrong"))], 1, "worker 1, chip 2: its result", 1),
+        ([passed(0, (1, 3, "it is missing")), passed(1, (1, 3, "it is missing"))], 1, "worker 1, chip 3", 1),
+        ([passed(0, (0, 3, "HBM: 2 words"))], 2, "worker 0, chip 1: HBM", 0),  # two devices may be one chip
+    ],
+)
+def test_a_fault_names_worker_and_chip_once(answers: list[Health], per_chip: int, said: str, faulty: int) -> None:
+    with pytest.raises(WrongDevicesError, match="faulty chips: ") as error:
+        require_health(answers, devices_per_chip=per_chip)
+    assert str(error.value).count(said) == 1
+    assert (error.value.faulty, error.value.exit_code, error.value.devices) == ((faulty,), 3, ())
 
 
-def test_a_fault_that_everyone_sees_is_told_once() -> None:
-    seen = (1, 3, "what it adds to the all-reduce is missing or wrong")
-    with pytest.raises(WrongDevicesError) as error:
-        require_health([passed(0, seen), passed(1, seen)])
-    assert str(error.value).count("worker 1, chip 3") == 1
-    assert error.value.faulty == (1,)
-
-
-def test_two_devices_may_be_one_chip() -> None:
-    with pytest.raises(WrongDevicesError, match="worker 0, chip 1: HBM"):
-        require_health([passed(0, (0, 3, "HBM: 2 words"))], devices_per_chip=2)
+NO_NUMPY = stopped("importing JAX", "ModuleNotFoundError: no numpy")
 
 
 @pytest.mark.parametrize(
-    ("answers", "kind", "said", "faulty"),
+    ("answers", "said", "faulty"),
     [
+        ([stopped("all-reduce"), stopped("HBM")], "first on worker 1 at 'HBM': did not finish within 120 s", (1,)),
+        ([passed(0), stopped("all-reduce", "core dumped")], "worker 1 at 'all-reduce'", (1,)),
+        ([stopped("all-reduce"), stopped("all-reduce")], "worker 0 at 'all-reduce'", None),
         (
-            [stopped("all-reduce"), stopped("HBM"), stopped("all-reduce")],
-            WrongDevicesError,
-            "first on worker 1 at 'HBM': did not finish within 120 s",
-            (1,),
-        ),
-        ([passed(0), stopped("all-reduce", "core dumped")], WrongDevicesError, "worker 1 at 'all-reduce'", (1,)),
-        ([stopped("all-reduce"), stopped("all-reduce")], WorkersFailedError, "worker 0 at 'all-reduce'", None),
-        (
-            [stopped("joining the other workers"), stopped("importing JAX", "ModuleNotFoundError: no numpy")],
-            WorkersFailedError,
+            [stopped("joining the other workers"), NO_NUMPY],
             "worker 1 at 'importing JAX': ModuleNotFoundError: no numpy",
             None,
         ),
     ],
     ids=["one hangs earlier", "one crashes", "all hang", "a broken installation"],
 )
-def test_a_check_that_stops(answers: list[Health], kind: type[Exception], said: str, faulty: Any) -> None:
+def test_a_check_that_stops(answers: list[Health], said: str, faulty: Any) -> None:
+    kind = WorkersFailedError if faulty is None else WrongDevicesError
     with pytest.raises(kind) as error:
         require_health(answers)
     assert type(error.value) is kind

@@ -44,13 +44,10 @@ def settle(step: DeviceProbe, *rows: dict[str, Any], **answers: Any) -> tuple[li
     return [command for command, _ in fleet.asked if command != "observe"], notes
 
 
-def test_a_program_with_jax_has_its_chips_checked_after_the_network() -> None:
+def test_a_program_with_jax_has_its_chips_checked_after_the_network_by_one_start_of_jax() -> None:
     asked, notes = settle(STEP, seen(JAX), seen(JAX), check_health=[passed(0), passed(1)])
     assert asked == ["probe_peers", "check_health"]
     assert [note.partition(" in ")[0] for note in notes] == ["health check passed"]
-
-
-def test_the_trainer_starts_jax_once_with_the_check_and_once_without() -> None:
     trainer = replace(STEP, probe_devices=True)
     assert settle(trainer, seen(JAX), seen(JAX), check_health=[passed(0), passed(1)])[0][1:] == ["check_health"]
     alone = replace(trainer, health_check=False)
@@ -63,11 +60,8 @@ def test_chips_that_have_passed_in_this_boot_cost_nothing() -> None:
     rebooted = seen(JAX, **known | {"health": None, "devices": None})
     asked, _ = settle(STEP, seen(JAX, **known), rebooted, check_health=[passed(0), passed(1)])
     assert asked == ["probe_peers", "check_health"], "all workers together"
-
-
-def test_a_running_program_is_left_alone() -> None:
     busy = seen(JAX, peers=REACHED, active={"run_id": "run-1", "attempt": 1})
-    assert settle(STEP, busy, busy) == ([], [])
+    assert settle(STEP, busy, busy) == ([], []), "a running program is left alone"
 
 
 @pytest.mark.parametrize("versions", [TORCH, {}])
@@ -99,9 +93,6 @@ def test_a_check_on_the_wrong_devices_fails() -> None:
     with pytest.raises(WrongDevicesError, match="worker 0: 4 tpu; worker 1: 1 cpu") as error:
         settle(STEP, seen(JAX), seen(JAX), check_health=answers)
     assert error.value.devices == ("4 tpu", "1 cpu")
-
-
-def test_workers_that_cannot_meet_are_not_checked() -> None:
     cut_off = {"reachable": False, "detail": "worker 0 does not answer"}
-    with pytest.raises(WorkersFailedError, match="worker 1: worker 0 does not answer"):
+    with pytest.raises(WorkersFailedError, match="worker 1: worker 0 does not answer"):  # and nothing is checked
         settle(STEP, seen(JAX), seen(JAX), probe_peers=[REACHED, cut_off])
