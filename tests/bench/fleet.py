@@ -2,8 +2,7 @@
 
     python -m tests.bench.fleet [--type v5litepod-256] [--repeat 5]
 
-Everything is measured in one run on the same SSH servers, one kind after the other in each round, so that the load of
-the machine concerns all alike. Not run by pytest.
+Not run by pytest.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ def main() -> None:
         os.environ["SLIPWAY_HOME"] = str(home)
         words = ["cloud=local", "program=command", "env.packages=none", "cleanup.on_success=keep", QUOTA, ECHO]
         words.append(f"tpu.accelerator_type={options.type}")
-        words.append("tpu.external_ip=true")  # the clients that it is compared with know no IAP
         try:
             measure(words, options)
         finally:
@@ -80,71 +78,26 @@ def nothing_to_do(config: Any, plan: Any) -> float:
 
 def fan_out(context: Any, node: Any, words: Sequence[str], options: argparse.Namespace) -> None:
     """`true` on all workers: a connection each, then again on the connections that are open."""
-    from paramiko import SSHConfig
-
-    ssh_config = SSHConfig.from_path(str(context.state_dir / "localcloud" / "ssh_config"))
-    places = [ssh_config.lookup(endpoint.external or endpoint.internal) for endpoint in node.status.endpoints]
-    hosts = [(place["hostname"], int(place["port"])) for place in places]
-    key = str(context.ssh_login.key_dir / "id_ed25519")
-    seen: dict[str, list[float]] = {}
-    for _ in range(options.repeat):
-        for kind, run in (("raw paramiko", raw_paramiko), ("slipway", ours), ("fabric's run", by_fabric)):
-            cold, warm = run(context, node, hosts, key)
-            seen.setdefault(f"{kind}, cold", []).append(cold)
-            seen.setdefault(f"{kind}, warm", []).append(warm)
-        seen.setdefault("`slipway exec -- true`, whole command", []).append(slipway("exec", *words, "--", "true")[0])
-    for kind in ("slipway", "fabric's run"):
-        for warmth in ("cold", "warm"):
-            pairs = zip(seen[f"{kind}, {warmth}"], seen[f"raw paramiko, {warmth}"], strict=True)
-            print(f"{kind}, ratio to raw paramiko, {warmth}: {statistics.median(a / b for a, b in pairs):.2f}")
-    print()
-    table(["`true` on all workers", "seconds"], [[k, f"{statistics.median(v):.2f}"] for k, v in sorted(seen.items())])
+    rounds = [on_a_fleet(context, node) for _ in range(options.repeat)]
+    rows = [
+        (f"slipway, {kind}", statistics.median(each))
+        for kind, each in zip(("cold", "warm"), zip(*rounds, strict=True), strict=True)
+    ]
+    whole = repeated(options.repeat, lambda: slipway("exec", *words, "--", "true")[0])
+    rows.append(("`slipway exec -- true`, whole command", whole))
+    table(["`true` on all workers", "seconds"], [[what, f"{seconds:.2f}"] for what, seconds in rows])
 
 
-def raw_paramiko(context: Any, node: Any, hosts: list[tuple[str, int]], key: str) -> tuple[float, float]:
-    import paramiko
-
-    pkey = paramiko.Ed25519Key.from_private_key_file(key)
-    clients = [paramiko.SSHClient() for _ in hosts]
-
-    def connect(i: int) -> None:
-        clients[i].set_missing_host_key_policy(paramiko.MissingHostKeyPolicy())
-        host, port = hosts[i]
-        clients[i].connect(host, port, context.ssh_login.user_name(), pkey=pkey, look_for_keys=False, allow_agent=False)
-        run(i)
-
-    def run(i: int) -> None:
-        _, out, _ = clients[i].exec_command("true")
-        assert out.channel.recv_exit_status() == 0
-
-    times = at_once(len(hosts), connect), at_once(len(hosts), run)
-    for client in clients:
-        client.close()
-    return times
-
-
-def ours(context: Any, node: Any, hosts: list[tuple[str, int]], key: str) -> tuple[float, float]:
+def on_a_fleet(context: Any, node: Any) -> tuple[float, float]:
     """What a call of the agent does: a channel of the worker's fabric connection, read by ourselves."""
-
-    def run(link: Any) -> int:
-        with link.channel() as channel:
-            channel.exec_command("true")
-            assert list(link.chunks(channel, 60)) == []
-            return link.exit_code(channel)
-
-    return on_a_fleet(context, node, run)
-
-
-def by_fabric(context: Any, node: Any, hosts: list[tuple[str, int]], key: str) -> tuple[float, float]:
-    """What a notebook does with `api.pod`."""
-    return on_a_fleet(context, node, lambda link: link.connection().run("true", hide=True).exited)
-
-
-def on_a_fleet(context: Any, node: Any, act: Callable[[Any], int]) -> tuple[float, float]:
     fleet = context.make_fleet(node.ssh_target(context))
 
     def run(i: int) -> None:
-        assert act(fleet.connection(i)) == 0
+        link = fleet.connection(i)
+        with link.channel() as channel:
+            channel.exec_command("true")
+            assert list(link.chunks(channel, 60)) == []
+            assert link.exit_code(channel) == 0
 
     times = at_once(len(fleet), run), at_once(len(fleet), run)
     fleet.close()

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from conf.schema.training.trm import Trm
 from controller.config.compose import compose
-from tests.scenarios.experiments.test_quickstart import folder_of, homes, run, weights
+from tests.scenarios.experiments.test_quickstart import assert_same, folder_of, homes, run, weights
 from tests.trainer.processes import results
 from trainer.puzzles.__main__ import main as build_puzzles
 from trainer.puzzles.dataset import PuzzleDataset
@@ -63,8 +62,6 @@ def test_a_preempted_run_has_the_same_metrics_and_state(homes: Any, capsys: pyte
     out = run(capsys, "cloud.faults=[{kind: preempted, after_object: checkpoints/3/commit_success}]", short=SHORT)
     assert "preempted: " in out
     disturbed = folder_of(disturbed_home)
-    left, right = weights(undisturbed), weights(disturbed)
-    assert any("carry" in name and "latents" in name for name in left)
-    assert left.keys() == right.keys()
-    assert all(np.array_equal(left[name], right[name]) for name in left)
+    assert any("carry" in name and "latents" in name for name in weights(undisturbed))
+    assert_same(undisturbed, disturbed)
     assert metric_lines(disturbed) == metric_lines(undisturbed)

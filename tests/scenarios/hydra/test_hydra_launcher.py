@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -165,6 +166,8 @@ def test_a_search_goes_on_after_a_reboot_and_runs_nothing_twice(
     assert all(value == pytest.approx(10 * rate) for rate, value in tried)
     after = started(slipway)
     assert len(after) == 6, "the sweeper proposed the same jobs as before the reboot"
+    created = [line for line in slipway.mutations() if re.fullmatch(r"POST .*/(nodes|queuedResources)", line)]
+    assert len(created) <= 2, "pods stay from batch to batch"
     assert {run for run, count in after.items() if count > 1} <= set(before) - done
     assert max(after.values()) <= 2
     assert slipway.cloud().get("state")["node"] == {}
@@ -184,24 +187,4 @@ def test_a_module_with_a_package_conf_and_the_launcher_in_its_config(slipway: Sl
     assert found == {"0-small": {"width": 8, "seed": 0}, "1-big": {"width": 32, "seed": 1}}
     before = launches(slipway)
     assert app.run("-m", "lab.train", "-m", "model=small,big")[0] == 0
-    assert launches(slipway) == before
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("app", ["curve"], indirect=True)
-def test_a_sweeper_gets_what_jax_computed_and_its_pod_stays_until_the_end(slipway: SlipwayCli, app: App) -> None:
-    words = ["train.py", "-m", *SLIPWAY, FAST, "hydra/sweeper=better", "steps=3"]
-    code, out = app.run(*words)
-    assert code == 0, out
-    tried = ast.literal_eval(out.rpartition("tried ")[2].splitlines()[0])
-    assert len(tried) >= 3
-    assert tried[-1][1] >= tried[-2][1]
-    assert all(isinstance(loss, float) for _, loss in tried)
-    made = [line for line in slipway.mutations() if line.startswith("POST") and "odes" in line]
-    assert len([line for line in made if "queuedResources" in line or line.endswith("/nodes")]) <= 1
-    assert slipway.cloud().get("state")["node"] == {}
-    before = launches(slipway)
-    code, again = app.run(*words)
-    assert code == 0, again
-    assert again.rpartition("tried ")[2].splitlines()[0] == str(tried)
     assert launches(slipway) == before

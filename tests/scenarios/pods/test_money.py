@@ -75,34 +75,6 @@ def test_a_failed_pod_that_nobody_uses_deletes_itself_though_the_controller_is_g
     assert len(cost["pods"]) == 1
 
 
-MAY_NOT_DELETE = {
-    "tpu_api": "roles=[roles/logging.logWriter]",
-    # Whatever cloud.roles says, Slipway grants the role with which a pod of Compute Engine deletes itself.
-    "compute_engine": "faults=[{kind: denied, permission: compute.instances.delete, client: workers}]",
-}
-
-
-@pytest.mark.deep
-def test_a_watchdog_whose_account_may_not_delete_is_on_record(slipway: SlipwayCli, plane: Plane) -> None:
-    words = ["cleanup.idle_minutes=0.05", f"cloud.{MAY_NOT_DELETE[plane.name]}"]
-    assert slipway("up", FAILS, *plane.one, *words)[0] == 5
-    [worker] = workers_home(slipway)
-    refused = worker / ".slipway" / "watchdog-refused.json"
-    until(lambda: refused.exists() and "403" in refused.read_text())
-    assert billed_parts(slipway)
-
-
-@pytest.mark.deep
-def test_a_run_over_its_budget_leaves_the_pod_of_another_alone(slipway: SlipwayCli, plane: Plane) -> None:
-    assert slipway("up", FAILS, *plane.one)[0] == 5
-    assert slipway("up", "--detach", FOREVER, *plane.one)[0] == 0  # it has the pod now
-    code, _, err = slipway("up", FAILS, *plane.one, "budget.max_hours=0.0000001")
-    assert code == 7
-    assert "budget.max_hours is 1e-07" in err
-    assert billed_parts(slipway)
-    assert slipway.json("status", FOREVER, *plane.one)["workers"][0]["running"]
-
-
 @pytest.mark.deep
 def test_a_pod_without_a_controller_ends_with_the_budget(slipway: SlipwayCli, plane: Plane) -> None:
     limits = ["budget.max_hours=1", "cleanup.idle_minutes=null"]
@@ -161,14 +133,6 @@ def test_plan_says_what_the_run_and_the_pod_are_doing(slipway: SlipwayCli) -> No
     assert "now      the run has already finished" in slipway("plan", ECHO_COMMAND, *ONE)[1]
     whys = [life["reason"] for life in slipway.json("status", FOREVER, *ONE)["cost"]["pods"]]
     assert whys == [f"taken over by {slipway.json('plan', ECHO_COMMAND, *ONE)['run']}"]
-
-
-@pytest.mark.deep
-def test_down_ends_what_a_run_is_billed(slipway: SlipwayCli, plane: Plane) -> None:
-    assert slipway("up", FAILS, *plane.one)[0] == 5
-    assert slipway.json("status", FAILS, *plane.one)["cost"]["pods"][0]["ended"] is None  # kept, and billed
-    assert slipway("down", FAILS, *plane.one)[0] == 0
-    assert slipway.json("status", FAILS, *plane.one)["cost"]["pods"][0]["reason"] == "deleted by down"
 
 
 def test_plan_says_what_it_costs(slipway: SlipwayCli) -> None:

@@ -7,11 +7,10 @@ import subprocess
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.planes import Plane
-from tests.scenarios.experiments.test_quickstart import folder_of, homes, weights
+from tests.scenarios.experiments.test_quickstart import assert_same, folder_of, homes
 
 __all__ = ["homes"]
 pytestmark = pytest.mark.e2e
@@ -56,19 +55,17 @@ def test_with_notice_nothing_is_computed_twice_and_without_it_one_dead_worker_re
     quiet = homes("quiet")
     _, steps, losses = up(*pod)
     assert steps == list(range(1, STEPS + 1))
-    undisturbed = weights(folder_of(quiet))
+    undisturbed = folder_of(quiet)
     cut = homes("cut")
     fault = "{kind: preempted, after_object: checkpoints/5/commit_success, notice_seconds: 120}"
     notes, steps, again = up(*pod, f"cloud.faults=[{fault}]")
     assert len(steps) - len(set(steps)) <= 1
     assert again == losses
     assert [note for note in notes if "a preemption notice; its program saved its state and exited; replacing" in note]
-    found = weights(folder_of(cut))
-    assert all(np.array_equal(found[name], undisturbed[name]) for name in undisturbed)
+    assert_same(undisturbed, folder_of(cut))
     torn = homes("torn")
     dead = "{kind: killed, worker: 1, after_object: checkpoints/5/commit_success}"
     notes, steps, again = up(*pod, f"cloud.faults=[{dead}]")
     assert again == losses
     assert "worker lost: worker 1: its program was terminated by SIGKILL from outside; " in " ".join(notes)
-    found = weights(folder_of(torn))
-    assert all(np.array_equal(found[name], undisturbed[name]) for name in undisturbed)
+    assert_same(undisturbed, folder_of(torn))

@@ -5,13 +5,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
 from tests.controller.localcloud.conftest import cloud as cloud
 from tests.controller.localcloud.harness import wait_for
-from tests.scenarios.experiments.test_quickstart import weights
+from tests.scenarios.experiments.test_quickstart import assert_same
 from tests.scenarios.training.test_bucket import FOLDER, Bucket
 from tests.trainer.processes import start_processes, wait_processes
 from trainer.checkpoint.manager import LOCAL_FOLDER
@@ -51,15 +50,6 @@ def saved(folder: Path, step: int) -> bool:
     return all((folder / f"worker-{worker}" / LOCAL_FOLDER / str(step)).exists() for worker in (0, 1))
 
 
-def final(bucket: Bucket, folder: Path) -> dict[str, Any]:
-    prefix = f"{FOLDER}/checkpoints/{STEPS}/"
-    for name in bucket.sizes(prefix):
-        file = folder / "checkpoints" / str(STEPS) / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(bucket.read(prefix + name))
-    return weights(folder)
-
-
 def losses(bucket: Bucket) -> list[tuple[int, float]]:
     lines = [json.loads(line) for line in bucket.read(f"{FOLDER}/metrics.jsonl").decode().splitlines()]
     return [(line["step"], line["loss"]) for line in lines if line["phase"] == "train"]
@@ -85,9 +75,7 @@ def test_kill_9_and_a_restart_during_an_outage(cloud, run, tmp_path):
     assert "the bucket answers again: uploaded the checkpoints of steps" in ended[0].stderr
     assert not list(folder.glob(f"worker-*/{LOCAL_FOLDER}/*"))
     assert bucket.steps()[-2:] == whole.steps() == [8, 10]
-    one, other = final(whole, tmp_path / "one"), final(bucket, tmp_path / "other")
-    assert one.keys() == other.keys()
-    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert_same(whole.copy_last(STEPS, tmp_path / "one"), bucket.copy_last(STEPS, tmp_path / "other"))
     assert losses(bucket) == losses(whole)
 
 

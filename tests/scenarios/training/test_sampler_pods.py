@@ -10,13 +10,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from controller.cli import main
 from tests.controller.conftest import SlipwayCli
 from tests.planes import Plane, pods
-from tests.scenarios.experiments.test_quickstart import client, weights
+from tests.scenarios.experiments.test_quickstart import assert_same, client
 from tests.scenarios.unattended.test_two_controllers import controllers
 from trainer.rl.remote.journal import decode
 
@@ -31,7 +30,7 @@ TRAINING = [
     "logging.log_interval=1",
 ]  # fmt: skip
 ONE = ["tpu.accelerator_type=v5litepod-1"]
-WITH_PODS = [*TRAINING, *ONE, "loop.sampler.pods=1"]
+LONG = [*TRAINING, *ONE, "loop.sampler.pods=1", "loop.steps=100000", "loop.eval_interval=100000"]
 
 
 class Exactly(SlipwayCli):
@@ -84,14 +83,11 @@ def assert_replay_is_equal(slipway: SlipwayCli, url: str, folder: Path, plane: P
     """Training on the journal again, without samplers, reaches the same weights, bit for bit."""
     words = [*TRAINING, *plane.one, f"loop.replay={url}"]
     up(slipway, *words)
-    again = results(slipway, status(slipway, *words)["run"]["results"])
-    one, other = weights(folder), weights(again)
-    assert one.keys() == other.keys()
-    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert_same(folder, results(slipway, status(slipway, *words)["run"]["results"]))
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("lost", [SAMPLERS, pytest.param(POD, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("lost", [SAMPLERS, POD])
 def test_a_pod_is_preempted_and_the_run_ends_as_if_it_had_not_been(
     slipway: SlipwayCli, lost: str, plane: Plane
 ) -> None:
@@ -111,7 +107,7 @@ def test_a_pod_is_preempted_and_the_run_ends_as_if_it_had_not_been(
 
 @pytest.mark.deep
 def test_a_controller_that_is_killed_leaves_both_pods_to_the_next_and_down_deletes_them(slipway: SlipwayCli) -> None:
-    long = [*WITH_PODS, "loop.steps=100000", "loop.eval_interval=100000", "recovery.lease_duration_seconds=3"]
+    long = [*LONG, "recovery.lease_duration_seconds=3"]
     exactly = Exactly(**vars(slipway))
     with controllers(exactly, ["up", *long]) as (first,):
         first.hears("sampler pod 1: launched attempt 1")
@@ -134,46 +130,11 @@ def test_a_controller_that_is_killed_leaves_both_pods_to_the_next_and_down_delet
 
 
 @pytest.mark.deep
-def test_cancel_leaves_the_pod_of_the_trainer_only(slipway: SlipwayCli) -> None:
-    long = [*WITH_PODS, "loop.steps=100000", "loop.eval_interval=100000"]
-    out = up(slipway, *long, "--detach")
-    assert "sampler pod 1: launched attempt 1" in out
-    assert [row["attempts"] for row in status(slipway, *long)["samplers"]] == [1]
-    assert main.run(["cancel", *long]) == 0
-    assert {name.rpartition("/")[2] for name in billed(slipway)} == {POD}
-    assert main.run(["down", *long, "--yes"]) == 0
-    assert billed(slipway) == {}
-
-
-@pytest.mark.deep
-def test_a_pod_of_samplers_without_capacity_delays_and_is_there_no_more_at_the_end(slipway: SlipwayCli) -> None:
-    """The trainer waits meanwhile; the search goes on until the pod is there."""
-    faults = "cloud.faults=[{kind: stockout, times: 3, accelerator_type: v5litepod-4}]"
-    words = [*WITH_PODS, "loop.sampler.tpu=v5litepod-4"]
-    up(slipway, *words, faults)
-    [samplers] = status(slipway, *words)["samplers"]
-    assert samplers["attempts"] == 1
-    assert billed(slipway) == {}
-    assert_whole_journal(results(slipway, status(slipway, *words)["run"]["results"]))
-
-
-@pytest.mark.deep
-def test_a_budget_that_is_spent_ends_all_pods(slipway: SlipwayCli) -> None:
-    long = [*WITH_PODS, "loop.steps=100000", "loop.eval_interval=100000", "budget.max_hours=0.008"]
-    assert main.run(["up", *long]) == 7
-    assert "over budget: its pods have run for" in slipway.capsys.readouterr().out
-    assert billed(slipway) == {}
-    found = status(slipway, *long)
-    assert found["cost"]["pod_hours"] + found["samplers"][0]["pod_hours"] >= 0.008
-
-
-@pytest.mark.deep
 def test_a_run_that_replaces_another_deletes_its_pods_of_samplers(slipway: SlipwayCli) -> None:
-    long = [*WITH_PODS, "loop.steps=100000", "loop.eval_interval=100000"]
-    assert "sampler pod 1: launched attempt 1" in up(slipway, *long, "--detach")
+    assert "sampler pod 1: launched attempt 1" in up(slipway, *LONG, "--detach")
     in_turns = ["loop.async_depth=0", "loop.rollout_correction.rollout_is=null", "loop.steps=2", "loop.eval_interval=2"]
     out = up(slipway, *TRAINING, *ONE, *in_turns, "--yes")
     assert "not deleted" not in out
     assert billed(slipway) == {}
-    [samplers] = status(slipway, *long)["samplers"]
+    [samplers] = status(slipway, *LONG)["samplers"]
     assert (samplers["state"], samplers["attempts"]) == ("absent", 1)

@@ -1,7 +1,8 @@
-"""Two controllers of one pod, as processes: one acts, the other explains; who is dead or asleep is followed."""
+"""Two controllers of one pod or of one run, as processes: one acts, the other explains or takes over."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,10 +17,12 @@ import pytest
 from tests.controller.cli.verbs.run.test_up import SLOW, let_go, until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import Plane, pods
+from tests.scenarios.chaos.harness import ChaosHarness
 
 pytestmark = pytest.mark.e2e
 SHORT = "recovery.lease_duration_seconds=8"
 """For a term that is to pass; elsewhere a controller that gets no processor for a while must not lose its lease."""
+A, B = "tpu.name=pod-a", "tpu.name=pod-b"
 
 
 class Controller:
@@ -143,3 +146,51 @@ def test_another_run_is_told_who_is_there_and_cancel_and_down_reach_the_holder(
             assert viewer.ends() == 0, viewer.said
             assert "deleted by" in viewer.said
     assert pods(slipway.cloud().get("state")) == {}
+
+
+def first_attempt_ended(slipway: SlipwayCli) -> bool:
+    """Whether every worker of the first pod has recorded that a later attempt replaced its program."""
+    cloud = slipway.cloud()
+    ends = [
+        (bucket, name)
+        for bucket, names in cloud.get("state")["objects"].items()
+        for name in names
+        if "/attempt-1/" in name and name.endswith(".exit.json")
+    ]
+    found = [json.loads(ChaosHarness.read_object(cloud, bucket, name)) for bucket, name in ends]
+    return bool(found) and all(end["error"] == "a later attempt has replaced this one" for end in found)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_second_one_watches_and_goes_on_when_the_first_one_is_gone(
+    slipway: SlipwayCli, plane: Plane, how: int
+) -> None:
+    with controllers(slipway, ["up", SLOW, *plane.one, A, SHORT]) as (first,):
+        first.hears("launched attempt 1")
+        with controllers(slipway, ["up", SLOW, *plane.one, B, SHORT]) as (second,):
+            second.hears("drives this run on the pod pod-a; watching")
+            assert len(plane.creations(slipway.mutations())) == 1
+            first.process.send_signal(how)
+            second.hears("launched attempt 2")
+            until(lambda: first_attempt_ended(slipway), 300)
+            if how == signal.SIGSTOP:
+                first.process.send_signal(signal.SIGCONT)
+                assert first.ends() == 8, first.said
+                assert "took over; this controller stopped and changes nothing more" in first.said
+            let_go(slipway)
+            assert second.ends() == 0, second.said
+    assert "finished after" in second.said
+    assert len(launches(slipway)) == 2
+
+
+@pytest.mark.deep
+def test_take_over_moves_a_run_to_another_pod(slipway: SlipwayCli, plane: Plane) -> None:
+    with controllers(slipway, ["up", SLOW, *plane.one, A]) as (first,):
+        first.hears("launched attempt 1")
+        with controllers(slipway, ["up", "--take-over", SLOW, *plane.one, B, SHORT]) as (second,):
+            second.hears("the workers of pod-a stop the run's program")
+            assert first.ends() == 8, first.said
+            second.hears("launched attempt 2")
+            let_go(slipway)
+            assert second.ends() == 0, second.said

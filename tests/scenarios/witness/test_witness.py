@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +13,16 @@ import pytest
 
 from controller.cli import main
 from controller.witness import drill, limits, recording
-from controller.witness.recording import RequestLine
 from controller.witness.stages import StageLog
 from tests.controller.conftest import SlipwayCli
 from tests.controller.localcloud.harness import EmulatedCloud
 from tests.emulators import Emulators
 from tests.planes import Plane, pods
 from tests.witness.__main__ import OPERATION_SECONDS, WAIT_SECONDS, load, replay, running_cloud
-from tests.witness.replay import Report
 
 pytestmark = pytest.mark.e2e
 WORDS = ["witness", "cloud=local", "cloud.operation_seconds=0", "--yes", "-o", "recorded"]
 FIRST_CONTACT = ("look", "first run", "checkpoint", "preempt", "recover", "clean up", "verify")
-Lines = list[RequestLine]
 
 
 def witness(slipway: SlipwayCli, *words: str) -> tuple[int, str, str]:
@@ -48,13 +43,6 @@ def nothing_is_left(slipway: SlipwayCli) -> bool:
 
 def slipway_networks(state: dict[str, Any]) -> list[str]:
     return [path for path in state["compute"] if drill.NAME in path]
-
-
-def replayed(emulators: Emulators, lines: Lines, wait: float = WAIT_SECONDS) -> Report:
-    """Replay a recording against an emulated cloud that nobody has used before."""
-    flags = f"--operation-seconds={OPERATION_SECONDS}"
-    with running_cloud(lambda cloud: emulators.start(cloud.state, flags)) as cloud:
-        return replay(lines, cloud, wait)
 
 
 @pytest.mark.deep
@@ -79,61 +67,11 @@ def test_a_first_contact_is_recorded_leaves_nothing_and_is_replayed_without_a_di
         assert secret not in everything
     if plane.is_compute_engine:
         return
-    lines = load(Path("recorded"))
-    report = replayed(emulators, lines)
+    flags = f"--operation-seconds={OPERATION_SECONDS}"
+    with running_cloud(lambda cloud: emulators.start(cloud.state, flags)) as cloud:  # that nobody has used before
+        report = replay(load(Path("recorded")), cloud, WAIT_SECONDS)
     assert [str(found) for found in report.differences.values()] == []
     assert report.sent > 300
-    found = replayed(emulators, PLANTED(lines), wait=10.0).differences.values()
-    assert sorted((d.kind, d.method_id, d.subject) for d in found) == sorted(EXPECTED), "\n".join(map(str, found))
-
-
-QUEUED, NODES = "tpu.projects.locations.queuedResources.get", "tpu.projects.locations.nodes.get"
-GUESTS = "tpu.projects.locations.nodes.getGuestAttributes"
-SERVICES, METRICS = "serviceusage.services.batchGet", "serviceusage.services.consumerQuotaMetrics.list"
-EXPECTED = [
-    ("status", METRICS, "GET tpu.googleapis.com/consumerQuotaMetrics PERMISSION_DENIED"),
-    ("reason", "storage.buckets.get", "404"),
-    ("words", "compute.networks.get", "404 NOT_FOUND"),
-    ("field", "compute.networks.get", "selfLinkWithId"),
-    ("field", NODES, "createTime"),
-    ("type", NODES, "networkEndpoints[].port"),
-    ("state", "compute.networks.insert", "WAITING"),
-    ("order", SERVICES, "ENABLED, then DISABLED+ENABLED"),
-    ("attribute", GUESTS, "guestInventory/KernelVersion of worker 0"),
-    ("attribute order", GUESTS, "hostkeys/ssh-ed25519 of worker 0, then hostname/hostname of worker 0"),
-]
-
-
-def PLANTED(lines: Lines) -> Lines:  # noqa: N802 - beside EXPECTED
-    """The recording with ten differences: each is the answer that another Google would have given."""
-    lines = [replace(line, answer=copy.deepcopy(line.answer)) for line in lines]
-
-    def edit(method_id: str, change: Callable[[RequestLine], Any], **wanted: Any) -> None:
-        for at, line in enumerate(lines):
-            if line.method_id == method_id and line.status == wanted.get("status", 200):
-                lines[at] = change(line) or line
-
-    refusal = {"error": {"code": 403, "status": "PERMISSION_DENIED", "message": "no"}}
-    edit(METRICS, lambda line: replace(line, status=403, answer=refusal))
-    edit("storage.buckets.get", lambda line: line.answer["error"].update(status="GONE"), status=404)
-    edit("compute.networks.get", lambda line: line.answer["error"].update(message="There is none"), status=404)
-    edit("compute.networks.get", lambda line: line.answer.update(selfLinkWithId="https://x"))
-    edit("compute.networks.insert", lambda line: line.answer.update(status="WAITING"))
-    edit(NODES, lambda line: line.answer.pop("createTime") and None)
-    edit(NODES, port_as_text)
-    services = [line for line in lines if line.method_id == SERVICES]
-    lines.append(replace(services[0], number=lines[-1].number + 1, began=lines[-1].began + 1))
-    guests = [line.answer["guestAttributes"][0]["queryValue"] for line in lines if line.method_id == GUESTS]
-    kernel = {"namespace": "guestInventory", "key": "KernelVersion", "value": "5.15"}
-    for answer in guests:
-        answer["items"].append(kernel)
-    guests[0]["items"] = [item for item in guests[0]["items"] if item["namespace"] != "hostname"]
-    return lines
-
-
-def port_as_text(line: RequestLine) -> None:
-    for endpoint in line.answer.get("networkEndpoints", []):
-        endpoint["port"] = str(endpoint["port"])
 
 
 def at_stage(monkeypatch: pytest.MonkeyPatch, stage: str, act: Callable[[], object]) -> None:
@@ -149,7 +87,7 @@ def at_stage(monkeypatch: pytest.MonkeyPatch, stage: str, act: Callable[[], obje
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("stage", ["first run", "checkpoint", "recover"])
+@pytest.mark.parametrize("stage", ["first run", "recover"])
 def test_ctrl_c_cleans_up(slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     at_stage(monkeypatch, stage, lambda: os.kill(os.getpid(), signal.SIGINT))
     code, out, _ = witness(slipway)
