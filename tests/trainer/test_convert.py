@@ -41,7 +41,7 @@ def tensors_of(folder: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("shard_bytes", [2 << 30, 50_000], ids=["one-file", "shards"])
 def test_export_writes_what_was_imported(imported, tmp_path, monkeypatch, shard_bytes):
-    """fixtures/check_exports.py has shown that transformers loads this config.json with these tensors."""
+    """fixtures/make_models.py has shown that transformers loads this config.json with these tensors."""
     family, folder = imported
     monkeypatch.setattr(hf_files, "SHARD_BYTES", shard_bytes)
     assert run("export", folder, tmp_path / "out") == 0

@@ -6,53 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from etils import epath
 
-from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import Mesh
-from tests.paths import ROOT
 from tests.trainer.finite_differences import check_gradient
-from tests.trainer.models import nanochat
+from tests.trainer.models.reference_models import FAMILIES, VARIANTS, described, expected_of, params_of
 from trainer.distributed import mesh
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
 from trainer.models.layers import linear, linear_by_rows
-from trainer.pretrained import hf_families, hf_files
-
-FAMILIES = ("gemma2", "gemma3", "llama3", "qwen2", "qwen3", "gpt2", "nanochat")
-FIXTURES = ROOT / "tests" / "trainer" / "fixtures"
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def expected(family: str) -> dict[str, np.ndarray]:
-    """What transformers computed; nanochat: what a program in torch did."""
-    with np.load(FIXTURES / family / "expected.npz") as file:
-        return dict(file)
-
-
-@pytest.fixture(scope="module")
-def params(family: str) -> weights.Params:
-    """Its weights in our tree."""
-    if family == "nanochat":
-        return jax.tree.map(jnp.asarray, nanochat.params())
-    folder = epath.Path(FIXTURES / family)
-    read = hf_files.read_params(folder, hf_families.model_from_config(hf_files.read_config(folder)))
-    return jax.tree.map(jnp.asarray, read)
-
-
-def described(family: str, scan: bool) -> Model:
-    remat = "full" if scan else "none"
-    computed = {"scan_layers": scan, "remat": remat, "logit_chunk": 7, "activation_dtype": "float32"}
-    if family == "nanochat":
-        return nanochat.cfg(**computed)
-    return hf_families.model_from_config(hf_files.read_config(epath.Path(FIXTURES / family)), **computed)
-
 
 forward = jax.jit(decoder.forward, static_argnums=1)
 unembed = jax.jit(decoder.unembed, static_argnums=1)
@@ -62,8 +24,19 @@ def positions_of(tokens: jax.Array | np.ndarray) -> np.ndarray:
     return np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
 
 
-def test_logits_loss_and_gradient_norm_equal_the_reference(family, expected, params):
-    cfg, tokens = described(family, scan=True), expected["tokens"]
+GRADED = ("gemma2", "gpt2", "nanochat", "qwen3_biases")
+"""Together they have every kind of weight; gradients of the others are deep."""
+EVERY = (*FAMILIES, "nanochat", *VARIANTS)
+ROWS = [(family, family in GRADED) for family in EVERY]
+ROWS += [pytest.param(family, True, marks=pytest.mark.deep) for family in EVERY if family not in GRADED]
+
+
+@pytest.mark.parametrize(("family", "is_graded"), ROWS)
+def test_logits_loss_and_gradient_norm_equal_the_reference(family, is_graded):
+    """Layers of families are scanned, those of variants unrolled."""
+    how = {"scan_layers": False, "remat": "none"} if family in VARIANTS else {"scan_layers": True, "remat": "full"}
+    cfg, expected = described(family, logit_chunk=7, **how), expected_of(family)
+    tokens = expected["tokens"]
     counted = np.ones_like(tokens)
     counted[:, -1] = 0  # the last token has no successor
 
@@ -72,31 +45,27 @@ def test_logits_loss_and_gradient_norm_equal_the_reference(family, expected, par
         total = token_logprobs.cross_entropy(hidden, params, np.roll(tokens, -1, axis=1), counted, cfg)
         return total / counted.sum(), decoder.unembed(params, cfg, hidden)
 
-    (value, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    computed = jax.jit(jax.value_and_grad(loss, has_aux=True) if is_graded else lambda params: (loss(params), None))
+    (value, logits), gradient = computed(params_of(family))
     np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-5)
-    norm = np.sqrt(sum(np.vdot(g, g) for g in jax.tree.leaves(gradient)))
     np.testing.assert_allclose(value, expected["loss"], rtol=1e-6)
-    np.testing.assert_allclose(norm, expected["gradient_norm"], rtol=1e-5)
-    for ours, theirs in (("residual_scale", "resid_lambdas"), ("embedding_scale", "x0_lambdas")):
-        if cfg.residual_scalars:
+    if is_graded:
+        norm = np.sqrt(sum(np.vdot(g, g) for g in jax.tree.leaves(gradient)))
+        np.testing.assert_allclose(norm, expected["gradient_norm"], rtol=1e-5)
+    if family == "nanochat":
+        for ours, theirs in (("residual_scale", "resid_lambdas"), ("embedding_scale", "x0_lambdas")):
             found = gradient["layers"][ours]
             np.testing.assert_allclose(found, expected[f"{theirs}_gradient"], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "nanochat"], indirect=True)
-def test_logits_of_unrolled_layers_equal_the_reference(family, expected, params):
-    cfg, tokens = described(family, scan=False), expected["tokens"]
-    hidden = forward(params, cfg, tokens, positions_of(tokens))
-    np.testing.assert_allclose(unembed(params, cfg, hidden), expected["logits"], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("family", ["gemma2", "qwen3"], indirect=True)  # gradients of others: test_gradient_dtype.py
-def test_bfloat16_activations_stay_close(family, expected, params):
-    cfg, tokens = described(family, scan=True), expected["tokens"]
+def test_bfloat16_activations_stay_close():
+    """In unrolled layers. Gradients: test_gradient_dtype.py."""
+    cfg, expected = described("gemma2", scan_layers=False, remat="none"), expected_of("gemma2")
     low = cfg.model_copy(update={"activation_dtype": "bfloat16"})
-    hidden = forward(params, low, tokens, positions_of(tokens))
+    hidden = forward(params_of("gemma2"), low, expected["tokens"], positions_of(expected["tokens"]))
     assert hidden.dtype == jnp.bfloat16
-    assert np.abs(np.asarray(unembed(params, cfg, hidden)) - expected["logits"]).mean() < 0.05
+    logits = np.asarray(unembed(params_of("gemma2"), cfg, hidden))
+    assert np.abs(logits - expected["logits"]).mean() < 0.05
 
 
 def test_gradients_equal_finite_differences(tiny):
