@@ -35,14 +35,8 @@ SEQ_LEN = 12
 
 def model_of(**changes: object) -> Model:
     """The tiny model with soft-caps and a window low enough to matter."""
-    low = {
-        "attn_logit_softcap": 2.0,
-        "final_logit_softcap": 3.0,
-        "sliding_window": 5,
-        "logit_chunk": 5,
-        "remat": "products",
-    }
-    return Model(**load_group("model/tiny") | low | changes)
+    low = {"attn_logit_softcap": 2.0, "final_logit_softcap": 3.0, "sliding_window": 5}
+    return Model(**load_group("model/tiny") | low | {"logit_chunk": 5, "remat": "products"} | changes)
 
 
 def adamw() -> Adamw:

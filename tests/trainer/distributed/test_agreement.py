@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +20,6 @@ def pod(**facts) -> PodFacts:
     return PodFacts(**known | {"hbm_bytes_per_chip": None, "bf16_flops_per_chip": None} | facts)
 
 
-def test_right_devices_pass():
-    agreement.check_devices(pod())
-
-
 @pytest.mark.parametrize("facts", [{"devices": 4}, {"backend": "tpu"}, {"workers": 2, "devices": 16}])
 def test_wrong_devices_are_shown_by_worker(facts):
     with pytest.raises(agreement.WrongDevicesError) as error:
@@ -31,12 +28,8 @@ def test_wrong_devices_are_shown_by_worker(facts):
     assert title.startswith("v5litepod-8 has ")
     assert head.split() == ["worker", "backend", "kind", "devices"]
     assert first.split() == ["0", "cpu", "cpu", "8"]
-
-
-def test_a_worker_without_devices_is_in_the_table():
-    with pytest.raises(agreement.WrongDevicesError) as error:
-        agreement.check_devices(pod(workers=2, devices=16))
-    assert str(error.value).splitlines()[-1].split() == ["1", "cpu", "cpu", "0"]
+    if facts.get("workers") == 2:
+        assert str(error.value).splitlines()[-1].split() == ["1", "cpu", "cpu", "0"]
 
 
 def test_differences_name_the_minority():
@@ -52,6 +45,7 @@ def test_differences_name_the_minority():
 
 
 def test_alone_there_is_nobody_to_disagree_with(tmp_path, lm_run):
+    agreement.check_devices(pod())
     run_file = tmp_path / "run.yaml"
     run_file.write_text("a: 1")
     agreement.check_agreement(run_file, RunFile.model_validate(lm_run))
@@ -65,8 +59,6 @@ def test_virtual_devices_get_threads(monkeypatch, facts, threads):
     runtime.set_cpu_threads(pod(backend="tpu"))
     monkeypatch.setenv("PJRT_NPROC", "3")
     runtime.set_cpu_threads(pod(**facts))
-    import os
-
     assert os.environ["PJRT_NPROC"] == "3"  # a choice of the user's stands
     monkeypatch.delenv("PJRT_NPROC")
     runtime.set_cpu_threads(pod(**facts))

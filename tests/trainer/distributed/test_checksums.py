@@ -34,11 +34,9 @@ def tree(mesh, **others):
 
 
 def test_they_do_not_depend_on_the_mesh():
-    sums = [
-        ReplicaChecksums().compute(tree(make_mesh(*sizes)), "")
-        for sizes in [(8, 1, 1), (2, 2, 2), (1, 4, 2), (1, 1, 1)]
-    ]
-    assert sums[0] == sums[1] == sums[2] == sums[3]
+    meshes = [make_mesh(*sizes) for sizes in [(8, 1, 1), (2, 2, 2), (1, 1, 1)]]
+    sums = [ReplicaChecksums().compute(tree(mesh), "") for mesh in meshes]
+    assert sums[0] == sums[1] == sums[2]
     weights = np.asarray(tree(make_mesh(1, 1, 1))["weights"])
     assert sums[0]["weights"] == int(weights.view(np.uint32).sum(dtype=np.uint32))
     assert sums[0]["count"] == 2**32 - 5
@@ -64,20 +62,13 @@ def test_copies_that_differ_are_told_by_worker_and_array():
     spoilt = jax.make_array_from_single_device_arrays((8, 6), whole["weights"].sharding, copies)
     with pytest.raises(CorruptionError) as error:
         ReplicaChecksums().compute(whole | {"weights": spoilt}, "after update 30")
-    assert (
-        str(error.value)
-        == "hardware fault: worker 0: its copy of weights differs from the other workers' after update 30"
-    )
-
-
-def flipped(array, shard):
-    flip_bit(array, bit=3, shard=shard)
-    return array
+    words = "hardware fault: worker 0: its copy of weights differs from the other workers' after update 30"
+    assert str(error.value) == words
 
 
 def test_where_no_majority_is_right_nobody_is_blamed_alone(monkeypatch):
     whole = tree(make_mesh(2, 1, 1))
-    flipped(whole["weights"], 1)
+    flip_bit(whole["weights"], bit=3, shard=1)
     monkeypatch.setattr(checksums, "_devices", lambda sharding: [SimpleNamespace(process_index=i) for i in (0, 1)])
     monkeypatch.setattr(checksums, "_replica_rows", lambda sharding, shape: [[0, 1]])
     with pytest.raises(CorruptionError) as error:
@@ -89,7 +80,7 @@ def test_where_no_majority_is_right_nobody_is_blamed_alone(monkeypatch):
 def test_an_array_without_a_copy_is_compared_with_itself():
     watch, whole = ReplicaChecksums(), tree(make_mesh(1, 4, 2))
     watch.compute(whole, "after update 30")
-    flipped(whole["weights"], 6)
+    flip_bit(whole["weights"], bit=3, shard=6)
     with pytest.raises(CorruptionError) as error:
         watch.compute(whole, "after update 30")
     assert str(error.value) == "hardware fault: worker 0: weights changed at rest after update 30"

@@ -42,9 +42,8 @@ ENTRY %main (a: (s32[], f32[8])) -> (s32[], f32[8]) {
 
 def test_a_recorded_program_takes_its_products_at_the_peak_rate():
     """Seven products per layer: two forward, one again, four backward, of 4096 x 1024 x 4096 on each device."""
-    found = step_time(
-        parse(gzip.decompress(RECORDED.read_bytes()).decode()), device_rates(find_topology("v5litepod-8"))
-    )
+    module = parse(gzip.decompress(RECORDED.read_bytes()).decode())
+    found = step_time(module, device_rates(find_topology("v5litepod-8")))
     assert found.products == pytest.approx(7 * 8 * 2 * 4096 * 1024 * 4096 / 197e12, rel=1e-3)
     assert 0 < found.waiting < found.transfer  # weights arrive beside the products of a loop over devices
     assert found.kernels == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,15 +31,11 @@ def test_a_slice_has_the_name_and_the_chips_that_the_compiler_knows(
 
     def describe(platform: str, topology_name: str, **given: Any) -> Any:
         assert (platform, topology_name, given) == ("tpu", asked, options)
-        sizes = [int(size) for size in topology_name.partition(":")[2].split("x")]
-        chips = sizes[0] * sizes[1] * (sizes[2] if len(sizes) > 2 else 1)
+        chips = math.prod(int(size) for size in topology_name.partition(":")[2].split("x"))
         return SimpleNamespace(devices=list(range(chips)))
 
     monkeypatch.setattr(of_jax, "get_topology_desc", describe)
     assert len(topologies._slice_devices(find_topology(name))) == find_topology(name).devices
-
-
-def test_another_number_of_devices_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_jax, "get_topology_desc", lambda **_: SimpleNamespace(devices=[0]))
-    with pytest.raises(CompilerError, match="reports 1 devices for v5litepod-4, JAX 4"):
-        topologies._slice_devices(find_topology("v5litepod-4"))
+    monkeypatch.setattr(of_jax, "get_topology_desc", lambda **_: SimpleNamespace(devices=[0, 1]))
+    with pytest.raises(CompilerError, match=f"reports 2 devices for {name}, JAX {find_topology(name).devices}"):
+        topologies._slice_devices(find_topology(name))

@@ -8,9 +8,10 @@ from trainer.fit import work
 from trainer.fit.schedule import Instruction, Module, parse
 
 
-def instruction(body: str, *others: str) -> tuple[Module, Instruction, dict[str, Instruction]]:
-    """Return the last instruction of an entry computation, after `others`."""
-    module = parse("\n".join([*others, "ENTRY %main () -> f32[] {", *(f"  {line}" for line in body.splitlines()), "}"]))
+def instruction(operands: str, line: str, *others: str) -> tuple[Module, Instruction, dict[str, Instruction]]:
+    """Return the instruction of `line`, of operands %a, %b and so on of these shapes, after other computations."""
+    given = [f"  %{'abc'[i]} = {shape} parameter({i})" for i, shape in enumerate(operands.split())]
+    module = parse("\n".join([*others, "ENTRY %main () -> f32[] {", *given, f"  {line}", "}"]))
     entry = module.computations["main"]
     return module, next(reversed(entry.values())), entry
 
@@ -18,33 +19,25 @@ def instruction(body: str, *others: str) -> tuple[Module, Instruction, dict[str,
 @pytest.mark.parametrize(
     ("operands", "line", "flops"),
     [
-        (
-            ("bf16[64,32]", "bf16[32,16]"),
-            "%c = bf16[64,16]{1,0} convolution(%a, %b), dim_labels=bf_io->bf",
-            2 * 64 * 32 * 16,
-        ),
         (  # heads as positions: of 8 by 8, each output reads the one input with its own weights
-            ("bf16[4,1,32]", "bf16[32,8,16]"),
-            "%c = bf16[4,8,16]{2,1,0} convolution(%a, %b), window={size=8 pad=7_7 rhs_reversal=1}, "
-            "dim_labels=b0f_i0o->b0f",
+            "bf16[4,1,32]{0} bf16[32,8,16]{0}",
+            "bf16[4,8,16] convolution(%a, %b), window={size=8 pad=7_7 rhs_reversal=1}, dim_labels=b0f_i0o->b0f",
             2 * 4 * 32 * 16 * 8,
         ),
         (  # a batch of products: one kernel element per output
-            ("bf16[4,8,32]", "bf16[4,32,16]"),
-            "%c = bf16[4,8,16]{2,1,0} convolution(%a, %b), window={size=4 stride=3 pad=0_0 lhs_dilate=4}, "
-            "dim_labels=0bf_0io->0bf",
+            "bf16[4,8,32]{0} bf16[4,32,16]{0}",
+            "bf16[4,8,16] convolution(%a, %b), window={size=4 stride=3 pad=0_0 lhs_dilate=4}, dim_labels=0bf_0io->0bf",
             2 * 4 * 8 * 32 * 16,
         ),
         (
-            ("f32[64,32]", "f32[32,16]"),
-            "%c = f32[64,16]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+            "f32[64,32]{0} f32[32,16]{0}",
+            "f32[64,16]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
             2 * 64 * 32 * 16,
         ),
     ],
 )
 def test_operations_of_products(operands, line, flops):
-    left, right = operands
-    module, product, body = instruction(f"%a = {left}{{0}} parameter(0)\n%b = {right}{{0}} parameter(1)\n{line}")
+    module, product, body = instruction(operands, f"%c = {line}")
     assert work.product_flops(module, product, body) == flops
 
 
@@ -55,13 +48,10 @@ def test_products_inside_a_fusion_count():
   %c = bf16[64,16]{1,0} convolution(%p, %q), dim_labels=bf_io->bf
   ROOT %d = bf16[64,16]{1,0} add(%c, %c)
 }"""
-    module, fusion, body = instruction(
-        "%x = bf16[64,32]{1,0} parameter(0)\n%y = bf16[32,16]{1,0:S(1)} parameter(1)\n"
-        "%f = bf16[64,16]{1,0} fusion(%x, %y), kind=kOutput, calls=%fused",
-        fused,
-    )
+    line = "%f = bf16[64,16]{1,0} fusion(%a, %b), kind=kOutput, calls=%fused"
+    module, fusion, body = instruction("bf16[64,32]{1,0} bf16[32,16]{1,0:S(1)}", line, fused)
     assert work.product_flops(module, fusion, body) == 2 * 64 * 32 * 16
-    assert work.hbm_bytes(module, fusion, body) == 2 * (64 * 32 + 64 * 16)  # y is in VMEM
+    assert work.hbm_bytes(module, fusion, body) == 2 * (64 * 32 + 64 * 16)  # b is in VMEM
 
 
 def test_a_loop_reads_and_writes_one_layer_of_the_stack():
@@ -72,41 +62,31 @@ def test_a_loop_reads_and_writes_one_layer_of_the_stack():
   %one = f32[1,1024]{1,0} dynamic-slice(%p, %q, %q), dynamic_slice_sizes={1,1024}
   ROOT %all = f32[80,1024]{1,0} dynamic-update-slice(%r, %one, %q, %q)
 }"""
-    module, fusion, body = instruction(
-        "%x = f32[80,1024]{1,0} parameter(0)\n%n = s32[]{:S(6)} parameter(1)\n%y = f32[80,1024]{1,0} parameter(2)\n"
-        "%f = f32[80,1024]{1,0} fusion(%x, %n, %y), kind=kLoop, calls=%fused",
-        fused,
-    )
+    line = "%f = f32[80,1024]{1,0} fusion(%a, %b, %c), kind=kLoop, calls=%fused"
+    module, fusion, body = instruction("f32[80,1024]{1,0} s32[]{:S(6)} f32[80,1024]{1,0}", line, fused)
     assert work.hbm_bytes(module, fusion, body) == 2 * 4 * 1024
 
 
+KEYS = "bf16[3,8,8192,128]{3,2,1,0}"
+QUERIES = "bf16[3,32,8192,128]{3,2,1,0}"
+
+
 @pytest.mark.parametrize(
-    ("name", "blocks", "products", "share"),
+    ("name", "blocks", "written", "products", "share"),
     [
-        ("splash_mha_fwd_residuals.1", "s8[1,16,16]", 2, 0.5),
-        ("splash_mha_dq_no_residuals.1", "s8[1,16,16]", 3, 0.5),
-        ("splash_mha_dkv_no_residuals.1", "s8[1,16,16]", 4, 0.5),
-        ("splash_mha_fwd_residuals.2", "s8[1,16,4]", 2, 0.25),
-        ("another_kernel", "s8[1,16,16]", 0, 0.0),
+        ("splash_mha_fwd_residuals.1", "s8[1,16,16]", QUERIES, 2, 0.5),
+        ("splash_mha_dq_no_residuals.1", "s8[1,16,16]", QUERIES, 3, 0.5),
+        ("splash_mha_dkv_no_residuals.1", "s8[1,16,16]", QUERIES, 4, 0.5),
+        ("splash_mha_fwd_residuals.2", "s8[1,16,4]", QUERIES, 2, 0.25),
+        # computes all gradients; writes that of the queries once per block of keys, and its blocks are not square
+        ("splash_mha_dkv.1", "s8[1,16,4]", f"(bf16[3,4,32,8192,128]{{4,3,2,1,0}}, {KEYS})", 5, 0.5),
+        ("another_kernel", "s8[1,16,16]", QUERIES, 0, 0.0),
     ],
 )
-def test_operations_of_attention_follow_its_mask(name, blocks, products, share):
-    _, kernel, body = instruction(
-        f"%m = {blocks}{{2,1,0}} parameter(0)\n%q = bf16[3,32,8192,128]{{3,2,1,0}} parameter(1)\n"
-        "%k = bf16[3,8,8192,128]{3,2,1,0} parameter(2)\n"
-        f'%{name} = bf16[3,32,8192,128]{{3,2,1,0}} custom-call(%m, %q, %k), custom_call_target="tpu_custom_call"'
-    )
+def test_operations_of_attention_follow_its_mask(name, blocks, written, products, share):
+    line = f'%{name} = {written} custom-call(%a, %b, %c), custom_call_target="tpu_custom_call"'
+    _, kernel, body = instruction(f"{blocks}{{2,1,0}} {QUERIES} {KEYS}", line)
     assert work.kernel_flops(kernel, body) == products * 2 * 3 * 32 * 8192 * 8192 * 128 * share
-
-
-def test_operations_of_the_kernel_that_computes_all_gradients():
-    """It writes the gradient of the queries once per block of keys, and its blocks are not square."""
-    _, kernel, body = instruction(
-        "%m = s8[1,16,4]{2,1,0} parameter(0)\n%q = bf16[3,32,8192,128]{3,2,1,0} parameter(1)\n"
-        "%k = bf16[3,8,8192,128]{3,2,1,0} parameter(2)\n"
-        "%splash_mha_dkv.1 = (bf16[3,4,32,8192,128]{4,3,2,1,0}, bf16[3,8,8192,128]{3,2,1,0}) custom-call(%m, %q, %k)"
-    )
-    assert work.kernel_flops(kernel, body) == 5 * 2 * 3 * 32 * 8192 * 8192 * 128 * 0.5
 
 
 @pytest.mark.parametrize(
@@ -115,7 +95,5 @@ def test_operations_of_the_kernel_that_computes_all_gradients():
 )
 def test_what_a_device_sends(kind, sent):
     """Of 4 devices, as a multiple of what it has."""
-    _, found, body = instruction(
-        f"%a = f32[256]{{0}} parameter(0)\n%c = f32[256]{{0}} {kind}(%a), replica_groups={{{{0,1,2,3}}}}"
-    )
+    _, found, body = instruction("f32[256]{0}", f"%c = f32[256]{{0}} {kind}(%a), replica_groups={{{{0,1,2,3}}}}")
     assert work.sent_bytes(kind, found, body) == sent * 1024

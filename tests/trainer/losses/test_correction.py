@@ -8,8 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from conf.schema.training.rollout_correction import RolloutCorrection
-from tests.trainer.losses.formula import check_against
-from tests.trainer.losses.test_references import ENTROPY, GIVEN, NOW, batch, loop
+from tests.trainer.losses.test_references import ENTROPY, GIVEN, NOW, batch, check_against, loop
 from trainer.losses import grpo
 from trainer.losses.correction import correct
 from trainer.step import metric_sums
@@ -66,16 +65,8 @@ CASES = {
     "masked responses": ({"rollout_rs": "seq_sum_k1", "rollout_rs_threshold": "0.5_2.0"}, np.log([0.5, 2.0])),
     "geometric rejection": ({"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.9_1.1"}, np.log([0.9, 1.1])),
     "k2 of the worst token": ({"rollout_rs": "seq_max_k2", "rollout_rs_threshold": 0.08}, (-1, 0.08)),
-    "geometric rejection and token TIS": (
-        {
-            "rollout_is": "token",
-            "rollout_is_threshold": 1.1,
-            "rollout_rs": "seq_mean_k1",
-            "rollout_rs_threshold": "0.9_1.1",
-        },
-        np.log([0.9, 1.1]),
-    ),
 }
+CASES["both"] = (CASES["token TIS"][0] | CASES["geometric rejection"][0], np.log([0.9, 1.1]))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -102,44 +102,27 @@ def test_advantages_of_0_have_a_gradient_of_exactly_0(small, loop, case):
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient))
 
 
-def test_then_the_reference_alone_is_scored(grpo_run):
-    mesh, found = make_mesh(1, 2, 1), []
-    for updates in (1, 2):
-        experiment = RunFile.model_validate(grpo_run | {"loop": grpo_run["loop"] | {"updates_per_rollout": updates}})
-        tokens = np.random.default_rng(0).integers(0, 256, (16, 20), dtype=np.int32)
-        mask = np.ones((16, 19), np.float32)
-        with jax.set_mesh(mesh):
-            params = jax.jit(
-                weights.init_params, static_argnums=0, out_shardings=weights.param_shardings(experiment.model, mesh)
-            )(experiment.model, jax.random.key(0))
-            score = programs.build_logprobs(experiment, experiment.loop, mesh)
-            found.append(jax.device_get(score(params, params, shard_batch({"tokens": tokens, "mask": mask}, mesh))))
-    (none, reference), (old, same) = found
-    assert not none.any()
-    assert old.any()
-    np.testing.assert_allclose(reference, same, rtol=1e-5)
-
-
-def test_without_a_weight_of_the_kl_no_reference_is_held_or_scored(grpo_run):
-    loop = grpo_run["loop"] | {"kl_coef": 0.0}
-    experiment, mesh = RunFile.model_validate(grpo_run | {"loop": loop}), make_mesh(2, 1, 1)
-    batch = {"tokens": np.zeros((16, 20), np.int32), "mask": np.ones((16, 19), np.float32)}
+@pytest.mark.parametrize(("updates", "kl_coef"), [(1, 0.1), (2, 0.1), (2, 0.0)])
+def test_the_old_policy_is_scored_for_several_updates_and_the_reference_where_the_kl_has_a_weight(
+    grpo_run, updates, kl_coef
+):
+    """The first weights, which are the reference, score themselves alike. Without a weight no reference is held."""
+    changes = {"updates_per_rollout": updates, "kl_coef": kl_coef}
+    experiment, mesh = RunFile.model_validate(grpo_run | {"loop": grpo_run["loop"] | changes}), make_mesh(1, 2, 1)
+    tokens = np.random.default_rng(0).integers(0, 256, (16, 20), dtype=np.int32)
+    batch = {"tokens": tokens, "mask": np.ones((16, 19), np.float32)}
     with jax.set_mesh(mesh):
-        params = jax.jit(weights.init_params, static_argnums=0)(experiment.model, jax.random.key(0))
+        placed = weights.param_shardings(experiment.model, mesh)
+        first = jax.jit(weights.init_params, static_argnums=0, out_shardings=placed)
+        params = first(experiment.model, jax.random.key(0))
         reference = programs.initial_reference(params, experiment, mesh)
         score = programs.build_logprobs(experiment, experiment.loop, mesh)
-        old, none = jax.device_get(score(params, reference, shard_batch(batch, mesh)))
-    assert reference == programs.abstract_reference(experiment, mesh) == {}
-    assert old.any()
-    assert not none.any()
-
-
-def test_what_lies_outside_the_response_changes_nothing(case, differentiate):
-    params, batch, _ = case
-    outside = batch["mask"] == 0
-    other = batch | {name: np.where(outside, batch[name] - 1, batch[name]) for name in ("old", "reference")}
-    gradients = (differentiate(params, given)[1] for given in (batch, other))
-    jax.tree.map(np.testing.assert_array_equal, *gradients)
+        old, of_reference = jax.device_get(score(params, reference, shard_batch(batch, mesh)))
+    assert old.any() == (updates > 1)
+    assert of_reference.any() == (kl_coef > 0)
+    if updates > 1 and kl_coef:
+        np.testing.assert_allclose(of_reference, old, rtol=1e-5)
+    assert (reference == programs.abstract_reference(experiment, mesh) == {}) == (kl_coef == 0)
 
 
 def test_an_empty_response_counts_as_a_row_without_loss(small, loop, case, differentiate):
@@ -154,14 +137,15 @@ def test_an_empty_response_counts_as_a_row_without_loss(small, loop, case, diffe
 
 @pytest.mark.parametrize("name", ["dr_grpo", *deep("grpo")])
 def test_a_batch_in_a_longer_bucket_is_the_same_batch(small, case, name):
-    """Loss, its count, gradient and what is told, whatever lies behind the last response."""
+    """Loss, its count, gradient and what is told, whatever lies before, between and behind responses."""
     params, batch, _ = case
     cfg = GrpoLoop(**load_group(f"loop/{name}") | {"kl_coef": 0.1, "max_new_tokens": WIDTH})
     random, padded = np.random.default_rng(3), dict(batch)
     padded["tokens"] = np.pad(batch["tokens"], ((0, 0), (0, 5)), constant_values=7)
     for field in ("mask", *grpo.TOKEN_FIELDS):
         wide = random.normal(size=(ROWS, 5)).astype(np.float32) * (field != "mask")
-        padded[field] = np.concatenate([batch[field], wide], axis=1)
+        outside = (field != "mask") * (batch["mask"] == 0).astype(np.float32)
+        padded[field] = np.concatenate([batch[field] - outside, wide], axis=1)
 
     compute = differentiator(small, cfg)
     (_, sums), gradient = compute(params, batch)

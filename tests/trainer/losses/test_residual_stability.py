@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from conf.schema.training.loop import LmLoop
-from tests.conftest import deep
 from tests.groups import load_group
 from tests.trainer.models.test_residual import initial, model_of, perturbed, tokens_and_positions
 from trainer.losses import lm, residual_stability
@@ -24,7 +23,7 @@ def measured(cfg, params, *, is_compared=False):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("scan", [*deep(False), True])
+@pytest.mark.parametrize("scan", [False, True])
 def test_at_the_start_streams_are_kept_apart(scan):
     cfg = model_of(residual="mhc", scan_layers=scan)
     found = measured(cfg, initial(cfg), is_compared=True)

@@ -37,13 +37,8 @@ def packed() -> dict[str, np.ndarray]:
             segments[row, end - length : end] = number
             positions[row, end - length : end] = np.arange(length)
     counted = ((segments > 0) & (random.random((2, ROW)) < 0.8)).astype(np.float32)
-    return {
-        "tokens": tokens[:, :-1],
-        "targets": tokens[:, 1:],
-        "weights": counted,
-        "segments": segments,
-        "positions": positions,
-    }
+    rows = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": counted}
+    return rows | {"segments": segments, "positions": positions}
 
 
 def loss(params: weights.Params, cfg: Model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -56,14 +51,20 @@ graded = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
 
 
 @pytest.fixture(scope="module")
-def params(tiny) -> weights.Params:
-    return jax.jit(weights.init_params, static_argnums=0)(tiny, jax.random.key(0))
+def small(tiny) -> Model:
+    """Of one layer, whose window is shorter than a document."""
+    return tiny.model_copy(update={"num_layers": 1, "attention_pattern": "L"})
 
 
 @pytest.fixture(scope="module")
-def alone(tiny, packed, params) -> tuple[np.ndarray, np.ndarray, weights.Params]:
+def params(small) -> weights.Params:
+    return jax.jit(weights.init_params, static_argnums=0)(small, jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def alone(small, packed, params) -> tuple[np.ndarray, np.ndarray, weights.Params]:
     """The summed loss and gradient, and hidden states [2, ROW, D]: one document at a time, without segments."""
-    cfg = tiny.model_copy(update={"attention": "plain", "scan_layers": True})
+    cfg = small.model_copy(update={"attention": "plain", "scan_layers": True})
     hidden, losses, gradients = np.zeros((2, ROW, cfg.dim), np.float32), [], []
     for row, lengths in enumerate(LENGTHS):
         for end, length in zip(np.cumsum(lengths), lengths, strict=True):
@@ -77,16 +78,12 @@ def alone(tiny, packed, params) -> tuple[np.ndarray, np.ndarray, weights.Params]
 
 @pytest.mark.parametrize(
     ("kernel", "scan"),
-    [
-        ("plain", True),
-        pytest.param("splash", False, marks=pytest.mark.deep),
-        pytest.param("cudnn", True, marks=pytest.mark.deep),
-    ],
+    [("plain", True), *(pytest.param(*each, marks=pytest.mark.deep) for each in (("splash", False), ("cudnn", True)))],
     indirect=["kernel"],
 )
-def test_documents_of_a_row_are_each_alone(tiny, packed, params, kernel, scan, alone):
+def test_documents_of_a_row_are_each_alone(small, packed, params, kernel, scan, alone):
     """And what one of them holds leaves no trace in the others."""
-    cfg = tiny.model_copy(update={"scan_layers": scan, "attention": kernel})
+    cfg = small.model_copy(update={"scan_layers": scan, "attention": kernel})
     (loss, found), ours = graded(params, cfg, packed)
     expected, hidden, gradient = alone
     real = packed["segments"] > 0
@@ -102,9 +99,9 @@ def test_documents_of_a_row_are_each_alone(tiny, packed, params, kernel, scan, a
 
 @pytest.mark.deep
 @pytest.mark.parametrize("kernel", ["splash"], indirect=True)
-def test_documents_on_a_mesh(tiny, packed, params, kernel, alone):
+def test_documents_on_a_mesh(small, packed, params, kernel, alone):
     """Rows, twice each, heads and weights split over eight devices."""
-    cfg = tiny.model_copy(update={"attention": kernel, "scan_layers": True, "remat": "attention"})
+    cfg = small.model_copy(update={"attention": kernel, "scan_layers": True, "remat": "attention"})
     batch = jax.tree.map(lambda x: np.concatenate([x, x[::-1]]), packed)
     one, hidden, gradient = alone
     devices = make_mesh(2, 2, 2)

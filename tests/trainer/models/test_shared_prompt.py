@@ -8,7 +8,7 @@ import pytest
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
 from tests.groups import load_group as values
-from trainer.distributed import mesh
+from tests.trainer.conftest import make_mesh
 from trainer.losses import grpo
 from trainer.models import weights
 from trainer.models.shared_prompt import PromptGroup, prompt_group
@@ -21,15 +21,8 @@ ROWS, WIDTH = 12, 16
 
 @pytest.fixture(scope="module")
 def loop() -> GrpoLoop:
-    sizes = {
-        "prompts_per_step": 4,
-        "group_size": 3,
-        "max_prompt_length": 7,
-        "max_new_tokens": 9,
-        "kl_coef": 0.3,
-        "temperature": 0.7,
-    }
-    return GrpoLoop(**values("loop/grpo") | sizes)
+    sizes = {"prompts_per_step": 4, "group_size": 3, "max_prompt_length": 7, "max_new_tokens": 9}
+    return GrpoLoop(**values("loop/grpo") | sizes | {"kl_coef": 0.3, "temperature": 0.7})
 
 
 @pytest.fixture(scope="module")
@@ -69,15 +62,11 @@ def test_log_probabilities_and_entropies_are_those_of_rows_by_themselves(model, 
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    ("model", "shape"),
-    [("gemma2", (1, 1, 1)), pytest.param("gpt2", (2, 2, 2), marks=pytest.mark.deep)],
-    indirect=["model"],
-)
+@pytest.mark.parametrize(("model", "shape"), [("gemma2", (1, 1, 1)), ("gpt2", (2, 2, 2))], indirect=["model"])
 def test_loss_and_gradient_are_those_of_rows_by_themselves(model, batch, loop, shape):
     cfg, params = model
     assert prompt_group(cfg, loop, WIDTH) == GROUP
-    devices = jax.make_mesh(shape, mesh.MESH_AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    devices = make_mesh(*shape)
     with jax.set_mesh(devices):
         losses = [train_step.without_carry(grpo.loss(cfg, loop, grouped=grouped)) for grouped in (True, False)]
         found = [jax.jit(train_step.mean_gradient(loss, cfg, devices))(params, batch, None)[:2] for loss in losses]

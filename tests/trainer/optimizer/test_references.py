@@ -15,16 +15,7 @@ from trainer.optimizer.chain import build_optimizer
 from trainer.optimizer.rules import map_with_path
 
 KNOWN = ROOT / "tests" / "trainer" / "fixtures" / "optimizers.npz"
-SIZES = {
-    "num_layers": 2,
-    "dim": 12,
-    "num_heads": 2,
-    "num_kv_heads": 2,
-    "head_dim": 4,
-    "mlp_dim": 20,
-    "vocab_size": 16,
-    "tie_word_embeddings": True,
-}
+SIZES = {"num_layers": 2, "dim": 12, "num_heads": 2, "num_kv_heads": 2, "head_dim": 4, "mlp_dim": 20, "vocab_size": 16}
 PLAIN = {"schedule": {"kind": "constant", "warmup_steps": 0}, "max_grad_norm": None}
 REST = {"lr": 0.01, "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.0}
 MUON = {"lr": 0.02, "adamw": REST, "orthogonalization_dtype": "float32", "weight_decay": 0.1}
@@ -41,7 +32,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_updates_equal_those_of_torch_and_transformers(case):
     name, changes = CASES[case]
-    cfg = Model(**load_group("model/gpt2") | SIZES)
+    cfg = Model(**load_group("model/gpt2") | SIZES | {"tie_word_embeddings": True})
     opt = TypeAdapter(Optimizer).validate_python(load_group(f"optimizer/{name}") | PLAIN | changes)
     chain = build_optimizer(opt, cfg)
     with np.load(KNOWN) as known:

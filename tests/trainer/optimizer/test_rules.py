@@ -82,34 +82,20 @@ def test_the_first_group_that_matches_counts():
     assert (found["layers.mlp_norm"].lr, found["layers.mlp_norm"].weight_decay) == (0.05, 0.0)
     assert (found["layers.up"].lr, found["layers.up"].weight_decay) == (0.1, 0.3)  # 0.2 * (8 / 2) ** -0.5
     assert (found["embedding"].lr, found["embedding"].weight_decay) == (0.1, 0.3)
+    groups.insert(1, {"match": "layers.key", "algorithm": "adamw"})
     muon = update_rules(read("muon", param_groups=groups[1:]), model("gemma2_2b"))
+    assert (muon["layers.key"].direction, muon["layers.query"].direction) == ("adamw", "muon")
     assert muon["layers.up"].lr == pytest.approx(0.1 * 0.2 * 18**0.5)
     assert muon["embedding"].b2 == 0.999 != muon["final_norm"].b2
     assert muon["embedding"].direction != muon["final_norm"].direction == "adamw"
 
 
-def test_a_matrix_may_be_taken_from_muon():
-    found = update_rules(read("muon", param_groups=[{"match": "layers.key", "algorithm": "adamw"}]), model("gpt2"))
-    assert found["layers.key"].direction == "adamw"
-    assert found["layers.query"].direction == "muon"
-
-
-def test_decay_follows_the_depth():
-    found = update_rules(read("nanochat"), model("nanochat_d16"))
-    assert found["layers.up"].weight_decay == pytest.approx(0.2 * (12 / 2) ** 2)
-    assert found["embedding"].lr == pytest.approx(0.3 * (8 / 768) ** -0.5)
-    assert found["unembedding"].lr == pytest.approx(0.004 * (8 / 768) ** -0.5)
-    assert (found["layers.residual_scale"].lr, found["layers.embedding_scale"].lr) == (0.005, 0.5)
-
-
 def test_a_pattern_without_a_weight_names_those_there_are():
-    with pytest.raises(RunFileError, match=r"optimizer\.param_groups\.1\.match: 'layer\.\*' matches no .* embedding, "):
-        build_optimizer(read("adamw", param_groups=[{"match": "*"}, {"match": "layer.*"}]), model("gpt2"))
-
-
-def test_a_group_that_is_not_required_may_match_nothing():
+    """Unless it is not required."""
     groups = [{"match": "layer.*", "required": False, "lr": 7.0}, {"match": "*", "lr": 0.5}]
     assert {rule.lr for rule in update_rules(read("adamw", param_groups=groups), model("gpt2")).values()} == {0.5}
+    with pytest.raises(RunFileError, match=r"optimizer\.param_groups\.1\.match: 'layer\.\*' matches no .* embedding, "):
+        build_optimizer(read("adamw", param_groups=[{"match": "*"}, {"match": "layer.*"}]), model("gpt2"))
 
 
 def test_a_group_may_be_frozen():
@@ -122,6 +108,8 @@ def test_a_group_may_be_frozen():
 
 def test_a_constant_rate_keeps_the_ratios():
     """Of the warm start before GRPO."""
+    found = update_rules(read("nanochat"), model("nanochat_d16"))
+    assert (found["layers.residual_scale"].lr, found["layers.embedding_scale"].lr) == (0.005, 0.5)
     opt = read("nanochat").with_constant_lr(0.002)
     found = update_rules(opt, model("nanochat_d16"))
     assert found["layers.embedding_scale"].lr == pytest.approx(0.05)

@@ -17,28 +17,33 @@ def stable(warmup: int, decay: int, horizon: int) -> dict:
     return parts | {"kind": "warmup_stable_decay", "final_fraction": 0.5}
 
 
+LINEAR = {"kind": "linear", "warmup_steps": 0, "horizon_steps": 4}
+COSINE = {"kind": "cosine", "warmup_steps": 0, "horizon_steps": 3}
+
+
 @pytest.mark.parametrize(
-    ("schedule", "shares"),
+    ("schedule", "shares", "zero_after"),
     [
-        ({"kind": "constant", "warmup_steps": 0}, [1, 1, 1]),
-        ({"kind": "constant", "warmup_steps": 4}, [0.25, 0.5, 0.75, 1, 1]),
-        ({"kind": "linear", "warmup_steps": 0, "horizon_steps": 4, "final_fraction": 0.0}, [1, 0.75, 0.5, 0.25, 0, 0]),
-        ({"kind": "linear", "warmup_steps": 2, "horizon_steps": 4, "final_fraction": 0.5}, [0.5, 1, 1, 0.75, 0.5, 0.5]),
-        ({"kind": "cosine", "warmup_steps": 0, "horizon_steps": 2, "final_fraction": 0.0}, [1, 0.5, 0, 0]),
-        ({"kind": "cosine", "warmup_steps": 1, "horizon_steps": 3, "final_fraction": 0.5}, [1, 1, 0.75, 0.5]),
-        (stable(0, 2, 4), [1, 1, 1, 0.75, 0.5, 0.5]),
-        (stable(2, 2, 5), [0.5, 1, 1, 1, 0.75, 0.5]),
-        (stable(2, 2, 4), [0.5, 1, 1, 0.75, 0.5]),
-        ({"kind": "piecewise", "points": [[1, 0.5], [3, 1.0], [4, 0.0]]}, [0.5, 0.5, 0.75, 1, 0, 0]),
+        ({"kind": "constant", "warmup_steps": 0}, [1, 1, 1], None),
+        ({"kind": "constant", "warmup_steps": 4}, [0.25, 0.5, 0.75, 1, 1], None),
+        (LINEAR | {"final_fraction": 0.0}, [1, 0.75, 0.5, 0.25, 0, 0], 4),
+        (LINEAR | {"warmup_steps": 2, "final_fraction": 0.5}, [0.5, 1, 1, 0.75, 0.5, 0.5], None),
+        (COSINE | {"horizon_steps": 2, "final_fraction": 0.0}, [1, 0.5, 0, 0], 2),
+        (COSINE | {"warmup_steps": 1, "final_fraction": 0.5}, [1, 1, 0.75, 0.5], None),
+        (stable(0, 2, 4), [1, 1, 1, 0.75, 0.5, 0.5], None),
+        (stable(0, 2, 4) | {"final_fraction": 0.0}, [1, 1, 1, 0.5, 0], 4),
+        (stable(2, 2, 5), [0.5, 1, 1, 1, 0.75, 0.5], None),
+        (stable(2, 2, 4), [0.5, 1, 1, 0.75, 0.5], None),
+        ({"kind": "piecewise", "points": [[1, 0.5], [3, 1.0], [4, 0.0]]}, [0.5, 0.5, 0.75, 1, 0, 0], 4),
+        (None, [1, 1], None),
     ],
 )
-def test_share_of_each_update(schedule, shares):
-    by_count = schedule_factor(read(**schedule))
+def test_share_of_each_update(schedule, shares, zero_after):
+    """And when nothing is left."""
+    found = None if schedule is None else read(**schedule)
+    assert found is None or found.zero_after == zero_after
+    by_count = schedule_factor(found)
     np.testing.assert_allclose([by_count(count) for count in range(len(shares))], shares, atol=1e-6)
-
-
-def test_no_schedule_is_constant():
-    assert [schedule_factor(None)(count) for count in (0, 9)] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -51,20 +56,3 @@ def test_no_schedule_is_constant():
 def test_parts_that_do_not_fit_are_refused(schedule, words):
     with pytest.raises(ValidationError, match=words):
         read(**schedule)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "end"),
-    [
-        ({"kind": "constant", "warmup_steps": 0}, None),
-        ({"kind": "linear", "warmup_steps": 0, "horizon_steps": 4, "final_fraction": 0.0}, 4),
-        (stable(0, 2, 4), None),
-        (stable(0, 2, 4) | {"final_fraction": 0.0}, 4),
-        ({"kind": "piecewise", "points": [[0, 1.0], [7, 0.0]]}, 7),
-    ],
-)
-def test_when_nothing_is_left_is_known(schedule, end):
-    found = read(**schedule)
-    assert found.zero_after == end
-    if end is not None:
-        assert schedule_factor(found)(end - 1) > 0 == schedule_factor(found)(end)

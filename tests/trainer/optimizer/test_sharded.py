@@ -10,7 +10,6 @@ from pydantic import TypeAdapter
 
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Optimizer
-from tests.conftest import deep
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from trainer.distributed.runtime import shard_batch
@@ -18,19 +17,13 @@ from trainer.losses import lm
 from trainer.step import train_step
 
 SIZES = {"num_layers": 3, "dim": 32, "num_heads": 4, "num_kv_heads": 4, "head_dim": 4, "mlp_dim": 64, "vocab_size": 64}
-PLAIN = {
-    "activation_dtype": "float32",
-    "scan_layers": True,
-    "attention_pattern": "L",
-    "remat": "none",
-    "logit_chunk": 16,
-}
+PLAIN = {"activation_dtype": "float32", "scan_layers": True, "attention_pattern": "L", "remat": "none"}
 
 
 @pytest.fixture(scope="module")
 def cfg() -> Model:
     """A small nanochat: every kind of weight, and layers that do not divide by the devices."""
-    return Model(**load_group("model/nanochat_d16") | SIZES | PLAIN)
+    return Model(**load_group("model/nanochat_d16") | SIZES | PLAIN | {"logit_chunk": 16})
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +60,7 @@ def trained(cfg: Model, opt, devices: Mesh, batch, updates: int = 2) -> train_st
 
 @pytest.mark.parametrize(
     ("opt", "sizes"),
-    [
-        (MUON, (2, 2, 2)),
-        (MUON, (8, 1, 1)),
-        (ADAFACTOR, (1, 4, 2)),
-    ],
+    [(MUON, (2, 2, 2)), (MUON, (8, 1, 1)), (ADAFACTOR, (1, 4, 2))],
     ids=["muon", "muon-data", "adafactor"],
 )
 @pytest.mark.deep
@@ -83,10 +72,9 @@ def test_many_devices_equal_one(cfg, batch, opt, sizes):
             np.testing.assert_allclose(a, b, atol=1e-5, err_msg=f"{part} {jax.tree_util.keystr(path)}")
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((1, 4, 2))])
-@pytest.mark.parametrize("opt", [MUON, ADAFACTOR], ids=["muon", "adafactor"])
+@pytest.mark.parametrize(("opt", "sizes"), [(MUON, (2, 2, 2)), (ADAFACTOR, (1, 4, 2))], ids=["muon", "adafactor"])
 def test_each_device_holds_its_part_of_the_state(cfg, opt, sizes):
-    """What lies there is what `abstract_state` says, and its bytes are those counted by hand."""
+    """What lies there is what `abstract_state` says, and but for factored means it is its share of all."""
     devices = make_mesh(*sizes)
     state = first_state(cfg, opt, devices)
     abstract = train_step.abstract_state(cfg, opt, devices)
@@ -95,18 +83,7 @@ def test_each_device_holds_its_part_of_the_state(cfg, opt, sizes):
     for array in jax.tree.leaves(state.optimizer):
         for shard in array.addressable_shards:
             held[shard.device] += shard.data.nbytes
-    assert set(held.values()) == {by_hand(cfg, opt, *sizes[1:])}
-
-
-def by_hand(cfg: Model, opt, fsdp: int, tensor: int) -> int:
-    """Bytes of the optimizer's state on a device: 4 for each number and counter."""
-    layers, scalars = cfg.num_layers, 2 * cfg.num_layers
-    dim, width = cfg.dim // fsdp, cfg.num_heads * cfg.head_dim // tensor
-    hidden, vocab = cfg.mlp_dim // tensor, cfg.vocab_size // tensor
-    tables, matrices = 2 * vocab * dim, layers * (4 * dim * width + 2 * dim * hidden)
-    if opt is MUON:
-        means = layers * (4 * dim + 2 * hidden)  # the longer axis of each matrix
-        return 4 * (matrices + means + 2 * (tables + scalars) + 3)
-    means = layers * (4 * (dim + width) + 2 * (dim + hidden)) + 2 * (vocab + dim)
-    unused = layers * 6 + 2 + 2 * scalars  # optax keeps a 0 where a moment is not factored, or not whole
-    return 4 * (means + scalars + unused + matrices + tables + scalars + 2 + 2 * layers + 1)
+    whole = sum(array.nbytes for array in jax.tree.leaves(state.optimizer))
+    parts = sizes[1] * sizes[2]
+    assert len(set(held.values())) == 1
+    assert whole / parts <= max(held.values()) < 1.15 * whole / parts

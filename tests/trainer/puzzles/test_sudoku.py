@@ -49,16 +49,16 @@ def test_generated_puzzles_have_one_solution_and_the_clues(side: int, clues: tup
     assert [brute_force(question, side) for question, _ in puzzles] == [1] * count
     found = (puzzles[:, 0] > 0).sum(1)
     assert clues[0] <= found.min() <= found.max() <= clues[1] + (2 if side == 9 else 0)
-    assert len(set(sudoku.signatures(puzzles[:, 0]).tolist())) > count // 2
+    different = len(set(sudoku.signatures(puzzles[:, 0]).tolist()))
+    assert different > count // 2 if side == 4 else different == count
     assert np.array_equal(puzzles, generated(side, clues, count)), "the seed determines them"
 
 
 def test_the_solver_finds_each_solution_once_and_none_of_a_contradiction() -> None:
     question, answer = generated(4, (6, 6), 1)[0]
     assert [found.tolist() for found in sudoku.solutions(question)] == [answer.tolist()]
-    assert (
-        len({found.tobytes() for found in sudoku.solutions(np.zeros(16, np.uint8), 1000)}) == 288
-    )  # known number of grids
+    grids = {found.tobytes() for found in sudoku.solutions(np.zeros(16, np.uint8), 1000)}
+    assert len(grids) == 288  # a known number
     assert len(sudoku.solutions(EMPTY, 3)) == 3
     assert sudoku.solutions(np.array([1, 1] + [0] * 14, np.uint8)) == []
 
@@ -89,16 +89,10 @@ def orbit(board: np.ndarray) -> set[bytes]:
 def test_images_reach_every_symmetry() -> None:
     board = np.zeros(16, np.uint8)
     board[[0, 6, 7]] = [1, 2, 2]
-    images, counts = np.unique(
-        sudoku.augment(board[None], 30_000, np.random.default_rng(0))[0], axis=0, return_counts=True
-    )
+    boards = sudoku.augment(board[None], 30_000, np.random.default_rng(0))[0]
+    images, counts = np.unique(boards, axis=0, return_counts=True)
     assert {image.tobytes() for image in images} == orbit(board)
     assert counts.min() > counts.mean() / 2
-
-
-def test_boards_that_are_no_images_have_other_signatures() -> None:
-    questions = generated(9, (30, 40), 100)[:, 0]
-    assert len(set(sudoku.signatures(questions).tolist())) == 100
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,8 @@ from trainer.step.compile_cache import CACHE_FOLDER, CompileCache
 @pytest.fixture(autouse=True)
 def own_cache():
     """What the tests share is put back."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_enable_xla_caches")
-    names += ("jax_persistent_cache_min_compile_time_secs",)
-    shared = {name: getattr(jax.config, name) for name in names}
+    names = ("compilation_cache_dir", "persistent_cache_enable_xla_caches", "persistent_cache_min_compile_time_secs")
+    shared = {f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in names}
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)  # JAX's default
     jax.config.update("jax_compilation_cache_dir", None)  # what other tests have compiled is not there
     yield
@@ -129,9 +128,8 @@ def compiled_and_loaded(capfd) -> list[tuple[int, int]]:
 def test_without_it_the_run_goes_on(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     lived(tmp_path / "a", tmp_path / "file" / "bucket")
-    assert [record.message.split(" /")[0] for record in caplog.records if record.levelno == logging.WARNING] == [
-        "cannot write compiled programs to"
-    ]
+    warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert [words.split(" /")[0] for words in warned] == ["cannot write compiled programs to"]
 
 
 def test_with_a_jax_of_other_names_the_run_goes_on(tmp_path, monkeypatch, caplog):

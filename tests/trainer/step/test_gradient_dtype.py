@@ -50,10 +50,8 @@ def gradient(cfg: Model, batch: dict[str, np.ndarray], sizes: tuple[int, int, in
 def batch_of(tokens: int) -> dict[str, np.ndarray]:
     """Bytes of a text: the most frequent is a third of all."""
     frequency = 1 / np.arange(1, SMALL["vocab_size"] + 1) ** 1.2
-    drawn = np.random.default_rng(0).choice(
-        len(frequency), (tokens // LENGTH, LENGTH + 1), p=frequency / frequency.sum()
-    )
-    drawn = drawn.astype(np.int32)
+    shape, random = (tokens // LENGTH, LENGTH + 1), np.random.default_rng(0)
+    drawn = random.choice(len(frequency), shape, p=frequency / frequency.sum()).astype(np.int32)
     return {"tokens": drawn[:, :-1], "targets": drawn[:, 1:], "weights": np.ones(drawn[:, 1:].shape, np.float32)}
 
 

@@ -19,18 +19,12 @@ laid out or flattened: no other axis has it."""
 
 @pytest.fixture(params=["lm", "grpo"])
 def experiment(request: pytest.FixtureRequest) -> RunFile:
-    raw = request.getfixturevalue(f"{request.param}_run")
-    sizes = {
-        "lm": {"total_batch_tokens": ROWS * LENGTH, "seq_len": LENGTH},
-        "grpo": {
-            "prompts_per_step": ROWS // 2,
-            "group_size": 2,
-            "max_prompt_length": LENGTH // 2,
-            "max_new_tokens": LENGTH // 2,
-        },
-    }
+    raw, half = request.getfixturevalue(f"{request.param}_run"), LENGTH // 2
+    sizes = {"total_batch_tokens": ROWS * LENGTH, "seq_len": LENGTH}
+    if request.param == "grpo":
+        sizes = {"prompts_per_step": ROWS // 2, "group_size": 2, "max_prompt_length": half, "max_new_tokens": half}
     model = raw["model"] | {"vocab_size": VOCAB, "logit_chunk": CHUNK, "scan_layers": True}
-    return RunFile.model_validate(raw | {"model": model, "loop": raw["loop"] | sizes[request.param]})
+    return RunFile.model_validate(raw | {"model": model, "loop": raw["loop"] | sizes})
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((8, 1, 1))])

@@ -5,6 +5,7 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from etils import epath
 from jax.sharding import Mesh
@@ -57,8 +58,13 @@ def first_state(cfg, opt, devices: Mesh) -> train_step.State:
 
 
 @cache
-def update_of(cfg, opt, devices: Mesh):
-    return train_step.build_update(loss_of(cfg), cfg, opt, devices)
+def update_of(cfg, opt, devices: Mesh) -> jax.stages.Compiled:
+    """Compiled for the batch of these tests."""
+    rows = {"tokens": np.zeros((8, 12), np.int32), "targets": np.zeros((8, 12), np.int32)}
+    with jax.set_mesh(devices):
+        batch = shard_batch(rows | {"weights": np.zeros((8, 12), np.float32)}, devices)
+        update = train_step.build_update(loss_of(cfg), cfg, opt, devices)
+        return update.lower(first_state(cfg, opt, devices), batch).compile()
 
 
 def start_of(cfg, opt, devices: Mesh) -> train_step.State:
@@ -89,6 +95,9 @@ def test_many_devices_equal_one(tiny, guarded, batch, sizes):
         np.testing.assert_allclose(value, expected[name], rtol=2e-5, err_msg=name)
     for a, b in zip(jax.tree.leaves(many.params), jax.tree.leaves(one.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)  # where a gradient is nearly 0 Adam makes a step of its rounding
+    gradients = (optax.tree_utils.tree_get(state.optimizer, "mu") for state in (many, one))  # their running means
+    for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * np.abs(b).max())
 
 
 def test_training_begins_with_the_weights_it_is_given(tiny, adamw, tmp_path):
@@ -97,18 +106,16 @@ def test_training_begins_with_the_weights_it_is_given(tiny, adamw, tmp_path):
     cfg = tiny.model_copy(update={"weights": str(tmp_path)})
     state = train_step.init_state(cfg, adamw, make_mesh(1, 4, 2), jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, state.params, given)
-    assert (
-        state.params["layers"]["up"].sharding.spec
-        == weights.param_shardings(cfg, make_mesh(1, 4, 2))["layers"]["up"].spec
-    )
+    placed = weights.param_shardings(cfg, make_mesh(1, 4, 2))["layers"]["up"]
+    assert state.params["layers"]["up"].sharding.spec == placed.spec
 
 
 @pytest.mark.parametrize("sizes", [(4, 1, 1), *deep((1, 2, 2))])
-def test_a_batch_in_parts_gives_the_gradient_of_the_whole(tiny, batch, sizes):
+def test_a_batch_in_parts_gives_the_gradient_of_the_whole(tiny, adamw, batch, sizes):
     """Though tokens are spread unevenly over the parts. With data parallelism alone, they share the one all-reduce."""
     devices, parts = make_mesh(*sizes), jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), batch)
     placed = jax.tree.map(lambda x: jax.device_put(x, meshes.named_sharding(devices, None, "batch")), parts)
-    params = start(tiny, devices)
+    params = first_state(tiny, adamw, devices).params
     with jax.set_mesh(devices):
         loss = train_step.without_carry(loss_of(tiny))
         compiled = jax.jit(train_step.mean_gradient(loss, tiny, devices, 2)).lower(params, placed, None).compile()
@@ -129,18 +136,11 @@ def assert_one_all_reduce(compiled: jax.stages.Compiled) -> None:
     assert "all-gather" not in hlo
 
 
-def start(cfg, devices: Mesh):
-    params = jax.jit(weights.init_params, static_argnums=0)(cfg, jax.random.key(5))
-    return jax.device_put(params, weights.param_shardings(cfg, devices))
-
-
 def test_with_data_parallelism_means_are_weighted_by_what_counts_in_one_all_reduce(tiny, adamw, batch):
     devices = make_mesh(8, 1, 1)
     _, metrics = trained(tiny, adamw, devices, batch, updates=1)
-    state = first_state(tiny, adamw, devices)
-    with jax.set_mesh(devices):
-        assert_one_all_reduce(update_of(tiny, adamw, devices).lower(state, shard_batch(batch, devices)).compile())
-    sums = jax.jit(loss_of(tiny))(jax.device_get(state.params), batch)
+    assert_one_all_reduce(update_of(tiny, adamw, devices))
+    sums = jax.jit(loss_of(tiny))(jax.device_get(first_state(tiny, adamw, devices).params), batch)
     np.testing.assert_allclose(metrics["loss"], sums["loss"][0] / batch["weights"].sum(), rtol=1e-5)
     assert metrics["rows"] == batch["weights"].any(axis=1).mean()
 
@@ -159,9 +159,8 @@ def test_what_is_not_finite_changes_nothing_but_counters(tiny, guarded, batch):
         state, step = start_of(tiny, guarded, devices), update_of(tiny, guarded, devices)
         before, after, again = [], [], []
         for weight, kept in ((1.0, before), (np.nan, after), (1.0, again)):
-            state, metrics = step(
-                state, shard_batch(batch | {"weights": batch["weights"] * np.float32(weight)}, devices)
-            )
+            weighed = batch | {"weights": batch["weights"] * np.float32(weight)}
+            state, metrics = step(state, shard_batch(weighed, devices))
             kept += [jax.tree.map(np.asarray, state), jax.device_get(metrics)]
     jax.tree.map(np.testing.assert_array_equal, before[0][1:3] + before[0][4:], after[0][1:3] + after[0][4:])
     assert [(int(s.step), int(s.skipped)) for s in (before[0], after[0], again[0])] == [(1, 0), (2, 1), (3, 1)]
@@ -192,10 +191,9 @@ def test_weights_and_moments_are_split_as_the_table_says(tiny, adamw, guarded, s
     for tree in (state.params, adam.mu, adam.nu):
         query = tree["layers"]["query"]
         assert query.addressable_shards[0].data.size * share == query.size
-    abstract = train_step.abstract_state(tiny, opt, devices)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), state) == jax.tree.map(
-        lambda x: (x.shape, x.dtype, x.sharding), abstract
-    )
+    shapes = (train_step.abstract_state(tiny, opt, devices), state)
+    abstract, found = (jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree) for tree in shapes)
+    assert found == abstract
 
 
 def test_first_weights_do_not_depend_on_the_mesh(tiny, guarded):

@@ -12,11 +12,5 @@ def test_every_text_comes_back(text):
     assert byte_level.decode(ids) == byte_level.decode([byte_level.BOS_ID, *ids, byte_level.EOS_ID]) == text
 
 
-def test_marks_lie_outside_the_bytes_and_inside_the_vocabulary():
-    marks = {byte_level.PAD, byte_level.BOS_ID, byte_level.EOS_ID}
-    assert len(marks) == 3
-    assert marks == set(range(256, byte_level.VOCAB_SIZE))
-
-
 def test_bytes_that_are_no_text_are_marked():
     assert byte_level.decode([0xFF, 65, byte_level.PAD, 300]) == "\ufffdA"

@@ -1,3 +1,5 @@
+"""Characters as tokens."""
+
 import numpy as np
 import pytest
 
@@ -26,16 +28,13 @@ def test_ids_are_the_characters_of_the_text_in_order(data):
 
 
 def test_characters_of_the_validation_part_count_too(data, tmp_path):
+    """What neither has is named."""
     other = tmp_path / "other.txt"
     other.write_text("Ω")
     both = data.model_copy(update={"eval_path": str(other), "eval_fraction": 0.0})
     assert batches.Dataset(both).vocab_size == batches.Dataset(data).vocab_size + 1
-
-
-@pytest.mark.parametrize("unknown", ["x", "Ω"])
-def test_a_character_that_the_text_has_not_is_named(data, unknown):
-    with pytest.raises(RunFileError, match=f"data.tokenizer: .*'{unknown}'"):
-        batches.Dataset(data).tokenizer.encode(["to " + unknown])
+    with pytest.raises(RunFileError, match=r"data\.tokenizer: .*'Ω'"):
+        batches.Dataset(data).tokenizer.encode(["to Ω"])
 
 
 def test_only_a_text_has_characters():

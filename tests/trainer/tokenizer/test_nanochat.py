@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
@@ -49,9 +49,8 @@ def state() -> dict[str, Any]:
     by_rank = sorted(ranks, key=lambda token: ranks[token])
     ranks = {token: i for i, token in enumerate([*by_rank, b"template<typename"])}
     special = {name: len(ranks) + i for i, name in enumerate(training.SPECIAL_TOKENS)}
-    return {
-        "name": "rustbpe", "pat_str": training.SPLIT_PATTERN, "mergeable_ranks": ranks, "special_tokens": special
-    }  # fmt: skip
+    tables = {"mergeable_ranks": ranks, "special_tokens": special}
+    return {"name": "rustbpe", "pat_str": training.SPLIT_PATTERN} | tables
 
 
 def pickled(state: Any, monkeypatch: pytest.MonkeyPatch) -> bytes:
@@ -71,6 +70,9 @@ def converted(state: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
     assert main(["convert", str(folder / "tokenizer.pkl"), "--output", str(folder)]) == 0
     found = loading.load_tokenizer(str(folder / "tokenizer.json"))
     np.testing.assert_array_equal(np.load(folder / "token_bytes.npy"), found.token_bytes())
+    assert found.special_tokens == state["special_tokens"]
+    expected = [len(token) for token in state["mergeable_ranks"]] + [0] * len(training.SPECIAL_TOKENS)
+    assert found.token_bytes().tolist() == expected
     return found
 
 
@@ -94,19 +96,13 @@ def tiktoken_ids(state: dict[str, Any], text: str) -> list[int]:
 
 
 @settings(max_examples=60)
+@example("template<typename")
 @given(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(SOURCE.split(" ")), max_size=8).map(" ".join)))
 def test_every_text_has_the_ids_of_tiktoken(state: dict[str, Any], converted: loading.Tokenizer, text: str) -> None:
     text = text.encode("utf-8", "replace").decode()
     (ids,) = converted.encode([text])
     assert ids.tolist() == tiktoken_ids(state, text)
     assert converted.decode(ids.tolist()) == text
-
-
-def test_special_tokens_and_bytes_are_those_of_nanochat(state: dict[str, Any], converted: loading.Tokenizer) -> None:
-    assert converted.special_tokens == state["special_tokens"]
-    expected = [len(token) for token in state["mergeable_ranks"]] + [0] * len(training.SPECIAL_TOKENS)
-    assert converted.token_bytes().tolist() == expected
-    assert converted.encode(["template<typename"])[0].tolist() == tiktoken_ids(state, "template<typename")
 
 
 class Evil:
@@ -120,18 +116,15 @@ def test_what_is_no_such_file_is_refused_and_runs_nothing(
     state: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    gap = state | {"special_tokens": {"<|bos|>": 1000}}
-    without = state | {"mergeable_ranks": {b"ab": 0}}
-    odd = state | {"mergeable_ranks": {"ab": 0}}
     cases = {
         pickle.dumps(Evil()): "it names posix.system, and plain data do not",
         pickle.dumps({"mergeable_ranks": Evil()}): "it names posix.system",
         b"\x80\x04Pouts\n.": "it refers to data outside the file",
         b"{}": "is not nanochat's tokenizer.pkl: ",
         pickled({"name": "gpt2"}, monkeypatch): "KeyError: 'mergeable_ranks'",
-        pickle.dumps(gap): "without a gap",
-        pickle.dumps(without): "a byte has no token",
-        pickle.dumps(odd): "ranks of bytes",
+        pickle.dumps(state | {"special_tokens": {"<|bos|>": 1000}}): "without a gap",
+        pickle.dumps(state | {"mergeable_ranks": {b"ab": 0}}): "a byte has no token",
+        pickle.dumps(state | {"mergeable_ranks": {"ab": 0}}): "ranks of bytes",
     }
     for raw, words in cases.items():
         with pytest.raises(RunFileError, match=r"^here") as refused:

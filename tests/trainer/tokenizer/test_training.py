@@ -103,11 +103,8 @@ def test_a_file_that_is_none(tmp_path, content, words):
 
 def test_tokens_of_sentencepieces_kind_are_counted_in_bytes():
     vocab = {"<pad>": 0, "<bos>": 1, "<0xE2>": 2, "▁": 3, "▁the": 4, "é": 5, "the": 6}
-    added = [
-        {"id": i, "content": name, "special": True, "single_word": False, "lstrip": False, "rstrip": False}
-        | {"normalized": False}
-        for i, name in enumerate(("<pad>", "<bos>"))
-    ]
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    added = [{"id": i, "content": name} | plain for i, name in enumerate(("<pad>", "<bos>"))]
     decoder = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}
     model = {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True}
     raw = {"version": "1.0", "added_tokens": added, "model": model, "decoder": decoder}
