@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,18 +13,12 @@ from conf import extension
 from conf.extension import ExtensionError, OrReference, Reference
 
 
-@pytest.mark.parametrize("text", ["a:b", "a.b_c:D", "_a:_b"])
-def test_a_reference_names_a_module_and_a_name_in_it(text: str) -> None:
-    assert TypeAdapter(Reference).validate_python(text) == text
-
-
-@pytest.mark.parametrize("text", ["", "a", "a:", ":b", "a/b:c", "a:b.c:d", "a..b:c", "1a:b", "a:b "])
-def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(ValidationError, match="must be module:name"):
-        TypeAdapter(Reference).validate_python(text)
-
-
-def test_a_choice_may_be_a_reference() -> None:
+def test_a_reference_names_a_module_and_a_name_in_it_and_may_be_a_choice() -> None:
+    for text in ("a:b", "a.b_c:D", "_a:_b"):
+        assert TypeAdapter(Reference).validate_python(text) == text
+    for text in ("", "a", "a:", ":b", "a/b:c", "a:b.c:d", "a..b:c", "1a:b", "a:b "):
+        with pytest.raises(ValidationError, match="must be module:name"):
+            TypeAdapter(Reference).validate_python(text)
     adapter = TypeAdapter(Annotated[str, OrReference(("one", "two"))])
     assert [adapter.validate_python(text) for text in ("two", "a:b")] == ["two", "a:b"]
     with pytest.raises(ValidationError, match="must be one of one, two, or module:name"):
@@ -53,10 +48,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("module")
 def test_what_fits_is_loaded() -> None:
-    assert extension.load("reward", "plugged:reward", "loop.rewards")("", "") == 0
-    assert extension.load("reward", "plugged:scorer", "loop.rewards")("", "") == 1
-    assert extension.load("reward", "plugged:keyword", "loop.rewards", {"scale": 2})("", "", scale=2) == 2
-    assert extension.load("reward", "plugged:columns", "loop.rewards")("", "", "", row={}) == 1
+    def load(name: str, options: dict[str, int] | None = None) -> Callable[..., int]:
+        return extension.load("reward", f"plugged:{name}", "loop.rewards", options or {})
+
+    assert (load("reward")("", ""), load("scorer")("", ""), load("columns")("", "", "", row={})) == (0, 1, 1)
+    assert load("keyword", {"scale": 2})("", "", scale=2) == 2
     del sys.modules["plugged"]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from conf.schema.training.model import Model
 from controller.checks.fit import estimate_num_params
-from controller.config.compose import compose_variants
 from controller.sweep.grid import expand_grid
+from tests.composed import config_of
 from tests.groups import load_group
 from tests.paths import ROOT
 from trainer.models import weights
@@ -22,16 +23,11 @@ FORMS = ("plain", "mhc", "mhc_lite", "nash_hc")
 
 def test_the_cases_of_the_sweep_have_equal_parameters_or_equal_work() -> None:
     """Composing all takes seconds, so the model's keys are set as the words say."""
-    words = ["+experiment=nash_mhc_small", "sweep=nash_ablation"]
-    [(base, problems)] = compose_variants([words])
-    assert base is not None, problems
-    assert isinstance(base.model, Model)
+    base, model = small("nash_ablation", 36)
     assert isinstance(base.loop.seq_len, int)
-    variants = expand_grid(words, base.sweep, ROOT)
-    assert len(variants) == 36
     sizes = {}
     for name, case in base.sweep.cases.items():
-        cfg = changed(base.model, case)
+        cfg = changed(model, case)
         sizes[name] = weights.num_params(cfg), throughput.model_flops(cfg, 1, base.loop.seq_len)
     params, flops = sizes["mhc_maha"]
     for name, (own_params, own_flops) in sizes.items():
@@ -42,17 +38,22 @@ def test_the_cases_of_the_sweep_have_equal_parameters_or_equal_work() -> None:
 
 
 def test_the_sweep_of_the_curves_has_equal_parameters() -> None:
-    words = ["+experiment=nash_mhc_small", "sweep=nash_residuals"]
-    [(base, problems)] = compose_variants([words])
-    assert base is not None, problems
-    assert isinstance(base.model, Model)
-    assert len(expand_grid(words, base.sweep, ROOT)) == 12
+    base, model = small("nash_residuals", 12)
     shared = [f"{key}={value}" for key, value in base.sweep.params.items() if key.startswith("model.")]
-    models = {name: changed(base.model, [*shared, *case]) for name, case in base.sweep.cases.items()}
+    models = {name: changed(model, [*shared, *case]) for name, case in base.sweep.cases.items()}
     assert {name: model.residual for name, model in models.items()} == dict(zip(FORMS, FORMS, strict=True))
     for name, model in models.items():
         assert weights.num_params(model) == pytest.approx(weights.num_params(models["mhc"]), rel=1e-3), name
         assert model.dim == model.num_heads * model.head_dim == 128, name
+
+
+def small(sweep: str, runs: int) -> tuple[Any, Model]:
+    """The config of the small experiment with this sweep, which has so many runs, and its model."""
+    words = ["+experiment=nash_mhc_small", f"sweep={sweep}"]
+    base = config_of(*words)
+    assert isinstance(base.model, Model)
+    assert len(expand_grid(words, base.sweep, ROOT)) == runs
+    return base, base.model
 
 
 def changed(model: Model, words: Iterable[str]) -> Model:
@@ -64,8 +65,7 @@ def changed(model: Model, words: Iterable[str]) -> Model:
 @pytest.mark.parametrize("experiment", ["nash_mhc_3b", "nash_mhc_small"])
 def test_the_optimizer_suits_every_form(experiment: str) -> None:
     """What is a gain or begins as the identity is not decayed; a form without such weights is no error."""
-    [(config, problems)] = compose_variants([[f"+experiment={experiment}", PROJECT]])
-    assert config is not None, problems
+    config = config_of(f"+experiment={experiment}", PROJECT)
     assert isinstance(config.model, Model)
     kept = {}
     for form in FORMS:
@@ -81,16 +81,10 @@ def test_the_optimizer_suits_every_form(experiment: str) -> None:
 
 
 def test_the_large_one_has_the_guides_values() -> None:
-    found = compose_variants(
-        [["+experiment=nash_mhc_3b", PROJECT, *words] for words in ([], ["mesh=fsdp_heavy"], ["mesh=data_heavy"])]
-    )
-    configs = []
-    for config, problems in found:
-        assert config is not None, problems
-        configs.append(config)
-    meshes = [(c.mesh.data, c.mesh.fsdp, c.mesh.tensor) for c in configs]
+    words = ("+experiment=nash_mhc_3b", PROJECT)
+    config, *others = (config_of(*words, *mesh) for mesh in ([], ["mesh=fsdp_heavy"], ["mesh=data_heavy"]))
+    meshes = [(c.mesh.data, c.mesh.fsdp, c.mesh.tensor) for c in (config, *others)]
     assert meshes == [(2, 2, 2), (1, 4, 2), (4, 1, 2)]
-    config = configs[0]
     assert isinstance(config.model, Model)
     assert (config.model.residual, config.model.attention_form, config.model.maha.scales) == ("mhc", "maha", 4)
     assert 3.3e9 < weights.num_params(config.model) < 3.5e9

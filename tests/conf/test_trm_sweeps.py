@@ -12,10 +12,10 @@ from conf.schema.config import Config
 from conf.schema.run.sweep import Sweep
 from controller.checks.training import warmup_leaves_updates
 from controller.cli import main
-from controller.config.compose import compose, compose_variants
 from controller.gcp.prices import hourly_price
 from controller.run.estimate import estimate_run
 from controller.sweep.grid import expand_grid
+from tests.composed import config_of
 from tests.groups import load_yaml
 from tests.paths import ROOT, SHARED
 
@@ -52,19 +52,19 @@ def value(config: Config, key: str) -> Any:
 def runs(sweep: str) -> dict[str, Config]:
     """The runs of a sweep by case, or by the value of its only parameter."""
     words = [f"+experiment={HYPOTHESES[sweep]['experiment']}"]
-    [(base, problems)] = compose_variants([words])
-    assert base is not None, problems
-    section = base.sweep.model_dump() | load_yaml(ROOT / f"conf/sweep/trm_{sweep}.yaml")
+    section = config_of(*words).sweep.model_dump() | load_yaml(ROOT / f"conf/sweep/trm_{sweep}.yaml")
     variants = expand_grid(words, Sweep.model_validate(section), ROOT)
     baseline = HYPOTHESES[sweep]["baseline"]
     assert [baseline in (v.case, *v.own_overrides) for v in variants].count(True) == 1
     found = {}
     for variant in variants:
-        config, problems = compose(variant.overrides)
-        assert config is not None, problems
-        assert problems == []
-        found[variant.case or variant.own_overrides[-1].partition("=")[2]] = config
+        found[variant.case or variant.own_overrides[-1].partition("=")[2]] = config_of(*variant.overrides)
     return found
+
+
+def assert_has(config: Config, expected: dict[str, Any], name: object) -> None:
+    told = {key: value(config, key) for key in expected}
+    assert told == {key: pytest.approx(x) if isinstance(x, float) else x for key, x in expected.items()}, name
 
 
 @pytest.mark.parametrize("sweep", HYPOTHESES)
@@ -76,9 +76,7 @@ def test_a_sweep_has_the_values_of_the_study(sweep: str) -> None:
     found, long = runs(sweep), set[str]()
     assert set(found) == set(map(str, TABLE[sweep]))
     for case, expected in TABLE[sweep].items():
-        config = found[str(case)]
-        told = {key: value(config, key) for key in expected}
-        assert told == {key: pytest.approx(x) if isinstance(x, float) else x for key, x in expected.items()}, case
+        assert_has(config := found[str(case)], expected, case)
         estimate = estimate_run(config, hourly_price(config, 0.0))
         assert estimate is not None
         assert estimate.hours > 0.25
@@ -88,12 +86,9 @@ def test_a_sweep_has_the_values_of_the_study(sweep: str) -> None:
     assert len(ids) == len(found) - ("e2_2_t3_n6" in found), "that one is e1_3_batch_1024 again"
 
 
-def test_every_sweep_file_has_a_table() -> None:
+def test_the_expectations_of_the_study_are_in_its_table_of_the_docs() -> None:
     files = {file.stem.removeprefix("trm_") for file in (ROOT / "conf" / "sweep").glob("trm_*.yaml")}
     assert files == set(TABLE) - {"base"}
-
-
-def test_the_expectations_of_the_study_are_in_its_table_of_the_docs() -> None:
     page = (ROOT / "docs/puzzles.md").read_text().splitlines()
     table = {cells[1].strip(" `"): cells[3].strip() for line in page if len(cells := line.split("|")) == 5}
     assert {f"trm_{name}": said["expected"] for name, said in HYPOTHESES.items()}.items() <= table.items()
@@ -102,11 +97,8 @@ def test_the_expectations_of_the_study_are_in_its_table_of_the_docs() -> None:
 
 
 def test_the_experiments_have_the_values_of_the_guides() -> None:
-    words = [[f"+experiment={name}"] for name in TABLE["base"]]
-    for (name, expected), (config, problems) in zip(TABLE["base"].items(), compose_variants(words), strict=True):
-        assert config is not None, problems
-        told = {key: value(config, key) for key in expected}
-        assert told == {key: pytest.approx(x) if isinstance(x, float) else x for key, x in expected.items()}, name
+    for name, expected in TABLE["base"].items():
+        assert_has(config_of(f"+experiment={name}"), expected, name)
 
 
 @pytest.mark.skipif(not PLANNED.exists(), reason="the study's own values are not at hand")

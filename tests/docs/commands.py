@@ -28,6 +28,7 @@ STEP = re.compile(
 SESSIONS = ("docs/first-run.md", "docs/your-program.md", "docs/tutorial.md", "README.md", "--help")
 """Pages in the order of their sessions; a command of several is run in the session of the first."""
 CI = ".ci/run"
+CREDENTIALS = "tests/controller/gcp/test_credentials.py"
 LAPTOP = "tests/controller/installed/test_laptop.py::test_a_laptop_needs_no_jax"
 REHEARSED = "tests/controller/rehearsal/test_rehearsal.py::test_an_experiment_is_preempted_and_goes_on"
 WITNESSED = (
@@ -35,18 +36,12 @@ WITNESSED = (
     "test_a_first_contact_is_recorded_leaves_nothing_and_is_replayed_without_a_difference"
 )
 ELSEWHERE = {
-    "python -m pip install -e .": CI,  # with the tools of development
-    "python -m pip install -e '.[dev]'": CI,
-    "python -m pytest": CI,
-    "python -m pip install --no-deps -e .": LAPTOP,
-    "python -m pip install -r conf/laptop.txt": LAPTOP,
+    # the first with the tools of development
+    **dict.fromkeys(("python -m pip install -e .", "python -m pip install -e '.[dev]'", "python -m pytest"), CI),
+    **dict.fromkeys(("python -m pip install --no-deps -e .", "python -m pip install -r conf/laptop.txt"), LAPTOP),
     "python -m pip install 'slipway[docs]'": "tests/docs/test_site.py::test_a_reader_needs_no_network",
-    "gcloud config set project YOUR-PROJECT": (
-        "tests/controller/gcp/test_credentials.py::test_the_project_is_that_of_the_named_configuration"
-    ),
-    "gcloud auth application-default login": (
-        "tests/controller/gcp/test_credentials.py::test_a_user_has_a_quota_project"
-    ),
+    "gcloud config set project YOUR-PROJECT": f"{CREDENTIALS}::test_the_project_is_that_of_the_named_configuration",
+    "gcloud auth application-default login": f"{CREDENTIALS}::test_a_user_has_a_quota_project",
     "slipway rehearse +experiment=gemma2b_gsm8k": REHEARSED,
     "slipway rehearse +experiment=quickstart": REHEARSED,
     "slipway witness": WITNESSED,

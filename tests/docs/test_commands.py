@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.commands import CI, ELSEWHERE, SESSIONS, Step, commands_on, session_of, steps_of, unproven, verb_of
+from tests.docs.commands import CI, ELSEWHERE, SESSIONS, commands_on, session_of, unproven, verb_of
 from tests.docs.proofs import exists
 from tests.docs.reader import Reader, reader
 from tests.paths import ROOT
@@ -36,40 +36,11 @@ BEFORE = {
 DIFF = "slipway runs --diff A B"
 
 
-def test_what_a_page_says_is_read() -> None:
-    page = """
-Text with `slipway plan …`, `slipway-runner`, `python -I` and a program.
-```
-$ python -m controller +experiment=a && cd x   # twice
-a line of output
-```
-In any folder, write `slipway/experiment/b.yaml`:
-
-```yaml
-run: {}
-```
-```
-slipway -m \\
-  a=1,2
-  gcloud/   a folder
-```
-"""
-    assert steps_of(page) == [
-        *(Step("slipway plan …"), Step("slipway +experiment=a"), Step("cd x")),
-        *(Step("run: {}\n", "slipway/experiment/b.yaml"), Step("slipway -m    a=1,2")),
-    ]
-
-
 @pytest.mark.parametrize("page", SESSIONS)
 def test_every_command_is_run_or_has_a_proof(page: str) -> None:
     assert len(commands_on(page)) > 5
     assert unproven(commands_on(page)) == []
-
-
-def test_a_command_without_a_rule_is_named() -> None:
-    assert unproven(["slipway plam", "slipway plan", "gcloud auth login", "python -m pytest --deep", "cd there"]) == [
-        *("slipway plam", "gcloud auth login", "python -m pytest --deep")
-    ]
+    assert unproven(["slipway plam", "gcloud auth login"]) == ["slipway plam", "gcloud auth login"]
 
 
 def test_what_no_session_runs_is_proven_elsewhere() -> None:

@@ -1,18 +1,29 @@
-"""What the documents say exists: files, verbs, config keys and groups in their commands."""
+"""What the documents say exists: files, verbs, config keys and groups in commands; examples, notebook, pictures."""
 
 from __future__ import annotations
 
+import html
+import os
 import re
 import shlex
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from conf.extension import PROTOCOLS
 from conf.schema.run.lifecycle import RecoveryPolicy
 from controller.cli import main
+from controller.cli.verbs.run.plan import _wrapped, format_plan
+from controller.cloud.connect import project_of
 from controller.config.compose import config_groups
+from controller.gcp.prices import HourlyPrice
+from controller.plan.build import build_plan
+from controller.plan.preview import ResourcePreview
+from controller.reconcile.resource import Absent, Diff
+from controller.run.preview import RunPreview
 from controller.sweep.definition import define_sweep
 from tests.conftest import deep
 from tests.docs.commands import steps_of, verb_of
@@ -27,15 +38,12 @@ if find_spec("wandb") is None:
 NEED_NO_CONFIG = ("help", "version", "completion")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
-
-
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
-def test_no_page_holds_a_merge_conflict(page: Path) -> None:
-    assert not re.findall(r"^(?:<{7}|>{7}|={7})(?: .*)?$", page.read_text(), re.MULTILINE)
+def test_links_lead_somewhere_and_no_page_holds_a_merge_conflict() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), (page.name, target)
+    for page in (*PAGES, ROOT / "CHANGELOG.md"):
+        assert not re.findall(r"^(?:<{7}|>{7}|={7})(?: .*)?$", page.read_text(), re.MULTILINE), page.name
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +60,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
             file.write_text(step.words)
     (project / "train.py").touch()
     return project
-
-
-@pytest.fixture
-def as_after_init(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project)
-    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "a-project")
 
 
 @pytest.mark.parametrize("are_sweeps", [False, *deep(True)])
@@ -100,10 +102,10 @@ def test_every_experiment_says_command_time_and_result() -> None:
             assert word in header, name
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/comparison.md"])
-def test_the_number_of_failures_is_that_of_the_policy(page: str) -> None:
-    [number] = re.findall(r"(\d+) kinds of failure", (ROOT / page).read_text())
-    assert int(number) == len(RecoveryPolicy.model_fields)
+def test_the_number_of_failures_is_that_of_the_policy() -> None:
+    pages = [(ROOT / page).read_text() for page in ("README.md", "docs/comparison.md")]
+    numbers = [number for page in pages for number in re.findall(r"(\d+) kinds of failure", page)]
+    assert numbers == [str(len(RecoveryPolicy.model_fields))] * 2
 
 
 def test_help_and_readme_name_the_same_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,3 +114,110 @@ def test_help_and_readme_name_the_same_exit_codes(capsys: pytest.CaptureFixture[
     page = " ".join((ROOT / "README.md").read_text().split()).partition("Exit codes: ")[2].partition(" ## ")[0]
     said = [re.findall(r"(?:^|[,·] )(\d+) [\w`]", words) for words in (text, page)]
     assert said[0] == said[1] == [*map(str, range(10)), "130"]
+
+
+EXTEND = (ROOT / "docs" / "extend.md").read_text()
+EXAMPLES = sorted((ROOT / "docs" / "extend").glob("*.py"))
+TESTED = (
+    "tests/trainer/test_extension.py",
+    "tests/controller/checks/inputs/test_extensions.py",
+    "tests/controller/plan/test_own_steps.py",
+)
+
+
+def test_the_page_of_extensions_has_every_kind_and_its_examples_are_short_and_run() -> None:
+    tests = "".join((ROOT / test).read_text() for test in TESTED)
+    for file in EXAMPLES:
+        text = file.read_text()
+        assert f"```python\n# ./slipway/{file.name}\n{text}```\n" in EXTEND
+        assert len(text.splitlines()) <= 40
+        assert f"{file.stem}:" in tests
+    assert sorted(re.findall(r"# \./slipway/(\w+)\.py\n", EXTEND)) == [file.stem for file in EXAMPLES]
+    headings = {heading.lower() for heading in re.findall(r"^## (.+)$", EXTEND, re.MULTILINE)}
+    assert {"loss" if " loss" in kind else kind for kind in PROTOCOLS} == headings - {"what is not open"}
+
+
+NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
+
+
+def test_every_cell_is_python_nothing_is_stored_and_the_first_installs_what_the_others_import() -> None:
+    import nbformat
+
+    read: Any = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(read)
+    assert not any(cell.get("outputs") for cell in read.cells)
+    code = [cell.source for cell in read.cells if cell.cell_type == "code"]
+    [install] = [source for source in code if source.startswith("%pip")]
+    imported = set[str]()
+    for source in code:
+        if not source.startswith("%"):
+            compile(source, str(NOTEBOOK), "exec")
+            imported |= set(re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE))
+    assert imported - {"slipway"} == set(install.removeprefix("%pip install -q .. ").split())
+
+
+@pytest.mark.e2e
+@pytest.mark.deep
+def test_the_notebook_ends_with_a_curve(tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    read: Any = nbformat.read(NOTEBOOK, as_version=4)
+    # As for a user: not one virtual device of the tests, and no state of anyone else.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    environment |= {"SLIPWAY_HOME": str(tmp_path / "state"), "JAX_PLATFORMS": "cpu"}
+    client = NotebookClient(read, timeout=1500, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
+    client.execute(env=environment)
+    outputs = [output for cell in read.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs), "no curve"
+    assert any("'finished'" in str(output.get("data", {}).get("text/plain", "")) for output in outputs)
+
+
+PICTURES = ROOT / "docs" / "pictures"
+SHOWN = re.compile(r"!\[[^\]]+\]\((?:docs/)?pictures/(\w+)\.svg\)")
+LINE = re.compile(r'<text class="\w+-r\d+" x="(?P<x>[\d.]+)" y="(?P<y>[\d.]+)"[^>]*>(?P<text>.*?)</text>')
+COLUMN = 12.2
+"""Width of a character in the pictures."""
+CHANGING = re.compile(r"\b[0-9a-f]{8,12}\b|\d+ files")
+"""Hashes of code and the number of its files, which every commit changes."""
+
+
+def lines_of(picture: Path) -> list[str]:
+    lines: dict[float, str] = {}
+    for part in LINE.finditer(picture.read_text()):
+        before = lines.get(float(part["y"]), "").ljust(round(float(part["x"]) / COLUMN))  # spaces have no element
+        lines[float(part["y"])] = before + html.unescape(part["text"]).replace("\xa0", " ")
+    return [text.rstrip() for _, text in sorted(lines.items())]
+
+
+def test_every_picture_is_shown_has_80_columns_and_needs_no_network() -> None:
+    shown = {name for page in PAGES for name in SHOWN.findall(page.read_text())}
+    assert shown == {file.stem for file in PICTURES.iterdir()} == {"plan", "status", "sweep", "up"}
+    for name in shown:
+        lines = lines_of(PICTURES / f"{name}.svg")
+        assert lines[0].startswith("$ slipway")
+        assert len(lines) > 4
+        assert max(map(len, lines)) <= 80
+        assert "@font-face" not in (PICTURES / f"{name}.svg").read_text()
+
+
+def test_the_picture_of_plan_is_what_plan_prints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a project that has what runs share; to take it again: python docs/pictures.py plan."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "80")
+    pictured = lines_of(PICTURES / "plan.svg")
+    words = pictured.pop(0).removeprefix("$ slipway ").split()
+    config, _ = main.parse(words).options.config()
+    plan = build_plan(config, project_of(config), tmp_path)
+    rows = [
+        ResourcePreview(resource, None, Diff("none"))
+        if resource.scope in ("external", "shared")
+        else ResourcePreview(resource, Absent(), resource.diff(Absent()))
+        for resource in plan.resources
+    ]
+    printed = _wrapped(format_plan(RunPreview(plan, rows, [], HourlyPrice(None, 0.0, ""), "")))
+    assert len(rows) > 20
+    shown = [CHANGING.sub("#", line) for line in printed.splitlines() if line]
+    assert [CHANGING.sub("#", line) for line in pictured[: len(shown)]] == shown
+    assert all(line.startswith(("note: ", "  ")) for line in pictured[len(shown) :])

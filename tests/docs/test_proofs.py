@@ -22,13 +22,7 @@ def test_every_test_that_a_document_names_exists() -> None:
     assert len([row for row in ROWS if row.startswith("docs/reliability.md")]) > 20
     assert len([row for row in ROWS if row.startswith("docs/guides.yaml")]) > 200
     assert [(row, name) for row, named in ROWS.items() for name in named if not proofs.exists(name)] == []
-
-
-def test_a_name_without_a_folder_is_beside_the_one_before() -> None:
-    named = proofs.named_in("| `tests/a/test_x.py::test_y`, `test_z.py`, `tests/planes.py` and `test_accuracy` |")
-    assert named == ["tests/a/test_x.py::test_y", "tests/a/test_z.py"]
     assert not proofs.exists("tests/docs/test_proofs.py::test_that_is_not_there")
-    assert not proofs.exists("tests/docs/test_nowhere.py")
 
 
 @pytest.mark.deep

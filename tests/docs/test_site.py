@@ -9,6 +9,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,24 +34,13 @@ class Loads(HTMLParser):
             self.found.append(address)
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site. `strict` in mkdocs.yml makes a broken link, anchor or a page without a place an error."""
-    folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", folder],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
 @pytest.mark.deep
-def test_a_reader_needs_no_network(site: Path) -> None:
+def test_a_reader_needs_no_network(tmp_path: Path) -> None:
+    """`strict` in mkdocs.yml makes a broken link, anchor or a page without a place an error."""
+    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", site := tmp_path / "site"]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     pages = list(site.rglob("*.html"))
     assert len(pages) > 30
     for page in pages:
@@ -60,30 +50,23 @@ def test_a_reader_needs_no_network(site: Path) -> None:
         assert [address for address in parser.found if re.match(r"(https?:)?//", address)] == [], page
     for picture in site.rglob("*.svg"):
         assert not re.search(r"""(?:href|src)=["']https?:|url\(["']?https?:""", picture.read_text()), picture
-
-
-@pytest.mark.deep
-def test_the_search_index_has_the_pages(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text()
     for words in ("Tutorial: train a policy", "slipway rehearse", "lease_duration_seconds"):
         assert words in index
 
 
 @pytest.fixture(scope="module")
-def reference() -> dict[str, object]:
+def reference() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "docs" / "reference.py"))
 
 
-def test_the_reference_has_every_verb_and_flag(reference: dict[str, object]) -> None:
-    page = reference["commands_page"]()  # type: ignore[operator]
+def test_the_reference_has_every_verb_and_flag_and_every_key(reference: dict[str, Any]) -> None:
+    page = reference["commands_page"]()
     for name, verb in VERBS.items():
         assert f"### slipway {name}\n" in page
         for flag in verb.flags:
             assert all(part in page for part in flag.names if part.startswith("-")), flag.names
-
-
-def test_the_reference_has_every_key(reference: dict[str, object]) -> None:
-    page = reference["keys_page"]()  # type: ignore[operator]
+    page = reference["keys_page"]()
     for section, field in Config.model_fields.items():
         assert f"\n## {section}\n" in page
         inner = getattr(field.annotation, "model_fields", {})
@@ -102,8 +85,8 @@ def test_the_messages_of_troubleshooting_are_those_of_the_code() -> None:
 
 
 @pytest.mark.parametrize("name", ["troubleshooting", "comparison"])
-def test_the_keys_that_a_page_names_exist(name: str, reference: dict[str, object]) -> None:
-    keys = set(re.findall(r"^\| `([a-z_.A-Z\[\]]+)` \|", reference["keys_page"](), re.MULTILINE))  # type: ignore[operator]
+def test_the_keys_that_a_page_names_exist(name: str, reference: dict[str, Any]) -> None:
+    keys = set(re.findall(r"^\| `([a-z_.A-Z\[\]]+)` \|", reference["keys_page"](), re.MULTILINE))
     named = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)(?:=[^`]*)?`", (ROOT / "docs" / f"{name}.md").read_text())
     assert named
     assert [key for key in named if key.partition(".")[0] in Config.model_fields and key not in keys] == []

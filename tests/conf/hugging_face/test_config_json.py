@@ -1,11 +1,13 @@
 """config.json is understood wholly or refused by the name of the field."""
 
+import json
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conf.hugging_face.config_json import UnknownArchitectureError, model_from_config
+from conf.hugging_face.config_json import ARCHITECTURES, FAMILIES, UnknownArchitectureError, model_from_config
 from conf.hugging_face.fields import FIELDS
 from conf.schema.training.model import Model
 from tests.conftest import deep
@@ -29,25 +31,26 @@ def refusal(kind: str, **fields: Any) -> str:
 
 
 def test_absent_fields_have_the_defaults_of_the_class():
-    """As LlamaConfig(), Gemma2Config() and Gemma3TextConfig() of transformers."""
-    llama = read("llama", num_attention_heads=16)
+    """As LlamaConfig(), Gemma2Config() and Gemma3TextConfig() of transformers; the table has the others."""
+    llama, gemma3 = read("llama", num_attention_heads=16), read("gemma3_text")
     assert (llama.num_kv_heads, llama.head_dim, llama.norm_eps, llama.rope_theta) == (16, 256, 1e-6, 10000.0)
-    gemma2 = read("gemma2")
-    assert (gemma2.attn_logit_softcap, gemma2.final_logit_softcap, gemma2.attention_pattern) == (50.0, 30.0, "LG")
-    gemma3 = read("gemma3_text")
     assert (gemma3.rope_theta, gemma3.rope_local_theta, gemma3.sliding_window) == (1e6, 1e4, 4096)
-    assert gemma3.attention_pattern == "LLLLLG"
+    assert (gemma3.attention_pattern, read("gemma2").attention_pattern) == ("LLLLLG", "LG")
     assert (read("qwen3").head_dim, read("qwen2").head_dim, read("gpt2").mlp_dim) == (128, 128, 3072)
 
 
 @pytest.mark.parametrize("kind", TEXT)
 def test_every_field_that_must_have_a_value_is_refused_with_another(kind):
+    """What changes nothing is accepted, what is unknown is refused by name."""
     fixed = {name for name, field in FIELDS[kind].items() if field.use == "fixed"}
     assert {"quantization_config", "auto_map", "pruned_heads"} < fixed
     for name in fixed:
-        assert refusal(kind, **{name: {"other": 1}}).startswith(
-            f"config.json: {name}: {{'other': 1}} is not supported: "
-        )
+        words = f"config.json: {name}: {{'other': 1}} is not supported: "
+        assert refusal(kind, **{name: {"other": 1}}).startswith(words)
+    ignored = {name: "anything" for name, field in FIELDS[kind].items() if field.use == "ignored"}
+    assert read(kind, **ignored) == read(kind)
+    message = refusal(kind, mystery=3, num_experts=8)
+    assert message.startswith(f"config.json: mystery, num_experts: unknown to {kind}; remove from config.json what ")
 
 
 @pytest.mark.parametrize("kind", TEXT)
@@ -74,19 +77,7 @@ def test_every_field_that_is_read_changes_the_model(kind):
         assert read(kind, **start | {name: other}) != read(kind, **start), name
 
 
-@pytest.mark.parametrize("kind", FIELDS)
-def test_an_unknown_field_is_refused_by_name(kind):
-    message = refusal(kind, mystery=3, num_experts=8)
-    assert message.startswith(f"config.json: mystery, num_experts: unknown to {kind}; remove from config.json what ")
-
-
-@pytest.mark.parametrize("kind", TEXT)
-def test_fields_that_change_nothing_are_accepted(kind):
-    ignored = {name: "anything" for name, field in FIELDS[kind].items() if field.use == "ignored"}
-    assert read(kind, **ignored) == read(kind)
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_both_spellings_of_rotary_parameters_give_the_same_model(kind):
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
     for scaled in ({"rope_type": "llama3", **scaling}, {"rope_type": "linear", "factor": 3.0}, YARN, {}):
@@ -138,27 +129,19 @@ def test_what_llama_cannot_be_is_named(fields, words):
     assert words in refusal("llama", **fields)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"layer_types": ["full_attention"]}, "a list of num_hidden_layers = 32 is required"),
-        ({"layer_types": ["chunked_attention"] * 32}, "layer_types: 'chunked_attention' is not supported: only"),
-        ({"layer_types": ["sliding_attention"] * 32}, "layer_types has local layers, and there is no sliding_window"),
-        ({"layer_types": 4}, "a list of num_hidden_layers = 32 is required"),
-    ],
-)
-def test_layers_that_are_not_ours_are_named(fields, words):
-    assert words in refusal("qwen3", **fields)
+def test_layers_that_are_not_ours_are_named():
+    for layers in (["full_attention"], 4):
+        assert "a list of num_hidden_layers = 32 is required" in refusal("qwen3", layer_types=layers)
+    chunked, local = (refusal("qwen3", layer_types=[f"{kind}_attention"] * 32) for kind in ("chunked", "sliding"))
+    assert "layer_types: 'chunked_attention' is not supported: only" in chunked
+    assert "layer_types has local layers, and there is no sliding_window" in local
 
 
 def test_windows_of_qwen():
     found = read("qwen2", use_sliding_window=True, sliding_window=7, max_window_layers=30)
     assert (found.attention_pattern, found.sliding_window) == ("G" * 30 + "LL", 7)
-    for fields in (
-        {"use_sliding_window": False, "sliding_window": 7},
-        {"use_sliding_window": True, "sliding_window": None},
-    ):
-        assert read("qwen2", **fields) == read("qwen2")
+    for used, window in ((False, 7), (True, None)):
+        assert read("qwen2", use_sliding_window=used, sliding_window=window) == read("qwen2")
 
 
 def test_yarn_has_the_attention_factor_of_transformers():
@@ -184,27 +167,11 @@ def test_gemma_3_with_images_is_read_as_its_decoder():
     assert "hidden_size: unknown to gemma3;" in refusal("gemma3", hidden_size=64)
     assert "text_config has another value" in refusal("gemma3", text_config={"tie_word_embeddings": False})
     assert "text_config: [1] is not supported: a mapping is required" in refusal("gemma3", text_config=[1])
-    assert "transformers does not apply it with images" in refusal(
-        "gemma3", text_config={"final_logit_softcapping": 30}
-    )
+    capped = {"final_logit_softcapping": 30}
+    assert "transformers does not apply it with images" in refusal("gemma3", text_config=capped)
 
 
-VALUES = (
-    None,
-    True,
-    0,
-    -1,
-    3,
-    1e300,
-    "text",
-    [],
-    [1],
-    ["full_attention"],
-    {},
-    {"a": 1},
-    {"rope_type": []},
-    {"factor": None},
-)
+VALUES = (None, True, -1, 1e300, "text", [1], {"a": 1}, {"rope_type": []})
 
 
 @pytest.mark.parametrize("kind", ["llama", *deep(*sorted(FIELDS.keys() - {"llama"}))])
@@ -213,3 +180,42 @@ def test_any_value_of_any_field_gives_a_model_or_its_own_error(kind):
         for value in VALUES:
             with suppress(UnknownArchitectureError):
                 assert isinstance(model_from_config({"model_type": kind} | {name: value}), Model)
+
+
+RECORDED = json.loads(Path(__file__).with_name("config_classes.json").read_text())
+"""By version and model_type; `make_config_classes.py` wrote it."""
+
+
+def differences(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a config class that its table lacks or gives another default."""
+    table = FIELDS[kind]
+    of_file = {"model_type", "transformers_version"}
+    return {
+        name: (default, table[name].default if name in table else "not in the table")
+        for name, default in fields.items()
+        if name not in of_file and (name not in table or table[name].default != default)
+    }
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_the_table_has_every_field_and_default_of_the_class(kind):
+    for version, classes in RECORDED.items():
+        assert len(classes[kind]) > 10
+        assert differences(kind, classes[kind]) == {}, version
+    assert not [name for name, field in FIELDS[kind].items() if (field.use == "read") == bool(field.note)], "says why"
+
+
+def test_the_table_fits_the_installed_transformers():
+    pytest.importorskip("transformers")
+    from tests.conf.hugging_face.make_config_classes import described
+
+    assert {kind: found for kind, fields in described().items() if (found := differences(kind, fields))} == {}
+
+
+def test_the_recording_has_both_spellings_of_rotary_parameters():
+    assert {version.split(".")[0] for version in RECORDED} == {"4", "5"}
+    for version, classes in RECORDED.items():
+        wanted = {"4": {"rope_theta"}, "5": {"rope_parameters"}}[version.split(".")[0]]
+        assert all(wanted <= classes[kind].keys() for kind in ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text"))
+
+    assert FIELDS.keys() == FAMILIES.keys() | {"gemma3"} == ARCHITECTURES.keys()

@@ -1,34 +1,43 @@
-"""Identity of runs and pods, the table of TPU types, and the schemas for editors."""
+"""Identity of runs and pods, the tables of TPU types and regions, and the schemas for editors."""
 
 from __future__ import annotations
 
+import ipaddress
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 
 from conf.schema.config import Config
-from conf.schema.infra.topology import TABLE_FILE, UnknownTypeError, find_topology, tpu_type_table, type_of_machines
-from controller.config.compose import compose
+from conf.schema.infra import regions
+from conf.schema.infra.topology import (
+    TABLE_FILE,
+    UnknownTypeError,
+    find_topology,
+    tpu_type_table,
+    type_of_machines,
+    zone_region,
+)
 from controller.config.editor_schemas import schema_files
+from tests.composed import config_of, problems_of
 
 TINY = ["cloud=local", "loop=grpo", "model=tiny", "optimizer=adamw", "data=arithmetic"]
 
 
 def config(*overrides: str) -> Config:
-    found, problems = compose([*TINY, *overrides])
-    assert problems == []
-    assert found is not None
-    return found
+    return config_of(*TINY, *overrides)
 
 
 def test_the_same_config_and_code_have_the_same_id_whatever_the_place() -> None:
-    here = config()
-    there = config(
-        "tpu.zone=us-west4-a", "tpu.capacity=on_demand", "run.state_dir=/elsewhere", "cleanup.on_success=keep"
-    )
-    assert here.run_id("c0de", {}) == there.run_id("c0de", {})
-    assert here.run_id("c0de", {}).startswith("run-")
+    here = config().run_id("c0de", {})
+    elsewhere = ["tpu.zone=us-west4-a", "tpu.capacity=on_demand", "run.state_dir=/elsewhere"]
+    assert config(*elsewhere, "cleanup.on_success=keep").run_id("c0de", {}) == here
+    assert here.startswith("run-")
+    changes = ("run.seed=1", "optimizer.lr=1e-5", "loop.steps=7", "tpu.accelerator_type=v4-32")
+    inputs = [("a", {}), ("b", {}), ("a", {"d": "1"}), ("a", {"d": "2"})]
+    ids = {*(config(change).run_id("c0de", {}) for change in changes), *(config().run_id(*one) for one in inputs)}
+    assert len(ids - {here}) == 8, "what is computed, code and data are in it"
 
 
 @pytest.mark.parametrize(
@@ -43,20 +52,8 @@ def test_the_same_config_and_code_have_the_same_id_whatever_the_place() -> None:
     ],
 )
 def test_the_home_of_a_user_who_does_not_exist_is_one_clear_error(key: str, override: str) -> None:
-    found, problems = compose([*TINY, override])
-    assert found is None
-    [problem] = problems
-    assert str(problem).startswith(f"{key}: this machine has no user 'nobody-here' (got ")
-
-
-@pytest.mark.parametrize("change", ["run.seed=1", "optimizer.lr=1e-5", "loop.steps=7", "tpu.accelerator_type=v4-32"])
-def test_what_is_computed_is_in_the_id(change: str) -> None:
-    assert config().run_id("c0de", {}) != config(change).run_id("c0de", {})
-
-
-def test_code_and_data_are_in_the_id() -> None:
-    ids = {config().run_id(code, data) for code, data in [("a", {}), ("b", {}), ("a", {"d": "1"}), ("a", {"d": "2"})]}
-    assert len(ids) == 4
+    [problem] = problems_of(*TINY, override)
+    assert problem.startswith(f"{key}: this machine has no user 'nobody-here' (got ")
 
 
 def test_the_pod_is_named_by_cloud_tpu_and_network_alone() -> None:
@@ -81,6 +78,21 @@ def test_the_pod_is_named_by_cloud_tpu_and_network_alone() -> None:
 )
 def test_workers_have_external_addresses_only_where_something_needs_them(overrides: list[str], external: bool) -> None:
     assert config(*overrides).external_ip is external
+
+
+@pytest.mark.parametrize(
+    ("overrides", "queued"),
+    [
+        (["tpu.accelerator_type=v3-8"], False),
+        (["tpu=v4_8"], True),
+        (["tpu=v6e_1", "tpu.provisioner=node"], False),
+        (["tpu.accelerator_type=v2-8", "tpu.provisioner=queued"], True),
+    ],
+)
+def test_pods_are_queued_for_from_v4_on(overrides: list[str], queued: bool) -> None:
+    tpu = config(*overrides).tpu
+    assert tpu.is_queued("on_demand") is queued
+    assert tpu.is_queued("flex_start")
 
 
 def test_every_type_of_the_table_reads() -> None:
@@ -148,8 +160,7 @@ def test_another_plane_is_another_pod_and_the_same_run() -> None:
     ],
 )
 def test_a_slice_that_cannot_be_is_refused(override: str, words: str) -> None:
-    problems = "\n".join(map(str, compose([*TINY, "tpu=v6e_8_ce", override])[1]))
-    assert words in problems
+    assert words in "\n".join(problems_of(*TINY, "tpu=v6e_8_ce", override))
 
 
 def test_price_is_per_slice() -> None:
@@ -157,9 +168,26 @@ def test_price_is_per_slice() -> None:
     assert find_topology("v6e-8").usd_per_hour("nowhere-a", spot=False) is None
 
 
-def test_an_unknown_type_suggests_the_nearest() -> None:
-    with pytest.raises(UnknownTypeError, match="v5litepod-16"):
-        find_topology("v5litpod-16")
+@pytest.mark.parametrize("typed", ["v5litpod-16", "v5e-16", "v5e-17"])
+def test_an_unknown_type_suggests_the_nearest_by_its_name_of_the_api(typed: str) -> None:
+    with pytest.raises(UnknownTypeError, match=rf"unknown type '{typed}'; closest: v5litepod-"):
+        find_topology(typed)
+
+
+def test_every_region_with_tpus_has_a_block_of_its_own_outside_of_googles() -> None:
+    table = regions.region_table()
+    zones = {zone for generation in tpu_type_table()["generations"].values() for zone in generation["zones"]}
+    assert {zone_region(zone) for zone in zones} <= set(table)
+    blocks = [ipaddress.ip_network(str(row["subnet"])) for row in table.values()]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(blocks, 2))
+    assert not any(block.overlaps(ipaddress.ip_network("10.128.0.0/9")) for block in blocks)
+
+
+def test_a_multi_region_covers_its_regions() -> None:
+    assert regions.is_near("US", "us-west4")
+    assert regions.is_near("europe-west4", "europe-west4")
+    assert not regions.is_near("eu", "europe-west2")
+    assert not regions.is_near("us-central1", "us-central2")
 
 
 def test_the_schemas_for_editors_are_those_of_the_models() -> None:

@@ -1,26 +1,42 @@
-"""Validation reports every error at once, each with its key and a suggestion."""
+"""Validation reports every error at once, each with its key and a suggestion; an old key names its new one."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from conf.schema.renamed_keys import RENAMED
+from conf.schema.training import run_yaml
 from conf.schema.validation import validate
 from controller.config.compose import compose, compose_raw
+from controller.core.errors import ConfigError
+from tests.composed import problems_of
 from tests.conf.schema.test_config import TINY, config
+from tests.docs.test_guides import is_key
+
+COMMAND = ["program=command", "program.command=[a]"]
 
 
-def words(*overrides: str) -> list[str]:
-    return [str(problem) for problem in compose([*TINY, *overrides])[1]]
-
-
-def test_a_typo_names_the_right_key() -> None:
-    assert words("tpu.acelerator_type=v4-8") == ["tpu.acelerator_type: unknown key; did you mean tpu.accelerator_type?"]
-
-
-def test_a_typo_inside_a_tagged_section_names_the_right_key() -> None:
-    assert words("loop.stepz=3") == ["loop.stepz: unknown key; did you mean loop.steps?"]
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([*TINY, "tpu.acelerator_type=v4-8"], "tpu.acelerator_type: unknown key; did you mean tpu.accelerator_type?"),
+        ([*TINY, "loop.stepz=3"], "loop.stepz: unknown key; did you mean loop.steps?"),
+        (["+experiment=trm_sudoku", "loop.steps=100"], "loop.puzzle: steps: 50000 epochs are 65104 updates; set"),
+        ([*TINY, "data.prompt.answer='{a.b}'"], "data.prompt: answer: {…} must contain only a column name; write {{"),
+        ([*TINY, "env.python=3.10"], "env.python: must be quoted, because YAML reads 3.10 as 3.1"),
+    ],
+)
+def test_a_mistake_names_its_key_and_the_cure(words: list[str], said: str) -> None:
+    [found] = problems_of(*words)
+    assert found.startswith(said)
 
 
 def test_every_error_comes_at_once() -> None:
-    found = words("loop.steps=-1", "run.seed=-2", "tpu.accelerator_type=v5litepod-17", "modle.dim=3")
+    mistakes = ["loop.steps=-1", "run.seed=-2", "tpu.accelerator_type=v5litepod-17", "modle.dim=3"]
+    found = problems_of(*TINY, *mistakes)
     assert [line.partition(":")[0] for line in found] == ["tpu.accelerator_type", "loop.steps", "run.seed", "modle"]
     assert "v5litepod-16" in found[0]
     assert "(got -1)" in found[1]
@@ -30,32 +46,66 @@ def test_unknown_keys_do_not_hide_the_config() -> None:
     found, problems = validate({**compose_raw(TINY), "colour": "red"})
     assert found is not None
     assert [p.key for p in problems] == ["colour"]
+    assert config('env.python="3.12"').env.python == "3.12"
 
 
-def test_a_rule_of_a_section_names_its_keys_and_does_not_show_all_others() -> None:
-    problems = [*compose(["+experiment=trm_sudoku", "loop.steps=100"])[1], *words("data.prompt.answer='{a.b}'")]
-    assert [line.partition(": ")[2] for line in map(str, problems)] == [
-        "steps: 50000 epochs are 65104 updates; set either epochs or steps to null",
-        "answer: {…} must contain only a column name; write {{ for a literal brace",
-    ]
-
-
-def test_a_nul_is_refused_and_named() -> None:
-    config, problems = validate(
-        compose_raw(["program=command", "program.command=[a]"]) | {"env": {"vars": {"A\0": "b", "C": "d\0"}}}
-    )
+def test_a_nul_is_refused_and_a_long_value_shown_in_part() -> None:
+    config, problems = validate(compose_raw(COMMAND) | {"env": {"vars": {"A\0": "b", "C": "d\0"}}})
     assert config is None
     assert [p.key for p in problems] == ["env.vars.A\0", "env.vars.C"]
     assert "NUL" in problems[0].message
-
-
-def test_a_long_value_is_shown_in_part() -> None:
-    [problem] = validate(compose_raw(["program=command", "program.command=[a]"]) | {"code": "x" * 100_000})[1]
+    [problem] = validate(compose_raw(COMMAND) | {"code": "x" * 100_000})[1]
     assert len(str(problem)) < 1000
     assert "(100002 characters)" in problem.message
 
 
-def test_a_python_that_is_a_number_asks_for_quotes() -> None:
-    [said] = words("env.python=3.10")
-    assert said.startswith("env.python: must be quoted, because YAML reads 3.10 as 3.1")
-    assert config('env.python="3.12"').env.python == "3.12"
+OLD = {key: key.replace("*", "mine") for key in RENAMED}
+NEW = {key: new.replace("*", "mine") for key, new in RENAMED.items()}
+
+
+def base(key: str) -> tuple[str, ...]:
+    """Return overrides that compose to a config in which `key` is unknown, and whose kinds know its successor."""
+    kinds = {
+        "loop.samples.": "+experiment=lm_tinyshakespeare",
+        "model.rope_scaling.": "model=llama3_1b",
+        "optimizer.adamw.": "optimizer=muon",
+        "assets.": f"{OLD[key].removesuffix('.mine.token')}={{mine: {{url: 'https://h/f', sha256: {'0' * 64}}}}}",
+    }
+    return ("+experiment=quickstart", *(choice for prefix, choice in kinds.items() if key.startswith(prefix)))
+
+
+@pytest.mark.parametrize("overrides", sorted({base(key) for key in RENAMED}))
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_old_keys_name_the_new_ones(overrides: tuple[str, ...], in_a_file: bool, tmp_path: Path) -> None:
+    """On the command line and in a file; several old keys of one section are one problem."""
+    old = [key for key in RENAMED if base(key) == overrides]
+    assert all(is_key(RENAMED[key].replace(".*", "")) and RENAMED[key] not in RENAMED for key in old)
+    words = [f"{OLD[key]}=1" for key in old]
+    if in_a_file:
+        (tmp_path / "scale").mkdir()
+        text = OmegaConf.to_yaml(OmegaConf.from_dotlist(words))
+        (tmp_path / "scale" / "old.yaml").write_text(f"# @package _global_\n{text}")
+    found = problems_of(*overrides, *(["scale=old"] if in_a_file else words), folder=tmp_path)
+    names = [problem.partition(": unknown key; renamed to ")[2] for problem in found]
+    assert all(names), found
+    assert sorted(name for of_one in names for name in of_one.split(", ")) == sorted(NEW[key] for key in old)
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        ("~loop.device_batch", r"loop\.device_batch.*; renamed to loop\.micro_batch_size$"),
+        ("loop.steps=${loop.device_batch}", r"loop\.device_batch.*; renamed to loop\.micro_batch_size$"),
+        ("device_batch=4", r"did you mean loop\.micro_batch_size=4\?"),
+    ],
+)
+def test_what_hydra_refuses_names_the_new_key(refused: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compose(["+experiment=quickstart", refused])
+
+
+def test_a_run_yaml_with_an_old_key_names_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("format: 1\nloop: {kind: grpo, device_batch: 4}\n")
+    renamed = r"loop\.device_batch: unknown key; renamed to loop\.micro_batch_size"
+    with pytest.raises(run_yaml.RunFileError, match=renamed):
+        run_yaml.load(tmp_path / "run.yaml")

@@ -17,9 +17,8 @@ from controller.cloud import emulator
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         allowed = self.headers["Authorization"] == "Bearer right"
-        body = json.dumps(
-            {"pid": os.getpid()} if allowed else {"error": {"message": "another server's token"}}
-        ).encode()
+        answer = {"pid": os.getpid()} if allowed else {"error": {"message": "another server's token"}}
+        body = json.dumps(answer).encode()
         self.send_response(200 if allowed else 401)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

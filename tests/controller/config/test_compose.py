@@ -1,4 +1,4 @@
-"""Overrides and groups become one config; Hydra's complaints become ours."""
+"""Overrides and groups become one config; Hydra's complaints become ours; a mapping of another kind replaces."""
 
 from __future__ import annotations
 
@@ -7,10 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from controller.config.compose import compose, compose_raw, compose_variants, config_groups, normalize_override
+from conf.schema.training.schedule import ConstantSchedule, DecaySchedule
+from controller.config.compose import (
+    compose,
+    compose_raw,
+    compose_variants,
+    config_groups,
+    normalize_override,
+    with_overrides,
+)
 from controller.core.errors import ConfigError
+from tests.composed import config_of, problems_of
 
-pytestmark = pytest.mark.usefixtures("composed_by_hydra")
+by_hydra = pytest.mark.usefixtures("composed_by_hydra")
+QUICKSTART = "+experiment=quickstart"
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    """Write files of the user's own; return their folder."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("# @package _global_\n" * name.startswith(("experiment", "scale/mini.")) + text)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -28,88 +46,134 @@ def test_normalize(typed: str, meant: str) -> None:
     assert normalize_override(typed) == meant
 
 
-def test_an_unknown_experiment_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"no experiment named 'quickstrat'; did you mean experiment=quickstart\?"):
-        compose(["+experiment=quickstrat"])
+@by_hydra
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["+experiment=quickstrat"], "no experiment named 'quickstrat'; did you mean experiment=quickstart?"),
+        (["colour=red"], "colour: unknown group; "),
+        (["tpu.zone=[1"], "tpu.zone"),
+        ([QUICKSTART, "optimizer.lr=1e-4,7e-4"], "for a sweep add -m, for a list write 'optimizer.lr=[1e-4,7e-4]'"),
+        (
+            [QUICKSTART, 'loop.rewards={"trainer.x:brief": 0.1}'],
+            "write keys without quotes, and a colon in a key as",
+        ),
+        ([QUICKSTART, "run.name=été"], "quote a value with the character é: 'run.name=\"été\"'"),
+    ],
+)
+def test_what_hydra_cannot_use_is_one_line_with_the_cure(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(words)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_unknown_lists_the_choices() -> None:
     with pytest.raises(ConfigError, match=r"choices: .*gemma2b_gsm8k"):
         compose(["+experiment=zzz"])
-
-
-def test_an_unknown_group_lists_the_groups() -> None:
-    with pytest.raises(ConfigError, match=r"colour: unknown group; .*groups: .*tpu"):
+    with pytest.raises(ConfigError, match=r"groups: .*tpu"):
         compose(["colour=red"])
+    with pytest.raises(ConfigError, match=r"optimizer\.lr: '1e-4,7e-4' is several values; for a sweep add -m"):
+        list(compose_variants([[QUICKSTART, "optimizer.lr=1e-4,7e-4"]]))
 
 
-def test_a_value_hydra_cannot_parse_is_one_line() -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(["tpu.zone=[1"])
-    assert "\n" not in str(caught.value)
-    assert "tpu.zone" in str(caught.value)
+@by_hydra
+def test_scale_comes_last_but_for_the_command_line(tmp_path: Path) -> None:
+    words = ["+experiment=mine", "scale=mini", "program=command"]
+    write(tmp_path, {"experiment/mine.yaml": "run:\n  name: from-experiment\n"})
+    write(tmp_path, {"scale/mini.yaml": "run:\n  name: from-scale\n"})
+    assert config_of(*words, folder=tmp_path).run.name == "from-scale"
+    write(tmp_path, {"scale/mini_command.yaml": "run:\n  name: from-scale-of-program\n"})
+    assert config_of(*words, folder=tmp_path).run.name == "from-scale-of-program"
+    assert config_of(*words, "run.name=typed", folder=tmp_path).run.name == "typed"
 
 
-def test_the_command_line_beats_the_scale() -> None:
-    config, _ = compose(["+experiment=quickstart", "scale=tiny", "loop.steps=9"])
-    assert config is not None
-    assert config.loop is not None
-    assert config.loop.steps == 9
-
-
-def test_scale_comes_last(tmp_path: Path) -> None:
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nrun:\n  name: from-experiment\n")
-    (tmp_path / "scale").mkdir()
-    (tmp_path / "scale" / "mini.yaml").write_text("# @package _global_\nrun:\n  name: from-scale\n")
-    config, _ = compose(["+experiment=mine", "scale=mini", "program=command"], extra_dir=tmp_path)
-    assert config is not None
-    assert config.run.name == "from-scale"
-    (tmp_path / "scale" / "mini_command.yaml").write_text("run:\n  name: from-scale-of-program\n")
-    config, _ = compose(["+experiment=mine", "scale=mini", "program=command"], extra_dir=tmp_path)
-    assert config is not None
-    assert config.run.name == "from-scale-of-program"
-
-
+@by_hydra
 def test_the_user_has_a_folder_of_their_own(tmp_path: Path) -> None:
-    (tmp_path / "tpu").mkdir()
-    (tmp_path / "tpu" / "mine.yaml").write_text("defaults: [v5litepod_16]\nzone: europe-west4-b\n")
-    config, problems = compose(["tpu=mine", "program=command"], extra_dir=tmp_path)
-    assert problems == []
-    assert config is not None
-    assert config.tpu.zone == "europe-west4-b"
+    write(tmp_path, {"tpu/mine.yaml": "defaults: [v5litepod_16]\nzone: europe-west4-b\n"})
+    assert config_of("tpu=mine", "program=command", folder=tmp_path).tpu.zone == "europe-west4-b"
     assert "mine" in config_groups(tmp_path)["tpu"]
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("optimizer.lr=1e-4,7e-4", "for a sweep add -m, for a list write 'optimizer.lr=[1e-4,7e-4]'"),
-        ('loop.rewards={"trainer.x:brief": 0.1}', "write keys without quotes, and a colon in a key as \\:"),
-        ("run.name=été", "quote a value with the character é: 'run.name=\"été\"'"),
-    ],
-)
-def test_a_value_that_hydra_reads_otherwise_gets_the_cure(override: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(["+experiment=quickstart", override])
-    assert message in str(caught.value)
-
-
-def test_a_case_of_a_sweep_that_gives_several_values_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"optimizer\.lr: '1e-4,7e-4' is several values; for a sweep add -m"):
-        list(compose_variants([["+experiment=quickstart", "optimizer.lr=1e-4,7e-4"]]))
-
-
+@by_hydra
 def test_the_cures_are_understood_and_rewards_are_replaced() -> None:
     cures = [r"loop.rewards={my_rewards\:brief: 0.1}", "env.vars.LEVEL=0", "env.vars.FAST=true", "env.vars.RATE=0.5"]
-    config, problems = compose(["+experiment=quickstart", *cures])
-    assert problems == []
-    assert config is not None
-    assert config.loop is not None
-    assert config.loop.rewards == {"my_rewards:brief": 0.1}  # pyright: ignore[reportAttributeAccessIssue]
+    config = config_of(QUICKSTART, *cures)
+    assert config.loop.rewards == {"my_rewards:brief": 0.1}  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
     assert config.env.vars == {"LEVEL": "0", "FAST": "true", "RATE": "0.5"}
 
 
+@by_hydra
 def test_several_threads_may_compose_at_once() -> None:
     """Runs of samplers that were replaced are composed from their records in threads."""
-    chunks = [1, 2, 3, 4, 5, 6]
+    chunks = [1, 2, 3]
     with ThreadPoolExecutor(len(chunks)) as pool:
         made = list(pool.map(lambda chunk: compose_raw([f"run.seed={chunk}", "cloud=local"]), chunks))
     assert [one["run"]["seed"] for one in made] == chunks
+
+
+LINEAR = {"kind": "linear", "warmup_steps": 5, "horizon_steps": 80, "final_fraction": 0.1}
+KEY = "optimizer.schedule"
+REPLACED = f"{KEY}={{kind: constant, warmup_steps: 1}}"
+CONSTANT = {"kind": "constant", "warmup_steps": 1}
+
+
+@by_hydra
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], LINEAR),
+        ([f"+{REPLACED}"], CONSTANT),
+        ([REPLACED, f"{KEY}.warmup_steps=3"], CONSTANT | {"warmup_steps": 3}),
+        ([f"{KEY}.warmup_steps=3", REPLACED], CONSTANT),
+        ([f"{KEY}={{kind: linear, warmup_steps: 1}}"], LINEAR | {"warmup_steps": 1}),
+        ([f"{KEY}={{warmup_steps: 1}}"], LINEAR | {"warmup_steps": 1}),
+        ([f"{KEY}.kind=constant"], LINEAR | {"kind": "constant"}),
+        ([f"~{KEY}.horizon_steps"], {k: v for k, v in LINEAR.items() if k != "horizon_steps"}),
+    ],
+)
+def test_the_command_line_replaces(words: list[str], expected: dict[str, object]) -> None:
+    assert compose_raw([QUICKSTART, *words])["optimizer"]["schedule"] == expected
+
+
+def test_a_planned_file_and_a_sweep_replace_too() -> None:
+    assert with_overrides(compose_raw([QUICKSTART]), [REPLACED])["optimizer"]["schedule"] == CONSTANT
+    cases = [[QUICKSTART, *case] for case in ([REPLACED], [])]
+    found = [config.optimizer.schedule for config, _ in compose_variants(cases) if config and config.optimizer]
+    assert [*map(type, found)] == [ConstantSchedule, DecaySchedule]
+
+
+@by_hydra
+def test_files_replace_in_their_order(tmp_path: Path) -> None:
+    """A group of the user's built on a bundled one, and three experiments that build on each other."""
+    files = {
+        "optimizer/mine.yaml": "defaults: [muon]\n"
+        "schedule: {kind: linear, warmup_steps: 2, horizon_steps: 9, final_fraction: 0}\n",
+        "experiment/base.yaml": "defaults: [quickstart, {override /optimizer: mine}, _self_]\n"
+        "optimizer: {schedule: {warmup_steps: 3}}\n",
+        "experiment/other.yaml": "defaults: [base, _self_]\noptimizer: {schedule: {kind: constant, warmup_steps: 1}}\n",
+        "experiment/more.yaml": "defaults: [other, _self_]\noptimizer: {schedule: {warmup_steps: 4}}\n",
+    }
+    expected = {
+        "+experiment=base": LINEAR | {"warmup_steps": 3},  # quickstart's own values come after the optimizer's file
+        "+experiment=other": CONSTANT,
+        "+experiment=more": CONSTANT | {"warmup_steps": 4},
+    }
+    write(tmp_path, files)
+    for word, values in expected.items():
+        assert compose_raw([word], extra_dir=tmp_path)["optimizer"]["schedule"] == values, word
+    words = ["program=trainer", "optimizer=mine"]
+    assert compose_raw(words, extra_dir=tmp_path)["optimizer"]["schedule"]["horizon_steps"] == 9
+
+
+def test_a_kind_alone_is_told_how_to_replace_the_mapping() -> None:
+    """And a section is chosen as a group, and keeps what it builds on."""
+    assert compose_raw(["cloud=local", "program=command"])["cloud"]["apis"]
+    said = " ".join(problems_of(QUICKSTART, "optimizer.kind=lion"))
+    assert "optimizer.b2: belongs" not in said, "lion has it"
+    assert "another kind of this section; choose its group (optimizer=…)" in said
+    assert problems_of(QUICKSTART, f"{KEY}.kind=constant") == [
+        f"{KEY}.{key}: belongs to another kind of this section; set the section whole "
+        f"({KEY}={{kind: …}}), or remove the key (~{KEY}.{key})"
+        for key in ("horizon_steps", "final_fraction")
+    ]

@@ -45,30 +45,29 @@ def test_the_second_time_needs_no_hydra_unless_the_file_is_damaged(monkeypatch: 
 
 
 def test_whatever_hydra_reads_is_in_the_key(own: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    words = ("+experiment=mine",)
-    keys = [composed_cache.cache_file(words, own)]
-    keys.append(composed_cache.cache_file((*words, "run.seed=1"), own))
-    (own / "experiment" / "mine.yaml").write_text("# @package _global_\ndefaults: [quickstart]\nrun: {seed: 6}\n")
-    keys.append(composed_cache.cache_file(words, own))
-    (own / "experiment" / "other.yaml").write_text("")
-    keys.append(composed_cache.cache_file(words, own))
-    keys.append(composed_cache.cache_file(words, None))
-    monkeypatch.setenv("WANDB_MODE", "online")  # a bundled experiment reads it
-    keys.append(composed_cache.cache_file(words, own))
-    (tmp_path / "hydra_plugins" / "search_path").mkdir(parents=True)  # a plugin that is installed later
-    monkeypatch.syspath_prepend(str(tmp_path))
-    keys.append(composed_cache.cache_file(words, own))
-    monkeypatch.setattr(composed_cache, "_modified", lambda module: 1)  # another version of Hydra
-    keys.append(composed_cache.cache_file(words, own))
-    assert None not in keys
-    assert len({file.name for file in keys if file}) == len(keys)
+    keys: list[Path | None] = []
 
+    def look(*words: str, folder: Path | None = own) -> None:
+        keys.append(composed_cache.cache_file(("+experiment=mine", *words), folder))
 
-def test_an_edited_file_takes_effect(own: Path) -> None:
+    look()
+    look("run.seed=1")
+    look(folder=None)
     assert compose_raw(["+experiment=mine"], extra_dir=own)["run"]["seed"] == 5
     file = own / "experiment" / "mine.yaml"
     file.write_text(file.read_text().replace("5", "7"))
     assert compose_raw(["+experiment=mine"], extra_dir=own)["run"]["seed"] == 7
+    look()
+    (own / "experiment" / "other.yaml").write_text("")
+    look()
+    monkeypatch.setenv("WANDB_MODE", "online")  # a bundled experiment reads it
+    look()
+    (tmp_path / "hydra_plugins" / "search_path").mkdir(parents=True)  # a plugin that is installed later
+    monkeypatch.syspath_prepend(str(tmp_path))
+    look()
+    monkeypatch.setattr(composed_cache, "_modified", lambda module: 1)  # another version of Hydra
+    look()
+    assert len({file.name for file in keys if file}) == len(keys)
 
 
 @pytest.mark.parametrize(
@@ -81,16 +80,15 @@ def test_what_depends_on_more_is_not_kept(own: Path, text: str) -> None:
     assert composed_cache.cache_file([text], None) is None
 
 
-def test_the_folder_stays_small(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_stays_small_and_what_json_cannot_represent_is_not_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    composed_cache.store(home / "cache" / "x.json", {"by_number": {1: "one"}})
+    assert not home.exists()
     monkeypatch.setattr(composed_cache, "MOST_FILES", 2)
     for i in range(4):
         composed_cache.store(home / "cache" / f"{i}.json", {"i": i})
     assert len([*(home / "cache").iterdir()]) == 2
-
-
-def test_what_json_cannot_represent_is_not_kept(home: Path) -> None:
-    composed_cache.store(home / "cache" / "x.json", {"by_number": {1: "one"}})
-    assert not home.exists()
 
 
 def test_plan_imports_nothing_slow_when_the_config_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

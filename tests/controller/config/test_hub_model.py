@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from conf.schema.config import Config
-from controller.config.compose import compose
 from controller.config.hub_model import with_hub_weights
 from controller.localcloud.hub import HubServer
+from tests.composed import config_of, problems_of
 from tests.hub import hub, write
 from tests.paths import ROOT
 
@@ -36,16 +35,12 @@ def describe(hub: HubServer, tokenizer: dict[str, Any], config: str | None = Non
     write(hub.state.folder / "models/acme/Tuned-2.5B", {name: text.encode() for name, text in files.items()})
 
 
-def composed(*words: str) -> tuple[Config | None, list[str]]:
-    sizes = ["~model.vocab_size", "~model.attention_pattern", "~model.sliding_window"]  # the experiment's
-    config, problems = compose(["+experiment=quickstart", "model=hf", f"model.weights={WEIGHTS}", *sizes, *words])
-    return config, [str(problem) for problem in problems]
+HF = ("model=hf", f"model.weights={WEIGHTS}", "~model.vocab_size")  # the size is the experiment's
+WORDS = ("+experiment=quickstart", *HF, "~model.attention_pattern", "~model.sliding_window")
 
 
 def test_one_word_is_enough(tuned: HubServer) -> None:
-    config, problems = composed()
-    assert problems == []
-    assert config is not None
+    config = config_of(*WORDS)
     assert config.model is not None
     assert config.model.weights == "assets://tuned-2-5b"
     assert config.assets.models["tuned-2-5b"].source == "hf://acme/Tuned-2.5B/*"
@@ -57,31 +52,24 @@ def test_one_word_is_enough(tuned: HubServer) -> None:
 
 def test_a_pretrained_model_has_no_chat_and_its_own_special_tokens(tuned: HubServer) -> None:
     describe(tuned, {"bos_token": "<s>", "add_bos_token": False, "eos_token": "<|endoftext|>"})
-    config, problems = composed()
-    assert problems == []
-    data: Any = config.data if config else None
+    data: Any = config_of(*WORDS).data
     assert (data.chat_template, data.bos, data.eos) == ("none", None, "<|endoftext|>")
 
 
 def test_a_tokenizer_of_ones_own_keeps_the_data_as_they_are(tuned: HubServer) -> None:
-    config, _ = composed("data.tokenizer=/my/tokenizer.json")
-    data: Any = config.data if config else None
+    data: Any = config_of(*WORDS, "data.tokenizer=/my/tokenizer.json").data
     assert (data.tokenizer, data.chat_template, data.eos) == ("/my/tokenizer.json", "none", "<eos>")
     assert not [r for r in tuned.state.requests if "tokenizer_config" in r]
 
 
 def test_an_unknown_field_is_refused_by_name(tuned: HubServer) -> None:
-    described = json.loads(GEMMA.read_text()) | {"mixture_of_depths": 3}
-    describe(tuned, CHAT, json.dumps(described))
-    _, [problem] = composed()
+    describe(tuned, CHAT, json.dumps(json.loads(GEMMA.read_text()) | {"mixture_of_depths": 3}))
+    [problem] = problems_of(*WORDS)
     assert "config.json: mixture_of_depths: unknown to gemma2" in problem
 
 
 def test_the_tokenizer_of_the_weights_that_it_replaces_goes(tuned: HubServer) -> None:
-    words = ["+experiment=gemma2b_gsm8k", "model=hf", f"model.weights={WEIGHTS}", "~model.vocab_size"]
-    config, problems = compose(words)
-    assert problems == []
-    data: Any = config.data if config else None
+    data: Any = config_of("+experiment=gemma2b_gsm8k", *HF).data
     assert (data.tokenizer, data.chat_template) == ("assets://tuned-2-5b/tokenizer.json", "gemma")
 
 
@@ -97,15 +85,14 @@ def test_the_tokenizer_of_the_weights_that_it_replaces_goes(tuned: HubServer) ->
     ],
 )
 def test_what_cannot_be_read_is_one_line(tuned: HubServer, weights: str, words: str) -> None:
-    config, [problem] = composed(f"model.weights={weights}")
-    assert config is None
+    [problem] = problems_of(*WORDS, f"model.weights={weights}")
     assert words in problem
     assert len(problem.splitlines()) == 1
 
 
 def test_a_chat_that_we_do_not_have_is_named(tuned: HubServer) -> None:
     describe(tuned, {"chat_template": "[INST]", "eos_token": "</s>"})
-    _, [problem] = composed()
+    [problem] = problems_of(*WORDS)
     assert problem.startswith("data.chat_template: hf://acme/Tuned-2.5B was tuned on a chat other than qwen, gemma")
 
 

@@ -10,8 +10,8 @@ from huggingface_hub import errors
 
 from conf.hugging_face.config_json import model_from_config
 from conf.schema.training.model import Model
-from controller.config.compose import compose
 from controller.config.pretrained_model import with_pretrained_model
+from tests.composed import config_of
 from tests.paths import ROOT
 
 FIXTURES = ROOT / "tests" / "trainer" / "fixtures"
@@ -54,18 +54,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_the_command_line_composes_a_model_of_any_size():
-    config, problems = compose(
-        [
-            "+experiment=gemma2b_gsm8k",
-            "model=pretrained",
-            f"model.weights={GEMMA}",
-            "model.remat=none",
-            "~model.vocab_size",
-            "model.max_seq_len=32",
-        ]
-    )
-    assert problems == []
-    assert config is not None
+    words = ("model=pretrained", f"model.weights={GEMMA}", "model.remat=none", "~model.vocab_size")
+    config = config_of("+experiment=gemma2b_gsm8k", *words, "model.max_seq_len=32")
     assert config.model is not None
     changed = {"weights": GEMMA, "config_json": GEMMA, "remat": "none", "max_seq_len": 32}
     assert config.model.model_dump(mode="json") == described(GEMMA) | changed
@@ -77,12 +67,9 @@ def test_sources_are_folders_files_assets_and_repositories(hub):
         assert complete({"config_json": source}).model_dump(exclude={"config_json"}) == {
             key: value for key, value in described(GEMMA).items() if key != "config_json"
         }
-    with_path = {"assets": {"models": {"mine": {"path": str(FIXTURES)}}}}
-    with_build = {
-        "assets": {"models": {"mine": {"build": ["hf", "download", "google/gemma-2-2b", "--local-dir", "{output}"]}}}
-    }
-    assert complete({"config_json": "assets://mine/gemma2"}, **with_path).dim == 32
-    assert complete({"config_json": "assets://mine"}, **with_build).dim == 32
+    build = ["hf", "download", "google/gemma-2-2b", "--local-dir", "{output}"]
+    for source, asset in {"mine/gemma2": {"path": str(FIXTURES)}, "mine": {"build": build}}.items():
+        assert complete({"config_json": f"assets://{source}"}, assets={"models": {"mine": asset}}).dim == 32
 
 
 def test_a_kept_copy_needs_no_network(monkeypatch):
@@ -125,18 +112,16 @@ def test_what_is_wrong_is_named_by_its_key(model, words):
 
 
 def test_a_file_that_is_no_model_is_named(tmp_path):
-    file = tmp_path / "config.json"
-    file.write_text("{")
-    assert "config.json is not valid JSON" in problem({"config_json": str(tmp_path)})
-    file.write_text('{"model_type": "mamba"}')
-    assert "config.json: model_type 'mamba' is not one of gemma2, " in problem({"config_json": str(tmp_path)})
-    file.write_text("[1]")
-    assert "config.json: it is no mapping" in problem({"config_json": str(tmp_path)})
+    for text, words in {
+        "{": "config.json is not valid JSON",
+        '{"model_type": "mamba"}': "config.json: model_type 'mamba' is not one of gemma2, ",
+        "[1]": "config.json: it is no mapping",
+    }.items():
+        (tmp_path / "config.json").write_text(text)
+        assert words in problem({"config_json": str(tmp_path)})
 
 
 def test_a_rehearsal_has_sizes_and_needs_no_file():
-    config, problems = compose(["+experiment=gemma2b_gsm8k", "model=pretrained", "scale=tiny"])
-    assert problems == []
-    assert config is not None
+    config = config_of("+experiment=gemma2b_gsm8k", "model=pretrained", "scale=tiny")
     assert config.model is not None
     assert (config.model.dim, config.model.weights, config.model.config_json) == (32, None, None)

@@ -9,9 +9,9 @@ import pytest
 
 from conf.schema.config import Config
 from conf.schema.infra.cloud import HereCloud
-from controller.config.compose import compose
 from controller.config.this_machine import Devices, find_devices, resolve_machine, share_devices
 from controller.core.errors import ConfigError
+from tests.composed import config_of, problems_of
 
 
 def machine(root: Path, nodes: list[str] = [], pci: list[tuple[str, str]] = [], **environment: str) -> Devices:  # noqa: B006
@@ -51,8 +51,7 @@ def test_devices_are_counted_without_jax(tmp_path: Path, facts: Any, backend: st
 
 
 def here(*words: str, found: Devices = Devices()) -> Config:  # noqa: B008
-    config, problems = compose(["+experiment=quickstart", "cloud=here", *words])
-    assert config is not None, problems
+    config = config_of("+experiment=quickstart", "cloud=here", *words)
     raw = config.cloud.model_copy(update={"backend": "auto", "devices": None} if not words else {})
     return resolve_machine(config.model_copy(update={"cloud": raw}), found)
 
@@ -64,21 +63,14 @@ def test_a_config_gets_the_devices_of_the_machine() -> None:
     assert here("cloud.backend=cpu", "cloud.devices=8").topology.accelerator_type == "cpu-8"
     assert here("cloud.backend=gpu", "cloud.devices=[0,2]").pod_name == "here-gpu-0-2"
     assert here("cloud.backend=gpu", "tpu=v4_64", "tpu.name=mine").pod_name == "here-gpu-0"
+    elsewhere = config_of("+experiment=quickstart", "cloud=gcp")
+    assert config.run_id("code", {}) == elsewhere.run_id("code", {}), "that of a pod"
 
 
-def test_a_run_has_the_same_id_as_on_a_pod() -> None:
-    elsewhere, problems = compose(["+experiment=quickstart", "cloud=gcp"])
-    assert elsewhere is not None, problems
-    assert here(found=Devices(gpus=2)).run_id("code", {}) == elsewhere.run_id("code", {})
-
-
-@pytest.mark.parametrize(
-    ("devices", "said"),
-    [("0", "at least one device"), ("[]", "at least one device"), ("[1,1]", "twice"), ("-2", "at least one device")],
-)
-def test_a_run_needs_devices(devices: str, said: str) -> None:
-    _, problems = compose(["+experiment=quickstart", "cloud=here", f"cloud.devices={devices}"])
-    assert said in " ".join(map(str, problems))
+def test_a_run_needs_devices() -> None:
+    least = "at least one device"
+    for devices, said in {"0": least, "[]": least, "[1,1]": "twice", "-2": least}.items():
+        assert said in " ".join(problems_of("+experiment=quickstart", "cloud=here", f"cloud.devices={devices}"))
 
 
 def cloud(backend: str, devices: int) -> HereCloud:

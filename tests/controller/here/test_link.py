@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import zlib
 from collections.abc import Callable
@@ -11,12 +12,18 @@ from queue import Queue
 
 import pytest
 
+from conf.schema.infra.cloud import HereCloud
 from controller.agent.protocol import OBSERVE, STATE
+from controller.config.this_machine import Devices
+from controller.core.errors import ConfigError
+from controller.here import fleet
 from controller.here import link as link_module
+from controller.here.fleet import agent_environment, open_fleet, write_python
 from controller.here.link import LocalLink
 from controller.ssh import agent_link
 from controller.ssh.agent_bundle import AgentBundle, build_bundle
 from controller.ssh.connect import WorkerError
+from tests.composed import config_of
 from tests.controller.localcloud.harness import wait_for
 
 Make = Callable[[str], LocalLink]
@@ -90,12 +97,8 @@ def test_a_shell_command_passes_its_output_on(make: Make) -> None:
     assert make("").follow("echo here; echo there >&2; exit 3", out.extend, err.extend) == 3
     assert (bytes(out), bytes(err)) == (b"here\n", b"there\n")
     assert make("").follow("kill -9 $$", out.extend, err.extend) == 137
-
-
-def test_a_shell_command_that_reads_its_input_finds_the_end(make: Make) -> None:
-    out = bytearray()
-    assert make("").follow("cat; echo done", out.extend, out.extend) == 0
-    assert bytes(out) == b"done\n"
+    assert make("").follow("cat; echo end of input", out.extend, err.extend) == 0
+    assert bytes(out) == b"here\nend of input\n"
 
 
 def test_a_command_that_prints_faster_than_it_is_read_waits(
@@ -118,3 +121,66 @@ def test_a_command_that_prints_faster_than_it_is_read_waits(
     assert not done.exists()
     assert [line["n"] for line in lines] == list(range(1, 400))
     assert done.exists()
+
+
+def cloud(*words: str) -> HereCloud:
+    found = config_of("+experiment=quickstart", "cloud=here", *words).cloud
+    assert isinstance(found, HereCloud)
+    return found
+
+
+def environment(words: list[str], found: Devices, **given: str) -> dict[str, str]:
+    return agent_environment(cloud(*words), Path("/s/here/pod"), {"PATH": "/bin", "HF_HOME": "/hf", **given}, found)
+
+
+def test_the_user_s_variables_stay() -> None:
+    made = environment(["cloud.backend=cpu"], Devices(), MPLBACKEND="module://matplotlib_inline.backend_inline")
+    assert (made["HF_HOME"], made["SLIPWAY_AGENT_ROOT"]) == ("/hf", "/s/here/pod")
+    assert made["PATH"].split(":") == ["/s/here/pod/bin", str(Path(sys.executable).parent), "/bin"]
+    assert "MPLBACKEND" not in made
+    assert "SLIPWAY_DEVICE_LOCKS" not in made
+    assert environment(["cloud.backend=cpu"], Devices(), MPLBACKEND="agg")["MPLBACKEND"] == "agg"
+
+
+@pytest.mark.parametrize(
+    ("words", "found", "given", "wanted"),
+    [
+        (["cloud.backend=cpu", "cloud.devices=4"], Devices(gpus=1), {},
+         {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}),
+        (["cloud.backend=gpu", "cloud.devices=2"], Devices(gpus=2), {},
+         {"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": None}),
+        (["cloud.backend=gpu", "cloud.devices=[0,2]"], Devices(gpus=4), {},
+         {"CUDA_VISIBLE_DEVICES": "0,2", "SLIPWAY_DEVICE_LOCKS": "/s/here/locks/gpu-0:/s/here/locks/gpu-2"}),
+        (["cloud.backend=gpu", "cloud.devices=[1]"], Devices(gpus=2, visible=("4", "7")),
+         {"CUDA_VISIBLE_DEVICES": "4,7"}, {"CUDA_VISIBLE_DEVICES": "7"}),
+        (["cloud.backend=gpu"], Devices(told="rocm"), {"JAX_PLATFORMS": "rocm"}, {"JAX_PLATFORMS": "rocm"}),
+        (["cloud.backend=tpu", "cloud.devices=[3]"], Devices(tpus=4), {},
+         {"JAX_PLATFORMS": "tpu,cpu", "TPU_VISIBLE_CHIPS": "3", "TPU_PROCESS_BOUNDS": "1,1,1"}),
+        (["cloud.backend=tpu", "cloud.devices=4"], Devices(tpus=4), {},
+         {"TPU_VISIBLE_CHIPS": None, "SLIPWAY_SYSFS": None}),
+    ],
+)  # fmt: skip
+def test_a_program_sees_its_devices(
+    words: list[str], found: Devices, given: dict[str, str], wanted: dict[str, str | None]
+) -> None:
+    made = environment(words, found, **given)
+    assert {name: made.get(name) for name in wanted} == wanted
+
+
+def test_python_is_the_one_that_runs_slipway(tmp_path: Path) -> None:
+    write_python(tmp_path, sys.executable)
+    for name in ("python", "python3"):
+        said = subprocess.run([tmp_path / name, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True)
+        assert said.stdout.strip() == sys.prefix
+
+
+def test_devices_are_probed_again_after_jax_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = open_fleet(cloud("cloud.backend=cpu"), tmp_path)
+    (known := tmp_path / "here/here-cpu-0/devices.json").write_text("{}")
+    open_fleet(cloud("cloud.backend=cpu"), tmp_path)
+    assert known.is_file()
+    monkeypatch.setattr(fleet, "distributions", lambda: ())
+    open_fleet(cloud("cloud.backend=cpu"), tmp_path)
+    assert not known.is_file()
+    with pytest.raises(ConfigError, match="cloud=here: you are on the machine"):
+        made.ssh_connection(0)

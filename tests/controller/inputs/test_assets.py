@@ -15,18 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.oauth2.credentials import Credentials
 
+from conf.schema.infra.assets import Asset
 from controller.core.errors import CloudError, ConfigError
 from controller.gcp.client import GoogleClient
-from controller.inputs.download import download_file
+from controller.inputs.assets import AssetFile, BuildRecipe, ResolvedAsset, resolve_asset
+from controller.inputs.download import download_file, run_recipe
 from controller.inputs.hash_cache import HashCache
 from controller.inputs.secrets import Vault
 from controller.inputs.web import token_for
 from controller.resources.uploads import assets
 from controller.resources.uploads.assets import UploadedAsset
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
-from tests.controller.inputs.resolving import held
+from tests.controller.localcloud.harness import EmulatedCloud
 from tests.controller.resources.uploads.fetching import Project, context_of
+from tests.fakes.clock import ManualClock
 
 CONTENT = b"rows\n" * 400_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -44,9 +48,9 @@ class Host:
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def downloads(self) -> list[dict[str, Any]]:
+    def num_downloads(self) -> int:
         """Requests for more than the byte that `plan` asks for."""
-        return [request for request in self.requests if request.get("Range") != "bytes=0-0"]
+        return len([request for request in self.requests if request.get("Range") != "bytes=0-0"])
 
 
 @pytest.fixture
@@ -56,13 +60,9 @@ def host() -> Iterator[Host]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             told.requests.append(dict(self.headers))
-            if self.path == "/moved":
+            if self.path in ("/moved", "/loop"):
                 self.send_response(302)
-                self.send_header("Location", told.url)
-                self.end_headers()
-            elif self.path == "/loop":
-                self.send_response(302)
-                self.send_header("Location", self.path)
+                self.send_header("Location", told.url if self.path == "/moved" else self.path)
                 self.end_headers()
             elif self.path == "/pieces":  # the first of them, and no more
                 self.send_response(200)
@@ -95,8 +95,15 @@ def host() -> Iterator[Host]:
         listening.shutdown()
 
 
-def remote(host: Host, sha256: str = SHA256, **more: Any) -> dict[str, Any]:
-    return {"train.jsonl": {"url": host.url, "sha256": sha256, **more}}
+def held(tmp_path: Path, root: Path | None = None, **fields: Any) -> ResolvedAsset:
+    with HashCache(tmp_path / "hashes.json") as hashes:
+        return resolve_asset("dataset", "d", Asset.model_validate(fields), root or tmp_path, tmp_path, hashes)
+
+
+def remote(tmp_path: Path, url: str, sha256: str = SHA256, **more: Any) -> AssetFile:
+    """The file of an asset that has one, which is elsewhere."""
+    [source] = held(tmp_path, files={"train.jsonl": {"url": url, "sha256": sha256, **more}}).files
+    return source
 
 
 def nothing(size: float) -> None:
@@ -108,14 +115,16 @@ def test_content_and_not_place_names_the_copy(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "x.jsonl").write_text("same")
     one, two = (held(tmp_path, path=str(tmp_path / name)) for name in ("a", "b"))
-    assert one.prefix == two.prefix
-    assert one.path == "datasets.d"
-    (tmp_path / "b" / "x.jsonl").write_text("other")
-    assert held(tmp_path, path=str(tmp_path / "b")).prefix != one.prefix
+    assert (one.prefix, one.path) == (two.prefix, "datasets.d")
 
 
 def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
-    """The files of an asset are uploaded; a data set of others may hold a link to a key of this machine."""
+    """As in a data set of others, which are uploaded. The Hub's cache is a folder of links within."""
+    (tmp_path / "m/blobs").mkdir(parents=True)
+    (tmp_path / "m/blobs/0").write_text("weights")
+    (snapshot := tmp_path / "m/snapshots/1").mkdir(parents=True)
+    (snapshot / "model.safetensors").symlink_to("../../blobs/0")
+    assert [f.name for f in held(tmp_path, path=str(snapshot)).files] == ["model.safetensors"]
     (tmp_path / "key").write_text("secret")
     (tmp_path / "data").mkdir()
     (tmp_path / "data/x").write_text("x")
@@ -127,14 +136,6 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
         ConfigError, match=rf"assets\.datasets\.d\.path: {tmp_path}/data/y is a link to {tmp_path}/key, outside"
     ):
         held(tmp_path, path=str(tmp_path / "data"))
-
-
-def test_a_snapshot_in_the_cache_of_the_hub_is_a_folder_of_links(tmp_path: Path) -> None:
-    (tmp_path / "m/blobs").mkdir(parents=True)
-    (tmp_path / "m/blobs/0").write_text("weights")
-    (snapshot := tmp_path / "m/snapshots/1").mkdir(parents=True)
-    (snapshot / "model.safetensors").symlink_to("../../blobs/0")
-    assert [f.name for f in held(tmp_path, path=str(snapshot)).files] == ["model.safetensors"]
 
 
 def test_a_file_is_hashed_anew_only_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,20 +151,12 @@ def test_a_file_is_hashed_anew_only_when_it_has_changed(tmp_path: Path, monkeypa
     assert held(tmp_path, path=str(file)).identity != first.identity
 
 
-def test_a_download_is_checked_and_kept(tmp_path: Path, host: Host) -> None:
-    [source] = held(tmp_path, files=remote(host)).files
-    moved: list[int] = []
-    download_file(source, None, moved.append)
-    download_file(source, None, moved.append)
-    assert source.local.read_bytes() == CONTENT
-    assert sum(moved) == len(CONTENT)
-
-
-def test_a_download_that_broke_off_goes_on(tmp_path: Path, host: Host) -> None:
-    [source] = held(tmp_path, files=remote(host)).files
+def test_a_download_is_checked_and_kept_and_goes_on_where_it_broke_off(tmp_path: Path, host: Host) -> None:
+    source = remote(tmp_path, host.url)
     host.cut = True
     moved, slept = list[int](), list[float]()
     download_file(source, None, moved.append, slept.append)
+    download_file(source, None, moved.append)
     assert source.local.read_bytes() == CONTENT
     assert host.requests[1]["Range"] == f"bytes={len(CONTENT) // 2}-"
     assert (sum(moved), slept) == (len(CONTENT), [1.0])
@@ -172,7 +165,7 @@ def test_a_download_that_broke_off_goes_on(tmp_path: Path, host: Host) -> None:
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_rest_of_another_content_is_fetched_again(tmp_path: Path, host: Host, ranges: bool) -> None:
     """A process was killed in mid-file, and the file has changed since; or the server sends no ranges."""
-    [source] = held(tmp_path, files=remote(host)).files
+    source = remote(tmp_path, host.url)
     source.local.parent.mkdir()
     source.local.with_suffix(".part").write_bytes(b"old\n" * 1000)
     host.ranges = ranges
@@ -184,7 +177,7 @@ def test_a_rest_of_another_content_is_fetched_again(tmp_path: Path, host: Host, 
 
 
 def test_another_content_than_promised_is_refused(tmp_path: Path, host: Host) -> None:
-    [source] = held(tmp_path, files=remote(host, "0" * 64)).files
+    source = remote(tmp_path, host.url, "0" * 64)
     with pytest.raises(CloudError, match=r"has SHA-256 .*, but the config has 000000000000"):
         download_file(source, None, nothing)
     assert list(source.local.parent.iterdir()) == []
@@ -200,16 +193,15 @@ def test_another_content_than_promised_is_refused(tmp_path: Path, host: Host) ->
     ],
 )
 def test_a_download_that_fails_is_said_in_a_line(tmp_path: Path, host: Host, path: str, expected: str) -> None:
-    host.url = host.url.replace("/train.jsonl", path)
-    [source] = held(tmp_path, files=remote(host)).files
+    source = remote(tmp_path, url := host.url.replace("/train.jsonl", path))
     with pytest.raises(CloudError) as caught:
         download_file(source, None, nothing, nothing)
-    assert str(caught.value) == f"train.jsonl: cannot fetch {host.url.partition('?')[0]}: {expected}"
+    assert str(caught.value) == f"train.jsonl: cannot fetch {url.partition('?')[0]}: {expected}"
     assert not source.local.exists()
 
 
 def test_a_full_disk_is_said_in_a_line(tmp_path: Path, host: Host) -> None:
-    [source] = held(tmp_path, files=remote(host)).files
+    source = remote(tmp_path, host.url)
     source.local.parent.mkdir()
     source.local.with_suffix(".part").symlink_to("/dev/full")
     with pytest.raises(CloudError) as caught:
@@ -219,7 +211,7 @@ def test_a_full_disk_is_said_in_a_line(tmp_path: Path, host: Host) -> None:
 
 def test_a_token_is_sent_and_does_not_follow_a_redirect(tmp_path: Path, host: Host) -> None:
     host.token = "hf_token"
-    [source] = held(tmp_path, files=remote(host, token_secret="MINE")).files
+    source = remote(tmp_path, host.url, token_secret="MINE")
     with pytest.raises(CloudError, match=r"refused access \(401\): it requires a token"):
         download_file(source, token_for(source, {}), nothing)
     download_file(source, token_for(source, {"MINE": "hf_token"}), nothing)
@@ -233,12 +225,9 @@ def test_a_token_is_sent_and_does_not_follow_a_redirect(tmp_path: Path, host: Ho
 
 
 def test_hugging_face_gets_its_token_unasked(tmp_path: Path) -> None:
-    files = {"w": {"url": "https://huggingface.co/org/model/resolve/main/w", "sha256": SHA256}}
-    [source] = held(tmp_path, files=files).files
-    assert token_for(source, {"HF_TOKEN": "t"}) == "t"
-    files["w"]["url"] = files["w"]["url"].replace("https", "http")
-    [source] = held(tmp_path, files=files).files
-    assert token_for(source, {"HF_TOKEN": "t"}) is None, "it would be sent in the clear"
+    address = "://huggingface.co/org/model/resolve/main/w"
+    assert token_for(remote(tmp_path, f"https{address}"), {"HF_TOKEN": "t"}) == "t"
+    assert token_for(remote(tmp_path, f"http{address}"), {"HF_TOKEN": "t"}) is None, "it would be sent in the clear"
 
 
 def test_nothing_there_names_the_key(tmp_path: Path) -> None:
@@ -249,9 +238,8 @@ def test_nothing_there_names_the_key(tmp_path: Path) -> None:
         held(tmp_path, build=["make", "{output}"], inputs=["missing"])
 
 
-def uploads(slipway: SlipwayCli, word: str) -> list[str]:
-    made = [r for r in slipway.cloud().requests() if r["mutating"] and word in json.dumps([r["query"], r["path"]])]
-    return [f"{r['method']} {r['path'].partition('/o')[0]} {r['query'].get('name', r['path'])}" for r in made]
+def sent(slipway: SlipwayCli) -> list[str]:
+    return [f"{r['method']} {r['path']} {r['query']}" for r in slipway.cloud().requests() if r["mutating"]]
 
 
 @pytest.mark.e2e
@@ -280,18 +268,17 @@ def test_copies_are_in_the_bucket_before_the_tpu_and_programs_know_where(slipway
     assert sorted(o.rpartition("/")[2] for o in objects if o.startswith("assets/")) == [
         "manifest.json", "manifest.json", "manifest.json", "v", "x.bin", "x.bin",
     ]  # fmt: skip
-    log = [f"{r['method']} {r['path']} {r['query']}" for r in slipway.cloud().requests() if r["mutating"]]
+    log = sent(slipway)
     upload = next(i for i, line in enumerate(log) if "assets/mine-" in line and "manifest.json" in line)
     create = next(i for i, line in enumerate(log) if "/locations/" in line and line.startswith("POST"))
     assert upload < create
     # One more file: what is there already is copied inside the bucket, not sent again; nothing is deleted.
     (tmp_path / "mine" / "sub/y.bin").write_text("new")
-    before = len(uploads(slipway, "assets"))
     assert slipway("up", *words, KEEP)[0] == 0
-    sent = [line for line in uploads(slipway, "assets")[before:] if "manifest" not in line]
-    assert len(sent) == 2, sent
-    assert any("rewriteTo" in line for line in sent)
-    assert any("y.bin" in line for line in sent)
+    since = [line for line in sent(slipway)[len(log) :] if "assets" in line and "manifest" not in line]
+    copied, uploaded = sorted(since)
+    assert "rewriteTo" in copied
+    assert "y.bin" in uploaded
     assert set(objects) <= set(slipway.cloud().get("state")["objects"][bucket])
 
 
@@ -301,14 +288,14 @@ def test_large_downloads_leave_this_machine_and_are_not_fetched_again(
     """A process is killed before the manifest: the next finds the file in the bucket."""
     monkeypatch.setattr(assets, "KEEP_BYTES", len(CONTENT))
     google = Project(tmp_path / "google")
-    content = held(tmp_path, files=remote(host))
+    content = held(tmp_path, files={"train.jsonl": {"url": host.url, "sha256": SHA256}})
     asset = UploadedAsset(name="d", bucket=google.bucket, content=content, vault=Vault({}))
     context, _ = context_of(google)
     asset.send_files(context)
     assert not content.files[0].local.exists()
     (Path(google.bucket) / asset.manifest_object).unlink()
     asset.send_files(context)
-    assert len(host.downloads) == 1
+    assert host.num_downloads == 1
     assert (Path(google.bucket) / content.prefix / "train.jsonl").read_bytes() == CONTENT
     assert (Path(google.bucket) / asset.manifest_object).is_file()
 
@@ -326,10 +313,9 @@ def test_the_pod_fetches_what_it_alone_may(slipway: SlipwayCli, host: Host, monk
     assert not list((slipway.home / "downloads").glob("*"))
     objects = json.dumps(slipway.cloud().get("state")["objects"])
     assert "assets/gated-" in objects
-    assert len(host.downloads) == 1
     (slipway.repository / "hello.txt").write_text("another run\n")
     assert slipway("up", *words, KEEP)[0] == 0
-    assert len(host.downloads) == 1
+    assert host.num_downloads == 1
     wrong = entry.replace(SHA256, "0" * 64)
     code, _, err = slipway("up", *words, KEEP, f"assets.models.gated.files={wrong}")
     assert code == 1
@@ -342,20 +328,17 @@ def test_an_upload_goes_on_where_it_was_cut_off(
     slipway: SlipwayCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controller.gcp.client.CHUNK", 1 << 18)
-    assert slipway("up", "tpu.accelerator_type=v5litepod-4", ECHO_COMMAND, KEEP)[0] == 0
-    cloud = slipway.cloud()
-    [bucket] = cloud.get("state")["bucket"]
+    cloud, bucket = slipway.cloud(), "mine"
+    (project := EmulatedCloud(cloud.state)).establish()
+    project.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": bucket, "location": "US"})
     (file := tmp_path / "big").write_bytes(CONTENT)
-    google, session = opened(cloud.token, cloud.roots), tmp_path / "session"
-
-    class Killed(BaseException):
-        pass
+    google, session = GoogleClient(Credentials(token=cloud.token), ManualClock(), cloud.roots), tmp_path / "session"
 
     def killed(size: int) -> None:
         if size > 0:
-            raise Killed
+            raise KeyboardInterrupt
 
-    with pytest.raises(Killed):
+    with pytest.raises(KeyboardInterrupt):
         google.upload_file(bucket, "big", file, session, killed)
     assert session.stat().st_mode & 0o777 == 0o600
     moved: list[int] = []
@@ -370,22 +353,9 @@ def test_an_upload_goes_on_where_it_was_cut_off(
     google.close()
 
 
-def opened(token: str, roots: dict[str, str]) -> GoogleClient:
-    from google.oauth2.credentials import Credentials
-
-    from controller.core.clock import Clock
-
-    class Quick(Clock):
-        def sleep(self, seconds: float) -> None:
-            return
-
-    return GoogleClient(Credentials(token=token), Quick(), roots)
-
-
 def test_hashes_that_are_kept_by_several_at_once(tmp_path: Path) -> None:
     """As when several assets are looked at side by side."""
-    files = [tmp_path / f"file-{i}" for i in range(24)]
-    for file in files:
+    for file in (files := [tmp_path / f"file-{i}" for i in range(24)]):
         file.write_text(file.name)
 
     def look(file: Path) -> str:
@@ -393,6 +363,45 @@ def test_hashes_that_are_kept_by_several_at_once(tmp_path: Path) -> None:
             return hashes.digests([file])[file].sha256
 
     with ThreadPoolExecutor(max_workers=8) as pool:
-        found = list(pool.map(look, files))
-    assert found == [hashlib.sha256(file.name.encode()).hexdigest() for file in files]
+        assert [*pool.map(look, files)] == [hashlib.sha256(file.name.encode()).hexdigest() for file in files]
     assert [p.name for p in (tmp_path / "state").iterdir()] == ["hashes.json"]
+
+
+def test_a_build_runs_once_per_words_and_inputs(tmp_path: Path) -> None:
+    (root := tmp_path / "code").mkdir()
+
+    def build(script: str) -> BuildRecipe:
+        (root / "make.py").write_text(script)
+        found = held(tmp_path, root, build=[sys.executable, "make.py", "{output}"])
+        assert found.recipe is not None
+        return found.recipe
+
+    writes = "import pathlib, sys; pathlib.Path(sys.argv[1], 'x').write_text('made')"
+    first = build(writes)
+    assert (run_recipe(first, "k") / "x").read_text() == "made"
+    (first.output / "x").write_text("kept")
+    assert build(writes) == first
+    assert (run_recipe(build(writes), "k") / "x").read_text() == "kept"
+    assert build("pass").output != first.output
+    with pytest.raises(CloudError, match=r"wrote no file to \{output\}"):
+        run_recipe(build("pass"), "k")
+    with pytest.raises(CloudError, match=r"ended with code 3:\nboom"):
+        run_recipe(build("print('boom'); raise SystemExit(3)"), "k")
+    assert [p.name for p in first.output.parent.iterdir()] == [first.output.name]
+
+
+def test_a_folder_named_like_the_program_is_no_input(tmp_path: Path) -> None:
+    """`slipway trainer.puzzles …` beside ./slipway, whose experiments do not change what it builds."""
+    (tmp_path / "slipway").mkdir()
+    (script := tmp_path / "build.sh").write_text("true")
+
+    def identities() -> tuple[str, str]:
+        builds = ["slipway", "trainer.puzzles", "{output}"], ["sh", "build.sh", "{output}"]
+        puzzles, script = (held(tmp_path, build=words).identity for words in builds)
+        return puzzles, script
+
+    before = identities()
+    (tmp_path / "slipway" / "mine.yaml").write_text("x: 1")
+    assert identities() == before
+    script.write_text("false")
+    assert identities()[1] != before[1]

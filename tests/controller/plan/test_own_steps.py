@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from conf.schema.config import Config
-from controller.config.compose import compose
 from controller.core.errors import CloudError, ConfigError
 from controller.gcp.errors import NotFoundError
 from controller.plan.build import build_plan
@@ -22,10 +20,12 @@ from controller.reconcile.reconciler import destroy, reconcile, topological_orde
 from controller.reconcile.resource import Absent
 from controller.resources.project.own import OwnResource
 from controller.resources.project.services import Services
+from tests.composed import config_of
 from tests.fakes.context import make_context
 from tests.paths import ROOT
 
-EXAMPLE = "code.resources=[my_secret:LabSecret]"
+COMMAND = ("program=command", "program.command=[ls]")
+EXAMPLE = (*COMMAND, "code.resources=[my_secret:LabSecret]")
 OTHERS = """
 class Step:
     name, wanted = "step", {"size": 1}
@@ -76,14 +76,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def config_of(*overrides: str) -> Config:
-    found, problems = compose(["program=command", "program.command=[ls]", *overrides])
-    assert found is not None, problems
-    return found
-
-
 def test_the_example_lives_like_the_other_resources(folder: Path) -> None:
-    plan = build_plan(config_of(EXAMPLE), "p", folder)
+    plan = build_plan(config_of(*EXAMPLE), "p", folder)
     step, services = plan.get(OwnResource), plan.get(Services)
     assert step.depends_on == (services.id,)
     assert step.id in plan.node.depends_on
@@ -93,8 +87,7 @@ def test_the_example_lives_like_the_other_resources(folder: Path) -> None:
 
     google, alone = SecretManager(), replace(step, depends_on=())
     context = make_context(google)
-    [before] = preview_resources((alone,), context)
-    assert isinstance(before.observed, Absent)
+    assert isinstance(preview_resources((alone,), context)[0].observed, Absent)
     reconcile([alone], context)
     reconcile([alone], context)
     [after] = preview_resources((alone,), context)
@@ -108,7 +101,7 @@ def test_the_example_lives_like_the_other_resources(folder: Path) -> None:
 
 def test_what_others_made_is_used_or_refused_and_never_deleted(folder: Path) -> None:
     google = SecretManager()
-    [step] = own_steps(config_of(EXAMPLE), (folder,), ())
+    [step] = own_steps(config_of(*EXAMPLE), (folder,), ())
     name = "projects/p/secrets/lab-key"
     google.secrets[name] = {"replication": {"automatic": {}}}
     reconcile([step], make_context(google))
@@ -137,7 +130,7 @@ def test_what_others_made_is_used_or_refused_and_never_deleted(folder: Path) -> 
 )
 def test_a_mistake_is_an_error_of_the_plan(folder: Path, names: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"^code.resources: .*{words}"):
-        build_plan(config_of(f"code.resources=[{names}]"), "p", folder)
+        build_plan(config_of(*COMMAND, f"code.resources=[{names}]"), "p", folder)
 
 
 @pytest.mark.parametrize(
@@ -150,11 +143,11 @@ def test_a_mistake_is_an_error_of_the_plan(folder: Path, names: str, words: str)
     ],
 )
 def test_a_mistake_of_a_method_names_it(folder: Path, answer: Any, run: Callable[..., Any], words: str) -> None:
-    [step] = own_steps(config_of("code.resources=[own_kinds:Step]"), (folder,), ())
+    [step] = own_steps(config_of(*COMMAND, "code.resources=[own_kinds:Step]"), (folder,), ())
     with pytest.raises(CloudError, match=f"code.resources: own_kinds:Step.{words}"):
         run(step, make_context(answer), {})
 
 
 def test_this_machine_has_no_such_steps(folder: Path) -> None:
-    plan = build_plan(config_of("cloud=here", "cloud.backend=cpu", EXAMPLE), "here", folder)
+    plan = build_plan(config_of("cloud=here", "cloud.backend=cpu", *EXAMPLE), "here", folder)
     assert not [r for r in plan.resources if isinstance(r, OwnResource)]

@@ -8,10 +8,8 @@ import pytest
 import yaml
 
 from conf.samplers import POD_VARIABLE
-from conf.schema.config import Config
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile
-from controller.config.compose import compose
 from controller.plan.build import Plan, build_plan
 from controller.plan.samplers import (
     dearest_pod,
@@ -24,16 +22,12 @@ from controller.plan.samplers import (
 )
 from controller.recovery.policy import GIVE_UP, PodCapabilities, decide
 from controller.recovery.verdict import Verdict, VerdictKind
+from tests.composed import config_of
 from trainer.distributed.agreement import sampling_facts
 
+QUICKSTART = "+experiment=quickstart"
 PODS = ("loop.sampler.pods=2", "loop.async_depth=1")
 SMALL = (*PODS, "loop.sampler.tpu=v5litepod-1")
-
-
-def config_of(*words: str) -> Config:
-    config, problems = compose(["+experiment=quickstart", *words])
-    assert config is not None, problems
-    return config
 
 
 @pytest.fixture
@@ -41,11 +35,11 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
     faults = "cloud.faults=[{kind: preempted, after_seconds: 1}]"
     words = (*SMALL, "env.vars.MINE=x", "budget.max_hours=3", "tpu.runtime_version=mine", faults)
-    return build_plan(config_of(*words), "acme", tmp_path)
+    return build_plan(config_of(QUICKSTART, *words), "acme", tmp_path)
 
 
 def test_a_run_without_them_has_none() -> None:
-    config = config_of()
+    config = config_of(QUICKSTART)
     assert (num_sampler_pods(config), sampler_configs(config), describe_samplers(config)) == (0, (), "")
 
 
@@ -76,31 +70,28 @@ def test_a_sampler_and_the_trainer_agree_on_all_but_the_hardware(plan: Plan, tmp
     assert (others.pod.workers, others.pod.devices, others.pod.accelerator_type) == (1, 1, "v5litepod-1")
 
 
-def test_an_equal_slice_keeps_its_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_equal_slice_keeps_its_image_and_a_task_is_a_share_of_all_samplers() -> None:
+    loop = config_of(QUICKSTART, *SMALL, "loop.prompts_per_step=16").loop
+    assert isinstance(loop, GrpoLoop)
+    assert loop.prompts_per_task == 8
     words = (*PODS, "tpu.accelerator_type=v5litepod-8", "tpu.runtime_version=mine")
-    assert sampler_configs(config_of(*words))[0].tpu.runtime_version == "mine"
+    assert sampler_configs(config_of(QUICKSTART, *words))[0].tpu.runtime_version == "mine"
 
 
 def test_a_sampler_that_ends_with_an_error_gives_its_pod_back_at_once() -> None:
     """It has been started again on its worker before; and one that found no trainer should not be billed."""
-    [config, _] = sampler_configs(config_of(*SMALL))
+    [config, _] = sampler_configs(config_of(QUICKSTART, *SMALL))
     failed = Verdict(VerdictKind.PROGRAM_ERROR, ("worker 0 exited with code 7",))
     assert decide(failed, [], None, config.recovery, PodCapabilities()).response == GIVE_UP
     assert config.cleanup.on_failure == "delete"
 
 
 def test_their_price_is_added() -> None:
-    config = config_of(*SMALL, "cloud=gcp", "cloud.project=acme")
-    own = price_of_pods(config_of("cloud=gcp", "cloud.project=acme"), 0.0)
+    config = config_of(QUICKSTART, *SMALL, "cloud=gcp", "cloud.project=acme")
+    own = price_of_pods(config_of(QUICKSTART, "cloud=gcp", "cloud.project=acme"), 0.0)
     total = price_of_pods(config, 0.0)
     assert own.tpu is not None
     assert total.tpu == pytest.approx(own.tpu * (16 + 2) / 16)
     assert total.source.endswith(", 2 of samplers included")
     assert dearest_pod(config, 0.0).tpu == own.tpu
     assert describe_samplers(config, " and ") == " and 2 pods of v5litepod-1"
-
-
-def test_a_task_is_a_share_of_all_samplers() -> None:
-    loop = config_of(*SMALL, "loop.prompts_per_step=16").loop
-    assert isinstance(loop, GrpoLoop)
-    assert loop.prompts_per_task == 8

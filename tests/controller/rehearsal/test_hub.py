@@ -15,9 +15,9 @@ from conf.hugging_face.config_json import model_from_config
 from conf.schema.config import Config
 from conf.schema.infra.assets import parse_source
 from conf.schema.training.model import Model
-from controller.config.compose import compose
 from controller.inputs.hub import HubAccess, fetch_file, list_source
 from controller.rehearsal.hub import emulated_hub, with_recipe
+from tests.composed import config_of
 from tests.conftest import deep
 
 RECIPES = {
@@ -32,9 +32,7 @@ RECIPES = {
 
 
 def recipe(name: str, *words: str) -> Config:
-    (full, _), (tiny, _) = (compose([f"+experiment={name}", "cloud=local", *words, *s]) for s in ((), ("scale=tiny",)))
-    assert full is not None
-    assert tiny is not None
+    full, tiny = (config_of(f"+experiment={name}", "cloud=local", *words, *scale) for scale in ((), ("scale=tiny",)))
     return with_recipe(tiny, full, {word.partition("=")[0] for word in words})
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from controller.core.events import Event
 from controller.rehearsal.interruption import FAULT_KEY, PREEMPTION, Interruption
 from controller.rehearsal.rehearsal import Check, check_recovery
@@ -46,59 +48,42 @@ def test_it_strikes_once_and_only_after_the_program_has_said_something() -> None
     assert strikes == ["!"]
 
 
-def test_a_program_that_goes_on_is_said_to_go_on_where_it_did() -> None:
-    check = recovered([launched(1), *steps(1, 2, 40), launched(2), *steps(31, 32)])
-    assert (check.passed, check.doubtful) == (True, False)
-    assert check.message == (
-        "preempted (4 s after its first output): replaced, and the program resumed: 2 attempts; "
-        "at step 31 of 100; step 40 was reached before"
-    )
+BEFORE = [launched(1), *steps(1, 2, 40), launched(2)]
+RESTORED = [*steps(1, time=10), *steps(40, time=20)]
+"""Lines that the program restores are not its steps."""
 
 
-def test_a_program_without_checkpoints_is_a_warning() -> None:
-    check = recovered([launched(1), *steps(1, 2, 40), launched(2), *steps(1, 2)])
-    assert (check.passed, check.doubtful) == (True, True)
-    assert check.message.endswith(
-        "started again: 2 attempts; from the beginning, at step 1 of 100: it loaded no checkpoint"
-    )
+@pytest.mark.parametrize(
+    ("events", "doubtful", "message"),
+    [
+        ([*BEFORE, *steps(31, 32)], False,
+         "preempted (4 s after its first output): replaced, and the program resumed: 2 attempts; "
+         "at step 31 of 100; step 40 was reached before"),
+        ([*BEFORE, *steps(1, 2)], True,
+         "started again: 2 attempts; from the beginning, at step 1 of 100: it loaded no checkpoint"),
+        ([launched(1), *RESTORED, launched(2), *RESTORED, *steps(41, time=50)], False, "at step 41 of 100"),
+        ([launched(1), said(), launched(2), said()], True, "reports no steps"),
+        # a machine so busy that the first attempt's steps came late
+        ([launched(1), said(), launched(2), *steps(3, 4)], True,
+         "started again: 2 attempts; at step 3 of 100; no step arrived before the preemption to compare it with"),
+    ],
+)  # fmt: skip
+def test_it_is_said_where_a_program_goes_on(events: list[Event], doubtful: bool, message: str) -> None:
+    check = recovered(events)
+    assert (check.passed, check.doubtful) == (True, doubtful)
+    assert message in check.message
 
 
-def test_lines_that_the_program_restores_are_not_its_steps() -> None:
-    restored = [*steps(1, time=10), *steps(40, time=20)]
-    check = recovered([launched(1), *restored, launched(2), *restored, *steps(41, time=50)])
-    assert "at step 41 of 100" in check.message
-
-
-def test_without_steps_it_is_unknown_where_the_program_went_on() -> None:
-    check = recovered([launched(1), said(), launched(2), said()])
-    assert (check.passed, check.doubtful) == (True, True)
-    assert "reports no steps" in check.message
-
-
-def test_with_no_step_before_the_preemption_it_is_unknown_as_well() -> None:
-    """A machine so busy that the first attempt's steps came late."""
-    check = recovered([launched(1), said(), launched(2), *steps(3, 4)])
-    assert (check.passed, check.doubtful) == (True, True)
-    assert check.message.endswith(
-        "started again: 2 attempts; at step 3 of 100; no step arrived before the preemption to compare it with"
-    )
-
-
-def test_a_preemption_outside_of_the_program_proves_nothing() -> None:
-    check = recovered([launched(1), said()], attempts=1)
-    assert not check.passed
-    assert "nothing proven, because it struck while the program was not running" in check.message
-
-
-def test_no_interruption_proves_nothing() -> None:
-    [check] = check_recovery({}, 1, tell([launched(1)], []))
-    assert not check.passed
-    assert "not interrupted: nothing proven" in check.message
-    [check] = check_recovery({f"{FAULT_KEY}/000": fault(1)}, 1, tell([launched(1), said()], []))
-    assert not check.passed
-    assert "nothing proven, because the program ended before" in check.message
-
-
-def test_faults_of_the_user_are_judged_as_before() -> None:
+def test_a_preemption_outside_of_the_program_or_none_proves_nothing() -> None:
+    [uninterrupted] = check_recovery({}, 1, tell([launched(1)], []))
+    [ended] = check_recovery({f"{FAULT_KEY}/000": fault(1)}, 1, tell([launched(1), said()], []))
+    outside = recovered([launched(1), said()], attempts=1)
+    for check, message in (
+        (outside, "nothing proven, because it struck while the program was not running"),
+        (uninterrupted, "not interrupted: nothing proven"),
+        (ended, "nothing proven, because the program ended before"),
+    ):
+        assert not check.passed
+        assert message in check.message
     [check] = check_recovery({"r/000": fault(0, kind="stockout", times=1)}, 1, Interruption())
-    assert (check.passed, check.message) == (True, "stockout (times 1): overcome")
+    assert (check.passed, check.message) == (True, "stockout (times 1): overcome"), "a fault of the user's"

@@ -18,24 +18,11 @@ NASH = ["-m", "nash_mhc.train", "--mesh-data=2", "--checkpoint-dir=checkpoints"]
 def start(folder: Path, *words: str, worker: int = 0, hosts: str = "127.0.0.1", **more: str) -> subprocess.Popen[str]:
     run = folder / f"run-{worker}"
     run.mkdir(exist_ok=True)
-    environment = {
-        "PATH": os.environ["PATH"],
-        "PYTHONPATH": str(STANDINS),
-        "TPU_WORKER_ID": str(worker),
-        "TPU_WORKER_HOSTNAMES": hosts,
-        "JAX_NUM_CPU_DEVICES": "1",
-        "SLIPWAY_RUN_DIR": str(run),
-        "WANDB_MODE": "offline",
-        **more,
-    }
-    return subprocess.Popen(
-        [sys.executable, *words],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(STANDINS), "WANDB_MODE": "offline", **more}
+    environment |= {"TPU_WORKER_ID": str(worker), "TPU_WORKER_HOSTNAMES": hosts, "JAX_NUM_CPU_DEVICES": "1"}
+    environment |= {"SLIPWAY_RUN_DIR": str(run)}
+    argv, out = [sys.executable, *words], subprocess.PIPE
+    return subprocess.Popen(argv, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT, text=True)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -43,9 +30,11 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, said
 
 
-def test_an_unknown_flag_ends_it(tmp_path: Path) -> None:
+def test_an_unknown_flag_or_a_mesh_that_is_not_the_devices_ends_it(tmp_path: Path) -> None:
     code, said = finish(start(tmp_path, *NASH, "--no-such-flag=1"))
     assert (code, "unrecognized arguments: --no-such-flag" in said) == (2, True)
+    code, said = finish(start(tmp_path, *NASH))
+    assert (code, "does not make the 1 devices" in said) == (3, True)
 
 
 def test_a_missing_variable_or_asset_ends_it(tmp_path: Path) -> None:
@@ -58,17 +47,11 @@ def test_a_missing_variable_or_asset_ends_it(tmp_path: Path) -> None:
     assert (code, "_METADATA is missing" in said) == (1, True)
 
 
-def test_a_mesh_that_is_not_the_devices_ends_it(tmp_path: Path) -> None:
-    code, said = finish(start(tmp_path, *NASH))
-    assert (code, "does not make the 1 devices" in said) == (3, True)
-
-
 @pytest.mark.parametrize("code_of_1", ["a", "b"])
 def test_workers_meet_and_an_odd_one_is_named(code_of_1: str, tmp_path: Path) -> None:
     hosts = f"127.0.{7 if code_of_1 == 'a' else 8}.1,127.0.0.1"  # an address of its own: the port is a fixed one
-    both = [
-        start(tmp_path, *NASH, worker=w, hosts=hosts, SLIPWAY_CODE_SHA256=sha) for w, sha in enumerate(["a", code_of_1])
-    ]
+    codes = enumerate(["a", code_of_1])
+    both = [start(tmp_path, *NASH, worker=n, hosts=hosts, SLIPWAY_CODE_SHA256=code) for n, code in codes]
     ends = [finish(one) for one in both]
     if code_of_1 == "a":
         assert [code for code, _ in ends] == [0, 0], ends

@@ -3,9 +3,12 @@
 import pytest
 from pydantic import ValidationError
 
+from conf.samplers import attempt_token
 from conf.schema.training.loop import REWARDS, GrpoLoop, LmLoop, UnevenError
+from conf.schema.training.sampling import Sampling
 from tests.groups import load_group
 
+UNFILTERED = {"filter_zero_variance_groups": False}
 TOKENS, ROWS = "loop.total_batch_tokens", "loop.micro_batch_size"
 
 
@@ -49,17 +52,14 @@ def test_rows_are_whole():
         loop(100, 64, None)
 
 
-@pytest.mark.parametrize("name", ["my_rewards:brevity", "my.package.rewards:brevity", *REWARDS])
-def test_a_reward_is_one_of_ours_or_a_function_of_a_module(name):
-    assert GrpoLoop(**load_group("loop/grpo") | {"rewards": {name: 1.0}}).rewards == {name: 1.0}
-
-
-@pytest.mark.parametrize("name", ["answer_macth", "my_rewards", "my_rewards:", "my/rewards.py:f", "a:b:c", ""])
-def test_another_name_is_no_reward(name):
-    with pytest.raises(
-        ValidationError, match=r"unknown reward .*; choices: answer_match, answer_match_lenient, boxed, .*, length, "
-    ):
-        GrpoLoop(**load_group("loop/grpo") | {"rewards": {name: 1.0}})
+def test_a_reward_is_one_of_ours_or_a_function_of_a_module():
+    grpo = load_group("loop/grpo")
+    rewards = dict.fromkeys(("my_rewards:brevity", "my.package.rewards:brevity", *REWARDS), 1.0)
+    assert GrpoLoop(**grpo | {"rewards": rewards}).rewards == rewards
+    unknown = r"unknown reward .*; choices: answer_match, answer_match_lenient, boxed, .*, length, "
+    for name in ("answer_macth", "my_rewards", "my_rewards:", "my/rewards.py:f", "a:b:c", ""):
+        with pytest.raises(ValidationError, match=unknown):
+            GrpoLoop(**grpo | {"rewards": {name: 1.0}})
 
 
 @pytest.mark.parametrize("name", ["token_mean", "dr_grpo", "dapo", "gspo", "rloo"])
@@ -73,10 +73,7 @@ def test_each_loss_has_a_file_with_its_values(name):
     [
         ({"loss_type": "dr_grpo", "advantage_std": "population"}, "advantage_std"),
         ({"loss_type": "rloo", "advantage_std": "sample"}, "advantage_std"),
-        (
-            {"loss_type": "dapo", "clip_ratio_high": 0.28, "filter_zero_variance_groups": False},
-            "filter_zero_variance_groups",
-        ),
+        ({"loss_type": "dapo", "clip_ratio_high": 0.28} | UNFILTERED, "filter_zero_variance_groups"),
         ({"loss_type": "dapo", "clip_ratio_high": 0.2, "filter_zero_variance_groups": True}, "clip_ratio_high"),
     ],
 )
@@ -84,3 +81,15 @@ def test_a_loss_with_a_papers_name_is_the_papers(values, key):
     with pytest.raises(ValidationError, match="use") as error:
         GrpoLoop(**load_group("loop/grpo") | values)
     assert [e["loc"] for e in error.value.errors()] == [(key,)]
+
+
+def test_samplers_are_remote_on_workers_of_the_pod_or_on_further_pods():
+    sampler = load_group("loop/grpo")["sampler"]
+    assert [Sampling(**sampler | more).is_remote for more in ({}, {"workers": 1}, {"pods": 1})] == [False, True, True]
+
+
+def test_each_attempt_of_a_sampler_has_its_own_token():
+    """The values are fixed: a controller and a trainer of two versions must agree."""
+    first, second = attempt_token("secret", 1), attempt_token("secret", 2)
+    assert first == "b07e8b6ba761865c21350ca0982c277b46c99b398befeec94b3ea27af1d9f2ff"
+    assert first != second

@@ -22,33 +22,21 @@ def raw() -> dict:
         "seed": 0,
         "dir": "gs://bucket/runs/quickstart-0a1b2c3d",
         "compile_cache": False,
-        "pod": {
-            "accelerator_type": "v5litepod-16",
-            "workers": 4,
-            "devices": 16,
-            "backend": "tpu",
-            "hbm_bytes_per_chip": 17_000_000_000,
-            "bf16_flops_per_chip": 1.97e14,
-        },
+        "pod": {"accelerator_type": "v5litepod-16", "workers": 4, "devices": 16, "backend": "tpu",
+                "hbm_bytes_per_chip": 17_000_000_000, "bf16_flops_per_chip": 1.97e14},
         "data": load_group("data/text") | {"path": "input.txt"},
-        "checkpoint": {
-            "save_interval": 100,
-            "max_to_keep": 3,
-            "best": None,
-            "verify_interval": 0,
-            "verify_data": True,
-            "max_outage_hours": 24,
-        },
+        "checkpoint": {"save_interval": 100, "max_to_keep": 3, "best": None, "verify_interval": 0, "verify_data": True,
+                       "max_outage_hours": 24},
         "logging": {"log_interval": 10, "profile": None, "wandb": None},
-    } | {name: load_group(f"{name}/{file}") for name, file in groups.items()}
+    } | {name: load_group(f"{name}/{file}") for name, file in groups.items()}  # fmt: skip
 
 
-def messages(raw: dict, tmp_path: Path) -> list[str]:
-    path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump(raw))
+def refused(tmp_path: Path, text: str) -> list[str]:
+    """The lines that are said of a run.yaml with this text."""
+    (path := tmp_path / "run.yaml").write_text(text)
     with pytest.raises(RunFileError) as error:
         load(path)
-    return str(error.value).splitlines()[1:]
+    return str(error.value).splitlines()
 
 
 def test_a_written_run_file_is_read_back(raw, tmp_path):
@@ -58,16 +46,19 @@ def test_a_written_run_file_is_read_back(raw, tmp_path):
     assert load(path) == written
 
 
-@pytest.mark.parametrize(
-    ("body", "said"), [({"format": 2}, "has format 2; this slipway reads format 1: update"), ({}, "has no format; ")]
-)
-def test_an_unknown_format_is_one_clear_error(body, said, raw, tmp_path):
-    path = tmp_path / "run.yaml"
-    del raw["format"]
-    path.write_text(yaml.safe_dump(raw | body))
-    with pytest.raises(RunFileError, match=f"^{path} {said}") as error:
-        load(path)
-    assert "\n" not in str(error.value)
+def test_what_is_no_run_file_is_one_clear_error(raw, tmp_path):
+    with pytest.raises(RunFileError, match="cannot be read: No such file"):
+        load(path := tmp_path / "run.yaml")
+    unversioned = {key: value for key, value in raw.items() if key != "format"}
+    for text, words in {
+        yaml.safe_dump(unversioned | {"format": 2}): "has format 2; this slipway reads format 1: update",
+        yaml.safe_dump(unversioned): "has no format; ",
+        "- 1": "must be a mapping of sections, not list",
+    }.items():
+        [message] = refused(tmp_path, text)
+        assert message.startswith(str(path))
+        assert words in message
+    assert "not YAML" in "".join(refused(tmp_path, "a: [1"))
 
 
 def test_every_wrong_key_is_named(raw, tmp_path):
@@ -75,7 +66,7 @@ def test_every_wrong_key_is_named(raw, tmp_path):
     raw["model"]["layerz"] = 2
     del raw["loop"]["total_batch_tokens"]
     raw["optimizer"]["param_groups"] = [{"match": "*", "b1": 2.0}]
-    assert messages(raw, tmp_path) == [
+    assert refused(tmp_path, yaml.safe_dump(raw))[1:] == [
         "  model.layerz: unknown key",
         "  loop.total_batch_tokens: missing",
         "  optimizer.schedule.warmup_steps: Input should be greater than or equal to 0 (got -3)",
@@ -89,45 +80,19 @@ def test_every_wrong_key_is_named(raw, tmp_path):
         ("model", {"num_kv_heads": 3}, "  model: num_heads (4) must be a multiple of num_kv_heads (3)"),
         ("mesh", {"data": -1, "fsdp": -1}, "  mesh: only one axis may be -1"),
         ("mesh", {"tensor": 0}, "  mesh: tensor: must be at least 1, or -1 for the remaining devices"),
-        (
-            "loop",
-            {"kind": "dpo"},
-            "  loop: Input tag 'dpo' found using 'kind' does not match any of the expected tags: 'lm', 'grpo'",
-        ),
-        (
-            "optimizer",
-            {"schedule": {"kind": "cosine", "warmup_steps": 5, "horizon_steps": 5, "final_fraction": 0}},
-            "  optimizer.schedule: warmup_steps (5) must be below horizon_steps (5)",
-        ),
+        ("loop", {"kind": "dpo"}, "  loop: Input tag 'dpo' found using 'kind' does not match any of the expected tags"),
+        ("optimizer", {"schedule": {"kind": "cosine", "warmup_steps": 5, "horizon_steps": 5, "final_fraction": 0}},
+         "  optimizer.schedule: warmup_steps (5) must be below horizon_steps (5)"),
     ],
-)
+)  # fmt: skip
 def test_rules_between_keys(raw, tmp_path, section, values, words):
     raw[section] |= values
-    (message,) = messages(raw, tmp_path)
+    _, message = refused(tmp_path, yaml.safe_dump(raw))
     assert message.startswith(words)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a: [1", "not YAML"),
-        ("- 1", "must be a mapping of sections, not list"),
-        (None, "cannot be read: No such file"),
-    ],
-)
-def test_what_is_no_run_file(tmp_path, text, words):
-    path = tmp_path / "run.yaml"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(RunFileError, match=words):
-        load(path)
-
-
-PRETRAINED = {CONF / "model" / name for name in ("pretrained.yaml", "hf.yaml")}
-"""Have neither sizes nor switches: config.json has."""
-
-
-@pytest.mark.parametrize("path", sorted({*(CONF / "model").glob("*.yaml")} - PRETRAINED), ids=lambda path: path.stem)
-def test_model_groups_are_valid(raw, path):
-    values = load_group(f"model/{path.stem}")
-    assert RunFile.model_validate(raw | {"model": values}).model.model_dump(mode="json") == values
+def test_model_groups_are_valid(raw):
+    """Those of Hugging Face have neither sizes nor switches: config.json has."""
+    for name in {path.stem for path in (CONF / "model").glob("*.yaml")} - {"pretrained", "hf"}:
+        values = load_group(f"model/{name}")
+        assert RunFile.model_validate(raw | {"model": values}).model.model_dump(mode="json") == values

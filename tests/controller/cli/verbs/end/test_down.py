@@ -80,34 +80,22 @@ def test_down_leaves_what_is_shared_and_down_all_nothing(
     assert new == {"serviceAccount": ["slipway-runner@slipway-local.iam.gserviceaccount.com"]}
     assert max(map(len, out.splitlines())) <= 80
     stays = " ".join(out[out.index("kept for the next run:") :].split())
-    for title in (
-        "service account slipway-runner",
-        "roles of slipway-runner",
-        f"bucket {bucket}",
-        f"bucket roles of slipway-runner on {bucket}",
-        "network slipway",
-        f"subnet {subnet} in {REGION}",
-        f"router {subnet} in {REGION}",
-        f"nat {subnet} in {REGION}",
-        "firewall slipway-allow-ssh",
-        f"firewall {inside}",
-    ):
-        assert title in stays
+    titles = ["service account slipway-runner", "roles of slipway-runner", "network slipway"]
+    titles += [f"bucket {bucket}", f"bucket roles of slipway-runner on {bucket}", f"firewall {inside}"]
+    titles += [*(f"{part} {subnet} in {REGION}" for part in ("subnet", "router", "nat")), "firewall slipway-allow-ssh"]
+    assert [title for title in titles if title not in stays] == []
     assert "`slipway down --all` deletes them too" in stays
 
     code, out, _ = slipway("down", "--all", "--yes", *POD)
     assert code == 0
     assert state(slipway) == before
-    assert (
-        "the APIs stay enabled, which costs nothing; to disable those that you do not need: gcloud services disable"
-        in " ".join(out.split())
-    )
+    enabled = "the APIs stay enabled, which costs nothing; to disable those that you do not need: gcloud services "
+    assert enabled in " ".join(out.split())
     assert [m for m in slipway.mutations()[told:] if "theirs" in m] == []
 
     told = len(slipway.mutations())
-    assert slipway("down", "--all", "--yes", *POD)[1].endswith(
-        "\nnothing to delete: found no resources created by Slipway\n"
-    )
+    nothing = "\nnothing to delete: found no resources created by Slipway\n"
+    assert slipway("down", "--all", "--yes", *POD)[1].endswith(nothing)
     assert slipway.json("down", "--all", "--yes", *POD)["deleted"] == []
     assert slipway.mutations()[told:] == []
 
@@ -144,13 +132,6 @@ def test_all_that_can_be_made_goes_again_also_where_the_config_names_it_no_more(
     assert state(slipway) == before
 
 
-@pytest.fixture
-def made(slipway: SlipwayCli) -> dict[str, Any]:
-    """What a run leaves for the next one."""
-    assert slipway("up", *POD)[0] == 0
-    return state(slipway)
-
-
 def refused(slipway: SlipwayCli, *by: str) -> None:
     """`down --all` names what is in the way and has done nothing."""
     before, told = state(slipway), len(slipway.mutations())
@@ -163,17 +144,12 @@ def refused(slipway: SlipwayCli, *by: str) -> None:
     assert slipway.mutations()[told:] == []
 
 
-def test_what_something_else_uses_is_refused_by_name(
-    slipway: SlipwayCli, cloud: EmulatedCloud, made: dict[str, Any]
-) -> None:
-    assert made["compute"]
+def test_what_something_else_uses_is_refused_by_name(slipway: SlipwayCli, cloud: EmulatedCloud) -> None:
+    assert slipway("up", *POD)[0] == 0
     zone, network = f"{REGION}-a", f"{PROJECT}/global/networks/slipway"
     subnet = f"{PROJECT}/regions/{REGION}/subnetworks/slipway-{REGION}"
-    instance = {
-        "name": "their-vm",
-        "machineType": "e2-small",
-        "networkInterfaces": [{"network": network, "subnetwork": subnet}],
-    }
+    interfaces = [{"network": network, "subnetwork": subnet}]
+    instance = {"name": "their-vm", "machineType": "e2-small", "networkInterfaces": interfaces}
     cloud.call_and_wait("POST", f"{COMPUTE}/zones/{zone}/instances", instance)
     rule = {"name": "their-rule", "network": network, "allowed": [{"IPProtocol": "tcp", "ports": ["8888"]}]}
     cloud.call_and_wait("POST", f"{GLOBAL}/firewalls", rule)
@@ -208,9 +184,8 @@ def test_what_something_else_uses_is_refused_by_name(
 def test_a_network_half_made_by_hand_is_used_and_left(slipway: SlipwayCli, cloud: EmulatedCloud) -> None:
     """The network, one subnet and a router with its NAT were there: only what was missing is made, and goes again."""
     link = f"{PROJECT}/global/networks/slipway"
-    cloud.call_and_wait(
-        "POST", f"{GLOBAL}/networks", {"name": "slipway", "autoCreateSubnetworks": False, "description": "lab"}
-    )
+    network = {"name": "slipway", "autoCreateSubnetworks": False, "description": "lab"}
+    cloud.call_and_wait("POST", f"{GLOBAL}/networks", network)
     subnet = {"name": f"slipway-{REGION}", "network": link, "ipCidrRange": "10.9.0.0/20", "privateIpGoogleAccess": True}
     cloud.call_and_wait("POST", f"{REGIONAL}/subnetworks", subnet)
     nat = {"name": "lab", "natIpAllocateOption": "AUTO_ONLY"}
@@ -272,3 +247,34 @@ def test_a_missing_internal_rule_is_found_by_verify_and_made_by_up(slipway: Slip
     (slipway.repository / "hello.txt").write_text("another run\n")  # the first one has finished
     assert slipway("up", *two)[0] == 0
     assert slipway("verify", *two)[0] == 0
+
+
+ONE = ["tpu=v5litepod_8", "tpu.capacity=on_demand", KEEP, ECHO_COMMAND]
+
+
+@pytest.mark.deep
+def test_a_stopped_pod_is_started_by_the_next_up(slipway: SlipwayCli) -> None:
+    code, _, err = slipway("stop", *ONE)
+    assert code == 2
+    assert "is absent or not ready, so it cannot be stopped" in err
+    assert slipway("up", *ONE)[0] == 0
+    code, out, _ = slipway("stop", *ONE)
+    assert code == 0
+    assert "is stopped; `slipway up` starts it" in out
+    assert slipway.json("status", *ONE)["pod"]["state"] == "stopped"
+    assert "is already stopped" in slipway("stop", *ONE)[1]
+    code, out, _ = slipway("up", *ONE, "run.seed=7")
+    assert code == 0
+    assert "the node is stopped; starting it" in out
+    assert "hello from worker 0" in out
+    creations = [m for m in slipway.mutations() if m.startswith("POST /tpu/") and "queuedResources" in m]
+    assert len(creations) == 1
+
+
+@pytest.mark.deep
+def test_what_google_does_not_stop_is_refused(slipway: SlipwayCli) -> None:
+    spot = ["tpu=v5litepod_8", KEEP, ECHO_COMMAND]
+    assert slipway("up", *spot)[0] == 0
+    code, _, err = slipway("stop", *spot)
+    assert code == 2
+    assert "tpu.capacity: Google cannot stop spot pods; `slipway down` deletes it" in err

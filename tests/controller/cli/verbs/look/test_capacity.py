@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,40 +20,22 @@ NOW = 1767225600.0
 HOUR = 3600.0
 
 
-def entry(
-    zone: str,
-    hours_ago: float,
-    answer: str = "granted",
-    *,
-    waited: float = 40.0,
-    lived: float | None = None,
-    ended: str = "",
-    now: float = NOW,
-) -> CapacityEntry:
-    asked = now - hours_ago * HOUR
-    return CapacityEntry(
-        id=f"{zone}-{hours_ago}",
-        time=asked,
-        project="acme",
-        provisioner="queued",
-        zone=zone,
-        tier="spot",
-        accelerator_type="v5litepod-16",
-        pod="slipway-anna",
-        answer=answer,
-        waited_seconds=waited,
-        ended=ended,
-        ended_time=None if lived is None else asked + waited + lived,
-    )
+def entry(zone: str, hours_ago: float, answer: str = "granted", *, lived: float = 0.0, **more: Any) -> CapacityEntry:
+    """A request for a pod, which was there for `lived` seconds if not 0."""
+    given: dict[str, Any] = {"time": NOW - hours_ago * HOUR, "waited_seconds": 40.0, **more}
+    ended = given["time"] + given["waited_seconds"] + lived if lived else None
+    what: dict[str, Any] = {"project": "acme", "provisioner": "queued", "tier": "spot", "pod": "slipway-anna"}
+    what |= {"zone": zone, "accelerator_type": "v5litepod-16", "answer": answer, "ended_time": ended}
+    return CapacityEntry(id=f"{zone}-{hours_ago}", **what, **given)
 
 
 ENTRIES = [
     entry("us-west4-a", 160, "stock_out"),
     entry("us-west4-a", 30, "stock_out"),
     entry("us-central1-a", 29.9, lived=2 * HOUR, ended="preempted"),
-    entry("us-central1-a", 5, waited=80.0, lived=4 * HOUR, ended="preempted"),
+    entry("us-central1-a", 5, waited_seconds=80.0, lived=4 * HOUR, ended="preempted"),
     entry("us-west4-a", 4, "stock_out"),
-    entry("us-west4-a", 3.9, waited=100.0),
+    entry("us-west4-a", 3.9, waited_seconds=100.0),
 ]
 
 
@@ -66,9 +49,6 @@ def test_the_table_and_the_pictures() -> None:
     assert "1 of 4   1:40             granted, 3:54:00 ago" in lines[1]
     assert lines[1].split()[-1] == "·×·····················×···▄"
     assert lines[2].split()[-1] == "·······················█···█"
-
-
-def test_80_columns_put_the_pictures_below() -> None:
     lines = format_entries(ENTRIES, 7, NOW, 80)
     assert max(map(len, lines)) <= 80
     assert "the last 7 days:" in lines
@@ -105,7 +85,8 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
     assert main.run(["capacity"]) == 0
     assert capsys.readouterr().out.startswith("no requests for pods in the last 7 days; ")
-    lines = [entry("us-west4-a", 1, now=time.time()), entry("us-west4-b", 30, "quota", now=time.time())]
+    now = time.time()
+    lines = [entry("us-west4-a", 0, time=now - HOUR), entry("us-west4-b", 0, "quota", time=now - 30 * HOUR)]
     text = "".join(json.dumps(line.to_json()) + "\n" for line in lines)
     append_lines(capacity_file(tmp_path), f"{text}{{\n")
     assert main.run(["capacity", "--days", "1", "--json"]) == 0
@@ -135,17 +116,14 @@ def test_what_can_be_reserved_and_where_not() -> None:
     assert "Google advises no reservation" in format_offers(offers[1:], "x", ["us-east5-b"], 80)[-1]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--calendar", "0.5"], "--calendar: 0.5; Google reserves for 1 to 90 days"),
-        (["--calendar", "2", "tpu=v5litepod_8"], "has calendar reservations for v5litepod-8; they are for v5p, v6e"),
-        (["--calendar", "2", "cloud=here"], "cloud: a pod on this machine needs no reservation"),
-    ],
-)
 def test_a_reservation_that_nobody_can_ask_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    assert main.run(["capacity", *words]) == 2
-    assert said in capsys.readouterr().err
+    for words, said in {
+        "0.5": "--calendar: 0.5; Google reserves for 1 to 90 days",
+        "2 tpu=v5litepod_8": "has calendar reservations for v5litepod-8; they are for v5p, v6e",
+        "2 cloud=here": "cloud: a pod on this machine needs no reservation",
+    }.items():
+        assert main.run(["capacity", "--calendar", *words.split()]) == 2
+        assert said in capsys.readouterr().err

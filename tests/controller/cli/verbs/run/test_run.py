@@ -60,10 +60,7 @@ def test_a_program_runs_once_and_its_words_mean_the_same_run(slipway: SlipwayCli
         ("run --tpu v6e-8 --yes train.py", r"run: the program goes after --: slipway run -- train.py$"),
         ("train.py", "unknown verb 'train.py'; did you mean `slipway run -- train.py …`"),
         ("python train.py", "unknown verb 'python'; did you mean `slipway run -- python …`"),
-        (
-            "run --tpu v6e-8 cloud=here -- python -m lab.train",
-            "--tpu v6e-8: cloud=here runs on this machine; leave --tpu",
-        ),
+        ("run --tpu v6e-8 cloud=here -- python -m lab", "--tpu v6e-8: cloud=here runs on this machine; leave --tpu"),
         ("plan cloud=here --zone us-a1-b -- python -m lab.train", "--zone us-a1-b: cloud=here runs on this machine"),
         ("up -- python train.py", "up: takes no command after --; `slipway run` runs a program"),
         ("status -- python train.py", "status: takes no command after --; only run, plan, rehearse, ssh, exec do"),

@@ -1,12 +1,20 @@
-"""The first use, on the emulated cloud and by hand-made answers."""
+"""The first use, on the emulated cloud and by hand-made answers; `localcloud wipe`."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import pytest
 
 from controller.cli import main
+from controller.cli.verbs.setup import localcloud
 from controller.cli.verbs.setup.init import PlacementChoice
+from controller.cloud import emulator
+from controller.core.ui import confirm
+from controller.records import index
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.terminal import Tty
 
 
 @pytest.mark.e2e
@@ -31,15 +39,11 @@ def test_without_a_terminal_it_takes_the_largest_quota_and_makes_no_bucket(slipw
     assert "wrote slipway/cloud/mine.yaml and slipway/tpu/mine.yaml" in out
     assert slipway.cloud().get("state")["bucket"] == {}
     assert slipway("init", "--yes", "--zone", "moon-base1-a")[0] == 2
-
-
-@pytest.mark.e2e
-def test_where_quota_cannot_be_asked_for_it_lists_what_zones_offer(slipway: SlipwayCli) -> None:
     fault = {"kind": "http", "status": 403, "match": "GET .*consumerQuotaMetrics", "times": 9}
     slipway.cloud().post("faults", {"key": "quota", "faults": [fault]})
-    found = slipway.json("init")
-    assert found["choices"]
-    assert {choice["chips"] for choice in found["choices"]} == {None}
+    (slipway.repository / "slipway").rename(slipway.repository / "before")
+    choices = slipway.json("init")["choices"]
+    assert {choice["chips"] for choice in choices} == {None}, "what zones offer, where quota cannot be asked for"
 
 
 def test_without_credentials_it_says_how_to_get_them(
@@ -57,7 +61,34 @@ def test_without_credentials_it_says_how_to_get_them(
 
 
 def test_the_type_that_is_suggested_fits_the_quota() -> None:
-    assert PlacementChoice("v5e", "z", "spot", 64.0, 1.0).accelerator_type == "v5litepod-16"
-    assert PlacementChoice("v5e", "z", "spot", 8.0, 1.0).accelerator_type == "v5litepod-8"
-    assert PlacementChoice("v4", "z", "spot", float("inf"), None).accelerator_type == "v4-32"
-    assert PlacementChoice("v6e", "z", "spot", None, None).accelerator_type == "v6e-16"
+    quota = [("v5e", 64.0), ("v5e", 8.0), ("v4", float("inf")), ("v6e", None)]
+    found = [PlacementChoice(generation, "z", "spot", chips, None).accelerator_type for generation, chips in quota]
+    assert found == ["v5litepod-16", "v5litepod-8", "v4-32", "v6e-16"]
+
+
+def test_wipe_asks_and_says_what_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    asked, called = list[str](), list[list[str]]()
+    monkeypatch.setattr(sys, "stdin", Tty())
+    monkeypatch.setattr(emulator, "run_emulator_verb", lambda words, *_, **__: (called.append(words), (0, ""))[1])
+    index.append_rows(tmp_path, [{"run": "q-1", "cloud": "local"}, {"run": "q-2", "cloud": "gcp"}])
+
+    def answer(text: str) -> None:
+        def read(question: str, *, yes: bool) -> bool:
+            return confirm(question, yes=yes, read=lambda prompt: (asked.append(prompt), text)[1])
+
+        monkeypatch.setattr(localcloud, "confirm", read)
+
+    answer("n")
+    assert main.run(["localcloud", "wipe"]) == 2
+    assert "nothing was deleted; pass --yes to skip the prompt" in capsys.readouterr().err
+    assert called == []
+    answer("y")
+    assert main.run(["localcloud", "wipe"]) == 0
+    assert asked[-1] == "Delete the emulated cloud, and in its buckets the results of 1 run? [y/N] "
+    assert "deleted: the emulated cloud with its buckets and pods" in capsys.readouterr().out
+    assert main.run(["localcloud", "wipe", "--yes"]) == 0
+    assert (len(asked), called) == (2, [["wipe"], ["wipe"]])
