@@ -2,7 +2,7 @@
 
 A field is read, or cannot change what the decoder computes, or must have the value that the decoder has. Other fields
 are refused by name. Fields and defaults are those of transformers' config classes, versions 4.57 and 5.23;
-`tests/conf/hugging_face/test_fields.py` compares them.
+`tests/conf/hugging_face/test_config_json.py` compares them.
 """
 
 from typing import Any, Literal, NamedTuple
