@@ -37,8 +37,18 @@ def state() -> dict[str, jax.Array]:
 
 def kept(keep: int, **others) -> CheckpointSettings:
     given = {"save_interval": 2, "max_to_keep": keep, "best": None, "verify_interval": 0, "max_outage_hours": 24}
-    given["verify_data"] = True
-    return CheckpointSettings(**given | others)
+    return CheckpointSettings(**given | {"verify_data": True} | others)
+
+
+def written(folder, keep: int, state, *steps: int, **others) -> None:
+    """Checkpoints of these steps, in this order."""
+    with CheckpointManager(str(folder), kept(keep, **others)) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, state, {"step": step})
+
+
+def names(folder) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
 def assert_equal(a, b) -> None:
@@ -48,33 +58,26 @@ def assert_equal(a, b) -> None:
 
 
 def test_restored_on_any_mesh(tmp_path, state):
-    written = CheckpointManager(str(tmp_path), kept(1))
-    assert written.latest_step() is None
-    written.save(3, state, {"phase": "warm start", "drawn": [1, 2]})
-    written.close()
-    read = CheckpointManager(str(tmp_path), kept(1))
-    for sizes in ((8, 1, 1), (2, 2, 2), (1, 1, 1)):
-        restored, position = read.restore(read.latest_step(), wanted := abstract(*sizes))
-        assert position == {"phase": "warm start", "drawn": [1, 2]}
-        assert_equal(restored, state)
-        assert restored["rows"].sharding == wanted["rows"].sharding
-    read.close()
+    with CheckpointManager(str(tmp_path), kept(1)) as checkpoints:
+        assert checkpoints.latest_step() is None
+    written(tmp_path, 1, state, 3)
+    with CheckpointManager(str(tmp_path), kept(1)) as checkpoints:
+        for sizes in ((8, 1, 1), (2, 2, 2), (1, 1, 1)):
+            restored, position = checkpoints.restore(checkpoints.latest_step(), wanted := abstract(*sizes))
+            assert position == {"step": 3}
+            assert_equal(restored, state)
+            assert restored["rows"].sharding == wanted["rows"].sharding
 
 
 def test_the_newest_are_kept_and_a_half_written_one_does_not_count(tmp_path, state):
-    checkpoints = CheckpointManager(str(tmp_path), kept(2))
-    for step in (1, 2, 3):
-        checkpoints.save(step, state, {"step": step})
-    checkpoints.close()
-    folder = tmp_path / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir()) == ["2", "3"]
-    half = folder / "4.orbax-checkpoint-tmp-1700000000"  # as Orbax names a checkpoint until it is complete
+    written(tmp_path, 2, state, 1, 2, 3)
+    assert names(tmp_path) == ["2", "3"]
+    half = tmp_path / "checkpoints/4.orbax-checkpoint-tmp-1700000000"  # as Orbax names one until it is complete
     (half / "state").mkdir(parents=True)
-    again = CheckpointManager(str(tmp_path), kept(2))
-    assert again.latest_step() == 3
-    again.save(5, state, {})
-    again.close()
-    assert sorted(path.name for path in folder.iterdir()) == ["3", "5"]
+    with CheckpointManager(str(tmp_path), kept(2)) as again:
+        assert again.latest_step() == 3
+        again.save(5, state, {})
+    assert names(tmp_path) == ["3", "5"]
 
 
 def test_the_reference_is_saved_once_and_rewritten_if_it_is_half_written(tmp_path, state, monkeypatch):
@@ -90,8 +93,7 @@ def test_the_reference_is_saved_once_and_rewritten_if_it_is_half_written(tmp_pat
 
 
 def test_a_checkpoint_of_another_model_or_format_is_refused(tmp_path, state):
-    with CheckpointManager(str(tmp_path), kept(1)) as checkpoints:
-        checkpoints.save(2, state, {})
+    written(tmp_path, 1, state, 2)
     file = tmp_path / "checkpoints/2/position/metadata"
     words = r"dir: rows is \(16, 4\) in the checkpoint of step 2, but \(8, 4\) in the config; .*"
     other = abstract() | {"rows": jax.ShapeDtypeStruct((8, 4), np.float32, sharding=state["rows"].sharding)}
@@ -112,24 +114,17 @@ def test_the_best_stays_beside_the_newest(tmp_path, state):
         checkpoints.save(step, state, {})
         checkpoints.record_score(step, eval_loss=loss, other=9.0)
     checkpoints.close()
-    again = CheckpointManager(str(tmp_path), kept(2, **best))
-    for step in (5, 6):  # not evaluated, as where the run is cut short
-        again.save(step, state, {})
-    again.close()
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "5", "6"]
+    written(tmp_path, 2, state, 5, 6, **best)  # not evaluated, as where the run is cut short
+    assert names(tmp_path) == ["2", "5", "6"]
     assert json.loads((tmp_path / "scores.json").read_text())["best"] == 2
-
-
-def test_the_best_of_what_is_not_evaluated_is_refused(tmp_path):
-    best = {"metric": "eval_los", "mode": "min"}
+    unknown = {"metric": "eval_los", "mode": "min"}
     with pytest.raises(RunFileError, match=r"checkpoint\.best\.metric: eval_los .*; choices: eval_loss"):
-        CheckpointManager(str(tmp_path), kept(1, best=best), metrics=("eval_loss",))
+        CheckpointManager(str(tmp_path), kept(1, best=unknown), metrics=("eval_loss",))
 
 
 def test_whatever_file_is_damaged_is_noticed_or_not_needed(tmp_path, state):
+    written(tmp_path, 1, state, 2)
     checkpoints = CheckpointManager(str(tmp_path), kept(1))
-    checkpoints.save(2, state, {"seen": 7})
-    checkpoints.close()
     files, noticed = sorted(path for path in (tmp_path / "checkpoints/2").rglob("*") if path.is_file()), Counter()
     for path, damage in product(files, ("deleted", "cut")):
         whole = path.read_bytes()
@@ -141,9 +136,10 @@ def test_whatever_file_is_damaged_is_noticed_or_not_needed(tmp_path, state):
         except BrokenCheckpointError:
             noticed[damage, path.name] += 1
         else:
-            assert position == {"seen": 7}
+            assert position == {"step": 2}
             assert_equal(restored, state)
         path.write_bytes(whole)
+    checkpoints.close()
     for damage in ("deleted", "cut"):
         assert {(damage, name) for name in ("metadata", "_METADATA", "manifest.ocdbt")} <= noticed.keys()
         assert sum(count for (kind, _), count in noticed.items() if kind == damage) > 3  # and files of arrays
@@ -158,10 +154,7 @@ def alter(folder, step: int) -> None:
 
 
 def test_a_broken_checkpoint_is_skipped_with_one_warning_and_then_replaced(tmp_path, state, caplog):
-    written = CheckpointManager(str(tmp_path), kept(2))
-    for step in (2, 4, 6):
-        written.save(step, state, {"step": step})
-    written.close()
+    written(tmp_path, 2, state, 2, 4, 6)
     alter(tmp_path, 6)
     read = CheckpointManager(str(tmp_path), kept(2))
     step, restored, position = read.restore_latest(abstract())
@@ -172,21 +165,17 @@ def test_a_broken_checkpoint_is_skipped_with_one_warning_and_then_replaced(tmp_p
     read.save(5, state, {})  # the broken one is not one of the two that are kept
     read.save(6, state, {"step": 6})
     read.close()
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["5", "6"]
-    again = CheckpointManager(str(tmp_path), kept(2))
-    assert again.restore_latest(abstract()).position == {"step": 6}
-    again.close()
+    assert names(tmp_path) == ["5", "6"]
+    with CheckpointManager(str(tmp_path), kept(2)) as again:
+        assert again.restore_latest(abstract()).position == {"step": 6}
 
 
 @pytest.mark.parametrize(("steps", "starts_over"), [((2,), True), ((2, 4), False)])
 def test_where_all_are_broken_at_most_the_first_interval_is_lost(tmp_path, state, steps, starts_over):
-    checkpoints = CheckpointManager(str(tmp_path), kept(2, save_interval=2))
-    for step in steps:
-        checkpoints.save(step, state, {})
-    checkpoints.close()
+    written(tmp_path, 2, state, *steps)
     for step in steps:
         alter(tmp_path, step)
-    checkpoints = CheckpointManager(str(tmp_path), kept(2, save_interval=2))
+    checkpoints = CheckpointManager(str(tmp_path), kept(2))
     if starts_over:
         assert checkpoints.restore_latest(abstract()) is None
         checkpoints.save(2, state, {})

@@ -60,6 +60,15 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     return made
 
 
+def cut_off(bucket: Bucket, *steps: int, **settings: Any) -> CheckpointManager:
+    """Checkpoints of a run that has saved these steps since the bucket is down."""
+    checkpoints = bucket.open(**settings)
+    bucket.up = False
+    for step in steps:
+        checkpoints.save(step, arrays(step), {"at": step})
+    return checkpoints
+
+
 def read(checkpoints: CheckpointManager, step: int) -> tuple[Any, dict[str, Any]]:
     return checkpoints.restore(step, abstract())
 
@@ -104,10 +113,7 @@ def test_checkpoints_wait_on_the_disk_and_are_uploaded_in_order(bucket, caplog):
 
 
 def test_an_upload_that_breaks_off_leaves_nothing_that_counts(bucket, monkeypatch):
-    checkpoints = bucket.open()
-    bucket.up = False
-    checkpoints.save(2, arrays(2), {})
-    checkpoints.save(4, arrays(4), {})
+    checkpoints = cut_off(bucket, 2, 4)
     bucket.up = True
     bucket.later()
     real, sent = local_saves.fsspec.core.url_to_fs, []
@@ -136,9 +142,7 @@ def test_an_upload_that_breaks_off_leaves_nothing_that_counts(bucket, monkeypatc
 
 
 def test_past_the_bound_the_run_ends_and_the_next_attempt_on_the_pod_uploads(bucket):
-    checkpoints = bucket.open()
-    bucket.up = False
-    checkpoints.save(2, arrays(2), {"at": 2})
+    checkpoints = cut_off(bucket, 2)
     bucket.later(2 * 3600 - 1)
     checkpoints.catch_up()
     bucket.later(1)
@@ -159,21 +163,22 @@ def test_past_the_bound_the_run_ends_and_the_next_attempt_on_the_pod_uploads(buc
         assert read(again, 2)[1] == {"at": 2}
 
 
-def test_the_end_of_a_run_waits_for_the_bucket(bucket, monkeypatch):
+@pytest.mark.parametrize("room", [True, False])
+def test_the_end_of_a_run_and_a_disk_without_room_wait_for_the_bucket(bucket, monkeypatch, room):
+    back = bucket.now + 300
+    if not room:
+        monkeypatch.setattr(local_saves.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     with bucket.open() as checkpoints:
-        bucket.up = False
+        checkpoints._bridge._storage._probe = lambda: bucket.now >= back
+        bucket.later(31)
         checkpoints.save(2, arrays(2), {})
-        back = bucket.now + 3600
-        monkeypatch.setattr(bucket, "probe", lambda: bucket.now >= back)
-        checkpoints._bridge._storage._probe = bucket.probe
+        assert (bucket.now >= back) is not room
     assert (bucket.steps(), bucket.on_disk()) == (["2"], [])
     assert bucket.now >= back
 
 
 def test_a_preempted_run_does_not_wait(bucket):
-    checkpoints = bucket.open()
-    bucket.up = False
-    checkpoints.save(2, arrays(2), {})
+    checkpoints = cut_off(bucket, 2)
     before = bucket.now
     checkpoints.__exit__(PreemptedError, None)
     assert (bucket.now, bucket.on_disk()) == (before, ["2"])
@@ -212,9 +217,7 @@ def test_a_disk_without_room_is_named(bucket, monkeypatch):
     free = SimpleNamespace(free=local_saves.MIN_FREE_BYTES + 600)  # of the 580 bytes of a checkpoint, with the margin
     monkeypatch.setattr(local_saves.shutil, "disk_usage", lambda _: free)
     assert local_bytes(arrays(0)) == 516
-    checkpoints = bucket.open()
-    bucket.up = False
-    checkpoints.save(2, arrays(2), {})
+    checkpoints = cut_off(bucket, 2)
     monkeypatch.setattr(local_saves.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     with pytest.raises(OutageError) as ended:
         checkpoints.save(4, arrays(4), {})
@@ -225,22 +228,10 @@ def test_a_disk_without_room_is_named(bucket, monkeypatch):
     )
 
 
-def test_without_room_the_bucket_is_waited_for(bucket, monkeypatch):
-    monkeypatch.setattr(local_saves.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
-    with bucket.open() as checkpoints:
-        bucket.up = False
-        back = bucket.now + 300
-        checkpoints._bridge._storage._probe = lambda: bucket.now >= back
-        checkpoints.save(2, arrays(2), {})
-    assert bucket.steps() == ["2"]
-
-
 def test_a_replaced_attempt_uploads_nothing(bucket, monkeypatch):
     monkeypatch.setenv("SLIPWAY_SUCCESSOR", "runs/run/launches/0002.json")
     record = bucket.folder / "run/launches/0002.json"
-    checkpoints = bucket.open()
-    bucket.up = False
-    checkpoints.save(2, arrays(2), {})
+    checkpoints = cut_off(bucket, 2)
     record.parent.mkdir(parents=True)
     record.write_text("{}")
     bucket.up = True
@@ -250,9 +241,7 @@ def test_a_replaced_attempt_uploads_nothing(bucket, monkeypatch):
 
 
 def test_what_the_bucket_has_already_is_not_uploaded(bucket):
-    with bucket.open() as checkpoints:
-        bucket.up = False
-        checkpoints.save(2, arrays(2), {})
+    with cut_off(bucket, 2) as checkpoints:
         checkpoints._bridge.suspended = False  # as after kill -9
         checkpoints._bridge.steps = []
         bucket.up = True
@@ -264,27 +253,22 @@ def test_what_the_bucket_has_already_is_not_uploaded(bucket):
 
 
 def test_zero_hours_bridge_nothing(bucket):
-    with bucket.open(max_outage_hours=0) as checkpoints:
-        bucket.up = False
-        checkpoints.save(2, arrays(2), {})
+    with cut_off(bucket, 2, max_outage_hours=0):
+        pass
     assert (bucket.steps(), bucket.probes) == (["2"], 0)
 
 
-def test_an_outage_costs_few_probes(bucket):
+def test_an_outage_costs_few_probes_and_a_start_waits_for_the_bucket(bucket):
     storage = bucket.storage
     bucket.up = False
     for _ in range(3600):
         bucket.now += 1
         assert not storage.answers()
     assert bucket.probes < 150
+    with pytest.raises(OutageError, match=r"checkpoint\.max_outage_hours: .*/run has not answered for 1 h"):
+        wait_for_storage(storage, 1)
+    wait_for_storage(storage, 0)
+    wait_for_storage(RunStorage(str(bucket.folder)), 1)
     bucket.up = True
     bucket.later(31)
     assert storage.answers()
-
-
-def test_a_start_waits_for_the_bucket(bucket):
-    bucket.up = False
-    with pytest.raises(OutageError, match=r"checkpoint\.max_outage_hours: .*/run has not answered for 1 h"):
-        wait_for_storage(bucket.storage, 1)
-    wait_for_storage(bucket.storage, 0)
-    wait_for_storage(RunStorage(str(bucket.folder)), 1)

@@ -43,31 +43,23 @@ def checks():
         yield pool
 
 
-def evaluation(checks: RewardPool, right: list[float]) -> Evaluator:
-    sizes = {
-        "max_prompt_length": 28,
-        "eval_prompts": 20,
-        "test_samples_per_prompt": 4,
-        "test_prompts": 8,
-        "transcripts": 3,
-    }
+TESTED = {"test_samples_per_prompt": 4, "test_prompts": 8}
+
+
+def evaluation(checks: RewardPool, right: list[float], tested: dict[str, int] = TESTED) -> Evaluator:
+    sizes = {"max_prompt_length": 28, "eval_prompts": 20, "transcripts": 3} | tested
     loop = GrpoLoop(**load_group("loop/grpo") | sizes)
     asked = QuestionSet(ArithmeticData(**load_group("data/arithmetic")), loop, 0)
     return Evaluator(loop, asked, Parrot(asked, right), checks, 0)  # pyright: ignore[reportArgumentType]
 
 
 def test_greedy_counts_right_answers_and_keeps_the_first_transcripts(checks) -> None:
-    asked = 0
-
-    def between():
-        nonlocal asked
-        asked += 1
-
-    found = evaluation(checks, [0.25]).greedy({}, between=between)
+    asked = list[None]()
+    found = evaluation(checks, [0.25]).greedy({}, between=lambda: asked.append(None))
     assert found.accuracy == found.values["eval_accuracy"] == 0.25
     assert found.interval == (found.values["eval_accuracy_low"], found.values["eval_accuracy_high"])
     assert 0.1 < found.interval[0] < 0.25 < found.interval[1] < 0.5
-    assert asked == 20
+    assert len(asked) == 20
     assert [row.reward for row in found.transcripts] == [1.0, 1.0, 1.0]
     first = found.transcripts[0]
     assert first.response == f"so #### {first.answer}"
@@ -83,6 +75,7 @@ def test_a_test_tells_of_several_answers_to_each_question(checks) -> None:
     assert values["test_pass_at_4"] == pytest.approx(4 / 8)
     assert values["test_majority_at_4"] == pytest.approx(4 / 8)  # 7 and 7.0 are one answer, wrong ones all differ
     assert values["test_accuracy_low"] < 3 / 8 < values["test_accuracy_high"]
+    assert evaluation(checks, [], {}).test({}) is None
 
 
 def test_processes_share_the_checks_and_agree_with_one(checks, monkeypatch) -> None:
@@ -107,9 +100,3 @@ def test_processes_share_the_checks_and_agree_with_one(checks, monkeypatch) -> N
 
 def _filled(own: dict, count: int) -> dict:
     return {str(row): own.get(str(row), [0.0, None, ""]) for row in range(count)}
-
-
-def test_no_test_where_none_is_wanted(checks) -> None:
-    loop = GrpoLoop(**load_group("loop/grpo") | {"max_prompt_length": 28})
-    asked = QuestionSet(ArithmeticData(**load_group("data/arithmetic")), loop, 0)
-    assert Evaluator(loop, asked, Parrot(asked, []), checks, 0).test({}) is None  # pyright: ignore[reportArgumentType]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from conf.schema.training.loop import LmLoop
-from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
-from trainer import main
+from tests.trainer.lives import SharedPrograms, lines_of, train
 from trainer.distributed import runtime
 from trainer.distributed.preemption import PreemptedError
 from trainer.evaluation.calls import Calls
@@ -63,8 +63,7 @@ def plugins(log: MetricsLogger, **evaluations: Any) -> EvaluationPlugins:
 
 
 def lines(log: MetricsLogger) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (log.local / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "time"} for line in found]
+    return [{name: value for name, value in line.items() if name != "time"} for line in lines_of(log.local)]
 
 
 def test_each_has_its_schedule_and_options(mine: ModuleType, log: MetricsLogger) -> None:
@@ -90,12 +89,8 @@ def test_each_has_its_schedule_and_options(mine: ModuleType, log: MetricsLogger)
     assert [step for name, step in seen if name == "seldom"] == [4, 8, 10]
     assert [step for name, step in seen if name == "last"] == [10]
     assert lines(log)[0] == {
-        "step": 2,
-        "phase": "eval",
-        "evaluation": "often",
-        "eval_often_sum": 3,
-        "eval_often/part": 0.5,
-    }
+        "step": 2, "phase": "eval", "evaluation": "often", "eval_often_sum": 3, "eval_often/part": 0.5,
+    }  # fmt: skip
 
 
 def test_lists_have_an_interval_and_what_is_no_number_is_a_problem() -> None:
@@ -135,6 +130,8 @@ def test_a_failure_is_an_alert_until_it_works_again(mine: ModuleType, log: Metri
                     forever.wait()
                 except Exception:  # what it must not catch
                     continue
+                except BaseException as error:
+                    raise ValueError("wrapped") from error
         return {"loss": 1.0}
 
     mine.fails = fails
@@ -152,19 +149,6 @@ def test_a_failure_is_an_alert_until_it_works_again(mine: ModuleType, log: Metri
     ]
     assert lines(log)[-1] == {"step": 10, "phase": "alert", "alert": "evaluation x", "over": True}
     assert "in fails\n" in capfd.readouterr().err  # the traceback of one's own function
-
-
-def test_a_limit_that_the_function_turns_into_another_error_ends_no_run(mine: ModuleType, log: MetricsLogger) -> None:
-    def wraps(model: FakeModel) -> dict[str, float]:
-        try:
-            threading.Event().wait()
-        except BaseException as error:
-            raise ValueError("wrapped") from error
-        return {}
-
-    mine.wraps = wraps
-    assert plugins(log, x={"run": "mine:wraps", "timeout_seconds": 0.2}).run(2, 2, {}) == {}
-    assert lines(log)[0]["message"].endswith("it took more than timeout_seconds, 0.2 s")
 
 
 def test_a_preemption_ends_the_run_even_if_the_function_catches_it(mine: ModuleType, log: MetricsLogger) -> None:
@@ -247,7 +231,7 @@ def test_a_function_that_wants_answers_is_refused_without_any(mine: ModuleType, 
 
 
 def test_a_language_model_is_evaluated_and_a_resumed_run_keeps_the_numbers(
-    lm_run: Any, mine: ModuleType, tmp_path: Path
+    lm_run: Any, mine: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a mesh with sharded weights; a function of chance is not asked twice about the same weights."""
     seen: list[int] = []
@@ -258,12 +242,8 @@ def test_a_language_model_is_evaluated_and_a_resumed_run_keeps_the_numbers(
         assert logprobs.shape == greedy.shape == (15,)
         assert abs(logprobs[0] - short[0]) < 1e-5  # of the same tokens in another row
         said = model.generate([model.encode(["1 and"])[0]] * 3, 6, ["zzz"])
-        return {
-            "nats": [-float(x) for x in logprobs],
-            "chance": time.time_ns() % 1e6,
-            "alike": len({*said}),
-            "n": len(said),
-        }
+        found = {"nats": [-float(x) for x in logprobs], "alike": len({*said}), "n": len(said)}
+        return found | {"chance": time.time_ns() % 1e6}
 
     def fails(model: Any) -> dict[str, float]:
         raise ValueError("no such file")
@@ -271,16 +251,15 @@ def test_a_language_model_is_evaluated_and_a_resumed_run_keeps_the_numbers(
     mine.probe, mine.fails = probe, fails
     changes = {"evaluations": {"mine": "mine:probe", "bad": {"run": "mine:fails", "interval": "end"}}}
     raw = lm_run | {"loop": lm_run["loop"] | changes, "mesh": lm_run["mesh"] | {"data": 4, "fsdp": 2}}
-    main.train(RunFile.model_validate(raw), tmp_path / "run")
+    SharedPrograms().install(monkeypatch)
+    train(raw, tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert 0 < summary["eval_mine_nats_low"] < summary["eval_mine_nats"] < 6
     assert (summary["eval_mine_alike"], summary["eval_mine_n"]) == (1, 3)
     assert seen == [4, 6]
-    main.train(RunFile.model_validate(raw), tmp_path / "run")  # it begins at its end
+    written = train(raw, tmp_path / "run")  # it begins at its end
     assert seen == [4, 6]
-    again = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert again == summary
-    written = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
     assert [line["step"] for line in written if line.get("evaluation") == "mine"] == [4, 6]
     alert = next(line for line in written if "alert" in line)
     assert alert["message"] == "loop.evaluations.bad failed after update 6: ValueError: no such file"
