@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Adamw
 from conf.schema.training.run_yaml import RunFile
-from tests.groups import load_group
+from tests.groups import CONF, load_group, load_yaml
 from trainer.distributed.mesh import MESH_AXES
 from trainer.puzzles.__main__ import main as make_puzzles
 
@@ -60,21 +60,12 @@ def make_lm_run(folder: Path) -> dict[str, Any]:
     """A run.yaml, as data, of a few steps of the LM loop on one worker with eight devices."""
     text = folder / "corpus.txt"
     text.write_text("".join(f"{i} and {i + 1} make {2 * i + 1}. " for i in range(300)))
-    raw = {
-        "format": 1,
-        "id": "lm-test",
-        "name": "lm",
-        "seed": 7,
+    defaults, names = load_yaml(CONF / "config.yaml"), {"format": 1, "id": "lm-test", "name": "lm", "seed": 7}
+    raw = names | {
         "dir": str(folder / "bucket"),
         "compile_cache": False,
-        "pod": {
-            "accelerator_type": "v5litepod-8",
-            "workers": 1,
-            "devices": 8,
-            "backend": "cpu",
-            "hbm_bytes_per_chip": None,
-            "bf16_flops_per_chip": None,
-        },
+        "pod": {"accelerator_type": "v5litepod-8", "workers": 1, "devices": 8, "backend": "cpu"}
+        | dict.fromkeys(("hbm_bytes_per_chip", "bf16_flops_per_chip")),
         "model": load_group("model/tiny")
         | {"vocab_size": 256, "num_layers": 1, "dim": 32, "mlp_dim": 64, "logit_chunk": 8},
         "data": load_group("data/text") | {"path": str(text), "eval_fraction": 0.2},
@@ -83,15 +74,8 @@ def make_lm_run(folder: Path) -> dict[str, Any]:
         | {"eval_interval": 4, "eval_batches": 2},
         "optimizer": load_group("optimizer/adamw"),
         "mesh": load_group("mesh/data"),
-        "checkpoint": {
-            "save_interval": 2,
-            "max_to_keep": 2,
-            "best": None,
-            "verify_interval": 3,
-            "verify_data": True,
-            "max_outage_hours": 24,
-        },
-        "logging": {"log_interval": 1, "profile": None, "wandb": None},
+        "checkpoint": defaults["checkpoint"] | {"save_interval": 2, "max_to_keep": 2, "verify_interval": 3},
+        "logging": defaults["logging"] | {"log_interval": 1},
     }
     RunFile.model_validate(raw)
     return raw
@@ -122,21 +106,9 @@ def grpo_run(tmp_path: Path) -> dict[str, Any]:
 
 def make_grpo_run(folder: Path) -> dict[str, Any]:
     """Three supervised updates, then two rollouts with two updates each."""
-    loop = {
-        "steps": 4,
-        "prompts_per_step": 8,
-        "group_size": 2,
-        "updates_per_rollout": 2,
-        "max_prompt_length": 28,
-        "max_new_tokens": 12,
-        "warm_start_steps": 3,
-        "warm_start_eval_interval": 2,
-        "eval_interval": 3,
-        "eval_prompts": 40,
-        "test_samples_per_prompt": 2,
-        "test_prompts": 5,
-        "transcripts": 3,
-    }
+    loop = {"steps": 4, "prompts_per_step": 8, "group_size": 2, "updates_per_rollout": 2, "max_prompt_length": 28}
+    loop |= {"max_new_tokens": 12, "warm_start_steps": 3, "warm_start_eval_interval": 2, "eval_interval": 3}
+    loop |= {"eval_prompts": 40, "test_samples_per_prompt": 2, "test_prompts": 5, "transcripts": 3}
     base = make_lm_run(folder)
     return base | {
         "model": load_group("model/tiny") | {"vocab_size": 260, "num_layers": 1, "dim": 32, "mlp_dim": 64},

@@ -67,16 +67,11 @@ def test_what_cannot_be_answered_is_one_line(
     assert (code, message in said, said.count("\n")) == ((2, True, 1) if message else (0, True, 0)), said
 
 
-@pytest.mark.parametrize(
-    ("folder", "message"),
-    [("", "choose one: "), ("nowhere", "there is no such folder"), ("tokenizer", "it has neither config.json nor")],
-)
-def test_a_folder_without_weights_is_one_line(
-    checkpoint: Path, folder: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for program in (generate.main, chat.main):
-        more = ["--prompt", "x"] if program is generate.main else []
-        assert program([str(checkpoint.parents[1] / folder), *more]) == 2
-        said = capsys.readouterr().err
-        assert message in said
-        assert said.count("\n") == 1
+def test_a_folder_without_weights_is_one_line(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = {"": "choose one: ", "nowhere": "there is no such folder", "tokenizer": "it has neither config.json nor"}
+    for folder, message in reasons.items():
+        for program, more in ((generate.main, ["--prompt", "x"]), (chat.main, [])):
+            assert program([str(checkpoint.parents[1] / folder), *more]) == 2
+            said = capsys.readouterr().err
+            assert message in said
+            assert said.count("\n") == 1

@@ -23,12 +23,18 @@ class Bucket:
     folder: Path
     up: bool = True
     now: float = 1000.0
+    pace: float = 0.0
+    """Seconds that pass with every look at the clock."""
     probes: int = 0
     uploads: list[list[str]] = field(default_factory=list)
 
     @property
     def storage(self) -> RunStorage:
-        return RunStorage(str(self.folder / "run"), self.probe, lambda: self.now)
+        return RunStorage(str(self.folder / "run"), self.probe, self.clock)
+
+    def clock(self) -> float:
+        self.now += self.pace
+        return self.now
 
     def probe(self) -> bool:
         self.probes += 1

@@ -16,6 +16,7 @@ from etils.epath import backend
 
 from conf.schema.training.settings import CheckpointSettings
 from tests.controller.localcloud.conftest import cloud as cloud
+from tests.groups import CONF, load_yaml
 from tests.trainer.buckets import BUCKET, NAME
 from tests.trainer.buckets import bucket as bucket
 from trainer.checkpoint.manager import CheckpointManager
@@ -25,9 +26,7 @@ from trainer.distributed.fingerprint import file_fingerprint
 from trainer.pretrained import run_weights
 from trainer.rl.remote import journal
 
-SETTINGS = CheckpointSettings(
-    save_interval=2, max_to_keep=2, best=None, verify_interval=0, verify_data=True, max_outage_hours=24
-)
+SETTINGS = CheckpointSettings(**load_yaml(CONF / "config.yaml")["checkpoint"])
 
 
 def test_the_trainer_uses_it_for_all_paths_of_buckets() -> None:

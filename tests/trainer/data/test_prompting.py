@@ -100,12 +100,6 @@ def test_every_prompt_of_conf_asks_the_question_last(name: str) -> None:
     assert len(question.prompt) < 2000  # some 500 tokens
 
 
-def test_the_zero_shot_words_are_those_of_supervised_fine_tuning() -> None:
-    ours, theirs = load_group("data/gsm8k")["prompt"], load_group("data/sft_gsm8k")["template"]
-    assert load_group("prompt/zero_shot") == ours
-    assert (ours["question"], ours["answer"]) == (theirs["prompt"], theirs["answer"])
-
-
 def test_what_the_tokenizer_does_not_know_is_named(file: Path) -> None:
     with pytest.raises(RunFileError, match=r"data\.eos: the tokenizer has no special token <\|end\|>; it has"):
         prompting(file, "none", eos="<|end|>")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import subprocess
-import sys
 from collections import Counter
 from contextlib import ExitStack, closing
 from itertools import pairwise
@@ -144,22 +141,6 @@ def test_a_position_restores_the_next_batch_on_any_number_of_processes(corpus, p
             same(next(again), expected[after])
             assert again.position().keys() == position.keys()
             same(next(again), expected[after + 1])
-
-
-def test_another_process_makes_the_same_rows(tmp_path):
-    data = write_jsonl(tmp_path / "a.jsonl", texts(), streams=STREAMS, packing="documents")
-    program = (
-        "import sys, hashlib; from conf.schema.training.data import JsonlData; from trainer.data import batches;"
-        "from tests.trainer.data.corpora import lm_loop; first = int(sys.argv[2]);"
-        f"b = batches.Dataset(JsonlData.model_validate_json(sys.argv[1])).train_batches(lm_loop({ROWS}, {SEQUENCE}), 5,"
-        "range(first, first + 4));"
-        "print([hashlib.sha256(next(b)['tokens'].tobytes()).hexdigest() for _ in range(5)][-1])"
-    )
-    command = [sys.executable, "-c", program, data.model_dump_json(), "4"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    here = made(data, 5)[-1]["tokens"]
-    assert ended.stdout.strip() == hashlib.sha256(here[4:].tobytes()).hexdigest()
 
 
 def test_seeds_and_epochs_have_orders_of_their_own(tmp_path):

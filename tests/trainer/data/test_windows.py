@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -29,12 +30,9 @@ def corpus(tmp_path) -> windows.TextSplits:
     return windows.load_text(text_data(path), ByteTokenizer())
 
 
-def test_the_end_is_kept_for_validation(corpus):
+def test_the_end_is_kept_for_validation_which_may_have_files_of_its_own(corpus, tmp_path):
     assert (len(corpus.train), len(corpus.validation)) == (75, 25)
     assert corpus.validation[0] == 75
-
-
-def test_validation_may_have_files_of_its_own(tmp_path):
     for name, size in {"a.txt": 20, "b.txt": 30, "other": 40}.items():
         (tmp_path / name).write_bytes(b"x" * size)
     data = text_data(tmp_path / "*.txt", fraction=0, eval_path=str(tmp_path / "other"))
@@ -92,11 +90,11 @@ def tiny(name: str) -> Any:
     return TypeAdapter(Data).validate_python(keys | local)
 
 
-@pytest.mark.parametrize("packing", ["windows", "stream", "documents"])
-@pytest.mark.parametrize("name", ["text", "jsonl", "parquet", "sft_gsm8k"])
+@pytest.mark.parametrize(
+    ("name", "packing"),
+    [("text", "windows"), *itertools.product(["text", "jsonl", "parquet", "sft_gsm8k"], ["stream", "documents"])],
+)
 def test_every_kind_trains_and_evaluates(name, packing):
-    if packing == "windows" and name != "text":
-        return
     data = tiny(name).model_copy(update={"packing": packing})
     loop = LmLoop(**load_group("loop/lm") | {"total_batch_tokens": 1024, "seq_len": 32, "eval_batches": 1})
     stream = batches.Dataset(data).train_batches(loop, 0, range(loop.rows))
@@ -107,29 +105,16 @@ def test_every_kind_trains_and_evaluates(name, packing):
     batches.Dataset(data).check_vocab_size(512)
 
 
-LOOP = LmLoop(**load_group("loop/lm") | {"total_batch_tokens": 80, "seq_len": 10, "eval_batches": 2})
-
-
-@pytest.fixture
-def halves(tmp_path) -> TextData:
-    path = tmp_path / "text"
-    path.write_bytes(bytes(range(100)) * 2)
-    return TextData(**load_group("data/text") | {"path": str(path), "eval_fraction": 0.5})
-
-
-def test_the_rows_of_a_batch_do_not_depend_on_who_holds_them(halves):
-    whole = next(batches.Dataset(halves).train_batches(LOOP, 1, range(8)))
-    parts = [next(batches.Dataset(halves).train_batches(LOOP, 1, rows)) for rows in (range(4), range(4, 8))]
-    assert whole.keys() == batches.Dataset(halves).batch_dtypes.keys()
-    for name, dtype in batches.Dataset(halves).batch_dtypes.items():
+def test_rows_do_not_depend_on_who_holds_them_and_a_position_restores_the_next(tmp_path):
+    loop = LmLoop(**load_group("loop/lm") | {"total_batch_tokens": 80, "seq_len": 10, "eval_batches": 2})
+    (tmp_path / "text").write_bytes(bytes(range(100)) * 2)
+    found = batches.Dataset(text_data(tmp_path / "text", fraction=0.5))
+    stream, again = (found.train_batches(loop, 1, range(8)) for _ in range(2))
+    whole, position, after = next(stream), stream.position(), next(stream)
+    parts = [next(found.train_batches(loop, 1, rows)) for rows in (range(4), range(4, 8))]
+    assert whole.keys() == found.batch_dtypes.keys()
+    for name, dtype in found.batch_dtypes.items():
         assert whole[name].dtype == dtype
         np.testing.assert_array_equal(whole[name], np.concatenate([half[name] for half in parts]))
-
-
-def test_a_position_restores_the_next_windows(halves):
-    stream = batches.Dataset(halves).train_batches(LOOP, 1, range(8))
-    next(stream)
-    position, expected = stream.position(), next(stream)
-    again = batches.Dataset(halves).train_batches(LOOP, 1, range(8))
     again.restore(position)
-    np.testing.assert_array_equal(next(again)["tokens"], expected["tokens"])
+    np.testing.assert_array_equal(next(again)["tokens"], after["tokens"])

@@ -40,25 +40,6 @@ class Guess(vf.MultiTurnEnv):
         return [{"role": "user", "content": "higher" if guess < int(state["answer"]) else "lower"}]
 
 
-class Forgetful(Guess):
-    """Shows the policy the question and the last hint alone."""
-
-    async def get_prompt_messages(self, state: Any) -> Any:
-        messages = await super().get_prompt_messages(state)
-        return [messages[0], *messages[-1:]] if state["trajectory"] else messages
-
-
-class Restless(Guess):
-    """Begins each rollout of a question with another prompt."""
-
-    count = 0
-
-    async def setup_state(self, state: Any) -> Any:
-        type(self).count += 1
-        state["prompt"] = [vf.UserMessage(role="user", content=f"Game {self.count}")]
-        return state
-
-
 class Ledger(vf.StatefulToolEnv):
     """A tool whose second argument the policy does not see."""
 
@@ -79,16 +60,8 @@ class Ledger(vf.StatefulToolEnv):
         return {**tool_args, "total": 40}
 
 
-def nan(completion: Any) -> float:
-    return float("nan")
-
-
 def raises(**kwargs: Any) -> Any:
     raise OSError("no such game")
-
-
-async def setup_fails(self: Any, state: Any) -> Any:
-    raise OSError("no board")
 
 
 KINDS = {
@@ -96,11 +69,7 @@ KINDS = {
     "guess": lambda **own: Guess(max_turns=4, **own),
     "tool": lambda **own: vf.ToolEnv(tools=[multiply], max_turns=5, **own),
     "ledger": lambda **own: Ledger(max_turns=3, **own),
-    "forgetful": lambda **own: Forgetful(max_turns=4, **own),
-    "restless": lambda **own: Restless(max_turns=4, **own),
     "raises": raises,
-    "unset": lambda **own: type("Unset", (Guess,), {"setup_state": setup_fails})(**own),
-    "nan": lambda **own: vf.SingleTurnEnv(**own | {"rubric": vf.Rubric(funcs=[nan])}),
     "group": lambda **own: vf.SingleTurnEnv(**own | {"rubric": vf.Rubric(funcs=[lambda completions: [0.0]])}),
 }
 

@@ -165,10 +165,8 @@ def test_messages_are_the_prompt_and_what_the_policy_reads(tmp_path: Path) -> No
     assert sampler.prompts == [[joined], [f"{joined}aa"]]
     assert played[0].turns == [("policy", "a"), ("environment", "a"), ("policy", "bye")]
     assert (played[0].by_model, played[0].reward) == ([1, 1, 0, 1, 1, 1, 1], 1)
-    assert (played[1].failure, played[1].reason) == (
-        "error",
-        "messages must be pairs of role and text, not [('user',)]",
-    )
+    assert played[1].failure == "error"
+    assert played[1].reason == "messages must be pairs of role and text, not [('user',)]"
     assert sorted((tmp_path / "closed").read_text().split()) == ["0", "1", "2"]
 
 

@@ -1,6 +1,5 @@
 """The GRPO loop: phases, what it leaves behind, and a resume that is exact in either phase."""
 
-import copy
 import io
 import json
 import string
@@ -76,19 +75,48 @@ class WholeRun:
     programs: SharedPrograms
 
 
-AHEAD = ((2, 2, 2), 1)
+class Echo:
+    """Says what it hears backwards, three times; many different characters are rewarded."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.heard, self.fails = "", fails
+        self.turns = 0
+
+    def reset(self, row: Any) -> str:
+        return str(row["seed"] % 10)
+
+    def step(self, response: str) -> tuple[str, bool]:
+        self.heard, self.turns = self.heard + response, self.turns + 1
+        if self.fails:
+            raise OSError("no echo")
+        return response[::-1], self.turns == 3
+
+    def reward(self) -> float:
+        return len({*self.heard}) / 12
+
+
+def with_echo(raw: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The run in that environment; a turn ends at nearly any character."""
+    group = load_group("loop/grpo")
+    own = {"name": f"{__name__}:Echo", "options": options, "max_turn_tokens": 3, "timeout_seconds": 60.0}
+    stops = [*string.ascii_letters, *string.digits, *string.punctuation, " "]
+    loop = {"environment": group["environment"] | own, "sampler": group["sampler"] | {"stop": stops}}
+    return raw | {"loop": raw["loop"] | loop}
+
+
+AHEAD = ((2, 2, 2), 1, False)
 """Weights and batch are split, and the next rollout is drawn before the updates of this one."""
 
 
 @pytest.fixture(scope="module", params=[AHEAD], ids=["ahead"])
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WholeRun:
-    """params: mesh and `loop.async_depth`."""
-    sizes, depth = request.param
+    """params: mesh, `loop.async_depth`, and whether every phase plays episodes."""
+    sizes, depth, echo = request.param
     folder, programs, printed = tmp_path_factory.mktemp("whole"), SharedPrograms(), io.StringIO()
-    base = make_grpo_run(folder)
+    base = with_echo(make_grpo_run(folder)) if echo else make_grpo_run(folder)
     raw = base | {
         "mesh": dict(zip(meshes.MESH_AXES, sizes, strict=True)),
-        "loop": base["loop"] | MOVING | {"async_depth": depth, "length_buckets": [32]},
+        "loop": base["loop"] | MOVING | {"async_depth": depth} | ({} if echo else {"length_buckets": [32]}),
         "checkpoint": base["checkpoint"] | {"save_interval": 1},
         "logging": base["logging"] | {"log_interval": 2},
     }
@@ -151,7 +179,7 @@ def test_both_phases_are_told_and_summed_up(whole: WholeRun) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize(
     ("whole", "kills"),
-    [(AHEAD, (3, 4, 5)), (((8, 1, 1), 0), (3, 5)), (((8, 1, 1), 3), (4,))],
+    [(AHEAD, (3, 4, 5)), (((8, 1, 1), 3, False), (4,)), (((8, 1, 1), 1, True), (4, 5))],
     indirect=["whole"],
 )
 def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(whole, tmp_path, monkeypatch, kills):
@@ -171,6 +199,13 @@ def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(whole
     assert results(lines) == results(whole.lines)
     summaries = [json.loads((Path(run["dir"]) / "summary.json").read_text()) for run in (whole.raw, cut)]
     assert summaries[0] == summaries[1]
+    if whole.raw["loop"]["environment"]["name"]:
+        trained, evaluated = ([line for line in lines if line["phase"] == phase] for phase in ("grpo", "eval"))
+        assert all(line["environment_tokens"] > 0 == line["environment_failed"] for line in trained)
+        assert all(1 < line["turns"] <= 3 for line in trained)
+        assert all(1 < line["eval_turns"] <= 3 for line in evaluated)
+        roles = [[turn["role"] for turn in row["turns"]] for row in lines_of(cut["dir"], "transcripts.jsonl")]
+        assert any(turns[:3] == ["policy", "environment", "policy"] for turns in roles)
 
 
 def test_a_notice_amid_a_draw_costs_no_update(whole, tmp_path, monkeypatch):
@@ -216,14 +251,11 @@ def test_the_reference_is_a_copy_of_the_type_that_is_wanted(grpo_run, dtype, exp
 
 def questions_file(folder: Path) -> dict[str, Any]:
     """Sums with a right answer and a rejected one, as `data=gsm8k` reads them."""
-    rows = [
-        {"question": f"{a}+{b}=", "answer": f"#### {a + b}", "rejected": f"What is {a}?"}
-        for a in range(9)
-        for b in range(9)
-    ]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    path = str(folder / "rows.jsonl")
-    return load_group("data/gsm8k") | {"path": path, "eval_path": path, "validation_path": None, "tokenizer": "bytes"}
+    path, sums = folder / "rows.jsonl", [(a, b) for a in range(9) for b in range(9)]
+    rows = ({"question": f"{a}+{b}=", "answer": f"#### {a + b}", "rejected": f"What is {a}?"} for a, b in sums)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    paths = {"path": str(path), "eval_path": str(path), "validation_path": None, "tokenizer": "bytes"}
+    return load_group("data/gsm8k") | paths
 
 
 OTHER_LOSSES = {
@@ -237,31 +269,31 @@ OTHER_LOSSES = {
 @pytest.mark.deep
 @pytest.mark.parametrize("name", OTHER_LOSSES)
 def test_a_run_with_each_of_the_other_losses(grpo_run, tmp_path, name) -> None:
-    raw = copy.deepcopy(grpo_run)
-    raw["data"] = questions_file(tmp_path) | {"chat_template": "none", "bos": None}
-    raw["optimizer"]["lr"] = 0.01
-    small = {"warm_start_steps": 0, "eval_prompts": 16, "steps": 24, "updates_per_rollout": 1, "eval_interval": 24}
-    raw["loop"] |= small | {"loss_type": name, "test_samples_per_prompt": None} | OTHER_LOSSES[name] | MOVING
-    raw["loop"]["rollout_correction"] |= {"rollout_is": "token"}
+    own = {"warm_start_steps": 0, "eval_prompts": 16, "steps": 24, "updates_per_rollout": 1, "eval_interval": 24}
+    own |= {"loss_type": name, "test_samples_per_prompt": None} | OTHER_LOSSES[name] | MOVING
+    own["rollout_correction"] = grpo_run["loop"]["rollout_correction"] | {"rollout_is": "token"}
     if name == "distillation":
         folder = tmp_path / "teacher"
         model = RunFile.model_validate(grpo_run).decoder.model_copy(update={"num_layers": 2})
         with jax.set_mesh(make_mesh(1, 1, 1)):
             store.write_params(folder, jax.device_get(weights.init_params(model, jax.random.key(9))), model)
-        raw["loop"]["teacher"] = raw["model"] | {"num_layers": 2, "weights": str(folder)}
+        own["teacher"] = grpo_run["model"] | {"num_layers": 2, "weights": str(folder)}
+    data = questions_file(tmp_path) | {"chat_template": "none", "bos": None}
+    raw = changed(grpo_run, data=data, optimizer={"lr": 0.01}, loop=own)
     told = [line for line in train(raw, tmp_path / "run") if line["phase"] == "grpo"]
     assert [line["step"] for line in told] == list(range(1, 25))
     assert all(np.isfinite(line["loss"]) for line in told)
+    first, last = told[0], told[-1]
     if name in ("sft", "dpo"):
-        assert told[-1]["loss"] < 0.8 * told[0]["loss"]
-        assert "rollout_is_mean" not in told[0]
+        assert last["loss"] < 0.8 * first["loss"]
+        assert "rollout_is_mean" not in first
+    else:
+        assert 0.99 < first["rollout_is_eff_sample_size"] <= 1.00001
     if name == "dpo":
-        np.testing.assert_allclose(told[0]["loss"], np.log(2), atol=1e-5)  # policy and reference are the same
-        assert told[-1]["reward_accuracy"] > 0.9
+        np.testing.assert_allclose(first["loss"], np.log(2), atol=1e-5)  # policy and reference are the same
+        assert last["reward_accuracy"] > 0.9
     if name == "distillation":
-        assert np.mean([line["teacher_kl"] for line in told[-4:]]) < told[0]["teacher_kl"]
-    if name not in ("sft", "dpo"):
-        assert 0.99 < told[0]["rollout_is_eff_sample_size"] <= 1.00001
+        assert np.mean([line["teacher_kl"] for line in told[-4:]]) < first["teacher_kl"]
 
 
 def test_pairs_stay_together_where_an_update_is_computed_in_parts(grpo_run):
@@ -284,35 +316,6 @@ def test_pairs_stay_together_where_an_update_is_computed_in_parts(grpo_run):
     np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
-class Echo:
-    """Says what it hears backwards, three times; many different characters are rewarded."""
-
-    def __init__(self, *, fails: bool = False) -> None:
-        self.heard, self.fails = "", fails
-        self.turns = 0
-
-    def reset(self, row: Any) -> str:
-        return str(row["seed"] % 10)
-
-    def step(self, response: str) -> tuple[str, bool]:
-        self.heard, self.turns = self.heard + response, self.turns + 1
-        if self.fails:
-            raise OSError("no echo")
-        return response[::-1], self.turns == 3
-
-    def reward(self) -> float:
-        return len({*self.heard}) / 12
-
-
-def with_echo(raw: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """The run in that environment; a turn ends at nearly any character."""
-    group = load_group("loop/grpo")
-    own = {"name": f"{__name__}:Echo", "options": options, "max_turn_tokens": 3, "timeout_seconds": 60.0}
-    stops = [*string.ascii_letters, *string.digits, *string.punctuation, " "]
-    loop = {"environment": group["environment"] | own, "sampler": group["sampler"] | {"stop": stops}}
-    return raw | {"loop": raw["loop"] | loop}
-
-
 def test_programs_of_later_turns_are_listed(grpo_run: Any) -> None:
     """A prompt of a later turn may be as long as prompt and response together."""
     raw = with_echo(grpo_run)
@@ -323,32 +326,6 @@ def test_programs_of_later_turns_are_listed(grpo_run: Any) -> None:
     assert (first, later) == ((rows // 2, 40), (rows, 40))
     assert "admit_turn" in found
     assert "decode_turn" not in found
-
-
-@pytest.mark.deep
-def test_a_killed_run_equals_an_uninterrupted_one(grpo_run: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    """Bit for bit, with the next rollout drawn ahead; every phase plays episodes."""
-    raw = with_echo(grpo_run) | {"checkpoint": grpo_run["checkpoint"] | {"save_interval": 1}}
-    raw["loop"] |= {"async_depth": 1}
-    shared = SharedPrograms()
-    shared.install(monkeypatch)
-    lines = train(raw, tmp_path / "whole")
-    cut = raw | {"dir": str(tmp_path / "cut")}
-    for life, step in enumerate((4, 5)):
-        run_until(cut, tmp_path / f"life-{life}", step, monkeypatch)
-    again = train(cut, tmp_path / "last")
-    for (state, position), (other, other_position) in zip(saved(raw, 5, 7), saved(cut, 5, 7), strict=True):
-        assert position == other_position
-        jax.tree.map(np.testing.assert_array_equal, state, other)
-    assert results(again) == results(lines)
-    trained = [line for line in lines if line["phase"] == "grpo"]
-    assert all(1 < line["turns"] <= 3 for line in trained)
-    assert all(line["environment_tokens"] > 0 == line["environment_failed"] for line in trained)
-    assert any(line["grad_norm"] > 0 for line in trained)
-    evaluated = [line for line in lines if line["phase"] == "eval"]
-    assert all(1 < line["eval_turns"] <= 3 for line in evaluated)
-    rows = lines_of(raw["dir"], "transcripts.jsonl")
-    assert any([turn["role"] for turn in row["turns"]][:3] == ["policy", "environment", "policy"] for row in rows)
 
 
 @pytest.mark.deep

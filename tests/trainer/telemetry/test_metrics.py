@@ -53,11 +53,8 @@ def test_lines_and_event_files_are_uploaded_whole(folders):
     log.summarize(accuracy_after=0.5, name="x")
     log.close()
     for folder in folders:
-        assert [(line["step"], line["phase"], line["loss"]) for line in lines_of(folder)] == [
-            (1, "train", 1.0),
-            (2, "train", 2.0),
-            (3, "train", 3.0),
-        ]
+        found = [(line["step"], line["phase"], line["loss"]) for line in lines_of(folder)]
+        assert found == [(step, "train", float(step)) for step in (1, 2, 3)]
         assert curve(folder, "train/loss") == {1: 1.0, 2: 2.0, 3: 3.0}
         assert json.loads((folder / "summary.json").read_text()) == {"accuracy_after": 0.5, "name": "x"}
     events = events_of(folders[1])
@@ -65,40 +62,23 @@ def test_lines_and_event_files_are_uploaded_whole(folders):
     assert events.Tensors("sample")[0].tensor_proto.string_val == [b"two *words*"]
 
 
-def test_a_run_that_begins_anew_has_no_lines(folders):
-    log = write(folders, 0, 2)
-    log.log(0, "train", loss=5.0)
-    log.close()
-    write(folders, 0, 1).close()
-    assert [(line["step"], line["loss"]) for line in lines_of(folders[1])] == [(1, 1)]
-
-
-def test_the_evaluation_of_the_checkpoint_is_made_again(folders):
-    log = write(folders, 0, 3)
-    for step in (2, 3):
-        log.log(step, "eval", eval_loss=7.0)
-    log.close()
-    write(folders, 3, 3).close()
-    assert [(line["step"], line["phase"]) for line in lines_of(folders[1])] == [
-        *((1, "train"), (2, "train"), (3, "train"), (2, "eval"))
-    ]
-
-
-def test_evaluations_of_ones_own_are_kept_and_known(folders):
+def test_the_evaluation_of_the_checkpoint_is_made_again_and_ones_own_are_kept_and_known(folders):
     log = write(folders, 0, 4)
     for step in (3, 4):
+        log.log(step, "eval", eval_loss=7.0)
         log.log_evaluation(step, "eval", "core", {"eval_core_metric": 0.25 + step})
     assert log.recorded(3, "core") is None  # only what an interrupted attempt has logged
     log.close()
     log = write(folders, 3, 3)
     assert log.recorded(3, "core") == {"eval_core_metric": 3.25}
-    assert log.recorded(4, "core") is None
-    assert log.recorded(3, "other") is None
+    assert log.recorded(4, "core") is log.recorded(3, "other") is None
     log.close()
-    assert [(line["step"], line.get("evaluation")) for line in lines_of(folders[1]) if line["phase"] == "eval"] == [
-        (3, "core")
-    ]
+    found = [(line["step"], line.get("evaluation", line["phase"])) for line in lines_of(folders[1])]
+    assert found == [(1, "train"), (2, "train"), (3, "train"), (3, "core")]
     assert curve(folders[1], "eval/core_metric") == {3: 3.25}
+    log = write(folders, 0, 1)  # begins anew
+    log.close()
+    assert [(line["step"], line["loss"]) for line in lines_of(folders[1])] == [(1, 1)]
 
 
 @pytest.mark.parametrize("same_machine", [True, False])

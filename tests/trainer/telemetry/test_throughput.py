@@ -1,6 +1,7 @@
 """Model FLOPs, utilization, and where the time goes."""
 
 import time
+from contextlib import suppress
 
 import jax
 import pytest
@@ -75,29 +76,15 @@ def test_time_counts_for_the_innermost_phase(clock, monkeypatch):
     times.listen()
     times.enter("updates")
     clock |= {"wall": 10.0, "cpu": 5.0}
-    with times.measure("evaluations"):
+    with suppress(KeyError), times.measure("evaluations"):  # an error ends the phase it leaves
         jax.monitoring.record_event_duration_secs("/jax/core/compile/jaxpr_trace_duration", 1.5)
         clock |= {"wall": 14.0, "cpu": 5.5}
+        raise KeyError
     clock |= {"wall": 15.0, "cpu": 6.0}
     assert times.close() == [
         "seconds of worker 0 (CPU seconds of all workers): start 0.0 (6.0), updates 11.0 (5.0), evaluations 4.0 (1.0)",
         "seconds of compilation, by worker: trace 1.5 1.5, lower 0.0 0.0, compile or load 0.0 0.0",
     ]
-
-
-def test_an_error_ends_the_phase_it_leaves(clock):
-    times = PhaseTimes()
-
-    def fail() -> None:
-        with times.measure("evaluations"):
-            clock["wall"] = 1.0
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    clock["wall"] = 3.0
-    times.listen()
-    assert "start 2.0 (3.0), evaluations 1.0 (0.0)" in times.close()[0]
 
 
 USUAL = WorkerTimes(host=0.02, wait=0.98, probe=0.001)
@@ -123,11 +110,8 @@ def test_the_odd_one_is_found(times, worker, host, device):
     assert found.worker == worker or not found.seconds
 
 
-def test_one_worker_is_compared_with_nobody():
-    assert StragglerWatch(make_mesh(8, 1, 1)).compare(1.0, 0.9) == {}
-
-
 def test_the_share_of_the_delay_is_a_metric(monkeypatch):
+    assert StragglerWatch(make_mesh(8, 1, 1)).compare(1.0, 0.9) == {}  # with nobody
     rows = [[0.1, 0.9, 0.001], [0.9, 0.1, 0.001]]
     monkeypatch.setattr(stragglers.jax, "process_count", lambda: 2)
     monkeypatch.setattr(stragglers, "gather_numbers", lambda mesh, row: stragglers.np.array(rows))

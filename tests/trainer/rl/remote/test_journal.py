@@ -5,33 +5,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.trainer.checkpoint.test_outage import Bucket
 from trainer.checkpoint.outage import ReplacedError
-from trainer.checkpoint.storage import RunStorage
 from trainer.rl.remote import journal as journals
 from trainer.rl.remote.journal import DrawnSample, Journal, JournalError, decode, encode
 
 
-class Bucket:
-    """A folder that answers or does not, and a clock that runs with every look at it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.up, self.now = folder / "run", True, 0.0
-
-    def open(self, disk: Path) -> Journal:
-        """The journal as an attempt opens it, on a worker with this disk."""
-        return Journal(str(self.folder), RunStorage(str(self.folder), lambda: self.up, self.clock), disk)
-
-    def clock(self) -> float:
-        self.now += 100.0
-        return self.now
-
-    def files(self) -> list[str]:
-        return sorted(path.name for path in self.folder.glob("journal/*"))
-
-
 @pytest.fixture
 def bucket(tmp_path: Path) -> Bucket:
-    return Bucket(tmp_path)
+    return Bucket(tmp_path, pace=100.0)
+
+
+def opened(bucket: Bucket, disk: Path) -> Journal:
+    """The journal as an attempt opens it, on a worker with this disk."""
+    return Journal(str(bucket.folder / "run"), bucket.storage, disk)
+
+
+def files(bucket: Bucket) -> list[str]:
+    return sorted(path.name for path in bucket.folder.glob("run/journal/*"))
 
 
 def samples(*lengths: int) -> list[DrawnSample]:
@@ -45,9 +36,9 @@ def content(number: int, count: int = 2) -> bytes:
 
 def test_the_journal_keeps_every_bit(bucket, tmp_path) -> None:
     drawn = samples(1, 4, 3)
-    bucket.open(tmp_path / "disk").write(12, encode(12, drawn))
-    assert bucket.files() == ["00000012.npz"]
-    found = Journal(str(bucket.folder)).read(12)
+    opened(bucket, tmp_path / "disk").write(12, encode(12, drawn))
+    assert files(bucket) == ["00000012.npz"]
+    found = Journal(str(bucket.folder / "run")).read(12)
     assert found is not None
     for one, other in zip(drawn, decode(found), strict=True):
         for a, b in zip(one, other, strict=True):
@@ -56,21 +47,21 @@ def test_the_journal_keeps_every_bit(bucket, tmp_path) -> None:
 
 def test_what_is_written_in_an_outage_survives_the_trainer_and_is_uploaded_later(bucket, tmp_path, monkeypatch) -> None:
     disk = tmp_path / "disk"
-    first = bucket.open(disk)
+    first = opened(bucket, disk)
     first.write(0, content(0))
     bucket.up = False
     first.write(1, content(1))
     first.write(2, content(2))
-    assert bucket.files() == ["00000000.npz"]
+    assert files(bucket) == ["00000000.npz"]
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "_path", lambda *_: pytest.fail("a request to the bucket, which would hold it up"))
         assert (first.read(2), first.read(3)) == (content(2), None)
-    second = bucket.open(disk)  # the first one was killed
+    second = opened(bucket, disk)  # the first one was killed
     assert [second.read(number) for number in range(4)] == [content(0), content(1), content(2), None]
     assert second.upload() == 2
     bucket.up = True
     second.write(3, content(3))
-    assert bucket.files() == [f"{number:08}.npz" for number in range(4)]
+    assert files(bucket) == [f"{number:08}.npz" for number in range(4)]
     assert list(disk.iterdir()) == []
     assert [second.read(number) for number in range(4)] == [content(number) for number in range(4)]
 
@@ -86,42 +77,42 @@ def test_an_upload_that_breaks_off_loses_nothing_though_only_its_answer_may_be_l
             real(path, content)
         raise ConnectionError("reset by peer")
 
-    journal = bucket.open(tmp_path / "disk")
+    journal = opened(bucket, tmp_path / "disk")
     with monkeypatch.context() as patch:
         patch.setattr(journals, "create_file", create)
         assert journal.write(0, content(0)) == content(0)
-    assert bucket.files() == ["00000000.npz"] * written
+    assert files(bucket) == ["00000000.npz"] * written
     assert journal.upload() == 0
-    assert bucket.files() == ["00000000.npz"]
+    assert files(bucket) == ["00000000.npz"]
 
 
 def test_the_bucket_counts_where_another_pod_has_gone_on(bucket, tmp_path) -> None:
     bucket.up = False
-    before = bucket.open(tmp_path / "old pod")
+    before = opened(bucket, tmp_path / "old pod")
     before.write(0, content(0))
     before.write(1, content(1))
     bucket.up = True
     other = content(0, count=1)
-    bucket.open(tmp_path / "new pod").write(0, other)
-    back = bucket.open(tmp_path / "old pod")
+    opened(bucket, tmp_path / "new pod").write(0, other)
+    back = opened(bucket, tmp_path / "old pod")
     assert back.read(0) == other
     assert back.read(1) is None, "a rollout of weights that are no longer those of the run"
     assert back.upload() == 0
     assert list((tmp_path / "old pod").iterdir()) == []
-    assert bucket.open(tmp_path / "third pod").read(0) == other
+    assert opened(bucket, tmp_path / "third pod").read(0) == other
 
 
 def replace(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the next attempt on record, as its controller does before anything else."""
     monkeypatch.setenv("SLIPWAY_SUCCESSOR", "runs/run/launches/0002.json")
-    record = bucket.folder / "launches/0002.json"
+    record = bucket.folder / "run/launches/0002.json"
     record.parent.mkdir(parents=True)
     record.write_text("{}")
 
 
 def test_an_attempt_that_a_later_one_has_replaced_writes_nothing(bucket, tmp_path, monkeypatch) -> None:
     disk = tmp_path / "disk"
-    journal = bucket.open(disk)
+    journal = opened(bucket, disk)
     journal.write(0, content(0))
     bucket.up = False
     journal.write(1, content(1))
@@ -131,12 +122,12 @@ def test_an_attempt_that_a_later_one_has_replaced_writes_nothing(bucket, tmp_pat
         journal.upload()
     with pytest.raises(ReplacedError, match="has the journal"):
         journal.write(2, content(2))
-    assert bucket.files() == ["00000000.npz"]
+    assert files(bucket) == ["00000000.npz"]
     assert sorted(path.name for path in disk.iterdir()) == ["00000001.npz", "00000002.npz"]
 
 
 def test_what_another_attempt_has_written_first_counts(bucket, tmp_path) -> None:
-    one, two = bucket.open(tmp_path / "one"), bucket.open(tmp_path / "two")
+    one, two = opened(bucket, tmp_path / "one"), opened(bucket, tmp_path / "two")
     first, second = content(0), content(0, count=1)
     assert one.write(0, first) == first
     assert two.write(0, second) == first
@@ -144,21 +135,21 @@ def test_what_another_attempt_has_written_first_counts(bucket, tmp_path) -> None
     assert two.write(1, content(1)) == content(1)
     assert one.write(1, content(1)) == content(1)
     assert one.upload() == two.upload() == 0
-    assert bucket.files() == ["00000000.npz", "00000001.npz"]
-    assert bucket.open(tmp_path / "three").read(0) == first
+    assert files(bucket) == ["00000000.npz", "00000001.npz"]
+    assert opened(bucket, tmp_path / "three").read(0) == first
 
 
 @pytest.mark.parametrize("act", [lambda journal: journal.upload(), lambda journal: journal.write(1, content(1))])
 def test_an_attempt_that_has_trained_on_other_samples_than_the_journal_has_ends(bucket, tmp_path, act) -> None:
-    journal = bucket.open(tmp_path / "one")
+    journal = opened(bucket, tmp_path / "one")
     bucket.up = False
     journal.write(0, content(0))
     bucket.up = True
     other = content(0, count=1)
-    bucket.open(tmp_path / "two").write(0, other)
+    opened(bucket, tmp_path / "two").write(0, other)
     with pytest.raises(ReplacedError, match="another attempt has written rollout 0 of the journal"):
         act(journal)
-    assert bucket.open(tmp_path / "three").read(0) == other
+    assert opened(bucket, tmp_path / "three").read(0) == other
 
 
 def test_a_torn_file_on_the_disk_is_drawn_again(bucket, tmp_path, caplog) -> None:
@@ -166,7 +157,7 @@ def test_a_torn_file_on_the_disk_is_drawn_again(bucket, tmp_path, caplog) -> Non
     disk.mkdir()
     (disk / "00000000.npz").write_bytes(content(0)[:100])
     (disk / "00000001.npz").write_bytes(content(2))
-    journal = bucket.open(disk)
+    journal = opened(bucket, disk)
     assert journal.read(0) is None
     assert journal.read(1) is None
     assert "rollout 0 is drawn again" in caplog.text

@@ -22,6 +22,7 @@ def deliver(leases: Leases[str], task: Task, *, who: str = "") -> list[bool]:
 
 def test_each_sampler_gets_tasks_of_its_own_in_order() -> None:
     leases = opened(prompts=5)
+    leases.open(0, 5, 2, version=9)  # twice, which offers it once
     tasks = [leases.take(name, 0.0) for name in "abcd"]
     assert tasks == [Task(0, 0, 2, 7), Task(0, 2, 2, 7), Task(0, 4, 1, 7), None]
     assert leases.samples(0) is None
@@ -78,13 +79,6 @@ def test_a_late_sample_of_a_closed_rollout_is_dropped_and_so_is_one_that_nobody_
     assert leases.samples(1) is None
 
 
-def test_opening_a_rollout_twice_offers_it_once() -> None:
-    leases = opened(prompts=2)
-    leases.open(0, 2, 2, version=9)
-    assert leases.take("a", 0.0) == Task(0, 0, 2, 7)
-    assert leases.take("b", 0.0) is None
-
-
 def test_a_task_that_kills_every_sampler_is_an_error() -> None:
     leases = opened(prompts=2)
     for _ in range(MAX_LOSSES - 1):
@@ -95,7 +89,7 @@ def test_a_task_that_kills_every_sampler_is_an_error() -> None:
         leases.release("a")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_whatever_dies_whenever_every_sample_counts_once(seed) -> None:
     """Samplers die, fall silent and deliver late at random; each rollout is complete, and each sample is the first."""
     chance, leases = random.Random(seed), Leases[str](group_size=3, seconds=SECONDS)

@@ -1,6 +1,7 @@
 """What process 0 finds while it waits for a rollout, and what all processes make of it."""
 
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from trainer.rl.remote.leases import Leases, TaskLostError
 from trainer.rl.remote.presence import LIMIT_SECONDS, REPORT_SECONDS, Presence, SamplersLostError
 from trainer.rl.remote.server import RolloutServer
 from trainer.rl.remote.source import RemoteRollouts
+from trainer.rl.remote.wire import Channel
 
 EMPTY = SimpleNamespace(read=lambda _: None)
 
@@ -98,22 +100,33 @@ def test_a_journal_that_cannot_be_completed_is_an_error_of_a_run_without_another
 ARRAYS, ARRAY_BYTES = 16, 1 << 20
 
 
-def test_publishing_keeps_one_copy_of_the_weights(monkeypatch) -> None:
+def test_publishing_and_sending_keep_one_copy_of_the_weights() -> None:
     """The devices are arrays of this host here, from which each array is copied, as from a TPU."""
-    source = [np.full(ARRAY_BYTES // 4, i, np.float32) for i in range(ARRAYS)]
+    source, size = [np.full(ARRAY_BYTES // 4, i, np.float32) for i in range(ARRAYS)], ARRAYS * ARRAY_BYTES
     server = RolloutServer(Leases(group_size=1, seconds=100.0), {}, "secret")
+    samplers = [Channel.connect("127.0.0.1", server.port, "secret") for _ in range(2)]
+    for sampler in samplers:
+        sampler.ask({"name": "one", "facts": {}})
     gathered = lambda leaf: SimpleNamespace(addressable_data=lambda _: leaf.copy())  # noqa: E731
-    sampler = SimpleNamespace(load_params=lambda params: list(params))
-    made = bare(server=server, sampler=sampler, everywhere=gathered)
+    made = bare(server=server, sampler=SimpleNamespace(load_params=lambda params: list(params)), everywhere=gathered)
     tracemalloc.start()
     try:
         for version in range(3):
             made._publish(source, version)
-        _, peak = tracemalloc.get_traced_memory()
+        _, published = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        with ThreadPoolExecutor() as pool:  # what is allocated is what the samplers of this process receive
+            found = list(pool.map(lambda one: one.ask({"kind": "weights", "version": -1}), samplers))
+        _, sent = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
         server.close(0)
-    assert ARRAYS * ARRAY_BYTES <= peak < (ARRAYS + 2) * ARRAY_BYTES
+    assert size <= published < size + 2 * ARRAY_BYTES
+    assert 3 * size <= sent < 3.25 * size
+    for (message, received), sampler in zip(found, samplers, strict=True):
+        assert message == {"version": 2}
+        assert {name: received[name].view(np.float32)[-1] for name in received} == {str(i): i for i in range(ARRAYS)}
+        sampler.close()
 
 
 def test_a_replay_without_the_rollout_names_the_key() -> None:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import socket
 import threading
-import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -232,26 +231,6 @@ def test_the_address_of_a_later_attempt_stays(serve, tmp_path, monkeypatch) -> N
     (tmp_path / "samplers.json").write_text("of the later attempt")
     server.close(1)
     assert (tmp_path / "samplers.json").read_text() == "of the later attempt"
-
-
-def test_weights_are_sent_without_another_copy(serve) -> None:
-    """Two samplers of this process fetch the weights at once: what is allocated is what they receive."""
-    server, arrays = serve({}), {str(i): np.full(1 << 20, i, np.uint8) for i in range(16)}
-    samplers = [connect(server, {})[0] for _ in range(2)]
-    size = sum(array.nbytes for array in arrays.values())
-    tracemalloc.start()
-    try:
-        server.publish(0, arrays)
-        with ThreadPoolExecutor() as pool:
-            found = list(pool.map(lambda one: one.ask({"kind": "weights", "version": -1}), samplers))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    for (message, received), sampler in zip(found, samplers, strict=True):
-        assert message == {"version": 0}
-        assert {name: int(array[-1]) for name, array in received.items()} == {str(i): i for i in range(16)}
-        sampler.close()
-    assert 2 * size <= peak < 2.25 * size
 
 
 def test_of_weights_that_are_withdrawn_only_what_a_sampler_lacks_stays(serve) -> None:

@@ -153,7 +153,9 @@ class Trainer:
     """A connection to a trainer that has as many tasks of a prompt, and takes samples until it is told to stop."""
 
     def __init__(self, *tasks: Task) -> None:
-        self.tasks, self.asked, self.wanted = list(tasks), list[dict[str, Any]](), True
+        self.tasks, self.asked, self.arrays = list(tasks), list[dict[str, Any]](), dict[str, Any]()
+        self.unwanted = set[int]()
+        """Rollouts that another sampler has."""
         self.then: dict[int, Callable[[], object]] = {}
         """What happens at a request, by its number."""
 
@@ -161,10 +163,11 @@ class Trainer:
         self.asked.append(message)
         self.then.get(len(self.asked), lambda: None)()
         if message["kind"] != "take":
-            return {"go_on": self.wanted}, {}
+            self.arrays |= arrays
+            return {"go_on": message["rollout"] not in self.unwanted}, {}
         if self.tasks:
             return {"task": vars(self.tasks.pop(0)), "exit_code": None}, {}
-        return {"task": None, "exit_code": None if message["held"] and self.wanted else 0}, {}
+        return {"task": None, "exit_code": None if message["held"] else 0}, {}
 
     @property
     def delivered(self) -> list[tuple[int, list[int]]]:
@@ -178,13 +181,12 @@ def work(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, checks: list[Future[
     monkeypatch.setattr(worker, "TAKE_SECONDS", 0.0)
     monkeypatch.setattr(delivery, "reward_names", lambda _: [])
     monkeypatch.setattr(delivery, "score_sample", lambda found, _: found)
-    empty = np.zeros(1, np.int32)
     loop = SimpleNamespace(prompts_per_step=1, updates_per_rollout=1, group_size=2, temperature=1.0)
 
     def generate(*arguments: Any, **_: object) -> Any:
         between = arguments[5]
         for row in range(2):
-            yield Completion(row, empty, np.zeros(1, np.float32), True, empty)
+            yield Completion(row, np.array([row, 9]), np.full(2, -0.5), row % 2 == 0, np.full(2, 5))
         between()
 
     question = SimpleNamespace(prompt_tokens=[1], answer="", prompt="", row=None)
@@ -201,14 +203,19 @@ def work(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, checks: list[Future[
     return made._work(trainer, cast(Any, None))
 
 
-def test_a_sampler_that_waits_for_rewards_says_that_it_is_alive(monkeypatch) -> None:
+def test_a_sampler_that_waits_for_rewards_says_that_it_is_alive_and_sends_each_sample_once(monkeypatch) -> None:
     checks = [Future[Any]() for _ in range(2)]
     trainer = Trainer(Task(0, 0, 1, 0))
-    trainer.then = {4: lambda: checks[0].set_result([1.0] * 4), 8: lambda: checks[1].set_result([1.0] * 4)}
+    trainer.then = {4: lambda: checks[1].set_result([0.5, 1, 0, 0]), 8: lambda: checks[0].set_result([0, 0, 0, 0])}
     assert work(monkeypatch, trainer, checks) == 0
     kinds = [message["kind"] for message in trainer.asked]
     assert kinds[:5] == ["take", "samples", "take", "samples", "take"]
-    assert trainer.delivered == [(0, [0]), (0, [1])]
+    message = {"kind": "samples", "rollout": 0, "first": 0}
+    sent = [said for said in trainer.asked if said.get("rows")]
+    assert sent == [message | {"rows": [1], "finished": [False]}, message | {"rows": [0], "finished": [True]}]
+    assert {name: array.tolist() for name, array in trainer.arrays.items() if name.startswith("1/")} == {
+        "1/tokens": [1, 9], "1/logprobs": [-0.5, -0.5], "1/versions": [5, 5], "1/scores": [0.5, 1, 0, 0],
+    }  # fmt: skip
 
 
 def test_a_sampler_draws_the_next_task_while_the_rewards_of_the_last_one_are_computed(monkeypatch) -> None:
@@ -227,13 +234,18 @@ def test_a_sampler_draws_the_next_task_while_the_rewards_of_the_last_one_are_com
     assert trainer.delivered[0] == (0, [0, 1])
 
 
-def test_rewards_of_a_task_that_another_sampler_has_are_not_computed(monkeypatch) -> None:
+@pytest.mark.parametrize("unwanted", [{0, 1}, {0}])
+def test_rewards_of_a_task_that_another_sampler_has_are_not_computed(monkeypatch, unwanted) -> None:
+    """Whether it is being drawn or scored; the other one goes on."""
     checks = [Future[Any]() for _ in range(4)]
     trainer = Trainer(Task(0, 0, 1, 0), Task(1, 0, 1, 0))
-    trainer.then = {4: lambda: setattr(trainer, "wanted", False)}
+    trainer.then = {
+        4: lambda: trainer.unwanted.update(unwanted),
+        7: lambda: [c.set_result([0] * 4) for c in checks[2:]],
+    }
     assert work(monkeypatch, trainer, checks) == 0
-    assert [check.cancelled() for check in checks] == [True] * 4
-    assert trainer.delivered == []
+    assert [check.cancelled() for check in checks] == [True, True, 1 in unwanted, 1 in unwanted]
+    assert trainer.delivered == ([] if 1 in unwanted else [(1, [0, 1])])
 
 
 def test_when_the_connection_ends_no_reward_is_computed_for_it(monkeypatch) -> None:
