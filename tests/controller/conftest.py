@@ -98,6 +98,14 @@ def slipway(
 
 
 @pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state folder, in an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
 def fleets() -> Iterator[list[Fleet]]:
     opened: list[Fleet] = []
     yield opened

@@ -188,9 +188,7 @@ def test_differences_are_printed_and_are_the_exit_code(
 
 
 @pytest.mark.parametrize("text", [None, "no json\n", '{"format": 99}\n', "[1]\n"])
-def test_a_folder_without_a_recording_ends_with_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
-) -> None:
+def test_no_recording_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None) -> None:
     if text is not None:
         (tmp_path / REQUESTS).write_text(text)
     assert witness.main([str(tmp_path)]) == 2

@@ -26,9 +26,8 @@ from tests.golden import golden
 
 
 @pytest.fixture
-def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
-    lab = tmp_path / "repository" / "lab"
+def request_(tmp_path: Path, home: Path) -> Request:
+    lab = home.parent / "repository" / "lab"
     lab.mkdir(parents=True)
     subprocess.run(["git", "init", "-q", str(lab.parent)], check=True)
     (lab / "app.py").touch()

@@ -20,9 +20,7 @@ SAYS = 'program.command=[sh,-c,"cat train.py new.py"]'
 
 
 @pytest.mark.deep
-def test_a_run_leads_back_to_what_made_it_and_is_repeated_from_a_clean_clone(
-    slipway: SlipwayCli, tmp_path: Path
-) -> None:
+def test_a_run_leads_back_to_what_made_it_and_is_repeated_in_a_clone(slipway: SlipwayCli, tmp_path: Path) -> None:
     root = slipway.repository
     commit = git_repository(root, {"train.py": "lr = 1\n", "old.py": "gone\n", ".gitignore": "out/\n"})
     (root / "train.py").write_text("lr = 2\n")

@@ -22,12 +22,9 @@ def config(*words: str) -> Config:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(home: Path) -> Path:
     """The folder of a finished run of cloud=here, with checkpoints of steps 4 and 10, and half of one of 12."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "state"))
-    made = config()
-    folder = tmp_path / "results/runs" / RUN
+    folder = home.parent / "results/runs" / RUN
     for step in (4, 10, 12):
         (folder / f"checkpoints/{step}/state").mkdir(parents=True)
         (folder / f"checkpoints/{step}/state/manifest.ocdbt").touch()
@@ -35,25 +32,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / f"checkpoints/{step}/commit_success.txt").touch()
     scores = {"format": 1, "metric": "eval_accuracy", "mode": "max", "best": 4, "scores": {"4": 0.8, "10": 0.7}}
     (folder / "scores.json").write_text(json.dumps(scores))
-    record = golden("record") | {
-        "run": RUN,
-        "bucket": str(tmp_path / "results"),
-        "config": made.model_dump(mode="json"),
-    }
-    write_record(tmp_path, record)
+    made = {"run": RUN, "bucket": str(home.parent / "results"), "config": config().model_dump(mode="json")}
+    write_record(home, golden("record") | made)
     return folder
 
 
 def write_record(home: Path, record: dict[str, Any]) -> None:
-    file = home / "state/runs" / record["run"] / "record.json"
+    file = home / "runs" / record["run"] / "record.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(record))
 
 
 @pytest.mark.parametrize(("reference", "step"), [("", 10), ("@best", 4), ("@4", 4)])
-def test_a_run_stands_for_one_of_its_checkpoints(
-    run: Path, reference: str, step: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_means_one_checkpoint(run: Path, reference: str, step: int, capsys: pytest.CaptureFixture[str]) -> None:
     found = config(f"model.weights=run:{RUN}{reference}")
     assert found.model is not None
     assert found.model.weights == f"{run}/checkpoints/{step}", "so a repeat starts from the same weights"
@@ -89,9 +80,9 @@ def test_a_run_without_scores_has_no_best_and_one_without_checkpoints_says_so(ru
 
 
 @pytest.mark.usefixtures("run")
-def test_a_program_of_ones_own_has_no_weights(tmp_path: Path) -> None:
-    other = json.loads((tmp_path / f"state/runs/{RUN}/record.json").read_text())
+def test_a_program_of_ones_own_has_no_weights(home: Path) -> None:
+    other = json.loads((home / f"runs/{RUN}/record.json").read_text())
     other["config"]["model"] = None
-    write_record(tmp_path, other | {"run": "own-1"})
+    write_record(home, other | {"run": "own-1"})
     with pytest.raises(ConfigError, match="own-1 is no run of the bundled trainer, so it has no weights"):
         config("model.weights=run:own-1")

@@ -75,18 +75,15 @@ def test_no_cell_is_a_formula_and_a_shell_reads_the_same_words() -> None:
     assert as_csv([{"=x": 1}]).startswith("'=x")
 
 
-def test_the_verb_takes_the_last_row_of_a_run_and_names_a_torn_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    index.append_rows(tmp_path, ROWS)
-    index.append_rows(tmp_path, [{"run": "a-2", "state": "finished"}])
+def test_the_last_row_of_a_run_counts_and_a_torn_line_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index.append_rows(home, ROWS)
+    index.append_rows(home, [{"run": "a-2", "state": "finished"}])
     assert main.run(["runs"]) == 0
     assert capsys.readouterr().err == ""
-    with index.index_file(tmp_path).open("a") as out:
+    with index.index_file(home).open("a") as out:
         out.write('{"run": "c-4", "st')
-    index.append_rows(tmp_path, [{"run": "d-5", "state": "running"}])  # not lost with the line before it
-    states = {row["run"]: row["state"] for row in index.load_rows(tmp_path)}
+    index.append_rows(home, [{"run": "d-5", "state": "running"}])  # not lost with the line before it
+    states = {row["run"]: row["state"] for row in index.load_rows(home)}
     assert states == {"a-1": "finished", "a-2": "finished", "b-3": "finished", "d-5": "running"}
     assert main.run(["runs", "--json"]) == 0
     said = capsys.readouterr()
@@ -95,7 +92,7 @@ def test_the_verb_takes_the_last_row_of_a_run_and_names_a_torn_line(
     assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["a-2", "b-3", "a-1"]
     assert main.run(["runs", "--csv", "--where=run=a-1"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("a-1,")
-    assert said.err.startswith(f"warning: {index.index_file(tmp_path)}: line 5 cannot be read; ")
+    assert said.err.startswith(f"warning: {index.index_file(home)}: line 5 cannot be read; ")
 
 
 def test_the_difference_names_section_and_key() -> None:
@@ -122,42 +119,32 @@ def test_the_difference_names_section_and_key() -> None:
     ("change", "problem"),
     [
         ({"assets": None}, "the record.assets is NoneType"),
-        ({"overrides": "run.seed=1"}, "the record.overrides is str"),
         ({"assets": [{"kind": "dataset", "name": "text"}]}, "the record.assets[0] has no files"),
-        ({"worker_0": []}, "the record.worker_0 is list"),
         ({"config": {"run": {"name": "a", "seed": 1}}}, "KeyError 'cloud'"),
         ({"run": ...}, "the record has no run"),
     ],
 )
 def test_a_damaged_record_is_named_by_the_verbs_that_read_it(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    change: dict[str, Any],
-    problem: str,
+    home: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], problem: str
 ) -> None:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    index.append_rows(tmp_path, [{"run": "a-1"}, {"run": "b-2"}])
+    index.append_rows(home, [{"run": "a-1"}, {"run": "b-2"}])
     whole = golden("record")
     for run, edits in (("a-1", {}), ("b-2", change)):
-        (file := tmp_path / "runs" / run / "record.json").parent.mkdir(parents=True)
+        (file := home / "runs" / run / "record.json").parent.mkdir(parents=True)
         edited = {key: value for key, value in (whole | {"run": run} | edits).items() if value is not ...}
         file.write_text(json.dumps(edited))
     for words in (["runs", "--diff", "a-1", "b-2"], ["status", "--run", "b-2"]):
         assert main.run(words) == 2
         said = " ".join(capsys.readouterr().err.split())
-        assert f"error: {tmp_path}/runs/b-2/record.json is damaged: {problem}" in said
+        assert f"error: {home}/runs/b-2/record.json is damaged: {problem}" in said
 
 
 def test_a_run_that_nobody_knows_is_said_before_missing_credentials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(home / "gcloud"))
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-    monkeypatch.chdir(tmp_path)
-    index.append_rows(tmp_path, [{"run": "quickstart-0b1c2d3e"}])
+    index.append_rows(home, [{"run": "quickstart-0b1c2d3e"}])
     for words in (["status", "--run", "quickstart-0b1c2d3f"], ["runs", "--diff", "quickstart-0b1c2d3f", "b"]):
         assert main.run(words) == 2
         near = "no such run on this machine (did you mean quickstart-0b1c2d3e?)"

@@ -11,6 +11,7 @@ from controller.core.errors import ConfigError
 from controller.records.last_command import LastCommand, load, save
 from controller.records.selection import select_runs
 
+pytestmark = pytest.mark.usefixtures("home")
 ROWS = [
     {"run": "q-1", "sweep": "q-aaaa", "name": "q", "overrides": ["sweep=seeds"]},
     {"run": "q-2", "sweep": "q-bbbb", "name": "q", "overrides": ["++sweep=seeds"]},
@@ -32,6 +33,12 @@ def test_by_id_by_name_and_the_newest() -> None:
     assert names(runs=["q-2", "q-1"]) == ("runs", ["q-1", "q-2"])
     assert names(runs=["q-2"]) == ("q-2", ["q-2"])
     assert names(where=["name=q"], last=2) == ("runs", ["q-2", "q-3"])
+    boards = {"q-dddd": ["q-1", "q-3", "q-9"]}  # a sweep has runs that an earlier one made
+    assert names(sweep="q-dddd", boards=boards) == ("q-dddd", ["q-1", "q-3"])
+    assert names(sweep="q-aaaa", boards=boards) == ("q-aaaa", ["q-1"])
+    for run, sweep, what in (["../../etc"], "", "run"), ([], "../q", "sweep"):
+        with pytest.raises(ConfigError, match=f"no such {what}"):
+            select_runs(ROWS, run, sweep=sweep)
 
 
 def test_the_newest_run_is_none_of_samplers() -> None:
@@ -42,61 +49,32 @@ def test_the_newest_run_is_none_of_samplers() -> None:
     assert select_runs([*ROWS, trainer, samplers], ["q-4-sampler-1"])[0] == "q-4-sampler-1"
 
 
-def test_a_sweep_has_runs_that_an_earlier_one_made() -> None:
-    boards = {"q-dddd": ["q-1", "q-3", "q-9"]}
-    assert names(sweep="q-dddd", boards=boards) == ("q-dddd", ["q-1", "q-3"])
-    assert names(sweep="q-aaaa", boards=boards) == ("q-aaaa", ["q-1"])
-
-
-def test_what_is_no_id_is_no_run() -> None:
-    with pytest.raises(ConfigError, match="no such run"):
-        select_runs(ROWS, ["../../etc"])
-    with pytest.raises(ConfigError, match="no such sweep"):
-        select_runs(ROWS, sweep="../q")
-
-
-# without words
-
-
 SWEEP = LastCommand(("cloud=local",), sweep="q-5f0c0000", sweep_words=("cloud=local", "run.seed=0,1"))
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
-    return tmp_path
-
-
-def test_what_is_saved_is_loaded_in_that_folder_only(folder: Path) -> None:
+def test_what_is_saved_is_loaded_in_that_folder_only() -> None:
     for command in (LastCommand(("a=1",)), LastCommand(("cloud=local",), run="q-1"), SWEEP):
-        save(command, folder)
-        assert load(folder) == command
-    assert load(folder / "other") == LastCommand()
+        save(command, Path.cwd())
+        assert load(Path.cwd()) == command
+    assert load(Path("other")) == LastCommand()
 
 
-def test_a_run_is_meant_by_its_words_or_its_id(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(LastCommand(("cloud=local",), run="q-1"), folder)
+def test_a_run_or_a_sweep_is_meant_by_its_words_or_its_id(capsys: pytest.CaptureFixture[str]) -> None:
+    save(LastCommand(("cloud=local",), run="q-1"), Path.cwd())
     command = main.with_recalled(main.parse(["logs"]))
     assert (command.overrides, command.flags.run) == (("cloud=local",), "q-1")
     assert capsys.readouterr().err == "last run of this folder: --run q-1 cloud=local\n"
-
-
-def test_status_after_a_sweep_means_the_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(SWEEP, folder)
+    save(SWEEP, Path.cwd())
     command = main.with_recalled(main.parse(["status"]))
     assert (command.flags.sweep, command.overrides) == ("q-5f0c0000", ())
     assert capsys.readouterr().err == "last sweep of this folder: -m cloud=local run.seed=0,1\n"
-    assert main.with_recalled(main.parse(["status", "--all"])).overrides == ("cloud=local",)
-    assert main.with_recalled(main.parse(["orphans"])).overrides == ("cloud=local",)
+    for words in (["status", "--all"], ["orphans"]):
+        assert main.with_recalled(main.parse(words)).overrides == ("cloud=local",)
 
 
 @pytest.mark.parametrize("verb", ["logs", "down", "get"])
-def test_other_verbs_after_a_sweep_do_not_take_the_run_before_it(
-    folder: Path, verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save(LastCommand(("cloud=local",)), folder)
-    save(SWEEP, folder)
+def test_other_verbs_do_not_take_the_run_before_it(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    save(SWEEP, Path.cwd())
     assert main.run([verb]) == 2
     words = " ".join(capsys.readouterr().err.split())
     assert words.startswith("error: the last command of this folder was the sweep q-5f0c0000; ")
@@ -106,9 +84,7 @@ def test_other_verbs_after_a_sweep_do_not_take_the_run_before_it(
 
 
 @pytest.mark.parametrize(("verb", "naming"), [("logs", "logs --run ID"), ("export", "export ID")])
-def test_without_a_run_the_message_says_how_the_verb_takes_one(
-    verb: str, naming: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_message_says_how_the_verb_takes_one(verb: str, naming: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([verb]) == 2
     words = " ".join(capsys.readouterr().err.split())
     assert words.startswith(f"error: no run was started from this folder; give {verb} its overrides")

@@ -31,7 +31,16 @@ HALTED = "FAILED_PRECONDITION: Accelerator device halted prematurely"
 BROKEN_POOL = "concurrent.futures.process.BrokenProcessPool: A process"
 NO_PING = PodStatus(health="TIMEOUT", health_description="no ping")
 RESCHEDULED = PodStatus(health="UNHEALTHY_MAINTENANCE")
-TOLD = {"notice": "preemption"}
+SAVED = "worker 0 received a preemption notice; its program saved its state"
+FLIPPED = WorkerStatus(ended=True, code=5, ended_at=60)
+SENT_HOME = WorkerStatus(ended=True, code=0, ended_at=10)
+SICK, FEWER = ("4 tpu", "3 tpu", "4 tpu"), ("4 chips", "3 chips")
+BAD, LACKS = "worker 1, chip 2: HBM", "worker 1 has 3 of 4 chips"
+ENDED_CHECK = "the health check of the chips stopped: TPU initialization failed"
+LITTLE = "env.min_free_gb: worker 1 has 0.3 GB free"
+IN_THREAD = WorkerStatus(thread_exception="OSError: no shard (data.py:7)")
+ENDED_THREAD = "worker 1: an exception ended a thread of its program; OSError: no shard (data.py:7); no step and"
+TOLD: dict[str, Any] = {"notice": "preemption"}
 
 
 def failed(code: int | None = 1, tail: str = "ValueError: x", at: float = 10.0, **more: Any) -> WorkerStatus:
@@ -106,13 +115,7 @@ CASES = [
     case("a symptom that does not hurt", K.RUNNING, "LOW_MEMORY", OK, pod=showing("LOW_MEMORY")),
     case("libtpu calls the host sick", K.UNHEALTHY_HOST, "halted", failed(tail=HALTED), OK, worker=0),
     # a notice
-    case(
-        "told that it is taken away, and saved",
-        K.PREEMPTED,
-        "worker 0 received a preemption notice; its program saved its state",
-        *(failed(75, "", 11, **TOLD), failed(75, "", 10)),
-        worker=0,
-    ),
+    case("told, and saved", K.PREEMPTED, SAVED, failed(75, "", 11, **TOLD), failed(75, "", 10), worker=0),
     case("told, and did not listen", K.PREEMPTED, "terminated by SIGTERM", killed("SIGTERM", **TOLD), OK, worker=0),
     case("told, and it went", K.PREEMPTED, "is preempted", killed(**TOLD), pod=PREEMPTED),
     case("told, and it goes on", K.RUNNING, "", WorkerStatus(notice="preemption"), OK),
@@ -128,14 +131,7 @@ CASES = [
     case("one worker and Google are away", K.RUNNING, "", silent(40), OK, pod=None),
     case("it ended before Google went away", K.PROGRAM_ERROR, "ValueError", failed(), silent(5), pod=None),
     # workers
-    case(
-        "silent",
-        K.WORKER_LOST,
-        "worker 1 has not responded for 30 s",
-        *(OK, silent(30, "it has not answered"), OK),
-        worker=1,
-        away=(1,),
-    ),
+    case("silent", K.WORKER_LOST, "worker 1 has not responded for 30 s", OK, silent(), OK, worker=1, away=(1,)),
     case("silent for a moment", K.RUNNING, "", OK, silent(10)),
     case("all silent may be the way", K.RUNNING, "", silent(30), silent(30)),
     case("all silent for long", K.WORKER_LOST, "0, 1", silent(70), silent(61), away=(0, 1)),
@@ -163,14 +159,9 @@ CASES = [
     case("no sampler", K.WORKER_LOST, "", failed(6), failed(6), worker=0, **TRAINER),
     case("flipped bits", K.CORRUPTION, "", failed(5), failed(5), worker=0, **TRAINER),
     case(
-        "flipped bits, after the samplers were sent home",
-        K.CORRUPTION,
-        "",
-        *(failed(5, at=60), failed(5, at=60), replace(DONE, ended_at=10), replace(DONE, ended_at=10)),
-        worker=0,
-        **TRAINER,
+        "flipped bits, without samplers", K.CORRUPTION, "", FLIPPED, FLIPPED, SENT_HOME, SENT_HOME, worker=0, **TRAINER
     ),
-    case("an error, after the sampler left", K.PROGRAM_ERROR, "", failed(at=60), replace(DONE, ended_at=10)),
+    case("an error, after the sampler left", K.PROGRAM_ERROR, "", failed(at=60), SENT_HOME),
     case("the sampler was sent home, and the trainer ends", K.RUNNING, "", OK, DONE),
     case("an own exit code 3", K.PROGRAM_ERROR, "code 3; no data", OK, failed(3, "no data"), worker=1),
     case("an own code with a meaning", K.WORKER_LOST, "33", failed(33), OK, exit_codes={33: K.WORKER_LOST}),
@@ -182,50 +173,23 @@ CASES = [
     case("so was a loader", K.OUT_OF_RAM, "memory ran out", failed(tail=BROKEN_POOL, oom_kills=1), OK, worker=0),
     case("so was somebody else", K.PROGRAM_ERROR, "ValueError: x", failed(oom_kills=1), OK),
     # the way there
+    in_setup("a sick chip", K.UNHEALTHY_HOST, "worker 1 has different", "4 tpu", OK, OK, OK, devices=SICK, worker=1),
+    in_setup("a bad chip", K.UNHEALTHY_HOST, BAD, f"faulty chips: {BAD}", wrong_devices=True, faulty=(1,), worker=1),
     in_setup(
-        "a sick chip",
-        K.UNHEALTHY_HOST,
-        "worker 1 has different devices",
-        "expected 4 tpu devices",
-        *(OK, OK, OK),
-        devices=("4 tpu", "3 tpu", "4 tpu"),
-        worker=1,
-    ),
-    in_setup(
-        "a chip that failed the health check",
-        K.UNHEALTHY_HOST,
-        "worker 1, chip 2: HBM",
-        "faulty chips: worker 1, chip 2: HBM",
-        wrong_devices=True,
-        faulty=(1,),
-        worker=1,
-    ),
-    in_setup(
-        "one of two workers lacks a chip",
-        K.UNHEALTHY_HOST,
-        "worker 1 has 3 of 4 chips",
-        "worker 1 has 3 of 4 chips",
-        wrong_devices=True,
-        devices=("4 chips", "3 chips"),
-        faulty=(1,),
-        worker=1,
+        "one lacks a chip", K.UNHEALTHY_HOST, LACKS, LACKS, wrong_devices=True, devices=FEWER, faulty=(1,), worker=1
     ),
     in_setup("a chip is held", K.DEVICE_MISMATCH, "by process 7", "vfio/0 is held by process 7", wrong_devices=True),
-    in_setup(
-        "a health check that libtpu ends",
-        K.UNHEALTHY_HOST,
-        "stopped",
-        "the health check of the chips stopped: TPU initialization failed",
-    ),
+    in_setup("a health check that libtpu ends", K.UNHEALTHY_HOST, "stopped", ENDED_CHECK),
     in_setup("others everywhere", K.DEVICE_MISMATCH, "expected 4", "expected 4 tpu", devices=("8 tpu", "8 tpu")),
     in_setup("setup", K.SETUP_FAILURE, "pip", "pip failed", WorkerStatus(error="exit 1"), OK, worker=0),
     in_setup("setup, no room", K.DISK_FULL, "", NO_ROOM, OK),
     in_setup(
-        "setup, less room than asked for",
+        "little room",
         K.DISK_FULL,
         "env.min_free_gb",
-        "env.min_free_gb: worker 1 has 0.3 GB free",
-        *(OK, WorkerStatus(error="0.3 GB free")),
+        LITTLE,
+        OK,
+        WorkerStatus(error="0.3 GB free"),
         disk_full=True,
         worker=1,
     ),
@@ -235,14 +199,7 @@ CASES = [
     case("stopped", K.HUNG, "stopped by a signal", OK, WorkerStatus(stopped_seconds=12), worker=1),
     case("stopped for a moment", K.RUNNING, "", OK, WorkerStatus(stopped_seconds=5)),
     case("no step", K.HUNG, "no step and no output for 400 s; the last step was 12", OK, OK, step=12, **HANGS),
-    case(
-        "no step since an exception in a thread",
-        K.PROGRAM_ERROR,
-        "worker 1: an exception ended a thread of its program; OSError: no shard (data.py:7); no step and",
-        *(OK, WorkerStatus(thread_exception="OSError: no shard (data.py:7)")),
-        worker=1,
-        **HANGS,
-    ),
+    case("no step since an exception in a thread", K.PROGRAM_ERROR, ENDED_THREAD, OK, IN_THREAD, worker=1, **HANGS),
     case("on after an exception in a thread", K.RUNNING, "", WorkerStatus(thread_exception="OSError: x"), OK),
     case("a long step", K.RUNNING, "", OK, idle_seconds=200.0, hang_seconds=300.0),
     case("no step, who knows what is long", K.RUNNING, "", OK, idle_seconds=9000.0),

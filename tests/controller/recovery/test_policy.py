@@ -14,8 +14,6 @@ from controller.recovery.verdict import Observation, Verdict, VerdictKind, Worke
 from controller.resources.pod.provisioner import PodStatus
 from tests.groups import CONF
 
-BUDGETS = {"max_preemptions": 20, "max_program_failures": 0, "max_without_progress": 3}
-
 
 def recovery(policy: dict[str, str] | None = None, **given: Any) -> Recovery:
     raw = yaml.safe_load((CONF / "config.yaml").read_text())["recovery"]
@@ -26,96 +24,91 @@ def ends(*kinds: str, progress: int | None = None, response: str = "restart_prog
     return [Incident(i + 1, kind, "", response, progress, 0.0) for i, kind in enumerate(kinds)]
 
 
-def done(kind: VerdictKind, past: list[Incident] | None = None, progress: int | None = None, **given: Any) -> Decision:
-    possible = given.pop("possible", PodCapabilities())
-    verdict = Verdict(kind, ("x",), **given.pop("verdict", {}))
-    return decide(verdict, past or [], progress, recovery(**given), possible)
+def corrupted(worker: int | None, response: str = "restart_program") -> Incident:
+    return Incident(1, "corruption", "", response, None, 0.0, (), worker)
+
+
+K = VerdictKind
+AGAIN = {"max_program_failures": 1}
+AWAY = {"verdict": {"worker": 1, "unreachable": (1,)}}
+ALL = {"verdict": {"worker": 0, "unreachable": (0, 1), "whole_pod": True}}
+ALONE = {"verdict": {"worker": 0, "unreachable": (0,), "whole_pod": True}}
+MOVES = {"policy": {"preempted": "move_zone"}}
+FAILED = ends("program_error", progress=100)
+FAULTY = ends("unhealthy_host", "unhealthy_host", response="replace_node")
+STUCK = ends("worker_lost", "hung", progress=100)
+TAKEN = ends("preempted", "preempted", "preempted", "preempted", response="replace_node")
+BOTH = ends("preempted", "program_error", "preempted", response="replace_node")
+GIVEN_UP = [*ends("preempted", "preempted"), *ends("preempted", response="give_up")]
+ONCE = "recovery.max_program_failures is 1"
+"""Why nothing is tried again after the second failure."""
 
 
 @pytest.mark.parametrize(
-    ("kind", "response"),
+    ("kind", "given", "response", "reason"),
     [
-        (VerdictKind.PREEMPTED, "replace_node"),
-        (VerdictKind.MAINTENANCE, "wait"),
-        (VerdictKind.WORKER_LOST, "restart_program"),
-        (VerdictKind.HUNG, "restart_program"),
-        (VerdictKind.PROGRAM_ERROR, "give_up"),
+        # by default
+        (K.PREEMPTED, {}, "replace_node", ""),
+        (K.MAINTENANCE, {}, "wait", ""),
+        (K.WORKER_LOST, {}, "restart_program", ""),
+        (K.HUNG, {}, "restart_program", ""),
+        (K.PROGRAM_ERROR, {}, "give_up", ""),
+        # program errors are tried again where that is wanted, and progress resets them
+        (K.PROGRAM_ERROR, AGAIN, "restart_program", ""),
+        (K.PROGRAM_ERROR, {**AGAIN, "past": ends("program_error")}, "give_up", ONCE),
+        (K.PROGRAM_ERROR, {**AGAIN, "past": ends("program_error"), "progress": 100}, "restart_program", ""),
+        (K.PROGRAM_ERROR, {**AGAIN, "past": FAILED, "progress": 100}, "give_up", ONCE),
+        (K.PROGRAM_ERROR, {**AGAIN, "past": FAILED, "progress": 200}, "restart_program", ""),
+        # a crash loop stops early, and so do pods with faulty chips one after the other
+        (K.HUNG, {"past": STUCK, "progress": 100}, "give_up", "3 times in a row without a newer checkpoint"),
+        (K.HUNG, {"past": STUCK, "progress": 110}, "restart_program", ""),
+        (K.HUNG, {"past": STUCK, "progress": 100, "max_without_progress": 4}, "restart_program", ""),
+        (K.UNHEALTHY_HOST, {"past": FAULTY[:1]}, "replace_node", ""),
+        (K.UNHEALTHY_HOST, {"past": FAULTY}, "give_up", "recovery.max_without_progress"),
+        # preemptions are no crash loop and no failure, and have a budget of their own, which who starts again renews
+        (K.PREEMPTED, {"past": TAKEN}, "replace_node", ""),
+        (K.PROGRAM_ERROR, {**AGAIN, "past": TAKEN}, "restart_program", ""),
+        (K.PREEMPTED, {"past": BOTH, "max_preemptions": 2}, "give_up", "2 times; raise recovery.max_preemptions"),
+        (K.PREEMPTED, {"past": BOTH, "max_preemptions": 3}, "replace_node", ""),
+        (K.PREEMPTED, {"past": GIVEN_UP, "max_preemptions": 2}, "replace_node", ""),
+        # what cannot be done is escalated
+        (K.WORKER_LOST, AWAY, "replace_node", ""),
+        (K.WORKER_LOST, {**AWAY, "possible": PodCapabilities(restartable=True)}, "restart_worker", ""),
+        (K.WORKER_LOST, {**AWAY, "possible": PodCapabilities(replaceable=False)}, "give_up", "is never replaced"),
+        (K.WORKER_LOST, ALL, "restart_program", ""),
+        (K.WORKER_LOST, {**ALL, "past": ends("worker_lost")}, "replace_node", ""),
+        (K.WORKER_LOST, {**ALL, "past": ends("worker_lost", progress=1), "progress": 2}, "restart_program", ""),
+        (K.WORKER_LOST, ALONE, "restart_program", ""),
+        (K.WORKER_LOST, {"policy": {"worker_lost": "restart_worker"}}, "restart_program", ""),
+        (K.PREEMPTED, MOVES, "replace_node", ""),
+        (K.PREEMPTED, {**MOVES, "possible": PodCapabilities(places=2)}, "move_zone", ""),
     ],
 )
-def test_by_default(kind: VerdictKind, response: str) -> None:
-    assert done(kind) == Decision(response)
-
-
-def test_program_errors_are_tried_again_where_that_is_wanted_and_progress_resets_them() -> None:
-    def tried(past: list[Incident], progress: int | None = None) -> Decision:
-        return done(VerdictKind.PROGRAM_ERROR, past, progress, max_program_failures=1)
-
-    assert tried([]).response == "restart_program"
-    again = tried(ends("program_error"))
-    assert (again.response, again.reason) == ("give_up", "recovery.max_program_failures is 1")
-    past = ends("program_error", progress=100)
-    assert [tried(past, step).response for step in (100, 200)] == ["give_up", "restart_program"]
-    assert tried(ends("program_error"), 100).response == "restart_program"
-
-
-def test_a_crash_loop_stops_early() -> None:
-    past = ends("worker_lost", "hung", progress=100)
-    assert "3 times in a row without a newer checkpoint" in done(VerdictKind.HUNG, past, 100).reason
-    assert done(VerdictKind.HUNG, past, 110).response == "restart_program"
-    assert done(VerdictKind.HUNG, past, 100, max_without_progress=4).response == "restart_program"
-
-
-def test_faulty_chips_on_one_pod_after_the_other_are_given_up() -> None:
-    past = ends("unhealthy_host", "unhealthy_host", response="replace_node")
-    assert done(VerdictKind.UNHEALTHY_HOST, past[:1]) == Decision("replace_node")
-    ended = done(VerdictKind.UNHEALTHY_HOST, past)
-    assert (ended.response, ended.retries_exhausted) == ("give_up", False)
-    assert "recovery.max_without_progress" in ended.reason
-
-
-def test_preemptions_are_no_crash_loop_and_no_failure() -> None:
-    past = ends("preempted", "preempted", "preempted", "preempted", response="replace_node")
-    assert done(VerdictKind.PREEMPTED, past) == Decision("replace_node")
-    assert done(VerdictKind.PROGRAM_ERROR, past, max_program_failures=1).response == "restart_program"
-
-
-def test_losses_have_a_budget_of_their_own() -> None:
-    past = ends("preempted", "program_error", "preempted", response="replace_node")
-    spent = done(VerdictKind.PREEMPTED, past, max_preemptions=2)
-    assert spent.retries_exhausted
-    assert "more than 2 times; raise recovery.max_preemptions" in spent.reason
-    assert done(VerdictKind.PREEMPTED, past, max_preemptions=3).response == "replace_node"
-
-
-def test_who_starts_a_run_again_that_was_given_up_gives_it_new_budgets() -> None:
-    past = [*ends("preempted", "preempted"), *ends("preempted", response="give_up")]
-    assert done(VerdictKind.PREEMPTED, past, max_preemptions=2).response == "replace_node"
-
-
-LOST, TAKEN = VerdictKind.WORKER_LOST, VerdictKind.PREEMPTED
-AWAY = {"worker": 1, "unreachable": (1,)}
-ALL = {"worker": 0, "unreachable": (0, 1), "whole_pod": True}
-ALONE = {"worker": 0, "unreachable": (0,), "whole_pod": True}
-MOVES = {"preempted": "move_zone"}
+def test_decision(kind: VerdictKind, given: dict[str, Any], response: str, reason: str) -> None:
+    rest = dict(given)
+    verdict = Verdict(kind, ("x",), **rest.pop("verdict", {}))
+    past, progress = rest.pop("past", []), rest.pop("progress", None)
+    possible = rest.pop("possible", PodCapabilities())
+    found = decide(verdict, past, progress, recovery(**rest), possible)
+    assert (found.response, bool(found.reason)) == (response, bool(reason))
+    assert reason in found.reason
+    assert found.retries_exhausted == ("max_preemptions" in reason)
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "response"),
+    ("past", "worker", "response"),
     [
-        (LOST, {"verdict": AWAY}, "replace_node"),
-        (LOST, {"verdict": AWAY, "possible": PodCapabilities(restartable=True)}, "restart_worker"),
-        (LOST, {"verdict": AWAY, "possible": PodCapabilities(replaceable=False)}, "give_up"),
-        (LOST, {"verdict": ALL}, "restart_program"),
-        (LOST, {"verdict": ALL, "past": ends("worker_lost")}, "replace_node"),
-        (LOST, {"verdict": ALL, "past": ends("worker_lost", progress=1), "progress": 2}, "restart_program"),
-        (LOST, {"verdict": ALONE}, "restart_program"),
-        (LOST, {"policy": {"worker_lost": "restart_worker"}}, "restart_program"),
-        (TAKEN, {"policy": MOVES}, "replace_node"),
-        (TAKEN, {"policy": MOVES, "possible": PodCapabilities(places=2)}, "move_zone"),
+        ([corrupted(1)], 1, "replace_node"),
+        ([corrupted(1)], 0, "restart_program"),
+        ([corrupted(None)], 1, "replace_node"),
+        ([corrupted(1)], None, "replace_node"),
+        ([corrupted(1), *ends("preempted", response="replace_node")], 1, "restart_program"),
+        ([corrupted(1), *ends("worker_lost")], 1, "replace_node"),
     ],
 )
-def test_what_cannot_be_done_is_escalated(kind: VerdictKind, given: dict[str, Any], response: str) -> None:
-    assert done(kind, **given).response == response
+def test_who_corrupts_twice_on_a_pod_has_it_replaced(past: list[Incident], worker: int | None, response: str) -> None:
+    verdict = Verdict(K.CORRUPTION, ("x",), worker=worker)
+    assert decide(verdict, past, None, recovery(max_without_progress=9), PodCapabilities()) == Decision(response)
 
 
 def test_the_page_shows_every_verdict_and_its_response() -> None:
@@ -146,28 +139,6 @@ def test_the_worker_that_the_program_names_is_to_blame(log: str, worker: int | N
     ends = tuple(WorkerStatus(ended=True, code=5, ended_at=10.0, log_tail=f"step 12\n{log}\n") for _ in range(3))
     found = diagnose(Observation(PodStatus(), ends, exit_codes=TRAINER_EXIT_CODES))
     assert (found.kind, found.worker, found.evidence) == (VerdictKind.CORRUPTION, worker, words)
-
-
-def corrupted(worker: int | None, response: str = "restart_program") -> Incident:
-    return Incident(1, "corruption", "", response, None, 0.0, (), worker)
-
-
-@pytest.mark.parametrize(
-    ("past", "worker", "response"),
-    [
-        ([corrupted(1)], 1, "replace_node"),
-        ([corrupted(1)], 0, "restart_program"),
-        ([corrupted(None)], 1, "replace_node"),
-        ([corrupted(1)], None, "replace_node"),
-        ([corrupted(1), *ends("preempted", response="replace_node")], 1, "restart_program"),
-        ([corrupted(1), *ends("worker_lost")], 1, "replace_node"),
-    ],
-)
-def test_a_worker_that_corrupts_twice_on_one_pod_has_it_replaced(
-    past: list[Incident], worker: int | None, response: str
-) -> None:
-    given = {"max_without_progress": 9, "verdict": {"worker": worker}}
-    assert done(VerdictKind.CORRUPTION, past, **given) == Decision(response)
 
 
 def test_incidents_of_before_the_worker_was_recorded_are_read() -> None:

@@ -61,12 +61,9 @@ def recorded(name: str) -> tuple[WorkerStatus, ...]:
         ("killed_1", VerdictKind.WORKER_LOST, 1, ("worker 1: its program was terminated by SIGKILL from outside",)),
     ],
 )  # fmt: skip
-def test_the_worker_that_failed_is_named_with_its_own_words(
-    name: str, kind: VerdictKind, worker: int, evidence: tuple[str, ...]
-) -> None:
+def test_who_failed_is_named_in_its_words(name: str, kind: VerdictKind, worker: int, evidence: tuple[str, ...]) -> None:
     verdict = diagnose(Observation(PodStatus(), recorded(name)))
     assert (verdict.kind, verdict.worker, verdict.evidence) == (kind, worker, evidence)
-
     for end in recorded(name):
         for text in (log_excerpt(end.log_tail, end.code), last_words(end.log_tail, end.code)):
             assert not re.search(r"Extension modules|Fatal Python error|\*\*\* Check failure|\.cc:\d+\] \[?\d", text)

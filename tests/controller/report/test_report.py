@@ -17,7 +17,7 @@ from controller.report.drawing import difference_cells, format_number, line_char
 from controller.report.gather import RecordedRun, gather_runs, local_reader
 from controller.report.model import ReportModel, build_report
 from controller.report.page import render
-from controller.report.settings import group_settings
+from controller.report.settings import Setting, group_settings
 from controller.report.summary import hypothesis_rows, overview_metrics
 from tests.controller.report.recorded import (
     CASES,
@@ -34,62 +34,60 @@ STUDENT_2 = 4.302652729911275
 """Student's t of 0.975 with 2 degrees of freedom."""
 
 
-@pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "home"
-
-
 def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert main.run(["report", "--json", *words]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def runs_of(state: Path) -> list[RecordedRun]:
-    return gather_runs(index.load_rows(state), local_reader(state))
+def runs_of(home: Path) -> list[RecordedRun]:
+    return gather_runs(index.load_rows(home), local_reader(home))
 
 
-def report_of(state: Path) -> ReportModel:
-    return build_report("quickstart", runs_of(state))
+def curve_of(setting: Setting, metric: tuple[str, str] = ("x", "a"), *points: int) -> Curve:
+    curve = build_curve(setting, metric, *points)
+    assert curve is not None
+    return curve
 
 
-def test_the_table_equals_a_few_lines_from_metrics_jsonl(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ids = write_sweep(state)
+def report_of(home: Path) -> ReportModel:
+    return build_report("quickstart", runs_of(home))
+
+
+def test_the_table_equals_a_few_lines_from_metrics_jsonl(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = write_sweep(home)
     document = report(capsys)
     [told] = [metric for metric in document["metrics"] if (metric["phase"], metric["name"]) == ACCURACY]
     last = {}
     for run in ids:
-        lines = [json.loads(line) for line in (state / "runs" / run / "metrics.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (home / "runs" / run / "metrics.jsonl").read_text().splitlines()]
         last[run] = [line["eval_accuracy"] for line in lines if line["phase"] == "eval"][-1]
     baseline = [last[run] for run in ids[:3]]
-    assert [row["mean"] for row in told["settings"]] == [
-        pytest.approx(statistics.mean(last[run] for run in ids[i : i + 3])) for i in (0, 3, 6, 9)
-    ]
+    means = [statistics.mean(last[run] for run in ids[i : i + 3]) for i in (0, 3, 6, 9)]
+    assert [row["mean"] for row in told["settings"]] == pytest.approx(means)
     for i, row in enumerate(told["settings"][1:], 1):
         differences = [last[run] - base for run, base in zip(ids[3 * i : 3 * i + 3], baseline, strict=True)]
         half = STUDENT_2 * statistics.stdev(differences) / 3**0.5
         mean = statistics.mean(differences)
         assert (row["difference"], row["low"], row["high"]) == pytest.approx((mean, mean - half, mean + half))
         assert (row["n"], row["pairs"], row["how"]) == (3, 3, "paired")
-    assert (state.parent / document["file"]).stat().st_size < 3_000_000
+    assert (home.parent / document["file"]).stat().st_size < 3_000_000
 
 
-def test_runs_that_differ_only_in_the_seed_are_one_setting(state: Path) -> None:
-    write_sweep(state)
-    found = group_settings(runs_of(state))
+def test_runs_that_differ_only_in_the_seed_are_one_setting(home: Path) -> None:
+    write_sweep(home)
+    found = group_settings(runs_of(home))
     assert [s.label for s in found] == [f"lr={lr} kl_coef={kl}" for lr in ("0.0001", "0.0007") for kl in ("0", "0.001")]
     assert [[run.seed for run in s.runs] for s in found] == [[0, 1, 2]] * 4
-    assert group_settings(runs_of(state), "optimizer.lr=0.0007 loop.kl_coef=0")[0].label == "lr=0.0007 kl_coef=0"
-    assert group_settings(runs_of(state), "lr=0.0007 kl_coef=0.001")[0].label == "lr=0.0007 kl_coef=0.001"
+    assert group_settings(runs_of(home), "optimizer.lr=0.0007 loop.kl_coef=0")[0].label == "lr=0.0007 kl_coef=0"
+    assert group_settings(runs_of(home), "lr=0.0007 kl_coef=0.001")[0].label == "lr=0.0007 kl_coef=0.001"
 
 
-def test_a_setting_of_a_named_case_has_its_name(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_of_a_named_case_has_its_name(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The case with the most overrides that the run has; `base` has none, so every run has them."""
     cases = {"base": [], "no_kl": ["loop.kl_coef=0"], "slow": ["optimizer.lr=0.0001", "loop.kl_coef=0"]}
     for words in (("loop.kl_coef=0.001",), ("loop.kl_coef=0",), CASES[0], ("loop.kl_coef=0", "optimizer.lr=0.5")):
-        run = write_run(state, words, 0, START_TIME, metric_lines(CASES[0], 0, 20, 5))
-        with edited_record(state, run) as document:
+        run = write_run(home, words, 0, START_TIME, metric_lines(CASES[0], 0, 20, 5))
+        with edited_record(home, run) as document:
             document["config"]["sweep"]["cases"] = cases
     told = report(capsys, "--baseline", "slow")
     assert told["baseline"] == "slow"
@@ -97,16 +95,16 @@ def test_a_setting_of_a_named_case_has_its_name(state: Path, capsys: pytest.Capt
     assert sorted(labels) == ["base kl_coef=0.001 seed 0", "no_kl lr=0.5 seed 0", "no_kl seed 0", "slow seed 0"]
 
 
-def test_a_hypothesis_is_shown_beside_what_was_found(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hypothesis_is_shown_beside_what_was_found(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its baseline comes first; a run that another sweep has made keeps that sweep's hypothesis to itself."""
     said = {"experiment": "quickstart", "question": "Is 7e-4 better?", "expected": "It is.", "decision": "Above 0."}
     said |= {"metric": "eval_accuracy", "baseline": "loop.kl_coef=0.001 optimizer.lr=0.0001"}
-    ids = write_sweep(state)
+    ids = write_sweep(home)
     for run, own in zip(ids, [said | {"question": "Another?"}, *[said] * 11], strict=True):
-        with edited_record(state, run) as document:
+        with edited_record(home, run) as document:
             document["config"]["sweep"]["hypothesis"] = own
-    index.append_rows(state, [{"run": ids[0], "sweep": "earlier"}])
-    found = build_report(SWEEP, runs_of(state))
+    index.append_rows(home, [{"run": ids[0], "sweep": "earlier"}])
+    found = build_report(SWEEP, runs_of(home))
     assert found.settings[0].label == "lr=0.0001 kl_coef=0.001"
     shown = list(hypothesis_rows(found))
     assert shown[:3] == [("question", "Is 7e-4 better?"), ("expected", "It is."), ("decision", "Above 0.")]
@@ -118,7 +116,7 @@ def test_a_hypothesis_is_shown_beside_what_was_found(state: Path, capsys: pytest
     assert "It is." in render(found, 0.0)
     # of another experiment, without the baseline: both are said
     words = ["+experiment=arithmetic", "optimizer.lr=0.0007"]
-    index.append_rows(state, [{"run": run, "overrides": words} for run in ids[6:9]])
+    index.append_rows(home, [{"run": run, "overrides": words} for run in ids[6:9]])
     assert main.run(["report", *ids[6:12], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["hypothesis"]["misfits"] == [
         "3 of 6 runs are of +experiment=arithmetic, not of +experiment=quickstart",
@@ -132,38 +130,37 @@ def test_a_hypothesis_is_shown_beside_what_was_found(state: Path, capsys: pytest
     assert "expected  " not in capsys.readouterr().out
 
 
-def test_a_repeated_seed_counts_once_and_another_pod_is_the_same_setting(state: Path) -> None:
+def test_a_repeated_seed_counts_once_and_another_pod_is_the_same_setting(home: Path) -> None:
     lines = metric_lines(CASES[0], 0, 20, 5)
-    write_run(state, CASES[0], 0, 1000.0, lines)
-    write_run(state, (*CASES[0], "tpu.zone=us-west4-a", "sweep.pods=7"), 0, 2000.0, lines)
-    write_run(state, (*CASES[0], "tpu.name=other"), 0, 3000.0, lines, state="failed")
-    [setting] = group_settings(runs_of(state))
+    write_run(home, CASES[0], 0, 1000.0, lines)
+    write_run(home, (*CASES[0], "tpu.zone=us-west4-a", "sweep.pods=7"), 0, 2000.0, lines)
+    write_run(home, (*CASES[0], "tpu.name=other"), 0, 3000.0, lines, state="failed")
+    [setting] = group_settings(runs_of(home))
     assert [run.row["created"] for run in setting.runs] == [2012.0]
     assert len(setting.superseded_runs) == 2
 
 
-def test_the_same_words_with_other_code_are_another_setting(state: Path) -> None:
-    first, second = (write_run(state, CASES[0], seed, 1000.0 + seed, []) for seed in (0, 1))
-    with edited_record(state, second) as document:
+def test_the_same_words_with_other_code_are_another_setting(home: Path) -> None:
+    first, second = (write_run(home, CASES[0], seed, 1000.0 + seed, []) for seed in (0, 1))
+    with edited_record(home, second) as document:
         document["code_sha256"] = "beef" * 16
-    index.append_rows(state, [{"run": second, "code": "beef" * 16}])
-    labels = [s.label for s in group_settings(runs_of(state))]
+    index.append_rows(home, [{"run": second, "code": "beef" * 16}])
+    labels = [s.label for s in group_settings(runs_of(home))]
     assert labels == ["quickstart (code c0dec0dec0de)", "quickstart (code beefbeefbeef)"]
-    (state / "runs" / first / "record.json").unlink()
-    (state / "runs" / second / "record.json").write_text("no JSON")
-    assert [s.label for s in group_settings(runs_of(state))] == ["quickstart"]  # by words: nothing else is known
+    (home / "runs" / first / "record.json").unlink()
+    (home / "runs" / second / "record.json").write_text("no JSON")
+    assert [s.label for s in group_settings(runs_of(home))] == ["quickstart"]  # by words: nothing else is known
 
 
-def test_a_value_that_is_not_finite_is_missing_and_so_is_an_unfinished_run(state: Path) -> None:
+def test_a_value_that_is_not_finite_is_missing_and_so_is_an_unfinished_run(home: Path) -> None:
     for seed, value in enumerate((0.5, float("nan"), 0.7)):
         lines = [{"step": step, "phase": "x", "a": a} for step, a in ((1, 0.1), (2, value))]
-        write_run(state, CASES[0], seed, 1000.0 + seed, lines)
-    write_run(state, CASES[0], 3, 2000.0, [{"step": 2, "phase": "x", "a": 9.0}], state="failed")
-    found = build_report("s", runs_of(state))
+        write_run(home, CASES[0], seed, 1000.0 + seed, lines)
+    write_run(home, CASES[0], 3, 2000.0, [{"step": 2, "phase": "x", "a": 9.0}], state="failed")
+    found = report_of(home)
     [row] = found.comparisons(("x", "a"))
     assert (row.n, row.mean) == (2, 0.6)
-    line = build_curve(found.settings[0], ("x", "a"))
-    assert line is not None
+    line = curve_of(found.settings[0])
     assert (line.steps, line.low, line.high) == ((1.0, 2.0), (0.1, 0.5), (0.1, 0.7))
     assert line.mean == pytest.approx((0.1, 0.6))
 
@@ -172,17 +169,16 @@ def test_runs_that_told_other_steps_are_joined_where_all_of_them_went() -> None:
     """A warm start of another length shifts all steps of a run."""
     first, second = {10.0: 0.0, 50.0: 0.4, 90.0: 0.8}, {20.0: 0.5, 60.0: 0.5, 100.0: None, 140.0: 1.0}
     runs = [RecordedRun({"run": str(i), "seed": i}, None, {("x", "a"): told}) for i, told in enumerate((first, second))]
-    line = build_curve(group_settings(runs)[0], ("x", "a"))
-    assert line is not None
+    line = curve_of(group_settings(runs)[0])
     assert line.steps == (20.0, 50.0, 60.0, 90.0)
     assert line.mean == pytest.approx((0.3, 0.45, 0.5, (0.8 + 0.5 + 0.5 * 30 / 80) / 2))
     assert line.low[:2] == pytest.approx((0.1, 0.4))
 
 
-def test_the_page_draws_the_curves_and_holds_the_table(state: Path) -> None:
+def test_the_page_draws_the_curves_and_holds_the_table(home: Path) -> None:
     """Each metric has its fold; the chart ends where the mean of the last values lies, the table shows that mean."""
-    write_sweep(state, seeds=(0, 1))
-    found = build_report("s", runs_of(state))
+    write_sweep(home, seeds=(0, 1))
+    found = report_of(home)
     page = render(found, 1e9)
     body = ElementTree.fromstring(page[page.index("<body>") : page.index("</html>")])
     folds = body.findall("main/section[@id='metrics']/details")
@@ -198,23 +194,14 @@ def test_the_page_draws_the_curves_and_holds_the_table(state: Path) -> None:
     heights = [float(path.get("d", "").rpartition(" ")[2]) for path in lines]
     assert sorted(range(4), key=lambda i: heights[i]) == sorted(range(4), key=lambda i: -(means[i] or 0.0))
     cells = [[cell.text for cell in row] for row in folds[0].findall(".//tbody/tr")]
-    assert [row[1] for row in cells] == [
-        format_number(row.mean, by=row.deviation) for row in found.comparisons(ACCURACY)
-    ]
+    told = [format_number(row.mean, by=row.deviation) for row in found.comparisons(ACCURACY)]
+    assert [row[1] for row in cells] == told
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-3.2e-7, 8.1e-7), (12.0, 12.0), (-1e99, 1e99), (1.0, 1e4)])
-def test_ticks_are_round_and_few(low: float, high: float) -> None:
-    found = ticks(low, high)
-    assert 1 <= len(found) <= 7
-    assert all(low - 1e-9 * abs(low) <= tick <= high * (1 + 1e-9) for tick in found)
-
-
-def test_long_curves_are_thinned_and_keep_their_end(state: Path) -> None:
-    write_run(state, CASES[0], 0, 1000.0, [{"step": i, "phase": "x", "a": i / 7} for i in range(10_001)])
-    [setting] = group_settings(runs_of(state))
-    line = build_curve(setting, ("x", "a"), 200)
-    assert line is not None
+def test_long_curves_are_thinned_and_keep_their_end(home: Path) -> None:
+    write_run(home, CASES[0], 0, 1000.0, [{"step": i, "phase": "x", "a": i / 7} for i in range(10_001)])
+    [setting] = group_settings(runs_of(home))
+    line = curve_of(setting, ("x", "a"), 200)
     assert len(line.steps) <= 200
     assert (line.steps[-1], line.mean[-1]) == (10_000, 10_000 / 7)
     many = [setting] * 500
@@ -222,28 +209,21 @@ def test_long_curves_are_thinned_and_keep_their_end(state: Path) -> None:
     assert points_per_curve(metrics, many) * len(metrics) * len(many) * 3 <= 250_000
 
 
-def test_of_too_many_metrics_those_stay_that_most_runs_have(state: Path) -> None:
+def test_the_metric_that_was_sought_comes_first_and_of_too_many_those_stay_that_most_runs_have(home: Path) -> None:
     for seed in (0, 1):
-        odd = {f"a{seed}{i}": 1.0 for i in range(300)}
-        write_run(state, CASES[0], seed, 1000.0 + seed, [{"step": 1, "phase": "x", **odd, "zeal": 1.0}])
-    found = build_report("s", runs_of(state))
-    assert (len(found.metrics), found.omitted_metrics) == (100, 501)
-    assert ("x", "zeal") in found.metrics
-
-
-def test_the_metric_that_was_sought_comes_first(state: Path) -> None:
-    lines = [{"step": 1, "phase": "x", "zeal": 1.0, "loss": 2.0, "accuracy": 0.5}]
-    write_run(state, CASES[0], 0, 1000.0, lines)
-    found = runs_of(state)
-    assert build_report("s", found).metrics[0] == ("x", "accuracy")
+        odd = {f"a{seed}{i}": 1.0 for i in range(300)} | {"zeal": 1.0, "loss": 2.0, "accuracy": 0.5}
+        write_run(home, CASES[0], seed, 1000.0 + seed, [{"step": 1, "phase": "x", **odd}])
+    found = report_of(home)
+    assert (len(found.metrics), found.omitted_metrics, found.metrics[0]) == (100, 503, ("x", "accuracy"))
+    assert {("x", "zeal"), ("x", "loss")} < set(found.metrics)
     search = "sweep.search={method: random, trials: 2, metric: zeal, mode: max, prune: false, seed: 0}"
-    write_run(state, (*CASES[0], search), 1, 2000.0, lines)
-    assert build_report("s", runs_of(state)).metrics[0] == ("x", "zeal")
+    write_run(home, (*CASES[0], search), 1, 2000.0, [{"step": 1, "phase": "x", "zeal": 1.0, "accuracy": 0.5}])
+    assert report_of(home).metrics[0] == ("x", "zeal")
 
 
-def test_lines_that_no_program_should_write_are_passed_over(state: Path) -> None:
-    run = write_run(state, CASES[0], 0, 1000.0, [{"step": 1, "phase": "x", "a": 1.0}])
-    folder = state / "runs" / run
+def test_lines_that_no_program_should_write_are_passed_over(home: Path) -> None:
+    run = write_run(home, CASES[0], 0, 1000.0, [{"step": 1, "phase": "x", "a": 1.0}])
+    folder = home / "runs" / run
     odd = ['{"step": 2, "phase": ["x"], "a": 1e999}', "[1]", "null", "{", '{"a": 1}', '{"step": "2", "a": 3}',
            f'{{"step": 3, "a": {10**400}}}', '{"step": true, "a": 4}', "[" * 30,
            '{"step": 5, "phase": "x", "time": "now", "b": true}']  # fmt: skip
@@ -251,26 +231,26 @@ def test_lines_that_no_program_should_write_are_passed_over(state: Path) -> None
         with (folder / name).open("a") as out:
             out.write("\n".join(odd) + "\n")
     broken = {"pods": "none", "ended": "never", "metrics": [1], "created": "?", "overrides": None}
-    index.append_rows(state, [{"run": run, **broken}])
+    index.append_rows(home, [{"run": run, **broken}])
     (folder / "metrics.jsonl").rename(folder / "told.jsonl")  # as of a run that goes on
-    [found] = runs_of(state)
+    [found] = runs_of(home)
     assert {metric: dict(values) for metric, values in found.curves.items()} == {("x", "a"): {1.0: 1.0}}
     assert main.run(["report"]) == 0
 
 
-def test_which_runs(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ids = write_sweep(state, seeds=(0, 1))
-    alone = write_run(state, ("loop.kl_coef=0.5",), 0, 1.0, [], sweep="")
+def test_which_runs(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = write_sweep(home, seeds=(0, 1))
+    alone = write_run(home, ("loop.kl_coef=0.5",), 0, 1.0, [], sweep="")
     assert len(report(capsys)["runs"]) == 8
     assert [run["run"] for run in report(capsys, ids[0], alone, "-o", "two.html")["runs"]] == [alone, ids[0]]
     assert len(report(capsys, "--sweep", "quickstart", "--where", "seed=1")["runs"]) == 4
-    index.append_rows(state, [{"run": alone, "created": 1e10}])
+    index.append_rows(home, [{"run": alone, "created": 1e10}])
     document = report(capsys)
     assert [run["run"] for run in document["runs"]] == [alone]
-    pages = state / "reports"
+    pages = home / "reports"
     assert Path(document["file"]) == pages / f"{alone}.html"
     assert {path.name for path in pages.iterdir()} == {f"{SWEEP}.html", f"{alone}.html"}
-    assert [path.name for path in state.parent.iterdir() if path.is_file()] == ["two.html"]  # no new file of the code
+    assert [path.name for path in home.parent.iterdir() if path.is_file()] == ["two.html"]  # no new file of the code
 
 
 @pytest.mark.parametrize(
@@ -284,17 +264,17 @@ def test_which_runs(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["-o", "no/such/folder.html"], "no/such/folder.html: cannot be written"),
     ],
 )
-def test_mistakes(state: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+def test_mistakes(home: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     assert main.run(["report"]) == 2
     assert "no runs are recorded on this machine; `--refresh cloud=…`" in capsys.readouterr().err
-    write_sweep(state, seeds=(0,), steps=10)
+    write_sweep(home, seeds=(0,), steps=10)
     assert main.run(["report", *words]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_the_summary_has_the_charts_that_matter_and_each_runs_results(state: Path) -> None:
-    write_sweep(state)
-    found = report_of(state)
+def test_the_summary_has_the_charts_that_matter_and_each_runs_results(home: Path) -> None:
+    write_sweep(home)
+    found = report_of(home)
     assert [name for _, name in overview_metrics(found)] == ["eval_accuracy", "loss", "reward_mean"]
     page = render(found, START_TIME)
     summary = page[page.index('id="summary"') : page.index('id="metrics"')]
@@ -327,8 +307,7 @@ def test_the_curve_of_an_evaluation_begins_before_grpo(tmp_path: Path) -> None:
     later = [{"step": step, "phase": "eval", "eval_accuracy": value} for step, value in ((70, 0.6), (100, 0.9))]
     write_run(tmp_path, (), 0, START_TIME, [*warm, *later])
     [setting] = report_of(tmp_path).settings
-    curve = build_curve(setting, ("eval", "eval_accuracy"))
-    assert curve is not None
+    curve = curve_of(setting, ACCURACY)
     assert (curve.steps, curve.mean) == ((40, 70, 100), (0.49, 0.6, 0.9))
 
 
@@ -341,9 +320,10 @@ def test_flat_lines_have_one_height_and_hide_no_other() -> None:
     assert [each.get("stroke-dasharray") for each in chart if each.tag == "path"] == [None, "9 9", "9 18"]
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [(5, 130, [5, 50, 100, 130]), (1, 1, [1]), (7, 9, [7, 8, 9]), (450, 638, [450, 500, 550, 600, 638])],
-)
-def test_the_axis_of_steps_names_both_ends(low: float, high: float, expected: list[float]) -> None:
-    assert step_ticks(low, high) == expected
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-3.2e-7, 8.1e-7), (12.0, 12.0), (-1e99, 1e99), (1.0, 1e4)])
+def test_ticks_are_round_and_few_and_those_of_steps_name_both_ends(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert 1 <= len(found) <= 7
+    assert all(low - 1e-9 * abs(low) <= tick <= high * (1 + 1e-9) for tick in found)
+    for expected in ([5, 50, 100, 130], [1], [7, 8, 9], [450, 500, 550, 600, 638]):
+        assert step_ticks(expected[0], expected[-1]) == expected

@@ -36,10 +36,7 @@ def lines(dim: int, seed: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    home = tmp_path / "home"
+def state(home: Path) -> Path:
     for i, dim in enumerate(DIMS):
         for seed in (0, 1, 2):
             write_run(home, [f"model.dim={dim}"], seed, START_TIME + 100 * (seed + 3 * i), lines(dim, seed))

@@ -83,15 +83,14 @@ def test_names_for_people_are_names_of_folders() -> None:
     assert folder_name("..", "quickstart-0123abcd") == "quickstart-0123abcd"
 
 
-def test_which_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    ids = write_sweep(tmp_path, seeds=(0,), steps=30)
+def test_which_bucket(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = write_sweep(home, seeds=(0,), steps=30)
     rows: list[Any] = [{"run": run, "cloud": "gcp", "project": "a-project", "bucket": "b"} for run in ids]
-    index.append_rows(tmp_path, rows)
+    index.append_rows(home, rows)
     command = main.parse(["tensorboard", "--sweep", "quickstart"])
     assert tensorboard.compose_config(rows, command).cloud.project == "a-project"
-    shown = tensorboard.display_names(index.load_rows(tmp_path), tmp_path)
+    shown = tensorboard.display_names(index.load_rows(home), home)
     assert shown[ids[3]] == f"lr=0.0007_kl_coef=0.001_seed_0_{ids[3][-8:]}"
-    index.append_rows(tmp_path, [{"run": ids[0], "bucket": "another"}])
+    index.append_rows(home, [{"run": ids[0], "bucket": "another"}])
     assert main.run(["tensorboard", "--sweep", "quickstart"]) == 2
     assert "these runs are in several buckets" in capsys.readouterr().err

@@ -75,7 +75,7 @@ def test_a_warning_is_shown_before_the_pod_is_created_and_a_note_is_not(findings
     [((), ""), ((1,), "Create TPU 1 for $6.00 per hour"), ((0, 1, 2), "Create TPU 0 and 2 more pods for")],
 )
 @pytest.mark.usefixtures("findings")
-def test_pods_of_samplers_are_confirmed_even_if_the_pod_exists(
+def test_pods_of_samplers_are_confirmed_too(
     absent: tuple[int, ...], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preview, "price_of_pods", lambda *_: HourlyPrice(6.0, 0.0, "list price"))

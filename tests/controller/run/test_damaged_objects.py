@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +21,7 @@ from controller.core.events import Event
 from controller.lease.lease import Lease
 from controller.plan.build import Plan
 from controller.records import recorder as records
-from controller.records.ledger import Launch, Ledger
+from controller.records.ledger import Launch, Ledger, Result
 from controller.recovery.policy import Incident
 from controller.recovery.verdict import AttemptOutcome, Verdict, VerdictKind
 from controller.run.alert_watch import AlertWatch
@@ -70,17 +71,35 @@ class HeardScreen:
     def __call__(self, event: Event) -> None:
         self.said.append(event.message)
 
-    def ask(self, *_: object) -> bool:
+    def ask(self, question: str, yes: bool) -> bool:
         return True
 
-    def set_price(self, usd_per_hour: float | None) -> None:
-        pass
+    def set_price(self, usd_per_hour: float | None) -> None: ...
 
-    def show_detached(self) -> None:
-        pass
+    def show_detached(self) -> None: ...
 
     def show_result(self, result: Any, **_: object) -> None:
         self.shown.append(result)
+
+
+@dataclass
+class OpenedRun:
+    """A run of `cloud=here` that is opened and not begun."""
+
+    options: RunOptions
+    plan: Plan
+    context: Context
+    screen: HeardScreen = field(default_factory=HeardScreen)
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.context.google, self.plan.bucket, self.plan.run_id)
+
+    def drive(self) -> Result | None:
+        return drive(self.options, self.plan, self.context, None, self.screen)
+
+    def told(self, words: str) -> list[str]:
+        return [text for text in self.screen.said if words in text]
 
 
 class Scene:
@@ -118,7 +137,7 @@ class Scene:
 
 
 @contextmanager
-def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunOptions, Plan, Context]]:
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenedRun]:
     (repository := tmp_path / "repository").mkdir()
     (repository / "train.py").write_text("print(1)\n")
     monkeypatch.chdir(repository)
@@ -127,38 +146,35 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Ru
     options = RunOptions((*words, "env.packages=none"))
     with open_run(options) as (plan, context, _):
         monkeypatch.setattr(type(plan.node), "find", lambda self, context, uids=(): None)
-        yield options, plan, context
+        yield OpenedRun(options, plan, context)
 
 
 @pytest.mark.parametrize(("name", "how"), CASES)
 def test_the_run_ends_and_says_so(
     name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    screen = HeardScreen()
-    with opened(tmp_path, monkeypatch) as (options, plan, context):
-        bucket = Path(plan.bucket)
+    with opened(tmp_path, monkeypatch) as run:
+        bucket, google = Path(run.plan.bucket), run.context.google
 
         def damage() -> None:
             found = [str(file.relative_to(bucket)) for file in bucket.glob(name)]
             assert found, f"there is no {name}"
             for file in found:
                 if how == "deleted":
-                    context.google.call("storage", "objects.delete", bucket=plan.bucket, object=file)
+                    google.call("storage", "objects.delete", bucket=run.plan.bucket, object=file)
                 else:
-                    context.google.upload(plan.bucket, file, CONTENTS[how].encode())
+                    google.upload(run.plan.bucket, file, CONTENTS[how].encode())
 
         result_too = name.endswith("result.json")
         monkeypatch.setattr(AttemptRunner, "run", lambda self: Scene(self, damage, damages_result=result_too).attempt())
-        result = drive(options, plan, context, None, screen)
-        ledger = Ledger(context.google, plan.bucket, plan.run_id)
+        result = run.drive()
         assert result is not None
-        assert ledger.result() == result
-        assert result.summary == {"loss": 1.5}
-        kinds = [incident.kind for incident in ledger.incidents(Incident.from_json)]
+        assert (result, result.summary) == (run.ledger.result(), {"loss": 1.5})
+        kinds = [incident.kind for incident in run.ledger.incidents(Incident.from_json)]
         assert kinds[-1] == "killed", "the second incident is on record beside a damaged first one"
-        record = json.loads((bucket / "runs" / plan.run_id / records.RECORD_FILE).read_text())
-        assert record["run"] == plan.run_id
-    said = [note for note in screen.said if "warning" in note]
+        record = json.loads((bucket / "runs" / run.plan.run_id / records.RECORD_FILE).read_text())
+        assert record["run"] == run.plan.run_id
+    said = run.told("warning")
     wanted = OBJECTS[name][how != "deleted"]
-    assert any(wanted in note for note in said) if wanted else said == [], screen.said
+    assert any(wanted in note for note in said) if wanted else said == [], run.screen.said
     assert "Traceback" not in capsys.readouterr().err

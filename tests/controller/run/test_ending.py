@@ -17,20 +17,17 @@ from controller.gcp.errors import ForbiddenError, GoogleError
 from controller.gcp.folder_store import FolderClient
 from controller.gcp.retries import ATTEMPTS, OUTAGE_SECONDS, Retries
 from controller.lease.lease import pod_lease
-from controller.plan.build import Plan
 from controller.records import index
 from controller.records.kept_result import ResultNotRecordedError, kept_file, record_kept_result
-from controller.records.ledger import Launch, Ledger, Result
+from controller.records.ledger import Launch, Result
 from controller.records.spending import Spending
 from controller.recovery.verdict import AttemptOutcome, Verdict, VerdictKind
 from controller.run import ending
 from controller.run.attempt import AttemptResult, AttemptRunner
-from controller.run.drive import drive
-from controller.run.options import RunOptions
 from controller.samplers import ending as samplers
 from controller.sweep import pods
 from tests.controller.gcp.test_retries import STORM, answering
-from tests.controller.run.test_damaged_objects import NODE, HeardScreen, opened
+from tests.controller.run.test_damaged_objects import NODE, OpenedRun, opened
 from tests.fakes.clock import ManualClock
 
 FORBIDDEN = ForbiddenError("storage objects.insert", 403, "forbidden", "no")
@@ -42,12 +39,12 @@ SECONDS_TO_DELETE = 60.0
 class Stage:
     """A run on a pod that is billed; its bucket fails from the end of the program on, its time passes in sleeps."""
 
-    def __init__(self, options: RunOptions, plan: Plan, context: Context, patch: pytest.MonkeyPatch) -> None:
-        self.options, self.plan, self.context, self.patch = options, plan, context, patch
+    def __init__(self, run: OpenedRun, patch: pytest.MonkeyPatch) -> None:
+        plan, context = self.plan, self.context = run.plan, run.context
+        self.run, self.patch, self.ledger = run, patch, run.ledger
         self.clock, self.outage_until, self.error = ManualClock(), 0.0, STORM
-        self.said, self.deleted, self.attempts = list[str](), list[float](), 0
+        self.deleted, self.attempts = list[float](), 0
         self.others, self.verdict = set[str](), Verdict(VerdictKind.FINISHED)
-        self.ledger = Ledger(context.google, plan.bucket, plan.run_id)
         for name in ("sleep", "monotonic"):
             patch.setattr(context.clock, name, getattr(self.clock, name))
         patch.setattr(context.clock, "boot_time", self.clock.monotonic)
@@ -91,9 +88,11 @@ class Stage:
         self.outage_seconds = outage_seconds
         for key, value in {"on_success": "delete", **cleanup}.items():
             self.patch.setitem(vars(self.plan.config.cleanup), key, value)
-        screen = HeardScreen()
-        self.said = screen.said
-        return drive(self.options, self.plan, self.context, None, screen)
+        return self.run.drive()
+
+    def has_deleted_soon(self) -> None:
+        [when] = self.deleted
+        assert when <= SECONDS_TO_DELETE
 
     def lives(self) -> list[bool]:
         spending = Spending(self.context.google, self.clock, self.plan.bucket, self.plan.run_id, self.plan.config)
@@ -102,20 +101,18 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    with opened(tmp_path, monkeypatch) as (options, plan, context):
-        yield Stage(options, plan, context, monkeypatch)
+    with opened(tmp_path, monkeypatch) as run:
+        yield Stage(run, monkeypatch)
 
 
 @pytest.mark.parametrize("error", [STORM, FORBIDDEN])
 def test_a_result_that_is_never_taken_is_kept_and_recorded_by_the_next_verb(stage: Stage, error: GoogleError) -> None:
     stage.error = error
-    with pytest.raises(
-        ResultNotRecordedError, match=r"has finished; its pod is deleted, but .* It is kept in"
-    ) as raised:
+    message = r"has finished; its pod is deleted, but .* It is kept in"
+    with pytest.raises(ResultNotRecordedError, match=message) as raised:
         stage.up()
     assert raised.value.exit_code == 2
-    assert len(stage.deleted) == 1
-    assert stage.deleted[0] <= SECONDS_TO_DELETE
+    stage.has_deleted_soon()
     assert stage.clock.elapsed <= OUTAGE_SECONDS + SECONDS_TO_DELETE
     file = kept_file(stage.context.state_dir, stage.plan.run_id)
     assert str(file) in str(raised.value)
@@ -140,7 +137,7 @@ def test_a_bucket_that_comes_back_takes_the_result(stage: Stage, seconds: float,
     assert len(stage.deleted) == (cleanup == "delete")
     assert stage.lives() == [cleanup == "delete"]
     assert not kept_file(stage.context.state_dir, stage.plan.run_id).exists()
-    assert any("has not taken the result" in text for text in stage.said) == bool(seconds)
+    assert bool(stage.run.told("has not taken the result")) == bool(seconds)
 
 
 def test_a_pod_that_another_run_uses_stays(stage: Stage) -> None:
@@ -148,7 +145,7 @@ def test_a_pod_that_another_run_uses_stays(stage: Stage) -> None:
     stage.others = {"run-2"}
     assert stage.up(180.0) is not None
     assert stage.deleted == []
-    assert "the pod stays for the next run: run-2" in stage.said
+    assert stage.run.told("the pod stays for the next run: run-2")
 
 
 @pytest.mark.parametrize(
@@ -159,22 +156,19 @@ def test_a_pod_that_another_run_uses_stays(stage: Stage) -> None:
         (VerdictKind.PROGRAM_ERROR, ProgramFailedError, "program error: worker 0"),
     ],
 )
-def test_a_run_that_is_ended_for_good_leaves_no_pod(
-    stage: Stage, kind: VerdictKind, error: type[Exception], words: str
-) -> None:
+def test_a_run_that_is_ended_leaves_no_pod(stage: Stage, kind: VerdictKind, error: type[Exception], words: str) -> None:
     stage.verdict = Verdict(kind, ("it is over",), 0)
     with pytest.raises(error, match=words):
         stage.up(on_failure="delete")
-    assert len(stage.deleted) == 1
-    assert stage.deleted[0] <= SECONDS_TO_DELETE
-    assert any("is not on record" in text for text in stage.said)
+    stage.has_deleted_soon()
+    assert stage.run.told("is not on record")
 
 
 def test_a_cancelled_run_ends_within_minutes(stage: Stage) -> None:
     stage.verdict = Verdict(VerdictKind.CANCELLED, ("cancelled",))
     assert stage.up() is None
     assert stage.clock.elapsed <= OUTAGE_SECONDS + SECONDS_TO_DELETE
-    assert any("warning: the end of the run is not on record" in text for text in stage.said)
+    assert stage.run.told("warning: the end of the run is not on record")
 
 
 @contextmanager
@@ -197,11 +191,10 @@ def test_pods_of_samplers_and_of_sweeps_wait_for_no_bucket(stage: Stage, monkeyp
         lambda: pods.delete_if_unused(plan, context, "over"),
         lambda: pods.force_delete(plan, context, cast(Any, there)),
     ]
-    for act in acts:
-        stage.deleted.clear()
+    for count, act in enumerate(acts, 1):
         with out(stage):
             act()
-        assert len(stage.deleted) == 1
+        assert len(stage.deleted) == count
     stage.deleted.clear()
     stage.others = {"run-2"}
     with out(stage):

@@ -25,16 +25,8 @@ from tests.fakes.context import make_context
 SPEC = SliceSpec(workers=2, accelerator_type="v4-16", runtime_version="r", network="n", external_ip=True)
 PLACE = Place("us-central1-a", "spot", "s")
 ENDPOINTS = (Endpoint(0, "10.0.0.2", None), Endpoint(1, "10.0.0.3", None))
-NODE = Node(
-    name="pod",
-    spec=SPEC,
-    places=(PLACE,),
-    max_create_attempts=1,
-    create_seconds=1,
-    status=SliceStatus(spec=SPEC, place=PLACE, state="READY", uid="one", endpoints=ENDPOINTS),
-)
-
-
+STATUS = SliceStatus(spec=SPEC, place=PLACE, state="READY", uid="one", endpoints=ENDPOINTS)
+NODE = Node(name="pod", spec=SPEC, places=(PLACE,), max_create_attempts=1, create_seconds=1, status=STATUS)
 READY = PodStatus()
 RAISED = 'Traceback (most recent call last):\n  File "/w/d.py", line 7, in f\n    x\nKeyError: 1\n'
 SEEN: list[Any] = [READY]
@@ -78,19 +70,15 @@ class FakeFleet:
 
 
 def end(code: int | None, ended: float = 1.0, **more: Any) -> dict[str, Any]:
-    return {
-        "end": {"code": code, "signal": None, "ended": ended, "log_tail": "", "summary": None, "error": None} | more
-    }
+    plain = {"code": code, "signal": None, "ended": ended, "log_tail": "", "summary": None, "error": None}
+    return {"end": plain | more}
 
 
 def follow(fleet: FakeFleet, seen: Any = READY, **settings: Any) -> tuple[AttemptOutcome, list[Event]]:
     """Follow an attempt on a node that is seen as `seen`, unless a test sets it otherwise meanwhile."""
     SEEN[0] = seen
-    context, events, cancelled = (
-        make_context(None, clock=Clock()),
-        list[Event](),
-        settings.pop("cancelled", lambda: False),
-    )
+    context, events = make_context(None, clock=Clock()), list[Event]()
+    cancelled = settings.pop("cancelled", lambda: False)
     context.events.add_listener(events.append)
     policy = recovery().model_copy(update=settings)
     watched = Follower(context, NODE, cast(Fleet, fleet), "run", 1, policy, 0.05, is_cancelled=cancelled)

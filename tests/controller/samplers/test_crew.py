@@ -192,9 +192,7 @@ def test_a_pod_that_is_given_up_is_deleted_and_tried_again_at_the_next_attempt(s
     assert "sampler pod 1: given up until the trainer's next attempt: no capacity" in stage.notes
 
 
-def test_a_pod_that_cannot_be_deleted_is_told_and_hides_no_failure(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pod_that_cannot_be_deleted_hides_no_failure(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "end_pod", stage.fail(SlipwayError("permission denied")))
     stage.trainer = stage.fail(ConfigError("the cause"), launched=True)
     with pytest.raises(ConfigError, match="the cause"):

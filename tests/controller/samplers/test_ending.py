@@ -43,9 +43,7 @@ def test_down_ends_it_whoever_uses_it(slipway: SlipwayCli) -> None:
 
 
 @pytest.mark.deep
-def test_one_that_a_controller_acquires_meanwhile_is_left_to_it(
-    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_a_controller_acquires_is_left_to_it(slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lease was free at the look at it."""
     assert slipway("up", "--detach", FOREVER)[0] == 0
     with open_session(main.parse(slipway.line("status", FOREVER)).options, keep_awake=True) as session:

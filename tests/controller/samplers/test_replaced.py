@@ -37,7 +37,7 @@ def replacing(monkeypatch: pytest.MonkeyPatch, end: Callable[..., list[str]]) ->
         yield events, notes
 
 
-def test_those_of_a_run_that_was_stopped_end_but_for_names_that_the_new_run_has(
+def test_those_of_a_stopped_run_end_but_for_names_that_the_new_run_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = list[Any]()
@@ -50,9 +50,7 @@ def test_those_of_a_run_that_was_stopped_end_but_for_names_that_the_new_run_has(
 
 
 @pytest.mark.parametrize("error", [CloudError("permission denied"), ConfigError("its code is missing")])
-def test_what_cannot_be_ended_is_told_and_the_new_run_goes_on(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_what_cannot_be_ended_is_told_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def end(*_: object, **__: object) -> list[str]:
         raise error
 

@@ -78,8 +78,8 @@ def test_composed_together_is_composed_one_by_one() -> None:
     assert list(compose_variants(variants)) == [compose(words) for words in variants]
 
 
-def test_a_named_sweep_of_the_project_has_different_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+@pytest.mark.usefixtures("home")
+def test_a_named_sweep_of_the_project_has_different_runs() -> None:
     found = define_sweep(["+experiment=quickstart", "sweep=grpo_ablations"], HERE)
     assert len(found.jobs) == len({job.run_id for job in found.jobs}) == 15
     assert found.sweep.pods == 2

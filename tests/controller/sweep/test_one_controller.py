@@ -94,9 +94,7 @@ def test_down_asks_before_it_ends_runs_and_the_controller_ends_well(slipway: Sli
 
 
 @pytest.mark.deep
-def test_a_single_run_on_a_pod_of_a_sweep_is_told_and_may_replace_what_runs_there(
-    slipway: SlipwayCli, plane: Plane
-) -> None:
+def test_a_run_on_a_pod_of_a_sweep_is_told_and_may_replace_what_runs_there(slipway: SlipwayCli, plane: Plane) -> None:
     words = [*waiting(slipway, plane, "0,1"), "sweep.pods=1"]
     with controllers(slipway, words) as (sweep,):
         run_when(slipway, 1)

@@ -97,9 +97,8 @@ def test_what_fails_is_tried_again_and_told(slipway: SlipwayCli, plane: Plane) -
     assert "deleted: nothing" in slipway.capsys.readouterr().out
 
 
-def test_a_pod_goes_on_with_the_run_that_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    jobs = define_sweep(["+experiment=quickstart", "run.seed=0,1,2"], tmp_path).jobs
+def test_a_pod_goes_on_with_the_run_that_it_had(home: Path) -> None:
+    jobs = define_sweep(["+experiment=quickstart", "run.seed=0,1,2"], home).jobs
     ids = [job.run_id for job in jobs]
     source = GridSource(jobs, {2: ids[0], 3: "finished long ago"})
     taken = [source.next_job(pod) for pod in (1, 2, 1, 2)]
@@ -128,21 +127,18 @@ def test_the_estimate_is_by_runs_of_the_same_name(tmp_path: Path) -> None:
     assert guess.usd == pytest.approx(12 * 100 / 3600 * (hourly_price(config, 0.0).total or 0.0))
 
 
-def test_runs_of_another_scale_or_cloud_say_nothing_about_these(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+def test_runs_of_another_scale_or_cloud_say_nothing_of_these(home: Path) -> None:
     quickstart, tiny = "+experiment=quickstart", "scale=tiny"
     row = {"name": "quickstart", "type": "v5litepod-16", "cloud": "local", "state": "finished", "metrics": {}}
     took = {(quickstart,): 300.0, (quickstart, "optimizer.lr=0.1"): 320.0, (quickstart, tiny): 20.0,
             (quickstart, "loop.steps=9"): 30.0}  # fmt: skip
     rows = [{**row, "run": str(i), "seconds": took[words], "overrides": list(words)} for i, words in enumerate(took)]
-    index.append_rows(tmp_path, [*rows, {**rows[0], "run": "real", "cloud": "gcp", "seconds": 7.0}])
+    index.append_rows(home, [*rows, {**rows[0], "run": "real", "cloud": "gcp", "seconds": 7.0}])
 
     def guess(*words: str) -> Estimate:
-        made = define_sweep([quickstart, "run.seed=0,1", *words], tmp_path)
+        made = define_sweep([quickstart, "run.seed=0,1", *words], home)
         about = (made.fixed_words, made.swept_keys)
-        return estimate(made.base_config, 2, 1, tmp_path, 0.0, (), about)
+        return estimate(made.base_config, 2, 1, home, 0.0, (), about)
 
     alike, both = guess(), guess("optimizer.lr=0.1,0.2")
     assert (alike.seconds_each, alike.why) == (300.0, "from 1 finished run like these")

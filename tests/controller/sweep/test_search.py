@@ -16,15 +16,14 @@ from controller.sweep.grid import split_overrides
 from controller.sweep.search import SearchSource
 
 pytest.importorskip("optuna")
+pytestmark = pytest.mark.usefixtures("home")
 WORDS = ["+experiment=quickstart", "optimizer.lr=tag(log,interval(1e-6,1e-1))"]
 
 
-def search(
-    folder: Path, method: str = "optuna", trials: int = 20, words: list[str] = WORDS, **held: str
-) -> SearchSource:
+def search(folder: Path, by: str = "optuna", trials: int = 20, words: list[str] = WORDS, **held: str) -> SearchSource:
     same, space = split_overrides(words, folder)
     pods = {int(pod[-1]): run for pod, run in held.items()}
-    plain = {"method": method, "trials": trials, "metric": "loss", "mode": "min", "prune": True, "seed": 0}
+    plain = {"method": by, "trials": trials, "metric": "loss", "mode": "min", "prune": True, "seed": 0}
     return SearchSource(Search.model_validate(plain), same, space, JobBuilder(folder), folder / "study.journal", pods)
 
 
@@ -43,11 +42,6 @@ def carry(source: SearchSource, job: SweepJob) -> bool:
             return True
     source.job_ended(job, Result(job.run_id, "finished", 1, 0.0, 0.0, {"loss": loss(job, 5)}))
     return False
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
 
 
 def test_twenty_trials_find_the_better_rate_and_prune_bad_ones(tmp_path: Path) -> None:
