@@ -163,13 +163,6 @@ def test_who_was_silent_for_a_term_is_followed_and_fenced(time: ManualClock, fil
         first.ensure()
 
 
-def test_who_was_silent_and_is_not_followed_goes_on(time: ManualClock, file: FakeFile) -> None:
-    mine = lease(file, fenced=never)
-    mine.ensure()
-    time.elapsed += 5 * TERM
-    assert mine.ensure() == 1
-
-
 @pytest.mark.parametrize("first_back", ["anna", "ben"])
 def test_after_an_outage_of_days_one_of_two_acts(time: ManualClock, file: FakeFile, first_back: str) -> None:
     """While the bucket is down nobody acts and nobody takes over; then the first writer holds the lease."""
@@ -191,24 +184,21 @@ def test_after_an_outage_of_days_one_of_two_acts(time: ManualClock, file: FakeFi
     assert both[first_back].ensure() == last_words(file).token
 
 
-def test_who_cannot_ask_does_not_act(time: ManualClock, file: FakeFile) -> None:
-    mine = lease(file, fenced=never)
-    mine.ensure()
-    file.down = True
-    mine.ensure()  # still sure
-    time.elapsed += TERM * (1 - SAFETY_MARGIN)
-    with pytest.raises(GoogleError):
-        mine.ensure()
-    file.down = False
-    assert mine.ensure() == 1
-
-
-def test_an_answer_that_is_lost_fences_nobody(time: ManualClock, file: FakeFile) -> None:
+def test_neither_silence_nor_an_outage_nor_a_lost_answer_fences_anybody(time: ManualClock, file: FakeFile) -> None:
     mine = lease(file, fenced=never)
     file.lose_answer = True
     token = mine.ensure()
     time.elapsed += TERM
     file.lose_answer = True
+    assert mine.ensure() == token
+    time.elapsed += 5 * TERM
+    assert mine.ensure() == token, "nobody has followed"
+    file.down = True
+    mine.ensure()  # still sure
+    time.elapsed += TERM * (1 - SAFETY_MARGIN)
+    with pytest.raises(GoogleError):  # who cannot ask does not act
+        mine.ensure()
+    file.down = False
     assert mine.ensure() == token
 
 
@@ -279,14 +269,14 @@ def test_a_process_of_this_machine_that_is_dead_is_not_waited_for() -> None:
     here, _, which = me.process.rpartition(":")
     if not here:
         pytest.skip("no /proc here")
-    alive, dead = (
-        me.new_record(1, 0.0, TERM),
-        replace(me.new_record(1, 0.0, TERM), process=f"{here}:{which.split('/')[0]}/0"),
-    )
-    assert not me.is_known_dead(alive)
-    assert me.is_known_dead(dead)
-    assert not me.is_known_dead(replace(dead, process=f"elsewhere:{which}"))
-    assert not me.is_known_dead(replace(dead, process=""))
+    alive = me.new_record(1, 0.0, TERM)
+    for process, is_dead in (
+        (alive.process, False),
+        (f"{here}:{which.split('/')[0]}/0", True),
+        (f"elsewhere:{which}", False),
+        ("", False),
+    ):
+        assert me.is_known_dead(replace(alive, process=process)) == is_dead
 
 
 STEPS = st.tuples(st.sampled_from(["anna", "ben", "cleo"]), st.sampled_from(["act", "begin", "end", "renew", "leave"]))

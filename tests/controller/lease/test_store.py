@@ -1,15 +1,20 @@
-"""The lease as an object of a bucket that others can write to."""
+"""The lease as an object of a bucket that others can write to, and its renewal in its real thread."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+import threading
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 import pytest
 
 from controller.core.errors import CloudError
 from controller.gcp.errors import NotFoundError
+from controller.lease.lease import ReleaseRequestedError, lease_guard
 from controller.lease.store import KEY, BucketLeaseStore, Identity, LeaseSnapshot
+from tests.controller.lease.test_lease import FakeFile, file, last_words, lease, time
+from tests.controller.localcloud.harness import wait_for
 
 TERM = Identity("laptop", "run-1", holder="anna@lab", process="boot:pid[1]:7/9").new_record(3, 1.0, 60.0).to_json()
 
@@ -71,3 +76,61 @@ def test_an_object_of_somebody_else_is_the_same_error() -> None:
             with pytest.raises(CloudError, match=words) as error:
                 read(Bucket(metadata), among)
             assert ("slipway down" in str(error.value)) is is_said
+
+
+__all__ = ["file", "time"]
+
+
+def is_renewed(file: FakeFile) -> bool:
+    before = file.writes
+    wait_for(lambda: file.writes >= before + 3, "renewals")
+    return True
+
+
+def test_a_lease_is_renewed_until_it_is_released_also_across_an_outage(file: FakeFile) -> None:
+    mine = lease(file, renews=True)
+    assert not mine.held
+    assert mine.ensure() == 1
+    assert is_renewed(file)
+    file.down, before = True, file.attempts
+    wait_for(lambda: file.attempts >= before + 3, "renewals in vain")
+    file.down = False
+    assert is_renewed(file)
+    thread = cast(threading.Thread, mine._thread)
+    mine.release("done", 0)
+    assert not thread.is_alive()
+    assert not mine.held
+    assert (last_words(file).released, last_words(file).said) == (True, "done")
+    assert mine.ensure() == 2, "it may be acquired again"
+    file.down = True  # a lease that cannot be released expires by itself
+    mine.release()
+    assert not mine.held
+
+
+def test_a_renewal_that_meets_a_request_to_release_wakes_who_sleeps_and_ends(file: FakeFile) -> None:
+    woken = threading.Event()
+    first, second = lease(file, "anna", woken.set, renews=True), lease(file, "ben", renews=True)
+    first.ensure()
+    thread = cast(threading.Thread, first._thread)
+    while second.request_release("cancelled") is None:
+        pass
+    assert woken.wait(120)
+    thread.join(120)
+    assert not thread.is_alive()
+    with pytest.raises(ReleaseRequestedError):
+        first.ensure()
+    with pytest.raises(ReleaseRequestedError):
+        first.raise_if_lost()
+    first.release()
+
+
+def test_writes_to_the_pod_are_guarded_inside_the_block_only(file: FakeFile) -> None:
+    mine = lease(file, renews=True)
+    google = SimpleNamespace(before_pod_write=lambda: 0)
+    context: Any = SimpleNamespace(google=google, before_pod_write=lambda: 0, lease_path="")
+    plan: Any = SimpleNamespace(bucket="b", node=SimpleNamespace(name="pod"))
+    with lease_guard(mine, plan, context):
+        assert context.lease_path == "b/pod"
+        assert (context.before_pod_write(), google.before_pod_write()) == (1, 1)
+    assert (context.before_pod_write(), google.before_pod_write()) == (0, 0)
+    assert not mine.held

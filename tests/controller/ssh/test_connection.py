@@ -23,6 +23,7 @@ def test_the_agent_is_placed_when_it_is_first_missed(make_pod) -> None:
     before = len(pod.workers[0].commands)
     fleet.call(0, "observe", {})
     assert pod.workers[0].commands[before:] == [build_bundle().shell("observe")]
+    assert len(pod.workers[0].connections) == 1
     placed.unlink()
     shutil.rmtree(placed.with_suffix(""))
     assert fleet.call(0, "observe", {})["active"] is None, "and again, when someone has removed it"
@@ -89,16 +90,6 @@ def test_an_answer_that_is_none_is_an_error_of_that_worker(make_pod, answer: str
         fleet.call(0, "observe", {})
     with pytest.raises(WorkerError, match="did not return JSON"):
         list(fleet.stream(0, "watch", {}))
-
-
-def test_a_shell_command_runs_by_fabric(make_pod) -> None:
-    pod, fleet = make_pod()
-    connection = fleet.connection(0).connection()
-    result = connection.run("cat; echo err >&2; exit 3", in_stream=io.StringIO("in\n"), hide=True, warn=True)
-    assert (result.exited, result.stdout, result.stderr) == (3, "in\n", "err\n")
-    for _ in range(3):
-        fleet.call(0, "observe", {})
-    assert len(pod.workers[0].connections) == 1, "the agent speaks over the same connection"
 
 
 def test_a_command_that_takes_too_long_is_a_timeout(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:

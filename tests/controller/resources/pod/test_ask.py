@@ -12,7 +12,7 @@ import pytest
 
 from controller.context import Context, SurplusSlice
 from controller.core.clock import InterruptedSleepError
-from controller.core.errors import CloudError, RetriesExhaustedError
+from controller.core.errors import RetriesExhaustedError
 from controller.gcp.errors import UNREACHABLE, ConflictError, GoogleError
 from controller.gcp.names import LABEL
 from controller.resources.pod import planes
@@ -227,13 +227,6 @@ def test_the_other_plane_goes_through_its_places_meanwhile(market: Market) -> No
     assert market.asked[:3] == ["queue asked in a-b-c", "other asked in a-b-c", "other asked in d-e-f"]
     assert "the other one: retrying in 10 s (attempt 4 of 7)" in market.notes
     assert market.queue.held == market.other.held == {}
-
-
-def test_two_planes_that_refuse_for_good_end_the_search(market: Market) -> None:
-    market.queue.refuses = market.other.refuses = GoogleError("insert", 403, "PERMISSION_DENIED", "no")
-    with pytest.raises(CloudError, match=r"\(spot, queue\): no; .*\(spot, other one\): no"):
-        market.search().run()
-    assert len(market.log) == 2
 
 
 @pytest.mark.parametrize("outage", [NEVER, 0.0])

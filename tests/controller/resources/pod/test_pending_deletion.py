@@ -21,7 +21,7 @@ from controller.resources.pod.tpu_api import queued
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.fake_pod import TWO_ZONES, A, B, Pod, pod
-from tests.controller.resources.pod.test_search import request
+from tests.controller.resources.pod.test_node import request
 from tests.fakes.context import make_context
 
 STILL = "Google still does not delete it; the next verb tries again"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -23,7 +23,7 @@ from controller.reconcile.resource import Absent, Pending
 from controller.resources.pod import planes
 from controller.resources.pod.capacity_log import load_entries
 from controller.resources.pod.node import describe
-from controller.resources.pod.plane import Leftover, PlaneMethods
+from controller.resources.pod.plane import PlaneMethods
 from controller.resources.pod.planes import PLANES, plane_of
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name
 from controller.resources.pod.refusals import PlaneAdvice
@@ -156,10 +156,8 @@ def test_a_slice_that_a_run_has_had_is_not_given_back_while_google_repairs_it(
     """Meanwhile a request that an earlier search left may be granted."""
     (made, (used, other)), context = granted_twice(project), project.context
     context.google.upload(context.bucket, claim_name(made.node.name, used.uid), b"{}")
-    repaired, waiting = (
-        replace(used, state="REPAIRING", pending=True),
-        replace(other, state="ACCEPTED", pending=True),
-    )
+    repaired = replace(used, state="REPAIRING", pending=True)
+    waiting = replace(other, state="ACCEPTED", pending=True)
     for ranked in ([other, repaired], [repaired, waiting]):
         with monkeypatch.context() as patch:
             patch.setattr(Slices, "ranked", lambda *args, found=ranked, **kwargs: found)
@@ -203,24 +201,16 @@ def test_what_neither_plane_has_is_said_of_both(project: EmulatedProject) -> Non
     assert made.leftovers() == []
 
 
-ADVICE = PlaneAdvice("roles/toy.admin", "toy types", "toy images")
-METHODS = PlaneMethods(("toy.get",), ("toy.get",), ("toy.create", "toy.delete"), (), ())
-
-
-@dataclass
 class Toy:
     """A plane, its checks and its provisioner at once: slices in memory. Nothing but the registry names it."""
 
-    held: dict[tuple[str, str], SliceStatus] = field(default_factory=dict)
-    title: str = "the toy"
-    queues: frozenset[str] = frozenset()
-    account_roles: tuple[str, ...] = ("roles/toy.admin",)
-    methods: PlaneMethods = METHODS
-    advice: PlaneAdvice = ADVICE
+    title, queues, account_roles = "the toy", frozenset[str](), ("roles/toy.admin",)
+    methods = PlaneMethods(("toy.get",), ("toy.get",), ("toy.create", "toy.delete"), (), ())
+    advice = PlaneAdvice("roles/toy.admin", "toy types", "toy images")
 
-    @property
-    def checks(self) -> Toy:
-        return self
+    def __init__(self) -> None:
+        self.held: dict[tuple[str, str], SliceStatus] = {}
+        self.checks = self
 
     def offers(self, topology: Topology) -> bool:
         return topology.generation == "v6e"
@@ -233,10 +223,10 @@ class Toy:
         if tier == "reserved":
             yield Issue("the toy has no reservations", "tpu.capacity")
 
-    def nothing(self, config: Config, context: Context | None = None) -> Iterator[Issue]:
+    def nothing(self, config: Config | Context, context: Context | None = None) -> Iterator[Any]:
         yield from ()
 
-    image = offered_types = offered_images = listing = nothing
+    image = offered_types = offered_images = listing = leftovers = nothing
 
     def quota(self, config: Config, context: Context, chips: int | None = None) -> Iterator[Issue]:
         yield Issue("draws on the toy box", severity="note")
@@ -257,19 +247,14 @@ class Toy:
         return self.held.get((name, zone))
 
     def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> None:
-        labels = tuple(LABEL.items())
-        self.held[name, place.zone] = SliceStatus(
-            spec=spec, place=place, state="READY", name=name, uid="7", created=1.0, labels=labels
-        )
+        more: Any = {"uid": "7", "created": 1.0, "labels": tuple(LABEL.items())}
+        self.held[name, place.zone] = SliceStatus(spec=spec, place=place, state="READY", name=name, **more)
 
     def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
         self.held.pop((name, zone), None)
 
     def slices(self, context: Context) -> Iterator[SliceStatus]:
         yield from self.held.values()
-
-    def leftovers(self, context: Context) -> Iterator[Leftover]:
-        yield from ()
 
 
 @pytest.fixture

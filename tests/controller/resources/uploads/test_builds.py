@@ -1,12 +1,16 @@
-"""Builds near the bucket: on a VM or on worker 0, with the shipped code; nothing half-made counts."""
+"""Builds near the bucket: on a VM, which finds the agent in its metadata, or on worker 0; nothing half-made counts."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import json
 import sys
 import time
+import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +21,7 @@ from controller.inputs.secrets import Vault
 from controller.localcloud.hub import HubServer
 from controller.plan.build import build_plan
 from controller.reconcile.reconciler import reconcile
-from controller.resources.uploads import nearby
+from controller.resources.uploads import fetch_boot, nearby
 from controller.resources.uploads.builds import NearbyBuild, VmVenv
 from controller.resources.uploads.code import CodeArchive
 from controller.resources.uploads.nearby_files import NearbyFiles
@@ -154,3 +158,44 @@ def test_worker_0_builds_with_the_secrets_of_the_program(slipway: SlipwayCli, mo
     assert "`python make.py '{output}' fail` ended with code 1; its log is gs://" in err
     assert "**************\nreading ['fail']\nno rows" in err
     assert "planted-secret" not in err
+
+
+AGENT = b"""
+import sys
+from pathlib import Path
+tries = Path(sys.argv[0]).with_name("tries")
+tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+print(sys.argv[1], sys.stdin.read(), flush=True)
+sys.exit(len(tries.read_text()) < 3)
+"""
+
+
+class Metadata:
+    """A metadata server that does not answer at first."""
+
+    def __init__(self, content: bytes, failures: int) -> None:
+        self.content, self.failures = content, failures
+
+    def open(self, request: Any, timeout: float) -> Any:
+        assert request.headers == {"Metadata-flavor": "Google"}
+        self.failures -= 1
+        if self.failures >= 0:
+            raise OSError("not yet")
+        return io.BytesIO(self.content)
+
+
+@pytest.mark.parametrize(("failures", "starts"), [(0, True), (3, True), (4, False)])
+def test_the_agent_gets_its_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], failures: int, starts: bool
+) -> None:
+    orders = {"agent": base64.b64encode(zlib.compress(AGENT)).decode(), "request": {"bucket": "b"}}
+    server = Metadata(json.dumps(orders).encode(), failures)
+    monkeypatch.setattr(fetch_boot, "build_opener", lambda handler: server)
+    monkeypatch.setattr(fetch_boot.time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if not starts:
+        with pytest.raises(OSError, match="not yet"):
+            fetch_boot.main()
+        return
+    fetch_boot.main()
+    assert capfd.readouterr().out.splitlines()[-3:] == ['fetch_ordered {"bucket": "b"}'] * 3, "a crash is no end"

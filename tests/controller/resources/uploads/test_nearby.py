@@ -65,27 +65,24 @@ def test_large_files_do_not_pass_through_this_machine(google: Project, hub: HubS
     assert body["scheduling"]["maxRunDuration"] == {"seconds": "3600"}
     assert body["scheduling"]["instanceTerminationAction"] == "DELETE"
     assert body["labels"] == {"managed-by": "slipway", "slipway-asset": "w", "slipway-asset-hash": "0123456789ab"}
+    machine = nearby(google, MODEL).machine.for_files([10 * 10**9, 10**9, 40 * 10**9], at_once=2)
+    assert machine.disk_parameters(context_of(google)[0])["diskSizeGb"] == "65"
+    assert machine.max_seconds == 4 * (120 + 51e9 / 50e6)
     [disk] = body["disks"]
     assert (disk["autoDelete"], disk["initializeParams"]["diskSizeGb"]) == (True, "10")
     assert all(len(item["value"]) < 256 * 1024 for item in body["metadata"]["items"]), "Compute Engine's limit"
     assert not list((google.folder / "home/fetches").rglob("hashes.json"))
 
 
-def test_time_and_disk_grow_with_the_files(google: Project) -> None:
-    machine = nearby(google, MODEL).machine.for_files([10 * 10**9, 10**9, 40 * 10**9], at_once=2)
-    assert machine.disk_parameters(context_of(google)[0])["diskSizeGb"] == "65"
-    assert machine.max_seconds == 4 * (120 + 51e9 / 50e6)
-
-
-@pytest.mark.parametrize(("limit", "by_vm"), [(len(CONTENT) + 6, True), (len(CONTENT) + 7, False)])
-def test_auto_takes_a_vm_for_large_assets_only(
-    google: Project, monkeypatch: pytest.MonkeyPatch, limit: int, by_vm: bool
-) -> None:
-    monkeypatch.setattr(module, "LARGE_BYTES", limit)
+def test_auto_takes_a_vm_for_large_assets_only(google: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE_BYTES", len(CONTENT) + 7)
     fetch(google, always=False)
     check_files(google)
-    assert len(google.bodies) == by_vm
-    assert (f"upload {WEIGHTS}" in google.changes) == (not by_vm)
+    assert (google.bodies, f"upload {WEIGHTS}" in google.changes) == ([], True)
+    monkeypatch.setattr(module, "LARGE_BYTES", len(CONTENT) + 6)
+    other = Project(google.folder / "2")
+    fetch(other, always=False)
+    assert (len(other.bodies), f"upload {WEIGHTS}" in other.changes) == (1, False)
 
 
 @pytest.mark.parametrize("token", ["", ACCEPTED])
@@ -209,16 +206,7 @@ def test_a_kill_at_each_request_leaves_no_vm_that_is_not_found(google: Project, 
     assert left > 0
 
 
-def test_ctrl_c_deletes_the_vm(google: Project) -> None:
-    clock = ManualClock(time.time())
-    google.work = lambda _: bool(clock.interrupt())
-    with pytest.raises(InterruptedSleepError):
-        fetch(google, clock=clock)
-    assert len(google.bodies) == 1
-    assert google.machines == {}
-
-
-def test_a_vm_that_ends_is_replaced_a_few_times(google: Project) -> None:
+def test_a_vm_that_ends_is_replaced_a_few_times_and_ctrl_c_deletes_it(google: Project) -> None:
     ends = [True, True, False]
     google.work = lambda p: ends.pop(0) or p.let_fetch()
     fetch(google)
@@ -228,6 +216,11 @@ def test_a_vm_that_ends_is_replaced_a_few_times(google: Project) -> None:
     with pytest.raises(CloudError, match=f"ended {MAX_MACHINES} times before its files had arrived"):
         fetch(gone)
     assert (len(gone.bodies), gone.machines) == (MAX_MACHINES, {})
+    clock = ManualClock(time.time())
+    interrupted = Project(google.folder / "3", work=lambda _: bool(clock.interrupt()))
+    with pytest.raises(InterruptedSleepError):
+        fetch(interrupted, clock=clock)
+    assert (len(interrupted.bodies), interrupted.machines) == (1, {})
 
 
 @pytest.mark.parametrize("what", ["fails", "says nothing", "is not ours"])
@@ -249,23 +242,15 @@ def test_a_vm_that_does_not_fetch_is_given_up(google: Project, hub: HubServer, w
     assert [*google.machines] == ["slipway-fetch-0"] * (what == "is not ours")
 
 
-def test_what_a_vm_told_an_earlier_controller_does_not_count(google: Project) -> None:
-    """Its addresses had expired while nobody was there."""
-    google.kill_at = 10**6
+def test_what_a_vm_told_before_does_not_count_and_addresses_are_replaced_in_time(
+    google: Project,
+) -> None:
+    """The addresses had expired while nobody was there."""
     machine = nearby(google, MODEL).machine
     machine.apply(context_of(google)[0], {}, machine.diff(Absent()))
     for _ in range(MAX_ERRORS + 1):
         google.say(error="expired")
-    looks: list[None] = []
-    google.work = lambda p: looks.append(None) or (len(looks) > 2 and p.let_fetch())
-    fetch(google)
-    check_files(google)
-    assert len(google.bodies) == 1
-
-
-def test_addresses_are_replaced_before_they_expire(google: Project) -> None:
-    clock = ManualClock(time.time(), step=400.0)
-    looks: list[None] = []
+    clock, looks = ManualClock(time.time(), step=400.0), list[None]()
 
     def work(google: Project) -> bool:
         looks.append(None)
@@ -274,6 +259,8 @@ def test_addresses_are_replaced_before_they_expire(google: Project) -> None:
 
     google.work = work
     fetch(google, clock=clock)
+    check_files(google)
+    assert len(google.bodies) == 1
     assert len([c for c in google.changes if c.endswith("/fetch.json")]) == 3
 
 
