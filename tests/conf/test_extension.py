@@ -59,11 +59,9 @@ def test_what_fits_is_loaded() -> None:
 def test_a_reward_names_what_it_wants_besides_response_and_answer() -> None:
     def columns(response, answer, prompt, level=1, *, row, **others): ...
 
-    def plain(response, answer, /): ...
-
     wanted = extension.wanted_by_name(inspect.signature(columns))
     assert wanted == (("prompt", "level", "row"), ("prompt", "row"), True)
-    assert extension.wanted_by_name(inspect.signature(plain)) == ((), (), False)
+    assert extension.wanted_by_name(inspect.signature(lambda response, answer, /: 0)) == ((), (), False)
 
 
 @pytest.mark.usefixtures("module")

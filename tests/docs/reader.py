@@ -7,6 +7,7 @@ questions are answered with yes, and a placeholder is what the reader has. A ver
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -38,11 +39,8 @@ LOCAL = {"+experiment=quickstart", "+experiment=sums"}
 ON_THIS_MACHINE = {"cloud=gcp": "cloud=local", "env.packages=lock": "env.packages=image"}
 ON_A_TERMINAL = {"tensorboard": "TensorBoard 2", "forward": "press Ctrl-C", "ssh": "", "chat": ""}
 """Verbs that are typed in another terminal, and the line after which they wait for Ctrl-C."""
-PORTS = {
-    "slipway tensorboard": "slipway tensorboard --port 0",
-    "slipway tensorboard --sweep quickstart": "slipway tensorboard --sweep quickstart --port 0",
-    **{"6007": "0", "8888": "0:8888", "6006:6007": "0:6007"},
-}
+TENSORBOARDS = ("slipway tensorboard", "slipway tensorboard --sweep quickstart")
+PORTS = {**{words: f"{words} --port 0" for words in TENSORBOARDS}, "6007": "0", "8888": "0:8888", "6006:6007": "0:6007"}
 """Any port that is free."""
 ENDS = {"fit": 0 if find_spec("libtpu") else 2}
 """Exit codes other than 0: without the TPU compiler `fit` says how to install it."""
@@ -140,6 +138,12 @@ class Reader:
         self.capsys.readouterr()
         assert main.run(["runs", "--json", "--where", "state=finished"]) == 0
         return [row for row in json.loads(self.capsys.readouterr().out) if row["name"] == name]
+
+
+def as_a_user(state: Path) -> dict[str, str]:
+    """Return the environment of a user: not one virtual device of the tests, and a state folder of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    return {**kept, "SLIPWAY_HOME": str(state), "JAX_PLATFORMS": "cpu"}
 
 
 def ask(port: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.commands import CI, ELSEWHERE, SESSIONS, commands_on, session_of, unproven, verb_of
-from tests.docs.proofs import exists
-from tests.docs.reader import Reader, reader
+from tests.docs.reader import Reader, as_a_user, reader
+from tests.docs.test_proofs import exists
 from tests.paths import ROOT
 
 __all__ = ["reader"]
@@ -58,8 +57,7 @@ def test_what_no_session_runs_is_proven_elsewhere() -> None:
 def test_the_first_command_keeps_its_promise(tmp_path: Path) -> None:
     """The quick start as a user types it: nothing is smaller, and nothing is forked."""
     assert all(commands_on(page)[0] == f"slipway {QUICKSTART}" for page in ("README.md", "--help"))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-    environment |= {"SLIPWAY_HOME": str(tmp_path / "home"), "JAX_PLATFORMS": "cpu"}
+    environment = as_a_user(tmp_path)
 
     def types(*words: str) -> str:
         argv = [sys.executable, "-m", "controller", *words]

@@ -1,4 +1,6 @@
-"""`model=pretrained`: sizes and switches come from a config.json of Hugging Face."""
+"""`model=pretrained` and `model=hf`: sizes, switches, tokenizer, chat and special tokens come from Hugging Face."""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path
@@ -10,10 +12,14 @@ from huggingface_hub import errors
 
 from conf.hugging_face.config_json import model_from_config
 from conf.schema.training.model import Model
+from controller.config.hub_model import with_hub_weights
 from controller.config.pretrained_model import with_pretrained_model
-from tests.composed import config_of
+from controller.localcloud.hub import HubServer
+from tests.composed import config_of, problems_of
+from tests.hub import hub, write
 from tests.paths import ROOT
 
+__all__ = ["hub"]
 FIXTURES = ROOT / "tests" / "trainer" / "fixtures"
 GEMMA = str(FIXTURES / "gemma2")
 
@@ -36,12 +42,12 @@ def problem(model: dict[str, Any], **sections: Any) -> str:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A Hub that has what the test says: a folder, or an error to raise, by repository."""
-    known: dict[str, Any] = {}
+    folders: dict[str, Any] = {}
 
     def find(repository: str) -> Any:
-        found = known[repository]
+        found = folders[repository]
         if isinstance(found, Exception):
             raise found
         return f"{found}/config.json"
@@ -50,7 +56,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(huggingface_hub, "hf_hub_url", lambda repository, _: repository)
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda repository, **_: find(repository))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repository, _: find(repository))
-    return known
+    return folders
 
 
 def test_the_command_line_composes_a_model_of_any_size():
@@ -61,8 +67,8 @@ def test_the_command_line_composes_a_model_of_any_size():
     assert config.model.model_dump(mode="json") == described(GEMMA) | changed
 
 
-def test_sources_are_folders_files_assets_and_repositories(hub):
-    hub["google/gemma-2-2b"] = GEMMA
+def test_sources_are_folders_files_assets_and_repositories(known):
+    known["google/gemma-2-2b"] = GEMMA
     for source in (GEMMA, f"{GEMMA}/config.json", "google/gemma-2-2b"):
         assert complete({"config_json": source}).model_dump(exclude={"config_json"}) == {
             key: value for key, value in described(GEMMA).items() if key != "config_json"
@@ -91,8 +97,8 @@ def gone(kind: type[Exception]) -> Exception:
         (OSError("no route"), "there is no such folder here, and https://huggingface.co/a/b does not answer (no"),
     ],
 )
-def test_a_repository_that_cannot_be_read_is_named(hub, answer, words):
-    hub["a/b"] = answer
+def test_a_repository_that_cannot_be_read_is_named(known, answer, words):
+    known["a/b"] = answer
     assert problem({"config_json": "a/b"}).startswith(f"model.config_json: a/b: {words}")
 
 
@@ -125,3 +131,87 @@ def test_a_rehearsal_has_sizes_and_needs_no_file():
     config = config_of("+experiment=gemma2b_gsm8k", "model=pretrained", "scale=tiny")
     assert config.model is not None
     assert (config.model.dim, config.model.weights, config.model.config_json) == (32, None, None)
+
+
+GEMMA_JSON = FIXTURES / "gemma2" / "config.json"
+WEIGHTS = "hf://acme/Tuned-2.5B"
+CHAT = {"chat_template": "…<start_of_turn>…", "bos_token": "<bos>", "eos_token": {"content": "<eos>"}}
+
+
+@pytest.fixture
+def tuned(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubServer:
+    """The Hub, with a small model that was tuned on a chat."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    describe_on_hub(hub, CHAT)
+    return hub
+
+
+def describe_on_hub(hub: HubServer, tokenizer: dict[str, Any], config: str | None = None) -> None:
+    files = {"config.json": config or GEMMA_JSON.read_text(), "tokenizer_config.json": json.dumps(tokenizer)}
+    write(hub.state.folder / "models/acme/Tuned-2.5B", {name: text.encode() for name, text in files.items()})
+
+
+HF = ("model=hf", f"model.weights={WEIGHTS}", "~model.vocab_size")  # the size is the experiment's
+ON_HF = ("+experiment=quickstart", *HF, "~model.attention_pattern", "~model.sliding_window")
+
+
+def test_one_word_is_enough(tuned: HubServer) -> None:
+    config = config_of(*ON_HF)
+    assert config.model is not None
+    assert config.model.weights == "assets://tuned-2-5b"
+    assert config.assets.models["tuned-2-5b"].source == "hf://acme/Tuned-2.5B/*"
+    assert (config.model.dim, config.model.vocab_size) == (32, 97)
+    data: Any = config.data
+    assert data.tokenizer == "assets://tuned-2-5b/tokenizer.json"
+    assert (data.chat_template, data.bos, data.eos) == ("gemma", None, None)
+
+
+def test_a_pretrained_model_has_no_chat_and_its_own_special_tokens(tuned: HubServer) -> None:
+    """And a tokenizer of one's own keeps the data as they are."""
+    data: Any = config_of(*ON_HF, "data.tokenizer=/my/tokenizer.json").data
+    assert (data.tokenizer, data.chat_template, data.eos) == ("/my/tokenizer.json", "none", "<eos>")
+    assert not [r for r in tuned.state.requests if "tokenizer_config" in r]
+    describe_on_hub(tuned, {"bos_token": "<s>", "add_bos_token": False, "eos_token": "<|endoftext|>"})
+    data = config_of(*ON_HF).data
+    assert (data.chat_template, data.bos, data.eos) == ("none", None, "<|endoftext|>")
+
+
+def test_an_unknown_field_is_refused_by_name(tuned: HubServer) -> None:
+    describe_on_hub(tuned, CHAT, json.dumps(json.loads(GEMMA_JSON.read_text()) | {"mixture_of_depths": 3}))
+    [problem] = problems_of(*ON_HF)
+    assert "config.json: mixture_of_depths: unknown to gemma2" in problem
+
+
+def test_a_chat_that_we_do_not_have_is_named(tuned: HubServer) -> None:
+    describe_on_hub(tuned, {"chat_template": "[INST]", "eos_token": "</s>"})
+    [problem] = problems_of(*ON_HF)
+    assert problem.startswith("data.chat_template: hf://acme/Tuned-2.5B was tuned on a chat other than qwen, gemma")
+
+
+def test_the_tokenizer_of_the_weights_that_it_replaces_goes(tuned: HubServer) -> None:
+    data: Any = config_of("+experiment=gemma2b_gsm8k", *HF).data
+    assert (data.tokenizer, data.chat_template) == ("assets://tuned-2-5b/tokenizer.json", "gemma")
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ("hf://acme", "model.weights: 'hf://acme' is neither hf://"),
+        ("hf://datasets/acme/rows", "model.weights: hf://datasets/acme/rows is a data set; name a model"),
+        ("hf://acme/none", "there is no public repository http://127.0.0.1:"),
+        ("hf://acme/gated", "it is gated; accept its license at http://127.0.0.1:"),
+        ("hf://acme/Tuned-2.5B@v9", "has no revision v9"),
+        ("hf://acme/open", "acme/open has no tokenizer_config.json"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(tuned: HubServer, weights: str, words: str) -> None:
+    [problem] = problems_of(*ON_HF, f"model.weights={weights}")
+    assert words in problem
+    assert len(problem.splitlines()) == 1
+
+
+def test_other_weights_are_left_alone() -> None:
+    data = {"model": {"weights": "gs://b/w"}, "data": {"tokenizer": "bytes"}}
+    assert with_hub_weights(data) == (data, [])

@@ -77,8 +77,10 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "project"
 
 
-def test_pip_installs_one_name(installed: Installation) -> None:
+def test_pip_installs_one_name(installed: Installation, tmp_path: Path) -> None:
     """`pip install` of a project with a package `trainer` overwrote Slipway's files of that name, without a warning."""
+    listed = installed.expect("-c", "from slipway import api; print(*dir(api))", cwd=tmp_path).split()
+    assert listed == sorted(api.__all__) == dir(api)
     names = {path.name for path in installed.site.iterdir() if path.suffix not in {".pth", ".dist-info"}}
     assert names <= {"slipway", "hydra_plugins"}, "other names would meet those of other projects"
     done = installed.python("-c", "import conf", cwd=installed.home)
@@ -118,15 +120,6 @@ def test_one_process_cannot_use_both(installed: Installation, project: Path) -> 
 def test_every_installation_ships_the_same_code(installed: Installation, tmp_path: Path) -> None:
     config: Config = api.compose("+experiment=quickstart")
     assert installed.expect("-c", SHIPPED, cwd=tmp_path).strip() == take_snapshot(config, tmp_path).sha256
-
-
-def test_the_clone_needs_no_installation(installed: Installation) -> None:
-    assert "usage" in installed.expect("-m", "controller", "--help", cwd=ROOT)
-
-
-def test_the_interface_lists_what_it_documents(installed: Installation, tmp_path: Path) -> None:
-    names = installed.expect("-c", "from slipway import api; print(*dir(api))", cwd=tmp_path).split()
-    assert names == sorted(api.__all__) == dir(api)
 
 
 @pytest.mark.deep

@@ -226,21 +226,6 @@ def test_no_process_of_a_run_is_left(slipway: SlipwayCli) -> None:
     until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if home in " ".join(p.info["cmdline"] or [])])
 
 
-@pytest.mark.deep  # test_killed.py: the same before two requests of every run
-@pytest.mark.parametrize("killed_at", ["launched", "TPU", "network"])
-def test_killed_anywhere_up_again_converges(slipway: SlipwayCli, killed_at: str) -> None:
-    running = up_apart(slipway, SLOW)
-    read_until(running, killed_at)
-    running.send_signal(signal.SIGKILL)
-    running.communicate()
-    assert slipway("up", "--detach", SLOW)[0] == 0
-    state = slipway.cloud().get("state")
-    assert len(state["node"]) == 1
-    let_go(slipway)
-    assert "finished" in slipway("up", SLOW)[1]
-    assert slipway.json("status", SLOW)["run"]["attempts"] == 1
-
-
 @pytest.mark.deep
 @pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes")])
 def test_what_is_ended_on_purpose_is_not_started_again(slipway: SlipwayCli, verb: tuple[str, ...]) -> None:
