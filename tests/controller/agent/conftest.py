@@ -8,9 +8,12 @@ import io
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -27,8 +30,10 @@ from controller.agent.tree_hash import tree_hash
 from controller.core.type_check import type_problem
 from controller.ssh.agent_bundle import build_bundle
 from controller.ssh.agent_link import answer_types
+from tests.agents import find_program
 from tests.controller.agent.bucket import FakeBucket
 from tests.controller.agent.programs import end_programs
+from tests.emulators import Emulators
 from tests.golden import golden
 
 GOLDEN = golden("agent")
@@ -54,14 +59,47 @@ def place_agent(folder: Path, unpacked: Path | None) -> Path:
     return archive
 
 
+class ForkedCommand:
+    """A command of the agent, forked from the server `tests/agents.py` at `server`: as much of `Popen` as is used here."""
+
+    def __init__(self, server: str, argv: list[str], environment: dict[str, str], request: bytes) -> None:
+        self.returncode: int | None = None
+        self._client, self._stderr = socket.socket(socket.AF_UNIX), tempfile.TemporaryFile()
+        ours, theirs = socket.socketpair()
+        for each in (self._client, ours):
+            each.settimeout(300)
+        self._client.connect(server)
+        with tempfile.TemporaryFile() as stdin, theirs, ours:
+            stdin.write(request)
+            stdin.seek(0)
+            order = json.dumps({"argv": argv, "environment": environment}).encode() + b"\n"
+            socket.send_fds(self._client, [order], [each.fileno() for each in (stdin, theirs, self._stderr)])
+            self.pid = int.from_bytes(self._client.recv(4))
+            self.stdout: io.BufferedReader | None = ours.makefile("rb")
+
+    def communicate(self) -> tuple[bytes, bytes]:
+        with self._client, self._stderr:
+            out = self.stdout.read() if self.stdout else b""
+            if self.stdout:
+                self.stdout.close()
+            self.returncode = int.from_bytes(self._client.recv(4), signed=True)
+            self._stderr.seek(0)
+            return out, self._stderr.read()
+
+    def kill(self) -> None:
+        os.killpg(self.pid, signal.SIGKILL)
+
+
 @dataclass
 class AgentWorker:
     home: Path
     bucket: FakeBucket
+    unpacked: Path
+    """The agent as its first command leaves it."""
+    forker: str
+    """The socket of the server that forks its commands, except those whose Python starts with other modules."""
     boot_id: str = "boot-1"
     extra_environment: dict[str, str] = field(default_factory=dict)
-    unpacked: Path | None = None
-    """The agent as its first command leaves it; without it, that has yet to come."""
 
     def __post_init__(self) -> None:
         self.agent = place_agent(self.root, self.unpacked)
@@ -84,11 +122,17 @@ class AgentWorker:
         }
         return own | self.extra_environment
 
-    def start_command(self, command: str, **payload: Any) -> subprocess.Popen[bytes]:
+    def start_command(self, command: str, **payload: Any) -> ForkedCommand | subprocess.Popen[bytes]:
         """Start a command, and be there when it ends or not."""
-        main = self.agent.with_suffix("") / "__main__.py"
+        program = str(find_program(self.agent.with_suffix("")))
+        if "PYTHONPATH" not in self.environment:
+            return ForkedCommand(self.forker, [program, command], self.environment, dump(payload))
+        return self.start_process(command, **payload)
+
+    def start_process(self, command: str, **payload: Any) -> subprocess.Popen[bytes]:
+        """The same in a process with the limits of this one."""
         process = subprocess.Popen(
-            [sys.executable, str(main if main.is_file() else self.agent), command],
+            [sys.executable, str(find_program(self.agent.with_suffix(""))), command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=self.environment, start_new_session=True,
         )  # fmt: skip
@@ -98,9 +142,10 @@ class AgentWorker:
         process.stdin = None
         return process
 
-    def finish_command(self, process: subprocess.Popen[bytes]) -> tuple[int, list[dict[str, Any]]]:
-        out, err = process.communicate(timeout=300)
+    def finish_command(self, process: ForkedCommand | subprocess.Popen[bytes]) -> tuple[int, list[dict[str, Any]]]:
+        out, err = process.communicate()
         assert err == b"", err.decode()
+        assert process.returncode is not None
         return process.returncode, [checked(json.loads(line), "answer") for line in out.splitlines()]
 
     def call(self, command: str, **payload: Any) -> dict[str, Any]:
@@ -166,8 +211,8 @@ def unpacked_agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def worker(tmp_path: Path, bucket: FakeBucket, unpacked_agent: Path) -> Iterator[AgentWorker]:
-    made = AgentWorker(tmp_path / "home", bucket, unpacked=unpacked_agent)
+def worker(tmp_path: Path, bucket: FakeBucket, unpacked_agent: Path, emulators: Emulators) -> Iterator[AgentWorker]:
+    made = AgentWorker(tmp_path / "home", bucket, unpacked_agent, emulators.agents)
     yield made
     end_programs(made.home)
 
@@ -202,9 +247,20 @@ class ProgramRun:
         return self.worker.root / "runs" / self.run_id
 
 
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory, unpacked_agent: Path, emulators: Emulators) -> tuple[Path, str]:
+    """Where the agent has installed code and a venv of the image's packages, and the code's hash."""
+    home = tmp_path_factory.mktemp("installed") / "home"
+    with FakeBucket.serving() as bucket:
+        worker = AgentWorker(home, bucket, unpacked_agent, emulators.agents)
+        order = worker.upload_code({"package/module.py": "x = 1\n"})
+        worker.call("install_code", **order)
+        worker.call("install_venv", packages="image", fingerprint="image")
+    return worker.root, order["tree"]
+
+
 @pytest.fixture
-def run(worker: AgentWorker) -> ProgramRun:
-    order = worker.upload_code({"package/module.py": "x = 1\n"})
-    worker.call("install_code", **order)
-    worker.call("install_venv", packages="image", fingerprint="image")
-    return ProgramRun(worker, order["tree"])
+def run(worker: AgentWorker, installed: tuple[Path, str]) -> ProgramRun:
+    for name in ("code", "venv"):
+        shutil.copytree(installed[0] / name, worker.root / name, symlinks=True)
+    return ProgramRun(worker, installed[1])

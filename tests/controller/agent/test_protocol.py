@@ -91,15 +91,14 @@ def test_so_is_a_file_of_another_agent(worker: AgentWorker) -> None:
     file.unlink()
 
 
-def test_a_full_disk_is_named_with_the_folder(worker: AgentWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_named_with_the_folder(worker: AgentWorker) -> None:
     (free := worker.home.parent / "free").write_text("0")
     worker.extra_environment["SLIPWAY_FREE_GB"] = str(free)
     worker.call("write_config", run_id="r", text="x", env={})
     limited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    command = worker.start_command
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limited[1]))
     try:
-        process = command("write_config", run_id="r", text="y", env={})
+        process = worker.start_process("write_config", run_id="r", text="y", env={})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limited)
     code, [answer] = worker.finish_command(process)

@@ -1,6 +1,4 @@
 import hashlib
-import os
-import signal
 import stat
 import tarfile
 from pathlib import Path
@@ -64,7 +62,7 @@ def test_killed_in_mid_download_it_is_simply_repeated(worker: AgentWorker) -> No
     worker.bucket.faults.append("hang")
     first = worker.start_command("install_code", **order)
     assert worker.bucket.hang_started.wait(240)
-    os.kill(first.pid, signal.SIGKILL)
+    first.kill()
     first.communicate()
     (worker.root / "code" / f".{order['tree']}.new" / "half").mkdir(parents=True)
     (worker.root / "code" / f".{order['tree']}.old" / "half").mkdir(parents=True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -138,7 +139,8 @@ def test_killed_at_any_moment_a_start_can_be_repeated(run: ProgramRun, seconds: 
     """The moments differ from host to host; none of them may lose a program or start it twice."""
     starting = run.worker.start_command("start", **run.start_payload(COUNT))
     time.sleep(seconds)
-    os.killpg(starting.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        starting.kill()
     starting.communicate()
     run.start(COUNT)
     assert run.wait_ended()["code"] == 0
@@ -149,7 +151,7 @@ def test_a_program_outlives_the_session_that_started_it(run: ProgramRun) -> None
     session = run.worker.start_command("start", **run.start_payload(SLEEP))
     up(run)
     for signum in (signal.SIGHUP, signal.SIGKILL):
-        if session.poll() is None:
+        with suppress(ProcessLookupError):
             os.killpg(session.pid, signum)
     session.communicate()
     assert run.state()["state"] == "running"
