@@ -14,9 +14,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,19 +32,11 @@ from controller.ssh.agent_link import answer_types
 from tests.agents import find_program
 from tests.controller.agent.bucket import FakeBucket
 from tests.controller.agent.programs import end_programs
+from tests.controller.localcloud.harness import wait_for as wait_for
 from tests.emulators import Emulators
 from tests.golden import golden
 
 GOLDEN = golden("agent")
-
-
-def wait_for(true: Callable[[], Any], seconds: float = 240) -> Any:
-    """Wait until something holds, and give it; a test never depends on how long that takes."""
-    end = time.monotonic() + seconds
-    while not (value := true()):
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.02)
-    return value
 
 
 def place_agent(folder: Path, unpacked: Path | None) -> Path:
@@ -60,11 +51,12 @@ def place_agent(folder: Path, unpacked: Path | None) -> Path:
 
 
 class ForkedCommand:
-    """A command of the agent, forked from the server `tests/agents.py` at `server`: as much of `Popen` as is used here."""
+    """A command of the agent, forked from the server of `tests/agents.py`: as much of `Popen` as is used here."""
 
     def __init__(self, server: str, argv: list[str], environment: dict[str, str], request: bytes) -> None:
         self.returncode: int | None = None
-        self._client, self._stderr = socket.socket(socket.AF_UNIX), tempfile.TemporaryFile()
+        self._client = socket.socket(socket.AF_UNIX)
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `communicate`)
         ours, theirs = socket.socketpair()
         for each in (self._client, ours):
             each.settimeout(300)
@@ -148,8 +140,11 @@ class AgentWorker:
         assert process.returncode is not None
         return process.returncode, [checked(json.loads(line), "answer") for line in out.splitlines()]
 
+    def run_command(self, command: str, **payload: Any) -> tuple[int, list[dict[str, Any]]]:
+        return self.finish_command(self.start_command(command, **payload))
+
     def call(self, command: str, **payload: Any) -> dict[str, Any]:
-        code, lines = self.finish_command(self.start_command(command, **payload))
+        code, lines = self.run_command(command, **payload)
         assert code == 0, lines
         if command != "fetch_asset":
             answer = GOLDEN[command]["answer"]
@@ -159,12 +154,12 @@ class AgentWorker:
 
     def call_error(self, command: str, **payload: Any) -> dict[str, str]:
         """What it says when it cannot do it."""
-        code, lines = self.finish_command(self.start_command(command, **payload))
+        code, lines = self.run_command(command, **payload)
         assert code == 1, lines
         return lines[-1]
 
     def watch(self, **payload: Any) -> list[dict[str, Any]]:
-        code, lines = self.finish_command(self.start_command("watch", **payload))
+        code, lines = self.run_command("watch", **payload)
         assert code == 0, lines
         assert [problem for line in lines if (problem := type_problem(line, answer_types()["watch"]))] == []
         return lines

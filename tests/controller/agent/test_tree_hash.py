@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.tree_hash import current_tree_hash, tree_files, tree_hash
+from controller.agent.tree_hash import tree_files, tree_hash
 
 
 @pytest.fixture
@@ -58,7 +58,3 @@ def test_a_choice_of_files_hashes_like_a_tree_of_just_them(
     (other / "d.txt").write_text("d.txt")
     assert tree_hash(tree, ["d.txt"]) == tree_hash(other)
     assert tree_hash(tree, reversed(tree_files(tree))) == tree_hash(tree)
-
-
-def test_nothing_there_is_no_hash(tmp_path: Path) -> None:
-    assert current_tree_hash(tmp_path / "nothing") is None

@@ -6,12 +6,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from conf.schema.config import Config
 from controller.config.compose import compose
 from controller.context import Context
 from controller.core.clock import Clock
 from controller.gcp.errors import NotFoundError
 from controller.inputs.code import UnfetchedSnapshot
 from controller.plan.build import Plan, build_plan
+
+
+def config(*overrides: str) -> Config:
+    found, problems = compose(overrides)
+    assert found is not None, problems
+    assert not problems
+    return found
 
 
 class EmptyBucket:
@@ -35,9 +43,8 @@ class EmptyBucket:
 
 def plan_of(tmp_path: Path, asset: str, *overrides: str) -> Plan:
     words = ["cloud.project=acme", "program=command", "program.command=[a]", f"run.state_dir={tmp_path}"]
-    config, problems = compose([*words, f"+assets.models.weights={asset}", *overrides])
-    assert config is not None, problems
-    return build_plan(config, "acme", tmp_path, UnfetchedSnapshot(tmp_path, (), "0" * 40))
+    made = config(*words, f"+assets.models.weights={asset}", *overrides)
+    return build_plan(made, "acme", tmp_path, UnfetchedSnapshot(tmp_path, (), "0" * 40))
 
 
 def context(*present: str) -> Context:

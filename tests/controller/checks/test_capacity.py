@@ -11,21 +11,18 @@ import pytest
 from conf.schema.config import Config
 from controller.checks import capacity
 from controller.checks.preflight import checks_of
-from controller.config.compose import compose
 from controller.context import Context
 from controller.core.finding import Finding
 from controller.resources.pod.tpu_api.checks import is_certainly_missing
+from tests.controller.checks.plans import config
 
 
 def composed(*overrides: str) -> Config:
-    config, problems = compose(["program=command", *overrides])
-    assert not problems
-    assert config is not None
-    return config
+    return config("program=command", *overrides)
 
 
-def offline(config: Config) -> list[str]:
-    return [f"{f.severity} {f}" for check in checks_of(capacity) if not check.rule.live for f in check(config)]
+def offline(of: Config) -> list[str]:
+    return [f"{f.severity} {f}" for check in checks_of(capacity) if not check.rule.live for f in check(of)]
 
 
 def findings(*overrides: str) -> list[str]:
@@ -33,8 +30,8 @@ def findings(*overrides: str) -> list[str]:
 
 
 def in_zones(*overrides: str, zones: tuple[str, ...] = ()) -> list[str]:
-    config = composed("cloud=local", *overrides)
-    return offline(config.model_copy(update={"tpu": config.tpu.model_copy(update={"fallback_zones": zones})}))
+    found = composed("cloud=local", *overrides)
+    return offline(found.model_copy(update={"tpu": found.tpu.model_copy(update={"fallback_zones": zones})}))
 
 
 def v6e(*overrides: str) -> Config:
@@ -53,9 +50,9 @@ class FakeGoogle:
             yield {"name": f"{parent}/{items}/{name}"}
 
 
-def asked(config: Config, **lists: list[str]) -> list[Finding]:
+def asked(of: Config, **lists: list[str]) -> list[Finding]:
     context = cast(Context, SimpleNamespace(project="p", google=FakeGoogle(**lists)))
-    return [finding for check in checks_of(capacity) if check.rule.live for finding in check(config, context)]
+    return [finding for check in checks_of(capacity) if check.rule.live for finding in check(of, context)]
 
 
 TPU_API = ("tpu=v6e_8", "tpu.plane=tpu_api")

@@ -12,7 +12,7 @@ import pytest
 from controller.checks.fit import cache_file, estimate_num_params, lasting_bytes
 from controller.checks.preflight import preflight
 from controller.cli import main
-from tests.controller.checks.test_checks import config
+from tests.controller.checks.plans import config
 
 LARGE = ["+experiment=gemma2b_gsm8k", "cloud.project=acme"]
 

@@ -8,16 +8,14 @@ from conf.schema.config import Config
 from conf.schema.infra.cloud import HereCloud
 from controller.checks import machine as checks
 from controller.checks.preflight import preflight
-from controller.config.compose import compose
 from controller.config.this_machine import Devices
+from tests.controller.checks.plans import config
 
 JAX = {"jax": "0.10.2", "jaxlib": "0.10.2"}
 
 
 def composed(*words: str) -> Config:
-    config, problems = compose(["+experiment=quickstart", "cloud=here", *words])
-    assert config is not None, problems
-    return config
+    return config("+experiment=quickstart", "cloud=here", *words)
 
 
 def cloud(*words: str) -> HereCloud:

@@ -12,7 +12,6 @@ from google.oauth2.credentials import Credentials
 from conf.schema.config import Config
 from controller.checks.permissions import caller_has_permissions
 from controller.checks.preflight import _ask
-from controller.config.compose import compose
 from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
@@ -21,6 +20,7 @@ from controller.gcp.client import GoogleClient
 from controller.localcloud import lifecycle
 from controller.plan.permissions import CHANGE, MAKE, Need, permissions_of_plan
 from controller.ssh.login import Login
+from tests.controller.checks.plans import config
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.localcloud.harness import PROJECT, EmulatedCloud
 from tests.emulators import Emulators
@@ -31,9 +31,7 @@ BUCKET = "slipway-local-slipway-us-central1"
 
 
 def config_of(*overrides: str) -> Config:
-    config, problems = compose([*WORDS, *overrides])
-    assert config is not None, problems
-    return config
+    return config(*WORDS, *overrides)
 
 
 NEEDS = permissions_of_plan(config_of(), "slipway-local")
@@ -191,8 +189,7 @@ def test_what_changes_an_existing_resource_is_listed_as_such(permission: str, pa
 
 def test_each_part_of_a_larger_plan_adds_what_it_uses() -> None:
     secret = "env.secrets.A=secretmanager:projects/p/secrets/a"
-    config = config_of("recovery.driver=bastion", "tpu.data_disk_gb=100", secret)
-    needs = permissions_of_plan(config, "p")
+    needs = permissions_of_plan(config_of("recovery.driver=bastion", "tpu.data_disk_gb=100", secret), "p")
     assert {
         "compute.instances.create", "iam.serviceAccounts.setIamPolicy", "compute.disks.setLabels",
         "secretmanager.versions.access",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http.client import IncompleteRead
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from googleapiclient import discovery
 from controller.core.errors import CloudError, LeaseLostError
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import GoogleError, NoCredentialsError
+from controller.gcp.operations import OperationFailedError, code_name, poll_compute
 from controller.gcp.retries import ATTEMPTS
 from tests.controller.localcloud.harness import COMPUTE
 from tests.controller.resources.conftest import EmulatedProject
@@ -28,12 +30,6 @@ def test_retry_after_is_kept_to(project: EmulatedProject, status: int) -> None:
     assert [s for s in project.clock.sleeps if s > 1] == [17.0, 17.0, 23.0]
 
 
-def test_without_it_the_pauses_double(project: EmulatedProject) -> None:
-    project.inject_fault(kind="http", status=503, match=f"GET /{COMPUTE}/global/networks/{project.tag}$", times=4)
-    project.create_shared()
-    assert [s for s in project.clock.sleeps if s >= 1] == [1.0, 2.0, 4.0, 8.0]
-
-
 def test_a_request_that_was_carried_out_although_503_was_answered_is_no_error(project: EmulatedProject) -> None:
     """The network is there when it is sent again: 409, and the next look finds it as wanted."""
     project.cloud.call_and_wait(
@@ -44,11 +40,12 @@ def test_a_request_that_was_carried_out_although_503_was_answered_is_no_error(pr
     assert project.planned_actions() == {}
 
 
-def test_it_gives_up_in_the_end(project: EmulatedProject) -> None:
+def test_without_it_the_pauses_double_and_it_gives_up_in_the_end(project: EmulatedProject) -> None:
     project.inject_fault(kind="http", status=503, match=f"GET /{COMPUTE}/global/networks/{project.tag}$", times=99)
     with pytest.raises(GoogleError, match=r"compute networks.get: 503"):
         project.create_shared()
-    assert len([s for s in project.clock.sleeps if s >= 1]) == ATTEMPTS - 1
+    pauses = [s for s in project.clock.sleeps if s >= 1]
+    assert (pauses[:4], len(pauses)) == ([1.0, 2.0, 4.0, 8.0], ATTEMPTS - 1)
 
 
 def test_the_lease_is_confirmed_before_every_try_of_a_change_to_a_pod(project: EmulatedProject) -> None:
@@ -181,3 +178,33 @@ def test_a_method_is_built_once_and_no_other(project: EmulatedProject, monkeypat
 )
 def test_a_zone_without_capacity_is_not_asked_again(status: int, message: str, transient: bool) -> None:
     assert GoogleError("instances.insert", status, "UNAVAILABLE", message).is_transient is transient
+
+
+@pytest.mark.parametrize(
+    ("status", "name"),
+    [
+        ({"code": 8, "message": "no capacity"}, "RESOURCE_EXHAUSTED"),
+        ({"code": 13}, "INTERNAL"),
+        ({"message": "no code"}, "UNKNOWN"),
+        ({"code": 4711}, "UNKNOWN"),
+    ],
+)
+def test_a_status_has_the_name_of_its_code(status: dict[str, object], name: str) -> None:
+    assert code_name(status) == name
+
+
+def test_a_poll_asks_google_once_each_time_and_does_not_wait() -> None:
+    asked: list[dict[str, Any]] = []
+    answers = iter([{"status": "RUNNING"}, {"status": "DONE", "error": {"errors": [{"code": "STOCKOUT"}]}}])
+
+    def call(api: str, method: str, **where: Any) -> dict[str, Any]:
+        asked.append({"method": method, **where})
+        return {"name": "op", **next(answers)}
+
+    caller: Any = SimpleNamespace(google=SimpleNamespace(call=call), project="p")
+    is_done = poll_compute(caller, {"name": "op", "zone": "https://x/zones/a-b-c", "status": "PENDING"})
+    assert [is_done(), is_done()] == [False, False]  # the first answer is that of the request itself
+    with pytest.raises(OperationFailedError) as refused:
+        is_done()
+    assert refused.value.reason == "STOCKOUT"
+    assert asked == [{"method": "zoneOperations.get", "project": "p", "operation": "op", "zone": "a-b-c"}] * 2

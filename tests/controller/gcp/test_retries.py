@@ -76,8 +76,8 @@ def test_an_outage_during_a_run_has_a_bound_with_a_key(hours: float, seconds: fl
 
 def test_a_machine_without_a_network_waits_for_its_return() -> None:
     clock = ManualClock()
-    days = [OFFLINE] * int(3 * 86400 / OUTAGE_PAUSE_SECONDS)
-    assert outlast(clock, answering(*days, None), "gs://b", lambda _: None, 1) == "the answer"
+    hours = [OFFLINE] * int(3 * 3600 / OUTAGE_PAUSE_SECONDS)
+    assert outlast(clock, answering(*hours, None), "gs://b", lambda _: None, 1) == "the answer"
 
 
 def test_a_refusal_is_no_outage() -> None:

@@ -31,6 +31,13 @@ def cloud(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> Ite
     yield from running(tmp_path_factory.mktemp("cloud") / "state", emulators)
 
 
+@pytest.fixture(autouse=True)
+def no_faults_remain(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "cloud" in request.fixturenames:
+        assert request.getfixturevalue("cloud").call_ok("DELETE", "emulator/faults") == {}
+
+
 @pytest.fixture(scope="module")
 def net(cloud: EmulatedCloud) -> str:
     """A network of the shared cloud."""

@@ -40,7 +40,7 @@ def run_localcloud(command: str, state: Path, *flags: str) -> subprocess.Complet
     return subprocess.run(words, capture_output=True, text=True, timeout=300)
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 240.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str = "it", seconds: float = 240.0) -> Any:
     """The first true value of `condition`; fails the test when none comes."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

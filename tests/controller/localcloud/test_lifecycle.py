@@ -15,6 +15,7 @@ import pytest
 
 from controller.localcloud import lifecycle
 from controller.localcloud.__main__ import main as localcloud
+from tests.controller.localcloud.apis.storage.test_buckets import QUANTUM, Bucket
 from tests.controller.localcloud.harness import COMPUTE, NODES, EmulatedCloud, is_alive, run_localcloud, wait_for
 
 
@@ -42,11 +43,17 @@ def test_where_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert (tmp_path / "precious").exists()
 
 
-def test_starting_twice_at_once_makes_one_server(tmp_path: Path) -> None:
+def test_started_twice_at_once_from_anywhere_there_is_one_server(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "__init__.py").write_text("raise ImportError('a user has a folder of that name')")
+    words = [sys.executable, "-P", "-m", "controller.localcloud", "start", "--state", "state"]
+
+    def start(_: int) -> int:
+        return subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300).returncode
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(start, range(2))] == [0, 0]
     cloud = EmulatedCloud(tmp_path / "state")
-    with ThreadPoolExecutor(3) as pool:
-        codes = list(pool.map(lambda _: run_localcloud("start", cloud.state).returncode, range(3)))
-    assert codes == [0, 0, 0]
     pid = cloud.endpoint["pid"]
     cloud.start()
     assert cloud.endpoint["pid"] == pid
@@ -55,53 +62,36 @@ def test_starting_twice_at_once_makes_one_server(tmp_path: Path) -> None:
     assert not (cloud.state / "endpoint.json").exists()
 
 
-def test_it_starts_wherever_it_is_called_from(tmp_path: Path) -> None:
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "__init__.py").write_text("raise ImportError('a user has a folder of that name')")
-    words = [sys.executable, "-P", "-m", "controller.localcloud", "start", "--state", "state"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert run_localcloud("wipe", tmp_path / "state").returncode == 0
-
-
-def test_state_survives_kill_9(fresh_cloud: EmulatedCloud) -> None:
+def test_state_survives_kill_9_and_no_program_a_wipe(fresh_cloud: EmulatedCloud) -> None:
     before = fresh_cloud.endpoint
     assert stat.S_IMODE((fresh_cloud.state / "endpoint.json").stat().st_mode) == 0o600
     node = fresh_cloud.create_pod()
     fresh_cloud.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": "bucket"})
-    fresh_cloud.send("POST", "upload/storage/v1/b/bucket/o?uploadType=media&name=a", b"bytes")
+    bucket, part = Bucket(fresh_cloud, "bucket"), b"x" * QUANTUM
+    upload = bucket.begin("r")
+    assert bucket.chunk(upload, part, f"bytes 0-{QUANTUM - 1}/{QUANTUM + 1}")[0] == 308
     pid = fresh_cloud.start_background(node)
-
-    fresh_cloud.kill()
-    assert is_alive(pid), "programs run on"
-    fresh_cloud.start()
+    with fresh_cloud.settings(operation_seconds=1):
+        network = {"name": "late", "autoCreateSubnetworks": False}
+        operation = fresh_cloud.call_ok("POST", f"{COMPUTE}/global/networks", network)
+        assert operation["status"] == "RUNNING"
+        fresh_cloud.kill()
+        assert is_alive(pid), "programs run on"
+        fresh_cloud.start()
 
     after = fresh_cloud.endpoint
     assert (after["url"], after["token"]) == (before["url"], before["token"])
+    assert fresh_cloud.wait_operation(operation)["status"] == "DONE"
+    assert fresh_cloud.call("POST", f"{COMPUTE}/global/networks", network)[0] == 409
     assert fresh_cloud.call_ok("GET", f"{NODES}/pod") == node
-    assert fresh_cloud.send("GET", "storage/v1/b/bucket/o/a?alt=media")[1] == b"bytes"
+    assert bucket.chunk(upload, b"y", f"bytes {QUANTUM}-{QUANTUM}/{QUANTUM + 1}")[0] == 200
+    assert bucket.read("r") == (200, part + b"y")
     # The same address, the same host key (the harness checks it), the same boot.
     assert fresh_cloud.run_on_worker(node, f"kill -0 {pid} && echo there").stdout == "there\n"
 
-
-def test_an_operation_under_way_ends_after_a_restart(tmp_path: Path) -> None:
-    cloud = EmulatedCloud(tmp_path / "state")
-    cloud.start("--operation-seconds=1")
-    operation = cloud.call_ok("POST", f"{COMPUTE}/global/networks", {"name": "net", "autoCreateSubnetworks": False})
-    assert operation["status"] == "RUNNING"
-    cloud.kill()
-    cloud.start()
-    assert cloud.wait_operation(operation)["status"] == "DONE"
-    assert cloud.call("POST", f"{COMPUTE}/global/networks", {"name": "net"})[0] == 409
-    assert run_localcloud("wipe", cloud.state).returncode == 0
-
-
-def test_wipe_kills_programs_and_deletes_the_folder(fresh_cloud: EmulatedCloud) -> None:
-    pid = fresh_cloud.start_background(fresh_cloud.create_pod())
-    server = fresh_cloud.endpoint["pid"]
     assert run_localcloud("wipe", fresh_cloud.state).returncode == 0
     assert not is_alive(pid)
-    assert not is_alive(server)
+    assert not is_alive(after["pid"])
     assert not fresh_cloud.state.exists()
 
 

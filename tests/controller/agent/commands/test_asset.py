@@ -28,23 +28,19 @@ def order(worker: AgentWorker, sha256: str = SHA256) -> dict[str, Any]:
     return {"bucket": "b", "prefix": "assets/w-1", "files": files, "manifest": "{}"}
 
 
-def lines(worker: AgentWorker, **payload: Any) -> tuple[int, list[dict[str, Any]]]:
-    return worker.finish_command(worker.start_command("fetch_asset", **payload))
-
-
 def test_files_come_before_the_manifest_and_once(worker: AgentWorker) -> None:
-    assert lines(worker, **order(worker)) == (0, [{"done": True}])
+    assert worker.run_command("fetch_asset", **order(worker)) == (0, [{"done": True}])
     assert worker.bucket.objects["assets/w-1/sub/w.bin"] == CONTENT
     posts = [r for r in worker.bucket.requests if r.startswith("POST")]
     assert posts == ["POST assets/w-1/sub/w.bin", "POST assets/w-1/manifest.json"]
     worker.bucket.requests.clear()
-    assert lines(worker, **order(worker))[0] == 0
+    assert worker.run_command("fetch_asset", **order(worker))[0] == 0
     assert "GET source" not in worker.bucket.requests
     assert list((worker.root / "fetched").iterdir()) == []
 
 
 def test_another_content_is_refused_and_nothing_is_copied(worker: AgentWorker) -> None:
-    code, said = lines(worker, **order(worker, "0" * 64))
+    code, said = worker.run_command("fetch_asset", **order(worker, "0" * 64))
     assert code == 1
     assert "but the config has 000000000000" in said[-1]["error"]
     assert "assets/w-1/manifest.json" not in worker.bucket.objects
@@ -53,23 +49,17 @@ def test_another_content_is_refused_and_nothing_is_copied(worker: AgentWorker) -
 
 def test_what_breaks_off_is_taken_up_again(worker: AgentWorker) -> None:
     worker.bucket.faults = [404, "cut"]  # the look whether it is there already, then the download
-    assert lines(worker, **order(worker))[0] == 0
+    assert worker.run_command("fetch_asset", **order(worker))[0] == 0
     assert worker.bucket.objects["assets/w-1/sub/w.bin"] == CONTENT
 
 
-@pytest.mark.parametrize(
-    ("status", "expected"),
-    [
-        (403, "HTTP 403; it requires a token"),
-        (404, "HTTP 404"),
-        (302, "HTTP 302; it is redirected in a circle, or not to http"),
-    ],
-)
-def test_a_refusal_is_told(worker: AgentWorker, status: int, expected: str) -> None:
-    worker.bucket.faults = [404, status]
-    code, said = lines(worker, **order(worker))
-    assert code == 1
-    assert said[-1]["error"].endswith(f"answered {expected}")
+def test_a_refusal_is_told(worker: AgentWorker) -> None:
+    circle = "HTTP 302; it is redirected in a circle, or not to http"
+    for status, expected in ((403, "HTTP 403; it requires a token"), (404, "HTTP 404"), (302, circle)):
+        worker.bucket.faults = [404, status]
+        code, said = worker.run_command("fetch_asset", **order(worker))
+        assert code == 1
+        assert said[-1]["error"].endswith(f"answered {expected}")
 
 
 def test_a_fetch_that_is_killed_in_mid_file_goes_on_there(worker: AgentWorker, tmp_path: Path) -> None:
@@ -88,7 +78,7 @@ def test_a_fetch_that_is_killed_in_mid_file_goes_on_there(worker: AgentWorker, t
         first.kill()
         first.communicate()
         had = part.stat().st_size
-        assert lines(worker, **asked) == (0, [{"done": True}])
+        assert worker.run_command("fetch_asset", **asked) == (0, [{"done": True}])
         wait_for(lambda: len(hub.state.sent) == 2)
         assert sorted(begin for _, begin, _ in hub.state.sent) == [0, had]
     assert worker.bucket.objects["assets/w-1/w.bin"] == content
@@ -98,14 +88,14 @@ def test_a_fetch_that_is_killed_in_mid_file_goes_on_there(worker: AgentWorker, t
 def test_a_rest_of_another_content_is_fetched_again(worker: AgentWorker) -> None:
     (worker.root / "fetched").mkdir(parents=True)
     (worker.root / "fetched" / SHA256).write_bytes(b"old")
-    assert lines(worker, **order(worker))[0] == 0
+    assert worker.run_command("fetch_asset", **order(worker))[0] == 0
     assert worker.bucket.objects["assets/w-1/sub/w.bin"] == CONTENT
 
 
 def test_a_full_disk_is_told_at_once(worker: AgentWorker) -> None:
     (worker.root / "fetched").mkdir(parents=True)
     (worker.root / "fetched" / SHA256).symlink_to("/dev/full")
-    code, said = lines(worker, **order(worker))
+    code, said = worker.run_command("fetch_asset", **order(worker))
     assert (code, len(said)) == (1, 1)
     assert said[0]["error"] == f"sub/w.bin: no space left in {worker.root / 'fetched'} of this machine"
 

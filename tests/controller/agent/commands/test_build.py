@@ -34,10 +34,6 @@ def order(worker: AgentWorker, folder: Path, *argv: str, **more: Any) -> dict[st
     return {**asked, "get_code": code, **more}
 
 
-def lines(worker: AgentWorker, **payload: Any) -> tuple[int, list[dict[str, Any]]]:
-    return worker.finish_command(worker.start_command("build_asset", **payload))
-
-
 def test_a_build_that_is_killed_begins_again(worker: AgentWorker, tmp_path: Path) -> None:
     """Also what it left running is ended, and nothing of it counts."""
     asked = order(worker, tmp_path)
@@ -60,7 +56,7 @@ def test_a_build_that_is_killed_begins_again(worker: AgentWorker, tmp_path: Path
     assert not (worker.root / "builds/t-1").exists()
     assert sorted(p.name for p in (worker.root / "code" / asked["code"]).iterdir()) == ["make.py"]
     worker.bucket.requests.clear()
-    assert lines(worker, **asked)[0] == 0
+    assert worker.run_command("build_asset", **asked)[0] == 0
     assert [r for r in worker.bucket.requests if r.startswith("POST")] == []
 
 
@@ -68,11 +64,11 @@ def test_a_build_that_has_ended_is_copied_and_not_run_again(worker: AgentWorker,
     (tmp_path / "go").write_text("0")
     asked = order(worker, tmp_path)
     worker.bucket.faults = [404, None, None, 403]  # look for the manifest, the code, the first file, the second
-    code, said = lines(worker, **asked)
+    code, said = worker.run_command("build_asset", **asked)
     assert code == 1, said
     assert "assets/t-1/manifest.json" not in worker.bucket.objects
     worker.bucket.requests.clear()
-    assert lines(worker, **asked)[0] == 0
+    assert worker.run_command("build_asset", **asked)[0] == 0
     assert len(list(tmp_path.glob("began-*"))) == 1
     posts = [r for r in worker.bucket.requests if r.startswith("POST")]
     assert len(posts) == 2
@@ -81,7 +77,7 @@ def test_a_build_that_has_ended_is_copied_and_not_run_again(worker: AgentWorker,
 
 def test_a_build_that_fails_shows_the_end_of_its_log(worker: AgentWorker, tmp_path: Path) -> None:
     (tmp_path / "go").write_text("3")
-    code, said = lines(worker, **order(worker, tmp_path, secrets={"TOKEN": "hf_planted"}))
+    code, said = worker.run_command("build_asset", **order(worker, tmp_path, secrets={"TOKEN": "hf_planted"}))
     assert code == 1
     command = f"`python make.py '{{output}}' {tmp_path}`"
     assert said[-1] == {
@@ -89,9 +85,9 @@ def test_a_build_that_fails_shows_the_end_of_its_log(worker: AgentWorker, tmp_pa
     }  # fmt: skip
     assert worker.bucket.objects["builds/t-1.log"] == b"token **********\n"
     assert not [name for name in worker.bucket.objects if name.startswith("assets/")]
-    _, said = lines(worker, **order(worker, tmp_path, "true", "{output}"))
+    _, said = worker.run_command("build_asset", **order(worker, tmp_path, "true", "{output}"))
     assert said[-1]["error"] == "`true '{output}'` wrote no file to {output}; its log is gs://b/builds/t-1.log"
-    _, said = lines(worker, **order(worker, tmp_path, "no-such-program", "{output}"))
+    _, said = worker.run_command("build_asset", **order(worker, tmp_path, "no-such-program", "{output}"))
     assert said[-1]["error"] == "`no-such-program '{output}'` cannot start here: No such file or directory"
-    _, said = lines(worker, **order(worker, tmp_path, "sh", "-c", "kill -KILL $$", "{output}"))
+    _, said = worker.run_command("build_asset", **order(worker, tmp_path, "sh", "-c", "kill -KILL $$", "{output}"))
     assert f"ended with code {-signal.SIGKILL}" in said[-1]["error"]

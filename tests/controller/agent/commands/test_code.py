@@ -33,10 +33,9 @@ def test_an_altered_byte_shows_and_is_repaired(worker: AgentWorker) -> None:
     assert worker.call("observe", code=order["tree"])["code"] == order["tree"]
 
 
-@pytest.mark.parametrize("fault", ["corrupt", 503])
-def test_a_bad_download_is_repeated(worker: AgentWorker, fault: object) -> None:
+def test_a_bad_download_is_repeated(worker: AgentWorker) -> None:
     order = worker.upload_code(FILES)
-    worker.bucket.faults.append(fault)
+    worker.bucket.faults.append("corrupt")
     assert worker.call("install_code", **order)["changed"]
     assert len(worker.bucket.requests) == 2
     assert worker.call("observe", code=order["tree"])["code"] == order["tree"]
@@ -125,7 +124,7 @@ def test_modes_are_private_and_keep_what_is_executable(worker: AgentWorker, tmp_
     assert stat.S_IMODE((tmp_path / "out/plain").stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc", ".", "..", "a/b", "", "-x\n", "x" * 129])
-def test_only_plain_names_become_folders(worker: AgentWorker, name: str) -> None:
-    assert "not a valid name" in worker.call_error("observe", code=name or ".")["error"]
-    assert "not a valid name" in worker.call_error("write_config", run_id=name, text="")["error"]
+def test_only_plain_names_become_folders(worker: AgentWorker) -> None:
+    for name in ("../x", "/etc", ".", "..", "a/b", "", "-x\n", "x" * 129):
+        assert "not a valid name" in worker.call_error("observe", code=name or ".")["error"]
+        assert "not a valid name" in worker.call_error("write_config", run_id=name, text="")["error"]

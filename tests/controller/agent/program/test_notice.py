@@ -109,8 +109,3 @@ def test_a_vm_that_shuts_down_tells_everybody(run: ProgramRun, metadata: Metadat
     os.kill(record["supervisor"]["pid"], signal.SIGTERM)
     ended = run.wait_ended()
     assert (ended["code"], ended["notice"]) == (75, "shutdown")
-
-
-def test_a_metadata_server_that_does_not_answer_harms_nothing(run: ProgramRun) -> None:
-    run.start("print('done')", notice="SIGTERM")
-    assert (run.wait_ended()["code"], run.state()["notice"]) == (0, None)

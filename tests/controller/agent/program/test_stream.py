@@ -25,20 +25,13 @@ def steps(lines: list[dict]) -> list[int]:
     return [line["metrics"]["step"] for line in lines if "metrics" in line]
 
 
-def test_a_whole_program_is_told(run: ProgramRun) -> None:
-    run.start(TALK)
-    lines = run.worker.watch(run_id="run-1", attempt=1)
-    assert text(lines) == "step 0 ☃\nstep 1 ☃\nstep 2 ☃\n"
-    assert steps(lines) == [0, 1, 2]
-    assert lines[-1]["end"] == run.state()
-    assert lines[-1]["end"]["code"] == 0
-
-
 def test_a_program_that_has_ended_is_told_from_any_place(run: ProgramRun) -> None:
     run.start(TALK)
-    run.wait_ended()
     whole = "step 0 ☃\nstep 1 ☃\nstep 2 ☃\n"
-    first = next(line for line in run.worker.watch(run_id="run-1") if "metrics" in line)
+    lines = run.worker.watch(run_id="run-1", attempt=1)  # while it runs
+    assert (text(lines), steps(lines)) == (whole, [0, 1, 2])
+    assert lines[-1]["end"] == run.wait_ended()
+    first = next(line for line in lines if "metrics" in line)
     for offset, told in ((0, whole), (11, whole.encode()[11:].decode()), (len(whole.encode()), "")):
         again = run.worker.watch(run_id="run-1", log_offset=offset, metrics_offset=first["offset"])
         assert (text(again), steps(again)) == (told, [1, 2])
@@ -79,13 +72,6 @@ def test_who_watches_is_not_told_half_a_character(run: ProgramRun) -> None:
     )
     run.start(script)
     assert text(run.worker.watch(run_id="run-1")) == "é☃🙂\N{REPLACEMENT CHARACTER}"
-
-
-def test_the_end_waits_for_the_upload(run: ProgramRun) -> None:
-    run.worker.bucket.faults.append(503)
-    run.start("print('x')", bucket="b", log_object="log", exit_object="exit.json")
-    assert run.worker.watch(run_id="run-1")[-1]["end"]["upload"] == "done"
-    assert set(run.worker.bucket.objects) >= {"log", "exit.json"}
 
 
 def test_a_lost_supervisor_ends_the_watch(run: ProgramRun) -> None:

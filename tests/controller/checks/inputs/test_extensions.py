@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema.config import Config
 from controller.checks.inputs import extensions
 from controller.checks.preflight import preflight
-from controller.config.compose import compose
 from controller.inputs.code import CodeSnapshot
 from controller.inputs.references import references
 from controller.plan.build import build_plan
-from tests.controller.checks.plans import context
+from tests.controller.checks.plans import config, context
 from tests.paths import ROOT
 
 GRPO = ["+experiment=quickstart"]
@@ -36,13 +34,6 @@ LANGUAGE = [
 ]
 
 
-def compose_config(*overrides: str) -> Config:
-    found, problems = compose(overrides)
-    assert not problems
-    assert found is not None
-    return found
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project outside the repository, with the examples of docs/extend.md."""
@@ -52,13 +43,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def words(*overrides: str) -> list[str]:
-    return [f"{f.check}: {f}" for f in preflight(compose_config(*overrides)) if f.severity == "error"]
+    return [f"{f.check}: {f}" for f in preflight(config(*overrides)) if f.severity == "error"]
 
 
 @pytest.mark.parametrize("overrides", [EVERYTHING, LANGUAGE])
 def test_the_examples_have_no_findings_and_are_not_imported(overrides: list[str]) -> None:
     before = {*sys.modules}
-    used = references(compose_config(*overrides))
+    used = references(config(*overrides))
     assert len(used) == (8 if overrides is EVERYTHING else 4)
     assert words(*overrides) == []
     assert {name for name in {*sys.modules} - before if name.startswith("my_")} <= {"my_check"}
@@ -104,7 +95,7 @@ def test_evaluations_that_are_shipped_need_no_modules(run: str, monkeypatch: pyt
     monkeypatch.setattr(extensions, "find_spec", lambda name: None)
     given = "tasks: [arc_easy]" if run == "lm_eval" else "path: x"
     overrides = [*LM, f"loop.evaluations={{e: {{run: {run}, options: {{{given}}}}}}}"]
-    assert references(compose_config(*overrides)) == []
+    assert references(config(*overrides)) == []
     missing = ["evaluation: loop.evaluations.e: the emulated workers use this machine's packages, which lack lm_eval: "]
     said = words(*overrides, "env.packages=image")
     assert [line.partition("pip install")[0] for line in said] == (missing if run == "lm_eval" else [])
@@ -116,8 +107,8 @@ def test_requirements_must_name_the_harness(tmp_path: Path, text: str, found: in
     """An empty venv is filled by commands, which only the workers know."""
     (tmp_path / "own.txt").write_text(text)
     packages = ["env.packages=requirements", "env.requirements=own.txt"]
-    config = compose_config(*LM, "loop.evaluations={e: {run: lm_eval, options: {tasks: [a]}}}", *packages)
-    plan = build_plan(config, "acme", tmp_path, CodeSnapshot(tmp_path, ("own.txt",)))
+    made = config(*LM, "loop.evaluations={e: {run: lm_eval, options: {tasks: [a]}}}", *packages)
+    plan = build_plan(made, "acme", tmp_path, CodeSnapshot(tmp_path, ("own.txt",)))
     said = [str(issue.message) for issue in extensions.lm_eval_is_installed.function(plan, context())]
     assert said == ["lm_eval is not in env.requirements; add it, or use env.packages=lock, which has it"] * found
 
@@ -190,8 +181,8 @@ def test_verifiers_is_among_the_packages(packages: str, text: str, said: list[st
     (folder.parent / "own.txt").write_text(text)
     own = [f"env.packages={packages}", *(["env.requirements=own.txt"] if packages == "requirements" else [])]
     game = ["loop.environment.name=verifiers:her_game", "data=verifiers"]
-    config = compose_config(*QUESTIONS, *game, *own)
-    plan = build_plan(config, "acme", folder.parent, CodeSnapshot(folder.parent, ("own.txt",)))
+    made = config(*QUESTIONS, *game, *own)
+    plan = build_plan(made, "acme", folder.parent, CodeSnapshot(folder.parent, ("own.txt",)))
     found = [str(issue.message) for issue in extensions.verifiers_is_installed.function(plan, context())]
     assert found == said
     if packages == "requirements":

@@ -8,12 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from conf.schema.config import Config
 from controller.checks.inputs import files
-from controller.config.compose import compose
 from controller.context import Context
 from controller.core.finding import Check
 from controller.gcp.errors import ForbiddenError, NotFoundError
+from tests.controller.checks.plans import config
 
 OFFLINE: tuple[Check[...], ...] = (files.files_exist_here, files.validation_has_data)
 LIVE: tuple[Check[...], ...] = (files.objects_exist, files.validation_has_objects)
@@ -43,13 +42,6 @@ class Buckets:
 
     def list_all(self, api: str, method: str, items: str, **parameters: Any) -> Iterator[dict[str, Any]]:
         yield from self.call(api, method, **parameters).get(items, [])
-
-
-def config(*overrides: str) -> Config:
-    found, problems = compose(overrides)
-    assert found is not None, problems
-    assert not problems
-    return found
 
 
 def offline(*overrides: str) -> list[str]:

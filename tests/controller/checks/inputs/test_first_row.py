@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from controller.checks.inputs.first_row import first_rows_have_the_columns
-from tests.controller.checks.inputs.test_files import config
+from tests.controller.checks.plans import config
 
 GRPO = ("cloud.project=acme", "model=tiny", "loop=grpo", "optimizer=adamw", "data=gsm8k")
 LM = ("cloud.project=acme", "model=tiny", "loop=lm", "optimizer=adamw", "data=jsonl", "data.path=assets://mine/a.jsonl")

@@ -216,11 +216,3 @@ def test_another_project_is_forbidden(cloud: EmulatedCloud) -> None:
     for path in (*(f"{api}/projects/other" for api in apis), "compute/v1/projects/other/global/networks",
                  "tpu/v2/projects/other/locations/us-central1-a/nodes", "storage/v1/b?project=other"):  # fmt: skip
         cloud.refused("GET", path, None, 403)
-
-
-def test_projects_zones_and_regions(cloud: EmulatedCloud) -> None:
-    assert cloud.call_ok("GET", COMPUTE)["name"] == "slipway-local"
-    number = cloud.call_ok("GET", f"cloudresourcemanager/v1/{PROJECT}")["projectNumber"]
-    assert number == cloud.endpoint["project_number"]
-    assert cloud.call_ok("GET", f"{COMPUTE}/zones/us-central1-a")["region"].endswith("/us-central1")
-    assert "us-central2" in {region["name"] for region in cloud.call_ok("GET", f"{COMPUTE}/regions")["items"]}

@@ -79,9 +79,3 @@ def test_a_vm_without_instances_left_is_refused(cloud: EmulatedCloud, net: str) 
     with limits(cloud, INSTANCES=0):
         message = cloud.refused("POST", INSTANCES, body, 403, "quotaExceeded")
     assert message == f"Quota 'INSTANCES' exceeded.  Limit: 0.0 in region {REGION}."
-
-
-def test_a_zone_has_its_own_machine_types(cloud: EmulatedCloud) -> None:
-    body = {"name": "vm", "machineType": "zones/us-central2-b/machineTypes/e2-small"}
-    words = "Invalid machine type e2-small in zone us-central2-b."
-    assert cloud.refused("POST", f"{COMPUTE}/zones/us-central2-b/instances", body, 400) == words

@@ -62,63 +62,63 @@ def test_a_wrong_fault_is_refused(spec: dict[str, Any], words: str) -> None:
     assert words in refusal.value.message
 
 
-def test_faults_are_registered_all_or_none(fresh_cloud: EmulatedCloud) -> None:
+def test_faults_are_registered_all_or_none(cloud: EmulatedCloud) -> None:
     specs = [{"kind": "stockout"}, {"kind": "unknown"}]
-    fresh_cloud.refused("POST", "emulator/faults", {"key": "half", "faults": specs}, 400)
-    fresh_cloud.refused("POST", "emulator/faults", {"key": "", "faults": []}, 400)
-    assert not faults(fresh_cloud)
+    cloud.refused("POST", "emulator/faults", {"key": "half", "faults": specs}, 400)
+    cloud.refused("POST", "emulator/faults", {"key": "", "faults": []}, 400)
+    assert not faults(cloud)
 
 
-def test_requests_fail_as_they_match_and_after_so_many(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.script({"kind": "http", "status": 503, "match": "GET .*/nodes$", "times": 2})
-    codes = [fresh_cloud.call("GET", NODES)[0] for _ in range(3)]
-    assert codes == [503, 503, 200] == [entry["status"] for entry in fresh_cloud.request_log()[-3:]]
-    fresh_cloud.call_ok("DELETE", "emulator/faults")
-    fresh_cloud.script({"kind": "http", "status": 503, "match": "GET", "after_requests": 2})
-    assert [fresh_cloud.call("GET", NODES)[0] for _ in range(4)] == [200, 200, 503, 200]
-    assert len(faults(fresh_cloud)[0]["struck"]) == 1
+def test_requests_fail_as_they_match_and_after_so_many(cloud: EmulatedCloud) -> None:
+    cloud.script({"kind": "http", "status": 503, "match": "GET .*/nodes$", "times": 2})
+    codes = [cloud.call("GET", NODES)[0] for _ in range(3)]
+    assert codes == [503, 503, 200] == [entry["status"] for entry in cloud.request_log()[-3:]]
+    cloud.call_ok("DELETE", "emulator/faults")
+    cloud.script({"kind": "http", "status": 503, "match": "GET", "after_requests": 2})
+    assert [cloud.call("GET", NODES)[0] for _ in range(4)] == [200, 200, 503, 200]
+    assert len(faults(cloud)[0]["struck"]) == 1
 
 
-def test_a_connection_that_breaks_leaves_whole_objects_or_none(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.call_ok("POST", BUCKET, {"name": "bucket"})
+def test_a_connection_that_breaks_leaves_whole_objects_or_none(cloud: EmulatedCloud) -> None:
+    cloud.call_ok("POST", BUCKET, {"name": "bucket"})
     content = random.Random(1).randbytes(300_000)
     for at, sent, stored in (("request", content, []), ("upload", content, []), ("upload", b"", []),
                              ("answer", content, ["thing"])):  # fmt: skip
-        fresh_cloud.script({"kind": "cut", "match": "POST .*name=thing", "at": at})
+        cloud.script({"kind": "cut", "match": "POST .*name=thing", "at": at})
         with pytest.raises(BROKEN):
-            fresh_cloud.send("POST", f"{OBJECT}thing", sent)
-        assert fresh_cloud.call_ok("GET", "emulator/state")["objects"].get("bucket", []) == stored
-    wait_for(lambda: fresh_cloud.send("POST", f"{OBJECT}thing", b"again")[0] == 200, "429 is over")
+            cloud.send("POST", f"{OBJECT}thing", sent)
+        assert cloud.call_ok("GET", "emulator/state")["objects"].get("bucket", []) == stored
+    wait_for(lambda: cloud.send("POST", f"{OBJECT}thing", b"again")[0] == 200, "429 is over")
 
 
-def test_half_a_chunk_of_a_resumable_upload_is_kept_and_gone_on_with(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.call_ok("POST", BUCKET, {"name": "bucket"})
+def test_half_a_chunk_of_a_resumable_upload_is_kept_and_gone_on_with(cloud: EmulatedCloud) -> None:
+    cloud.call_ok("POST", BUCKET, {"name": "chunks"})
     content = random.Random(1).randbytes(1_200_000)
-    begin = "upload/storage/v1/b/bucket/o?uploadType=resumable&name=thing"
-    _, _, headers = fresh_cloud.send("POST", begin, b"{}", {"Content-Type": "application/json"})
-    fresh_cloud.script({"kind": "cut", "match": "POST .*name=thing", "at": "upload"})
+    begin = "upload/storage/v1/b/chunks/o?uploadType=resumable&name=thing"
+    _, _, headers = cloud.send("POST", begin, b"{}", {"Content-Type": "application/json"})
+    cloud.script({"kind": "cut", "match": "POST .*name=thing", "at": "upload"})
     whole = {"Content-Range": f"bytes 0-{len(content) - 1}/{len(content)}"}
     with pytest.raises(BROKEN):
-        fresh_cloud.send("PUT", headers["Location"], content, whole)
-    status, _, told = fresh_cloud.send("PUT", headers["Location"], b"", {"Content-Range": f"bytes */{len(content)}"})
+        cloud.send("PUT", headers["Location"], content, whole)
+    status, _, told = cloud.send("PUT", headers["Location"], b"", {"Content-Range": f"bytes */{len(content)}"})
     kept = int(told["Range"].rpartition("-")[2]) + 1
     assert (status, kept) == (308, 2 * 256 * 1024)
     rest = {"Content-Range": f"bytes {kept}-{len(content) - 1}/{len(content)}"}
-    assert fresh_cloud.send("PUT", headers["Location"], content[kept:], rest)[0] == 200
-    got = fresh_cloud.send("GET", "storage/v1/b/bucket/o/thing?alt=media")[1]
+    assert cloud.send("PUT", headers["Location"], content[kept:], rest)[0] == 200
+    got = cloud.send("GET", "storage/v1/b/chunks/o/thing?alt=media")[1]
     assert got == content
 
 
-def test_a_brown_out_fails_a_share_of_the_requests_and_is_over(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.script({"kind": "brownout", "seconds": 1.5, "share": 0.5, "seed": 3})
+def test_a_brown_out_fails_a_share_of_the_requests_and_is_over(cloud: EmulatedCloud) -> None:
+    cloud.script({"kind": "brownout", "seconds": 1.5, "share": 0.5, "seed": 3})
     seen = []
-    while faults(fresh_cloud)[0]["left"]:
+    while faults(cloud)[0]["left"]:
         try:
-            seen.append(fresh_cloud.call("GET", NODES)[0])
+            seen.append(cloud.call("GET", NODES)[0])
         except BROKEN:
             seen.append(0)
     assert {0, 200} < set(seen) <= {0, 200, 429, 503}
-    assert fresh_cloud.call("GET", NODES)[0] == 200
+    assert cloud.call("GET", NODES)[0] == 200
 
 
 def test_a_partition_cuts_off_the_laptop_alone(fresh_cloud: EmulatedCloud) -> None:
@@ -147,7 +147,7 @@ def test_a_disk_is_full_and_a_clock_wrong_for_a_while(fresh_cloud: EmulatedCloud
     wait_for(lambda: str(fresh_cloud.run_on_worker(node, clock).stdout) == "-3600.0", "the clock is wrong")
 
 
-def test_the_controller_is_killed(fresh_cloud: EmulatedCloud, tmp_path: Path) -> None:
+def test_the_controller_is_killed(cloud: EmulatedCloud, tmp_path: Path) -> None:
     asks = (
         "import http.client, sys, time\n"
         "url, token = sys.argv[1:]\n"
@@ -157,13 +157,13 @@ def test_the_controller_is_killed(fresh_cloud: EmulatedCloud, tmp_path: Path) ->
         "    connection.getresponse().read()\n"
         "    time.sleep(0.05)\n"
     )
-    endpoint = fresh_cloud.endpoint
+    endpoint = cloud.endpoint
     (tmp_path / "slipway").write_text(asks)
     client = subprocess.Popen([sys.executable, str(tmp_path / "slipway"), endpoint["url"], endpoint["token"]])
-    fresh_cloud.script({"kind": "controller_killed", "after_requests": 3})
+    cloud.script({"kind": "controller_killed", "after_requests": 3})
     assert client.wait(240) == -9
-    wait_for(lambda: faults(fresh_cloud)[0]["struck"], "it is on record")
-    assert faults(fresh_cloud)[0]["struck"][0] <= time.time()
+    wait_for(lambda: faults(cloud)[0]["struck"], "it is on record")
+    assert faults(cloud)[0]["struck"][0] <= time.time()
 
 
 def test_a_preemption_is_announced_to_the_vms_and_takes_those_nodes_alone(fresh_cloud: EmulatedCloud) -> None:

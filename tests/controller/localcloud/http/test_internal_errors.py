@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import functools
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -66,82 +67,78 @@ def failing(where: str) -> Any:
     return mock.patch(f"controller.localcloud.vms.workers.{where}", side_effect=KeyError("ppid"))
 
 
-def test_a_node_whose_deletion_fails_is_as_before_and_can_be_deleted(made: InProcess) -> None:
-    async def work() -> None:
-        await made.call("nodes.create", NODE, nodeId="n")
-        with failing("kill_marked"):
-            failed = await made.call("nodes.delete")
-        assert MISTAKE in failed["error"]["message"]
-        assert made.state("node") == ["READY"]
-        [traceback] = made.mistakes()
-        assert "Traceback" in traceback
-        assert "error" not in await made.call("nodes.delete")
-        assert made.state("node") == []
+def in_process(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(made: InProcess, **more: Any) -> None:
+        made.run(test(made, **more))
 
-    made.run(work())
+    return run
 
 
-def test_a_node_that_cannot_be_made_is_not_there(made: InProcess) -> None:
-    async def work() -> None:
-        with failing("EmulatedWorkers.boot"):
-            failed = await made.call("nodes.create", NODE, nodeId="n")
-        assert MISTAKE in failed["error"]["message"]
-        assert made.state("node") == []
-        assert "error" not in await made.call("nodes.create", NODE, nodeId="n")
+@in_process
+async def test_a_node_whose_deletion_fails_is_as_before_and_can_be_deleted(made: InProcess) -> None:
+    await made.call("nodes.create", NODE, nodeId="n")
+    with failing("kill_marked"):
+        failed = await made.call("nodes.delete")
+    assert MISTAKE in failed["error"]["message"]
+    assert made.state("node") == ["READY"]
+    [traceback] = made.mistakes()
+    assert "Traceback" in traceback
+    assert "error" not in await made.call("nodes.delete")
+    assert made.state("node") == []
 
-    made.run(work())
+
+@in_process
+async def test_a_node_that_cannot_be_made_is_not_there(made: InProcess) -> None:
+    with failing("EmulatedWorkers.boot"):
+        failed = await made.call("nodes.create", NODE, nodeId="n")
+    assert MISTAKE in failed["error"]["message"]
+    assert made.state("node") == []
+    assert "error" not in await made.call("nodes.create", NODE, nodeId="n")
 
 
 @pytest.mark.parametrize("verb", ["stop", "start"])
-def test_a_node_that_cannot_be_switched_is_as_before(made: InProcess, verb: str) -> None:
-    async def work() -> None:
-        await made.call("nodes.create", NODE, nodeId="n")
-        if verb == "start":
-            await made.call("nodes.stop")
-        before = made.state("node")
-        with failing("EmulatedWorkers.halt"), failing("EmulatedWorkers.boot"):
-            failed = await made.call(f"nodes.{verb}")
-        assert MISTAKE in failed["error"]["message"]
-        assert made.state("node") == before
-
-    made.run(work())
+@in_process
+async def test_a_node_that_cannot_be_switched_is_as_before(made: InProcess, verb: str) -> None:
+    await made.call("nodes.create", NODE, nodeId="n")
+    if verb == "start":
+        await made.call("nodes.stop")
+    before = made.state("node")
+    with failing("EmulatedWorkers.halt"), failing("EmulatedWorkers.boot"):
+        failed = await made.call(f"nodes.{verb}")
+    assert MISTAKE in failed["error"]["message"]
+    assert made.state("node") == before
 
 
-def test_a_queued_resource_that_cannot_be_served_has_failed(made: InProcess) -> None:
-    async def work() -> None:
-        with failing("EmulatedWorkers.boot"):
-            await made.call("queuedResources.create", QUEUED, queuedResourceId="q")
-        [state] = made.state("queued")
-        assert state["state"] == "FAILED"
-        assert MISTAKE in state["failedData"]["error"]["message"]
-        assert made.state("node") == []
-        assert len(made.mistakes()) == 1
-
-    made.run(work())
-
-
-def test_a_queued_resource_whose_deletion_fails_can_be_deleted(made: InProcess) -> None:
-    async def work() -> None:
+@in_process
+async def test_a_queued_resource_that_cannot_be_served_has_failed(made: InProcess) -> None:
+    with failing("EmulatedWorkers.boot"):
         await made.call("queuedResources.create", QUEUED, queuedResourceId="q")
-        with failing("kill_marked"):
-            failed = await made.call("queuedResources.delete", force="true")
-        assert MISTAKE in failed["error"]["message"]
-        assert [state["state"] for state in made.state("queued")] == ["ACTIVE"]
-        assert made.state("node") == ["READY"]
-        assert "error" not in await made.call("queuedResources.delete", force="true")
-        assert made.state("queued") == made.state("node") == []
-
-    made.run(work())
+    [state] = made.state("queued")
+    assert state["state"] == "FAILED"
+    assert MISTAKE in state["failedData"]["error"]["message"]
+    assert made.state("node") == []
+    assert len(made.mistakes()) == 1
 
 
-def test_a_fault_that_cannot_strike_is_on_record(made: InProcess) -> None:
-    async def work() -> None:
-        await made.call("nodes.create", NODE, nodeId="n")
-        with failing("kill_marked"):
-            made.cloud.faults.register("f", [{"kind": "preempted", "after_seconds": 0}], 0.0)
-            await asyncio.wait(set(made.cloud.faults._timers))
-            await asyncio.sleep(0)
-        [traceback] = made.mistakes()
-        assert "KeyError: 'ppid'" in traceback
+@in_process
+async def test_a_queued_resource_whose_deletion_fails_can_be_deleted(made: InProcess) -> None:
+    await made.call("queuedResources.create", QUEUED, queuedResourceId="q")
+    with failing("kill_marked"):
+        failed = await made.call("queuedResources.delete", force="true")
+    assert MISTAKE in failed["error"]["message"]
+    assert [state["state"] for state in made.state("queued")] == ["ACTIVE"]
+    assert made.state("node") == ["READY"]
+    assert "error" not in await made.call("queuedResources.delete", force="true")
+    assert made.state("queued") == made.state("node") == []
 
-    made.run(work())
+
+@in_process
+async def test_a_fault_that_cannot_strike_is_on_record(made: InProcess) -> None:
+    await made.call("nodes.create", NODE, nodeId="n")
+    with failing("kill_marked"):
+        made.cloud.faults.register("f", [{"kind": "preempted", "after_seconds": 0}], 0.0)
+        await asyncio.wait(set(made.cloud.faults._timers))
+        await asyncio.sleep(0)
+    [traceback] = made.mistakes()
+    assert "KeyError: 'ppid'" in traceback

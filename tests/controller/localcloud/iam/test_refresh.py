@@ -30,7 +30,6 @@ def clients(cloud: EmulatedCloud) -> Iterator[tuple[GoogleClient, GoogleClient]]
     yield user, bare
     user.close()
     bare.close()
-    cloud.call_ok("DELETE", "emulator/faults")
 
 
 def expire_tokens(cloud: EmulatedCloud) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.iam import tokens as token_module
-from controller.localcloud.iam.tokens import EXPIRED_KIND, EXPIRED_NAME, Tokens
+from controller.localcloud.iam.tokens import Tokens
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
 
@@ -43,17 +43,6 @@ def test_a_forged_token_is_unknown(store: Store) -> None:
     issued = tokens.issue("77/3")["access_token"]
     for forged in (issued.replace("77_3", "77_4"), "ya29.x", "", "wrong", "\udcff"):
         assert refusal(tokens, forged).code == 401
-
-
-def test_all_tokens_can_be_ended_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(token_module.time, "time", lambda: now[0])
-    tokens = Tokens(store, Settings(store), "secret")
-    early = tokens.issue("laptop")["access_token"]
-    store.put(EXPIRED_KIND, EXPIRED_NAME, {"time": 1001.0})
-    now[0] = 1002.0
-    assert refusal(tokens, early).code == 401
-    assert tokens.identify(tokens.issue("laptop")["access_token"]) == "laptop"
 
 
 def test_a_refresh_token_gets_access_tokens(store: Store) -> None:

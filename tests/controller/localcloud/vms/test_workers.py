@@ -11,6 +11,7 @@ import asyncssh
 import pytest
 
 from controller.localcloud.vms.sessions import MAX_SESSIONS, authorized_keys, is_dropped
+from controller.resources.pod.data_disk import mount_part
 from tests.controller.localcloud.harness import COMPUTE, NODES, EmulatedCloud, is_alive, wait_for
 
 
@@ -127,25 +128,6 @@ def test_the_environment_is_that_of_a_tpu_vm(
     assert not inherited & {"VIRTUAL_ENV", "PYTHONPATH", "XDG_CONFIG_HOME", "PYTEST_CURRENT_TEST"}
 
 
-def test_python_and_uv_are_on_the_path(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
-    done = cloud.run_on_worker(pod, "python3 -c 'import asyncssh, sys; print(sys.version_info[0])' && uv --version")
-    assert done.exit_status == 0, done.stderr
-    assert isinstance(done.stdout, str)
-    assert done.stdout.startswith("3\nuv ")
-
-
-def test_storage_needs_no_further_token_on_a_worker(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
-    cloud.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": "bucket"})
-    script = (
-        "import os, urllib.request as u; root = os.environ['SLIPWAY_STORAGE_ROOT']; "
-        "put = u.Request(root + 'upload/storage/v1/b/bucket/o?uploadType=media&name=a', b'from a worker'); "
-        "u.urlopen(put).close(); "
-        "print(u.urlopen(root + 'storage/v1/b/bucket/o/a?alt=media').read().decode())"
-    )
-    assert cloud.run_on_worker(pod, f'python3 -c "{script}"', worker=2).stdout == "from a worker\n"
-    assert {entry["client"] for entry in cloud.request_log()[-2:]} == {f"{pod['id']}/2"}
-
-
 def test_the_metadata_server_knows_the_worker(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
     variables = environment(cloud, pod, 1)
     root = f"http://{variables['GCE_METADATA_HOST']}/computeMetadata/v1/"
@@ -221,3 +203,48 @@ def test_ssh_refused_for_some_seconds(fresh_cloud: EmulatedCloud) -> None:
     node = fresh_cloud.create_pod()
     assert refused(fresh_cloud, node)
     wait_for(lambda: not refused(fresh_cloud, node), "SSH comes up")
+
+
+SCRIPT = f"""#!/bin/bash
+{mount_part(100)}
+lsblk && blkid && mkfs.ext4 /dev/sda && mount /dev/sda /mnt && echo "no disk was touched"
+url="http://$GCE_METADATA_HOST/computeMetadata/v1/instance/attributes/agent-worker-number"
+python3 -c "import sys, urllib.request as u
+print(u.urlopen(u.Request(sys.argv[1], headers={{'Metadata-Flavor': 'Google'}})).read().decode())" "$url"
+echo "$SLIPWAY_HOMES"
+"""
+
+
+def printed(home: Path) -> list[str]:
+    log = home.parent / "startup.log"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def test_a_startup_script_runs_on_each_worker_at_each_boot(cloud: EmulatedCloud) -> None:
+    cloud.create_network("startup")
+    body: dict[str, Any] = cloud.node_body("startup")
+    body["metadata"]["startup-script"] = SCRIPT
+    cloud.call_and_wait("POST", f"{NODES}?nodeId=startup", body)
+    uid = cloud.call_ok("GET", f"{NODES}/startup")["id"]
+    home = cloud.state.resolve() / "nodes" / uid / "worker-0" / "home"
+    once = ["no disk was touched", "0", str(home)]
+    wait_for(lambda: printed(home) == once, "the script has run")
+    cloud.call_and_wait("POST", f"{NODES}/startup:stop", {})
+    cloud.call_and_wait("POST", f"{NODES}/startup:start", {})
+    wait_for(lambda: printed(home) == once * 2, "the script has run at the second boot")
+
+
+PROGRAM = Path(__file__).with_name("client_libraries.py")
+
+
+def test_storage_clients_work_on_a_worker(cloud: EmulatedCloud) -> None:
+    cloud.create_network("clients")
+    node = cloud.create_node("clients", "clients")
+    cloud.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": "clients"})
+    endpoint = cloud.endpoint
+    words = f"clients {endpoint['roots']['storage']} {endpoint['token']}"
+    done = cloud.run_on_worker(node, f"cat > uses.py; python3 uses.py {words}", input=PROGRAM.read_text(), timeout=300)
+    assert done.exit_status == 0, f"{done.stdout}\n{done.stderr}"
+    assert str(done.stdout).split() == ["use_gcsfs", "use_google_api_client"]
+    by_client = {entry["client"] for entry in cloud.request_log() if entry["call"] == "objects.insert"}
+    assert f"{node['id']}/0" in by_client

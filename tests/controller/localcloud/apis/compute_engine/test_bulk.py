@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,13 +21,6 @@ from tests.controller.localcloud.apis.compute_engine.slices import (
     wait_for_state,
 )
 from tests.controller.localcloud.harness import INSTANCES, LARGE_QUOTAS, EmulatedCloud, wait_for
-
-
-@pytest.fixture(autouse=True)
-def no_faults_remain(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    if "cloud" in request.fixturenames:
-        request.getfixturevalue("cloud").call_ok("DELETE", "emulator/faults")
 
 
 def resize(cloud: EmulatedCloud, name: str) -> None:

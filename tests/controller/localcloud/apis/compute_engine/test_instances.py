@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,13 +9,8 @@ import pytest
 from tests.controller.localcloud.apis.compute_engine.slices import FLEX, SPOT, ZONAL, ask, lone, run
 from tests.controller.localcloud.harness import INSTANCES, LARGE_QUOTAS, EmulatedCloud, wait_for
 
+pytestmark = pytest.mark.usefixtures("net")
 CONDITION = "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
-
-
-@pytest.fixture(autouse=True)
-def no_faults_remain(cloud: EmulatedCloud, net: str) -> Iterator[None]:
-    yield
-    cloud.call_ok("DELETE", "emulator/faults")
 
 
 def status(cloud: EmulatedCloud, name: str) -> str:

@@ -214,18 +214,6 @@ def test_a_resumable_upload_may_be_cancelled(bucket: Bucket) -> None:
     assert bucket.read("r")[0] == 404
 
 
-def test_a_resumable_upload_survives_kill_9(fresh_cloud: EmulatedCloud) -> None:
-    fresh_cloud.call_ok("POST", f"{BUCKETS}?project=slipway-local", {"name": "bucket"})
-    bucket = Bucket(fresh_cloud, "bucket")
-    url = bucket.begin("r")
-    data = b"x" * QUANTUM
-    assert bucket.chunk(url, data, f"bytes 0-{QUANTUM - 1}/{QUANTUM + 1}")[0] == 308
-    fresh_cloud.kill()
-    fresh_cloud.start()
-    assert bucket.chunk(url, b"y", f"bytes {QUANTUM}-{QUANTUM}/{QUANTUM + 1}")[0] == 200
-    assert bucket.read("r") == (200, data + b"y")
-
-
 def test_the_log_names_objects_not_their_bytes(bucket: Bucket) -> None:
     bucket.put("plain", b"secret bytes")
     url = bucket.begin("chunked")

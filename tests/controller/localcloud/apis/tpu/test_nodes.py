@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import asyncssh
@@ -23,12 +22,6 @@ from tests.controller.localcloud.harness import (
 DISKS = f"compute/v1/{PROJECT}/zones/{ZONE}/disks"
 SPOT = {"schedulingConfig": {"spot": True}}
 CHECKPOINT = "upload/storage/v1/b/bucket/o?uploadType=media&name=run%2Fcheckpoints%2F"
-
-
-@pytest.fixture(autouse=True)
-def no_faults(cloud: EmulatedCloud) -> Iterator[None]:
-    yield
-    assert cloud.call_ok("DELETE", "emulator/faults") == {}
 
 
 def test_a_node_lives_and_dies(cloud: EmulatedCloud, net: str) -> None:

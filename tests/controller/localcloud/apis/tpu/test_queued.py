@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,6 @@ LOCATION = f"{PROJECT}/locations/{ZONE}"
 REQUEST, NODE = f"{LOCATION}/queuedResources/r", f"{LOCATION}/nodes/r"
 NEVER = 3600.0
 Step = Callable[[], Awaitable[str]]
-
-
-@pytest.fixture(autouse=True)
-def no_faults(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    if "cloud" in request.fixturenames:
-        cloud: EmulatedCloud = request.getfixturevalue("cloud")
-        assert cloud.call_ok("DELETE", "emulator/faults") == {}
 
 
 def body(cloud: EmulatedCloud, name: str, **fields: Any) -> dict[str, Any]:
