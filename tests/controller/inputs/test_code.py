@@ -18,7 +18,7 @@ from controller.inputs.git_status import collect_git_status
 from controller.inputs.modules import DefinitionError, find_signature, module_files, taken_names
 from controller.sweep.definition import JobBuilder
 from tests.composed import config_of
-from tests.controller.checks.inputs.test_extensions import compose_config
+from tests.controller.checks.plans import config as compose_config
 from tests.controller.inputs.wheels import git, git_repository
 
 

@@ -18,7 +18,7 @@ from controller.core.clock import InterruptedSleepError
 from controller.inputs.secrets import address_problem
 from controller.records.ledger import Result
 from controller.run.notifications import ATTEMPTS, Notifications
-from tests.controller.checks.inputs.test_extensions import compose_config
+from tests.controller.checks.plans import config as compose_config
 from tests.fakes.clock import ManualClock
 from tests.fakes.context import make_context
 
