@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -15,6 +14,7 @@ from controller.context import Context
 from controller.core.finding import Finding
 from controller.resources.pod.tpu_api.checks import is_certainly_missing
 from tests.controller.checks.plans import config
+from tests.controller.checks.test_probes import Answers
 
 
 def composed(*overrides: str) -> Config:
@@ -38,20 +38,11 @@ def v6e(*overrides: str) -> Config:
     return composed("tpu=v6e_8", "tpu.plane=tpu_api", *overrides)
 
 
-class FakeGoogle:
-    """Lists by zone and collection."""
-
-    def __init__(self, **lists: list[str]) -> None:
-        self.lists = lists
-
-    def list_all(self, api: str, method: str, items: str, *, parent: str) -> Iterator[dict[str, Any]]:
-        assert (api, method) == ("tpu", f"projects.locations.{items}.list")
-        for name in self.lists.get(items, []):
-            yield {"name": f"{parent}/{items}/{name}"}
-
-
 def asked(of: Config, **lists: list[str]) -> list[Finding]:
-    context = cast(Context, SimpleNamespace(project="p", google=FakeGoogle(**lists)))
+    """What is found where Google lists these names, by collection."""
+    listed = {items: [{"name": f"projects/p/{items}/{name}"} for name in names] for items, names in lists.items()}
+    google = Answers({f"projects.locations.{items}.list": {items: found} for items, found in listed.items()})
+    context = cast(Context, SimpleNamespace(project="p", google=google))
     return [finding for check in checks_of(capacity) if check.rule.live for finding in check(of, context)]
 
 

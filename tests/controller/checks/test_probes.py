@@ -8,14 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from conf.schema.config import Config
 from conf.schema.infra.permissions import all_permissions
 from controller.checks.preflight import probe_cloud
-from controller.config.compose import compose
 from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
 from controller.gcp.errors import ForbiddenError, NotFoundError, ServiceDisabledError
+from tests.controller.checks.plans import config
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 
@@ -51,13 +50,11 @@ REFUSED = ForbiddenError("x", 403, "PERMISSION_DENIED", "no permission")
 
 def words(answers: dict[str, Any], *overrides: str, has_credentials: bool = True) -> list[str]:
     base = ["cloud.project=acme", "program=command", "program.command=[a]", "tpu.capacity=on_demand"]
-    config, problems = compose([*base, *overrides])
-    assert config is not None, problems
     google = Answers({**GOOD, **answers}, has_credentials)
     clock = Day()
     none = cast(Any, None)
     context = Context("acme", cast(Any, google), clock, Events(clock), none, none, 1.0, none)
-    return [f"{f.check}: {f.severity} {f}" for f in probe_cloud(cast(Config, config), context)]
+    return [f"{f.check}: {f.severity} {f}" for f in probe_cloud(config(*base, *overrides), context)]
 
 
 def quota(limit: int, zone: str | None = "us-central1-a", metric: str = "tpu-v5s-litepod") -> dict[str, Any]:

@@ -32,6 +32,8 @@ def test_the_library_downloads_a_repository(hub: HubServer, tmp_path: Path) -> N
     assert (Path(place) / "config.json").read_bytes() == b"{}"
     where = {"repo_type": "dataset", "local_dir": tmp_path / "rows", "endpoint": hub.endpoint, "token": False}
     assert Path(hf_hub_download("acme/rows", "data/train-1.parquet", **where)).read_bytes() == b"rows 1"
+    licensed = {"local_dir": tmp_path / "gated", "endpoint": hub.endpoint, "token": ACCEPTED}
+    assert Path(hf_hub_download("acme/gated", "model.safetensors", **licensed)).read_bytes() == CONTENT
 
 
 def test_a_listing_has_hashes_and_comes_in_pages(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,11 +78,6 @@ def test_the_library_tells_refusals_apart(
     while chain is not None and getattr(chain, "response", None) is None:
         chain = chain.__cause__
     assert getattr(chain, "response").status_code == status  # noqa: B009
-
-
-def test_an_accepted_license_opens_a_repository(hub: HubServer, tmp_path: Path) -> None:
-    where = {"endpoint": hub.endpoint, "local_dir": tmp_path / "d", "token": ACCEPTED}
-    assert Path(hf_hub_download("acme/gated", "model.safetensors", **where)).read_bytes() == CONTENT
 
 
 def test_another_revision_is_a_folder_of_its_own(hub: HubServer, tmp_path: Path) -> None:

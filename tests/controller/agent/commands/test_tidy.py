@@ -20,6 +20,15 @@ def place(worker: AgentWorker, tmp_path: Path) -> Path:
     return tmp_path
 
 
+def without_sudo(worker: AgentWorker, place: Path) -> Path:
+    """A sudo that refuses, on a worker whose Python starts with the modules in `place`."""
+    (tools := place / "tools").mkdir()
+    (tools / "sudo").write_text("#!/bin/sh\nexit 1\n")
+    (tools / "sudo").chmod(0o700)
+    worker.extra_environment |= {"PYTHONPATH": str(place), "PATH": f"{tools}:{worker.environment['PATH']}"}
+    return tools / "sudo"
+
+
 def test_a_stale_lock_goes_and_one_that_is_held_stays(worker: AgentWorker, place: Path) -> None:
     (lock := place / "tmp/libtpu_lockfile").touch()
     assert worker.call("observe")["untidy"] == [f"stale {lock}"]
@@ -39,11 +48,7 @@ def test_the_lock_of_another_user_stays_where_nobody_can_see_whether_it_is_held(
     """On an adopted pod others run programs too, and without sudo their open files are hidden."""
     (lock := place / "tmp/libtpu_lockfile").touch()
     (place / "sitecustomize.py").write_text("import os\nos.getuid = lambda: 54321\n")
-    (tools := place / "tools").mkdir()
-    sudo = tools / "sudo"
-    sudo.write_text("#!/bin/sh\nexit 1\n")
-    sudo.chmod(0o700)
-    worker.extra_environment |= {"PYTHONPATH": str(place), "PATH": f"{tools}:{worker.environment['PATH']}"}
+    sudo = without_sudo(worker, place)
     assert worker.call("observe")["untidy"] == []
     assert worker.call("tidy") == {"done": [], "not_done": []}
     assert lock.exists()
@@ -64,13 +69,9 @@ def test_huge_pages_are_switched_on(worker: AgentWorker, place: Path) -> None:
 def test_what_may_not_be_switched_on_is_noted_once(worker: AgentWorker, place: Path) -> None:
     (switch := place / "sys/kernel/mm/transparent_hugepage/enabled").parent.mkdir(parents=True)
     switch.write_text("always [madvise] never\n")
-    (tools := place / "tools").mkdir()
-    (tools / "sudo").write_text("#!/bin/sh\nexit 1\n")
-    (tools / "sudo").chmod(0o700)
-    worker.extra_environment["PATH"] = f"{tools}:{worker.environment['PATH']}"
+    without_sudo(worker, place)
     refuse = "import pathlib\ndef no(*_, **__): raise PermissionError\npathlib.Path.write_text = no\n"
     (place / "sitecustomize.py").write_text(refuse)  # the tests may run as root, who may do anything
-    worker.extra_environment["PYTHONPATH"] = str(place)
     assert "cannot run sudo" in worker.call("tidy")["not_done"][0]
     assert worker.call("observe")["untidy"] == []
     worker.boot_id = "boot-2"

@@ -82,14 +82,13 @@ def test_files_are_copied_to_the_home(cloud: EmulatedCloud, pod: dict[str, Any],
     assert cloud.run_on_worker(pod, "ls folder", worker=0).exit_status != 0, "homes are not shared"
 
 
-def test_only_the_keys_of_the_metadata_open_the_door(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
-    for username, key in (("you", cloud.ssh_key), ("me", asyncssh.generate_private_key("ssh-ed25519"))):
-        with pytest.raises(asyncssh.PermissionDenied):
-            asyncio.run(cloud.connect(pod, username=username, client_keys=[key]))
-
-
-def test_new_keys_count_at_once(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
+def test_only_the_keys_of_the_metadata_open_the_door_and_new_ones_count_at_once(
+    cloud: EmulatedCloud, pod: dict[str, Any]
+) -> None:
     key = asyncssh.generate_private_key("ssh-ed25519")
+    for username, tried in (("you", cloud.ssh_key), ("me", key)):
+        with pytest.raises(asyncssh.PermissionDenied):
+            asyncio.run(cloud.connect(pod, username=username, client_keys=[tried]))
     more = f"{pod['metadata']['ssh-keys']}\nyou:{key.export_public_key().decode()}"
     cloud.call_and_wait("PATCH", f"{NODES}/pod?updateMask=metadata", {"metadata": {"ssh-keys": more}})
 

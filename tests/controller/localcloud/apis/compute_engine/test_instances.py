@@ -43,26 +43,18 @@ def test_an_instance_lives_stops_starts_and_is_deleted(cloud: EmulatedCloud) -> 
     assert not cloud.call_ok("GET", "emulator/state").get("slice")
 
 
-def test_metadata_is_changed_under_its_fingerprint(cloud: EmulatedCloud) -> None:
-    create(cloud, "told")
-    metadata = cloud.call_ok("GET", f"{INSTANCES}/told")["metadata"]
-    added = {"items": [*metadata["items"], {"key": "colour", "value": "red"}], "fingerprint": metadata["fingerprint"]}
-    cloud.call_and_wait("POST", f"{INSTANCES}/told/setMetadata", added)
-    assert ask(cloud, "told", "attributes/colour") == "red"
-    cloud.refused("POST", f"{INSTANCES}/told/setMetadata", added, 412, "conditionNotMet")
-    cloud.delete(f"{INSTANCES}/told")
-
-
-def test_without_guest_attributes_enabled_no_host_key_appears(cloud: EmulatedCloud) -> None:
-    items = [{"key": "ssh-keys", "value": f"me:{cloud.public_key} me"}]
-    create(cloud, "silent", metadata={"items": items})
-    path = f"{INSTANCES}/silent/getGuestAttributes?queryPath=hostkeys/"
+def test_metadata_is_changed_under_its_fingerprint_and_may_enable_guest_attributes(cloud: EmulatedCloud) -> None:
+    create(cloud, "told", metadata={"items": [{"key": "ssh-keys", "value": f"me:{cloud.public_key} me"}]})
+    path = f"{INSTANCES}/told/getGuestAttributes?queryPath=hostkeys/"
     words = "The resource 'hostkeys/' of type 'Guest Attribute' was not found."
     assert cloud.refused("GET", path, None, 404) == words
-    items.append({"key": "enable-guest-attributes", "value": "TRUE"})
-    cloud.call_and_wait("POST", f"{INSTANCES}/silent/setMetadata", {"items": items})
-    wait_for(lambda: cloud.call("GET", path)[0] == 200, "the host key is published")
-    cloud.delete(f"{INSTANCES}/silent")
+    metadata = cloud.call_ok("GET", f"{INSTANCES}/told")["metadata"]
+    more = [{"key": "colour", "value": "red"}, {"key": "enable-guest-attributes", "value": "TRUE"}]
+    added = {"items": [*metadata["items"], *more], "fingerprint": metadata["fingerprint"]}
+    cloud.call_and_wait("POST", f"{INSTANCES}/told/setMetadata", added)
+    assert ask(cloud, "told", "attributes/colour") == "red", "its host key is published"
+    cloud.refused("POST", f"{INSTANCES}/told/setMetadata", added, 412, "conditionNotMet")
+    cloud.delete(f"{INSTANCES}/told")
 
 
 @pytest.mark.parametrize(("model", "verb"), [("SPOT", "preempted"), ("STANDARD", "simulateMaintenanceEvent")])
