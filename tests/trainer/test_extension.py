@@ -16,7 +16,7 @@ from conf.schema.training.prompts import CustomQuestions
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from tests.groups import load_group
 from tests.paths import ROOT
-from tests.trainer.lives import lines_of, train
+from tests.trainer.lives import changed, lines_of, train
 from trainer import extension
 from trainer.corpus.source import open_source
 from trainer.data.questions import QuestionSet
@@ -46,26 +46,13 @@ def test_grpo_with_data_prompt_reward_loss_evaluation_and_rule_of_ones_own(
     with (modules / "my_questions.py").open("a") as file:
         file.write("\n\ndef some_bad(path):\n    yield {'question': None}\n    yield from products(path)\n")
     prompt = load_group("data/questions")["prompt"] | {"formatter": "my_prompt:terse"}
-    own = {
-        "loss_type": "my_losses:cispo",
-        "loss_options": {"cap": 1.5},
-        "rewards": {"my_reward:brief": 1.0, "my_reward:concise": 0.1},
-        "evaluations": {
-            "style": "my_evaluation:style",
-            "counting": {"run": "my_evaluation:counting", "options": {"upto": 8}, "interval": "end"},
-        },
-        "max_prompt_length": 60,
-        "warm_start_steps": 0,
-        "test_samples_per_prompt": None,
-        "eval_prompts": 8,
-    }
+    own = {"loss_type": "my_losses:cispo", "loss_options": {"cap": 1.5}, "max_prompt_length": 60}
+    own |= {"rewards": {"my_reward:brief": 1.0, "my_reward:concise": 0.1}, "warm_start_steps": 0, "eval_prompts": 8}
+    counting = {"run": "my_evaluation:counting", "options": {"upto": 8}, "interval": "end"}
+    own |= {"evaluations": {"style": "my_evaluation:style", "counting": counting}, "test_samples_per_prompt": None}
     rule = {"rule": "my_optimizer:signs", "options": {"b1": 0.5}, "lr": 1e-3}
-    raw = grpo_run | {
-        "data": load_group("data/questions")
-        | {"source": "my_questions:some_bad", "prompt": prompt, "on_bad_line": "skip"},
-        "loop": grpo_run["loop"] | own,
-        "optimizer": load_group("optimizer/custom") | rule,
-    }
+    data = load_group("data/questions") | {"source": "my_questions:some_bad", "prompt": prompt, "on_bad_line": "skip"}
+    raw = changed(grpo_run, data=data, loop=own) | {"optimizer": load_group("optimizer/custom") | rule}
     lines = train(raw, tmp_path / "run")
     evaluated = next(line for line in lines if line.get("evaluation") == "style")
     assert evaluated["eval_style_characters"] > 0
@@ -110,13 +97,10 @@ def test_grpo_with_an_environment_of_ones_own() -> None:
 @pytest.mark.usefixtures("modules")
 def test_language_models_with_data_loss_and_model_of_ones_own(lm_run: Any, tmp_path: Path) -> None:
     data = load_group("data/documents") | {"source": "my_documents:counting", "options": {"size": 40}}
-    raw = lm_run | {
-        "data": data | {"eval_fraction": 0.2, "packing": "documents"},
-        "model": lm_run["model"] | {"implementation": "my_model:GatedAverage", "vocab_size": 260},
-        "loop": lm_run["loop"]
-        | {"loss": "my_losses:focal", "loss_options": {"gamma": 1.0}, "steps": 12}
-        | {"evaluations": {"counting": "my_evaluation:counting"}},
-    }
+    own = {"loss": "my_losses:focal", "loss_options": {"gamma": 1.0}, "steps": 12}
+    own |= {"evaluations": {"counting": "my_evaluation:counting"}}
+    model = {"implementation": "my_model:GatedAverage", "vocab_size": 260}
+    raw = changed(lm_run, data=data | {"eval_fraction": 0.2, "packing": "documents"}, model=model, loop=own)
     written = train(raw, tmp_path / "run")
     assert [line["step"] for line in written if "eval_counting_successor" in line] == [4, 8, 12]
     lines = [line for line in written if line["phase"] == "train"]

@@ -76,6 +76,11 @@ def test_long_questions_are_left_out_and_counted(file: Path) -> None:
     assert sorted(answers(data.test(None))) == ["3", "4"]
     with pytest.raises(RunFileError, match=r"loop\.test_prompts: data\.eval_path has 2 questions, not 3"):
         data.test(3)
+    shortest = 1 + len(b"Question: Three?\nAnswer:")  # BOS; a prompt of just the length fits
+    with pytest.raises(RunFileError, match=r"data\.validation_path has 1 questions, not 2"):
+        asked(file, 0, shortest)
+    with pytest.raises(RunFileError, match=r"loop\.max_prompt_length: every question of data\.path is longer"):
+        asked(file, 0, shortest - 1)
 
 
 def test_evaluations_ask_the_same_whatever_the_seed(tmp_path: Path) -> None:
@@ -100,18 +105,8 @@ def test_questions_of_evaluations_are_taken_out_of_training_unless_a_file_has_th
     apart = asked(train, 0, 100, eval_path=str(test), validation_path=str(other))
     assert len(set(answers(apart.train(rollout(0), 40)))) == 40
     assert set(answers(apart.validation(2))) <= {str(i) for i in range(7)}
-    with pytest.raises(
-        RunFileError, match=r"loop\.eval_prompts: 2 of the 2 questions of data\.path cannot be left out"
-    ):
+    with pytest.raises(RunFileError, match=r"loop\.eval_prompts: 2 of the 2 questions of data\.path cannot be left"):
         asked(numbered(tmp_path, 2), 0, 100, validation_path=None)
-
-
-def test_a_prompt_of_just_the_length_fits(file: Path) -> None:
-    shortest = 1 + len(b"Question: Three?\nAnswer:")  # BOS
-    with pytest.raises(RunFileError, match=r"data\.validation_path has 1 questions, not 2"):
-        asked(file, 0, shortest)
-    with pytest.raises(RunFileError, match=r"loop\.max_prompt_length: every question of data\.path is longer"):
-        asked(file, 0, shortest - 1)
 
 
 @pytest.mark.parametrize(
@@ -180,14 +175,8 @@ def test_columns_and_the_answers_mark_are_mapped(tmp_path: Path) -> None:
     row = {"problem": "Two and two?", "final": 4, "worked": "2+2=4, so \\boxed{4}", "level": 1}
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    mapped = GSM8K.model_copy(
-        update={
-            "question_column": "problem",
-            "answer_column": "final",
-            "answer_mark": None,
-            "solution_column": "worked",
-        }
-    )
+    own = {"question_column": "problem", "answer_column": "final", "answer_mark": None, "solution_column": "worked"}
+    mapped = GSM8K.model_copy(update=own)
     assert read_problems(mapped, str(path), "data.path")[0] == [Problem("Two and two?", "4", row["worked"], row)]
     unworked = mapped.model_copy(update={"solution_column": None})
     assert read_problems(unworked, str(path), "data.path")[0][0].solution == "#### 4"
@@ -216,12 +205,6 @@ def test_an_epoch_asks_every_question_once_and_no_rollout_asks_one_twice(size: i
     assert stream[:size].tolist() != stream[size : 2 * size].tolist()
 
 
-def test_more_questions_than_there_are_come_as_evenly_as_they_can() -> None:
-    counts = np.bincount(EpochOrder(3, 10, (0, 0)).block(4), minlength=3)
-    assert counts.sum() == 10
-    assert counts.min() >= 3
-
-
 @pytest.mark.parametrize("first", [0, 1, 9, 40])
 def test_the_number_of_a_rollout_is_all_that_its_questions_need(first: int) -> None:
     """As after a restart, or with async_depth."""
@@ -238,3 +221,5 @@ def test_resampling_asks_other_questions() -> None:
     assert len(set(np.concatenate(asked).tolist())) == 48
     assert order.redraw(5, 2).tolist() == EpochOrder(50, 12, (1, 0)).redraw(5, 2).tolist()
     assert len(order.redraw(5, 9)) == 12  # questions repeat when there are no others
+    counts = np.bincount(EpochOrder(3, 10, (0, 0)).block(4), minlength=3)  # as evenly as they can
+    assert (counts.sum(), counts.min()) == (10, 3)

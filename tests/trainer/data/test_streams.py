@@ -192,23 +192,18 @@ def test_shared_rows_hold_whole_documents_that_end_in_themselves(tmp_path):
     assert np.mean([row["weights"].mean() for row in found]) > 0.9
 
 
-def test_a_long_document_is_split_without_a_loss(tmp_path):
+def test_a_long_document_is_split_without_a_loss_left_out_or_refused_with_its_place(tmp_path, caplog):
     long = "".join(chr(97 + i % 26) for i in range(200))
-    data = write_jsonl(tmp_path / "a.jsonl", [long, "short"], streams=1, packing="documents", shuffle=False)
-    data = data.model_copy(update={"eval_fraction": 0, "eval_path": data.path})
-    batch = batches.Dataset(data).validation_batches(lm_loop(ROWS, SEQUENCE), range(ROWS))[0]
+    data = write_jsonl(tmp_path / "a.jsonl", ["short", long], streams=1, packing="documents", eval_fraction=0.01)
+    other = data.model_copy(update={"eval_fraction": 0, "eval_path": data.path})
+    batch = batches.Dataset(other).validation_batches(lm_loop(ROWS, SEQUENCE), range(ROWS))[0]
     targets = sorted(bytes(batch["targets"][batch["weights"] > 0].tolist()))
     assert targets == sorted((long + "short").encode())
-
-
-def test_a_long_document_is_left_out_or_refused_with_its_place(tmp_path, caplog):
-    data = write_jsonl(tmp_path / "a.jsonl", ["fits", "x" * 50], streams=1, packing="documents", eval_fraction=0.01)
     made(data.model_copy(update={"long_documents": "skip"}), 1)
-    words = rf"{tmp_path}/a\.jsonl:2 has 51 tokens, more than loop\.seq_len \+ 1 = 33"
+    words = rf"{tmp_path}/a\.jsonl:2 has 201 tokens, more than loop\.seq_len \+ 1 = 33"
     assert caplog.text.count("and other such documents are skipped") == 1
-    refusing = data.model_copy(update={"long_documents": "error"})
     with pytest.raises(RunFileError, match=rf"^data\.long_documents: {words}; set split or skip"):
-        made(refusing, 1)
+        made(data.model_copy(update={"long_documents": "error"}), 1)
 
 
 def test_only_the_answer_is_learnt_and_to_stop_after_it(tmp_path):

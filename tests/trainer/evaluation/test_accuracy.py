@@ -80,13 +80,13 @@ def test_a_test_tells_of_several_answers_to_each_question(checks) -> None:
 
 def test_processes_share_the_checks_and_agree_with_one(checks, monkeypatch) -> None:
     whole = evaluation(checks, [0.25, 0.25, 0.5, 0.5]).test({})
-    parts: list[dict] = []
+    parts, unknown = list[dict](), {str(row): [0.0, None, ""] for row in range(32)}
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     for learn in (True, False):  # first what each has to say, then what they make of it
         for process in range(3):
             monkeypatch.setattr(jax, "process_index", lambda process=process: process)
             if learn:
-                monkeypatch.setattr(runtime, "gather_tree", lambda own: parts.append(own) or _filled(own, 32))
+                monkeypatch.setattr(runtime, "gather_tree", lambda own: parts.append(own) or unknown | own)
             else:
                 monkeypatch.setattr(runtime, "gather_tree", lambda own: parts[0] | parts[1] | parts[2])
             found = evaluation(checks, [0.25, 0.25, 0.5, 0.5]).test({})
@@ -96,7 +96,3 @@ def test_processes_share_the_checks_and_agree_with_one(checks, monkeypatch) -> N
                 assert found.transcripts == (whole.transcripts if process == 0 else [])
     assert sorted(int(row) for part in parts for row in part) == list(range(32))
     assert {len(part) for part in parts} == {10, 11}
-
-
-def _filled(own: dict, count: int) -> dict:
-    return {str(row): own.get(str(row), [0.0, None, ""]) for row in range(count)}

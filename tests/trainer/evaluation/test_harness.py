@@ -10,33 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from trainer.evaluation import harness
 
-CHOICES = """
-task: colours
-dataset_path: json
-dataset_kwargs: {data_files: {test: "{folder}/colours.jsonl"}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "The {{thing}} is"
-doc_to_choice: ["red", "blue"]
-doc_to_target: label
-metric_list:
-  - {metric: acc, aggregation: mean, higher_is_better: true}
-"""
-GENERATE = """
-task: copies
-dataset_path: json
-dataset_kwargs: {data_files: {test: "{folder}/colours.jsonl"}}
-test_split: test
-output_type: generate_until
-doc_to_text: "Copy: {{thing}}="
-doc_to_target: "{{thing}}"
-generation_kwargs: {until: ["\\n"], max_gen_toks: 7}
-metric_list:
-  - {metric: exact_match, aggregation: mean, higher_is_better: true}
-"""
+TASK = {"dataset_path": "json", "test_split": "test"}
+TASK |= {"dataset_kwargs": {"data_files": {"test": "{folder}/colours.jsonl"}}}
+CHOICES = {"task": "colours", "output_type": "multiple_choice", "doc_to_text": "The {{thing}} is"}
+CHOICES |= {"doc_to_choice": ["red", "blue"], "doc_to_target": "label"}
+GENERATE = {"task": "copies", "output_type": "generate_until", "doc_to_text": "Copy: {{thing}}="}
+GENERATE |= {"doc_to_target": "{{thing}}", "generation_kwargs": {"until": ["\n"], "max_gen_toks": 7}}
 
 
 class ByteModel:
@@ -66,11 +49,11 @@ class ByteModel:
 def tasks(tmp_path: Path) -> Path:
     folder = tmp_path / "tasks"
     folder.mkdir()
-    (folder / "colours.yaml").write_text(CHOICES)
-    (folder / "copies.yaml").write_text(GENERATE)
-    rows = [
-        {"thing": thing, "label": label} for thing, label in (("rose", 0), ("sky", 1), ("poppy", 0), ("submarine", 1))
-    ]
+    for task, metric in ((CHOICES, "acc"), (GENERATE, "exact_match")):
+        metrics = [{"metric": metric, "aggregation": "mean", "higher_is_better": True}]
+        (folder / f"{task['task']}.yaml").write_text(yaml.safe_dump(TASK | task | {"metric_list": metrics}))
+    things = {"rose": 0, "sky": 1, "poppy": 0, "submarine": 1}
+    rows = [{"thing": thing, "label": label} for thing, label in things.items()]
     (folder / "colours.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 

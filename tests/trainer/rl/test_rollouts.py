@@ -128,13 +128,7 @@ def test_the_samplers_log_probabilities_stand_where_the_mask_does(checks) -> Non
         assert logprobs[places].tolist() == [-(10 * row + i + 1) for i in range(len(places))]
         assert logprobs.nonzero()[0].tolist() == places.tolist()
         assert tokens[places + 1].tolist() == [*encode(["2", "", "55", "     5"][row]), EOS_ID][:LENGTH]
-
-
-def test_the_groups_of_one_update_stand_together(checks) -> None:
-    """Their prompts are then computed once."""
-    rollout, _, _ = drawn(checks, ["2", "3", "5", "6"])
-    (batch,) = rollout.batches
-    rows = zip(batch["tokens"], batch["mask"], strict=True)
+    rows = zip(batch["tokens"], batch["mask"], strict=True)  # groups stand together: a prompt is computed once
     prompts = [tokens[: int(mask.argmax()) + 1].tolist() for tokens, mask in rows]
     assert prompts == [question.prompt_tokens for question in QUESTIONS for _ in range(2)]
 
@@ -168,11 +162,7 @@ def test_each_sample_goes_to_one_update(checks) -> None:
     texts = [str(i) for i in range(8)]
     rollout, _, _ = drawn(checks, texts, updates_per_rollout=2, steps=2)
     assert [len(batch["tokens"]) for batch in rollout.batches] == [4, 4]
-    answers = [
-        "".join(map(chr, t[m.nonzero()[0] + 1][:-1]))
-        for b in rollout.batches
-        for t, m in zip(b["tokens"], b["mask"], strict=True)
-    ]
+    answers = [answer for _, answer in by_text(rollout, "weight")]
     assert sorted(answers) == texts
     assert answers != texts
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.conftest import make_grpo_run
-from tests.trainer.lives import final_state
+from tests.trainer.lives import changed, final_state
 from tests.trainer.processes import children, start_trainer, wait_processes
 from trainer.rl.remote.journal import Journal, decode
 
@@ -23,17 +23,13 @@ TRAINERS, SAMPLERS, STEPS, DEPTH = 2, 2, 16, 2
 ROLLOUTS, ROWS = STEPS // 2, 8 * 2 * 2
 
 
-def make_run(folder: Path, **changes: Any) -> dict[str, Any]:
-    base = make_grpo_run(folder)
+def make_run(folder: Path) -> dict[str, Any]:
+    base, workers = make_grpo_run(folder), TRAINERS + SAMPLERS
     sampler = base["loop"]["sampler"] | {"workers": SAMPLERS, "chunk": 2}
     loop = {"steps": STEPS, "async_depth": DEPTH, "sampler": sampler, "warm_start_steps": 0, "length_buckets": []}
     loop |= {"rewards": {"tests.trainer.variety:distinct_characters": 1.0}, "test_samples_per_prompt": None}
-    workers = TRAINERS + SAMPLERS
-    return base | {
-        "pod": base["pod"] | {"workers": workers, "devices": 2 * workers},
-        "loop": base["loop"] | loop | {"eval_prompts": 8, "eval_interval": STEPS} | changes,
-        "checkpoint": base["checkpoint"] | {"save_interval": 3},
-    }
+    loop |= {"eval_prompts": 8, "eval_interval": STEPS}
+    return changed(base, pod={"workers": workers, "devices": 2 * workers}, loop=loop, checkpoint={"save_interval": 3})
 
 
 TOKEN = {"SLIPWAY_SAMPLER_TOKEN": "of this attempt", "SLIPWAY_COORDINATOR": "127.0.0.1:8476"}
@@ -93,11 +89,9 @@ def test_samplers_and_the_trainer_are_killed_no_sample_is_lost_or_learnt_twice_a
     assert journal.read(ROLLOUTS) is None
     assert journaled(run) == ROLLOUTS
     assert len(lengths) == STEPS * 8 * 2, "samples that the updates learnt from"
-    replay = run | {
-        "dir": str(tmp_path / "replayed"),
-        "pod": run["pod"] | {"workers": TRAINERS, "devices": 2 * TRAINERS},
-        "loop": run["loop"] | {"sampler": run["loop"]["sampler"] | {"workers": 0}, "replay": run["dir"]},
-    }
+    sampler = run["loop"]["sampler"] | {"workers": 0}
+    replay = changed(run, dir=str(tmp_path / "replayed"), loop={"sampler": sampler, "replay": run["dir"]})
+    replay["pod"] |= {"workers": TRAINERS, "devices": 2 * TRAINERS}
     ended = wait_processes(start(replay, tmp_path / "replay", compile_cache))
     assert [one.exit_code for one in ended] == [0] * TRAINERS, [one.stderr[-2000:] for one in ended]
     state, replayed = final_state(run), final_state(replay)

@@ -213,24 +213,22 @@ def test_a_sampler_with_a_bug_loses_its_connection_and_its_task(serve, message, 
     assert "was closed" in caplog.text
 
 
-def test_the_end_of_a_run_in_an_outage_is_no_error(serve, tmp_path) -> None:
-    answers = [True, False]
-    server = serve({})
-    server.announce(RunStorage(str(tmp_path / "run"), lambda: answers.pop(0)), "127.0.0.1")
-    (tmp_path / "run" / "samplers.json").unlink()
-    server.close(1)
-    assert not list((tmp_path / "run").iterdir())
-
-
-def test_the_address_of_a_later_attempt_stays(serve, tmp_path, monkeypatch) -> None:
-    server = serve({})
-    server.announce(RunStorage(str(tmp_path)), "127.0.0.1")
+def test_the_end_of_a_run_in_an_outage_is_no_error_and_the_address_of_a_later_attempt_stays(
+    serve, tmp_path, monkeypatch
+) -> None:
+    answers, address = [True, False, True, True], tmp_path / "samplers.json"
+    cut_off, replaced = serve({}), serve({})
+    cut_off.announce(RunStorage(str(tmp_path), lambda: answers.pop(0)), "127.0.0.1")
+    address.unlink()
+    cut_off.close(1)
+    assert not list(tmp_path.iterdir())
+    replaced.announce(RunStorage(str(tmp_path)), "127.0.0.1")
     monkeypatch.setenv("SLIPWAY_SUCCESSOR", "runs/run/launches/0002.json")
     (tmp_path / "launches").mkdir()
     (tmp_path / "launches/0002.json").write_text("{}")
-    (tmp_path / "samplers.json").write_text("of the later attempt")
-    server.close(1)
-    assert (tmp_path / "samplers.json").read_text() == "of the later attempt"
+    address.write_text("of the later attempt")
+    replaced.close(1)
+    assert address.read_text() == "of the later attempt"
 
 
 def test_of_weights_that_are_withdrawn_only_what_a_sampler_lacks_stays(serve) -> None:
