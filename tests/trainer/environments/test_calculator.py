@@ -1,8 +1,21 @@
 """The calculator: what it reads, what it answers, and which questions are held out."""
 
-import pytest
+import json
+from pathlib import Path
+from typing import Any
 
+import pytest
+from tokenizers import Tokenizer
+
+from conf.schema.training.prompts import ArithmeticData
+from tests.groups import load_group
+from tests.paths import ROOT
+from tests.trainer.data.test_prompting import file as file
+from trainer.data import chat
+from trainer.data.problem import Problem
+from trainer.data.prompting import PromptEncoder
 from trainer.environments.calculator import Calculator, products
+from trainer.environments.tool_calls import as_turns, content_text, parse_calls
 from trainer.environments.word_game import WordGame, marks, words
 
 
@@ -66,3 +79,61 @@ def test_every_word_is_asked_and_the_worked_guesses_end_with_it() -> None:
     assert all(row["solution"].split("!")[-2] == row["answer"] for row in rows)
     assert {row["solution"].count("!") for row in rows} == {1, 2, 3}
     assert rows != [*words("test", letters="abc")]
+
+
+RENDERED = json.loads((ROOT / "tests" / "trainer" / "fixtures" / "conversations.json").read_text())
+
+
+@pytest.mark.parametrize("case", RENDERED, ids=lambda case: f"{case['template']}-{len(case['messages'])}")
+def test_turn_by_turn_a_conversation_is_what_the_models_own_template_renders(case: dict[str, Any], file: Path) -> None:
+    """Prompt, turns of the policy with their end, and observations make the tokens of the whole conversation."""
+    own = {"tokenizer": str(file), "chat_template": case["template"], "bos": None, "eos": None}
+    encoder = PromptEncoder(ArithmeticData(**load_group("data/arithmetic") | own))
+    messages = case["messages"]
+    starts = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    prompt = as_turns(messages[: starts[0]], case["tools"])
+    (question,) = encoder.encode([Problem("unused", "", "", messages=prompt)])
+    tokens = [*question.prompt_tokens]
+    for start, end in zip(starts, [*starts[1:], len(messages)], strict=True):
+        [(_, written)] = as_turns(messages[start : start + 1])
+        tokens += [*encoder.encode_text(written), encoder.stop_tokens[0]]
+        tokens += encoder.encode_observation("unused", tokens[-1], as_turns(messages[start + 1 : end]))
+    library = Tokenizer.from_file(str(file))
+    assert library.decode(tokens, skip_special_tokens=False) == case["rendered"]
+    assert tokens == library.encode(case["rendered"], add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("name", chat.CHAT_TEMPLATES)
+def test_a_text_between_turns_is_a_turn_of_the_user(name: str, file: Path) -> None:
+    own = {"tokenizer": str(file), "chat_template": name, "bos": None, "eos": None}
+    encoder = PromptEncoder(ArithmeticData(**load_group("data/arithmetic") | own))
+    for last in (encoder.stop_tokens[0], 5):
+        assert encoder.encode_observation("higher", last) == encoder.encode_observation("", last, [("user", "higher")])
+
+
+def test_without_a_template_the_texts_of_messages_are_joined() -> None:
+    group = load_group("data/arithmetic")
+    encoder = PromptEncoder(ArithmeticData(**group | {"prompt": group["prompt"] | {"between": "\n"}}))
+    (question,) = encoder.encode([Problem("unused", "", "", messages=[("system", "Sums."), ("user", "1+1?")])])
+    assert question.prompt == encoder.decode(question.prompt_tokens) == "Sums.\n1+1?"
+    assert encoder.decode(encoder.encode_observation("2", 0, [("user", "2")])) == "2"
+
+
+def test_calls_are_read_with_the_text_before_them_and_what_is_no_call_stays_a_text() -> None:
+    one, two = '{"name": "add", "arguments": {"a": 1}}', ' {"arguments": {"b": "é"}, "name": "say"}\n'
+    text, calls = parse_calls(f"So: <tool_call>\n{one}</tool_call>\n<tool_call>{two}</tool_call>")
+    assert (text, [tuple(call) for call in calls]) == ("So: ", [("add", '{"a": 1}'), ("say", '{"b": "é"}')])
+    assert parse_calls(f"<tool_call>{one}")[1] == calls[:1]  # cut off after the call
+    for response in (
+        *("", "42", "</tool_call>", "<tool_call></tool_call>", "<tool_call>[]</tool_call>", "<tool_call>{a"),
+        *('<tool_call>{"name": "a"}</tool_call>', '<tool_call>{"name": 1, "arguments": {}}</tool_call>'),
+        '<tool_call>{"name": "a", "arguments": {}}</tool_call><tool_call>x</tool_call>',
+    ):
+        assert parse_calls(response) == (response, [])
+
+
+def test_a_message_may_have_parts_of_text_and_nothing_else() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert content_text({"content": parts}) == "ab"
+    with pytest.raises(ValueError, match="parts other than text"):
+        content_text({"content": [*parts, {"type": "image_url", "image_url": {"url": "x"}}]})

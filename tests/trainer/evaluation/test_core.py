@@ -8,26 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.trainer.evaluation.test_harness import ByteModel
 from tests.trainer.fixtures import make_core
 from trainer.evaluation import core
 
 
-class FixedModel:
+class FixedModel(ByteModel):
     """A model with the logits of the fixture."""
 
-    step, max_seq_len, bos, eos = 0, 4096, (make_core.BOS,), None
+    max_seq_len, bos, eos = 4096, (make_core.BOS,), None
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [make_core.encode(text) for text in texts]
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(tokens).decode()
-
     def score(self, rows: Sequence[Sequence[int]]) -> list[tuple[np.ndarray, np.ndarray]]:
         return [self._score(np.array(row)) for row in rows]
-
-    def generate(self, *_: object, **__: object) -> list[str]:
-        raise AssertionError("CORE generates nothing")
 
     def _score(self, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         logits = make_core.logits(row.tolist())[:-1]

@@ -12,6 +12,7 @@ import pytest
 
 from tests.groups import load_yaml
 from tests.paths import ROOT
+from tests.trainer.evaluation.test_harness import ByteModel
 from trainer.evaluation import programs
 
 TEST = "def check(f):\n    assert f(2) == 4\n    assert f(-3) == 9"
@@ -25,25 +26,14 @@ BODIES = {
 }
 
 
-class Author:
+class Author(ByteModel):
     """A model that writes these bodies, in order."""
 
-    step, max_seq_len, bos, eos = 0, 4096, (257,), None
-
     def __init__(self, bodies: Sequence[str]) -> None:
-        self.bodies, self.asked = bodies, list[dict[str, Any]]()
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [list(text.encode()) for text in texts]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(tokens).decode()
-
-    def score(self, rows: Any) -> Any:
-        raise AssertionError("nothing is scored")
+        self.bodies, self.prompts = bodies, list[dict[str, Any]]()
 
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop: Sequence[str]) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.asked = [{"prompt": bytes(prompt[1:]).decode(), "most": max_new_tokens} for prompt in prompts]
+        self.prompts = [{"prompt": bytes(prompt[1:]).decode(), "most": max_new_tokens} for prompt in prompts]
         return list(self.bodies)
 
 
@@ -53,7 +43,7 @@ def test_programs_compile_and_pass_as_they_should_if_their_compiler_is_there(tmp
     file.write_text("".join(json.dumps(problem) + "\n" for _ in BODIES))
     author = Author([body for body, _ in BODIES.values()])
     found = programs.code(author, path=str(file), max_new_tokens=9, seconds=0.5, workers=2)  # pyright: ignore[reportArgumentType]
-    assert author.asked == [{"prompt": "def square(x):\n", "most": 9}] * len(BODIES)
+    assert author.prompts == [{"prompt": "def square(x):\n", "most": 9}] * len(BODIES)
     scores = [score for _, score in BODIES.values()]
     assert found == {"compiled": [s >= 0.5 for s in scores], "passed": [s == 1.0 for s in scores]}
     for how in ({"compile": ["g--"]}, {"command": ["g--"]}):

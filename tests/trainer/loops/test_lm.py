@@ -1,18 +1,26 @@
-"""The LM loop: a resume is exact, errors come early. test_lm_runtime.py shows that it learns."""
+"""The LM loop: it learns and resumes exactly, compiles once, tells where time goes; errors come early, faults soon."""
 
+import json
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
+from tests.trainer.bits import flip_bit
+from tests.trainer.conftest import make_lm_run
 from tests.trainer.lives import SharedPrograms, changed, final_state, run_until, train
+from trainer.distributed.checksums import CorruptionError
+from trainer.loops import updates
+from trainer.loops.updates import UpdateLoop
 from trainer.step.nan_check import DivergedError
+from trainer.telemetry.metrics import MetricsLogger
 
 
-@pytest.mark.deep  # test_updates.py has a fast one, with data parallelism
+@pytest.mark.deep  # a planted fault is the fast one, with data parallelism
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(lm_run, tmp_path, monkeypatch):
     """Of streams and scales, whose stability is reported. Once it is finished, it is only evaluated again."""
     SharedPrograms().install(monkeypatch)
@@ -87,3 +95,104 @@ def test_a_loss_that_is_not_finite_ends_the_run_by_name(lm_run, tmp_path):
         train(wild, tmp_path / "a")
     with np.load(tmp_path / "bucket/diverged/step-2/worker-0.npz") as kept:
         assert kept["tokens"].size == wild["loop"]["total_batch_tokens"]
+
+
+COMPILES = "/jax/core/compile/backend_compile_duration"
+
+
+def test_it_learns_and_everything_is_compiled_before_the_first_update_ends(lm_run, tmp_path, monkeypatch):
+    """60 updates with evaluations, samples and checkpoints: one program each, and nothing is compiled on the way."""
+    samples = lm_run["loop"]["text_samples"] | {"interval": 24, "prompts": ["1 and ", "7"], "max_new_tokens": 6}
+    lengths = {"steps": 60, "total_batch_tokens": 640, "micro_batch_size": 2, "eval_interval": 30}
+    logging = {"log_interval": 6, "profile": {"after": 20, "updates": 1}}
+    loop = lengths | {"text_samples": samples}
+    raw = changed(lm_run, loop=loop, checkpoint={"save_interval": 15}, logging=logging)
+    compiled: list[str] = []
+    seen: list[int] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **rest: compiled.append(event) if event == COMPILES else None
+    )
+    log = MetricsLogger.log
+    monkeypatch.setattr(MetricsLogger, "log", lambda *a, **values: (seen.append(len(compiled)), log(*a, **values)))
+    try:
+        lines = train(raw, tmp_path / "a")
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert len(compiled) > 3
+    assert set(seen[:-1]) == {seen[0]}
+    assert {line["step"] for line in lines if line["phase"] == "train"} == set(range(6, 61, 6))
+    losses = [line["loss"] for line in lines if line["phase"] == "train"]
+    held_out = [line["eval_loss"] for line in lines if line["phase"] == "eval"]
+    assert losses[-1] < 2.6 < np.log(256) < losses[0] + 2
+    assert held_out[1] < held_out[0]
+    assert json.loads((tmp_path / "a/summary.json").read_text())["eval_loss"] == pytest.approx(held_out[-1])
+    last = [line for line in lines if line["phase"] == "train"][-1]
+    assert 0 < last["data_time"] + last["transfer_time"] < last["step_time"]
+    assert "compile_time" in lines[0]
+    assert "compile_time" not in last
+    events = EventAccumulator(str(tmp_path / "bucket/tb"))
+    events.Reload()
+    shown = events.Tensors("samples")
+    assert [point.step for point in shown] == [24, 48]
+    assert shown[0].tensor_proto.string_val[0].decode().startswith("1 and **")
+    assert list((tmp_path / "bucket/tb").rglob("*.xplane.pb")), "the trace lies beside the event files"
+
+
+def test_an_unasked_transfer_in_the_loop_is_an_error(lm_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(updates.UpdateLoop, "_after_checkpoint", lambda self, step, state: state.step + np.int32(1))
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        train(lm_run, tmp_path / "a")
+
+
+WORDS = r"hardware fault: worker 0: its copy of params\.\S+( and 1 more)? differs .* after update 3"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A whole run and its programs. Checks are due after updates 3 and 6, checkpoints after 4 and 6."""
+    folder, programs = tmp_path_factory.mktemp("whole"), SharedPrograms()
+    raw = changed(make_lm_run(folder), checkpoint={"save_interval": 4})
+    with pytest.MonkeyPatch.context() as patch:
+        programs.install(patch)
+        train(raw, folder / "local")
+    return raw, programs
+
+
+def test_a_planted_fault_is_found_and_leaves_nothing_behind(whole, tmp_path, monkeypatch):
+    """It is there from update 3 on. tests/scenarios/chaos/test_hardware.py plants more kinds of faults."""
+    raw, programs = whole
+    programs.install(monkeypatch)
+    hit = changed(raw, dir=str(tmp_path / "hit"))
+    after_checkpoint = UpdateLoop._after_checkpoint
+
+    def strike(loop, step, state):
+        after_checkpoint(loop, step, state)
+        if step == 2:
+            largest = max(jax.tree.leaves(state.params), key=lambda leaf: leaf.size)
+            flip_bit(largest, bit=9, element=7, shard=5)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UpdateLoop, "_after_checkpoint", strike)
+        with pytest.raises(CorruptionError, match=WORDS):
+            train(hit, tmp_path / "first-life")
+    train(hit, tmp_path / "second-life")
+    jax.tree.map(np.testing.assert_array_equal, final_state(hit), final_state(raw))
+
+
+def test_a_nan_that_does_not_come_again_is_no_fault_of_the_program_unless_it_returns(whole, tmp_path, monkeypatch):
+    """The update itself says so once, as a device does whose arithmetic fails for a moment; then in two attempts."""
+    raw, programs = whole
+    programs.install(monkeypatch)
+    hit, flush = changed(raw, dir=str(tmp_path / "hit")), UpdateLoop._flush
+
+    def spoil(loop, state):
+        if loop.pending and loop.pending[0] == 2:
+            step, metrics, batch = loop.pending
+            loop.pending = (step, metrics | {"loss": np.float32(np.nan)}, batch)
+        flush(loop, state)
+
+    monkeypatch.setattr(UpdateLoop, "_flush", spoil)
+    with pytest.raises(CorruptionError, match="hardware fault: some worker: update 2 was not finite, but is when it"):
+        train(hit, tmp_path / "first")
+    with pytest.raises(DivergedError, match="update 2"):
+        train(hit, tmp_path / "second")
