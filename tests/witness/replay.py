@@ -46,8 +46,13 @@ class Report:
     """What was not judged, and why."""
     sent: int = 0
 
-    def add(self, found: Difference) -> None:
-        self.differences.setdefault(found.key, found)
+    def add(self, *differences: Difference) -> None:
+        for found in differences:
+            self.differences.setdefault(found.key, found)
+
+    def note(self, message: str) -> None:
+        if message not in self.notes:
+            self.notes.append(message)
 
 
 class Replayer:
@@ -74,7 +79,7 @@ class Replayer:
         changes = [line for line in self._lines if is_mutating(line)]
         for line in self._lines:
             if why := skipped(line):
-                self._note(f"{line.method_id} not replayed: {why}")
+                self.report.note(f"{line.method_id} not replayed: {why}")
             elif is_mutating(line):
                 self._change(line)
             elif line.number not in self._done:
@@ -131,7 +136,7 @@ class Replayer:
                 answer, emulated = self._ask(line)
         self._done |= {each.number for each in run.lines}
         if not emulated.matches(recorded) and concurrent:
-            self._note(f"{line.method_id} not judged: a change was under way when it was recorded")
+            self.report.note(f"{line.method_id} not judged: a change was under way when it was recorded")
             return
         self._judge(run.lines[-1], recorded, answer, emulated)
 
@@ -168,8 +173,7 @@ class Replayer:
             if recorded.reason != emulated.reason:
                 self.report.add(Difference("reason", method_id, str(recorded.status), recorded.reason, emulated.reason))
             said = replace(emulated, words=self._as_recorded(emulated.words))
-            for found in compare.compare_words(method_id, recorded, said):
-                self.report.add(found)
+            self.report.add(*compare.compare_words(method_id, recorded, said))
             return
         if recorded.state != emulated.state:
             if not compare.is_list(method_id) and not self._was_shown(line, recorded):
@@ -179,8 +183,7 @@ class Replayer:
         if isinstance(line.answer, dict) and isinstance(answer, dict):
             self._learn(line.answer, answer)
             if not any(self._objects_of_workers(line)):
-                for found in compare.compare_fields(method_id, line.answer, answer):
-                    self.report.add(found)
+                self.report.add(*compare.compare_fields(method_id, line.answer, answer))
             self._learn_generation(line, answer)
 
     def _was_shown(self, line: RequestLine, recorded: Outcome) -> bool:
@@ -189,7 +192,7 @@ class Replayer:
         if recorded.shown_state in shown and not is_mutating(line):
             return True
         if line.method_id in self._late and recorded.status < 400:
-            self._note(f"{line.method_id} {recorded.state} not judged: this machine was too slow to see it")
+            self.report.note(f"{line.method_id} {recorded.state} not judged: this machine was too slow to see it")
             return True
         return False
 
@@ -295,15 +298,9 @@ class Replayer:
         for method_id, by_key in recorded.items():
             if not compare.is_list(method_id):
                 mine = list(self._samples[method_id].values())
-                for found in compare.compare_order(method_id, list(by_key.values()), mine):
-                    self.report.add(found)
+                self.report.add(*compare.compare_order(method_id, list(by_key.values()), mine))
         for key, (method_id, theirs) in answers.items():
-            for found in compare.compare_attributes(method_id, theirs, self._answers[key]):
-                self.report.add(found)
-
-    def _note(self, message: str) -> None:
-        if message not in self.report.notes:
-            self.report.notes.append(message)
+            self.report.add(*compare.compare_attributes(method_id, theirs, self._answers[key]))
 
 
 def is_mutating(line: RequestLine) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from controller.records.ledger import Ledger
 from tests.groups import CONF
 
 BEGAN = 1000.0
+USUAL, SLOW = {"tokens_per_second": 1000.0, "step_time": 1.0}, {"tokens_per_second": 400.0, "step_time": 2.5}
 EVERY = 30.0
 """Seconds between two metrics lines here."""
 
@@ -49,22 +51,20 @@ class Run:
         return self.said[before:]
 
     def silence(self, seconds: float) -> list[tuple[float, str, bool]]:
-        before = len(self.said)
         self.judge.add_silence(seconds, self.now + seconds)
-        self._note()
-        return self.said[before:]
+        return self._note()
 
     def checkpoint(self, step: int | None, age: float, now: float | None = None) -> list[tuple[float, str, bool]]:
         """Find a checkpoint of this age in the bucket."""
-        before = len(self.said)
         self.now = self.now if now is None else now
         newest = None if step is None else (step, self.now - age)
         self.judge.add_checkpoint(newest, self.judge.step, self.now)
-        self._note()
-        return self.said[before:]
+        return self._note()
 
-    def _note(self) -> None:
-        self.said += [(alert.since - BEGAN, alert.name, alert.ended is not None) for alert in self.judge.pop_changes()]
+    def _note(self) -> list[tuple[float, str, bool]]:
+        found = [(alert.since - BEGAN, alert.name, alert.ended is not None) for alert in self.judge.pop_changes()]
+        self.said += found
+        return found
 
 
 def run(save_interval: int | None = 10, known: tuple[Alert, ...] = (), **changes: Any) -> Run:
@@ -81,43 +81,51 @@ def test_a_run_that_is_well_raises_nothing() -> None:
 
 def test_half_of_the_usual_throughput_is_slow_after_a_minute_and_once() -> None:
     made = run()
-    made.lines(5, tokens_per_second=1000.0, step_time=1.0)
-    slow = {"tokens_per_second": 400.0, "step_time": 2.5}
-    assert made.lines(2, **slow) == []  # 30 s are not yet a minute
-    assert made.lines(10, **slow) == [(180.0, "slow", False)]
+    made.lines(5, **USUAL)
+    assert made.lines(2, **SLOW) == []  # 30 s are not yet a minute
+    assert made.lines(10, **SLOW) == [(180.0, "slow", False)]
     alert = made.judge.alerts[-1]
     assert alert.message.startswith("400 tokens per second at step 80, 40% of the usual 1,000; see where")
     assert alert.message.endswith("(alerts.slow_fraction)")
     well = {"tokens_per_second": 990.0, "step_time": 1.0}
     assert [made.lines(1, **well), made.lines(1, **well)] == [[], [(180.0, "slow", True)]]  # one line may be chance
-    assert made.lines(3, **slow) == [(made.now - BEGAN - 60, "slow", False)]  # it has come back
-
-
-def test_the_speed_of_a_program_that_logs_only_step_time() -> None:
-    made = run(save_interval=None)
-    made.lines(5, step_time=1.0)
-    assert [name for _, name, _ in made.lines(3, step_time=3.0)] == ["slow"]
-    assert "0.3333 steps per second" in made.judge.alerts[0].message
+    assert made.lines(3, **SLOW) == [(made.now - BEGAN - 60, "slow", False)]  # it has come back
 
 
 def test_fewer_tokens_in_steps_as_short_as_ever_and_another_phase_are_not_slow() -> None:
     made = run()
-    made.lines(5, tokens_per_second=1000.0, step_time=1.0)
+    made.lines(5, **USUAL)
     assert made.lines(10, tokens_per_second=300.0, step_time=1.0) == []  # the responses of GRPO became shorter
     assert made.lines(12, phase="grpo", tokens_per_second=100.0, step_time=9.0, loss=8.0) == []
 
 
-def test_a_floor_of_the_config() -> None:
-    made = run(min_tokens_per_second=500.0, slow_fraction=None)
-    assert [name for _, name, _ in made.lines(4, tokens_per_second=499.0)] == ["below floor"]
-    assert "at least 500 (alerts.min_tokens_per_second)" in made.judge.alerts[0].message
+WAITS = {"step_time": 1.0, "data_time": 0.35}
+SLOW_WORKER = {"slow_worker": 3.0, "slow_worker_share": 0.38, "slow_worker_host_time": 0.7}
+SLOW_WORKER |= {"slow_worker_device_time": 0.0}
+FINE_WORKER = {"slow_worker": 2.0, "slow_worker_share": 0.04}
 
 
-def test_a_step_that_waits_for_data() -> None:
-    made = run()
-    assert made.lines(3, step_time=1.0, data_time=0.35) == [(30.0, "data wait", False)]
-    assert made.judge.alerts[0].message.startswith("35% of each step is spent waiting for data at step 30; put the")
-    assert made.lines(2, step_time=1.0, data_time=0.0) == [(30.0, "data wait", True)]
+@pytest.mark.parametrize(
+    ("changes", "before", "bad", "name", "message"),
+    [
+        ({"min_tokens_per_second": 500.0, "slow_fraction": None}, {}, {"tokens_per_second": 499.0}, "below floor",
+         r"at least 500 \(alerts.min_tokens_per_second\)"),
+        ({"save_interval": None}, {"step_time": 1.0}, {"step_time": 3.0}, "slow", r"0\.3333 steps per second"),
+        ({}, {"step_time": 1.0, "data_time": 0.0}, WAITS, "data wait", "^35% of each step is spent waiting for data"),
+        ({}, {"loss": 1.0, "skipped": 3.0}, {"loss": 1.0, "skipped": 4.0}, "not finite", ""),
+        ({}, FINE_WORKER, SLOW_WORKER, "slow worker", "^worker 3 delays the others by 38% of each step at step .* "
+         r"0\.7 s by its host;.*\(alerts.slow_worker_fraction\)$"),
+    ],
+)  # fmt: skip
+def test_a_program_that_gets_worse_is_told_of_and_so_is_its_end(
+    changes: dict[str, Any], before: dict[str, float], bad: dict[str, float], name: str, message: str
+) -> None:
+    made = run(**changes)
+    assert made.lines(5, **before) == []
+    assert made.lines(4, **bad)[0][1:] == (name, False)
+    assert re.search(message, made.judge.alerts[0].message)
+    if name in ("data wait", "slow worker"):
+        assert [told[1:] for told in made.lines(2, **before)] == [(name, True)]
 
 
 def test_a_loss_spike_at_once_until_the_loss_is_back() -> None:
@@ -154,12 +162,6 @@ def test_an_own_program_is_not_told_of_keys_that_it_does_not_have() -> None:
     assert not [alert for alert in made.judge.alerts if "optimizer." in alert.message or "docs/" in alert.message]
 
 
-def test_updates_that_were_skipped_count_from_the_first_line() -> None:
-    made = run()
-    assert made.lines(2, loss=1.0, skipped=3.0) == []  # before the run was resumed
-    assert [name for _, name, _ in made.lines(1, loss=1.0, skipped=4.0)] == ["not finite"]
-
-
 def test_silence_until_something_is_printed() -> None:
     made = run()
     made.lines()
@@ -185,15 +187,12 @@ def test_a_checkpoint_of_the_trainer_is_stale_by_updates() -> None:
         "the newest checkpoint is of step 20, 6:40 old, and 60 updates behind, with one due every 20: a failure would"
     )
     assert made.checkpoint(80, age=5) == [(540.0, "stale checkpoint", True)]
-
-
-def test_no_checkpoint_at_all() -> None:
-    made = run(save_interval=10)
-    assert made.checkpoint(None, age=0, now=BEGAN + 3000) == []  # it may still compile
-    made.lines(3)
-    made.now += 400
-    assert [name for _, name, _ in made.checkpoint(None, age=0)] == ["stale checkpoint"]
-    assert made.judge.alerts[0].message.startswith("there is no checkpoint yet")
+    none = run(save_interval=10)
+    assert none.checkpoint(None, age=0, now=BEGAN + 3000) == []  # it may still compile
+    none.lines(3)
+    none.now += 400
+    assert [name for _, name, _ in none.checkpoint(None, age=0)] == ["stale checkpoint"]
+    assert none.judge.alerts[0].message.startswith("there is no checkpoint yet")
 
 
 def test_the_checkpoints_of_an_own_program_come_as_they_used_to() -> None:
@@ -224,11 +223,11 @@ def test_a_program_raises_alerts_of_its_own() -> None:
 
 def test_a_controller_that_comes_back_goes_on_with_what_it_had_raised() -> None:
     first = run()
-    first.lines(5, tokens_per_second=1000.0, step_time=1.0)
-    first.lines(3, tokens_per_second=400.0, step_time=2.5)
+    first.lines(5, **USUAL)
+    first.lines(3, **SLOW)
     known = tuple(Alert.from_json(alert.to_json()) for alert in first.judge.alerts)
     second = run(known=known)
-    assert second.lines(3, tokens_per_second=400.0, step_time=2.5) == []  # raised before
+    assert second.lines(3, **SLOW) == []  # raised before
     assert [told[1:] for told in second.lines(5, tokens_per_second=900.0, step_time=1.0)] == [("slow", True)]
     assert [(name, over) for _, name, over in second.lines(9, tokens_per_second=400.0)] == [("slow", False)]
 
@@ -247,19 +246,6 @@ def test_each_alert_can_be_turned_off(off: str) -> None:
     assert {name for _, name, _ in made.said} == expected
     made.judge.end_all(2000.0)
     assert {alert.ended for alert in made.judge.pop_changes()} <= {2000.0}
-
-
-def test_a_slow_worker_is_named_with_its_share() -> None:
-    made = run()
-    fine = {"slow_worker": 2.0, "slow_worker_share": 0.04}
-    slow = {"slow_worker": 3.0, "slow_worker_share": 0.38, "slow_worker_host_time": 0.7, "slow_worker_device_time": 0.0}
-    made.lines(3, **fine)
-    assert [name for _, name, _ in made.lines(4, **slow)] == ["slow worker"]
-    [alert] = made.judge.alerts
-    assert alert.message.startswith("worker 3 delays the others by 38% of each step at step ")
-    assert "0.7 s by its host;" in alert.message
-    assert alert.message.endswith("(alerts.slow_worker_fraction)")
-    assert [over for _, _, over in made.lines(2, **fine)] == [True]
 
 
 def test_a_record_is_read_as_it_was_written_with_the_newest_alerts(tmp_path: Path) -> None:

@@ -1,17 +1,20 @@
-"""Downloads of a run's files: complete or absent, resumable, and never outside of the folder."""
+"""Downloads of a run's files: complete or absent, resumable, inside the folder, and only what the record says."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import io
+import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from controller.core.errors import CloudError, ConfigError
 from controller.gcp.errors import NotFoundError
-from controller.records import fetch
+from controller.records import fetch, restore
 from controller.records.checkpoints import fetch_checkpoint
 from controller.records.fetch import fetch_file, is_complete, list_files, local_path
 
@@ -143,3 +146,31 @@ def test_a_checkpoint_on_this_machine_is_where_it_is_and_a_full_disk_is_named(tm
     (tmp_path / "weights").write_text("no folder")
     with pytest.raises(ConfigError, match=r"^run\.state_dir: .*weights/r-1 cannot be written: "):
         fetch_checkpoint(bucket, "bucket", "r-1", 3, tmp_path, moved)
+
+
+def archived(name: str) -> Any:
+    """A bucket that has one archive, whatever it is asked for."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+    return SimpleNamespace(download=lambda *_: buffer.getvalue())
+
+
+@pytest.mark.parametrize("sha256", ["../../planted", "a" * 63, "A" * 64, 1, "a" * 64 + "\n"])
+def test_what_is_no_hash_names_no_file(tmp_path: Path, sha256: Any) -> None:
+    google = archived("code.py")
+    with pytest.raises(ConfigError, match="invalid SHA-256"):
+        restore._restore_code(google, {"run": "r", "bucket": "b", "code_sha256": sha256}, tmp_path / "a/state")
+    assert list(tmp_path.iterdir()) == []
+    assets = [{"kind": "dataset", "name": "d", "identity": "i" * 12, "files": {"f": sha256}}]
+    with pytest.raises(ConfigError, match="invalid SHA-256"):
+        restore._recorded_inputs(google, {"run": "r", "bucket": "b", "run_yaml": "", "assets": assets}, "r", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["code.py", "../../planted"])
+def test_code_that_is_not_what_the_record_says_is_not_kept(tmp_path: Path, name: str) -> None:
+    google = archived(name)
+    with pytest.raises(Exception, match=r"does not match the record|leads outside it"):
+        restore._restore_code(google, {"run": "r", "bucket": "b", "code_sha256": "a" * 64}, tmp_path / "state")
+    assert [path.name for path in (tmp_path / "state/code").iterdir()] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]

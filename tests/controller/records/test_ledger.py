@@ -1,16 +1,28 @@
-"""The record of a run as it is read: whole, damaged, or by others' objects beside it."""
+"""The record of a run as it is read: whole or damaged; a damaged one of a pod's time counts against the budget."""
 
 from __future__ import annotations
 
+import json
+import os
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from conf.schema.config import Config
+from controller.context import SurplusSlice
 from controller.core.clock import Clock
-from controller.core.formats import DamagedRecordError, FormatError
+from controller.core.formats import DamagedRecordError
+from controller.gcp.errors import GoogleError
 from controller.gcp.folder_store import FolderClient
-from controller.records.ledger import UNKNOWN_POD, Launch, Ledger, Result
+from controller.records.ledger import UNKNOWN_POD, Launch, Ledger
+from controller.records.spending import Account, PodLifetime, Spending, close_billing
 from controller.recovery.policy import Incident
+from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name
+from controller.run.options import RunOptions
 
 RUN = "runs/r-1"
 GARBAGE = ["", "{", "[]", '{"attempt": 1}', '{"format": 1}', '{"format": 1, "attempt": {}, "run_id": 3}', "\udcff"]
@@ -28,45 +40,137 @@ def put(tmp_path: Path, name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_a_damaged_launch_keeps_its_number_and_is_named(ledger: Ledger, tmp_path: Path, garbage: str) -> None:
+def test_what_is_damaged_is_named(ledger: Ledger, tmp_path: Path, garbage: str) -> None:
+    """A launch keeps its number, an incident is left out, and a result is an error."""
     assert ledger.record_launch(Launch(2, "pod", 10.0))
-    put(tmp_path, "launches/0001.json", garbage)
+    for name in ("launches/0001.json", "verdicts/0001.json", "result.json"):
+        put(tmp_path, name, garbage)
     put(tmp_path, "launches/notes.txt", "somebody else's")
-    first, second = ledger.launches()
+    for _ in range(2):
+        first, second = ledger.launches()
     assert (first.attempt, first.node_uid, second) == (1, UNKNOWN_POD, Launch(2, "pod", 10.0))
     assert first.time == pytest.approx((tmp_path / RUN / "launches/0001.json").stat().st_mtime, abs=1)
-    ledger.launches()
-    [problem] = ledger.problems
-    assert problem.startswith(f"{RUN}/launches/0001.json is damaged: ")
+    [launch] = ledger.problems
     ledger.report(here := "/home/me/.slipway/runs/r-1/record.json is damaged: no JSON")
-    assert ledger.problem_urls == [f"{tmp_path}/{problem}", here]
-
-
-@pytest.mark.parametrize("garbage", GARBAGE)
-def test_a_damaged_incident_is_left_out_and_named(ledger: Ledger, tmp_path: Path, garbage: str) -> None:
-    put(tmp_path, "verdicts/0001.json", garbage)
+    assert ledger.problem_urls == [f"{tmp_path}/{launch}", here]
     ledger.incidents(Incident.from_json)
     ledger.add_incident(Incident(1, "preempted", "gone", "replace_node", None, 1.0).to_json())
     assert [incident.kind for incident in ledger.incidents(Incident.from_json)] == ["preempted"]
-    assert [problem.partition(" is ")[0] for problem in ledger.problems] == [f"{RUN}/verdicts/0001.json"]
-
-
-@pytest.mark.parametrize("garbage", GARBAGE)
-def test_a_damaged_result_is_an_error_that_names_it(ledger: Ledger, tmp_path: Path, garbage: str) -> None:
-    put(tmp_path, "result.json", garbage)
+    told = [problem.partition(" is damaged: ")[0] for problem in ledger.problems if problem != here]
+    assert told == [f"{RUN}/launches/0001.json", f"{RUN}/verdicts/0001.json"]
     with pytest.raises(DamagedRecordError, match=rf"{RUN}/result\.json is damaged: "):
         ledger.result()
 
 
-def test_what_a_later_slipway_wrote_is_not_called_damaged(ledger: Ledger, tmp_path: Path) -> None:
-    put(tmp_path, "launches/0001.json", '{"format": 99, "attempt": 1}')
-    with pytest.raises(FormatError, match="99"):
-        ledger.launches()
+BEGAN, WRITTEN, ENDED = 1_700_000_000, 1_700_007_200, 1_700_010_800
 
 
-def test_a_result_is_read_as_it_was_written(ledger: Ledger) -> None:
-    result = Result("r-1", "finished", 2, 20.0, 10.0, {"loss": 1.0}, "keep")
-    assert ledger.result() is None
-    ledger.record_result(result)
-    ledger.record_result(Result("r-1", "finished", 3, 30.0, 20.0))
-    assert ledger.result() == result
+@pytest.fixture
+def pods(tmp_path: Path) -> Path:
+    (folder := tmp_path / "runs/r-1/pods").mkdir(parents=True)
+    life = PodLifetime("uid-2", "pod", "v6e-1", "us-east5-b", "spot", 2.0, WRITTEN, ENDED, "finished")
+    (folder / f"{life.key}.json").write_text(json.dumps(life.to_json()))
+    return folder
+
+
+@cache
+def budgeted(budget: str) -> Config:
+    return RunOptions(("+experiment=quickstart", "cloud=local", "budget.usd_per_hour=3", budget)).config()[0]
+
+
+def spending(folder: Path, account: Account | None = None, run: str = "r-1", budget: str = "max_hours=2.5") -> Spending:
+    return Spending(FolderClient(Clock()), Clock(), str(folder), run, budgeted(f"budget.{budget}"), account)
+
+
+def test_it_counts_from_the_time_in_its_name_to_its_last_write(pods: Path, tmp_path: Path) -> None:
+    damaged = pods / f"abc-{BEGAN}.json"
+    damaged.write_text("{")
+    os.utime(damaged, (WRITTEN, WRITTEN))
+    account = spending(tmp_path)
+    assert [life.hours(ENDED) for life in account.lifetimes()] == [2.0, 1.0]
+    assert account.usage().usd == 2 * 3.0 + 1 * 2.0
+    assert "have run for 3.00 h" in account.budget_exceeded()
+    assert "is damaged" in account.lifetimes()[0].why
+    damaged.rename(pods / "notes.json")  # no time in its name: left out, and named
+    account = spending(tmp_path)
+    assert account.usage().hours == 1.0
+    [problem] = account.problems
+    assert "pods/notes.json is damaged" in problem
+
+
+def test_a_slice_that_was_given_back_counts_against_the_budget(pods: Path, tmp_path: Path) -> None:
+    account = spending(tmp_path)
+    began = account._clock.now() - 7200
+    account.add_surplus(SurplusSlice("uid-7", "pod", "v6e-1", "us-east5-b", "spot", began))
+    [_, surplus] = spending(tmp_path).lifetimes()  # the next controller knows it too
+    assert surplus.hours(0.0) == pytest.approx(2.0, abs=0.01)
+    assert (surplus.uid, surplus.usd_per_hour) == ("uid-7", 3.0)
+    assert surplus.why == "given back: another place was first"
+    assert "have run for 3.00 h" in account.budget_exceeded()
+
+
+def test_the_wait_in_a_queue_is_not_billed(tmp_path: Path) -> None:
+    account = spending(tmp_path)
+    now = account._clock.now()
+    spec = SliceSpec(workers=1, accelerator_type="v6e-1", runtime_version="", network="", external_ip=False)
+    status = SliceStatus(spec=spec, place=Place("us-east5-b", "spot", ""), state="READY", uid="u", created=now - 36000)
+    assert status.billed_since == now - 36000  # where nothing else is known
+    node: Any = SimpleNamespace(name="pod", place=status.place, status=replace(status, running_since=now - 3600))
+    account.open_billing(node)
+    assert account.usage().hours == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("text", ["{", '{"format": 1}', '{"format": 1, "latest": 3}'])
+def test_a_pod_whose_claim_is_damaged_can_be_deleted_all_the_same(tmp_path: Path, text: str) -> None:
+    claim = tmp_path / claim_name("pod", "uid-9")
+    claim.parent.mkdir(parents=True)
+    claim.write_text(text)
+    said: list[str] = []
+    events = SimpleNamespace(note=lambda subject, message: said.append(message))
+    context: Any = SimpleNamespace(google=FolderClient(Clock()), clock=Clock(), events=events)
+    node: Any = SimpleNamespace(id="node/pod", name="pod", status=SimpleNamespace(uid="uid-9"))
+    close_billing(context, str(tmp_path), cast(Any, None), node, "deleted by down")
+    [message] = said
+    assert message.startswith(f"warning: {claim} is damaged: ")
+    assert message.endswith("; the end of the pod's time is not on record")
+
+
+def test_a_budget_limits_all_pods_of_a_run_together(pods: Path, tmp_path: Path) -> None:
+    own = spending(tmp_path)
+    now = own._clock.now()
+    (others := tmp_path / "runs/r-1-sampler-1/pods").mkdir(parents=True)
+    beside = PodLifetime("uid-3", "pod-sampler-1", "v6e-1", "us-east5-b", "spot", 4.0, now - 3600, now, "finished")
+    (others / f"{beside.key}.json").write_text(json.dumps(beside.to_json()))
+    account = Account(pods=2, usd_per_hour=7.0)
+    parts = [spending(tmp_path, account, run) for run in ("r-1", "r-1-sampler-1", "r-1-sampler-2")]
+    assert (parts[0].usage().hours, parts[1].usage().hours) == (1.0, 1.0)
+    assert (account.usage().hours, account.usage().usd) == (2.0, 2.0 + 4.0)
+    assert all(part.hours_left() == pytest.approx(0.25) for part in parts), "two pods share what is left of 2.5 hours"
+    assert own.hours_left() == pytest.approx(1.5)
+    assert parts[0].budget_exceeded() == ""
+    node: Any = SimpleNamespace(name="pod-sampler-2", status=SimpleNamespace(uid="uid-4"))
+    node.status.billed_since, node.status.spec = now - 3600, SimpleNamespace(accelerator_type="v6e-1")
+    node.place = SimpleNamespace(zone="us-east5-b", capacity="spot")
+    parts[2].open_billing(node)
+    assert all("have run for 3.00 h" in part.budget_exceeded() for part in parts)
+    in_dollars = spending(tmp_path, Account(pods=2, usd_per_hour=7.0), budget="max_usd=16")
+    assert in_dollars.hours_left() == pytest.approx((16 - 2) / 7), "as long as all pods are billed"
+
+
+def test_an_account_can_be_read_in_an_outage(pods: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The account of a run of samplers is read by the trainer's controller as well."""
+    account = spending(tmp_path)
+    assert account.usage().hours == 1.0
+
+    def fail(*_: Any) -> Any:
+        raise GoogleError("storage objects.list", 503, "UNAVAILABLE", "backend error")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(Spending, "_read_all", fail)
+        with pytest.raises(GoogleError):
+            account.reload()
+    assert account.usage().hours == 1.0
+    other = spending(tmp_path)
+    other.add_surplus(SurplusSlice("uid-7", "pod", "v6e-1", "us-east5-b", "spot", account._clock.now() - 7200))
+    account.reload()
+    assert round(account.usage().hours, 2) == 3.0

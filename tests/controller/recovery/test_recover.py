@@ -28,18 +28,14 @@ def process(state: str = "S (sleeping)", name: str = "python") -> dict[str, obje
     return {"pid": 1, "name": name, "state": state, "waits_in": "", "signal": None}
 
 
-@pytest.mark.parametrize(
-    ("processes", "text", "where"),
-    [
-        ([process()], DUMP, "in all_reduce (work/train.py:9)"),  # the main thread is the last of a dump
-        ([process("T (stopped)")], "", "stopped by a signal"),
-        ([process("T (stopped)")], DUMP, "stopped by a signal, in all_reduce (work/train.py:9)"),
-        ([process(name="train")], "", "train: S (sleeping)"),
-        ([], "", "no program"),
-    ],
-)
-def test_where_a_program_is(processes: list[Any], text: str, where: str) -> None:
-    assert innermost_frame({"processes": processes, "text": text}) == where
+def test_where_a_program_is() -> None:
+    def where(text: str, *processes: Any) -> str:
+        return innermost_frame({"processes": [*processes], "text": text})
+
+    assert where(DUMP, process()) == "in all_reduce (work/train.py:9)", "the main thread is the last of a dump"
+    assert where("", process("T (stopped)")) == "stopped by a signal"
+    assert where(DUMP, process("T (stopped)")) == "stopped by a signal, in all_reduce (work/train.py:9)"
+    assert (where("", process(name="train")), where("")) == ("train: S (sleeping)", "no program")
 
 
 def executor() -> RecoveryExecutor:
@@ -89,18 +85,15 @@ def test_a_hang_that_is_given_up_says_where_and_leaves_no_program_running(monkey
     assert told == [("stop", {"run_id": "run-1", "grace_seconds": 5.0})]
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "worker"),
-    [
+def test_bad_chips_are_told_from_a_wrong_plan() -> None:
+    for error, kind, worker in (
         (WrongDevicesError("worker 1, chip 2: HBM", faulty=[1]), VerdictKind.UNHEALTHY_HOST, 1),
         (WrongDevicesError("worker 1 has 3 chips", ["4 chips", "3 chips"], [1]), VerdictKind.UNHEALTHY_HOST, 1),
         (WrongDevicesError("expected 4", ["8 tpu", "8 tpu"]), VerdictKind.DEVICE_MISMATCH, None),
         (WrongDevicesError("process 7 holds a chip"), VerdictKind.DEVICE_MISMATCH, None),
-    ],
-)
-def test_bad_chips_are_told_from_a_wrong_plan(error: WrongDevicesError, kind: VerdictKind, worker: int | None) -> None:
-    verdict = executor().diagnose_setup(error)
-    assert (verdict.kind, verdict.worker) == (kind, worker)
-    with pytest.raises(WrongDevicesError) as ended:
-        executor()._give_up(AttemptOutcome(Verdict(kind)), Decision(GIVE_UP), error)
-    assert (ended.value, ended.value.exit_code) == (error, 3)
+    ):
+        verdict = executor().diagnose_setup(error)
+        assert (verdict.kind, verdict.worker) == (kind, worker)
+        with pytest.raises(WrongDevicesError) as ended:
+            executor()._give_up(AttemptOutcome(Verdict(kind)), Decision(GIVE_UP), error)
+        assert (ended.value, ended.value.exit_code) == (error, 3)

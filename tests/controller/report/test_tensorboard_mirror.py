@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
@@ -11,31 +12,20 @@ from tensorboard.summary import Writer
 
 from controller.cli import main
 from controller.cli.verbs.look import tensorboard
-from controller.gcp.errors import NotFoundError
 from controller.records import index
 from controller.report.tensorboard_mirror import TensorBoardMirror, folder_name
 from tests.controller.report.recorded import write_sweep
 
 
-class Bucket:
-    """Objects by name, each with a generation."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.generations: dict[str, int] = {}
-
-    def put(self, name: str, content: bytes) -> None:
-        self.objects[name] = content
-        self.generations[name] = self.generations.get(name, 0) + 1
+class Bucket(dict[str, bytes]):
+    """Objects by name; the generation of each changes with its content."""
 
     def list_all(self, api: str, method: str, items: str, **where: Any) -> list[dict[str, Any]]:
-        found = [name for name in self.objects if name.startswith(where["prefix"])]
-        return [{"name": name, "generation": str(self.generations[name])} for name in found]
+        found = {name: crc32(content) for name, content in self.items() if name.startswith(where["prefix"])}
+        return [{"name": name, "generation": str(generation)} for name, generation in found.items()]
 
     def download(self, bucket: str, name: str) -> bytes:
-        if name not in self.objects:
-            raise NotFoundError(name, 404, "notFound", "gone")
-        return self.objects[name]
+        return self[name]
 
 
 def test_each_run_is_one_of_tensorboards(tmp_path: Path) -> None:
@@ -45,7 +35,7 @@ def test_each_run_is_one_of_tensorboards(tmp_path: Path) -> None:
         writer.add_scalar("loss", value, 3)
         writer.close()
         [file] = (tmp_path / "there" / run).iterdir()
-        bucket.put(f"runs/{run}/tb/{file.name}", file.read_bytes())
+        bucket[f"runs/{run}/tb/{file.name}"] = file.read_bytes()
     mirror = TensorBoardMirror(bucket, "b", {run: tmp_path / "here" / f"lr=1_{run}" for run in ("q-1", "q-2")})
     assert mirror.update({"q-1", "q-2"}) == 2
     assert mirror.update({"q-1", "q-2"}) == 0
@@ -57,14 +47,14 @@ def test_each_run_is_one_of_tensorboards(tmp_path: Path) -> None:
 def test_a_file_that_grows_is_gone_on_with_in_place(tmp_path: Path) -> None:
     bucket: Any = Bucket()
     mirror, file = TensorBoardMirror(bucket, "b", {"q-1": tmp_path / "q"}), tmp_path / "q" / "events.1"
-    bucket.put("runs/q-1/tb/events.1", b"one")
+    bucket["runs/q-1/tb/events.1"] = b"one"
     mirror.update({"q-1"})
     with file.open("rb") as reader:
         assert reader.read() == b"one"
-        bucket.put("runs/q-1/tb/events.1", b"one two")
+        bucket["runs/q-1/tb/events.1"] = b"one two"
         assert mirror.update({"q-1"}) == 1
         assert reader.read() == b" two"
-    bucket.put("runs/q-1/tb/events.1", b"other")
+    bucket["runs/q-1/tb/events.1"] = b"other"
     mirror.update({"q-1"})
     assert file.read_bytes() == b"other"
 
@@ -72,7 +62,7 @@ def test_a_file_that_grows_is_gone_on_with_in_place(tmp_path: Path) -> None:
 def test_workers_name_no_other_file(tmp_path: Path) -> None:
     bucket: Any = Bucket()
     for name in ("../../planted", "a/../../planted", "/planted", "", ".ssh", "a//b", "a\nb", "a" * 300):
-        bucket.put(f"runs/q-1/tb/{name}", b"x")
+        bucket[f"runs/q-1/tb/{name}"] = b"x"
     assert TensorBoardMirror(bucket, "b", {"q-1": tmp_path / "a" / "b"}).update({"q-1"}) == 0
     assert list(tmp_path.iterdir()) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,35 +35,35 @@ def test_a_preempted_run_as_recorded(tmp_path: Path) -> None:
     assert (found.attempts, found.usd) == (2, pytest.approx(19.2 * found.seconds / 3600, rel=0.01))
 
 
+def spans(events: list[Any], *lines: tuple[float, int, float | None], **row: Any) -> list[tuple[str, float]]:
+    """Kind and seconds of each span of a run."""
+    run = RecordedRun(
+        {"run": "r", "state": "finished", **row}, None, {}, [MetricsLine(*line) for line in lines], events
+    )
+    return [(span.kind, span.seconds) for span in build_timeline(run).spans]
+
+
 def test_the_first_line_tells_of_updates_before_it() -> None:
-    row = {"run": "r", "state": "finished", "ended": 100.0}
-    lines = [MetricsLine(50.0, 10, 2.0), MetricsLine(70.0, 20, 2.0)]
-    run = RecordedRun(row, None, {}, lines, [note(10.0, attempt=1)])
-    assert [(span.kind, span.start, span.end) for span in build_timeline(run).spans] == [
-        ("starting", 10.0, 30.0), ("training", 30.0, 70.0), ("closing", 70.0, 100.0),
-    ]  # fmt: skip
+    found = spans([note(10.0, attempt=1)], (50.0, 10, 2.0), (70.0, 20, 2.0), ended=100.0)
+    assert found == [("starting", 20.0), ("training", 40.0), ("closing", 30.0)]
 
 
 def test_a_program_that_tells_no_steps_just_runs() -> None:
     row = {"run": "r", "state": "finished", "ended": 60.0, "pods": [{"began": 0.0}]}
-    found = build_timeline(RecordedRun(row, None, events=[note(20.0, attempt=1)]))
-    assert [(span.kind, span.seconds) for span in found.spans] == [("provisioning", 20.0), ("running", 40.0)]
-    assert found.goodput is None
+    assert spans([note(20.0, attempt=1)], **row) == [("provisioning", 20.0), ("running", 40.0)]
+    assert build_timeline(RecordedRun(row, None, events=[note(20.0, attempt=1)])).goodput is None
 
 
 def test_an_attempt_that_never_came_to_an_update_is_lost() -> None:
     events = [note(10.0, attempt=1), note(30.0, attempt=1, verdict="preempted"), note(40.0, attempt=2)]
-    lines = [MetricsLine(50.0, 1, None), MetricsLine(60.0, 2, None)]
-    run = RecordedRun({"run": "r", "state": "running"}, None, {}, lines, events)
-    assert [(span.kind, span.seconds) for span in build_timeline(run).spans] == [
-        ("lost", 20.0), ("recovery", 10.0), ("starting", 10.0), ("training", 10.0),
-    ]  # fmt: skip
+    found = spans(events, (50.0, 1, None), (60.0, 2, None), state="running")
+    assert found == [("lost", 20.0), ("recovery", 10.0), ("starting", 10.0), ("training", 10.0)]
 
 
 def test_without_events_the_record_says_when_it_was_launched() -> None:
-    row = {"run": "r", "state": "finished", "created": 10.0, "ended": 40.0, "attempts": 3, "pods": [{"began": 0.0}]}
-    found = build_timeline(RecordedRun(row, None, {}, [MetricsLine(20.0, 1, None), MetricsLine(30.0, 2, None)]))
-    assert [span.kind for span in found.spans] == ["provisioning", "starting", "training", "closing"]
+    row = {"created": 10.0, "ended": 40.0, "attempts": 3, "pods": [{"began": 0.0}]}
+    found = spans([], (20.0, 1, None), (30.0, 2, None), **row)
+    assert [kind for kind, _ in found] == ["provisioning", "starting", "training", "closing"]
     assert build_timeline(RecordedRun({"run": "r"}, None)).spans == ()
 
 

@@ -10,11 +10,11 @@ from typing import Any
 from controller.alerts.alert import Alert, read_alerts
 from controller.alerts.checkpoint_watch import CheckpointWatch
 from controller.core.errors import SlipwayError
-from controller.core.events import Events
 from controller.records.ledger import Launch
 from controller.run.alert_watch import AlertWatch
 from tests.controller.alerts.test_judge import made_ledger, settings
 from tests.fakes.clock import ManualClock
+from tests.fakes.context import make_context
 
 RUN = "run-1"
 
@@ -24,13 +24,13 @@ class Followed:
 
     def __init__(self, folder: Path) -> None:
         self.clock, self.ledger = ManualClock(1000.0), made_ledger(folder)
-        self.events = Events(self.clock)
+        self.context = make_context(None, clock=self.clock)
+        self.events = self.context.events
         self.told: list[dict[str, Any]] = []
         self.notified: list[str] = []
         self.events.add_listener(lambda event: self.told.append({"kind": event.kind, **event.data, "": event.message}))
         config = SimpleNamespace(alerts=settings(), program=SimpleNamespace(kind="command"))
         self.plan: Any = SimpleNamespace(run_id=RUN, config=config)
-        self.context: Any = SimpleNamespace(clock=self.clock, events=self.events)
 
     def watch(self, attempt: int = 1, notify: Any = None) -> AlertWatch:
         launched = Launch(attempt, "uid", self.clock.now())

@@ -102,6 +102,21 @@ class OpenedRun:
         return [text for text in self.screen.said if words in text]
 
 
+def begin(runner: AttemptRunner) -> float:
+    """Acquire the pod and launch the program; return when."""
+    now = runner.context.clock.now()
+    runner.lease.ensure()
+    assert runner.ledger.record_launch(Launch(1, "uid-1", now, 1))
+    runner.spending.open_billing(NODE)
+    runner.recorder.begin(cast(Any, SimpleNamespace(call_all=lambda *_, **__: [None])))
+    return now
+
+
+def ended(verdict: Verdict, launched: float) -> AttemptResult:
+    end: Any = {"summary": {"loss": 1.5}, "log_tail": "", "code": 0, "signal": None}
+    return AttemptResult(1, AttemptOutcome(verdict, ((0, end),)), launched=launched)
+
+
 class Scene:
     """A run of two attempts; between them somebody damages an object, and the controller reads all again."""
 
@@ -109,12 +124,8 @@ class Scene:
         self.runner, self.damage, self.damages_result = runner, damage, damages_result
 
     def attempt(self) -> AttemptResult:
-        runner, now = self.runner, self.runner.context.clock.now()
+        runner, now = self.runner, begin(self.runner)
         ledger, recovery = runner.ledger, runner.recovery
-        runner.lease.ensure()
-        assert ledger.record_launch(Launch(1, "uid-1", now, 1))
-        runner.spending.open_billing(NODE)
-        runner.recorder.begin(cast(Any, SimpleNamespace(call_all=lambda *_, **__: [None])))
         recovery._record_incident(Incident(1, "preempted", "gone", "replace_node", 1, now))
         write_alerts(ledger, AlertRecord(1, (Alert("idle", "no output", now),)))
         if self.damages_result:
@@ -132,8 +143,7 @@ class Scene:
             runner.queue.waiting_runs()
         with AlertWatch(runner.plan, runner.context, ledger, Launch(1, "uid-1", now), lambda _: None).watching():
             pass
-        end: Any = {"summary": {"loss": 1.5}, "log_tail": "", "code": 0, "signal": None}
-        return AttemptResult(1, AttemptOutcome(Verdict(VerdictKind.FINISHED), ((0, end),)), launched=now)
+        return ended(Verdict(VerdictKind.FINISHED), now)
 
 
 @contextmanager
@@ -168,7 +178,7 @@ def test_the_run_ends_and_says_so(
         result_too = name.endswith("result.json")
         monkeypatch.setattr(AttemptRunner, "run", lambda self: Scene(self, damage, damages_result=result_too).attempt())
         result = run.drive()
-        assert result is not None
+        assert result
         assert (result, result.summary) == (run.ledger.result(), {"loss": 1.5})
         kinds = [incident.kind for incident in run.ledger.incidents(Incident.from_json)]
         assert kinds[-1] == "killed", "the second incident is on record beside a damaged first one"

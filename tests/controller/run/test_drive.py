@@ -221,8 +221,8 @@ def test_a_lease_that_expires_in_the_outage_stops_each_change(run: OpenedRun, mo
     lease.release()
 
 
-def test_reading_a_record_shows_a_spinner_until_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+@pytest.mark.usefixtures("home")
+def test_reading_a_record_shows_a_spinner_until_an_error() -> None:
     shown: list[str] = []
 
     @contextmanager

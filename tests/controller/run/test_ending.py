@@ -19,15 +19,15 @@ from controller.gcp.retries import ATTEMPTS, OUTAGE_SECONDS, Retries
 from controller.lease.lease import pod_lease
 from controller.records import index
 from controller.records.kept_result import ResultNotRecordedError, kept_file, record_kept_result
-from controller.records.ledger import Launch, Result
+from controller.records.ledger import Result
 from controller.records.spending import Spending
-from controller.recovery.verdict import AttemptOutcome, Verdict, VerdictKind
+from controller.recovery.verdict import Verdict, VerdictKind
 from controller.run import ending
 from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.samplers import ending as samplers
 from controller.sweep import pods
 from tests.controller.gcp.test_retries import STORM, answering
-from tests.controller.run.test_damaged_objects import NODE, OpenedRun, opened
+from tests.controller.run.test_damaged_objects import NODE, OpenedRun, begin, ended, opened
 from tests.fakes.clock import ManualClock
 
 FORBIDDEN = ForbiddenError("storage objects.insert", 403, "forbidden", "no")
@@ -75,14 +75,9 @@ class Stage:
     def attempt(self, runner: AttemptRunner) -> AttemptResult:
         """The program ends, and with it the bucket."""
         self.attempts += 1
-        now = self.context.clock.now()
-        runner.lease.ensure()
-        self.ledger.record_launch(Launch(1, "uid-1", now, 1))
-        runner.spending.open_billing(NODE)
-        runner.recorder.begin(cast(Any, SimpleNamespace(call_all=lambda *_, **__: [None])))
+        now = begin(runner)
         self.outage_until = self.clock.elapsed + self.outage_seconds
-        end: Any = {"summary": {"loss": 1.5}, "log_tail": "", "code": 0, "signal": None}
-        return AttemptResult(1, AttemptOutcome(self.verdict, ((0, end),)), launched=now)
+        return ended(self.verdict, now)
 
     def up(self, outage_seconds: float = FOREVER, **cleanup: str) -> Result | None:
         self.outage_seconds = outage_seconds
@@ -209,16 +204,10 @@ def test_a_hurried_client_asks_a_silent_bucket_once_a_request() -> None:
     retries, asked = Retries(clock), list[int]()
 
     def ask(*errors: GoogleError | None) -> None:
-        request, sent = answering(*errors), 0
-
-        def counted() -> str:
-            nonlocal sent
-            sent += 1
-            return request()
-
+        sent, request = list[str](), answering(*errors)
         with suppress(GoogleError):
-            retries.call(counted, api="storage")
-        asked.append(sent)
+            retries.call(lambda: sent.append("sent") or request(), api="storage")
+        asked.append(len(sent))
 
     ask(STORM)
     retries.is_hurried = True

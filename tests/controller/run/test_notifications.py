@@ -171,17 +171,10 @@ def test_a_webhook_that_cannot_work_is_found_before_the_run(monkeypatch: pytest.
     assert (nowhere.key, nowhere.severity) == ("notify.webhook", "error")
 
 
-@pytest.mark.parametrize(
-    "scheme", ["http://example.com/", "https://", "file:///SECRET", "", "http://127.0.0.1.example"]
-)
-def test_addresses_of_other_schemes_are_refused_without_repeating_them(scheme: str) -> None:
-    assert address_problem(scheme) == "the address must begin with https://"
-
-
-@pytest.mark.parametrize(
-    "url", ["example.com/T SECRET", "example.com/SECRET\u00e9", "[::1/SECRET", "example.com:port/SECRET"]
-)
-def test_an_address_that_cannot_be_opened_is_refused_without_repeating_it(url: str) -> None:
-    problem = address_problem(f"https://{url}")
-    assert problem
-    assert "SECRET" not in problem
+def test_other_addresses_are_refused_without_repeating_them() -> None:
+    for url in ("http://example.com/", "https://", "file:///SECRET", "", "http://127.0.0.1.example"):
+        assert address_problem(url) == "the address must begin with https://"
+    for rest in ("example.com/T SECRET", "example.com/SECRET\u00e9", "[::1/SECRET", "example.com:port/SECRET"):
+        problem = address_problem(f"https://{rest}")
+        assert problem
+        assert "SECRET" not in problem

@@ -1,4 +1,4 @@
-"""The threads that drive pods of samplers: when they start, and what becomes of their pods."""
+"""The threads that drive pods of samplers: when they start, and what becomes of their pods and of replaced ones."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any, cast
 import pytest
 
 from controller.core.clock import Clock, InterruptedSleepError
-from controller.core.errors import ConfigError, LeaseLostError, OverBudgetError, SlipwayError
+from controller.core.errors import CloudError, ConfigError, LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.events import Event, Events
 from controller.run.options import RunOptions
-from controller.samplers import crew
+from controller.samplers import crew, replaced
+from tests.fakes.context import make_context
 
 NOTHING = cast(Any, None)
+PODS = ["run-sampler-1", "run-sampler-2"]
 
 
 class Stage:
     """A trainer's run with two pods of samplers: what drives each is the test's, what is deleted is on record."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.clock, self.ended, self.driven = Clock(), list[tuple[str, str]](), list[str]()
-        self.context: Any = SimpleNamespace(clock=self.clock, events=Events(self.clock), google=None)
-        self.notes = list[str]()
-        self.context.events.add_listener(lambda event: self.notes.append(event.message))
+        self.clock, self.notes, self.ended, self.driven = Clock(), list[str](), list[tuple[str, str]](), list[str]()
+        self.context = make_context(None, clock=self.clock, notes=self.notes)
         self.trainer: Callable[[], Any] = lambda: None
         self.sampler: Callable[[str, Any], Any] = self.work
         self.plan = self.plan_of("run")
         self.lock, self.is_cancelled, self.may_be_training = threading.Lock(), False, True
         self.closed, self.before_budget = list[str](), cast(Any, None)
-        plans = tuple(self.plan_of(f"run-sampler-{number}") for number in (1, 2))
+        plans = tuple(map(self.plan_of, PODS))
         monkeypatch.setattr(crew, "sampler_plans", lambda *_: plans)
         monkeypatch.setattr(crew, "price_of_pods", lambda *_: SimpleNamespace(total=3.0))
         monkeypatch.setattr(crew, "open_context", self.open)
@@ -50,8 +50,7 @@ class Stage:
 
     @contextmanager
     def open(self, *_: object, **__: object) -> Iterator[tuple[Any, None]]:
-        clock = Clock()
-        yield SimpleNamespace(clock=clock, events=Events(clock), google=None), None
+        yield make_context(None, clock=Clock()), None
 
     def end(self, plan: Any, _: object, why: str, *, only_idle: bool) -> bool:
         assert only_idle == (not self.driven or self.is_cancelled), "what another controller drives is left to it"
@@ -79,18 +78,18 @@ class Stage:
             self.clock.sleep(0.01)
         assert {why for _, why in self.ended} == {"the trainer's run has ended"}
 
-    def fail(self, error: BaseException, *, launched: bool = False) -> Any:
+    def fail(self, error: BaseException, *, launched: str = "") -> Any:
         """What a trainer's run does that raises this."""
 
         def act(*_: object, **__: object) -> Any:
             if launched:
-                self.launch()
+                self.launch(launched)
             raise error
 
         return act
 
-    def launch(self) -> None:
-        self.context.events.note("run", "launched attempt", launched=True)
+    def launch(self, run: str = "run") -> None:
+        self.context.events.note(run, "launched attempt", launched=True)
 
     def run(self, **options: bool) -> Any:
         return crew.drive(RunOptions(**options), self.plan, self.context, None, NOTHING)
@@ -104,8 +103,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 def test_pods_start_with_the_trainer_and_go_on_without_this_controller(stage: Stage) -> None:
     stage.trainer = stage.launch
     assert stage.run() is None
-    assert sorted(stage.driven) == ["run-sampler-1", "run-sampler-2"]
-    assert stage.ended == []
+    assert (sorted(stage.driven), stage.ended) == (PODS, [])
 
 
 def test_pods_of_a_finished_run_do_not_wait_for_the_bucket(stage: Stage) -> None:
@@ -114,11 +112,7 @@ def test_pods_of_a_finished_run_do_not_wait_for_the_bucket(stage: Stage) -> None
 
 
 def test_without_a_launch_nothing_is_driven_or_deleted(stage: Stage) -> None:
-    def fail() -> None:
-        stage.context.events.note("another-run", "launched attempt", launched=True)
-        raise ConfigError("the pod is busy")
-
-    stage.trainer = fail
+    stage.trainer = stage.fail(ConfigError("the pod is busy"), launched="another-run")
     with pytest.raises(ConfigError):
         stage.run()
     assert (stage.driven, stage.ended) == ([], [])
@@ -127,20 +121,20 @@ def test_without_a_launch_nothing_is_driven_or_deleted(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("error", "launched", "may_be_training", "ends"),
     [
-        (ConfigError("no capacity"), False, False, True),
-        (OverBudgetError("it has cost $3"), False, True, True),
-        (SlipwayError("failed"), True, True, True),
-        (LeaseLostError("taken over"), True, True, False),
-        (InterruptedSleepError(), True, True, False),
+        (ConfigError("no capacity"), "", False, True),
+        (OverBudgetError("it has cost $3"), "", True, True),
+        (SlipwayError("failed"), "run", True, True),
+        (LeaseLostError("taken over"), "run", True, False),
+        (InterruptedSleepError(), "run", True, False),
     ],
 )
 def test_pods_end_with_a_run_that_fails_and_not_with_its_controller(
-    stage: Stage, error: BaseException, launched: bool, may_be_training: bool, ends: bool
+    stage: Stage, error: BaseException, launched: str, may_be_training: bool, ends: bool
 ) -> None:
     stage.trainer, stage.may_be_training = stage.fail(error, launched=launched), may_be_training
     with pytest.raises(type(error)):
         stage.run()
-    assert [run for run, _ in stage.ended] == (["run-sampler-1", "run-sampler-2"] if ends else [])
+    assert [run for run, _ in stage.ended] == (PODS if ends else [])
 
 
 def test_pods_that_vanished_are_closed_only_when_this_controller_acts(stage: Stage) -> None:
@@ -149,7 +143,7 @@ def test_pods_that_vanished_are_closed_only_when_this_controller_acts(stage: Sta
     def check() -> None:
         assert stage.closed == []
         stage.before_budget()
-        assert stage.closed == ["run", "run-sampler-1", "run-sampler-2"]
+        assert stage.closed == ["run", *PODS]
 
     stage.trainer = check
     stage.run()
@@ -170,7 +164,7 @@ def test_samplers_of_a_finished_run_end_by_themselves_and_what_is_left_is_delete
 
     stage.trainer, stage.sampler = finish, lambda *_: None
     assert stage.run() is result
-    assert [run for run, _ in stage.ended] == ["run-sampler-1", "run-sampler-2"]
+    assert [run for run, _ in stage.ended] == PODS
     stage.ended, stage.driven = [], []
     stage.trainer = object  # it is only reported
     stage.run()
@@ -187,14 +181,14 @@ def test_a_pod_that_is_given_up_is_deleted_and_tried_again_at_the_next_attempt(s
 
     stage.sampler, stage.trainer = stage.fail(SlipwayError("no capacity\nhint")), two_attempts
     stage.run()
-    assert sorted(stage.driven) == ["run-sampler-1"] * 2 + ["run-sampler-2"] * 2
+    assert sorted(stage.driven) == sorted(PODS * 2)
     assert len(stage.ended) == 4
     assert "sampler pod 1: given up until the trainer's next attempt: no capacity" in stage.notes
 
 
 def test_a_pod_that_cannot_be_deleted_hides_no_failure(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "end_pod", stage.fail(SlipwayError("permission denied")))
-    stage.trainer = stage.fail(ConfigError("the cause"), launched=True)
+    stage.trainer = stage.fail(ConfigError("the cause"), launched="run")
     with pytest.raises(ConfigError, match="the cause"):
         stage.run()
     told = "sampler pod 2: pod of run-sampler-2 was not deleted (permission denied); `slipway down` deletes it"
@@ -215,8 +209,7 @@ def test_with_detach_each_pod_is_started_before_it_returns(stage: Stage) -> None
     done = list[str]()
     stage.sampler, stage.trainer = lambda run, _: done.append(run), stage.launch
     stage.run(detach=True)
-    assert sorted(done) == ["run-sampler-1", "run-sampler-2"]
-    assert stage.ended == []
+    assert (sorted(done), stage.ended) == (PODS, [])
 
 
 def test_what_happens_on_a_pod_is_told_but_for_warnings(stage: Stage) -> None:
@@ -226,3 +219,54 @@ def test_what_happens_on_a_pod_is_told_but_for_warnings(stage: Stage) -> None:
         screen(Event(0.0, cast(Any, kind), "run-sampler-1", message))
     assert stage.notes == ["sampler pod 1: launched"]
     assert screen.ask("go?", yes=False) is False
+
+
+@contextmanager
+def replacing(monkeypatch: pytest.MonkeyPatch, end: Callable[..., list[str]]) -> Iterator[tuple[Events, list[str]]]:
+    """Listen for runs that `new` replaces; yield the events, and the notes that appear."""
+    notes = list[str]()
+    context = make_context(None, notes=notes)
+
+    @contextmanager
+    def opened(*_: object, **__: object) -> Iterator[tuple[Any, None]]:
+        yield SimpleNamespace(), None
+
+    monkeypatch.setattr(replaced, "open_context", opened)
+    monkeypatch.setattr(replaced, "end_pods", end)
+    monkeypatch.setattr(replaced.ReplacedRuns, "_plan_of", lambda self, run, context: f"plan of {run}")
+    plan: Any = SimpleNamespace(run_id="new", config=None)
+    with replaced.ReplacedRuns(plan, {"pod-sampler-1"}, context).ended_on_exit():
+        yield context.events, notes
+
+
+def test_those_of_a_stopped_run_end_but_for_names_that_the_new_run_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = list[Any]()
+    with replacing(monkeypatch, lambda plan, _, why, keep: ended.append((plan, why, keep)) or []) as (events, notes):
+        events.note("other", "stopped x", stopped="x")  # of another run's command
+        events.note("new", "launched attempt 1", launched=True)
+        events.note("new", "stopped old", stopped="old")
+    assert ended == [("plan of old", "new has replaced its run", {"pod-sampler-1"})]
+    assert "stopped old" in notes
+
+
+@pytest.mark.parametrize("error", [CloudError("permission denied"), ConfigError("its code is missing")])
+def test_what_cannot_be_ended_is_told_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def end(*_: object, **__: object) -> list[str]:
+        raise error
+
+    with replacing(monkeypatch, end) as (events, notes):
+        events.note("new", "stopped old", stopped="old")
+    told = f"not deleted: pods of samplers of old: {error}; they end by themselves within about an hour"
+    assert any(note.startswith(told) for note in notes)
+
+
+def test_a_record_of_an_older_version_without_such_pods_is_no_problem() -> None:
+    def has_pods(**config: object) -> bool:
+        document: Any = {"config": {"cloud": {"kind": "local"}, **config}}
+        return replaced._has_sampler_pods(document)
+
+    assert has_pods(loop={"kind": "grpo", "sampler": {"workers": 1, "pods": 2}})
+    assert not any(has_pods(loop=loop) for loop in ({"kind": "grpo"}, {"kind": "lm"}, None))
+    assert not has_pods()

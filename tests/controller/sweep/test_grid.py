@@ -1,18 +1,24 @@
-"""The runs that the words of a sweep mean."""
+"""The runs that the words of a sweep mean, and what is asked before anything is billed."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from conf.schema.run.sweep import Sweep
 from controller.config.compose import compose, compose_variants
 from controller.core.errors import ConfigError
-from controller.sweep.definition import define_sweep
+from controller.run.options import RunOptions
+from controller.sweep import drive
+from controller.sweep.definition import SweepJob, define_sweep
 from controller.sweep.grid import expand_grid, split_overrides
 from controller.sweep.hydra_launchers import apply_launcher
+from controller.sweep.session import SweepSession
 
 HERE = Path(__file__).parent
 GRID = ["+experiment=quickstart", "run.seed=0,1"]
@@ -91,31 +97,69 @@ def test_a_named_sweep_of_the_project_has_different_runs() -> None:
         define_sweep(["+experiment=quickstart", "tpu=v6e_8,v5litepod_16"], HERE)
 
 
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
+def test_words_of_hydras_launchers_are_a_number_of_pods() -> None:
+    for words, meant in (
         (["hydra/launcher=pods", "sweep.pods=3"], ["sweep.pods=3"]),
         (["hydra/launcher=basic"], ["sweep.pods=1"]),
         (JOBLIB, ["sweep.pods=4"]),
         ([*JOBLIB, "sweep.pods=4"], ["sweep.pods=4"]),
         (["+hydra/launcher=joblib", "hydra/sweeper=basic"], []),
-    ],
-)
-def test_words_of_hydras_launchers_are_a_number_of_pods(words: list[str], meant: list[str]) -> None:
-    assert apply_launcher([*GRID, *words]) == (*GRID, *meant)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+    ):
+        assert apply_launcher([*GRID, *words]) == (*GRID, *meant)
+    for words, said in (
         (["hydra/launcher=submitit_slurm"], f"hydra/launcher: {OURS}; set sweep.pods=4"),
         (["hydra/launcher=joblib", "hydra.launcher.backend=loky"], f"hydra/launcher: {OURS}"),
         (["hydra/launcher=joblib", "hydra.launcher.n_jobs=-1"], "hydra.launcher.n_jobs: -1 is not a number of pods"),
         (["hydra/launcher=basic", "sweep.pods=2"], "sweep.pods: 2, but hydra/launcher=basic means 1"),
         (["hydra.sweeper.n_trials=3"], "hydra/sweeper: not supported; set sweep.search="),
-    ],
-)
-def test_what_cannot_be_meant_names_the_key(words: list[str], said: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        apply_launcher([*GRID, *words])
-    assert str(error.value).startswith(said)
+    ):
+        with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
+            apply_launcher([*GRID, *words])
+
+
+CAUTION = "the original program never ends; native in its place: +experiment=trm_sudoku"
+
+
+def session(*cautions: str | None, stand_in: bool = False, finished: tuple[str, ...] = ()) -> SweepSession:
+    """A sweep of runs r0, r1 … with these values of program.caution."""
+    code, base = SimpleNamespace(stand_in=stand_in), SimpleNamespace(sweep=SimpleNamespace(search=None))
+    configs: list[Any] = [SimpleNamespace(code=code, program=SimpleNamespace(caution=text)) for text in cautions]
+    variant: Any = None
+    jobs = tuple(SweepJob(variant, config, f"r{i}") for i, config in enumerate(configs))
+    billed: Any = SimpleNamespace(is_billed=True)
+    definition: Any = SimpleNamespace(base_config=base, sweep=base.sweep, jobs=jobs, space=None)
+    return SweepSession(definition, billed, "bucket", set(finished), {})
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The questions of a sweep; each is answered with yes, except the second."""
+    found: list[str] = []
+
+    def confirm(question: str) -> bool:
+        found.append(question)
+        return len(found) != 2
+
+    monkeypatch.setattr(drive, "confirm", confirm)
+    return found
+
+
+def test_runs_that_are_known_not_to_finish_are_confirmed_once(asked: list[str]) -> None:
+    with pytest.raises(ConfigError, match="nothing was created; pass --yes to skip the prompt"):
+        drive.confirm_cost(session(CAUTION, CAUTION, None), RunOptions())
+    assert asked == [f"{CAUTION}. Start such runs all the same?", "Start 3 runs?"]
+
+
+def test_each_reason_is_a_question_and_no_ends_it(asked: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"program\.caution: it forgets; nothing was created"):
+        drive.confirm_cost(session(CAUTION, "it forgets"), RunOptions())
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("without", [{"stand_in": True}, {"finished": ("r0",)}])
+def test_stand_ins_and_finished_runs_need_no_caution(asked: list[str], without: dict[str, Any]) -> None:
+    drive.confirm_cost(session(CAUTION, None, **without), RunOptions())
+    assert [question[:5] for question in asked] == ["Start"]
+    with pytest.raises(ConfigError, match=r"program\.caution: .*pass --yes to start such runs"):
+        drive.confirm_cost(session(CAUTION), RunOptions(json=True))  # which cannot ask
+    drive.confirm_cost(session(CAUTION), RunOptions(json=True, yes=True))

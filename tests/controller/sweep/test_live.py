@@ -115,27 +115,20 @@ def test_in_80_columns_seed_rate_hash_step_and_eta_stay() -> None:
     wide = text(lines, width=160)
     assert "quickstart-0badcafe" in wide
     assert "optimizer.lr=0.001" in wide
-
-
-def test_in_80_columns_many_overrides_are_folded_and_not_cut() -> None:
     words = [f"loop.a_rather_long_key_{i}={i}" for i in range(6)]
-    shown = format_table([BoardRow("q-0badcafe", " ".join(words), "running", 1, 940.0)], 1060.0, 80)
-    assert max(map(len, shown)) <= 80
-    assert all(word.partition(".")[2] in " ".join(shown) for word in words)
+    folded = format_table([BoardRow("q-0badcafe", " ".join(words), "running", 1, 940.0)], 1060.0, 80)
+    assert max(map(len, folded)) <= 80
+    assert all(word.partition(".")[2] in " ".join(folded) for word in words), "many overrides are folded, and not cut"
 
 
-def test_the_metric_of_grpo_is_its_accuracy_and_not_its_loss(tmp_path: Path) -> None:
+def test_the_metric_of_grpo_is_its_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = board(tmp_path / "s.json", BoardRow("q-1", ""))
     for metrics in ({"step": 1, "loss": 2.0}, {"step": 2, "loss": 1e-9, "accuracy": 0.25}, {"step": 3, "loss": 1e-9}):
         made.on_event("q-1", Event(0.0, "metrics", "q-1", data={"metrics": metrics}))
     [row] = made.rows()
     assert (row.metric, row.values) == ("accuracy", [0.25])
-
-
-def test_a_run_ends_with_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = board(tmp_path / "s.json", BoardRow("q-1", "seed=1"))
-    metrics = {"accuracy_before": 0.25, "accuracy_after": 0.75, "accuracy_low_after": 0.7, "accuracy_high_after": 0.8}
-    BoardScreen(made, "q-1", ManualClock(1000.0)).show_result(Result("q-1", "finished", 1, 0.0, 9.0, metrics))
+    result = {"accuracy_before": 0.25, "accuracy_after": 0.75, "accuracy_low_after": 0.7, "accuracy_high_after": 0.8}
+    BoardScreen(made, "q-1", ManualClock(1000.0)).show_result(Result("q-1", "finished", 1, 0.0, 9.0, result))
     assert capsys.readouterr().out.endswith("finished: accuracy 0.25 → 0.75 (95 %: 0.7 to 0.8)\n")
 
 

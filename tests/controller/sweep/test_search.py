@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -55,16 +56,13 @@ def test_twenty_trials_find_the_better_rate_and_prune_bad_ones(tmp_path: Path) -
 
 def test_a_search_that_is_started_again_goes_on_with_what_was_under_way(tmp_path: Path) -> None:
     first = search(tmp_path, trials=4)
-    done, cut_off = first.next_job(1), first.next_job(2)
-    assert done is not None
-    assert cut_off is not None
+    done, cut_off = (cast(SweepJob, first.next_job(pod)) for pod in (1, 2))
     first.job_ended(done, Result(done.run_id, "finished", 1, 0.0, 0.0, {"loss": 1.0}))
     again = search(tmp_path, trials=4, pod2=cut_off.run_id)
-    taken = [again.next_job(pod) for pod in (2, 1, 1, 1)]
-    assert taken[0] is not None
-    assert taken[0].run_id == cut_off.run_id
-    assert len({job.run_id for job in taken if job} | {done.run_id}) == 4
-    assert taken[3] is None
+    *taken, none = (again.next_job(pod) for pod in (2, 1, 1, 1))
+    ids = [job.run_id for job in taken if job]
+    assert (ids[0], none) == (cut_off.run_id, None)
+    assert len({*ids, done.run_id}) == 4
 
 
 def test_random_draws_of_choices_and_a_failed_run(tmp_path: Path) -> None:

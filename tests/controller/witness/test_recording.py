@@ -16,11 +16,7 @@ from controller.witness.recording import RecordedConnection, Recording, RequestL
 from controller.witness.stand_ins import StandIns
 from tests.golden import golden
 
-LINE = RequestLine(
-    3, 1.5, 0.25, "first run", "tpu.projects.locations.nodes.get", "GET", "v2/projects/project-1/locations/z/nodes/n",
-    {"alt": "json"}, {"content-type": "application/json"}, None, 0, 404, {"retry-after": "1"},
-    {"error": {"code": 404}}, 27, "",
-)  # fmt: skip
+LINE = RequestLine.from_json(golden("witness_request"))
 STAGE = Stage("preempt", 30.0, 9.5, "ok", "", ["the node is gone"], [{"resource": "node/n", "outcome": "ok"}])
 
 
@@ -50,8 +46,7 @@ def send(made: Recording, wire: Any, uri: str, **options: Any) -> RequestLine:
 
 
 def test_documents_are_what_their_golden_files_say() -> None:
-    assert LINE.to_json() == golden("witness_request")
-    assert RequestLine.from_json(golden("witness_request")) == LINE
+    assert (LINE.number, LINE.answer_bytes, LINE.to_json()) == (3, 27, golden("witness_request"))
     assert STAGE.to_json() == golden("witness_stage")
     with pytest.raises(FormatError):
         RequestLine.from_json(golden("witness_request") | {"format": 2})
