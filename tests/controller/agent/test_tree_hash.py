@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.tree_hash import tree_files, tree_hash
+from controller.agent.tree_hash import current_tree_hash, tree_files, tree_hash
 
 
 @pytest.fixture
@@ -57,4 +57,5 @@ def test_a_choice_of_files_hashes_like_a_tree_of_just_them(
     other = tmp_path_factory.mktemp("other")
     (other / "d.txt").write_text("d.txt")
     assert tree_hash(tree, ["d.txt"]) == tree_hash(other)
-    assert tree_hash(tree, reversed(tree_files(tree))) == tree_hash(tree)
+    assert tree_hash(tree, reversed(tree_files(tree))) == current_tree_hash(tree) == tree_hash(tree)
+    assert current_tree_hash(other / "nothing") is None

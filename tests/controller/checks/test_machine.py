@@ -9,12 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from conf.schema.config import Config
+from conf.schema.infra.cloud import HereCloud
 from controller.checks import machine
+from controller.checks import machine as checks
 from controller.checks.assets import local_files_are_here
 from controller.checks.machine import downloads_fit, programs_are_installed, workers_disks_suffice
+from controller.checks.preflight import preflight
+from controller.config.this_machine import Devices
 from controller.localcloud.hub import HubServer
 from controller.progress import format_size
-from tests.controller.checks.plans import build, context, plan_of
+from tests.controller.checks.plans import build, config, context, plan_of
 from tests.hub import CONTENT, hub
 
 __all__ = ["hub"]
@@ -147,3 +152,80 @@ def test_a_home_folder_is_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     config = config.model_copy(update={"assets": config.assets.model_copy(update={"datasets": assets})})
     message = f"{path} contains your home folder, with its keys; set it to the folder of the data alone"
     assert [str(issue) for issue in local_files_are_here(config)] == [f"assets.datasets.rows.path: {message}"]
+
+
+JAX = {"jax": "0.10.2", "jaxlib": "0.10.2"}
+
+
+def composed(*words: str) -> Config:
+    return config("+experiment=quickstart", "cloud=here", *words)
+
+
+def cloud(*words: str) -> HereCloud:
+    made = composed(*words).cloud
+    assert isinstance(made, HereCloud)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("words", "found", "said"),
+    [
+        (["cloud.backend=gpu"], Devices(gpus=1), ""),
+        (["cloud.backend=gpu"], Devices(), "no NVIDIA GPU"),
+        (["cloud.backend=tpu"], Devices(gpus=1), "no TPU"),
+        (["cloud.backend=gpu", "cloud.devices=[0,2]"], Devices(gpus=2), "has 2 GPUs, numbered from 0, but 0, 2"),
+        (["cloud.backend=gpu", "cloud.devices=4"], Devices(told="rocm"), ""),
+    ],
+)
+def test_the_devices_are_those_of_the_machine(words: list[str], found: Devices, said: str) -> None:
+    issues = [issue.message for issue in checks.missing_devices(cloud(*words), found)]
+    assert len(issues) == bool(said)
+    assert said in "".join(issues)
+
+
+@pytest.mark.parametrize(
+    ("backend", "versions", "said"),
+    [
+        ("cpu", JAX, ""),
+        ("cpu", {}, "has no JAX: run `pip install jax`, or set cloud.python=env"),
+        ("gpu", {"jax": "0.10.2"}, "has no jaxlib: run `pip install 'jax[cuda13]'`"),
+        ("gpu", JAX, "without its plugin for CUDA: run `pip install 'jax[cuda13]'`"),
+        ("gpu", JAX | {"jax-cuda12-plugin": "0.10.2"}, ""),
+        ("tpu", JAX, "without its libtpu: run `pip install 'jax[tpu]'`"),
+        ("tpu", JAX | {"libtpu": "0.0.30"}, ""),
+    ],
+)
+def test_jax_has_its_plugin(backend: str, versions: dict[str, str], said: str) -> None:
+    issues = [issue.message for issue in checks.missing_packages(True, backend, versions, {})]
+    assert len(issues) == bool(said)
+    assert said in "".join(issues)
+
+
+def test_another_program_may_do_without_jax() -> None:
+    assert not [*checks.missing_packages(False, "gpu", {}, {})]
+    assert [issue.severity for issue in checks.missing_packages(False, "gpu", JAX, {})] == ["warning"]
+    assert not [*checks.missing_packages(True, "tpu", JAX, {"TPU_LIBRARY_PATH": "/lib/libtpu.so"})]
+
+
+def found(*words: str) -> list[str]:
+    return [f"{each.severity} {each}" for each in preflight(composed("cloud.backend=cpu", *words))]
+
+
+def test_nothing_is_asked_that_is_about_pods() -> None:
+    words = ["tpu=v4_64", "tpu.zone=us-east1-d", "network.nat=false", "cleanup.idle_minutes=null"]
+    assert found(*words, "cloud.bucket=google") == []
+
+
+def test_batches_that_do_not_divide_are_found() -> None:
+    [said] = found("cloud.devices=3")
+    assert said.startswith("error loop.prompts_per_step: 16 prompts cannot be split evenly over 3 devices")
+
+
+def test_what_has_no_place_here_is_refused() -> None:
+    assert found("recovery.driver=bastion") == [
+        "error recovery.driver: a bastion is a VM on Google Cloud; with cloud=here set it to laptop"
+    ]
+    [said] = found("budget.max_usd=5")
+    assert said.startswith("error budget.max_usd: cannot be enforced: this machine is free; set budget.usd_per_hour")
+    gpu = preflight(composed("cloud.backend=gpu", "cloud.python=env", "env.packages=lock"))
+    assert [each.key for each in gpu if each.check == "here_lock"] == ["cloud.python"]

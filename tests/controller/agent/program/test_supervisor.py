@@ -1,5 +1,7 @@
 """Starting, watching over and stopping a program, whatever happens in between."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -15,8 +17,9 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from controller.agent.fs import agent_root
+from controller.agent.fs import AgentError, agent_root
 from controller.agent.process import is_alive, start_time
+from controller.agent.program.device_locks import VARIABLE, lock_devices, release_devices
 from controller.agent.program.supervisor import LOG_UPLOAD_SECONDS, is_upload_due, keep_heartbeat
 from controller.agent.tree_hash import tree_hash
 from controller.cli.verbs.look.ssh import shell_command
@@ -348,3 +351,33 @@ def test_a_command_runs_in_the_environment_of_the_program_without_its_secrets(ru
 
 def test_before_a_launch_a_command_runs_in_the_home_folder_as_it_is(run: ProgramRun) -> None:
     assert enter(run, "sh", "-c", 'echo "${SLIPWAY_WORKER-none}"') == "none"
+
+
+def test_without_the_variable_nothing_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert lock_devices("run-1") == []
+
+
+def test_a_device_belongs_to_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [str(tmp_path / "locks" / name) for name in ("gpu-0", "gpu-1")]
+    monkeypatch.setenv(VARIABLE, both[1])
+    held = lock_devices("run-1")
+    monkeypatch.setenv(VARIABLE, os.pathsep.join(both))
+    with pytest.raises(AgentError, match=r"gpu-1 is in use by run-1: .*slipway cancel --run run-1.*cloud.devices"):
+        lock_devices("run-2")
+    monkeypatch.setenv(VARIABLE, both[0])
+    release_devices(lock_devices("run-2"))
+    release_devices(held)
+    monkeypatch.setenv(VARIABLE, os.pathsep.join(both))
+    release_devices(lock_devices("run-2"))
+
+
+def test_the_lock_lives_as_long_as_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "gpu-0"))
+    held = lock_devices("run-1")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False) as program:
+        release_devices(held)
+        with pytest.raises(AgentError, match="in use by run-1"):
+            lock_devices("run-2")
+        program.communicate(b"\n")
+    release_devices(lock_devices("run-2"))
