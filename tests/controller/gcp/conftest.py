@@ -2,3 +2,4 @@
 
 from tests.controller.resources.conftest import emulated as emulated
 from tests.controller.resources.conftest import project as project
+from tests.controller.resources.conftest import settled as settled

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from google.oauth2.credentials import Credentials
 
 from conf.schema.config import Config
 from controller.config.compose import compose
-from controller.context import Context
-from controller.core.events import Events
 from controller.gcp.client import GoogleClient
 from controller.localcloud import lifecycle
 from controller.plan.preview import preview_resources
 from controller.plan.project import bucket_name, shared_resources
 from controller.reconcile.reconciler import reconcile
 from controller.reconcile.resource import Resource
-from controller.ssh.login import Login
 from tests.controller.localcloud.harness import EmulatedCloud
 from tests.controller.state import comparable_state, internal_errors
 from tests.emulators import Emulators
 from tests.fakes.clock import HurriedClock
+from tests.fakes.context import make_context
 
 
 @dataclass
@@ -40,15 +38,13 @@ class EmulatedProject:
     faults: int = 0
     network: str = ""
     """Of all pods of a module, which take longer to make a network each than all else; by default `tag`."""
+    settled: set[tuple[str, ...]] = field(default_factory=set)
+    """Zones and bucket locations of pods of this module whose network and account exist."""
 
     def __post_init__(self) -> None:
         endpoint = self.cloud.endpoint
         google = GoogleClient(Credentials(token=endpoint["token"]), self.clock, endpoint["roots"])
-        events = Events(self.clock)
-        none = cast(Any, None)
-        login = Login(google, self.clock, "slipway-local", "me", self.folder)
-        self.context = Context("slipway-local", google, self.clock, events, self.folder, login, 0.01, none)
-        events.add_listener(lambda event: self.notes.append(event.message) if event.kind == "note" else None)
+        self.context = make_context(google, self.folder, project="slipway-local", clock=self.clock, notes=self.notes)
 
     def config(self, *overrides: str) -> Config:
         zones = [o.removeprefix("zones=").split(",") for o in overrides if o.startswith("zones=")]
@@ -68,6 +64,15 @@ class EmulatedProject:
     def create_shared(self, *overrides: str) -> dict[str, Any]:
         """What `up` does before it makes a pod."""
         return reconcile(self.shared_resources(*overrides), self.context)
+
+    def create_for_pods(self, config: Config) -> None:
+        """What `up` does before it makes a pod; of what another test of the module has settled only the bucket."""
+        place = (config.tpu.zone, *config.tpu.fallback_zones, config.cloud.bucket_location or "")
+        everything = list(shared_resources(config, bucket_name(config, "slipway-local")))
+        if place in self.settled:
+            everything = [replace(one, depends_on=()) for one in everything if one.kind == "bucket"]
+        reconcile(everything, self.context)
+        self.settled.add(place)
 
     def planned_actions(self, *overrides: str) -> dict[str, str]:
         """What `plan` says would be done, without what is right already."""
@@ -94,10 +99,17 @@ def emulated(tmp_path_factory: pytest.TempPathFactory, emulators: Emulators) -> 
     assert mistakes == []
 
 
+@pytest.fixture(scope="module")
+def settled(emulated: EmulatedCloud) -> set[tuple[str, ...]]:
+    return set()
+
+
 @pytest.fixture
-def project(emulated: EmulatedCloud, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmulatedProject]:
+def project(
+    emulated: EmulatedCloud, settled: set[tuple[str, ...]], request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[EmulatedProject]:
     number = zlib.crc32(request.node.name.encode()) % 10**6
-    made = EmulatedProject(emulated, f"t{number}", tmp_path)
+    made = EmulatedProject(emulated, f"t{number}", tmp_path, settled=settled)
     yield made
     made.context.close()
     emulated.call_ok("DELETE", "emulator/faults")  # other tests of the module share this cloud

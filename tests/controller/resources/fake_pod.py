@@ -70,14 +70,13 @@ def _tier(body: dict[str, Any]) -> str:
 
 
 def pod(project: EmulatedProject, *overrides: str, **changes: Any) -> Pod:
-    (project.folder / "keys").mkdir(exist_ok=True)
     project.context.random_float, project.network = lambda: 0.0, "of-pods"
-    one = ("tpu=v5litepod_8", f"tpu.zone={A}", f"tpu.name={project.tag}-pod")
-    words = (*one, *overrides)
+    words = ("tpu=v5litepod_8", f"tpu.zone={A}", f"tpu.name={project.tag}-pod", *overrides)
     project.cloud.call_ok("DELETE", "emulator/faults")
-    project.create_shared(*(word for word in words if word != "tpu.adopt=true"))  # the network is there in any case
-    node = node_resource(project.config(*words), ())
-    return Pod(project, replace(node, **changes))
+    config = project.config(*words)
+    tpu = config.tpu.model_copy(update={"adopt": False})  # the network is there in any case
+    project.create_for_pods(config.model_copy(update={"tpu": tpu}))
+    return Pod(project, replace(node_resource(config, ()), **changes))
 
 
 ZONE = "us-east5-b"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from typing import Any
 
@@ -51,35 +52,48 @@ def test_several_regions_do_not_overlap(project: EmulatedProject) -> None:
         assert len(router["nats"]) == 1
 
 
-def test_a_half_made_network_is_adopted(project: EmulatedProject) -> None:
-    network(project, autoCreateSubnetworks=False, mtu=1460, description="mine")
-    before = project.state()
-    project.create_shared()
-    assert project.planned_actions() == {}
-    assert project.cloud.call_ok("GET", f"{COMPUTE}/global/networks/{project.tag}")["mtu"] == 1460
-    destroy(project.shared_resources(), project.context)
-    assert project.state() == before
+DEFAULT = ("network=default", "network.name=TAG")
+CUSTOM = ("global/networks", {"name": "TAG", "autoCreateSubnetworks": False, "mtu": 1460, "description": "mine"})
+AUTO = ("global/networks", {"name": "TAG"})
+LINK = {"network": f"{PROJECT}/global/networks/TAG"}
+SUBNET = (f"regions/{REGION}/subnetworks", {"name": "by-hand", **LINK, "ipCidrRange": "10.77.0.0/24"})
+ROUTER = (f"regions/{REGION}/routers", {"name": "TAG-simply", **LINK, "nats": [{"name": "simply-nat", **EVERY}]})
+BY_HAND: dict[str, tuple[list[tuple[str, dict[str, Any]]], tuple[str, ...], str]] = {
+    "a half made network": ([CUSTOM], (), "networks/TAG"),
+    "an auto network": ([AUTO], DEFAULT, "networks/TAG"),
+    "a subnet": ([CUSTOM, SUBNET], ("network.subnet=by-hand",), "firewalls/TAG-allow-internal-us-central1"),
+    "a NAT": ([AUTO, ROUTER], DEFAULT, ""),
+}
+"""What is there, the overrides, and something that must be there while a pod is; of a NAT no router of our own."""
 
 
-def without_access(project: EmulatedProject, subnet: str) -> dict[str, Any]:
-    """The project, whose subnet's access is off, whether it says so or says nothing."""
-    state = project.state()
-    state["compute"][f"{PROJECT}/regions/{REGION}/subnetworks/{subnet}"].setdefault("privateIpGoogleAccess", False)
-    return state
+@pytest.mark.parametrize("what", BY_HAND)
+def test_what_was_made_by_hand_is_used_and_left_as_it_was(project: EmulatedProject, what: str) -> None:
+    """A subnet keeps its range and gets its access back off; a router is not patched."""
 
+    def state() -> dict[str, Any]:
+        found = project.state()
+        for name, thing in found["compute"].items():
+            if "/subnetworks/" in name:
+                thing.setdefault("privateIpGoogleAccess", False)  # off, whether it says so or says nothing
+        return found
 
-def test_a_subnet_made_by_hand_keeps_its_range_and_gets_its_access_back_off(project: EmulatedProject) -> None:
-    link = network(project, autoCreateSubnetworks=False)
-    body = {"name": "by-hand", "network": link, "ipCidrRange": "10.77.0.0/24"}
-    project.cloud.call_and_wait("POST", f"{REGIONAL}/subnetworks", body)
-    before = without_access(project, "by-hand")
-    project.create_shared("network.subnet=by-hand")
-    assert project.cloud.call_ok("GET", f"{REGIONAL}/subnetworks/by-hand")["privateIpGoogleAccess"] is True
-    inside = project.cloud.call_ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-internal-{REGION}")
-    assert inside["sourceRanges"] == ["10.77.0.0/24"]
-    assert project.planned_actions("network.subnet=by-hand") == {}
-    destroy(project.shared_resources("network.subnet=by-hand"), project.context)
-    assert without_access(project, "by-hand") == before
+    made, words, there = BY_HAND[what]
+    group = [word.replace("TAG", project.tag) for word in words]
+    for collection, body in made:
+        named = json.loads(json.dumps(body).replace("TAG", project.tag))
+        project.cloud.call_and_wait("POST", f"{COMPUTE}/{collection}", named)
+    before = state()
+    project.create_shared(*group)
+    assert project.planned_actions(*group) == {}
+    if there:
+        shown = project.cloud.call_ok("GET", f"{COMPUTE}/global/{there.replace('TAG', project.tag)}")
+        assert shown.get("mtu", 1460) == 1460
+        assert shown.get("sourceRanges", ["10.77.0.0/24"]) == ["10.77.0.0/24"]
+    else:
+        assert project.cloud.call("GET", f"{REGIONAL}/routers/{project.tag}-{REGION}")[0] == 404
+    destroy(project.shared_resources(*group), project.context)
+    assert state() == before
 
 
 def test_a_subnet_made_by_hand_with_another_range_than_wanted_is_an_error(project: EmulatedProject) -> None:
@@ -100,28 +114,6 @@ def test_the_default_network_of_a_project_is_used_as_the_guides_do(project: Emul
     assert project.planned_actions(*group) == {}
     destroy(project.shared_resources(*group), project.context)
     assert project.cloud.call("GET", f"{COMPUTE}/global/networks/{project.tag}")[0] == 404
-
-
-def test_an_auto_network_made_by_hand_is_left_as_it_was(project: EmulatedProject) -> None:
-    network(project)
-    group = ["network=default", f"network.name={project.tag}"]
-    before = without_access(project, project.tag)
-    project.create_shared(*group)
-    destroy(project.shared_resources(*group), project.context)
-    assert without_access(project, project.tag) == before
-
-
-def test_a_nat_that_is_there_does_the_work_and_its_router_is_not_patched(project: EmulatedProject) -> None:
-    link = network(project)
-    group = ["network=default", f"network.name={project.tag}"]
-    router = {"name": f"{project.tag}-simply", "network": link, "nats": [{"name": "simply-nat", **EVERY}]}
-    project.cloud.call_and_wait("POST", f"{REGIONAL}/routers", router)
-    before = project.cloud.call_ok("GET", f"{REGIONAL}/routers/{project.tag}-simply")
-    project.create_shared(*group)
-    assert project.planned_actions(*group) == {}
-    assert project.cloud.call("GET", f"{REGIONAL}/routers/{project.tag}-{REGION}")[0] == 404
-    destroy(project.shared_resources(*group), project.context)
-    assert project.cloud.call_ok("GET", f"{REGIONAL}/routers/{project.tag}-simply") == before
 
 
 @pytest.mark.parametrize(
