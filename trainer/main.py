@@ -75,19 +75,17 @@ def main() -> None:
         train(experiment, run_folder(path, experiment.id))
         code = 0
     except LocalRunFileError as error:
-        print(error, file=sys.stderr)
-        runtime.exit_now(2)
+        runtime.exit_now(2, error)
     except (RunFileError, agreement.WrongDevicesError, DisagreementError, CorruptionError) as error:
-        print(error, file=sys.stderr)
+        runtime.print_error(error)
         code = {agreement.WrongDevicesError: 3, DisagreementError: 4, CorruptionError: 5}.get(type(error), 2)
     except PreemptedError:
         code = PREEMPTED_EXIT_CODE
     except (DivergedError, OutageError, ReplacedError, TaskLostError, SamplersLostError) as error:
-        print(error, file=sys.stderr)
+        runtime.print_error(error)
         code = 6 if isinstance(error, SamplersLostError) else 1
     except BaseException:  # whatever the error, the others must not wait for this worker
-        traceback.print_exc()
-        runtime.exit_now(1)
+        runtime.exit_now(1, traceback.format_exc())
     runtime.exit_together(code)
 
 

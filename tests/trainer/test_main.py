@@ -94,6 +94,22 @@ def test_two_workers_train_and_leave_results(pair, tmp_path, compile_cache):
     assert sorted(path.name for path in (tmp_path / "bucket/checkpoints").iterdir()) == ["4", "6"]
 
 
+@pytest.mark.parametrize(("error", "code"), [("OSError(28, 'full')", 1), ("main.LocalRunFileError('own file')", 2)])
+def test_an_error_ends_the_program_though_the_disk_of_its_log_is_full(error, code):
+    """An orderly exit would wait for threads that wait for the other workers."""
+    program = f"""
+import sys, threading
+from trainer import main
+def fails(experiment): raise {error}
+main.load, main.supervisor.is_sampler, sys.argv = (lambda path: None), fails, ["trainer", "run.yaml"]
+threading.Thread(target=threading.Event().wait).start()
+main.main()
+"""
+    with open("/dev/full", "w") as log:  # noqa: PTH123
+        words = [sys.executable, "-c", program]
+        assert subprocess.run(words, stdout=log, stderr=log, check=False, timeout=120).returncode == code
+
+
 def test_workers_that_disagree_all_exit_4_and_name_the_one(pair, tmp_path, compile_cache):
     other = {"SLIPWAY_CODE_SHA256": "1a2b" * 16}
     for ended in wait_processes(start_trainer(pair, tmp_path / "run", compile_cache, {}, other)):

@@ -4,6 +4,8 @@ import ctypes
 import json
 import os
 import sys
+import traceback
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any, NoReturn
 
@@ -143,20 +145,37 @@ def gather_batch(x: jax.Array) -> np.ndarray:
     return np.asarray(process_allgather(x, tiled=True))
 
 
+def print_error(error: object) -> None:
+    """Print an error to stderr. Where that is a file on a full disk, the exit code alone tells."""
+    with suppress(OSError):
+        print(error, file=sys.stderr, flush=True)
+
+
 def exit_together(code: int) -> NoReturn:
     """Exit together with the other processes, each with its own exit code."""
-    if jax.distributed.is_initialized():
-        jax.distributed.shutdown()  # waits for the others, so that none mistakes the end of worker 0 for a crash
+    try:
+        if jax.distributed.is_initialized():
+            jax.distributed.shutdown()  # waits for the others, so that none mistakes the end of worker 0 for a crash
+    except BaseException:
+        code = code or 1
+        print_error(traceback.format_exc())
     _exit(code)
 
 
-def exit_now(code: int) -> NoReturn:
-    """Exit at once after an error of this process or a peer; an orderly exit would wait for the others."""
+def exit_now(code: int, error: object = "") -> NoReturn:
+    """Print an error, if any, and exit at once; an orderly exit would wait for the other processes."""
+    if error:
+        print_error(error)
     _exit(code)
 
 
 def _exit(code: int) -> NoReturn:
-    """Exit without atexit handlers: JAX's would wait again, and threads of a broken collective would block them."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    """Exit without atexit handlers: JAX's would wait again, and threads of a broken collective would block them.
+
+    Nothing that goes wrong here may turn this into an orderly exit: threads of Orbax wait for the other processes.
+    """
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

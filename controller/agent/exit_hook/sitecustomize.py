@@ -34,11 +34,13 @@ def _exit_now(code: int) -> None:
     wait_for_others = getattr(sys.modules.get("jax._src.api"), "clean_up", None)
     if wait_for_others is not None:
         atexit.unregister(wait_for_others)
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    os._exit(code)
+    try:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    finally:  # the disk of the log may be full
+        os._exit(code)
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -58,9 +60,11 @@ class _Exit(SystemExit):
         try:
             sys._getframe(1)
         except ValueError:  # called by the interpreter itself, which is about to end
-            if not isinstance(self.code, int):
-                print(self.code, file=sys.stderr)
-            _exit_now(self.code if isinstance(self.code, int) else 1)
+            try:
+                if not isinstance(self.code, int):
+                    print(self.code, file=sys.stderr)
+            finally:
+                _exit_now(self.code if isinstance(self.code, int) else 1)
 
 
 def _exit(status: object = None, /) -> NoReturn:

@@ -111,7 +111,7 @@ def _run(
 
     os.environ["SLIPWAY_HOME"] = home
     written = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    words = os.open(f"{home}/words", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    words = os.open(f"{home}/words", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(words, 1)
     os.dup2(words, 2)
     _count_request(before, written, signal.SIGSTOP if pause else signal.SIGKILL, Path(home) if goes_on else None)

@@ -99,6 +99,16 @@ def test_exit_handlers_that_hang_are_given_up(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize(("script", "code"), [("raise OSError", 1), ("sys.exit(3)", 3), ("sys.exit('no data')", 1)])
+def test_a_full_disk_of_the_log_does_not_make_it_wait(script: str, code: int) -> None:
+    program = f"{FAKE_JAX}import threading\nthreading.Thread(target=threading.Event().wait).start()\n{script}"
+    environment = {**os.environ, "PYTHONPATH": str(Path(hook.__file__).parent)}
+    with open("/dev/full", "w") as log:  # noqa: PTH123
+        words: list[str] = [sys.executable, "-c", program]
+        done = subprocess.run(words, env=environment, stdout=subprocess.DEVNULL, stderr=log, check=False, timeout=60)
+    assert done.returncode == code
+
+
 def test_the_sitecustomize_of_the_user_still_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.own = 'mine'\nname = __name__\n")
     returned, out, _ = run("import sitecustomize; print(own, sitecustomize.name); 1 / 0", tmp_path)
