@@ -135,16 +135,16 @@ def test_turns_alternate_and_only_the_policys_tokens_are_its_own(pool: Environme
 
 
 @pytest.mark.parametrize(
-    ("script", "changes", "text", "tokens"),
+    ("script", "text"),
     [
-        (["a", "b", "c"], {}, "a<1>b<2>c", 12),  # max_turns
-        (["abc…"], {}, "abc", 3),  # the turn was cut off
-        (["a", "bcdefghijklmnop"], {}, "a<1>bcdefghijklmno", 20 - 2),  # the second turn exceeds the budget
-        (["abcdefghijklmnopq"], {}, "abcdefghijklmnopq", 18),  # what it hears would leave no room
+        (["a", "b", "c"], "a<1>b<2>c"),  # max_turns
+        (["abc…"], "abc"),  # the turn was cut off
+        (["a", "bcdefghijklmnop"], "a<1>bcdefghijklmno"),  # the second turn exceeds the budget
+        (["abcdefghijklmnopq"], "abcdefghijklmnopq"),  # what it hears would leave no room
     ],
 )
-def test_a_limit_ends_an_episode_which_is_rewarded_all_the_same(pool, script, changes, text, tokens) -> None:
-    (episode, other), _ = play(pool, [script, ["bye"]], "p", **changes)
+def test_a_limit_ends_an_episode_which_is_rewarded_all_the_same(pool, script, text) -> None:
+    (episode, other), _ = play(pool, [script, ["bye"]], "p")
     assert (episode.text[:18], episode.finished, episode.reward) == (text[:18], False, 0)
     assert len(episode.tokens) <= 20
     assert episode.metrics == {"heard": len(episode.responses)}

@@ -114,12 +114,9 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     sizes, depth, echo = request.param
     folder, programs, printed = tmp_path_factory.mktemp("whole"), SharedPrograms(), io.StringIO()
     base = with_echo(make_grpo_run(folder)) if echo else make_grpo_run(folder)
-    raw = base | {
-        "mesh": dict(zip(meshes.MESH_AXES, sizes, strict=True)),
-        "loop": base["loop"] | MOVING | {"async_depth": depth} | ({} if echo else {"length_buckets": [32]}),
-        "checkpoint": base["checkpoint"] | {"save_interval": 1},
-        "logging": base["logging"] | {"log_interval": 2},
-    }
+    loop = MOVING | {"async_depth": depth, "eval_prompts": 16} | ({} if echo else {"length_buckets": [32]})
+    raw = changed(base, loop=loop, checkpoint={"save_interval": 1}, logging={"log_interval": 2})
+    raw |= {"mesh": dict(zip(meshes.MESH_AXES, sizes, strict=True))}
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         slow_updates(patch, 1e6)
         programs.install(patch)
@@ -158,7 +155,7 @@ def test_both_phases_are_told_and_summed_up(whole: WholeRun) -> None:
     assert next(line for line in lines if "step_time" in line)["compile_time"] > 0
     summary = json.loads((whole.local / "summary.json").read_text())
     assert summary.keys() >= {"accuracy_before", "accuracy_after", "eval_prompts", "steps"}
-    assert (summary["eval_prompts"], summary["warm_start_steps"], summary["steps"]) == (40, 3, 4)
+    assert (summary["eval_prompts"], summary["warm_start_steps"], summary["steps"]) == (16, 3, 4)
     tests = [line for line in lines if line["phase"] == "test"]
     assert [line["step"] for line in tests] == [3, 7]
     for line, when in zip(tests, ("before", "after"), strict=True):

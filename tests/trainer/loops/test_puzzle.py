@@ -88,8 +88,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
 ) -> None:
     """The carry is in the checkpoint. The same devices give the same bits; another mesh begins with the same state."""
     monkeypatch.syspath_prepend(ROOT / "docs" / "extend")
-    own = {"evaluations": {"solved": "my_evaluation:solved"}}
-    run = changed(puzzle_run, loop={"curriculum": {"h_cycles": 1, "l_cycles": 1, "epochs": 2}} | own)
+    own: dict[str, Any] = {"evaluations": {"solved": "my_evaluation:solved"}}
+    own["curriculum"] = {"h_cycles": 1, "l_cycles": 1, "epochs": 2}
+    run = changed(puzzle_run, loop=own, checkpoint={"save_interval": 4})
     whole, cut = (changed(run, dir=str(tmp_path / name)) for name in ("whole", "cut"))
     SharedPrograms().install(monkeypatch)
     expected = train(whole, tmp_path / "whole-local")
