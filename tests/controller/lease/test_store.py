@@ -71,7 +71,8 @@ def test_what_is_no_lease_is_one_clear_error(text: str) -> None:
 def test_an_object_of_somebody_else_is_the_same_error() -> None:
     """No worker remembers the lease of a sweep."""
     for metadata in (None, {}, {"other": "words"}):
-        for among, is_said in (("pods", True), ("sweeps", False)):
+        kinds: dict[Literal["pods", "sweeps"], bool] = {"pods": True, "sweeps": False}
+        for among, is_said in kinds.items():
             words = rf"is not a lease written by slipway.*gcloud storage rm gs://b/{among}/pod/lease\.json"
             with pytest.raises(CloudError, match=words) as error:
                 read(Bucket(metadata), among)

@@ -125,7 +125,7 @@ def test_groups_of_other_machines_are_no_slices() -> None:
     }
 
     def call(api: str, method: str, **_: Any) -> dict[str, Any]:
-        collection, _, verb = method.partition(".")
+        collection, verb = method.split(".")
         assert verb == "aggregatedList", "their VMs are not looked at"
         return {"items": {f"zones/{ZONE}": {collection: items[collection]}}}
 
