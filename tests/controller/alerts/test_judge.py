@@ -257,10 +257,6 @@ def test_a_record_is_read_as_it_was_written_with_the_newest_alerts(tmp_path: Pat
     assert [alert.name for alert in record.active] == ["slow"]
     write_alerts(ledger, AlertRecord(1, tuple(Alert(str(number), "", 0.0) for number in range(MAX_RECORDED + 5))))
     assert [alert.name for alert in read_alerts(ledger).alerts][:1] == ["5"]
-
-
-def test_an_alert_says_for_how_long_and_whether_it_is_over() -> None:
-    assert describe_alert(Alert("slow", "40 %", 10.0), 100.0) == "ALERT slow (for 1:30): 40 %"
-    past = "past alert slow (for 0:30, until 1:00 ago): 40 %"
-    assert describe_alert(Alert("slow", "40 %", 10.0, 40.0), 100.0) == past
-    assert describe_alert(Alert("slow", "40 %", 110.0), 100.0) == "ALERT slow (for 0:00): 40 %"  # another clock
+    told = [describe_alert(Alert("slow", "40 %", *times), 100.0) for times in ((10.0,), (10.0, 40.0), (110.0,))]
+    assert told[:2] == ["ALERT slow (for 1:30): 40 %", "past alert slow (for 0:30, until 1:00 ago): 40 %"]
+    assert told[2] == "ALERT slow (for 0:00): 40 %", "by another clock"

@@ -44,6 +44,11 @@ def test_a_terminal_shows_and_a_file_keeps(monkeypatch: pytest.MonkeyPatch) -> N
         print(HOSTILE, end="", file=sys.stderr)
     assert harmless(tty.getvalue())
     assert (file.getvalue(), sys.stdout) == (HOSTILE, tty)
+    command = Tty()
+    write = exec_verb._writer_for(SanitizedStream(command))  # pyright: ignore[reportArgumentType]
+    for byte in "é\x1b[2J".encode():
+        write(bytes([byte]))
+    assert command.getvalue() == r"é\x1b[2J"
 
 
 def test_words_of_an_error_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -53,14 +58,6 @@ def test_words_of_an_error_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert main.run(["plan", "program=command", f"code.repository.url={url}"]) == 2
     assert "error" in tty.getvalue()
     assert harmless(tty.getvalue())
-
-
-def test_what_a_command_prints_on_a_terminal() -> None:
-    tty = Tty()
-    write = exec_verb._writer_for(SanitizedStream(tty))  # pyright: ignore[reportArgumentType]
-    for byte in "é\x1b[2J".encode():
-        write(bytes([byte]))
-    assert tty.getvalue() == r"é\x1b[2J"
 
 
 @pytest.mark.parametrize("on_terminal", [True, False])

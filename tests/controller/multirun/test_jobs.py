@@ -68,6 +68,10 @@ def test_a_job_starts_in_the_apps_folder_with_its_words_unchanged(request_: Requ
     config = define_jobs(request_, builder).jobs[0].config
     assert list(config.program.command or ()) == words
     assert (config.sweep.on_failure, config.tpu.accelerator_type) == ("skip", "v5litepod-1")
+    dated = replace(request_, own_folders=("multirun", "multirun/2026-11-23/05-48-12", "results"))
+    assert shared_overrides(dated) == shared_overrides(request_), "folders inside another that is left out"
+    stays = ["cleanup.on_success=keep" in shared_overrides(replace(request_, keep=keep)) for keep in (False, True)]
+    assert stays == [False, True], "pods stay only while more jobs will come"
     with tarfile.open(fileobj=io.BytesIO(builder.build_plan(config).snapshot.archive)) as tar:
         assert {"lab/app.py", "slipway_job/multirun/job.py", "slipway_job/agent/storage.py"} <= set(tar.getnames())
 
@@ -98,14 +102,6 @@ def test_the_table_of_runs_shows_the_apps_words(request_: Request) -> None:
     record["config"] |= {"program": {"command": module}}
     row = row_from_record(record)
     assert (row["program"], row["overrides"]) == ("lab.app", ["lr=1"])
-
-
-def test_words_that_the_jobs_share(request_: Request) -> None:
-    """Folders inside another that is left out are not named; pods stay only while more jobs will come."""
-    dated = replace(request_, own_folders=("multirun", "multirun/2026-11-23/05-48-12", "results"))
-    assert shared_overrides(dated) == shared_overrides(request_)
-    assert "cleanup.on_success=keep" not in shared_overrides(request_)
-    assert "cleanup.on_success=keep" in shared_overrides(replace(request_, keep=True))
 
 
 def test_workers_without_hydra_are_found_before_anything_is_billed(request_: Request) -> None:
@@ -231,15 +227,9 @@ def test_an_output_that_cannot_be_kept_is_a_failure(worker: Worker) -> None:
     assert "slipway: cannot keep the job's output: the upload of gs://b/runs/app-1/output" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("value", "plain"),
-    [(np.float32(0.5), 0.5), (np.ones((1, 1)), 1.0), ((1, "a", None), [1, "a", None]), ({"a": [True]}, {"a": [True]})],
-)
-def test_values_are_kept_as_json_has_them(value: object, plain: object) -> None:
-    assert plain_value(value) == plain
-
-
-@pytest.mark.parametrize("value", [np.ones(2), {1: 2}, object()])
-def test_other_values_are_named(value: object) -> None:
-    with pytest.raises(TypeError, match=f"a {type(value).__module__}.{type(value).__qualname__}"):
-        plain_value(value)
+def test_values_are_kept_as_json_has_them_and_others_are_named() -> None:
+    assert [plain_value(value) for value in (np.float32(0.5), np.ones((1, 1)))] == [0.5, 1.0]
+    assert plain_value({"a": (1, "a", None, True)}) == {"a": [1, "a", None, True]}
+    for value in (np.ones(2), {1: 2}, object()):
+        with pytest.raises(TypeError, match=f"a {type(value).__module__}.{type(value).__qualname__}"):
+            plain_value(value)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from controller.core.errors import LeaseLostError
-from controller.core.events import Events
 from controller.records.budget_deadline import GRACE_SECONDS, LEAST_SECONDS, BudgetDeadline
 from controller.resources.workers.watchdog import Watchdog
 from controller.ssh.fleet import WorkerError
 from tests.fakes.clock import ManualClock
+from tests.fakes.context import make_context
 
 
 class Run:
@@ -21,26 +21,18 @@ class Run:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pods: int, hours: float | None) -> None:
         self.clock, self.hours, self.orders, self.notes = ManualClock(), hours, list[float | None](), list[str]()
         self.error: Exception | None = None
-        self.lost: Exception | None = None
-        events = Events(self.clock)
-        events.add_listener(lambda event: self.notes.append(event.message))
         monkeypatch.setattr(Watchdog, "update_limits", lambda watchdog, context, node, left: self.order(left))
         watchdog = Watchdog(name="pod", node="node/pod", bucket="b", idle_seconds=None)
-        context = SimpleNamespace(clock=self.clock, events=events, before_pod_write=self.check_lease)
+        self.context = make_context(None, clock=self.clock, notes=self.notes)
         spending = SimpleNamespace(hours_left=lambda: self.hours, account=SimpleNamespace(pods=pods))
-        parts: list[Any] = [SimpleNamespace(resources=(watchdog,)), context, spending, SimpleNamespace(id="node/pod")]
-        self.deadline = BudgetDeadline(*parts)
+        plan, node = SimpleNamespace(resources=(watchdog,)), SimpleNamespace(id="node/pod")
+        self.deadline = BudgetDeadline(cast(Any, plan), self.context, cast(Any, spending), cast(Any, node))
         self.deadline.send()
 
     def order(self, left: float | None) -> None:
         if self.error is not None:
             raise self.error
         self.orders.append(left if left is None else left / 3600)
-
-    def check_lease(self) -> int:
-        if self.lost is not None:
-            raise self.lost
-        return 1
 
     def at(self, hours: float) -> list[float | None]:
         """Return the orders so far, after a look at this time."""
@@ -97,7 +89,11 @@ def test_a_worker_that_does_not_answer_keeps_its_deadline_and_is_told_soon(monke
 def test_a_controller_that_has_lost_its_lease_sends_nothing_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """It slept while another one took the pod over."""
     run = Run(monkeypatch, pods=2, hours=2.0)
-    run.lost = LeaseLostError("taken over")
+
+    def lost() -> int:
+        raise LeaseLostError("taken over")
+
+    run.context.before_pod_write = lost
     with pytest.raises(LeaseLostError):
         run.at(1.5)
     assert run.orders == with_grace(2.0)

@@ -105,10 +105,10 @@ def test_an_empty_file_arrives_and_content_that_is_not_what_was_listed_is_refuse
     assert not (tmp_path / "b").exists()
 
 
-@pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/passwd", "a\0b"])
-def test_no_name_leads_out_of_the_folder(path: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no path inside a folder"):
-        local_path(tmp_path, path)
+def test_no_name_leads_out_of_the_folder(tmp_path: Path) -> None:
+    for path in ("../x", "a/../../x", "/etc/passwd", "a\0b"):
+        with pytest.raises(ConfigError, match="is no path inside a folder"):
+            local_path(tmp_path, path)
 
 
 def test_a_checkpoint_is_copied_once_and_replaces_another(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ import pytest
 from conf.schema.config import Config
 from controller.context import SurplusSlice
 from controller.core.clock import Clock
-from controller.core.formats import DamagedRecordError
+from controller.core.formats import DamagedRecordError, FormatError
 from controller.gcp.errors import GoogleError
 from controller.gcp.folder_store import FolderClient
-from controller.records.ledger import UNKNOWN_POD, Launch, Ledger
+from controller.records.ledger import UNKNOWN_POD, Launch, Ledger, Result
 from controller.records.spending import Account, PodLifetime, Spending, close_billing
 from controller.recovery.policy import Incident
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus, claim_name
@@ -60,6 +60,17 @@ def test_what_is_damaged_is_named(ledger: Ledger, tmp_path: Path, garbage: str) 
     assert told == [f"{RUN}/launches/0001.json", f"{RUN}/verdicts/0001.json"]
     with pytest.raises(DamagedRecordError, match=rf"{RUN}/result\.json is damaged: "):
         ledger.result()
+
+
+def test_a_result_is_read_as_written_and_a_later_format_is_not_damaged(ledger: Ledger, tmp_path: Path) -> None:
+    result = Result("r-1", "finished", 2, 20.0, 10.0, {"loss": 1.0}, "keep")
+    assert ledger.result() is None
+    ledger.record_result(result)
+    ledger.record_result(Result("r-1", "finished", 3, 30.0, 20.0))
+    assert ledger.result() == result
+    put(tmp_path, "launches/0001.json", '{"format": 99, "attempt": 1}')
+    with pytest.raises(FormatError, match="99"):
+        ledger.launches()
 
 
 BEGAN, WRITTEN, ENDED = 1_700_000_000, 1_700_007_200, 1_700_010_800

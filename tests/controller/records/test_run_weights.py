@@ -52,10 +52,14 @@ def test_a_run_means_one_checkpoint(run: Path, reference: str, step: int, capsys
 
 
 @pytest.mark.usefixtures("run")
-def test_what_cannot_be_started_from_is_one_line() -> None:
+def test_what_cannot_be_started_from_is_one_line(home: Path) -> None:
+    other = json.loads((home / f"runs/{RUN}/record.json").read_text())
+    other["config"]["model"] = None
+    write_record(home, other | {"run": "own-1"})
     for words, message in (
         ([f"model.weights=run:{RUN}@12"], f"{RUN} has checkpoints of steps 4, 10"),
         ([f"model.weights=run:{RUN}@last"], "is none of run:ID, run:ID@best and run:ID@STEP"),
+        (["model.weights=run:own-1"], "own-1 is no run of the bundled trainer, so it has no weights"),
         (["model.weights=run:sft-0"], "model.weights: sft-0: no such run on this machine"),
         ([f"model.weights=run:{RUN}", "model.dim=128"], f"model.dim: is 128, but 64 in {RUN}"),
     ):
@@ -73,12 +77,3 @@ def test_a_run_without_scores_has_no_best_and_one_without_checkpoints_says_so(ru
         file.unlink()
     with pytest.raises(ConfigError, match=f"{RUN} has no complete checkpoint in .* yet; the bundled trainer saves"):
         config(f"model.weights=run:{RUN}")
-
-
-@pytest.mark.usefixtures("run")
-def test_a_program_of_ones_own_has_no_weights(home: Path) -> None:
-    other = json.loads((home / f"runs/{RUN}/record.json").read_text())
-    other["config"]["model"] = None
-    write_record(home, other | {"run": "own-1"})
-    with pytest.raises(ConfigError, match="own-1 is no run of the bundled trainer, so it has no weights"):
-        config("model.weights=run:own-1")

@@ -33,20 +33,18 @@ def test_by_id_by_name_and_the_newest() -> None:
     assert names(runs=["q-2", "q-1"]) == ("runs", ["q-1", "q-2"])
     assert names(runs=["q-2"]) == ("q-2", ["q-2"])
     assert names(where=["name=q"], last=2) == ("runs", ["q-2", "q-3"])
+    samplers = {"run": "q-4-sampler-1", "sweep": "", "name": "q", "overrides": [], "samples_for": "q-4"}
+    trainer = {"run": "q-4", "sweep": "", "name": "q", "overrides": []}
+    assert select_runs([*ROWS, trainer, samplers])[0] == "q-4", "the newest run is none of samplers"
+    assert (
+        select_runs([samplers])[0] == select_runs([*ROWS, trainer, samplers], ["q-4-sampler-1"])[0] == "q-4-sampler-1"
+    )
     boards = {"q-dddd": ["q-1", "q-3", "q-9"]}  # a sweep has runs that an earlier one made
     assert names(sweep="q-dddd", boards=boards) == ("q-dddd", ["q-1", "q-3"])
     assert names(sweep="q-aaaa", boards=boards) == ("q-aaaa", ["q-1"])
     for run, sweep, what in (["../../etc"], "", "run"), ([], "../q", "sweep"):
         with pytest.raises(ConfigError, match=f"no such {what}"):
             select_runs(ROWS, run, sweep=sweep)
-
-
-def test_the_newest_run_is_none_of_samplers() -> None:
-    samplers = {"run": "q-4-sampler-1", "sweep": "", "name": "q", "overrides": [], "samples_for": "q-4"}
-    trainer = {"run": "q-4", "sweep": "", "name": "q", "overrides": []}
-    assert select_runs([*ROWS, trainer, samplers])[0] == "q-4"
-    assert select_runs([samplers])[0] == "q-4-sampler-1"
-    assert select_runs([*ROWS, trainer, samplers], ["q-4-sampler-1"])[0] == "q-4-sampler-1"
 
 
 SWEEP = LastCommand(("cloud=local",), sweep="q-5f0c0000", sweep_words=("cloud=local", "run.seed=0,1"))

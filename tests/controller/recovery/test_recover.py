@@ -41,7 +41,8 @@ def test_where_a_program_is() -> None:
 def executor() -> RecoveryExecutor:
     """What recovers a pod of two workers that Google calls healthy."""
     node = SimpleNamespace(spec=SimpleNamespace(workers=2), pod_seen=lambda _: PodStatus("READY"))
-    plan = SimpleNamespace(node=node, config=SimpleNamespace(cleanup=SimpleNamespace(on_failure="keep")))
+    config = SimpleNamespace(cleanup=SimpleNamespace(on_failure="keep"))
+    plan = SimpleNamespace(node=node, config=config, run_id="run-1", bucket="b")
     none = cast(Any, None)
     return RecoveryExecutor(cast(Any, plan), none, none, none, 0.0, none)
 
@@ -75,8 +76,7 @@ def test_a_hang_that_is_given_up_says_where_and_leaves_no_program_running(monkey
     fleet = SimpleNamespace(call_all=lambda command, payload: told.append((command, payload)))
     monkeypatch.setattr(RecoveryExecutor, "_fleet", lambda _: fleet)
     giving_up = executor()
-    plan = cast(Any, giving_up.plan)
-    plan.run_id, plan.bucket, giving_up.ledger = "run-1", "b", cast(Any, SimpleNamespace(prefix="runs/run-1"))
+    giving_up.ledger = cast(Any, SimpleNamespace(prefix="runs/run-1"))
     places = ["worker 0: in all_reduce (work/train.py:9)", "worker 1: in read (work/loader.py:4)"]
     verdict = Verdict(VerdictKind.HUNG, ("no step and no output for 900 s",))
     with pytest.raises(ProgramFailedError) as ended:

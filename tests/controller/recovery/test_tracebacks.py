@@ -78,15 +78,6 @@ def test_the_traceback_alone_is_shown_or_the_stack_of_the_thread_that_crashed() 
     ]
 
 
-def test_a_worker_that_was_stopped_may_hold_the_cause() -> None:
-    workers = list(recorded("killed_1"))
-    log = f"step 5\n{CAUGHT}"
-    workers[1] = WorkerStatus(ended=True, stop_requested=True, signal="SIGTERM", ended_at=120, log_tail=log)
-    verdict = diagnose(Observation(PodStatus(), tuple(workers)))
-    assert (verdict.kind, verdict.worker) == (VerdictKind.PROGRAM_ERROR, 1)
-    assert verdict.evidence[1] == "OSError: try again (data.py:7)"
-
-
 def test_neither_a_lost_peer_nor_what_the_program_survived_is_a_cause() -> None:
     assert cause_of_exit(f"{CAUGHT}step 6\n{ABORT}") is None
     assert cause_of_exit(f"{CAUGHT}{ABORT}")
@@ -96,7 +87,13 @@ def test_neither_a_lost_peer_nor_what_the_program_survived_is_a_cause() -> None:
     assert cause_of_exit(end.log_tail) is None
 
 
-def test_the_line_about_connected_peers_is_not_a_lost_peer() -> None:
+def test_a_worker_that_was_stopped_may_hold_the_cause_and_who_is_connected_has_lost_no_peer() -> None:
+    workers = list(recorded("killed_1"))
+    log = f"step 5\n{CAUGHT}"
+    workers[1] = WorkerStatus(ended=True, stop_requested=True, signal="SIGTERM", ended_at=120, log_tail=log)
+    verdict = diagnose(Observation(PodStatus(), tuple(workers)))
+    assert (verdict.kind, verdict.worker) == (VerdictKind.PROGRAM_ERROR, 1)
+    assert verdict.evidence[1] == "OSError: try again (data.py:7)"
     log = "[Gloo] Rank 2 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3\nno data\n"
     failed = WorkerStatus(ended=True, code=2, ended_at=1.0, log_tail=log)
     verdict = diagnose(Observation(PodStatus(), (failed, WorkerStatus())))
@@ -107,13 +104,10 @@ def test_chained_exceptions_are_shown_together_and_the_last_one_is_named() -> No
     log = f"step 1\n{CAUGHT}{CAUSED_BY}" + CAUGHT.replace("OSError: try again", "ValueError: no data")
     assert (found(log).text.count("Traceback"), found(log).message) == (2, "ValueError: no data (data.py:7)")
     assert log_excerpt(log, 1).startswith("Traceback")
-
-
-def test_the_prefixes_of_pytorch_are_left_out() -> None:
-    log = "".join(f"[rank1]: {line}\n" for line in CAUGHT.splitlines())
-    last = found(f"step 1\n{log}")
+    prefixed = "".join(f"[rank1]: {line}\n" for line in CAUGHT.splitlines())  # by PyTorch
+    last = found(f"step 1\n{prefixed}")
     assert (last.text, last.message, last.is_final) == (CAUGHT, "OSError: try again (data.py:7)", True)
-    lost = log.replace("try again", "[pair.cc:553] Connection closed by peer [127.0.0.1]:44737.")
+    lost = prefixed.replace("try again", "[pair.cc:553] Connection closed by peer [127.0.0.1]:44737.")
     assert cause_of_exit(lost) is None
 
 
@@ -123,12 +117,14 @@ def test_an_exception_that_ended_a_thread_is_known_as_such() -> None:
     assert not found(f"{IN_THREAD}{CAUGHT}step 2\n{CAUGHT}").ended_thread
 
 
-def test_a_crash_names_the_line_of_the_program_and_not_of_a_library() -> None:
+def test_last_words_are_of_the_program_and_neither_of_a_library_nor_of_exit_handlers() -> None:
     frames = '  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at\n'
     own = '  File "/w/runs/r/work/train.py", line 8 in load\n'
     head = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x01 (most recent call first):\n"
     assert last_words(head + frames + own) == "in load (train.py:8)"
     assert last_words(head + frames) == "in string_at (__init__.py:519)"
+    assert last_words(f"{CAUGHT}wandb: find logs at ./wandb\n", 1) == "OSError: try again (data.py:7)"
+    assert last_words(f"{CAUGHT}step 7\nbye\n", 2) == "bye"
 
 
 def test_what_is_no_traceback_and_no_process_is_not_named() -> None:
@@ -136,14 +132,6 @@ def test_what_is_no_traceback_and_no_process_is_not_named() -> None:
     assert last_traceback("he said: Traceback (most recent call last):\nX: y\n") is None
     assert first_at_barrier(["Shutdown::1::0. The first task at the barrier: 7. Some", ""]) is None
     assert log_excerpt("".join(f"{i}\n" for i in range(100))).splitlines()[0] == "75", "the last lines instead"
-
-
-def test_output_of_exit_handlers_does_not_hide_the_exception() -> None:
-    assert last_words(f"{CAUGHT}wandb: find logs at ./wandb\n", 1) == "OSError: try again (data.py:7)"
-    assert last_words(f"{CAUGHT}step 7\nbye\n", 2) == "bye"
-
-
-# while the program runs
 
 
 def test_a_traceback_in_pieces_is_shown_once_when_it_is_complete() -> None:

@@ -20,12 +20,8 @@ from controller.records import index
 SWEEP = "quickstart-00c0ffee"
 CASES = (("optimizer.lr=0.0001", "loop.kl_coef=0"), ("optimizer.lr=0.0001", "loop.kl_coef=0.001"),
          ("optimizer.lr=0.0007", "loop.kl_coef=0"), ("optimizer.lr=0.0007", "loop.kl_coef=0.001"))  # fmt: skip
-ACCURACY_GAIN = {
-    "optimizer.lr=0.0001": 0.36,
-    "optimizer.lr=0.0007": 0.52,
-    "loop.kl_coef=0": 0.0,
-    "loop.kl_coef=0.001": -0.03,
-}
+ACCURACY_GAIN = {"optimizer.lr=0.0001": 0.36, "optimizer.lr=0.0007": 0.52}
+ACCURACY_GAIN |= {"loop.kl_coef=0": 0.0, "loop.kl_coef=0.001": -0.03}
 START_TIME = 1_790_000_000.0
 PREEMPTION_NOTE = "preempted: the node is preempted; replacing the pod and resuming from the last checkpoint"
 

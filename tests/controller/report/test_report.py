@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -130,17 +131,14 @@ def test_a_hypothesis_is_shown_beside_what_was_found(home: Path, capsys: pytest.
     assert "expected  " not in capsys.readouterr().out
 
 
-def test_a_repeated_seed_counts_once_and_another_pod_is_the_same_setting(home: Path) -> None:
+def test_a_repeated_seed_counts_once_and_other_code_is_another_setting_but_no_other_pod(home: Path) -> None:
     lines = metric_lines(CASES[0], 0, 20, 5)
-    write_run(home, CASES[0], 0, 1000.0, lines)
-    write_run(home, (*CASES[0], "tpu.zone=us-west4-a", "sweep.pods=7"), 0, 2000.0, lines)
-    write_run(home, (*CASES[0], "tpu.name=other"), 0, 3000.0, lines, state="failed")
+    pods = ((), ("tpu.zone=us-west4-a", "sweep.pods=7"), ("tpu.name=other",))
+    for number, (pod, state) in enumerate(zip(pods, ("finished", "finished", "failed"), strict=True), 1):
+        write_run(home, (*CASES[1], *pod), 0, 1000.0 * number, lines, state=state)
     [setting] = group_settings(runs_of(home))
-    assert [run.row["created"] for run in setting.runs] == [2012.0]
-    assert len(setting.superseded_runs) == 2
-
-
-def test_the_same_words_with_other_code_are_another_setting(home: Path) -> None:
+    assert ([run.row["created"] for run in setting.runs], len(setting.superseded_runs)) == ([2012.0], 2)
+    shutil.rmtree(home)
     first, second = (write_run(home, CASES[0], seed, 1000.0 + seed, []) for seed in (0, 1))
     with edited_record(home, second) as document:
         document["code_sha256"] = "beef" * 16

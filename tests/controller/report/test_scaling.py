@@ -107,9 +107,6 @@ def test_a_metric_of_which_less_is_better(state: Path) -> None:
     found = measured(state, "dim", y="loss", level=0.25)
     assert {one.steps for row in found.rows for one in row.reached} == {4}
     assert [row.on_front for row in found.rows] == [True, False, False, False, False]
-
-
-def test_the_front_has_what_nothing_beats() -> None:
     points = [(1.0, 0.5), (2.0, 0.7), (3.0, 0.6), (2.0, 0.6), (4.0, 0.7)]
     assert [is_on_front(point, points, False) for point in points] == [True, True, False, False, False]
     assert [is_on_front(point, points, True) for point in points] == [True, False, False, False, False]

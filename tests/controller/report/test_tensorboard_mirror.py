@@ -65,9 +65,6 @@ def test_workers_name_no_other_file(tmp_path: Path) -> None:
         bucket[f"runs/q-1/tb/{name}"] = b"x"
     assert TensorBoardMirror(bucket, "b", {"q-1": tmp_path / "a" / "b"}).update({"q-1"}) == 0
     assert list(tmp_path.iterdir()) == []
-
-
-def test_names_for_people_are_names_of_folders() -> None:
     assert folder_name("lr=0.1 kl=0 seed 3", "quickstart-0123abcd") == "lr=0.1_kl=0_seed_3_0123abcd"
     assert folder_name("../../é\x00/$(x)", "quickstart-0123abcd") == "x_0123abcd"
     assert folder_name("..", "quickstart-0123abcd") == "quickstart-0123abcd"

@@ -77,17 +77,13 @@ def test_a_controller_that_takes_over_does_not_tell_again_and_a_new_attempt_does
     assert read_alerts(run.ledger).active == []
 
 
-def test_lines_of_earlier_attempts_and_of_other_runs_are_not_judged(tmp_path: Path) -> None:
+def test_silence_and_output_of_this_attempt_of_this_run(tmp_path: Path) -> None:
     run = Followed(tmp_path)
     with run.watch().watching() as watch:
         run.events.emit("metrics", RUN, metrics={"time": 900.0, "loss": None})
         run.events.emit("metrics", "other-run", metrics={"loss": None})
         watch.tick(0.0)
     assert (run.alerts(), [*tmp_path.iterdir()]) == ([], [])
-
-
-def test_silence_and_output(tmp_path: Path) -> None:
-    run = Followed(tmp_path)
     with run.watch().watching() as watch:
         watch.tick(601.0)
         watch.tick(700.0)

@@ -19,11 +19,8 @@ CAUTION = "the original program never ends; native in its place: +experiment=trm
 
 
 def planned(number: int = 0, exists: bool = True, caution: str | None = None, stand_in: bool = False) -> Any:
-    config = SimpleNamespace(
-        program=SimpleNamespace(kind="command", caution=caution),
-        code=SimpleNamespace(stand_in=stand_in),
-        budget=SimpleNamespace(max_usd=None, max_hours=3.0),
-    )
+    program, code = SimpleNamespace(kind="command", caution=caution), SimpleNamespace(stand_in=stand_in)
+    config = SimpleNamespace(program=program, code=code, budget=SimpleNamespace(max_usd=None, max_hours=3.0))
     node, pod = SimpleNamespace(title=f"TPU {number}", adopt=False), object() if exists else Absent()
     return SimpleNamespace(config=config, observe_pod=lambda _: pod, node=node, run_id=f"r-{number}")
 

@@ -99,16 +99,13 @@ def test_grpo_samples_scores_and_updates() -> None:
     assert [end * hours for end in estimated(found).spread or ()] == pytest.approx(ends)
 
 
-def test_flops_that_fit_counted_replace_the_formula(tmp_path: Path) -> None:
-    found = config(*LM_3B, f"run.state_dir={tmp_path}", "loop.eval_batches=1", "loop.eval_interval=100000")
-    guess = as_fit_said(found, [{"name": "update", "flops": 5e15, "recomputed_flops": 1e15}])
-    assert guess.hours == pytest.approx(0.25 + 100_000 * 4e15 / 0.30 / (8 * 920e12) / 3600, rel=1e-3)
-
-
-def test_a_forecast_of_fit_replaces_the_arithmetic_and_has_an_interval(tmp_path: Path) -> None:
+def test_flops_that_fit_counted_and_its_forecast_replace_the_arithmetic(tmp_path: Path) -> None:
     """100,000 updates of 0.5 s and 100 evaluations of 8 batches of 0.2 s, and 0.25 h of setup."""
     found = config(*LM_3B, f"run.state_dir={tmp_path}")
     assert "; `slipway fit` makes a forecast)" in str(estimated(found))
+    short = config(*LM_3B, f"run.state_dir={tmp_path}", "loop.eval_batches=1", "loop.eval_interval=100000")
+    counted = as_fit_said(short, [{"name": "update", "flops": 5e15, "recomputed_flops": 1e15}])
+    assert counted.hours == pytest.approx(0.25 + 100_000 * 4e15 / 0.30 / (8 * 920e12) / 3600, rel=1e-3)
     without = as_fit_said(found, [], forecast=None)
     assert (without.source, "at 30% (18% to 45%) of the chips' peak" in without.basis) == ("an estimate", True)
     guess = as_fit_said(found, [], forecast={"update_seconds": 0.5, "eval_seconds": 0.2, "low": 0.8, "high": 1.1})

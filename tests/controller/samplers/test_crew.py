@@ -69,15 +69,6 @@ class Stage:
         """Sample until the controller leaves."""
         context.clock.sleep(600)
 
-    def end_of_program(self) -> None:
-        """The trainer has finished, and its result waits for the bucket until the samplers have gone."""
-        self.launch()
-        self.context.events.note("run", "the bucket has not taken the result", ended=True)
-        late = self.clock.deadline(60)
-        while len(self.ended) < 2 and not late():
-            self.clock.sleep(0.01)
-        assert {why for _, why in self.ended} == {"the trainer's run has ended"}
-
     def fail(self, error: BaseException, *, launched: str = "") -> Any:
         """What a trainer's run does that raises this."""
 
@@ -104,10 +95,22 @@ def test_pods_start_with_the_trainer_and_go_on_without_this_controller(stage: St
     stage.trainer = stage.launch
     assert stage.run() is None
     assert (sorted(stage.driven), stage.ended) == (PODS, [])
+    done = list[str]()
+    stage.sampler = lambda run, _: done.append(run)
+    stage.run(detach=True)
+    assert (sorted(done), stage.ended) == (PODS, []), "with --detach each pod is started before it returns"
 
 
 def test_pods_of_a_finished_run_do_not_wait_for_the_bucket(stage: Stage) -> None:
-    stage.trainer = stage.end_of_program
+    def end_of_program() -> None:
+        stage.launch()
+        stage.context.events.note("run", "the bucket has not taken the result", ended=True)
+        late = stage.clock.deadline(60)
+        while len(stage.ended) < 2 and not late():
+            stage.clock.sleep(0.01)
+        assert {why for _, why in stage.ended} == {"the trainer's run has ended"}
+
+    stage.trainer = end_of_program
     stage.run()
 
 
@@ -203,13 +206,6 @@ def test_a_command_that_takes_over_while_pods_are_ended_is_told_without_a_traceb
     stage.trainer, stage.is_cancelled = stage.launch, True
     assert stage.run() is None
     assert "sampler pod 1: pod of run-sampler-1 is left to the command that has taken it over" in stage.notes
-
-
-def test_with_detach_each_pod_is_started_before_it_returns(stage: Stage) -> None:
-    done = list[str]()
-    stage.sampler, stage.trainer = lambda run, _: done.append(run), stage.launch
-    stage.run(detach=True)
-    assert (sorted(done), stage.ended) == (PODS, [])
 
 
 def test_what_happens_on_a_pod_is_told_but_for_warnings(stage: Stage) -> None:

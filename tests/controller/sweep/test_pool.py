@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,16 @@ from tests.scenarios.unattended.test_two_controllers import controllers, launche
 TWO_PODS = "sweep.pods=2"
 
 
+def waiting(slipway: SlipwayCli, pod: Sequence[str], seeds: str = "0,1,2") -> list[str]:
+    """A sweep whose programs end once `go` is there."""
+    program = f'program.command=[sh,-c,"while [ ! -e {slipway.home}/go ]; do sleep 0.1; done"]'
+    return ["-m", *pod, TWO_PODS, program, f"run.seed={seeds}"]
+
+
+def run_when(slipway: SlipwayCli, number: int) -> None:
+    until(lambda: [row["state"] for row in index.load_rows(slipway.home)].count("running") == number, 300)
+
+
 def states(slipway: SlipwayCli) -> dict[str, str]:
     return {" ".join(w for w in row["overrides"] if "seed" in w): row["state"] for row in index.load_rows(slipway.home)}
 
@@ -31,15 +41,13 @@ def states(slipway: SlipwayCli) -> dict[str, str]:
 @pytest.mark.e2e
 def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(slipway: SlipwayCli, plane: Plane) -> None:
     go = slipway.home / "go"
-    program = f'program.command=[sh,-c,"while [ ! -e {go} ]; do sleep 0.1; done"]'
-    words = ["-m", *plane.one, TWO_PODS, *slipway.base_overrides, program, "run.seed=0,1,2,3,4"]
+    words = waiting(slipway, plane.one, "0,1,2,3,4")
     with controllers(slipway, words) as (first,):
-        until(lambda: sum(state == "running" for state in states(slipway).values()) == 2)
+        run_when(slipway, 2)
         first.process.kill()
         first.ends()
     [board] = slipway.home.glob("sweeps/*.json")
-    assert main.run(["status", "--sweep", board.stem]) == 0
-    assert "nobody has driven this sweep since " in " ".join(slipway.capsys.readouterr().out.split())
+    assert "nobody has driven this sweep since " in " ".join(slipway("status", "--sweep", board.stem)[1].split())
     before = launches(slipway)
     with controllers(slipway, words) as (second,):
         until(lambda: pods(slipway.cloud().get("state")) != {})
@@ -52,10 +60,8 @@ def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(sli
     held = {name.split("/")[1] for name in before}
     assert {name.split("/")[1] for name in launches(slipway) if not name.endswith("0001.json")} <= held
     assert pods(slipway.cloud().get("state")) == {}
-    assert main.run(words) == 0
-    assert "5 runs, 5 finished, 0 remaining" in slipway.capsys.readouterr().out
-    assert main.run(["status", "--json", *words]) == 0
-    assert {run["state"] for run in json.loads(slipway.capsys.readouterr().out)["runs"]} == {"finished"}
+    assert "5 runs, 5 finished, 0 remaining" in slipway(*words)[1]
+    assert {run["state"] for run in slipway.json("status", *words)["runs"]} == {"finished"}
 
 
 @pytest.mark.deep
@@ -63,11 +69,9 @@ def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(sli
 def test_a_sweep_has_pods_of_both_planes_at_once(slipway: SlipwayCli) -> None:
     """The TPU API has capacity for one pod only: the other one comes from Compute Engine, and both work."""
     go = slipway.home / "go"
-    program = f'program.command=[sh,-c,"while [ ! -e {go} ]; do sleep 0.1; done; echo hello"]'
-    quota = "cloud.quotas={tpu-v6e-preemptible: 1}"
-    words = ["-m", "tpu=v6e_1", TWO_PODS, quota, *slipway.base_overrides, program, "run.seed=0,1,2,3"]
+    words = waiting(slipway, ("tpu=v6e_1", "cloud.quotas={tpu-v6e-preemptible: 1}"), "0,1,2,3")
     with controllers(slipway, words) as (sweep,):
-        until(lambda: sum(state == "running" for state in states(slipway).values()) == 2)
+        run_when(slipway, 2)
         found = slipway.cloud().get("state")
         machines = [path for path in pods(found) if "/instances/" in path]
         assert (len(found["node"]), len(machines)) == (1, 1)
@@ -84,17 +88,15 @@ def test_a_sweep_has_pods_of_both_planes_at_once(slipway: SlipwayCli) -> None:
 @pytest.mark.always_on("compute_engine")
 def test_what_fails_is_tried_again_and_told(slipway: SlipwayCli, plane: Plane) -> None:
     fails = 'program.command=[sh,-c,"test $SEED != 1 && test $SLIPWAY_ATTEMPT$SEED != 12"]'
-    words = ["-m", *plane.one, TWO_PODS, *slipway.base_overrides, fails, "env.vars.SEED='0','1','2'"]
-    assert main.run(words) == 5
-    out, err = slipway.capsys.readouterr()
+    words = ["-m", *plane.one, TWO_PODS, fails, "env.vars.SEED='0','1','2'"]
+    code, out, err = slipway(*words)
+    assert code == 5
     assert "1 of 3 runs failed; run the same command to retry them" in err
     assert "2 finished, 1 failed" in out
     assert out.count("; retrying") == 2
-    assert main.run(["plan", "--json", *words]) == 0
-    document = json.loads(slipway.capsys.readouterr().out)
+    document = slipway.json("plan", *words)
     assert sorted(run["state"] for run in document["runs"]) == ["failed", "finished", "finished"]
-    assert main.run(["down", *words]) == 0
-    assert "deleted: nothing" in slipway.capsys.readouterr().out
+    assert "deleted: nothing" in slipway("down", *words)[1]
 
 
 def test_a_pod_goes_on_with_the_run_that_it_had(home: Path) -> None:

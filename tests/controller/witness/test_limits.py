@@ -12,14 +12,7 @@ import pytest
 from controller.witness.limits import TimeLimit, ended_in_order, shielded
 
 
-def test_the_time_limit_interrupts_the_block() -> None:
-    interrupted = threading.Event()
-    with TimeLimit(0.001, interrupted.set) as limit:
-        assert interrupted.wait(240)
-    assert limit.reason == "the limit of 1.66667e-05 minutes is reached"
-
-
-def test_stop_interrupts_once_and_not_after_the_block() -> None:
+def test_the_time_limit_and_stop_interrupt_once_and_not_after_the_block() -> None:
     calls: list[str] = []
     with TimeLimit(3600, lambda: calls.append("x")) as limit:
         limit.stop("first")
@@ -29,6 +22,10 @@ def test_stop_interrupts_once_and_not_after_the_block() -> None:
         pass
     late.stop("too late")
     assert (late.reason, calls) == ("", ["x"])
+    interrupted = threading.Event()
+    with TimeLimit(0.001, interrupted.set) as limit:
+        assert interrupted.wait(240)
+    assert limit.reason == "the limit of 1.66667e-05 minutes is reached"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

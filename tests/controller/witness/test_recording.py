@@ -78,15 +78,6 @@ def test_the_content_of_objects_is_not_recorded(made: Recording) -> None:
     assert line.body_bytes == len(body)
 
 
-def test_a_broken_connection_is_recorded(made: Recording) -> None:
-    def broken(*_: object, **__: object) -> Any:
-        raise ConnectionResetError("gone")
-
-    with pytest.raises(ConnectionResetError):
-        send(made, SimpleNamespace(request=broken, follow_redirects=True), "https://tpu.googleapis.com/v2")
-    assert (made.requests[-1].status, made.requests[-1].error) == (0, "ConnectionResetError: gone")
-
-
 def test_files_are_private_and_scrubbed(made: Recording) -> None:
     send(made, Wire(200, b'{"mail": "anna@lab.edu", "n": "lab-anna-412345"}'), "https://tpu.googleapis.com/v2")
     made.stages.append(Stage("look", 0.0, detail="refused for anna@lab.edu"))
@@ -130,7 +121,7 @@ def test_guest_attributes_have_the_time_when_they_were_first_seen() -> None:
     assert found[0]["node"] == "v2/n"
 
 
-def test_requests_are_recorded_only_inside_the_block(made: Recording) -> None:
+def test_requests_are_recorded_only_inside_the_block_and_broken_ones_too(made: Recording) -> None:
     client: Any = SimpleNamespace(
         wrap_connection=lambda http, method_id: http, root=lambda api: f"https://{api}.googleapis.com/"
     )
@@ -139,3 +130,10 @@ def test_requests_are_recorded_only_inside_the_block(made: Recording) -> None:
         client.wrap_connection(wire, "tpu.x.get").request("https://tpu.googleapis.com/v2/a")
     client.wrap_connection(wire, "tpu.x.get").request("https://tpu.googleapis.com/v2/b")
     assert [line.path for line in made.requests] == ["v2/a"]
+
+    def broken(*_: object, **__: object) -> Any:
+        raise ConnectionResetError("gone")
+
+    with pytest.raises(ConnectionResetError):
+        send(made, SimpleNamespace(request=broken, follow_redirects=True), "https://tpu.googleapis.com/v2")
+    assert (made.requests[-1].status, made.requests[-1].error) == (0, "ConnectionResetError: gone")
