@@ -26,6 +26,7 @@ def test_a_pod_ends_with_its_run_and_stays_if_another_run_uses_it(slipway: Slipw
     assert slipway("up", "--detach", FOREVER)[0] == 0
     assert not end(slipway, ECHO_COMMAND), "the pod of another run"
     assert len(pods(slipway.cloud().get("state"))) > 0
+    assert slipway.json("status", FOREVER)["run"]["id"] == index.load_rows(slipway.home)[0]["run"]
     assert end(slipway, FOREVER)
     assert pods(slipway.cloud().get("state")) == {}
     found = slipway.json("status", FOREVER)
