@@ -146,6 +146,8 @@ def test_what_can_be_stopped(workers: int, tier: str, words: str) -> None:
     found = PLANE.cannot_stop("pod", replace(SPEC, workers=workers), replace(PLACE, capacity=tier))
     assert words in found
     assert bool(found) == bool(words)
+    assert PLANE.delete_permission("mig") == "compute.instanceGroupManagers.delete"
+    assert PLANE.delete_permission("instance") == "compute.instances.delete"
 
 
 def test_a_zone_without_capacity_is_left_and_nothing_stays_there(project: EmulatedProject) -> None:
