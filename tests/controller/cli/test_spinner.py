@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import sys
 import time
 from contextlib import suppress
@@ -19,7 +18,6 @@ from controller.core.errors import ConfigError
 from controller.run import session
 from controller.run.options import RunOptions
 from tests.composed import config_of
-from tests.paths import ROOT
 from tests.terminal import Tty
 
 ERASE_LINE = "\x1b[2K"
@@ -67,16 +65,6 @@ def test_a_long_wait_shows_its_seconds_and_fits_the_terminal(monkeypatch: pytest
     assert len(doing._line(20)) <= 18
     doing("starting")
     assert doing._line(80) == "starting …  5 s"  # counted anew
-
-
-OPENS_A_CLOUD = re.compile(r"\bopen_(?:session|context|run|sweep|weights)\(")
-SHOWS_WHAT_IS_DONE = re.compile(r"\.(?:showing|waiting)\(|\bView\(|\bopen_weights\(")
-
-
-def test_a_verb_that_asks_a_cloud_or_the_workers_shows_what_it_does() -> None:
-    texts = {file.stem: file.read_text() for file in (ROOT / "controller/cli/verbs").glob("*/*.py")}
-    ask = {verb for verb, text in texts.items() if OPENS_A_CLOUD.search(text)}
-    assert {verb for verb in ask if not SHOWS_WHAT_IS_DONE.search(texts[verb])} == set() != ask
 
 
 def test_a_failure_erases_it_too(monkeypatch: pytest.MonkeyPatch) -> None:

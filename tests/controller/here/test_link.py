@@ -167,15 +167,13 @@ def test_a_program_sees_its_devices(
     assert {name: made.get(name) for name in wanted} == wanted
 
 
-def test_python_is_the_one_that_runs_slipway(tmp_path: Path) -> None:
+def test_devices_are_probed_again_after_jax_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And Python is the one that runs Slipway."""
+    made = open_fleet(cloud("cloud.backend=cpu"), tmp_path)
     write_python(tmp_path, sys.executable)
     for name in ("python", "python3"):
         said = subprocess.run([tmp_path / name, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True)
         assert said.stdout.strip() == sys.prefix
-
-
-def test_devices_are_probed_again_after_jax_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = open_fleet(cloud("cloud.backend=cpu"), tmp_path)
     (known := tmp_path / "here/here-cpu-0/devices.json").write_text("{}")
     open_fleet(cloud("cloud.backend=cpu"), tmp_path)
     assert known.is_file()

@@ -19,7 +19,7 @@ from controller.inputs.modules import DefinitionError, find_signature, module_fi
 from controller.sweep.definition import JobBuilder
 from tests.composed import config_of
 from tests.controller.checks.plans import config as compose_config
-from tests.controller.inputs.wheels import git, git_repository
+from tests.controller.inputs.wheels import git, git_repository, write
 
 
 def shipped(tmp_path: Path, *overrides: str, folder: str = "r") -> CodeSnapshot:
@@ -105,9 +105,7 @@ def test_commit_changes_and_new_files_are_on_record(tmp_path: Path) -> None:
     (root / "train.py").write_text("lr = 2\ntoken = 'hf_planted'\n")
     (root / ".env").write_text("A=2\n")
     (root / "big.txt").write_text("x\n" * 1_000_000)
-    (root / "new.py").write_text("")
-    (root / "out").mkdir()
-    (root / "out/x").write_text("")
+    write(root, {"new.py": "", "out/x": ""})
     document, patch = collect_git_status(root, EXCLUDE, ["hf_planted"])
     assert (document["dirty"], document["changed"]) == (True, ["big.txt", "train.py"])
     assert (document["untracked"], document["not_in_patch"]) == (["new.py"], ["big.txt"])
@@ -129,12 +127,6 @@ def test_code_outside_git_says_so(tmp_path: Path) -> None:
     assert (document["commit"], document["dirty"], patch) == (None, False, "")
     (tmp_path / "sub").mkdir()
     assert "not in a git repository of its own" in collect_git_status(tmp_path / "sub", EXCLUDE, [])[0]["why"]
-
-
-def write(folder: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
 
 
 def quickstart(tmp_path: Path, *overrides: str) -> Config:
@@ -159,14 +151,10 @@ def test_modules_are_shipped_beside_the_trainer_and_identify_the_run(tmp_path: P
     assert tree_hash(tmp_path / "tree") == found.sha256
     write(tmp_path / "slipway", {"my_rewards.py": "def brief(response, answer): return 2"})
     assert take_snapshot(quickstart(tmp_path, REWARD), tmp_path).sha256 != found.sha256
-
-
-def test_the_runs_of_a_sweep_share_code_only_with_the_same_modules(tmp_path: Path) -> None:
-    write(tmp_path / "slipway", {"my_rewards.py": "def brief(response, answer): return 1"})
     builder = JobBuilder(tmp_path)
-    plain, own = (builder.build_plan(found) for found in (quickstart(tmp_path), quickstart(tmp_path, REWARD)))
-    assert "modules/my_rewards.py" not in plain.snapshot.paths
-    assert "modules/my_rewards.py" in own.snapshot.paths
+    plans = (builder.build_plan(config) for config in (quickstart(tmp_path), quickstart(tmp_path, REWARD)))
+    shares = ["modules/my_rewards.py" in plan.snapshot.paths for plan in plans]
+    assert shares == [False, True], "runs of a sweep share code only with the same modules"
 
 
 def test_other_folders_may_hold_them(tmp_path: Path) -> None:

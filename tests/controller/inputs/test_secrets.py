@@ -64,12 +64,10 @@ def test_a_planted_secret_is_found_nowhere_but_in_its_file(
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     body = "echo token $HF_TOKEN; cat $NETRC; echo $HF_TOKEN > ../token; while [ ! -e ../go ]; do sleep 0.05; done"
     words = ["up", ONE, KEEP, f'program.command=[sh,-c,"{body}"]', 'program.setup=[[sh,-c,"echo setup $HF_TOKEN"]]']
-    code, out, _ = slipway("plan", *words[1:], "--json")
-    assert code == 0
+    out = slipway("plan", *words[1:], "--json")[1]
     assert PLANTED not in out
     assert "secrets HF_TOKEN, NETRC" in out
-    seen: list[Path] = []
-    lines: list[str] = []
+    seen, lines = list[Path](), list[str]()
 
     def look() -> None:
         """While it runs: the files that hold the secret, and every argument list of the machine."""
@@ -91,11 +89,10 @@ def test_a_planted_secret_is_found_nowhere_but_in_its_file(
     assert f"token {'*' * len(PLANTED)}" in out
     assert sorted(p.name for p in seen) in (["secrets"], ["log", "secrets"])  # the log is masked later
     assert not [line for line in lines if PLANTED in line]
-    assert grep(slipway.home, PLANTED) == []
-    assert grep(slipway.home, "planted_password") == []
+    assert grep(slipway.home, PLANTED) == grep(slipway.home, "planted_password") == []
     cloud = slipway.cloud()
     assert PLANTED not in json.dumps([cloud.requests(), cloud.get("state")])
-    code, out, _ = slipway("logs", *words[1:])
+    out = slipway("logs", *words[1:])[1]
     assert f"token {'*' * len(PLANTED)}" in out
     monkeypatch.setenv("HF_TOKEN", "another one")
     assert slipway(*words)[1].count("has already finished") == 1  # it is no part of a run's identity
@@ -106,8 +103,7 @@ def test_secret_manager(slipway: SlipwayCli) -> None:
     cloud = slipway.cloud()
     EmulatedCloud(cloud.state).establish()
     google = GoogleClient(Credentials(token=cloud.token), Clock(), cloud.roots)
-    parent = "projects/slipway-local"
-    secrets = "projects.secrets"
+    parent, secrets = "projects/slipway-local", "projects.secrets"
     google.call("secretmanager", f"{secrets}.create", parent=parent, secretId="key", body={})
     for value in ("first value", PLANTED):
         payload = {"payload": {"data": base64.b64encode(value.encode()).decode()}}

@@ -55,13 +55,17 @@ def package_repository(folder: Path, name: str) -> str:
 
 def git_repository(folder: Path, files: dict[str, str]) -> str:
     """A git repository with one commit, which is returned."""
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+    write(folder, files)
     git(folder, "init", "--quiet", "--initial-branch=main")
     git(folder, "add", "--all", "--force")
     git(folder, "commit", "--quiet", "--message=one")
     return git(folder, "rev-parse", "HEAD")
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
 
 
 def git(folder: Path, *words: str) -> str:

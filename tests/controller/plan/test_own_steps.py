@@ -97,6 +97,8 @@ def test_the_example_lives_like_the_other_resources(folder: Path) -> None:
     destroy([alone], context)
     destroy([alone], context)
     assert google.changes == ["create projects/p/secrets/lab-key", "delete projects/p/secrets/lab-key"]
+    here = build_plan(config_of("cloud=here", "cloud.backend=cpu", *EXAMPLE), "here", folder)
+    assert not [r for r in here.resources if isinstance(r, OwnResource)], "this machine has no such steps"
 
 
 def test_what_others_made_is_used_or_refused_and_never_deleted(folder: Path) -> None:
@@ -146,8 +148,3 @@ def test_a_mistake_of_a_method_names_it(folder: Path, answer: Any, run: Callable
     [step] = own_steps(config_of(*COMMAND, "code.resources=[own_kinds:Step]"), (folder,), ())
     with pytest.raises(CloudError, match=f"code.resources: own_kinds:Step.{words}"):
         run(step, make_context(answer), {})
-
-
-def test_this_machine_has_no_such_steps(folder: Path) -> None:
-    plan = build_plan(config_of("cloud=here", "cloud.backend=cpu", *EXAMPLE), "here", folder)
-    assert not [r for r in plan.resources if isinstance(r, OwnResource)]

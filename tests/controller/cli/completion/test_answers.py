@@ -43,8 +43,6 @@ from controller.records import index
         ("slipway plan 'env.vars={a: b", [], ["tpu.zone="]),
         ("slipway wrong=thing loop.k", [], []),
         ("slipway localcloud ", ["start", "wipe"], []),
-        ("slipway help ru", ["runs"], []),
-        ("slipway completion ", ["install", "fish"], ["query"]),
         ("slipway exec --worker all -- l", [], ["logs", "loop."]),
         ("slipway", [], []),
         ("", [], []),
@@ -64,7 +62,9 @@ def test_files_of_the_users_own(tmp_path: Path) -> None:
     assert list(complete("slipway +experiment=mine loop.my", tmp_path)) == ["loop.my_key="]
 
 
-def test_ids_of_runs_and_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_of_runs_and_sweeps_and_the_verb_says_it_as_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
     assert list(complete("slipway up --run ", tmp_path)) == []
     sweeps = {"q-1": "s-1", "q-2": "s-1", "r-3": ""}
@@ -73,9 +73,6 @@ def test_ids_of_runs_and_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(complete("slipway logs --run q", tmp_path)) == ["q-2", "q-1"]
     assert list(complete("slipway runs --diff q-1 r", tmp_path)) == ["r-3"]
     assert "r-3" not in complete("slipway runs --diff q-1 q-2 ", tmp_path)
-
-
-def test_the_verb_says_it_as_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMP_LINE", "slipway orph")
     assert main.run(["completion", "query"]) == 0
     assert capsys.readouterr().out == f"orphans\t{VERBS['orphans'].help}\n"
@@ -143,9 +140,8 @@ def keyboard(request: pytest.FixtureRequest, home: Path) -> Iterator[Keyboard]:
 
 def test_tab(keyboard: Keyboard) -> None:
     keyboard.press("slipway plan --sa\t\r", "got[plan]got[--save]")
-    keyboard.press(
-        "slipway +exper\tquicks\t loop.warm_start_st\t3\r", "got[+experiment=quickstart]got[loop.warm_start_steps=3]"
-    )
+    words = "got[+experiment=quickstart]got[loop.warm_start_steps=3]"
+    keyboard.press("slipway +exper\tquicks\t loop.warm_start_st\t3\r", words)
     keyboard.press("slipway -m optimizer=adamw,muo\t\r", "got[optimizer=adamw,muon]")
 
 

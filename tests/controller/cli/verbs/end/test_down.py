@@ -205,28 +205,20 @@ def test_a_network_half_made_by_hand_is_used_and_left(slipway: SlipwayCli, cloud
 def test_a_bucket_of_ones_own_keeps_what_runs_wrote(slipway: SlipwayCli, cloud: EmulatedCloud) -> None:
     bucket = f"slipway-local-slipway-{REGION}"
     cloud.call_ok("POST", "storage/v1/b?project=slipway-local", {"name": bucket, "location": REGION})
+    elsewhere = {"name": "slipway-local-slipway-us-west4", "location": "US-WEST4", "labels": {"managed-by": "slipway"}}
+    cloud.call_ok("POST", "storage/v1/b?project=slipway-local", elsewhere)
     before = state(slipway)
     assert slipway("up", *POD)[0] == 0
     code, out, _ = slipway("down", "--all", "--yes", *POD)
     assert code == 0
+    assert "gs://slipway-local-slipway-us-west4 stays, with results of runs elsewhere" in out
+    assert slipway.json("down", "--all", "--yes", *POD)["other_buckets"] == [elsewhere["name"]]
     assert f"data of runs stays in gs://{bucket}, under assets/, capacity/, code/, index/, pods/ and runs/" in out
     after = state(slipway)
     kept = after.pop("objects")[bucket]
     assert {name.partition("/")[0] for name in kept} <= {"assets", "capacity", "code", "index", "pods", "runs"}
-    assert before.pop("objects") == {bucket: []}
+    assert before.pop("objects")[bucket] == []
     assert after == before
-
-
-@pytest.mark.deep
-def test_a_bucket_of_runs_elsewhere_is_named(slipway: SlipwayCli, cloud: EmulatedCloud) -> None:
-    other = {"name": "slipway-local-slipway-us-west4", "location": "US-WEST4", "labels": {"managed-by": "slipway"}}
-    cloud.call_ok("POST", "storage/v1/b?project=slipway-local", other)
-    assert slipway("up", *POD)[0] == 0
-    code, out, _ = slipway("down", "--all", "--yes", *POD)
-    assert code == 0
-    assert "gs://slipway-local-slipway-us-west4 stays, with results of runs elsewhere" in out
-    assert "not created by Slipway" not in out
-    assert slipway.json("down", "--all", "--yes", *POD)["other_buckets"] == ["slipway-local-slipway-us-west4"]
 
 
 @pytest.mark.deep
@@ -255,12 +247,9 @@ ONE = ["tpu=v5litepod_8", "tpu.capacity=on_demand", KEEP, ECHO_COMMAND]
 @pytest.mark.deep
 def test_a_stopped_pod_is_started_by_the_next_up(slipway: SlipwayCli) -> None:
     code, _, err = slipway("stop", *ONE)
-    assert code == 2
-    assert "is absent or not ready, so it cannot be stopped" in err
+    assert (code, "is absent or not ready, so it cannot be stopped" in err) == (2, True)
     assert slipway("up", *ONE)[0] == 0
-    code, out, _ = slipway("stop", *ONE)
-    assert code == 0
-    assert "is stopped; `slipway up` starts it" in out
+    assert "is stopped; `slipway up` starts it" in slipway("stop", *ONE)[1]
     assert slipway.json("status", *ONE)["pod"]["state"] == "stopped"
     assert "is already stopped" in slipway("stop", *ONE)[1]
     code, out, _ = slipway("up", *ONE, "run.seed=7")
@@ -269,12 +258,3 @@ def test_a_stopped_pod_is_started_by_the_next_up(slipway: SlipwayCli) -> None:
     assert "hello from worker 0" in out
     creations = [m for m in slipway.mutations() if m.startswith("POST /tpu/") and "queuedResources" in m]
     assert len(creations) == 1
-
-
-@pytest.mark.deep
-def test_what_google_does_not_stop_is_refused(slipway: SlipwayCli) -> None:
-    spot = ["tpu=v5litepod_8", KEEP, ECHO_COMMAND]
-    assert slipway("up", *spot)[0] == 0
-    code, _, err = slipway("stop", *spot)
-    assert code == 2
-    assert "tpu.capacity: Google cannot stop spot pods; `slipway down` deletes it" in err

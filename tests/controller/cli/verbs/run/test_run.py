@@ -81,29 +81,18 @@ def test_what_is_no_program_is_said(line: str, message: str) -> None:
         with_program(line)
 
 
-def test_words_are_shown_as_the_overrides_that_they_stand_for(capsys: pytest.CaptureFixture[str]) -> None:
-    command = with_program("plan --tpu v6e-8 --name try budget.max_usd=5 -- python -m lab.train")
-    known = ("program=command", "program.command=[python,-m,lab.train]", "run.name=try", "tpu=v6e_8")
-    assert command.overrides[:4] == known
-    assert command.overrides[-1] == "budget.max_usd=5"
-    assert f"({' '.join(known[:1])} 'program.command=[python,-m,lab.train]'" in capsys.readouterr().err
-
-
-def test_these_words_fit_a_terminal_of_80_columns(
+def test_words_are_shown_as_the_overrides_that_they_stand_for_with_the_packages_that_nobody_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    with_program("plan cloud=gcp budget.max_usd=5 budget.max_hours=2 -- python -m lab.train --steps 100")
-    err = capsys.readouterr().err
-    assert "budget.max_hours=2" in err
-    assert "env.requirements names others" in " ".join(err.split())
-    assert max(map(len, err.splitlines())) <= 80
-
-
-def test_packages_that_nobody_named_are_said(capsys: pytest.CaptureFixture[str], slipway: SlipwayCli) -> None:
-    with_program("plan -- python -m lab.train")
-    assert "the workers get Slipway's own packages" in capsys.readouterr().err
+    command = with_program("plan --tpu v6e-8 --name try budget.max_usd=5 -- python -m lab.train")
+    known = ("program=command", "program.command=[python,-m,lab.train]", "run.name=try", "tpu=v6e_8")
+    assert (command.overrides[:4], command.overrides[-1]) == (known, "budget.max_usd=5")
+    shown = capsys.readouterr().err
+    assert "(program=command 'program.command=[python,-m,lab.train]'" in " ".join(shown.split())
+    assert "the workers get Slipway's own packages" in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= 80
     with_program("rehearse -- python -m lab.train")
     assert "note:" not in capsys.readouterr().err
 

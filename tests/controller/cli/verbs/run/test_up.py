@@ -188,7 +188,9 @@ def test_an_altered_byte_on_a_worker_is_found_and_repaired(slipway: SlipwayCli, 
 
 @pytest.mark.deep
 def test_a_failing_program_ends_with_5_and_shows_the_worker_that_failed_first(slipway: SlipwayCli) -> None:
-    fails = 'program.command=[sh,-c,"if [ $TPU_WORKER_ID = 1 ]; then echo boom; exit 7; fi; sleep 60"]'
+    """And is tried again as a new attempt."""
+    once = "if [ $SLIPWAY_ATTEMPT = 2 ]; then exit; fi; if [ $TPU_WORKER_ID = 1 ]; then echo boom; exit 7; fi; sleep 60"
+    fails = f'program.command=[sh,-c,"{once}"]'
     code, _, err = slipway("up", fails, *TWO_WORKERS)
     assert (code, "boom" in err) == (5, True)
     assert "worker 1 exited with code 7; it failed first" in err
@@ -196,14 +198,8 @@ def test_a_failing_program_ends_with_5_and_shows_the_worker_that_failed_first(sl
     assert status["pod"]["state"] == "ready"  # kept, for a look
     assert status["run"]["state"] == "not finished, program error"
     assert "worker 1: its program exited with code 7" in status["run"]["verdicts"][0]["message"]
-
-
-@pytest.mark.deep
-def test_a_failed_run_is_tried_again_as_a_new_attempt(slipway: SlipwayCli) -> None:
-    fails_once = 'program.command=[sh,-c,"if [ $SLIPWAY_ATTEMPT = 1 ]; then exit 7; fi"]'
-    assert slipway("up", fails_once)[0] == 5
-    assert "launched attempt 2" in slipway("up", fails_once)[1]
-    assert slipway("logs", fails_once)[2] == "(attempt 2 of 2; --attempt N shows another)\n"
+    assert "launched attempt 2" in slipway("up", fails, *TWO_WORKERS)[1]
+    assert slipway("logs", fails, *TWO_WORKERS)[2] == "(attempt 2 of 2; --attempt N shows another)\n"
 
 
 @pytest.mark.deep
@@ -228,7 +224,15 @@ def test_no_process_of_a_run_is_left(slipway: SlipwayCli) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes")])
-def test_what_is_ended_on_purpose_is_not_started_again(slipway: SlipwayCli, verb: tuple[str, ...]) -> None:
+def test_ctrl_c_detaches_and_what_is_ended_on_purpose_is_not_started_again(
+    slipway: SlipwayCli, verb: tuple[str, ...]
+) -> None:
+    running = up_apart(slipway, SLOW)
+    read_until(running, r"^\s*up$")
+    running.send_signal(signal.SIGINT)
+    rest, _ = running.communicate(timeout=300)
+    assert (running.returncode, "the run continues" in rest) == (0, True), rest
+    assert all(worker["running"] for worker in slipway.json("status", SLOW)["workers"])
     following = up_apart(slipway, SLOW)
     read_until(following, r"^\s*up$")
     assert slipway(*verb, SLOW)[0] == 0
@@ -238,17 +242,3 @@ def test_what_is_ended_on_purpose_is_not_started_again(slipway: SlipwayCli, verb
     status = slipway.json("status", SLOW)
     assert status["run"]["attempts"] == 1
     assert status["pod"]["state"] == ("absent" if verb[0] == "down" else "ready")
-
-
-@pytest.mark.deep
-def test_ctrl_c_detaches_and_the_run_goes_on(slipway: SlipwayCli) -> None:
-    running = up_apart(slipway, SLOW)
-    read_until(running, r"^\s*up$")
-    running.send_signal(signal.SIGINT)
-    rest, _ = running.communicate(timeout=300)
-    assert running.returncode == 0
-    assert "the run continues" in rest
-    workers = slipway.json("status", SLOW)["workers"]
-    assert all(w["running"] for w in workers)
-    let_go(slipway)
-    assert slipway("up", SLOW)[0] == 0
