@@ -1,7 +1,5 @@
 """Configs as the command line composes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from conf.schema.config import Config

@@ -1,7 +1,5 @@
 """Lists that are nested until Python's recursion limit end no reader of JSON that others write."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Guide 3's native experiments: what they take from the guide, meshes, and equal sizes in the sweep of the forms."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The native experiments of the TRM study have the values of the study's own files (tests/conf/trm_sweeps.yaml)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The Python interface gives what the command line gives; how far a transfer is."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands that pages and help print, in their order, and what proves those that no session of a reader runs."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

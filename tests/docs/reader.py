@@ -4,8 +4,6 @@ What is typed is what the page says, but for these: the emulated cloud stands in
 questions are answered with yes, and a placeholder is what the reader has. A verb that waits for Ctrl-C gets it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Each command of README, help, tutorial, first run and your-program is run by a test that reads it from the page."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What the documents say exists: commands, files, keys, examples, notebook, pictures; the site built of them."""
 
-from __future__ import annotations
-
 import html
 import os
 import re

@@ -1,7 +1,5 @@
 """docs/guides.yaml covers every line of the guides, and what it names exists; the page is made of it."""
 
-from __future__ import annotations
-
 import pkgutil
 import re
 import subprocess

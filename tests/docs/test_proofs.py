@@ -1,7 +1,5 @@
 """The tests that documents name as proof of what they say exist, and run wherever CI does."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

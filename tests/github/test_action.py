@@ -1,7 +1,5 @@
 """The GitHub workflows and the action: what they may do, and their shell steps as a runner would execute them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

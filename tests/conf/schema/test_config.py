@@ -1,7 +1,5 @@
 """Identity of runs and pods, the tables of TPU types and regions, and the schemas for editors."""
 
-from __future__ import annotations
-
 import ipaddress
 import itertools
 import re

@@ -2,8 +2,6 @@
 mislead the emulated cloud and `plan --permissions` alike. This table is written from the pages, not from that file.
 """
 
-from __future__ import annotations
-
 from conf.schema.infra.permissions import all_permissions, permissions_of_method, permissions_of_role
 
 COMPUTE = "https://cloud.google.com/compute/docs/reference/rest/v1"

@@ -1,7 +1,5 @@
 """Validation reports every error at once, each with its key and a suggestion; an old key names its new one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What somebody who has never seen it reads first, and `slipway help --web`."""
 
-from __future__ import annotations
-
 import _thread
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Waits before a run's screen opens: a spinner on a terminal, nothing elsewhere."""
 
-from __future__ import annotations
-
 import io
 import sys
 import time

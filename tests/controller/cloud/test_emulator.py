@@ -1,7 +1,5 @@
 """Finding the emulated cloud that runs on a state folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -55,11 +53,8 @@ def test_a_running_one_is_found_without_starting_a_program(
 
 @pytest.mark.parametrize("changed", [{"token": "wrong"}, {"pid": 1}, {"url": "http://127.0.0.1:9/"}])
 def test_the_file_of_a_killed_one_is_not_believed(url: str, tmp_path: Path, changed: dict[str, object]) -> None:
-    _endpoint(tmp_path, **{"url": url, **changed})
-    assert emulator.find_answering(tmp_path) is None
-
-
-def test_none_has_run_on_a_new_folder(tmp_path: Path) -> None:
-    assert emulator.find_answering(tmp_path) is None
+    assert emulator.find_answering(tmp_path) is None, "none has run on a new folder"
     (tmp_path / "endpoint.json").write_text('{"url"')
+    assert emulator.find_answering(tmp_path) is None
+    _endpoint(tmp_path, **{"url": url, **changed})
     assert emulator.find_answering(tmp_path) is None

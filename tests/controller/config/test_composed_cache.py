@@ -1,7 +1,5 @@
 """Composed configs are kept, and never used when anything that Hydra reads has changed."""
 
-from __future__ import annotations
-
 import json
 import stat
 import subprocess

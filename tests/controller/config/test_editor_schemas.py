@@ -1,7 +1,5 @@
 """The schemas for editors judge every YAML file as `plan` does, and miss no typo."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A first experiment of one's own: what is wrong with the file is said, and which file it is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`model=pretrained` and `model=hf`: sizes, switches, tokenizer, chat and special tokens come from Hugging Face."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The devices of a machine, from its device nodes and variables, and their division among runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

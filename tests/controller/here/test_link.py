@@ -1,7 +1,5 @@
 """The agent as a process of this machine: answers, errors, timeouts, and what outlives us."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Assets: hashed once, fetched with their checksum, built, copied like rsync, and known by what is in them."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import json

@@ -1,7 +1,5 @@
 """Which files are shipped: exclusions, limits, other repositories, the user's modules; and what git says of them."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of the Hub, pinned, resumed and verified; what a server tells of a file; each mistake is one clear error."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A requirements file: includes, git lines, what means nothing on a worker; and wheels built of git lines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -44,21 +42,18 @@ def test_git_lines_are_for_this_machine(tmp_path: Path, line: str, expected: tup
     assert (git.url, git.ref, git.subdirectory, git.extras, git.marker) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("-e .\n", "'-e .' is a local folder, which the workers do not have"),
-        ("./lib\n", "program.setup"),
-        ("mine @ file:///home/me/mine\n", "local folder"),
-        ("-c bounds.txt\n", "put the constraints into the file itself"),
-        ("-r missing.txt\n", "No such file"),
-        ("-r requirements.txt\n", "includes itself"),
-    ],
-)
-def test_what_means_nothing_on_a_worker_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=r"^env\.requirements: requirements\.txt") as refused:
-        read_requirements(written(tmp_path, text), "requirements.txt")
-    assert words in str(refused.value)
+def test_what_means_nothing_on_a_worker_is_refused(tmp_path: Path) -> None:
+    for text, words in {
+        "-e .\n": "'-e .' is a local folder, which the workers do not have",
+        "./lib\n": "program.setup",
+        "mine @ file:///home/me/mine\n": "local folder",
+        "-c bounds.txt\n": "put the constraints into the file itself",
+        "-r missing.txt\n": "No such file",
+        "-r requirements.txt\n": "includes itself",
+    }.items():
+        with pytest.raises(ConfigError, match=r"^env\.requirements: requirements\.txt") as refused:
+            read_requirements(written(tmp_path, text), "requirements.txt")
+        assert words in str(refused.value)
 
 
 def line(url: str, ref: str | None) -> GitRequirement:
@@ -93,23 +88,16 @@ def test_a_line_cannot_give_git_an_option(tmp_path: Path) -> None:
     assert not (tmp_path / "canary").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("git+https://h/r#subdirectory=../../x\n", "leads outside the repository"),
-        ("git+https://h/r#subdirectory=/x\n", "leads outside the repository"),
-        ("-r ../outside.txt\n", "is outside the repository"),
-        ("-r /etc/hostname\n", "is outside the repository"),
-        ("-r link.txt\n", "is outside the repository"),
-    ],
-)
-def test_a_file_of_somebody_else_reads_nothing_of_this_machine(tmp_path: Path, text: str, words: str) -> None:
+def test_a_file_of_somebody_else_reads_nothing_of_this_machine(tmp_path: Path) -> None:
     (tmp_path / "outside.txt").write_text("secret\n")
     (repository := tmp_path / "repository").mkdir()
     (repository / "link.txt").symlink_to(tmp_path / "outside.txt")
-    with pytest.raises(ConfigError, match=words) as caught:
-        read_requirements(written(repository, text), "requirements.txt")
-    assert "secret" not in str(caught.value)
+    outside = ("git+https://h/r#subdirectory=../../x", "git+https://h/r#subdirectory=/x", "-r ../outside.txt")
+    for text in (*outside, "-r /etc/hostname", "-r link.txt"):
+        words = "leads outside the repository" if "subdirectory" in text else "is outside the repository"
+        with pytest.raises(ConfigError, match=words) as caught:
+            read_requirements(written(repository, f"{text}\n"), "requirements.txt")
+        assert "secret" not in str(caught.value)
 
 
 def test_a_wheel_for_another_machine_is_refused(tmp_path: Path) -> None:

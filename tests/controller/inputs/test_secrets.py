@@ -1,7 +1,5 @@
 """Secrets end to end: they reach the program, and nothing else."""
 
-from __future__ import annotations
-
 import base64
 import json
 import threading

@@ -1,7 +1,5 @@
 """Small packages, as wheels and as git repositories that build without an index."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import subprocess

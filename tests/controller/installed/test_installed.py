@@ -1,7 +1,5 @@
 """Slipway as pip installs it, beside projects that have packages of the same names."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """conf/laptop.txt is enough for a laptop that only launches, without JAX and the trainer's libraries, also on macOS."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

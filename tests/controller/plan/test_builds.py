@@ -1,7 +1,5 @@
 """The plan says who builds and fetches an asset, how long it takes and what it costs; some builds must stay here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

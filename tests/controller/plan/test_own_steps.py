@@ -1,7 +1,5 @@
 """Steps of the user's own in the plan, from a folder outside the repository: the example of the page, and mistakes."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -117,22 +115,19 @@ def test_what_others_made_is_used_or_refused_and_never_deleted(folder: Path) -> 
     assert google.changes == [f"delete {name}", f"create {name}"]
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        ("own_kinds:Absent", "the module has no Absent; it has Step, Same"),
-        ("none_such:Step", "cannot import none_such"),
-        ("own_kinds:Raises", "own_kinds:Raises raised KeyError"),
-        ("own_kinds:Nameless", "own_kinds:Nameless must have a name, a text"),
-        ("own_kinds:Vague", "own_kinds:Vague must have `wanted`, a mapping"),
-        ("own_kinds:Halved", "own_kinds:Halved has no method create, delete"),
-        ("own_kinds:no_class", r"takes \(\), but is called as \(config\)"),
-        ("own_kinds:Step,own_kinds:Same", "own_kinds:Same and own_kinds:Step have the same name, step"),
-    ],
-)
-def test_a_mistake_is_an_error_of_the_plan(folder: Path, names: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=f"^code.resources: .*{words}"):
-        build_plan(config_of(*COMMAND, f"code.resources=[{names}]"), "p", folder)
+def test_a_mistake_is_an_error_of_the_plan(folder: Path) -> None:
+    for names, words in {
+        "own_kinds:Absent": "the module has no Absent; it has Step, Same",
+        "none_such:Step": "cannot import none_such",
+        "own_kinds:Raises": "own_kinds:Raises raised KeyError",
+        "own_kinds:Nameless": "own_kinds:Nameless must have a name, a text",
+        "own_kinds:Vague": "own_kinds:Vague must have `wanted`, a mapping",
+        "own_kinds:Halved": "own_kinds:Halved has no method create, delete",
+        "own_kinds:no_class": r"takes \(\), but is called as \(config\)",
+        "own_kinds:Step,own_kinds:Same": "own_kinds:Same and own_kinds:Step have the same name, step",
+    }.items():
+        with pytest.raises(ConfigError, match=f"^code.resources: .*{words}"):
+            build_plan(config_of(*COMMAND, f"code.resources=[{names}]"), "p", folder)
 
 
 @pytest.mark.parametrize(

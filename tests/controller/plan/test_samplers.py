@@ -1,7 +1,5 @@
 """What a pod of samplers is, beside the trainer's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

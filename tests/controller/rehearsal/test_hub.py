@@ -1,7 +1,5 @@
 """A rehearsal fetches what the experiment fetches, from a Hub with small stand-ins."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The preemption of a rehearsal strikes after the program's first output; what is proven by it, and what is not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Each file of conf/experiment is rehearsed: on its own emulated pod, through a bucket, with a preemption."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The stand-ins are strict: an unknown flag, a missing asset or an odd worker ends them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What may stand next, without a shell; and real shells, in which Tab and Return are pressed."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

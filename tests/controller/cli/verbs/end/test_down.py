@@ -1,7 +1,5 @@
 """`down` deletes the pod, `down --all` everything that is ours; the emulated cloud's whole state is compared."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

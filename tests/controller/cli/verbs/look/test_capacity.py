@@ -1,7 +1,5 @@
 """`slipway capacity`: the table, the picture, and what a user can get wrong."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace

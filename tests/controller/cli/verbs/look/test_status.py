@@ -1,7 +1,5 @@
 """What `status` prints in 80 columns: run, failures, cost and every worker; the column `data` of `verify`."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`slipway run -- PROGRAM`, without a config file; what `plan` prints in 80 columns."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

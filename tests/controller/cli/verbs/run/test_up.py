@@ -1,7 +1,5 @@
 """`up` and the verbs around it, end to end on the emulated cloud, with a program that echoes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

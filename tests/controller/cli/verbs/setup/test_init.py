@@ -1,7 +1,5 @@
 """The first use, on the emulated cloud and by hand-made answers; `localcloud wipe`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The launcher under Hydra itself and a sweeper that calls it several times; a fake controller runs the jobs."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
