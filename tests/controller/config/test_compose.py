@@ -37,7 +37,7 @@ def test_normalize() -> None:
     meant = {
         "tpu.zone=us-west4-a": "++tpu.zone=us-west4-a",
         "+tpu.zone=a": "++tpu.zone=a",
-        "+experiment=quickstart": "+experiment=quickstart",
+        "+experiment=quickstart": "experiment=quickstart",
         "experiment=quickstart": "experiment=quickstart",
         "hydra.verbose=true": "hydra.verbose=true",
         "~data": "~data",

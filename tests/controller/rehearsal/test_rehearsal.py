@@ -26,7 +26,7 @@ from tests.emulators import Emulators
 
 pytestmark = pytest.mark.e2e
 FAST = "cloud.operation_seconds=0"
-FLAGSHIP = "gemma2b_gsm8k tpu.accelerator_type=v4-16 tpu.zone=us-central2-b loop.steps=3 loop.prompts_per_step=16"
+FLAGSHIP = "gemma2b_gsm8k tpu.accelerator_type=v4-16 tpu.zone=us-central2-b loop.steps=3 loop.updates_per_rollout=1"
 """Half as many workers and devices, which is what every run of the tests has time for."""
 ADOPTED = {"trm_sudoku_stable1", "trm_stable1"}
 """Their pod may not be replaced, hence is not preempted; its SSH fails instead, and so does the API."""
@@ -75,6 +75,7 @@ def test_an_experiment_is_preempted_and_goes_on(
     proven = "\n".join(fact["words"] for fact in facts if fact["proven"])
     assert [fact["words"] for fact in facts if not fact["proven"]] == []
     assert " shared resources created, and unchanged when observed again\n" in proven
+    assert experiment != FLAGSHIP or "fetched from an emulated Hugging Face Hub: hf://google/gemma-2-2b/*\n" in proven
     if experiment in ADOPTED:
         assert "ssh_refused (seconds 2.0): overcome" in proven
         assert "stable-1 still exists; no other billed resource does" in proven

@@ -41,6 +41,7 @@ from controller.records import index
         ("slipway plan 'env.vars={a: b", [], ["tpu.zone="]),
         ("slipway wrong=thing loop.k", [], []),
         ("slipway localcloud ", ["start", "wipe"], []),
+        ("slipway completion ", ["install", "fish"], ["query"]),
         ("slipway exec --worker all -- l", [], ["logs", "loop."]),
         ("slipway", [], []),
         ("", [], []),
