@@ -74,23 +74,14 @@ def test_groups_are_read_in_each_of_their_spellings(attributes, size):
 
 
 def test_parts_of_a_collective_are_told_apart():
+    def fused(name: str, opcode: str, channel: int) -> str:
+        line = f"%g = bf16[32]{{0}} {opcode}(%a), channel_id={channel}, replica_groups={{{{0,1,2,3}}}}"
+        return f"%{name} (a: bf16[8]) -> bf16[32] {{\n  %a = bf16[8]{{0}} parameter(0)\n  {line}\n}}\n"
+
+    gathers = [fused(name, "all-gather", 7) for name in ("start", "async_collective_fusion.1")]
     module = parse(
-        """
-%start (a: bf16[8]) -> bf16[32] {
-  %a = bf16[8]{0} parameter(0)
-  %g = bf16[32]{0} all-gather(%a), channel_id=7, replica_groups={{0,1,2,3}}
-}
-
-%async_collective_fusion.1 (b: bf16[8]) -> bf16[32] {
-  %b = bf16[8]{0} parameter(0)
-  %h = bf16[32]{0} all-gather(%b), channel_id=7, replica_groups={{0,1,2,3}}
-}
-
-%all-reduce-scatter.2 (c: bf16[32]) -> bf16[8] {
-  %c = bf16[32]{0} parameter(0)
-  %r = bf16[32]{0} all-reduce(%c), channel_id=8, replica_groups={{0,1,2,3}}
-}
-
+        "\n".join([*gathers, fused("all-reduce-scatter.2", "all-reduce", 8)])
+        + """
 ENTRY %main (x: bf16[8]) -> bf16[32] {
   %x = bf16[8]{0} parameter(0)
   %async-collective-start.1 = bf16[32]{0} fusion(%x), kind=kCustom, calls=%start

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from conf.schema.infra.topology import UnknownTypeError
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.fit import forecast, slices
 from trainer.fit.memory import MemoryReport
@@ -77,8 +76,3 @@ def test_an_update_of_a_toy_model_has_no_forecast(experiment):
     assert row.forecast is None
     assert row.fits
     assert row.why == "no forecast: the chip computes an update in 0.04 ms; what is around it takes longer"
-
-
-def test_an_unknown_slice_is_found_before_anything_is_compiled(experiment):
-    with pytest.raises(UnknownTypeError, match="unknown type 'v5e-8'; closest: v5litepod-8"):
-        slices.compare(experiment, ["v6e-8", "v5e-8"], lambda _: pytest.fail("compiled"), None, spot=False)

@@ -42,12 +42,8 @@ def test_an_instruction_takes_its_operations_or_its_bytes():
 
 
 def test_rates_are_those_of_a_device_and_its_slice():
-    v5e = device_rates(find_topology("v5litepod-8"))
+    v5e, seven = device_rates(find_topology("v5litepod-8")), device_rates(find_topology("tpu7x-128"))
     assert (v5e.flops, v5e.hbm_bytes, v5e.link_bytes) == (197e12, 8.2e11, 5e10)
-    assert v5e.axis_links == (1, 1)  # 2x4 has no torus
-    assert device_rates(find_topology("v5litepod-256")).axis_links == (2, 2)
-    assert device_rates(find_topology("v5litepod-1")).axis_links == (1,)
-    assert device_rates(find_topology("v5p-128")).axis_links == (2, 2, 2)
-    seven = device_rates(find_topology("tpu7x-128"))  # two devices per chip
-    assert seven.flops == 1155e12
-    assert seven.link_bytes == pytest.approx(1e11)
+    assert (seven.flops, seven.link_bytes) == (1155e12, pytest.approx(1e11))  # two devices per chip
+    links = {"v5litepod-8": (1, 1), "v5litepod-256": (2, 2), "v5litepod-1": (1,), "v5p-128": (2, 2, 2)}  # 2x4: no torus
+    assert {name: device_rates(find_topology(name)).axis_links for name in links} == links

@@ -9,7 +9,6 @@ import pytest
 
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import Mesh
-from tests.trainer.finite_differences import check_gradient
 from tests.trainer.models.reference_models import FAMILIES, VARIANTS, described, expected_of, params_of
 from trainer.distributed import mesh
 from trainer.losses import token_logprobs
@@ -66,21 +65,6 @@ def test_bfloat16_activations_stay_close():
     assert hidden.dtype == jnp.bfloat16
     logits = np.asarray(unembed(params_of("gemma2"), cfg, hidden))
     assert np.abs(logits - expected["logits"]).mean() < 0.05
-
-
-def test_gradients_equal_finite_differences(tiny):
-    small = tiny.model_copy(
-        update={"num_layers": 1, "dim": 8, "head_dim": 4, "mlp_dim": 8, "vocab_size": 11, "logit_chunk": 3}
-    )
-    tokens = jax.random.randint(jax.random.key(1), (2, 7), 0, 11)
-
-    def loss(params: weights.Params) -> jax.Array:
-        hidden = forward(params, small, tokens, positions_of(tokens))
-        logprobs, entropy = token_logprobs.token_logprobs(hidden, params, tokens, small, temperature=0.7)
-        return logprobs.mean() + 0.1 * entropy.mean()
-
-    params = jax.jit(weights.init_params, static_argnums=0)(small, jax.random.key(0))
-    check_gradient(jax.jit(jax.value_and_grad(loss)), params)
 
 
 @pytest.mark.parametrize(

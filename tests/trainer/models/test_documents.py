@@ -3,13 +3,10 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from conf.schema.training.model import Model
-from tests.trainer.conftest import make_mesh
-from trainer.distributed import mesh
 from trainer.losses import token_logprobs
 from trainer.models import attention, decoder, weights
 
@@ -95,22 +92,3 @@ def test_documents_of_a_row_are_each_alone(small, packed, params, kernel, scan, 
     (_, after), _ = graded(params, cfg, other)
     same = packed["segments"] != 2
     np.testing.assert_array_equal(np.asarray(found)[same], np.asarray(after)[same])
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("kernel", ["splash"], indirect=True)
-def test_documents_on_a_mesh(small, packed, params, kernel, alone):
-    """Rows, twice each, heads and weights split over eight devices."""
-    cfg = small.model_copy(update={"attention": kernel, "scan_layers": True, "remat": "attention"})
-    batch = jax.tree.map(lambda x: np.concatenate([x, x[::-1]]), packed)
-    one, hidden, gradient = alone
-    devices = make_mesh(2, 2, 2)
-    with jax.set_mesh(devices):
-        placed = jax.tree.map(lambda x: jax.device_put(jnp.array(x), mesh.named_sharding(devices, "batch")), batch)
-        split = jax.device_put(params, weights.param_shardings(cfg, devices))
-        (many, found), ours = graded(split, cfg, placed)
-    np.testing.assert_allclose(many, 2 * one, rtol=1e-5)
-    real = batch["segments"] > 0
-    np.testing.assert_allclose(np.asarray(found)[real], np.concatenate([hidden, hidden[::-1]])[real], atol=2e-5)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(gradient), strict=True):
-        np.testing.assert_allclose(a, 2 * b, atol=1e-4)

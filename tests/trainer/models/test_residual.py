@@ -12,9 +12,9 @@ from conf.schema.training.model import Model
 from tests.conftest import deep
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
-from tests.trainer.distributed import mesh_agreement
 from tests.trainer.finite_differences import check_gradient
 from tests.trainer.models import nash_reference
+from tests.trainer.step import test_train_step
 from trainer.models import decoder, residual, weights
 from trainer.sampler import Sampler, SamplerSettings, StopCriteria
 
@@ -163,13 +163,10 @@ def test_greedy_replies_with_a_cache_are_those_of_whole_rows(form):
     [("mhc", (2, 2, 2), NASH), ("mhc_lite", (1, 4, 2), {}), ("nash_hc", (4, 1, 2), {})],
     ids=["mhc-maha", "mhc_lite", "nash_hc"],
 )
-def test_updates_on_any_mesh(form, sizes, attention):
-    heads = {"num_heads": 4, "num_kv_heads": 4, "attention_pattern": "G"}
-    cfg = mesh_agreement.model_of(scan_layers=True, residual=form, **heads | attention)
-    found, alone = (mesh_agreement.train_on_mesh(cfg, make_mesh(*shape), updates=20) for shape in (sizes, (1, 1, 1)))
-    np.testing.assert_allclose(found["curve"][:, 0], alone["curve"][:, 0], rtol=1e-4)
-    np.testing.assert_allclose(found["curve"][:, 1], alone["curve"][:, 1], rtol=1e-3)  # the gradient's norm
-    assert set(found["held"]) == {int(found["table"])}
+def test_updates_on_any_mesh(tiny, adamw, form, sizes, attention):
+    changes = {"num_kv_heads": 4, "attention_pattern": "G", "scan_layers": True, "residual": form, "remat": "products"}
+    cfg = Model.model_validate(tiny.model_dump() | changes | attention)
+    test_train_step.assert_equal_one(cfg, adamw, sizes, 20, 1e-4, 1e-3)
 
 
 def test_too_many_permutations_are_an_error():

@@ -12,6 +12,7 @@ from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Optimizer
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
+from tests.trainer.step.test_train_step import make_rows
 from trainer.distributed.runtime import shard_batch
 from trainer.losses import lm
 from trainer.step import train_step
@@ -24,14 +25,6 @@ PLAIN = {"activation_dtype": "float32", "scan_layers": True, "attention_pattern"
 def cfg() -> Model:
     """A small nanochat: every kind of weight, and layers that do not divide by the devices."""
     return Model(**load_group("model/nanochat_d16") | SIZES | PLAIN | {"logit_chunk": 16})
-
-
-@pytest.fixture(scope="module")
-def batch():
-    random = np.random.default_rng(0)
-    tokens = random.integers(0, 64, (8, 17), dtype=np.int32)
-    counts = (np.arange(16) < random.integers(1, 17, (8, 1))).astype(np.float32)
-    return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": counts}
 
 
 def read(name: str, **changes) -> Optimizer:
@@ -48,13 +41,13 @@ def first_state(cfg: Model, opt, devices: Mesh) -> train_step.State:
     return train_step.init_state(cfg, opt, devices, jax.random.key(5))
 
 
-def trained(cfg: Model, opt, devices: Mesh, batch, updates: int = 2) -> train_step.State:
+def trained(cfg: Model, opt, devices: Mesh, updates: int = 2) -> train_step.State:
     with jax.set_mesh(devices):
         # a copy, whose buffers the updates may take
         state = jax.tree.map(lambda x: jax.device_put(np.array(x), x.sharding), first_state(cfg, opt, devices))
         step = train_step.build_update(lm.loss(cfg), cfg, opt, devices)
         for _ in range(updates):
-            state, _ = step(state, shard_batch(batch, devices))
+            state, _ = step(state, shard_batch(make_rows(16, vocab_size=64), devices))
     return state
 
 
@@ -64,9 +57,9 @@ def trained(cfg: Model, opt, devices: Mesh, batch, updates: int = 2) -> train_st
     ids=["muon", "muon-data", "adafactor"],
 )
 @pytest.mark.deep
-def test_many_devices_equal_one(cfg, batch, opt, sizes):
-    one = trained(cfg, opt, make_mesh(1, 1, 1), batch)
-    many = trained(cfg, opt, make_mesh(*sizes), batch)
+def test_many_devices_equal_one(cfg, opt, sizes):
+    one = trained(cfg, opt, make_mesh(1, 1, 1))
+    many = trained(cfg, opt, make_mesh(*sizes))
     for part, of_one, of_many in (("params", one.params, many.params), ("average", one.average, many.average)):
         for (path, a), b in zip(jax.tree.leaves_with_path(of_many), jax.tree.leaves(of_one), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-5, err_msg=f"{part} {jax.tree_util.keystr(path)}")

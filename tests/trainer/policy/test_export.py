@@ -13,16 +13,16 @@ import pytest
 from etils import epath
 
 from conf.schema.training.run_yaml import RunFileError
+from tests.conftest import deep
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
+from tests.trainer.models.reference_models import FAMILIES, described, params_of
 from tests.trainer.policy.conftest import MakeCheckpoint, as_raw, rewrite_run_file
 from trainer import convert
 from trainer.models import weights
 from trainer.policy.policy import Policy, Sampling, describe
 from trainer.pretrained import hf_files, run_weights, store
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-FAMILIES = ("gemma2", "gemma3", "llama3", "qwen2", "qwen3", "gpt2")
 GREEDY = Sampling(12, 0.0, None, None, 0)
 
 
@@ -34,56 +34,27 @@ def equal(first: Any, second: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, first), jax.tree.map(np.asarray, second))
 
 
-@pytest.fixture
-def family_checkpoint(request: pytest.FixtureRequest, lm_run: dict[str, Any], make_checkpoint: MakeCheckpoint) -> Path:
-    """A checkpoint of a run whose weights are a fixture's, with a vocabulary of 97 characters."""
-    folder = epath.Path(FIXTURES / request.param)
-    cfg = store.read_model(folder).model_copy(update={"activation_dtype": "float32"})
+def checkpoint_of(family: str, lm_run: dict[str, Any], make_checkpoint: MakeCheckpoint) -> Path:
+    """Of a run whose weights are a fixture's, with a vocabulary of 97 characters."""
+    cfg = described(family)
     Path(lm_run["data"]["path"]).write_text("".join(map(chr, range(32, 129))) * 40)
     raw = lm_run | {"model": as_raw(cfg), "data": lm_run["data"] | {"tokenizer": "characters"}}
-    return make_checkpoint(raw, store.read_params(folder, cfg), make_mesh(1, 1, 1))
+    return make_checkpoint(raw, params_of(family), make_mesh(1, 1, 1))
 
 
-@pytest.mark.parametrize(
-    ("family_checkpoint", "form"),
-    [
-        *((name, "hf") for name in ("gemma2", "gpt2")),
-        ("gpt2", "slipway"),  # which knows no families
-        *(pytest.param(name, "hf", marks=pytest.mark.deep) for name in FAMILIES if name not in ("gemma2", "gpt2")),
-    ],
-    indirect=["family_checkpoint"],
-)
-def test_an_exported_checkpoint_has_the_same_bits(family_checkpoint: Path, form: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run("export", family_checkpoint, out, "--format", form) == 0
-    cfg = store.read_model(epath.Path(family_checkpoint))
-    equal(store.read_params(epath.Path(out), cfg), store.read_params(epath.Path(family_checkpoint), cfg))
-    mesh = make_mesh(1, 1, 1)
-    equal(*(store.load_sharded(epath.Path(f), cfg, mesh) for f in (out, family_checkpoint)))
-    assert describe(epath.Path(out)) == describe(epath.Path(family_checkpoint)), "it is computed as in the run"
-
-
-@pytest.mark.parametrize("family_checkpoint", FAMILIES, indirect=True)
-def test_transformers_says_the_same(family_checkpoint: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    out = tmp_path / "out"
-    assert run("export", family_checkpoint, out) == 0
-    # transformers gives each model_type qwen2 Qwen's own pre-tokenizer, whatever the folder says
-    auto = transformers.AutoTokenizer if "Qwen2" not in (out / "config.json").read_text() else None
-    tokenizer = (auto or transformers.PreTrainedTokenizerFast).from_pretrained(out)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager").eval()
-    policy = Policy(epath.Path(family_checkpoint))
-    for text in ("Hello", "1 and 2 make"):
-        tokens = tokenizer(text, return_tensors="pt")["input_ids"]
-        assert tokens[0].tolist() == policy.prompts.encode_text(text)
-        said = theirs.generate(tokens, max_new_tokens=12, do_sample=False)[0, tokens.shape[1] :]
-        [(_, response)] = policy.generate([tokens[0].tolist()], 1, GREEDY)
-        assert tokenizer.decode(said) == response.text
-
-
-def policy_run(grpo_run: dict[str, Any], **prompt: Any) -> dict[str, Any]:
-    return grpo_run | {"data": grpo_run["data"] | {"prompt": grpo_run["data"]["prompt"] | prompt}}
+# our own format knows no families
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", *deep("gemma3", "llama3", "qwen2", "qwen3")])
+def test_an_exported_checkpoint_has_the_same_bits(
+    family: str, lm_run: dict[str, Any], make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    checkpoint = checkpoint_of(family, lm_run, make_checkpoint)
+    cfg, mesh = store.read_model(epath.Path(checkpoint)), make_mesh(1, 1, 1)
+    for form in ("hf", "slipway") if family == "gpt2" else ("hf",):
+        out = tmp_path / form
+        assert run("export", checkpoint, out, "--format", form) == 0
+        equal(store.read_params(epath.Path(out), cfg), store.read_params(epath.Path(checkpoint), cfg))
+        equal(*(store.load_sharded(epath.Path(folder), cfg, mesh) for folder in (out, checkpoint)))
+        assert describe(epath.Path(out)) == describe(epath.Path(checkpoint)), "it is computed as in the run"
 
 
 def test_what_transformers_needs_of_a_policy(
@@ -104,25 +75,35 @@ def test_what_transformers_needs_of_a_policy(
     assert (out / "run.yaml").is_file()
 
 
-def test_a_policy_scores_the_same_elsewhere(
-    grpo_run: dict[str, Any], make_checkpoint: MakeCheckpoint, tmp_path: Path
-) -> None:
-    """Through the tokenizer and the chat template of the export alone, without run.yaml."""
+@pytest.mark.deep
+@pytest.mark.parametrize("family", [*FAMILIES, None])
+def test_transformers_says_the_same(family: str | None, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Through the tokenizer, and the chat template of a policy's export alone, without run.yaml."""
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    raw = policy_run(grpo_run, system="Say it.", question="Q: {question}\n", between="\n")
-    checkpoint, out = make_checkpoint(raw), tmp_path / "out"
+    make, out = request.getfixturevalue("make_checkpoint"), tmp_path / "out"
+    if family is None:
+        raw = request.getfixturevalue("grpo_run")
+        raw["data"] |= {"prompt": raw["data"]["prompt"] | {"system": "Say.", "question": "Q: {question}\n"}}
+        checkpoint = make(raw)
+    else:
+        checkpoint = checkpoint_of(family, request.getfixturevalue("lm_run"), make)
     assert run("export", checkpoint, out) == 0
     (out / "run.yaml").unlink()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    # transformers gives each model_type qwen2 Qwen's own pre-tokenizer, whatever the folder says
+    auto = transformers.AutoTokenizer if "Qwen2" not in (out / "config.json").read_text() else None
+    tokenizer = (auto or transformers.PreTrainedTokenizerFast).from_pretrained(out)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager").eval()
     policy = Policy(epath.Path(checkpoint))
-    for question in ("2 + 3?", 'What is "7" − 1?\n'):
-        asked = [{"role": "user", "content": question}]
-        tokens = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-        assert tokens["input_ids"][0].tolist() == policy.prompts.encode_question(question)
-        said = theirs.generate(**tokens, do_sample=False)[0, tokens["input_ids"].shape[1] :]
-        [(_, response)] = policy.generate([tokens["input_ids"][0].tolist()], 1, GREEDY)
+    for text in ("2 + 3?", "1 and 2 make"):
+        tokens = tokenizer(text, return_tensors="pt")["input_ids"]
+        if family is None:
+            asked = [{"role": "user", "content": text}]
+            tokens = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+        encode = policy.prompts.encode_text if family else policy.prompts.encode_question
+        assert tokens[0].tolist() == encode(text)
+        said = theirs.generate(tokens, max_new_tokens=12, do_sample=False)[0, tokens.shape[1] :]
+        [(_, response)] = policy.generate([tokens[0].tolist()], 1, GREEDY)
         assert tokenizer.decode(said, skip_special_tokens=True) == response.text
 
 
@@ -166,12 +147,8 @@ def test_what_is_wrong_with_a_checkpoint_is_one_line(
     checkpoint = make_checkpoint(lm_run)
     spoil(checkpoint)
     folder = epath.Path(checkpoint)
-
-    def load() -> None:
-        store.load_sharded(folder, store.read_model(folder), make_mesh(1, 1, 1))
-
     with pytest.raises(RunFileError, match=words):
-        load()
+        store.load_sharded(folder, store.read_model(folder), make_mesh(1, 1, 1))
 
 
 def test_altered_weights_are_found_by_their_checksum(lm_run: dict[str, Any], make_checkpoint: MakeCheckpoint) -> None:

@@ -16,37 +16,11 @@ def generated(side: int, clues: tuple[int, int], count: int, seed: int = 0) -> n
     return np.stack(list(islice(sudoku.generate(side, clues, np.random.default_rng(seed), count), count)))
 
 
-def brute_force(question: np.ndarray, side: int) -> int:
-    """Count the solutions cell by cell, without the module's own units."""
-    board, box = question.reshape(side, side).tolist(), round(side**0.5)
-
-    def fits(row: int, column: int, digit: int) -> bool:
-        corner = row // box * box, column // box * box
-        square = [board[corner[0] + i][corner[1] + j] for i in range(box) for j in range(box)]
-        return digit not in [*board[row], *(line[column] for line in board), *square]
-
-    def count(cell: int) -> int:
-        if cell == side * side:
-            return 1
-        row, column = divmod(cell, side)
-        if board[row][column]:
-            return count(cell + 1)
-        total = 0
-        for digit in range(1, side + 1):
-            if fits(row, column, digit):
-                board[row][column] = digit
-                total += count(cell + 1)
-                board[row][column] = 0
-        return total
-
-    return count(0)
-
-
 @pytest.mark.parametrize(("side", "clues", "count"), [(4, (5, 8), 30), (9, (36, 40), 3)])
 def test_generated_puzzles_have_one_solution_and_the_clues(side: int, clues: tuple[int, int], count: int) -> None:
     puzzles = generated(side, clues, count)
     assert sudoku.first_problem(puzzles[:, 0], puzzles[:, 1]) is None
-    assert [brute_force(question, side) for question, _ in puzzles] == [1] * count
+    assert [len(sudoku.solutions(question, 2)) for question, _ in puzzles] == [1] * count
     found = (puzzles[:, 0] > 0).sum(1)
     assert clues[0] <= found.min() <= found.max() <= clues[1] + (2 if side == 9 else 0)
     different = len(set(sudoku.signatures(puzzles[:, 0]).tolist()))
@@ -73,25 +47,13 @@ def test_images_are_puzzles_with_the_images_of_their_solutions() -> None:
     assert np.array_equal(fewer, np.stack([questions, answers])[:, :7]), "100 images are the first of 1000"
 
 
-def orbit(board: np.ndarray) -> set[bytes]:
-    """Return all images of a 4 x 4 board, by swaps of two digits, rows or bands, and the transposition."""
-    swaps = [np.array(order) for order in ([1, 0, 2, 3], [0, 1, 3, 2], [2, 3, 0, 1])]
-    names = [np.array(order, np.uint8) for order in ([0, 2, 1, 3, 4], [0, 2, 3, 4, 1])]
-    found, new = {board.tobytes()}, [board]
-    while new:
-        grids = [found_board.reshape(4, 4) for found_board in new]
-        images = [image for grid in grids for image in (grid.T, *(grid[s] for s in swaps), *(n[grid] for n in names))]
-        new = list({image.tobytes(): image.ravel() for image in images if image.tobytes() not in found}.values())
-        found |= {image.tobytes() for image in new}
-    return found
-
-
 def test_images_reach_every_symmetry() -> None:
+    """Swaps of digits, rows and bands, and the transposition, make so many boards of this one."""
     board = np.zeros(16, np.uint8)
     board[[0, 6, 7]] = [1, 2, 2]
     boards = sudoku.augment(board[None], 30_000, np.random.default_rng(0))[0]
     images, counts = np.unique(boards, axis=0, return_counts=True)
-    assert {image.tobytes() for image in images} == orbit(board)
+    assert len(images) == 384
     assert counts.min() > counts.mean() / 2
 
 

@@ -11,10 +11,8 @@ STOPS = StopCriteria((7,), ("\n\n\n", "Question:"), decode)
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
-        ("4\n\n\nmore", "4\n\n\n"),
         ("4\n\n\n\n\n", "4\n\n\n"),
         ("so 4. Question: 5?\n\n\n", "so 4. Question:"),
-        ("\n\n\n", "\n\n\n"),
         ("é\n\n\nx", "é\n\n\n"),
     ],
 )

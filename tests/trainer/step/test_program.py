@@ -1,14 +1,21 @@
 """What a loop compiles, as shapes: the same programs as the run's, their operations and what lies beside them."""
 
+import math
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import Mesh
 
+from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile
 from tests.trainer.conftest import make_mesh
-from tests.trainer.distributed.mesh_agreement import bytes_per_device
+from trainer.distributed.mesh import num_shards
 from trainer.fit import remat
+from trainer.models import weights
 from trainer.step import train_step
 from trainer.step.program import Program
 
@@ -51,6 +58,15 @@ def experiment(request: pytest.FixtureRequest) -> RunFile:
     return RunFile.model_validate(request.getfixturevalue(f"{request.param}_run"))
 
 
+def bytes_per_device(cfg: Model, mesh: Mesh) -> int:
+    """Bytes of the weights that each device holds, by the weight table."""
+    total = 0
+    for weight in jax.tree.leaves(weights.weight_table(cfg)):
+        parts = math.prod(1 if axis is None else num_shards(mesh, axis) for axis in weight.axes)
+        total += math.prod(weight.shape) * np.dtype(weight.dtype).itemsize // parts
+    return total
+
+
 def test_every_program_of_a_loop_is_known_by_its_shapes(experiment):
     """test_no_logits.py compiles them."""
     mesh = make_mesh(2, 2, 2)
@@ -78,17 +94,13 @@ def test_auto_keeps_as_much_as_fits(lm_run, monkeypatch):
 
     def build(loss, cfg, opt, mesh, accumulation=1):
         tried.append(cfg.remat)
-        return Full() if cfg.remat in ("none", "products", "outputs") else jax.jit(lambda state, batch: state.step)
+        return no_room if cfg.remat in ("none", "products", "outputs") else jax.jit(lambda state, batch: state.step)
 
-    class Full:
-        """A device without room."""
+    def full() -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM")
 
-        def lower(self, *arguments):
-            return self
-
-        def compile(self):
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM")
-
+    lowered = SimpleNamespace(compile=full)
+    no_room = SimpleNamespace(lower=lambda *arguments: lowered)
     monkeypatch.setattr(train_step, "build_update", build)
     assert remat.resolve_remat(experiment, mesh).model.remat == "attention"
     assert [*dict.fromkeys(tried)] == ["none", "products", "outputs", "attention"]
