@@ -54,15 +54,14 @@ def test_alone_there_is_nobody_to_disagree_with(tmp_path, lm_run):
 
 @pytest.mark.parametrize(("facts", "threads"), [({"devices": 256}, "512"), ({"devices": 256, "workers": 4}, "128")])
 def test_virtual_devices_get_threads(monkeypatch, facts, threads):
+    """A choice of the user's stands."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.delenv("PJRT_NPROC")
-    runtime.set_cpu_threads(pod(backend="tpu"))
-    monkeypatch.setenv("PJRT_NPROC", "3")
-    runtime.set_cpu_threads(pod(**facts))
-    assert os.environ["PJRT_NPROC"] == "3"  # a choice of the user's stands
-    monkeypatch.delenv("PJRT_NPROC")
-    runtime.set_cpu_threads(pod(**facts))
-    assert os.environ["PJRT_NPROC"] == threads
+    for chosen, backend, expected in ((None, "tpu", None), ("3", "cpu", "3"), (None, "cpu", threads)):
+        monkeypatch.delenv("PJRT_NPROC", raising=False)
+        if chosen:
+            monkeypatch.setenv("PJRT_NPROC", chosen)
+        runtime.set_cpu_threads(pod(**facts | {"backend": backend}))
+        assert os.environ.get("PJRT_NPROC") == expected
 
 
 PAGE_FAULTS = """

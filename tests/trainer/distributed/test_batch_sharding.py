@@ -1,6 +1,7 @@
 """Every row of the global batch is on one device, and each process reads one range of rows."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -14,13 +15,11 @@ from trainer.distributed import batch_sharding
 
 
 def loop(rows: int, micro_batch_size: int | None) -> LmLoop:
-    return LmLoop(
-        **load_group("loop/lm") | {"total_batch_tokens": rows * 3, "seq_len": 3, "micro_batch_size": micro_batch_size}
-    )
+    sizes = {"total_batch_tokens": rows * 3, "seq_len": 3, "micro_batch_size": micro_batch_size}
+    return LmLoop(**load_group("loop/lm") | sizes)
 
 
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 8), (1, 1, 1)])
-@pytest.mark.parametrize("micro_batch_size", [None, 2])
+@pytest.mark.parametrize(("sizes", "micro_batch_size"), [((8, 1, 1), 2), ((2, 2, 2), 2), ((1, 1, 8), None)])
 def test_a_batch_is_on_the_devices_whole(sizes, micro_batch_size):
     split = batch_sharding.shard_rows(loop(32, micro_batch_size), make_mesh(*sizes))
     assert split.rows == range(32)
@@ -45,7 +44,7 @@ def test_a_batch_is_on_the_devices_whole(sizes, micro_batch_size):
     ],
 )
 def test_a_process_reads_one_range_of_rows(monkeypatch, processes, tensor, ranges):
-    placed = np.array([FarDevice(process) for process in processes], object)
+    placed = np.array([Mock(process_index=process) for process in processes], object)
     shape = {"data": 4 // tensor, "fsdp": 1, "tensor": tensor}
     mesh = SimpleNamespace(shape=shape, devices=placed.reshape(4 // tensor, 1, tensor))
     found = []
@@ -53,13 +52,6 @@ def test_a_process_reads_one_range_of_rows(monkeypatch, processes, tensor, range
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
         found.append(batch_sharding.shard_rows(loop(16, None), mesh).rows)
     assert found == ranges
-
-
-class FarDevice:
-    """Stands for a device of another process."""
-
-    def __init__(self, process_index: int) -> None:
-        self.process_index = process_index
 
 
 def test_rows_that_cannot_be_split_are_refused():

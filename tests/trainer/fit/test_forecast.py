@@ -31,12 +31,6 @@ def test_errors_of_rows_that_were_not_calibrated_on():
         assert right / pairs >= 0.85
 
 
-def test_a_judged_row_sets_no_factor():
-    without = {name: row for name, row in ROWS.items() if bench.ROWS["rows"][name]["role"] == "calibrate"}
-    assert bench.factors(without) == bench.factors(ROWS)
-    assert bench.ratios(without, "judge") == {}
-
-
 def test_hours_and_dollars_of_a_run(lm_run):
     lm_run["loop"] |= {"steps": 1000, "eval_interval": 300, "eval_batches": 5}
     experiment, slice_ = RunFile.model_validate(lm_run), find_topology("v6e-8")

@@ -1,5 +1,7 @@
 """From weights to the loss and back, and over devices; the losses themselves are tested in test_losses.py."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,13 +55,10 @@ def case(small, loop):
     return params, batch, now
 
 
-@pytest.fixture(scope="module")
-def differentiate(small, loop):
-    """(params, batch) to ((loss, sums), gradient), compiled once."""
-    return differentiator(small, loop)
-
-
+@cache
 def differentiator(small: Model, loop: GrpoLoop):
+    """(params, batch) to ((loss, sums), gradient), compiled once."""
+
     def total(params, batch):
         sums = grpo.loss(small, loop)(params, batch)
         return sums["loss"][0], sums
@@ -67,10 +66,10 @@ def differentiator(small: Model, loop: GrpoLoop):
     return jax.jit(jax.value_and_grad(total, has_aux=True))
 
 
-def test_loss_is_that_of_the_log_probabilities(small, loop, case, differentiate):
+def test_loss_is_that_of_the_log_probabilities(small, loop, case):
     """Carried through the model to the weights; the loss itself is tested in test_losses.py."""
     params, batch, now = case
-    (_, sums), gradient = differentiate(params, batch)
+    (_, sums), gradient = differentiator(small, loop)(params, batch)
     _, entropy = logprobs(params, small, batch, loop.temperature)
     for name, entry in grpo.policy_loss_terms(now, entropy, batch, loop).items():
         np.testing.assert_allclose(sums[name], entry, rtol=1e-4, err_msg=name)
@@ -83,13 +82,14 @@ def test_loss_is_that_of_the_log_probabilities(small, loop, case, differentiate)
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
-def test_the_policy_that_drew_is_the_one_that_learns_where_each_rollout_has_one_update(
-    small, loop, case, differentiate
-):
+def test_the_policy_that_drew_is_the_one_that_learns_where_each_rollout_has_one_update(small, loop, case):
     """`old` is then what the update computes: the gradient is that of a batch that has it from the policy itself."""
     params, batch, now = case
     once = differentiator(small, loop.model_copy(update={"updates_per_rollout": 1}))
-    ((ours, _), mine), ((theirs, _), others) = once(params, batch), differentiate(params, batch | {"old": now})
+    ((ours, _), mine), ((theirs, _), others) = (
+        once(params, batch),
+        differentiator(small, loop)(params, batch | {"old": now}),
+    )
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), mine, others)
 
@@ -125,10 +125,10 @@ def test_the_old_policy_is_scored_for_several_updates_and_the_reference_where_th
     assert (reference == programs.abstract_reference(experiment, mesh) == {}) == (kl_coef == 0)
 
 
-def test_an_empty_response_counts_as_a_row_without_loss(small, loop, case, differentiate):
+def test_an_empty_response_counts_as_a_row_without_loss(small, loop, case):
     params, batch, _ = case
     empty = batch | {"mask": batch["mask"] * (np.arange(ROWS) != 1)[:, None].astype(np.float32)}
-    (_, sums), _ = differentiate(params, empty)
+    (_, sums), _ = differentiator(small, loop)(params, empty)
     others = np.arange(ROWS) != 1
     fewer = jax.jit(grpo.loss(small, loop))(params, {name: value[others] for name, value in batch.items()})
     np.testing.assert_allclose(sums["loss"][0], fewer["loss"][0], rtol=1e-5)
@@ -167,14 +167,9 @@ def test_logprobs_are_those_of_the_next_token(small, case):
     logprob, entropy = logprobs(params, small, batch, 0.7)
     np.testing.assert_allclose(logprob, np.take_along_axis(scores, tokens[:, 1:, None], 2)[..., 0], atol=1e-5)
     np.testing.assert_allclose(entropy, -(np.exp(scores) * scores).sum(-1), atol=1e-5)
-
-
-def test_supervised_loss_is_the_mean_over_response_tokens(small, case):
-    params, batch, _ = case
-    sums = jax.jit(grpo.supervised_loss(small))(params, {name: batch[name] for name in ("tokens", "mask")})
-    logprob, _ = logprobs(params, small, batch, 1.0)
-    np.testing.assert_allclose(sums["loss"][0], -(logprob * batch["mask"]).sum(), rtol=1e-5)
-    assert sums["loss"][1] == batch["mask"].sum()
+    supervised = jax.jit(grpo.supervised_loss(small))(params, {name: batch[name] for name in ("tokens", "mask")})
+    logprob, _ = logprobs(params, small, batch, 1.0)  # the loss is the mean over tokens of responses
+    np.testing.assert_allclose(supervised["loss"], [-(logprob * batch["mask"]).sum(), batch["mask"].sum()], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["dr_grpo", *deep("grpo", "token_mean", "gspo")])

@@ -25,7 +25,6 @@ from trainer.losses import grpo
 from trainer.models import decoder, weights
 from trainer.policy.export import export_weights
 from trainer.pretrained import peft_files, run_weights, store
-from trainer.pretrained.run_weights import StoreError
 from trainer.step import train_step
 
 TARGETS = {"gemma2": ("layers.query", "layers.value", "layers.down"), "llama3": ("layers.*", "unembedding")}
@@ -91,32 +90,27 @@ def test_an_adapter_of_peft_computes_what_peft_computes_merged_or_not_and_is_wri
         ({"target_modules": ("layers.query",)}, r"the tensor .* is of no matrix of model\.lora\.target_modules"),
         ({"target_modules": ("layers.*",)}, r"\d+ tensors are missing, such as base_model\.model\."),
         ({"target_modules": ("unembedding",)}, r"target_modules\.0: 'unembedding' matches no matrix; choices: layers"),
+        ({"use_dora": True}, "uses use_dora, which Slipway's adapters do not have"),
+        ({"peft_type": "LOHA"}, "peft_type is 'LOHA' in .*, not 'LORA'"),
+        ({"rank_pattern": {"q_proj": 2}}, "uses rank_pattern"),
+        (None, "has no valid adapter_config.json of PEFT"),
     ],
 )
-def test_an_adapter_of_another_model_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(RunFileError, match=message):
-        load("gemma2", adapted("gemma2", **changes))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda known: known | {"use_dora": True}, "uses use_dora, which Slipway's adapters do not have"),
-        (lambda known: known | {"peft_type": "LOHA"}, "peft_type is 'LOHA' in .*, not 'LORA'"),
-        (lambda known: known | {"rank_pattern": {"q_proj": 2}}, "uses rank_pattern"),
-        (lambda _: [], "has no valid adapter_config.json of PEFT"),
-    ],
-)
-def test_what_is_no_plain_lora_is_refused(change: Any, message: str, tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_or_kind_is_refused(changes: Any, message: str, tmp_path: Path) -> None:
+    """Changes are of the config, or of PEFT's file."""
     shutil.copytree(FIXTURES / "lora_gemma2", tmp_path / "a")
     file = tmp_path / "a" / peft_files.CONFIG_FILE
-    file.write_text(json.dumps(change(json.loads(file.read_text()))))
-    with pytest.raises(StoreError, match=message):
-        load("gemma2", adapted("gemma2", adapter=str(tmp_path / "a")))
+    of_config = changes if changes is not None and changes.keys() <= Lora.model_fields.keys() else {}
+    if not of_config:
+        file.write_text("[]" if changes is None else json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(RunFileError, match=message):
+        load("gemma2", adapted("gemma2", adapter=str(tmp_path / "a"), **of_config))
 
 
 def test_frozen_weights_have_no_moments_no_average_and_their_own_dtype(tiny: Model, adamw: Adamw) -> None:
     lora = Lora(r=2, lora_alpha=4, target_modules=("layers.query", "layers.down"))
+    with pytest.raises(ValidationError, match="lora: only attention_form causal"):
+        Model(**load_group("model/tiny") | {"implementation": "a:b", "lora": lora.model_dump()})
     cfg, opt = tiny.model_copy(update={"lora": lora}), adamw.model_copy(update={"ema_decay": 0.9})
     mesh = make_mesh(2, 1, 1)
     state = train_step.abstract_state(cfg, opt, mesh)
@@ -196,9 +190,3 @@ def test_grpo_with_adapters_holds_a_reference_of_adapters_alone(grpo_run: dict[s
     trained = [line for line in lines if line["phase"] == "grpo"]
     assert abs(trained[0]["kl"]) < 1e-4
     assert all(line["loss"] is not None for line in trained)
-
-
-def test_other_decoders_have_no_adapters() -> None:
-    lora = {"r": 2, "lora_alpha": 8, "target_modules": ["layers.*"]}
-    with pytest.raises(ValidationError, match="lora: only attention_form causal"):
-        Model(**load_group("model/tiny") | {"implementation": "a:b", "lora": lora})

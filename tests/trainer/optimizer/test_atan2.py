@@ -22,12 +22,9 @@ LR, DECAY, B1, B2 = 0.01, 0.5, 0.9, 0.95
 KNOWN = ROOT / "tests" / "trainer" / "fixtures" / "trm.npz"
 
 
-def warmup(steps: int) -> dict[str, Any]:
-    return {"kind": "constant", "warmup_steps": steps}
-
-
-def read(name: str, **changes: Any) -> Any:
-    plain = {"lr": LR, "weight_decay": DECAY, "schedule": warmup(2), "max_grad_norm": None}
+def read(name: str, warmup_steps: int = 2, **changes: Any) -> Any:
+    schedule = {"kind": "constant", "warmup_steps": warmup_steps}
+    plain = {"lr": LR, "weight_decay": DECAY, "schedule": schedule, "max_grad_norm": None}
     return TypeAdapter(Optimizer).validate_python(load_group(f"optimizer/{name}") | plain | changes)
 
 
@@ -72,7 +69,7 @@ def test_the_sign_step_is_that_of_the_authors_code() -> None:
     """Rows of a table that no puzzle of the batch uses stay as they are: they do not decay."""
     cfg = make_trm(num_identifiers=5, puzzle_dim=3)
     groups = [{"match": "puzzle_embedding", "algorithm": "sign_sgd"}]
-    chain = build_optimizer(read("adam_atan2", param_groups=groups, schedule=warmup(0)), cfg)
+    chain = build_optimizer(read("adam_atan2", 0, param_groups=groups), cfg)
     with np.load(KNOWN) as known:
         params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), weights.abstract_params(cfg))
         params["puzzle_embedding"] = known["sign_sgd/start"]

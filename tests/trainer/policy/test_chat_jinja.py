@@ -48,10 +48,7 @@ def test_a_question_without_turns_has_the_wording_of_the_training() -> None:
     assert rendered(data, TURNS[:1]) == "<bos>" + chat.render(chat.plain_prompt(data.prompt, TURNS[0].content))
 
 
-def test_a_fine_tuned_model_is_asked_as_in_its_rows() -> None:
+def test_a_fine_tuned_model_is_asked_as_in_its_rows_and_plain_text_has_no_template() -> None:
+    assert chat_template(TypeAdapter(Data).validate_python(load_group("data/text") | {"path": "x"})) is None
     data = TypeAdapter(Data).validate_python(load_group("data/sft_gsm8k"))
     assert rendered(data, TURNS) == "<bos>Question: And?\nAnswer:"
-
-
-def test_plain_text_has_no_template() -> None:
-    assert chat_template(TypeAdapter(Data).validate_python(load_group("data/text") | {"path": "x"})) is None

@@ -62,10 +62,8 @@ def test_what_transformers_needs_of_a_policy(
 ) -> None:
     checkpoint, out = make_checkpoint(grpo_run), tmp_path / "out"
     assert run("export", checkpoint, out, "--dtype", "bfloat16") == 0
-    config, generation, tokenizer = (
-        json.loads((out / name).read_text())
-        for name in ("config.json", "generation_config.json", "tokenizer_config.json")
-    )
+    names = ("config", "generation_config", "tokenizer_config")
+    config, generation, tokenizer = (json.loads((out / f"{name}.json").read_text()) for name in names)
     ids = {"bos_token_id": 257, "eos_token_id": 258, "pad_token_id": 256}
     assert config["dtype"] == "bfloat16"
     assert config | ids == config
@@ -158,12 +156,11 @@ def test_altered_weights_are_found_by_their_checksum(lm_run: dict[str, Any], mak
     content["checksums"]["params.embedding"] ^= 1
     file.write_text(json.dumps(content))
     cfg = store.read_model(epath.Path(checkpoint))
-    for read in (
-        lambda: np.asarray(store.read_params(epath.Path(checkpoint), cfg)["embedding"]),
-        lambda: store.load_sharded(epath.Path(checkpoint), cfg, make_mesh(1, 2, 1)),
-    ):
-        with pytest.raises(RunFileError, match=r"params\.embedding differs from what was saved"):
-            read()
+    differs = pytest.raises(RunFileError, match=r"params\.embedding differs from what was saved")
+    with differs:
+        np.asarray(store.read_params(epath.Path(checkpoint), cfg)["embedding"])
+    with differs:
+        store.load_sharded(epath.Path(checkpoint), cfg, make_mesh(1, 2, 1))
 
 
 def test_a_run_starts_from_another_runs_checkpoint(lm_run: dict[str, Any], make_checkpoint: MakeCheckpoint) -> None:
@@ -174,10 +171,10 @@ def test_a_run_starts_from_another_runs_checkpoint(lm_run: dict[str, Any], make_
     placed = store.load_sharded(epath.Path(checkpoint), cfg, mesh)
     assert jax.tree.map(lambda x: x.sharding, placed) == weights.param_shardings(cfg, mesh)
     equal(placed, weights.init_params(cfg, jax.random.key(1)))
-    other = cfg.model_copy(update={"num_layers": 2, "weights": str(checkpoint)})
-    with pytest.raises(RunFileError, match=r"model\.num_layers: is 2, but 1 in the weights of"):
-        store.check_weights(other)
-    with pytest.raises(RunFileError, match=r"it has checkpoints of a run; choose one: .*/checkpoints/STEP, of 3$"):
-        store.check_weights(cfg.model_copy(update={"weights": str(checkpoint.parents[1])}))
-    with pytest.raises(RunFileError, match="there is no such folder"):
-        store.check_weights(cfg.model_copy(update={"weights": str(checkpoint / "nowhere")}))
+    for folder, layers, words in (
+        (checkpoint, 2, r"model\.num_layers: is 2, but 1 in the weights of"),
+        (checkpoint.parents[1], 1, r"it has checkpoints of a run; choose one: .*/checkpoints/STEP, of 3$"),
+        (checkpoint / "nowhere", 1, "there is no such folder"),
+    ):
+        with pytest.raises(RunFileError, match=words):
+            store.check_weights(cfg.model_copy(update={"num_layers": layers, "weights": str(folder)}))

@@ -12,6 +12,7 @@ from conf.schema.training.data import Data
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from trainer.policy.tokenizer_files import byte_library, tokenizer_files
+from trainer.tokenizer import byte_level
 from trainer.tokenizer.loading import ByteTokenizer, parse_tokenizer
 
 BYTES = parse_tokenizer(byte_library().to_str().encode(), "bytes")
@@ -28,7 +29,10 @@ def test_bytes_are_the_bytes_of_the_text(text: str) -> None:
 def test_bytes_have_the_same_special_tokens() -> None:
     assert BYTES.special_tokens == ByteTokenizer().special_tokens
     assert BYTES.vocab_size == ByteTokenizer.vocab_size
+    assert byte_level.decode([0xFF, 65, byte_level.PAD, 300]) == "\ufffdA"  # bytes that are no text are marked
     assert BYTES.encode(["<eos>"])[0].tolist() == list(b"<eos>"), "a question cannot end itself"
+    windows = dict(tokenizer_files(text_data(Path("text"), packing="windows")))
+    assert parse_tokenizer(windows["tokenizer.json"], "bytes").vocab_size == 256  # which have none
 
 
 def text_data(path: Path, **changes: Any) -> Any:
@@ -54,8 +58,3 @@ def test_a_tokenizer_comes_with_the_files_beside_it(tmp_path: Path) -> None:
     files = dict(tokenizer_files(text_data(tmp_path, tokenizer=str(tmp_path / "tokenizer.json"))))
     assert files == {"tokenizer.json": raw, "tokenizer_config.json": b"{}"}
     assert not dict(tokenizer_files(text_data(tmp_path, tokenizer=str(tmp_path / "absent.json"))))
-
-
-def test_windows_of_text_have_no_special_tokens(tmp_path: Path) -> None:
-    files = dict(tokenizer_files(text_data(tmp_path, packing="windows")))
-    assert parse_tokenizer(files["tokenizer.json"], "bytes").vocab_size == 256

@@ -11,12 +11,10 @@ from etils import epath
 from safetensors.numpy import load_file, save_file
 
 from conf.hugging_face.config_json import model_from_config
-from tests.paths import ROOT
+from tests.trainer.models.reference_models import FIXTURES
 from trainer.models.weights import Params
 from trainer.pretrained import hf_files
 from trainer.pretrained.hf_files import PretrainedError
-
-FIXTURES = ROOT / "tests" / "trainer" / "fixtures"
 
 
 def read(folder: Path) -> Params:
@@ -58,23 +56,21 @@ def test_what_the_decoder_does_not_have_is_skipped(tmp_path, name):
     jax.tree.map(np.testing.assert_array_equal, read(folder), read(FIXTURES / "qwen2"))
 
 
+NO_PART = "is of no part of the model that config.json describes"
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "words"),
     [
-        "model.layers.0.self_attn.q_proj.weight_scale_inv",  # of FP8
-        "model.layers.3.mlp.up_proj.weight",  # of a layer more than config.json has
-        "score.weight",
+        ("model.layers.0.self_attn.q_proj.weight_scale_inv", NO_PART),  # of FP8
+        ("model.layers.3.mlp.up_proj.weight", NO_PART),  # of a layer more than config.json has
+        ("score.weight", NO_PART),
+        ("norm.weight", "is there twice, under different prefixes"),
     ],
 )
-def test_a_tensor_of_something_else_is_named(tmp_path, name):
+def test_a_tensor_of_something_else_is_named(tmp_path, name, words):
     folder = copy_with(tmp_path / "more", "qwen2", lambda known: known | {name: np.zeros(3, np.float32)})
-    with pytest.raises(PretrainedError, match=f"the tensor {name} is of no part of the model that config.json desc"):
-        read(folder)
-
-
-def test_a_tensor_under_two_prefixes_is_named(tmp_path):
-    folder = copy_with(tmp_path / "more", "qwen2", lambda known: known | {"norm.weight": known["model.norm.weight"]})
-    with pytest.raises(PretrainedError, match=r"norm\.weight is there twice, under different prefixes"):
+    with pytest.raises(PretrainedError, match=f"{name} {words}"):
         read(folder)
 
 

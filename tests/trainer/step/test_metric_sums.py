@@ -2,7 +2,6 @@
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from trainer.step import metric_sums
 from trainer.step.metric_sums import Max, Mean, Min
@@ -13,18 +12,12 @@ def sums_of(values: np.ndarray) -> metric_sums.MetricSums:
     return {"mean": Mean(x.sum(), jnp.float32(len(x))), "low": Min(x.min()), "high": Max(x.max())}
 
 
-@pytest.mark.parametrize("cut", [1, 3, 7])
-def test_parts_merge_to_the_whole(cut):
+def test_parts_merge_to_the_whole_and_with_zero_nothing_changes():
     values = np.arange(-4, 4, dtype=np.float32)
-    merged = metric_sums.merge(sums_of(values[:cut]), sums_of(values[cut:]))
-    assert merged == sums_of(values)
-    assert metric_sums.finalize(merged) == {"mean": -0.5, "low": -4, "high": 3}
-
-
-def test_merged_with_zero_nothing_changes():
-    sums = sums_of(np.array([-2.5, 7], np.float32))
-    assert metric_sums.merge(metric_sums.zero(sums), sums) == sums
-    assert metric_sums.merge(sums, metric_sums.zero(sums)) == sums
+    sums, zero = sums_of(values), metric_sums.zero(sums_of(values))
+    for parts in ((sums_of(values[:3]), sums_of(values[3:])), (zero, sums), (sums, zero)):
+        assert metric_sums.merge(*parts) == sums
+    assert metric_sums.finalize(sums) == {"mean": -0.5, "low": -4, "high": 3}
 
 
 def test_a_mean_over_nothing_is_unknown_but_the_loss_is_0():

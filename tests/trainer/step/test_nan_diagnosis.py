@@ -51,17 +51,19 @@ def test_a_device_that_fails_on_rows_that_others_can_compute_is_at_fault():
         judge(found._replace(workers=[0, 0, 1, 1]), 7, repeated=True)
 
 
-def test_of_two_devices_that_differ_either_may_be_at_fault():
-    found = FiniteTable(np.array([[True, True], [False, False]]), [0, 1])
-    with pytest.raises(CorruptionError, match=r"^hardware fault: worker 0 or 1: in update 7"):
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ([[True, True], [False, False]], "worker 0 or 1: in update 7"),  # of two that differ either may be at fault
+        ([[True]], "some worker: update 7 was not finite, but is when"),  # at the second try it is the program's
+    ],
+)
+def test_devices_that_differ_or_compute_it_later_are_at_fault(table, words):
+    found = FiniteTable(np.array(table), [*range(len(table))])
+    with pytest.raises(CorruptionError, match=f"^hardware fault: {words}"):
         judge(found, 7, repeated=False)
-
-
-def test_a_result_that_is_finite_at_the_second_try_is_a_fault_of_hardware_the_first_time():
-    found = FiniteTable(np.array([[True]]), [0])
-    with pytest.raises(CorruptionError, match=r"^hardware fault: some worker: update 7 was not finite, but is when"):
-        judge(found, 7, repeated=False)
-    judge(found, 7, repeated=True)
+    if len(table) == 1:
+        judge(found, 7, repeated=True)
 
 
 def test_an_update_that_is_to_be_skipped_is_told_with_the_place_of_its_batch(lm_run, capsys):

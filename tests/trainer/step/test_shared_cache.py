@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax._src import cache_key, compiler
 
-from tests.trainer.distributed.coordinator import Coordinator
+from tests.trainer.distributed.test_exchange import Coordinator
 from trainer.distributed.exchange import Exchange
 from trainer.step import shared_cache
 from trainer.step.shared_cache import ProgramExchange, SharedCache
