@@ -102,22 +102,13 @@ def test_what_helps_is_found_on_a_chip_that_is_too_small(lm_run, tmp_path):
     assert all(v["fits"] for v in found["fix"]["programs"])
 
 
-class Compiler:
-    """Says how much an experiment needs by a formula, and counts how often it is asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def __call__(self, experiment: RunFile, overrides: Any, names: set[str]) -> list[memory.MemoryReport]:
-        self.asked.append(" ".join(suggestions.format_overrides(overrides)))
-        return [self.verdict(experiment, name) for name in sorted(names or {"update", "eval"})]
-
-    def verdict(self, experiment: RunFile, name: str) -> memory.MemoryReport:
-        rows = experiment.loop.micro_batch_size or 4
-        kept = {"none": 8, "products": 6, "outputs": 5, "attention": 4, "full": 3, "chunks": 3}
-        peak = kept[experiment.model.remat] * rows + experiment.model.logit_chunk / 16 + 64 / experiment.mesh.fsdp
-        peak, hbm = peak if name == "update" else 1.0, experiment.pod.hbm_bytes_per_chip or 0
-        return memory.MemoryReport(name, fits(peak * GIB, experiment), peak, 0, 0, 0, 0, hbm, 0, 0, 0)
+def needed(experiment: RunFile, name: str) -> memory.MemoryReport:
+    """By a formula."""
+    rows = experiment.loop.micro_batch_size or 4
+    kept = {"none": 8, "products": 6, "outputs": 5, "attention": 4, "full": 3, "chunks": 3}
+    peak = kept[experiment.model.remat] * rows + experiment.model.logit_chunk / 16 + 64 / experiment.mesh.fsdp
+    peak, hbm = peak if name == "update" else 1.0, experiment.pod.hbm_bytes_per_chip or 0
+    return memory.MemoryReport(name, fits(peak * GIB, experiment), peak, 0, 0, 0, 0, hbm, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -136,12 +127,16 @@ def test_fixes_are_tried_in_order_and_the_first_that_helps_is_told(lm_run, usabl
     raw = on(lm_run, "v5litepod-8", 8, {"data": 8, "fsdp": 1, "tensor": 1}, remat="none", logit_chunk=128)
     raw["pod"]["hbm_bytes_per_chip"] = int(usable * GIB / USABLE_HBM_FRACTION) + 1
     raw["loop"] |= {"total_batch_tokens": 32 * 20, "micro_batch_size": None}
-    experiment, compiler = RunFile.model_validate(raw), Compiler()
-    before = compiler(experiment, {}, set())
-    found = suggestions.find_fix(experiment, before, compiler)
+    asked, experiment = [], RunFile.model_validate(raw)
+
+    def compiler(experiment: RunFile, overrides: Any, names: set[str]) -> list[memory.MemoryReport]:
+        asked.append(overrides)
+        return [needed(experiment, name) for name in sorted(names or {"update", "eval"})]
+
+    found = suggestions.find_fix(experiment, compiler(experiment, {}, set()), compiler)
     if helps is None:
         assert found is None
-        assert len(compiler.asked) == 1 + 4  # the strongest of each kind, and no other
+        assert len(asked) == 1 + 4  # the strongest of each kind, and no other
     else:
         assert found is not None
         assert suggestions.format_overrides(found[0]) == helps

@@ -1,7 +1,5 @@
 """From weights to the loss and back, and over devices; the losses themselves are tested in test_losses.py."""
 
-from functools import cache
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,7 +53,11 @@ def case(small, loop):
     return params, batch, now
 
 
-@cache
+@pytest.fixture(scope="module")
+def differentiate(small, loop):
+    return differentiator(small, loop)
+
+
 def differentiator(small: Model, loop: GrpoLoop):
     """(params, batch) to ((loss, sums), gradient), compiled once."""
 
@@ -66,10 +68,10 @@ def differentiator(small: Model, loop: GrpoLoop):
     return jax.jit(jax.value_and_grad(total, has_aux=True))
 
 
-def test_loss_is_that_of_the_log_probabilities(small, loop, case):
+def test_loss_is_that_of_the_log_probabilities(small, loop, case, differentiate):
     """Carried through the model to the weights; the loss itself is tested in test_losses.py."""
     params, batch, now = case
-    (_, sums), gradient = differentiator(small, loop)(params, batch)
+    (_, sums), gradient = differentiate(params, batch)
     _, entropy = logprobs(params, small, batch, loop.temperature)
     for name, entry in grpo.policy_loss_terms(now, entropy, batch, loop).items():
         np.testing.assert_allclose(sums[name], entry, rtol=1e-4, err_msg=name)
@@ -82,13 +84,15 @@ def test_loss_is_that_of_the_log_probabilities(small, loop, case):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
-def test_the_policy_that_drew_is_the_one_that_learns_where_each_rollout_has_one_update(small, loop, case):
+def test_the_policy_that_drew_is_the_one_that_learns_where_each_rollout_has_one_update(
+    small, loop, case, differentiate
+):
     """`old` is then what the update computes: the gradient is that of a batch that has it from the policy itself."""
     params, batch, now = case
     once = differentiator(small, loop.model_copy(update={"updates_per_rollout": 1}))
     ((ours, _), mine), ((theirs, _), others) = (
         once(params, batch),
-        differentiator(small, loop)(params, batch | {"old": now}),
+        differentiate(params, batch | {"old": now}),
     )
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), mine, others)
@@ -125,10 +129,10 @@ def test_the_old_policy_is_scored_for_several_updates_and_the_reference_where_th
     assert (reference == programs.abstract_reference(experiment, mesh) == {}) == (kl_coef == 0)
 
 
-def test_an_empty_response_counts_as_a_row_without_loss(small, loop, case):
+def test_an_empty_response_counts_as_a_row_without_loss(small, loop, case, differentiate):
     params, batch, _ = case
     empty = batch | {"mask": batch["mask"] * (np.arange(ROWS) != 1)[:, None].astype(np.float32)}
-    (_, sums), _ = differentiator(small, loop)(params, empty)
+    (_, sums), _ = differentiate(params, empty)
     others = np.arange(ROWS) != 1
     fewer = jax.jit(grpo.loss(small, loop))(params, {name: value[others] for name, value in batch.items()})
     np.testing.assert_allclose(sums["loss"][0], fewer["loss"][0], rtol=1e-5)

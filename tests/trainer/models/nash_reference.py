@@ -22,10 +22,17 @@ def hidden_states(params: Tree, cfg: Model, tokens: np.ndarray) -> np.ndarray:
     state = np.stack([np.float64(params["embedding"])[tokens]] * n)  # [n, T, D]
     for i in range(cfg.num_layers):
         layer = {name: np.float64(stacked[i]) for name, stacked in params["layers"].items()}
-        state = connect(
-            state, layer, "attention", cfg, lambda x, w=layer: attend(rms(x, w["attention_norm"], cfg), w, cfg)
-        )
-        state = connect(state, layer, "mlp", cfg, lambda x, w=layer: feed_forward(rms(x, w["mlp_norm"], cfg), w))
+
+        def attention(x: np.ndarray, w: Tree = layer) -> np.ndarray:
+            return attend(rms(x, w["attention_norm"], cfg), w, cfg)
+
+        def mlp(x: np.ndarray, w: Tree = layer) -> np.ndarray:
+            x = rms(x, w["mlp_norm"], cfg)
+            gate = x @ w["gate"]
+            return (gate * sigmoid(gate) * (x @ w["up"])) @ w["down"]
+
+        for branch in (attention, mlp):
+            state = connect(state, layer, branch.__name__, cfg, branch)
     return rms(state.mean(axis=0), np.float64(params["final_norm"]), cfg)
 
 
@@ -67,17 +74,10 @@ def connect(state: np.ndarray, layer: Tree, name: str, cfg: Model, branch: Any) 
         if cfg.residual == "mhc":
             mixed[t] = sinkhorn((a3 * r + b3).reshape(n, n), cfg.hyper.sinkhorn_iterations)
         else:
-            shares = softmax(a3 * r + b3)
-            for share, order in zip(shares, itertools.permutations(range(n)), strict=True):
-                for row, column in enumerate(order):
-                    mixed[t, row, column] += share
+            orders = itertools.permutations(range(n))
+            mixed[t] = sum(share * np.eye(n)[[*o]] for share, o in zip(softmax(a3 * r + b3), orders, strict=True))
     added = branch(np.einsum("tn,ntd->td", read, state))
     return np.einsum("tij,jtd->itd", mixed, state) + np.einsum("ti,td->itd", write, added)
-
-
-def feed_forward(x: np.ndarray, layer: Tree) -> np.ndarray:
-    gate = x @ layer["gate"]
-    return (gate * sigmoid(gate) * (x @ layer["up"])) @ layer["down"]
 
 
 def attend(x: np.ndarray, layer: Tree, cfg: Model) -> np.ndarray:
@@ -129,7 +129,5 @@ def one_attention(
 def rotate(x: np.ndarray, positions: np.ndarray, cfg: Model) -> np.ndarray:
     half = cfg.head_dim // 2
     angles = positions[:, None, None] * cfg.rope_theta ** (-np.arange(half) / half)
-    left, right = x[..., :half], x[..., half:]
-    return np.concatenate(
-        [left * np.cos(angles) - right * np.sin(angles), right * np.cos(angles) + left * np.sin(angles)], axis=-1
-    )
+    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)
+    return np.concatenate([turned.real, turned.imag], axis=-1)

@@ -19,7 +19,7 @@ from conf.schema.training.run_yaml import RunFileError
 from tests.conftest import deep
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
-from tests.trainer.lives import SharedPrograms, run_until, train
+from tests.trainer.lives import train
 from tests.trainer.models.reference_models import FIXTURES, expected_of
 from trainer.losses import grpo
 from trainer.models import decoder, weights
@@ -154,31 +154,19 @@ def test_an_update_changes_adapters_only_and_equally_on_a_mesh(tiny: Model, adam
 
 
 @pytest.mark.deep
-def test_a_run_with_adapters_resumes_exactly_and_its_merged_export_computes_the_same(
-    lm_run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    SharedPrograms().install(monkeypatch)
+def test_the_merged_export_of_a_run_with_adapters_computes_the_same(lm_run: dict[str, Any], tmp_path: Path) -> None:
     lora = {"r": 2, "lora_alpha": 8, "target_modules": ["layers.*"], "base_dtype": "float32"}
-    raw = lm_run | {
-        "model": lm_run["model"] | {"lora": lora},
-        "optimizer": lm_run["optimizer"] | {"ema_decay": 0.5, "lr": 0.02},
-        "loop": lm_run["loop"] | {"steps": 8},
-        "checkpoint": lm_run["checkpoint"] | {"save_interval": 4},
-    }
-    whole, parts = (raw | {"dir": str(tmp_path / name)} for name in ("whole", "parts"))
-    train(whole, tmp_path / "a")
-    run_until(parts, tmp_path / "b", 4, monkeypatch)
-    train(parts, tmp_path / "c")
-    folders = [epath.Path(run["dir"]) / "checkpoints" / "8" for run in (whole, parts)]
-    cfg = store.read_model(folders[0])
-    first, second = (jax.tree.map(np.asarray, run_weights.read_params(folder, cfg)) for folder in folders)
-    jax.tree.map(np.testing.assert_array_equal, first, second)
-    assert np.abs(first["layers"]["down_lora_b"]).max() > 0.001
-    export_weights(folders[0], epath.Path(tmp_path / "out"), "slipway")
+    raw = lm_run | {"model": lm_run["model"] | {"lora": lora}}
+    train(raw | {"optimizer": lm_run["optimizer"] | {"ema_decay": 0.5, "lr": 0.02}}, tmp_path / "a")
+    folder = epath.Path(raw["dir"]) / "checkpoints" / "6"
+    cfg = store.read_model(folder)
+    params = jax.tree.map(np.asarray, run_weights.read_params(folder, cfg))
+    assert np.abs(params["layers"]["down_lora_b"]).max() > 0.001
+    export_weights(folder, epath.Path(tmp_path / "out"), "slipway")
     merged = store.load_sharded(epath.Path(tmp_path / "out"), bare(cfg), make_mesh(1, 1, 1))
     tokens = np.random.default_rng(0).integers(0, 256, (2, 16), dtype=np.int32)
     at = jnp.broadcast_to(jnp.arange(16), tokens.shape)
-    found = [decoder.forward(p, c, tokens, at) for p, c in ((first, cfg), (merged, bare(cfg)))]
+    found = [decoder.forward(p, c, tokens, at) for p, c in ((params, cfg), (merged, bare(cfg)))]
     np.testing.assert_allclose(found[0], found[1], atol=1e-5)
 
 

@@ -29,9 +29,7 @@ def loop() -> GrpoLoop:
 def batch() -> dict[str, jax.Array]:
     """Prompts and responses of all lengths, from one token to the longest."""
     random = np.random.default_rng(0)
-    prompts = [random.integers(0, 512, size).tolist() for size in (7, 1, 4, 6) for _ in range(3)]
-    for i in range(0, ROWS, 3):
-        prompts[i + 1] = prompts[i + 2] = prompts[i]
+    prompts = [prompt for size in (7, 1, 4, 6) for prompt in [random.integers(0, 512, size).tolist()] * 3]
     responses = [random.integers(0, 512, size).tolist() for size in (9, 1, 5, 9, 9, 2, 3, 9, 1, 8, 7, 9)]
     tokens, mask = pad_sequences(prompts, responses, WIDTH)
     fields = {name: random.normal(-6, 0.3, mask.shape).astype(np.float32) for name in grpo.TOKEN_FIELDS}

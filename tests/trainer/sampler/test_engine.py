@@ -3,6 +3,7 @@
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import jax
 import numpy as np
@@ -129,11 +130,6 @@ def test_a_row_ends_at_a_text_wherever_the_chunks_do(tiny):
             assert stop not in decode(response.tokens[:-1])
 
 
-def test_a_prompt_that_does_not_fit_is_refused(tiny):
-    with pytest.raises(RunFileError, match=r"loop\.max_prompt_length: a prompt has 9 tokens, more than 8"):
-        drawn(tiny, prompts=[[1] * 9])
-
-
 @pytest.mark.parametrize(
     ("mesh", "words"),
     [
@@ -141,9 +137,11 @@ def test_a_prompt_that_does_not_fit_is_refused(tiny):
         (Mesh(data=-1, fsdp=1, tensor=4), r"loop\.sampler\.mesh\.tensor: 4 devices cannot split the 2 kv_heads"),
     ],
 )
-def test_a_mesh_that_does_not_suit_is_refused(tiny, mesh, words):
+def test_a_mesh_or_a_prompt_that_does_not_suit_is_refused(tiny, mesh, words):
     with pytest.raises(RunFileError, match=words):
         drawn(tiny, sizes=(8, 1, 1), mesh=mesh)
+    with pytest.raises(RunFileError, match=r"loop\.max_prompt_length: a prompt has 9 tokens, more than 8"):
+        drawn(tiny, prompts=[[1] * 9])
 
 
 @pytest.mark.deep
@@ -174,20 +172,6 @@ def test_what_is_asked_between_chunks_may_end_the_draw(tiny):
     assert len(asked) == 3
 
 
-class Echo:
-    """Programs whose weights are a number, which every token repeats."""
-
-    def __init__(self, slots: int, chunk: int) -> None:
-        self.slots, self.chunk = slots, chunk
-
-    def decode(self, copy: int, slots: None, *_: Any) -> tuple[None, np.ndarray]:
-        return slots, np.full((2, self.slots, self.chunk), copy, np.int32)
-
-    def __getattr__(self, name: str) -> Any:
-        same = {"shard_by_row", "replicate"}
-        return (lambda rows: rows) if name in same else lambda *_: int(name == "prefill_batch_size") or None
-
-
 def test_every_token_has_the_version_that_drew_it_whenever_newer_weights_arrive():
     chance, newest = np.random.default_rng(0), [0]
 
@@ -199,7 +183,11 @@ def test_every_token_has_the_version_that_drew_it_whenever_newer_weights_arrive(
         return newest[0], newest[0]
 
     settings = SamplerSettings(max_prompt_length=8, max_new_tokens=6, slots=3, chunk=2)
-    sampler: Any = SimpleNamespace(stops=StopCriteria((), (), decode), settings=settings, programs=Echo(3, 2), slots=3)
+    echo = MagicMock()  # its weights are a number, which every token repeats
+    echo.decode = lambda copy, slots, *_: (slots, np.full((2, 3, 2), copy, np.int32))
+    echo.shard_by_row = echo.replicate = lambda rows: rows
+    echo.prefill_batch_size.return_value = 1
+    sampler: Any = SimpleNamespace(stops=StopCriteria((), (), decode), settings=settings, programs=echo, slots=3)
     generate: Any = Sampler.generate
     drawing = generate(sampler, 0, PROMPTS, 2, jax.random.key(0), 1.0, arrive, weights=latest)
     found = []
