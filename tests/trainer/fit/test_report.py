@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import yaml
 
@@ -19,18 +21,23 @@ from conf.schema.training.run_yaml import RunFile
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from trainer.fit import memory, report, slices, suggestions, topologies
-from trainer.fit.remat import USABLE_HBM_FRACTION, fits, programs
+from trainer.fit.remat import REMAT_POLICIES, USABLE_HBM_FRACTION, fits, programs
 from trainer.fit.topologies import CompilerError
+from trainer.losses import token_logprobs
+from trainer.models import decoder, layers, weights
+from trainer.step.program import Program
 
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 
 
-def run(raw: dict, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def run(raw: dict, folder: Path, *flags: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     file = folder / "run.yaml"
     file.write_text(yaml.safe_dump(raw))
     command = [sys.executable, "-m", "trainer.fit", str(file), *flags]
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # those are for CPU tests
-    return subprocess.run(command, capture_output=True, text=True, timeout=540, check=False, env=env)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False, env=env)
+    assert ended.returncode == code, ended.stderr[-2000:]
+    return ended
 
 
 def on(raw: dict, accelerator_type: str, devices: int, mesh: dict, **model: object) -> dict:
@@ -52,7 +59,6 @@ def test_the_programs_of_grpo_compile_for_a_slice(grpo_run, tmp_path, accelerato
     devices, mesh = (1, ONE) if accelerator_type == "v5litepod-1" else (8, {"data": 2, "fsdp": 2, "tensor": 2})
     raw = on(grpo_run, accelerator_type, devices, mesh, **CAPPED, head_dim=64, sliding_window=16)
     ended = run(raw, tmp_path, "--json")
-    assert ended.returncode == 0, ended.stderr[-2000:]
     verdicts = {v["name"]: v for v in json.loads(ended.stdout)["programs"]}
     assert verdicts.keys() == PROGRAMS
     for name, found in verdicts.items():
@@ -76,8 +82,7 @@ def test_what_does_not_fit_is_told_with_exit_2(lm_run, tmp_path):
     large = load_group("model/gemma2_2b")  # 31 GB of weights and moments on 16
     raw = on(lm_run, "v5litepod-1", 1, ONE) | {"model": large}
     raw["loop"] |= {"total_batch_tokens": 128, "seq_len": 128}
-    ended = run(raw, tmp_path, "--out", str(tmp_path / "fit.json"))
-    assert ended.returncode == 2
+    ended = run(raw, tmp_path, "--out", str(tmp_path / "fit.json"), code=2)
     assert "NO" in ended.stdout
     assert "no other model.remat, model.logit_chunk, loop.micro_batch_size or mesh.fsdp makes it fit" in ended.stdout
     assert "Traceback" not in ended.stderr
@@ -94,8 +99,7 @@ def test_what_helps_is_found_on_a_chip_that_is_too_small(lm_run, tmp_path):
     raw = on(lm_run, "v5litepod-1", 1, ONE, **wide)
     raw["loop"] |= {"total_batch_tokens": 16 * 256, "seq_len": 256, "micro_batch_size": None}
     raw["pod"]["hbm_bytes_per_chip"] = int(0.27 * GIB / USABLE_HBM_FRACTION)
-    ended = run(raw, tmp_path, "--json")
-    assert ended.returncode == 2, ended.stderr[-2000:]
+    ended = run(raw, tmp_path, "--json", code=2)
     found = json.loads(ended.stdout)
     assert next(v["short_gib"] for v in found["programs"] if v["name"] == "update") > 0
     assert "tried model.remat=full" in ended.stderr
@@ -166,7 +170,6 @@ def test_slices_are_compared_by_the_compiler(lm_run, tmp_path):
     raw["data"] |= {"packing": "documents"}
     raw["loop"] |= {"total_batch_tokens": 16 * 128, "seq_len": 128, "micro_batch_size": None}
     ended = run(raw, tmp_path, "--json", "--slices", "v5litepod-1,v6e-4", "--sort", "hours")
-    assert ended.returncode == 0, ended.stderr[-2000:]
     rows = json.loads(ended.stdout)["slices"]
     assert sorted(row["accelerator_type"] for row in rows) == ["v5litepod-1", "v6e-4"]
     assert all(row["fits"] and "the chip computes an update in" in row["why"] for row in rows)  # a toy model
@@ -204,3 +207,75 @@ def test_a_schedule_that_jax_cannot_read_leaves_the_memory_and_no_forecast(lm_ru
     row = slices.report(experiment, find_topology("v5litepod-1"), [found], None, spot=False)
     assert row.fits
     assert "this version of JAX cannot read its schedule" in row.why
+
+
+BATCH, LENGTH = 4, 22
+POLICIES = (*REMAT_POLICIES["decoder"][1:], "offload")
+
+
+def gradient_of(cfg):
+    def loss(params, tokens):
+        positions = jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape)
+        hidden = decoder.forward(params, cfg, tokens, positions)
+        return token_logprobs.cross_entropy(hidden, params, tokens, jnp.ones(tokens.shape), cfg)
+
+    return jax.jit(jax.value_and_grad(loss))
+
+
+@pytest.fixture
+def tokens():
+    return jax.random.randint(jax.random.key(1), (BATCH, LENGTH), 0, 512)
+
+
+@pytest.mark.parametrize(
+    ("policies", "post_norms", "scan", "pattern"),
+    [
+        (("chunks", "outputs"), True, True, "L"),
+        *(pytest.param(POLICIES, *case, marks=pytest.mark.deep) for case in ((True, True, "LG"), (False, False, "LG"))),
+    ],
+)
+def test_loss_and_gradients_are_those_of_no_policy(tiny, tokens, policies, post_norms, scan, pattern, monkeypatch):
+    """`chunks` has chunks of 8 of 22 positions; the last one is padded."""
+    monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", 10 * BATCH)
+    tiny = tiny.model_copy(update={"post_norms": post_norms, "logit_chunk": 8, "attention_pattern": pattern})
+    tiny = tiny.model_copy(update={"num_layers": len(pattern)})
+    params = jax.jit(weights.init_params, static_argnums=0)(tiny, jax.random.key(0))
+    loss, gradients = gradient_of(tiny.model_copy(update={"remat": "none"}))(params, tokens)
+    for policy in policies:
+        cfg = tiny.model_copy(update={"remat": policy, "scan_layers": scan})
+        found, others = gradient_of(cfg)(params, tokens)
+        np.testing.assert_allclose(found, loss, rtol=1e-6)
+        for a, b in zip(jax.tree.leaves(others), jax.tree.leaves(gradients), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=policy)
+
+
+def test_chunks_count_the_tokens_of_a_device(tiny, tokens, monkeypatch):
+    """Four rows on two devices: 12 tokens are 6 positions of each row."""
+    monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", 12)
+    seen = []
+    monkeypatch.setattr(decoder, "map_chunks", lambda function, size, x: (seen.append(size), function(x))[1])
+    for policy, size in (("chunks", 6), ("full", LENGTH)):
+        cfg = tiny.model_copy(update={"remat": policy, "num_layers": 1})
+        with jax.set_mesh(make_mesh(1, 2, 4)):
+            gradient_of(cfg).lower(weights.abstract_params(cfg), tokens)
+        assert set(seen) == {size}
+        seen.clear()
+
+
+@pytest.mark.parametrize(("length", "most", "size"), [(8192, 1365, 1024), (22, 10, 8), (100, 100, 100), (1, 4, 1)])
+def test_chunks_have_no_padding_where_a_few_more_avoid_it(length, most, size):
+    """A limit of 4,096 tokens, on a device with 3 rows of 8,192, is no divisor of them."""
+    seen = []
+    x = jnp.arange(length, dtype=jnp.float32).reshape(1, length, 1)
+    found = layers.map_chunks(lambda part: (seen.append(part.shape[1]), 2 * part)[1], most, x)
+    np.testing.assert_array_equal(found, 2 * x)
+    assert set(seen) == {size}
+
+
+def test_chunks_cost_no_operations(tiny, tokens, monkeypatch):
+    cfg = tiny.model_copy(update={"remat": "chunks", "num_layers": 1})
+    counts = []
+    for size in (LENGTH * BATCH, LENGTH * BATCH // 2):
+        monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", size)
+        counts.append(Program("gradient", gradient_of(cfg), (weights.abstract_params(cfg), tokens)).flops())
+    assert counts[0] == counts[1]

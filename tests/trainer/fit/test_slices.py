@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+import math
+import statistics
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from jax.experimental import topologies as of_jax
+
+from conf.schema.infra.topology import find_topology
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from trainer.fit import forecast, slices
+from tests.bench.forecast import rows as bench
+from trainer.fit import forecast, slices, topologies
 from trainer.fit.memory import MemoryReport
 from trainer.fit.topologies import CompilerError
 
-SECONDS = {"v5litepod-8": 4.0, "v5litepod-16": 2.5, "v6e-8": 1.0, "v5p-8": 1.0}
+SECONDS = {"v5litepod-8": 4.0, "v5litepod-16": 2.5, "v6e-8": 1.0, "v5p-8": 4e-5}
 MISTAKE = "loop.total_batch_tokens: 8 rows of 16 tokens cannot be split evenly over 24 devices"
 
 
@@ -50,16 +59,17 @@ def test_slices_are_sorted_by_dollars_or_by_hours(experiment):
 
 
 def test_what_has_no_forecast_is_one_line_after_the_others(experiment):
-    rows = compared(experiment, "v5litepod-1", "v4-16", "tpu7x-8", "v3-8", "v6e-8")
+    rows = compared(experiment, "v5litepod-1", "v4-16", "tpu7x-8", "v3-8", "v6e-8", "v5p-8")
     lines = slices.table(rows)
     assert lines[1].startswith("v6e-8           yes")
-    said = {line.split()[0]: line for line in lines[2:6]}
+    said = {line.split()[0]: line for line in lines[2:7]}
     assert said["v5litepod-1"].endswith("NO    does not fit: update needs 20.00 of 16.00 GiB per device")
     assert said["v4-16"].endswith(f"-     {MISTAKE}")
     assert said["v3-8"].endswith("-     the TPU compiler does not support v3-8: no such thing")
     assert "no forecast: no published step time of tpu7x" in said["tpu7x-8"]
+    assert said["v5p-8"].endswith("the chip computes an update in 0.04 ms; what is around it takes longer")
     low, high = forecast.INTERVAL
-    assert lines[6].startswith(f"a forecast: published runs took {low:.2f} to {high:.2f} times as long")
+    assert lines[7].startswith(f"a forecast: published runs took {low:.2f} to {high:.2f} times as long")
 
 
 def test_a_slice_without_a_list_price_has_hours(experiment, monkeypatch):
@@ -71,8 +81,73 @@ def test_a_slice_without_a_list_price_has_hours(experiment, monkeypatch):
     assert row.to_json()["forecast"]["usd"] is None
 
 
-def test_an_update_of_a_toy_model_has_no_forecast(experiment):
-    row = slices.report(experiment, slices.find_topology("v6e-8"), [verdict("update", 4e-5)], None, spot=False)
-    assert row.forecast is None
-    assert row.fits
-    assert row.why == "no forecast: the chip computes an update in 0.04 ms; what is around it takes longer"
+@pytest.mark.parametrize(
+    ("name", "asked", "options"),
+    [
+        ("v5litepod-1", "v5e:1x1", {"chips_per_host_bounds": (1, 1, 1)}),
+        ("v5litepod-4", "v5e:2x2", {}),
+        ("v5litepod-8", "v5e:2x4", {}),
+        ("v6e-4", "v6e:2x2", {}),
+        ("v4-8", "v4:2x2x1", {"chip_config_name": "megacore"}),
+    ],
+)
+def test_a_slice_has_the_name_and_the_chips_that_the_compiler_knows(
+    monkeypatch: pytest.MonkeyPatch, name: str, asked: str, options: dict[str, Any]
+) -> None:
+    """A slice of one host may have no shape in conf/tpu_types.yaml; `1x1` would be one chip."""
+
+    def describe(platform: str, topology_name: str, **given: Any) -> Any:
+        assert (platform, topology_name, given) == ("tpu", asked, options)
+        chips = math.prod(int(size) for size in topology_name.partition(":")[2].split("x"))
+        return SimpleNamespace(devices=list(range(chips)))
+
+    monkeypatch.setattr(of_jax, "get_topology_desc", describe)
+    assert len(topologies._slice_devices(find_topology(name))) == find_topology(name).devices
+    monkeypatch.setattr(of_jax, "get_topology_desc", lambda **_: SimpleNamespace(devices=[0, 1]))
+    with pytest.raises(CompilerError, match=f"reports 2 devices for {name}, JAX {find_topology(name).devices}"):
+        topologies._slice_devices(find_topology(name))
+
+
+ROWS = json.loads(bench.FIXTURE.read_text())
+
+
+def test_factors_and_interval_are_those_of_the_rows():
+    assert bench.factors(ROWS) == forecast.FACTORS
+    judged = bench.ratios(ROWS, "judge").values()
+    assert (round(min(judged), 2), round(max(judged), 2)) == forecast.INTERVAL
+
+
+def test_errors_of_rows_that_were_not_calibrated_on():
+    errors = [abs(1 / ratio - 1) for ratio in bench.ratios(ROWS, "judge").values()]
+    assert len(errors) >= 15
+    assert statistics.median(errors) <= 0.15
+    assert max(errors) <= 0.40
+    for right, pairs in (bench.ordered_pairs(ROWS), bench.ordered_pairs(ROWS, per_flop=True)):
+        assert pairs >= 50
+        assert right / pairs >= 0.85
+
+
+def test_hours_and_dollars_of_a_run(lm_run):
+    lm_run["loop"] |= {"steps": 1000, "eval_interval": 300, "eval_batches": 5}
+    experiment, slice_ = RunFile.model_validate(lm_run), find_topology("v6e-8")
+    found = forecast.predict(experiment, slice_, {"update": 2.0, "eval": 0.5}, "us-central1-a", spot=False)
+    factor = forecast.FACTORS["v6e"]
+    assert found.update_seconds == pytest.approx(2 * factor)
+    assert found.tokens_per_second == pytest.approx(lm_run["loop"]["total_batch_tokens"] / (2 * factor))
+    assert found.hours == pytest.approx((1000 * 2 + 4 * 5 * 0.5) * factor / 3600)
+    assert (found.zone, found.usd_per_hour) == ("us-central1-a", pytest.approx(8 * 2.7))
+    assert found.usd == pytest.approx(found.hours * 8 * 2.7)
+
+
+def test_a_zone_without_a_price_gives_way_to_the_cheapest():
+    slice_ = find_topology("v6e-8")
+    assert forecast.find_price(slice_, "europe-west1-b", spot=False)[1] == pytest.approx(8 * 2.7)
+    assert forecast.find_price(slice_, "us-east5-a", spot=True) == ("us-east5-a", pytest.approx(8 * 1.215))
+    assert forecast.find_price(find_topology("tpu7x-8"), None, spot=False) == (None, None)
+
+
+def test_what_cannot_be_told_has_a_reason(lm_run, grpo_run):
+    assert forecast.why_none(RunFile.model_validate(lm_run), find_topology("v5litepod-8")) == ""
+    assert "no published step time of v3" in forecast.why_none(RunFile.model_validate(lm_run), find_topology("v3-8"))
+    grpo = forecast.why_none(RunFile.model_validate(grpo_run), find_topology("v5litepod-8"))
+    assert grpo == "no forecast: how long answers of loop=grpo get is not known before the run"

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.schema.training.loop import GrpoLoop
-from tests.groups import load_group
+from tests.trainer.losses.test_references import loop
 from trainer.losses import advantage
 
 
@@ -50,10 +49,6 @@ def test_equal_rewards_have_advantages_of_exactly_0(std, leave_one_out, value, s
 def test_almost_equal_rewards_do_not_explode(std):
     rewards = np.array([[1, 1, 1, 1 + 2**-20]], np.float32)
     assert np.abs(advantage.advantages(rewards, std)).max() < 1
-
-
-def loop(**values) -> GrpoLoop:
-    return GrpoLoop(**load_group("loop/grpo") | values)
 
 
 def test_the_penalty_grows_over_the_end_of_the_longest_response():

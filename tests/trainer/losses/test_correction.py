@@ -70,16 +70,12 @@ CASES["both"] = (CASES["token TIS"][0] | CASES["geometric rejection"][0], np.log
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_value_and_gradient_equal_the_formula(name: str) -> None:
+def test_value_and_gradient_equal_the_formula_and_shares_are_told(name: str) -> None:
     values, bounds = CASES[name]
     cfg = loop(kl_coef=0.0, rollout_correction=NONE | values)
     check_against(partial(written_out, cfg.rollout_correction, bounds), cfg)
 
-
-@pytest.mark.parametrize("name", CASES)
-def test_shares_and_effective_sample_size(name: str) -> None:
-    values, bounds = CASES[name]
-    cfg = RolloutCorrection(**NONE | values)
+    cfg = cfg.rollout_correction
     found = metric_sums.finalize(correct(jnp.float32(LOG_RATIO), jnp.float32(GIVEN["mask"]), cfg).metrics)
     level = cfg if cfg.rollout_is else cfg.model_copy(update={"rollout_is": "token"})
     every = np.concatenate(weights(level))

@@ -8,7 +8,7 @@ import pytest
 from conf.schema.training.loop import GRPO_LOSSES, GrpoLoop
 from tests.groups import load_group
 from tests.paths import ROOT
-from tests.trainer.losses.test_references import GIVEN, NOW, check_against, loop, token_tis
+from tests.trainer.losses.test_references import GIVEN, NOW, check_against, loop
 from trainer import extension
 from trainer.losses import policy
 
@@ -54,17 +54,6 @@ def distillation(now) -> float:
     return mean_over_tokens(lambda row, t: -ratio(now, row, t) * (GIVEN["reference"][row, t] - GIVEN["old"][row, t]))
 
 
-def distillation_of_the_sampler(now) -> float:
-    """The ratio is that of the sampler's probabilities, at most 1.1 where it is not clipped."""
-
-    def term(row: int, t: int) -> float:
-        r = np.exp(now[row, t] - GIVEN["sampler"][row, t])
-        apart = GIVEN["reference"][row, t] - GIVEN["sampler"][row, t]
-        return -min(min(r, 1.1) * apart, r * apart)
-
-    return mean_over_tokens(term)
-
-
 def sft(now) -> float:
     return mean_over_tokens(lambda row, t: -now[row, t])
 
@@ -98,13 +87,6 @@ CASES = {
 def own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     extension.add_modules(ROOT / "docs" / "extend")
-
-
-def test_distillation_has_the_correction_of_the_other_losses() -> None:
-    values = CASES["distillation"][1] | {"old_logprobs": "sampler", "rollout_correction": token_tis(1.1)}
-    ratios = np.exp(NOW - GIVEN["sampler"])[GIVEN["mask"] > 0]
-    assert ratios.min() < 1.1 < ratios.max()
-    check_against(distillation_of_the_sampler, loop(loss_type="distillation", **values))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -25,7 +25,7 @@ def case(tiny: Model, request: pytest.FixtureRequest):
 
 
 def test_equal_optax_and_the_definition_of_entropy(case):
-    """With a temperature: test_grpo.py. That no large array is compiled: tests/trainer/step/test_no_logits.py."""
+    """With a temperature: test_grpo.py. That no large array is compiled: tests/trainer/step/test_program.py."""
     cfg, hidden, params, targets = case
     logprobs, entropy = jax.jit(lambda h: token_logprobs.token_logprobs(h, params, targets, cfg))(hidden)
     logits = decoder.unembed(params, cfg, hidden)

@@ -1,5 +1,7 @@
 """Every kernel against the plain reference: soft-cap, windows, grouped queries, padding, documents; and gradients."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 
 from conf.schema.training.model import Model
 from tests.trainer.conftest import make_mesh
-from trainer.models import attention
+from trainer.losses import token_logprobs
+from trainer.models import attention, decoder, weights
 
 
 def inputs(cfg: Model, length: int, key: int = 0) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -17,7 +20,7 @@ def inputs(cfg: Model, length: int, key: int = 0) -> tuple[jax.Array, jax.Array,
     return tuple(jax.random.normal(k, shape) for k, shape in zip(keys, shapes, strict=True))
 
 
-def packed(length: int) -> jax.Array:
+def rows_of(length: int) -> jax.Array:
     """Three documents in the first row, and one and padding in the second: [2, length]."""
     index = jnp.arange(length)
     return jnp.stack([(index > 9).astype(int) + (index > length // 2), (index > length - 20).astype(int)])
@@ -48,7 +51,7 @@ def written_out(query, key, value, segments, window, cap):
 def test_plain_equals_what_is_written_out(tiny, window, cap, documents):
     cfg = tiny.model_copy(update={"attn_logit_softcap": cap})
     query, key, value = inputs(cfg, 30)
-    segments = packed(30) if documents else None
+    segments = rows_of(30) if documents else None
     found = jax.jit(lambda *qkv: plain(*qkv, segments, window, cfg))(query, key, value)
     np.testing.assert_allclose(found, written_out(query, key, value, segments, window, cap), atol=2e-6)
 
@@ -62,7 +65,7 @@ def test_splash_equals_plain(tiny, length, window, cap, documents):
     cfg = tiny.model_copy(update={"attn_logit_softcap": cap})
     query, key, value = inputs(cfg, length)
     weights = jax.random.normal(jax.random.key(9), query.shape)
-    segments = packed(length) if documents else None
+    segments = rows_of(length) if documents else None
 
     def computed(attend):
         def total(*qkv):
@@ -77,8 +80,7 @@ def test_splash_equals_plain(tiny, length, window, cap, documents):
     )
     expected, wanted = computed(lambda *qkv: plain(*qkv, segments, window, cfg))
     np.testing.assert_allclose(out, expected, atol=2e-5)
-    for ours, theirs in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-4)
+    jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=2e-4), found, wanted)
 
 
 def test_a_kernel_runs_on_each_device_with_its_rows_and_heads(tiny):
@@ -91,9 +93,9 @@ def test_a_kernel_runs_on_each_device_with_its_rows_and_heads(tiny):
         return plain(query, key, value, segments, None, tiny)
 
     with jax.set_mesh(make_mesh(1, 2, 2)):
-        found = jax.jit(lambda *args: attention.run_per_device(kernel, *args))(query, key, value, packed(16))
+        found = jax.jit(lambda *args: attention.run_per_device(kernel, *args))(query, key, value, rows_of(16))
     assert seen == [((1, 16, 2, 16), (1, 16, 1, 16), (1, 16))]
-    np.testing.assert_allclose(found, plain(query, key, value, packed(16), None, tiny), atol=1e-6)
+    np.testing.assert_allclose(found, plain(query, key, value, rows_of(16), None, tiny), atol=1e-6)
 
 
 def test_the_kernel_is_chosen_by_backend_and_model(tiny):
@@ -103,3 +105,86 @@ def test_the_kernel_is_chosen_by_backend_and_model(tiny):
     assert chosen == ["plain", "splash", "plain"]
     assert attention.choose_kernel(free, "gpu") == "cudnn"
     assert attention.choose_kernel(free.model_copy(update={"attention": "plain"}), "tpu") == "plain"
+
+
+LENGTHS = ((12, 1, 12), (1, 12))
+"""Of the documents of each row; what is left of the row is padding. Each other length is compiled."""
+ROW = 26
+
+
+@pytest.fixture
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The TPU's is interpreted here; cuDNN's has no documents, so that the plain one stands in for it."""
+    monkeypatch.setattr(attention, "splash_attention", partial(attention.splash_attention, interpret=True))
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def packed() -> dict[str, np.ndarray]:
+    """A batch as the loop has it: segments count from 1, 0 is padding; positions restart at each document."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 512, (2, ROW + 1), dtype=np.int32)
+    segments, positions = np.zeros((2, 2, ROW), np.int32)
+    for row, lengths in enumerate(LENGTHS):
+        ends = np.cumsum(lengths)
+        for number, (end, length) in enumerate(zip(ends, lengths, strict=True), start=1):
+            segments[row, end - length : end] = number
+            positions[row, end - length : end] = np.arange(length)
+    counted = ((segments > 0) & (random.random((2, ROW)) < 0.8)).astype(np.float32)
+    rows = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": counted}
+    return rows | {"segments": segments, "positions": positions}
+
+
+def loss(params: weights.Params, cfg: Model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """And the hidden states."""
+    hidden = decoder.forward(params, cfg, batch["tokens"], batch["positions"], batch.get("segments"))
+    return token_logprobs.cross_entropy(hidden, params, batch["targets"], batch["weights"], cfg), hidden
+
+
+graded = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+
+
+@pytest.fixture(scope="module")
+def small(tiny) -> Model:
+    """Of one layer, whose window is shorter than a document."""
+    return tiny.model_copy(update={"num_layers": 1, "attention_pattern": "L"})
+
+
+@pytest.fixture(scope="module")
+def params(small) -> weights.Params:
+    return jax.jit(weights.init_params, static_argnums=0)(small, jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def alone(small, packed, params) -> tuple[np.ndarray, np.ndarray, weights.Params]:
+    """The summed loss and gradient, and hidden states [2, ROW, D]: one document at a time, without segments."""
+    cfg = small.model_copy(update={"attention": "plain", "scan_layers": True})
+    hidden, parts = np.zeros((2, ROW, cfg.dim), np.float32), []
+    for row, lengths in enumerate(LENGTHS):
+        for end, length in zip(np.cumsum(lengths), lengths, strict=True):
+            one = {k: v[row : row + 1, end - length : end] for k, v in packed.items() if k != "segments"}
+            (loss, found), gradient = graded(params, cfg, one)
+            hidden[row, end - length : end] = found[0]
+            parts.append((loss, gradient))
+    total, gradient = jax.tree.map(lambda *each: np.sum(each, axis=0), *parts)
+    return total, hidden, gradient
+
+
+@pytest.mark.parametrize(
+    ("kernel", "scan"),
+    [("plain", True), *(pytest.param(*each, marks=pytest.mark.deep) for each in (("splash", False), ("cudnn", True)))],
+    indirect=["kernel"],
+)
+def test_documents_of_a_row_are_each_alone(small, packed, params, kernel, scan, alone):
+    """And what one of them holds leaves no trace in the others."""
+    cfg = small.model_copy(update={"scan_layers": scan, "attention": kernel})
+    (loss, found), ours = graded(params, cfg, packed)
+    expected, hidden, gradient = alone
+    real = packed["segments"] > 0
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(found)[real], hidden[real], atol=2e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), ours, gradient)
+    other = packed | {"tokens": np.where(packed["segments"] == 2, 5, packed["tokens"])}
+    (_, after), _ = graded(params, cfg, other)
+    same = packed["segments"] != 2
+    np.testing.assert_array_equal(np.asarray(found)[same], np.asarray(after)[same])

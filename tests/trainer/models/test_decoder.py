@@ -6,14 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 
+from conf.schema.training.model import KEYS_FREE_OF_WEIGHTS, Model
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import Mesh
+from tests.groups import CONF, load_group
+from tests.paths import ROOT
 from tests.trainer.models.reference_models import FAMILIES, VARIANTS, described, expected_of, params_of
 from trainer.distributed import mesh
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
 from trainer.models.layers import linear, linear_by_rows
+from trainer.pretrained import hf_families
 
 forward = jax.jit(decoder.forward, static_argnums=1)
 unembed = jax.jit(decoder.unembed, static_argnums=1)
@@ -58,7 +63,7 @@ def test_logits_loss_and_gradient_norm_equal_the_reference(family, is_graded):
 
 
 def test_bfloat16_activations_stay_close():
-    """In unrolled layers. Gradients: test_gradient_dtype.py."""
+    """In unrolled layers. Gradients: tests/trainer/step/test_train_step.py."""
     cfg, expected = described("gemma2", scan_layers=False, remat="none"), expected_of("gemma2")
     low = cfg.model_copy(update={"activation_dtype": "bfloat16"})
     hidden = forward(params_of("gemma2"), low, expected["tokens"], positions_of(expected["tokens"]))
@@ -105,3 +110,29 @@ def test_table_init_and_shapes_agree(tiny):
 def test_shardings_name_what_cannot_be_split(tiny):
     with pytest.raises(RunFileError, match=r"mesh\.tensor: 4 devices cannot split the 2 kv_heads of layers\.key"):
         weights.param_shardings(tiny, mesh.build_mesh(Mesh(data=-1, fsdp=1, tensor=4)))
+
+
+PUBLISHED = yaml.safe_load((ROOT / "tests" / "trainer" / "fixtures" / "published.yaml").read_text())
+PADDING = {"gemma2_2b": 128, "gemma2_9b": 128}
+"""Rows that DeepMind's tables have more than Hugging Face's."""
+
+
+def test_every_model_is_compared():
+    ours = {file.stem for file in (CONF / "model").glob("*.yaml")}
+    assert ours == PUBLISHED.keys() | {"nanochat_d16", "nash_mhc_3b", "tiny", "trm", "pretrained", "hf"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_model_is_the_published_one(name):
+    """What is computed, and the number of weights; how it is computed, and first values, may differ."""
+    ours, theirs = Model(**load_group(f"model/{name}")), hf_families.model_from_config(PUBLISHED[name]["config"])
+    free = KEYS_FREE_OF_WEIGHTS - {"max_seq_len"}
+    found, wanted = ours.model_dump(exclude=free), theirs.model_dump(exclude=free)
+    wanted["vocab_size"] += PADDING.get(name, 0)
+    assert found == wanted
+    assert weights.num_params(ours) == PUBLISHED[name]["parameters"] + PADDING.get(name, 0) * ours.dim
+
+
+def test_nanochat_d16_has_the_weights_of_the_original():
+    """And two scalars for each layer."""
+    assert weights.num_params(Model(**load_group("model/nanochat_d16"))) == 335_544_320 + 2 * 16

@@ -1,19 +1,20 @@
 """Rows of samples that share a prompt: computed together as by themselves."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
 from tests.groups import load_group as values
-from tests.trainer.conftest import make_mesh
 from trainer.losses import grpo
 from trainer.models import weights
 from trainer.models.shared_prompt import PromptGroup, prompt_group
 from trainer.rl.batching import pad_sequences
-from trainer.step import train_step
 
 GROUP = PromptGroup(group_size=3, prompt_length=7, response_length=9)
 ROWS, WIDTH = 12, 16
@@ -48,39 +49,27 @@ def model(request: pytest.FixtureRequest) -> tuple[Model, weights.Params]:
     return cfg, jax.jit(weights.init_params, static_argnums=0)(cfg, jax.random.key(0))
 
 
-scored = jax.jit(grpo.per_token_logps, static_argnums=(1, 3, 4))
-
-
 def test_log_probabilities_and_entropies_are_those_of_rows_by_themselves(model, batch):
+    """And their gradients."""
     cfg, params = model
-    apart = scored(params, cfg, batch, 0.7)
-    together = scored(params, cfg, batch, 0.7, GROUP)
-    for one, other in zip(apart, together, strict=True):
-        np.testing.assert_allclose(other * batch["mask"], one * batch["mask"], atol=2e-5)
+    aims = np.random.default_rng(1).normal(size=(2, *batch["mask"].shape)) * batch["mask"]
 
+    @partial(jax.jit, static_argnums=1)
+    @partial(jax.value_and_grad, has_aux=True)
+    def scored(params, group):
+        found = jnp.stack(grpo.per_token_logps(params, cfg, batch, 0.7, group)) * batch["mask"]
+        return (aims * found).sum(), found
 
-@pytest.mark.deep
-@pytest.mark.parametrize(("model", "shape"), [("gemma2", (1, 1, 1)), ("gpt2", (2, 2, 2))], indirect=["model"])
-def test_loss_and_gradient_are_those_of_rows_by_themselves(model, batch, loop, shape):
-    cfg, params = model
-    assert prompt_group(cfg, loop, WIDTH) == GROUP
-    devices = make_mesh(*shape)
-    with jax.set_mesh(devices):
-        losses = [train_step.without_carry(grpo.loss(cfg, loop, grouped=grouped)) for grouped in (True, False)]
-        found = [jax.jit(train_step.mean_gradient(loss, cfg, devices))(params, batch, None)[:2] for loss in losses]
-    (together, told), (wanted, expected) = found
-    np.testing.assert_allclose(norm := _norm(together), _norm(wanted), rtol=1e-5)
+    (_, together), slope = scored(params, GROUP)
+    (_, apart), wanted = scored(params, None)
+    np.testing.assert_allclose(together, apart, atol=2e-5)
+    norm = float(optax.tree_utils.tree_norm(wanted))
     assert norm > 0.01
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * float(norm)), together, wanted)
-    for name, value in expected.items():
-        np.testing.assert_allclose(told[name], value, atol=2e-5, err_msg=name)
-
-
-def _norm(tree: weights.Params) -> np.ndarray:
-    return np.sqrt(sum(float((np.asarray(x) ** 2).sum()) for x in jax.tree.leaves(tree)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5 * norm), slope, wanted)
 
 
 def test_rows_stay_apart_where_nothing_is_gained(loop):
     cfg = Model(**values("model/tiny"))
+    assert prompt_group(cfg, loop, WIDTH) == GROUP
     assert prompt_group(cfg, loop, width=9) is None  # a short bucket: the padding of prompt and responses is more
     assert prompt_group(cfg.model_copy(update={"attention": "splash"}), loop, WIDTH) is None

@@ -5,15 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Optimizer
 from conf.schema.training.run_yaml import RunFileError
+from conf.schema.training.schedule import Schedule
 from tests.groups import load_group
 from trainer.models import weights
 from trainer.optimizer.chain import build_optimizer, learning_rate_schedule
 from trainer.optimizer.rules import update_rules
+from trainer.optimizer.schedules import schedule_factor
 
 SMALL = {"num_layers": 2, "dim": 8, "num_heads": 2, "num_kv_heads": 1, "head_dim": 6, "mlp_dim": 18, "vocab_size": 10}
 
@@ -143,3 +145,53 @@ def test_a_step_is_clipped_by_its_root_mean_square_weight_by_weight():
     assert np.sqrt(np.mean(small**2)) < 0.5 < rms
     np.testing.assert_allclose(found["residual_scale"], large * 0.5 / rms, rtol=1e-5)
     np.testing.assert_allclose(found["embedding_scale"], small, rtol=1e-5)
+
+
+def read_schedule(**schedule):
+    return TypeAdapter(Schedule).validate_python(schedule)
+
+
+def stable(warmup: int, decay: int, horizon: int) -> dict:
+    parts = {"warmup_steps": warmup, "decay_steps": decay, "horizon_steps": horizon}
+    return parts | {"kind": "warmup_stable_decay", "final_fraction": 0.5}
+
+
+LINEAR = {"kind": "linear", "warmup_steps": 0, "horizon_steps": 4}
+COSINE = {"kind": "cosine", "warmup_steps": 0, "horizon_steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shares", "zero_after"),
+    [
+        ({"kind": "constant", "warmup_steps": 0}, [1, 1, 1], None),
+        ({"kind": "constant", "warmup_steps": 4}, [0.25, 0.5, 0.75, 1, 1], None),
+        (LINEAR | {"final_fraction": 0.0}, [1, 0.75, 0.5, 0.25, 0, 0], 4),
+        (LINEAR | {"warmup_steps": 2, "final_fraction": 0.5}, [0.5, 1, 1, 0.75, 0.5, 0.5], None),
+        (COSINE | {"horizon_steps": 2, "final_fraction": 0.0}, [1, 0.5, 0, 0], 2),
+        (COSINE | {"warmup_steps": 1, "final_fraction": 0.5}, [1, 1, 0.75, 0.5], None),
+        (stable(0, 2, 4), [1, 1, 1, 0.75, 0.5, 0.5], None),
+        (stable(0, 2, 4) | {"final_fraction": 0.0}, [1, 1, 1, 0.5, 0], 4),
+        (stable(2, 2, 5), [0.5, 1, 1, 1, 0.75, 0.5], None),
+        (stable(2, 2, 4), [0.5, 1, 1, 0.75, 0.5], None),
+        ({"kind": "piecewise", "points": [[1, 0.5], [3, 1.0], [4, 0.0]]}, [0.5, 0.5, 0.75, 1, 0, 0], 4),
+        (None, [1, 1], None),
+    ],
+)
+def test_share_of_each_update(schedule, shares, zero_after):
+    """And when nothing is left."""
+    found = None if schedule is None else read_schedule(**schedule)
+    assert found is None or found.zero_after == zero_after
+    by_count = schedule_factor(found)
+    np.testing.assert_allclose([by_count(count) for count in range(len(shares))], shares, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (stable(3, 2, 4), r"warmup_steps \(3\) and decay_steps \(2\) together exceed horizon_steps \(4\)"),
+        ({"kind": "piecewise", "points": [[2, 1.0], [2, 0.0]]}, "numbers of updates must ascend, not 2, 2"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(schedule, words):
+    with pytest.raises(ValidationError, match=words):
+        read_schedule(**schedule)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,9 +12,11 @@ from etils import epath
 from safetensors.numpy import load_file, save_file
 
 from conf.hugging_face.config_json import model_from_config
-from tests.trainer.models.reference_models import FIXTURES
+from conf.schema.training.model import Model, family_switches
+from tests.trainer.models.reference_models import FIXTURES, VARIANTS, described, params_of
+from trainer import convert
 from trainer.models.weights import Params
-from trainer.pretrained import hf_files
+from trainer.pretrained import hf_families, hf_files
 from trainer.pretrained.hf_files import PretrainedError
 
 
@@ -90,3 +93,33 @@ def test_quantized_weights_are_named_even_without_quantization_config(tmp_path, 
         read(folder)
     assert f"{name} has type {dtype}: quantized weights cannot be read; download the repository" in str(error.value)
     assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_an_export_is_what_transformers_has_loaded(name, tmp_path):
+    """fixtures/make_models.py has loaded exported_config.json with these tensors, and compared logits and replies."""
+    assert convert.main(["import", str(FIXTURES / name), str(tmp_path / "in")]) == 0
+    assert convert.main(["export", str(tmp_path / "in"), str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out/config.json").read_text() == (FIXTURES / name / "exported_config.json").read_text()
+    out = epath.Path(tmp_path / "out")
+    again = model_from_config(hf_files.read_config(out), activation_dtype="float32")
+    assert again == described(name)
+    jax.tree.map(np.testing.assert_array_equal, hf_files.read_params(out, again), params_of(name))
+
+
+@pytest.mark.parametrize(
+    ("family", "switches"),
+    [
+        ("qwen2", {"post_norms": True}),
+        ("qwen3", {"biases": "mlp"}),
+        ("llama3", {"biases": "attention", "attention_pattern": "LG"}),
+        ("gpt2", {"biases": "qkv"}),
+        ("gemma3", {"attn_logit_softcap": 50.0}),  # transformers would not apply it
+        ("gemma3", {"rope_local_theta": None}),  # transformers would take 10,000
+    ],
+)
+def test_what_a_family_has_not_is_of_no_family(family, switches):
+    names = ("num_layers", "dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "vocab_size")
+    sizes: dict[str, Any] = dict.fromkeys(names, 2)
+    assert hf_families.family_of(Model(**family_switches(family) | sizes)) == family
+    assert hf_families.family_of(Model(**family_switches(family) | sizes | switches)) is None

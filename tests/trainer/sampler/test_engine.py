@@ -13,11 +13,12 @@ from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import Mesh
 from tests.conftest import deep
 from tests.trainer.conftest import make_mesh
+from tests.trainer.models.reference_models import described, expected_of, params_of
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
 from trainer.sampler import Completion, Sampler, SamplerSettings, StopCriteria
 from trainer.sampler.programs import SamplerPrograms
-from trainer.tokenizer.byte_level import EOS_ID, PAD, decode
+from trainer.tokenizer.byte_level import EOS_ID, PAD, decode, encode
 
 RESPONSE, SAMPLES = 10, 2
 LENGTHS = (3, 7, 5, 8, 1, 8, 2, 6)
@@ -31,7 +32,7 @@ forward = jax.jit(decoder.forward, static_argnums=1)
 scored = jax.jit(token_logprobs.token_logprobs, static_argnums=(3, 4))
 
 
-def params_of(cfg):
+def first_params(cfg):
     return initial(cfg, jax.random.key(0))
 
 
@@ -50,7 +51,7 @@ def drawn(cfg, *, sizes=(1, 1, 1), temperature=1.0, seed=0, ends=(EOS_ID,), text
     with jax.set_mesh(mesh):
         sampler = Sampler(cfg, settings, mesh, StopCriteria(ends, texts, decode))
         sampler.programs = programs_of(cfg, settings, mesh, tuple(ends))
-        copy = sampler.load_params(jax.device_put(params_of(cfg), weights.param_shardings(cfg, mesh)))
+        copy = sampler.load_params(jax.device_put(first_params(cfg), weights.param_shardings(cfg, mesh)))
         found = list(sampler.generate(copy, prompts, SAMPLES, jax.random.key(seed), temperature))
     assert sorted(response.row for response in found) == list(range(len(prompts) * SAMPLES))
     return sorted(found, key=lambda response: response.row)
@@ -84,7 +85,7 @@ def trainers(cfg, params, found: list[Completion], temperature=1.0) -> list[np.n
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_those_of_the_trainer(tiny, temperature):
     found = drawn(tiny, temperature=temperature)
-    for response, logprobs in zip(found, trainers(tiny, params_of(tiny), found, temperature), strict=True):
+    for response, logprobs in zip(found, trainers(tiny, first_params(tiny), found, temperature), strict=True):
         np.testing.assert_allclose(response.logprobs, logprobs, rtol=0, atol=1e-4)
 
 
@@ -149,7 +150,7 @@ def test_logprobs_in_bfloat16_stay_near_the_trainers(tiny):
     """Those of the trainer in bfloat16: docs/grpo.md states the bound."""
     low = tiny.model_copy(update={"activation_dtype": "bfloat16"})
     found = drawn(low)
-    theirs = trainers(low, params_of(low), found)
+    theirs = trainers(low, first_params(low), found)
     apart = np.abs(np.concatenate([r.logprobs - logprobs for r, logprobs in zip(found, theirs, strict=True)]))
     assert apart.max() < 0.03
     assert apart.mean() < 0.005
@@ -168,7 +169,9 @@ def test_what_is_asked_between_chunks_may_end_the_draw(tiny):
     sampler = Sampler(tiny, settings, mesh, StopCriteria(OFTEN))
     sampler.programs = programs_of(tiny, settings, mesh, OFTEN)
     with pytest.raises(InterruptedError):
-        list(sampler.generate(sampler.load_params(params_of(tiny)), PROMPTS, SAMPLES, jax.random.key(0), 1.0, between))
+        list(
+            sampler.generate(sampler.load_params(first_params(tiny)), PROMPTS, SAMPLES, jax.random.key(0), 1.0, between)
+        )
     assert len(asked) == 3
 
 
@@ -200,3 +203,47 @@ def test_every_token_has_the_version_that_drew_it_whenever_newer_weights_arrive(
         assert response.tokens.tolist() == response.versions.tolist()
         assert len(response.tokens) == 6
     assert any(len(set(response.tokens.tolist())) > 1 for response in found)
+
+
+STOPS = StopCriteria((7,), ("\n\n\n", "Question:"), decode)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("4\n\n\n\n\n", "4\n\n\n"),
+        ("so 4. Question: 5?\n\n\n", "so 4. Question:"),
+        ("é\n\n\nx", "é\n\n\n"),
+    ],
+)
+@pytest.mark.parametrize("seen", [0, 1])
+def test_a_response_ends_with_the_token_that_completes_the_first_text(text, kept, seen):
+    assert STOPS.find_end(encode(text), seen) == len(encode(kept))
+
+
+def test_texts_that_are_not_there_end_nothing():
+    assert STOPS.find_end(encode("4\n\nmore"), 0) is None
+    assert StopCriteria((7,)).find_end([1, 7], 0) is None  # tokens are seen by the devices
+
+
+def test_tokens_of_many_characters_are_kept_whole():
+    words = {1: "a\n", 2: "\n\nb"}
+    stops = StopCriteria((), ("\n\n\n",), lambda ids: "".join(words[i] for i in ids))
+    assert stops.find_end([1, 2, 1], 0) == 2
+
+
+# gpt2 has the biases of qwen2; llama3 has nothing that qwen3 has not
+@pytest.mark.parametrize(
+    "family", ["gemma2", "llama_biases", *deep("gemma3", "gpt2", "nanochat", "qwen3", "qwen2_window")]
+)
+def test_greedy_replies_equal_the_reference(family):
+    """Prompts of eight lengths, some longer than the window of local layers; the reference answered each alone."""
+    expected, cfg = expected_of(family), described(family, scan_layers=family != "llama_biases", remat="none")
+    lengths, count = expected["prompt_lengths"], expected["generated"].shape[1]
+    prompts = [row[:length].tolist() for row, length in zip(expected["prompts"], lengths, strict=True)]
+    settings = SamplerSettings(max(lengths), count, slots=3, chunk=4)  # so that rows follow each other
+    sampler = Sampler(cfg, settings, make_mesh(1, 1, 1), StopCriteria(()))
+    copy = sampler.load_params(params_of(family))
+    found = {drawn.row: drawn.tokens for drawn in sampler.generate(copy, prompts, 1, jax.random.key(0), 0.0)}
+    assert len(np.unique(expected["generated"])) > 4  # replies that change on the way
+    np.testing.assert_array_equal([found[row] for row in range(len(prompts))], expected["generated"])

@@ -1,6 +1,7 @@
 """What a loop compiles, as shapes: the same programs as the run's, their operations and what lies beside them."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import jax
@@ -12,6 +13,7 @@ from jax.sharding import Mesh
 
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile
+from tests.conftest import deep
 from tests.trainer.conftest import make_mesh
 from trainer.distributed.mesh import num_shards
 from trainer.fit import remat
@@ -68,7 +70,7 @@ def bytes_per_device(cfg: Model, mesh: Mesh) -> int:
 
 
 def test_every_program_of_a_loop_is_known_by_its_shapes(experiment):
-    """test_no_logits.py compiles them."""
+    """The next test compiles them."""
     mesh = make_mesh(2, 2, 2)
     with jax.set_mesh(mesh):
         found = {p.name: p for p in remat.programs(experiment, mesh)}
@@ -104,3 +106,44 @@ def test_auto_keeps_as_much_as_fits(lm_run, monkeypatch):
     monkeypatch.setattr(train_step, "build_update", build)
     assert remat.resolve_remat(experiment, mesh).model.remat == "attention"
     assert [*dict.fromkeys(tried)] == ["none", "products", "outputs", "attention"]
+
+
+ROWS, LENGTH, CHUNK = 16, 96, 8
+VOCAB = 8 * 127
+"""What has 127 as a factor of its size is an array over the vocabulary, or over a device's part of it, however it is
+laid out or flattened: no other axis has it."""
+
+
+@pytest.fixture(params=["lm", "grpo"])
+def wide_experiment(request: pytest.FixtureRequest) -> RunFile:
+    raw, half = request.getfixturevalue(f"{request.param}_run"), LENGTH // 2
+    sizes = {"total_batch_tokens": ROWS * LENGTH, "seq_len": LENGTH}
+    if request.param == "grpo":
+        sizes = {"prompts_per_step": ROWS // 2, "group_size": 2, "max_prompt_length": half, "max_new_tokens": half}
+    model = raw["model"] | {"vocab_size": VOCAB, "logit_chunk": CHUNK, "scan_layers": True}
+    return RunFile.model_validate(raw | {"model": model, "loop": raw["loop"] | sizes})
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), *deep((8, 1, 1))])
+def test_logits_exist_for_a_chunk_of_positions(wide_experiment, sizes):
+    """And every program compiles from its shapes."""
+    devices = math.prod(sizes)
+    mesh = make_mesh(*sizes)
+    chunk = ROWS * CHUNK * VOCAB // devices
+    table = VOCAB * wide_experiment.model.dim  # and its gradient: with pure data parallelism whole on every device
+    compiled = set()
+    with jax.set_mesh(mesh):
+        for program in remat.programs(wide_experiment, mesh):
+            if program.function is None or program.function in compiled:
+                continue
+            compiled.add(program.function)
+            found = of_vocabulary(program.function.lower(*program.arguments).compile().as_text())
+            if program.name in ("update", "warm_start", "logprob", "eval"):
+                assert chunk in found, program.name  # the search sees what it should
+            assert max(found, default=0) <= max(chunk, table) < ROWS * LENGTH * VOCAB // devices, program.name
+
+
+def of_vocabulary(hlo: str) -> set[int]:
+    """Sizes of all arrays over the vocabulary in an optimized program."""
+    sizes = {math.prod(int(n) for n in shape.split(",")) for shape in re.findall(r"\b\w*\d+\[([\d,]+)\]", hlo)}
+    return {size for size in sizes if size % (VOCAB // 8) == 0}
