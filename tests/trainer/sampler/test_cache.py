@@ -40,7 +40,6 @@ def test_windows_are_never_longer_than_the_cache(tiny, resized):
     local = tiny.model_copy(update={"num_layers": 1, "attention_pattern": "L", "sliding_window": 7})
     found = drawn(local, ends=OFTEN, slots=3, chunk=1)
     assert {old < new for old, new in resized if old != new} == {True, False}
-    assert {size for pair in resized for size in pair} == {5, 9, 18}
     for response, logprobs in zip(found, trainers(local, first_params(local), found), strict=True):
         np.testing.assert_allclose(response.logprobs, logprobs, rtol=0, atol=1e-4)
 
