@@ -1,17 +1,20 @@
 """Native experiments have the values that their guides give, as written here from the guides and the programs' flags.
 
-Those of TRM are in tests/conf/test_trm_sweeps.py; prompts and rewards of the flagship in test_flagship.py.
+Those of TRM are in tests/conf/test_trm_sweeps.py.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conf.schema.config import Config
 from controller.checks.fit import estimate_num_params
+from controller.checks.preflight import preflight
 from controller.cli import main
+from controller.inputs.assets import resolve_assets
 
 NANOCHAT = {
     "model.num_layers": 16, "model.dim": 1024, "model.num_heads": 8, "model.num_kv_heads": 8, "model.head_dim": 128,
@@ -53,8 +56,11 @@ FLAGSHIP = {
 """Guide 0's command and Simply's config gemma2_2b_gsm8k_2k_rl_16."""
 
 
-def composed(*words: str) -> Config:
-    return main.parse(["plan", *words, "cloud.project=a-project"]).options.cloud_config()
+def composed(name: str, *words: str) -> Config:
+    words = (f"+experiment={name}", "cloud.project=a-project", *words)
+    config, findings = main.parse(["plan", *words]).options.config()
+    assert [str(finding) for finding in [*findings, *preflight(config)] if finding.severity == "error"] == []
+    return config
 
 
 def values(config: Config, keys: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +76,7 @@ def values(config: Config, keys: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_nanochat_has_the_values_of_its_guide(machine: str) -> None:
     words, own = MACHINES[machine]
-    config = composed("+experiment=nanochat_d16", *words)
+    config = composed("nanochat_d16", *words)
     expected = NANOCHAT | own
     assert values(config, expected) == expected
     rates: Any = {group.match: group.lr for group in config.optimizer.param_groups}  # pyright: ignore
@@ -84,14 +90,45 @@ def test_nanochat_has_the_values_of_its_guide(machine: str) -> None:
     ("name", "lr"), [("gemma2b_gsm8k", 1e-7), ("gemma2b_gsm8k_fast", 1e-6), ("gemma2b_gsm8k_lenient", 1e-7)]
 )
 def test_the_flagship_has_the_values_that_were_decided_on(name: str, lr: float) -> None:
-    config = composed(f"+experiment={name}")
+    config = composed(name)
     expected = FLAGSHIP | {"optimizer.lr": lr}
     assert values(config, expected) == expected
     assert all(stop in "\n" * 3 for stop in config.loop.sampler.stop)  # pyright: ignore
 
 
 def test_the_causal_3b_model_has_the_values_of_its_guide() -> None:
-    config = composed("+experiment=lm_3b_v6e8")
+    config = composed("lm_3b_v6e8", "budget.max_hours=9")
     assert values(config, LM_3B) == LM_3B
     assert config.model is not None
     assert estimate_num_params(config.model) == pytest.approx(3e9, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "reward", "prompt"),
+    [
+        (
+            *("gemma2b_gsm8k", "boxed_strict"),
+            "Question: How many? Put your answer number as the format: \\boxed{<Your Answer>}.\nAnswer: ",
+        ),
+        ("gemma2b_gsm8k_lenient", "answer_match", "Question: How many?\nAnswer:"),
+    ],
+)
+def test_prompt_and_reward_go_together(name: str, reward: str, prompt: str) -> None:
+    """The first is Simply's evaluation; the second that of `sft_gsm8k`, which it continues."""
+    config = composed(name)
+    loop: Any = config.loop
+    data: Any = config.data
+    assert ({key for key, weight in loop.rewards.items() if weight}, loop.accuracy_reward) == ({reward}, reward)
+    assert data.prompt.question.format(question="How many?") == prompt
+    if name == "gemma2b_gsm8k_lenient":
+        tuned: Any = composed("sft_gsm8k", "model.weights=gs://b/w", "data.tokenizer=gs://b/t/tokenizer.json").data
+        assert tuned.template.prompt == data.prompt.question
+
+
+def test_weights_that_no_key_names_are_not_fetched(tmp_path: Path) -> None:
+    place = f"run.state_dir={tmp_path}"
+    assert resolve_assets(composed("gemma2b_gsm8k", place), tmp_path).keys() == {"datasets.gsm8k", "models.gemma-2-2b"}
+    elsewhere = ("model.weights=gs://b/gemma-2-2b", "data.tokenizer=gs://b/gemma-2-2b/tokenizer.json")
+    assert resolve_assets(composed("gemma2b_gsm8k", place, *elsewhere), tmp_path).keys() == {"datasets.gsm8k"}
+    half = composed("gemma2b_gsm8k", place, elsewhere[0])
+    assert resolve_assets(half, tmp_path).keys() == {"datasets.gsm8k", "models.gemma-2-2b"}

@@ -63,13 +63,6 @@ def test_setup_runs_once_on_each_worker_and_shows_who_failed(slipway: SlipwayCli
     assert slipway.json("logs", "--worker", "1", *words[1:]) == {"log": "once\nonce\n"}
 
 
-def test_requirements_must_be_shipped(slipway: SlipwayCli) -> None:
-    slipway.packages = "requirements"
-    code, _, err = slipway("up", ONE, "program.command=[echo]", "env.requirements=other.txt")
-    assert code == 2
-    assert err.startswith("error: env.requirements: other.txt is not among the files shipped")
-
-
 @pytest.mark.deep
 def test_workers_are_tidied_and_a_full_disk_names_worker_and_key(slipway: SlipwayCli) -> None:
     assert slipway("up", ONE, ECHO_COMMAND, KEEP)[0] == 0
@@ -107,6 +100,9 @@ def test_a_setup_that_leaves_workers_different_is_refused(slipway: SlipwayCli) -
     site = "$(python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
     (slipway.repository / "install.sh").write_text(f'mkdir -p "{site}/thing-1.$TPU_WORKER_ID.dist-info"\n')
     slipway.packages = "requirements"
+    code, _, err = slipway("up", ONE, "program.command=[echo]", "env.requirements=other.txt")
+    assert code == 2
+    assert err.startswith("error: env.requirements: other.txt is not among the files shipped")
     code, _, err = slipway("up", "program.command=[echo]", "program.setup=[[sh,install.sh]]", PYTHON, *TWO_WORKERS)
     assert code == 4
     assert "thing is 1.1 on worker 1 and 1.0 on worker 0; pin its version in program.setup" in err
