@@ -10,12 +10,10 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from controller.cloud.connect import open_context, project_of
 from controller.cloud.emulator import run_emulator_verb, state_folder
 from controller.plan.build import build_plan
 from controller.reconcile.reconciler import reconcile
+from tests.bench.scale import command
 
 QUOTA = "cloud.quotas={INSTANCES: 200, IN_USE_ADDRESSES: 200}"
 ECHO = 'program.command=[sh,-c,"echo hello"]'
@@ -58,7 +57,7 @@ def measure(words: Sequence[str], options: argparse.Namespace) -> None:
     rows.append(("reconcile with nothing to do", repeated(options.repeat, lambda: nothing_to_do(config, plan))))
     rows.append(("`slipway status`, whole command", repeated(options.repeat, lambda: slipway("status", *words)[0])))
     table(["what", "seconds"], [[what, f"{seconds:.2f}"] for what, seconds in rows])
-    print(f"memory of the controller during `up`: {max(memory, memory_again)} MB\n")
+    print(f"memory of the controller during `up`: {max(memory, memory_again):.0f} MB\n")
     with open_context(config) as (context, _):
         node: Any = plan.observe_pod(context)
         fan_out(context, node, words, options)
@@ -115,24 +114,10 @@ def at_once(count: int, act: Callable[[int], None]) -> float:
     return time.perf_counter() - began
 
 
-def slipway(*words: str) -> tuple[float, int]:
+def slipway(*words: str) -> tuple[float, float]:
     """Run a command; seconds, and the most memory it had, in MB."""
-    argv = [sys.executable, "-P", "-m", "slipway", *words]
-    began = time.perf_counter()
-    with quiet() as log:
-        pid = os.posix_spawn(
-            sys.executable, argv, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, log, f) for f in (1, 2)]
-        )
-        _, status, usage = os.wait4(pid, 0)
-        seconds = time.perf_counter() - began
-        assert status == 0, os.pread(log, 1 << 20, 0).decode()[-3000:]
-    return seconds, usage.ru_maxrss // 1024
-
-
-@contextmanager
-def quiet() -> Iterator[int]:
-    with tempfile.TemporaryFile() as file:
-        yield file.fileno()
+    done = command(words, Path.cwd(), Path(os.environ["SLIPWAY_HOME"]))
+    return done.seconds, done.megabytes
 
 
 def repeated(times: int, act: Callable[[], float]) -> float:

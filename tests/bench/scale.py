@@ -22,13 +22,6 @@ from pathlib import Path
 from controller.records import index
 
 HERE = ("cloud=here", "cloud.backend=cpu", "program=command", "env.packages=none")
-WRITER = """import sys
-line = b'x' * 99 + b'\\n'
-for _ in range(int(sys.argv[1]) * 10):
-    sys.stdout.buffer.write(line * 1000)
-    sys.stdout.flush()
-"""
-"""A program that prints as many megabytes as its argument says."""
 
 
 @dataclass
@@ -110,35 +103,10 @@ def code_bundle(count: int, folder: Path) -> Measured:
     return command(words, folder, folder.parent / (folder.name + "-state"))
 
 
-def large_file(gigabytes: int, folder: Path) -> Measured:
-    """`plan` of a program with an asset of one sparse file; the second plan reads its hash from the cache."""
-    (folder / "data").mkdir()
-    with (folder / "data" / "sparse.bin").open("wb") as file:
-        file.truncate(gigabytes * 10**9)
-    repository = folder / "repository"
-    repository.mkdir()
-    (repository / "a.txt").write_text("a\n")
-    words = ["plan", *HERE, 'program.command=["ls","{assets.datasets.big}"]']
-    words.append(f"assets.datasets.big.path={folder / 'data'}")
-    return command(words, repository, folder / "home")
-
-
-def follow_one(megabytes: int, folder: Path) -> Measured:
-    """`up` of a program on this machine that prints as many megabytes: agent, stream, follower and screen."""
-    repository = folder / "repository"
-    repository.mkdir()
-    (repository / "write.py").write_text(WRITER)
-    return command(
-        ["up", *HERE, f'program.command=["{sys.executable}","write.py","{megabytes}"]'], repository, folder / "home"
-    )
-
-
 PARTS: dict[str, tuple[Callable[[int, Path], Measured], int, str]] = {
     "sweep plan": (sweep_plan, 1000, "runs"),
     "table of runs": (records, 10_000, "records"),
     "code bundle": (code_bundle, 5000, "files"),
-    "large file": (large_file, 10, "GB"),
-    "log of one worker": (follow_one, 1000, "MB"),
 }
 
 if __name__ == "__main__":

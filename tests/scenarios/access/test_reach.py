@@ -25,7 +25,7 @@ from controller.cloud import emulator
 from controller.cloud.emulator import ensure_running, state_folder
 from controller.core.errors import ConfigError
 from tests.controller.cli.verbs.run.test_up import until
-from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.controller.conftest import ECHO_COMMAND
 from tests.emulators import Emulators
 
 pytestmark = pytest.mark.e2e
@@ -63,9 +63,6 @@ def slipway(*words: str, **options) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
-# The way there
-
-
 def tunnels(place: Path) -> int:
     config = main.parse(["plan", *WORDS]).options.config()[0]
     assert isinstance(config.cloud, LocalCloud)
@@ -78,9 +75,6 @@ def test_where_a_rule_admits_this_machine_the_way_is_direct(here, place: Path) -
     assert main.run(["exec", *WORDS, "ssh.method=iap", "--worker=0", "--", "echo there"]) == 0
     assert here.readouterr().out == "there\n"
     assert tunnels(place) == 1
-
-
-# exec
 
 
 def test_a_command_runs_on_all_workers_and_says_who_said_what(here) -> None:
@@ -127,15 +121,6 @@ def test_one_word_is_a_line_for_the_shell(here) -> None:
 def test_what_makes_no_sense_is_said(here, words: list[str], said: str) -> None:
     assert main.run(words) == 2
     assert said in here.readouterr().err
-
-
-def test_without_a_pod_there_is_nothing_to_reach(slipway: SlipwayCli) -> None:
-    assert main.run(["exec", *WORDS, "--", "true"]) == 2
-    err = slipway.capsys.readouterr().err
-    assert "is absent; run `slipway up`" in err
-
-
-# ssh
 
 
 def test_a_shell_fed_from_a_pipe(here) -> None:
@@ -188,9 +173,6 @@ def _read(master: int, process: subprocess.Popen, until: str = "") -> str:
         if not data and process.poll() is not None:
             break
     return seen
-
-
-# forward
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import sys
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,7 +21,6 @@ from urllib.parse import quote
 
 import psutil
 
-from conf.schema.config import Config
 from controller.cli import main
 from controller.cloud import emulator
 from controller.cloud.emulator import Emulator
@@ -53,11 +52,7 @@ class ChaosResult:
     output: str
     results: dict[str, bytes]
     state: dict[str, Any]
-    requests: list[dict[str, Any]]
     faults: list[Spec]
-
-    def attempts(self) -> int:
-        return len([name for name in self.results if "/launches/" in name])
 
 
 @dataclass
@@ -102,7 +97,6 @@ class ChaosHarness:
         with (
             use_fast_clock(jump),
             mock.patch("controller.cloud.connect.ensure_running", return_value=self.cloud()),
-            mock.patch("controller.run.options.compose", _compose),
             mock.patch.dict(os.environ, environment),
             contextlib.chdir(self._repository),
             contextlib.redirect_stdout(said),
@@ -157,7 +151,7 @@ class ChaosHarness:
         assert_one_attempt_at_a_time(requests, said)
         code, words = self.run_slipway("down", "--all", "--yes")
         assert code == 0, said + words
-        return ChaosResult(codes, said, results, comparable_state(cloud.get("state")), requests, met)
+        return ChaosResult(codes, said, results, comparable_state(cloud.get("state")), met)
 
     def final_results(self, ended: ChaosResult) -> dict[str, bytes]:
         """The final parameters."""
@@ -170,16 +164,6 @@ class ChaosHarness:
         url = f"{cloud.url}/t/{cloud.token}/storage/v1/b/{bucket}/o/{quote(name, safe='')}?alt=media"
         with urllib.request.urlopen(url) as answer:
             return answer.read()
-
-
-def _compose(words: tuple[str, ...], *, extra_dir: Path) -> tuple[Config | None, list[Any]]:
-    return _compose_cached(words, extra_dir)
-
-
-@cache
-def _compose_cached(words: tuple[str, ...], extra_dir: Path) -> tuple[Config | None, list[Any]]:
-    """The same words in the same repository mean the same config, which takes a quarter of a second to find out."""
-    return compose(words, extra_dir=extra_dir)
 
 
 def live_processes(cloud: Path) -> list[str]:

@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 
 from conf.schema.config import Config
+from conf.schema.training.trm import Trm
 from controller.checks.fit import estimate_num_params
 from controller.checks.preflight import preflight
 from controller.cli import main
+from controller.config.compose import compose
 from controller.inputs.assets import resolve_assets
+from trainer.puzzles.__main__ import main as build_puzzles
+from trainer.puzzles.dataset import PuzzleDataset
 
 NANOCHAT = {
     "model.num_layers": 16, "model.dim": 1024, "model.num_heads": 8, "model.num_kv_heads": 8, "model.head_dim": 128,
@@ -132,3 +136,17 @@ def test_weights_that_no_key_names_are_not_fetched(tmp_path: Path) -> None:
     assert resolve_assets(composed("gemma2b_gsm8k", place, *elsewhere), tmp_path).keys() == {"datasets.gsm8k"}
     half = composed("gemma2b_gsm8k", place, elsewhere[0])
     assert resolve_assets(half, tmp_path).keys() == {"datasets.gsm8k", "models.gemma-2-2b"}
+
+
+@pytest.mark.parametrize("experiment", ["trm_sudoku_4x4", "trm_sudoku_9x9_easy"])
+def test_the_generated_puzzles_have_the_sizes_of_the_model(experiment: str, tmp_path: Path) -> None:
+    config, problems = compose([f"+experiment={experiment}", "loop.puzzles=6", "loop.steps=1"])
+    assert config is not None, problems
+    assert isinstance(config.model, Trm)
+    slipway, module, *words = config.assets.datasets["sudoku"].build or ()
+    assert (slipway, module) == ("slipway", "trainer.puzzles")
+    small = {"{output}": str(tmp_path / "data"), "512": "4"}
+    assert build_puzzles([small.get(word, word) for word in words]) == 0
+    data = PuzzleDataset.open(str(tmp_path / "data"))
+    assert (data.cells, data.vocabulary) == (config.model.seq_len, config.model.vocab_size)
+    assert (data.splits["train"]["groups"], data.splits["test"]["groups"]) == (6, 4)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from controller.cli import main
 from tests.controller.conftest import SlipwayCli
 from tests.scenarios.pods.test_money import ONE
 from tests.scenarios.recovery.test_recovery import keeps_notifications, notified
@@ -45,22 +41,3 @@ def test_alerts_reach_everyone_once_and_without_secrets(slipway: SlipwayCli, mon
     page = (slipway.home / "reports" / f"{found['id']}.html").read_text()
     assert page.count("<h3>Alerts</h3>") == 1
     assert "hf_a_secret" not in out + status + page
-
-
-@pytest.mark.deep
-def test_the_bundled_trainers_metrics_raise_alerts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    words = ["+experiment=quickstart", "scale=tiny", "cloud=here", "cloud.backend=cpu", "env.packages=image"]
-    lengths = ["loop.steps=4", "loop.warm_start_steps=0", "logging.log_interval=1"]
-    limits = ["alerts.min_tokens_per_second=1e12", "alerts.sustained_seconds=0", "loop.alerts.entropy_below=100"]
-    code = main.run(["up", *words, *lengths, *limits])
-    out, err = capsys.readouterr()
-    assert code == 0, out + err
-    names = ["below floor", "entropy"]
-    assert [out.count(f"! {name}: ") for name in names] == [1, 1], out
-    assert main.run(["status", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["run"]
-    assert sorted(alert["name"] for alert in found["alerts"]) == names

@@ -65,17 +65,24 @@ class Killer:
             assert self.orders.poll() is None
         return home
 
-    def up(self, home: Path, before: str | None = None, log: Path | None = None, *, preempted: bool = False) -> int:
-        """Its exit code, or -9."""
+    def up(
+        self,
+        home: Path,
+        before: str | None = None,
+        log: Path | None = None,
+        *,
+        preempted: bool = False,
+        goes_on: bool = False,
+    ) -> int:
+        """Its exit code, or -9. `goes_on`: earlier controllers of this life have made requests, too."""
         log = log or home / f"requests-{len([*home.glob('requests-*')])}"
         with self._lifting_faults(home, log):
-            return self._order(**self._words(home, 3600, preempted), before=before, log=str(log))["code"]
+            words = self._words(home, 3600, preempted)
+            return self._order(**words, before=before, log=str(log), goes_on=goes_on)["code"]
 
     def goes_on(self, home: Path, before: str) -> bool:
         """Kill the next `up` of a life before a request; return False if it has ended well without making it."""
-        log = home / f"requests-{len([*home.glob('requests-*')])}"
-        with self._lifting_faults(home, log):
-            code = self._order(**self._words(home, 3600, False), before=before, log=str(log), goes_on=True)["code"]
+        code = self.up(home, before, goes_on=True)
         assert code in (0, -signal.SIGKILL), (before, (home / "words").read_text())
         return code != 0
 

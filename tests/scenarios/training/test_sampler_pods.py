@@ -29,8 +29,6 @@ TRAINING = [
     "loop.rollout_correction.rollout_is=token", "checkpoint.save_interval=3", "cloud.operation_seconds=0",
     "logging.log_interval=1",
 ]  # fmt: skip
-ONE = ["tpu.accelerator_type=v5litepod-1"]
-LONG = [*TRAINING, *ONE, "loop.sampler.pods=1", "loop.steps=100000", "loop.eval_interval=100000"]
 
 
 class Exactly(SlipwayCli):
@@ -107,7 +105,8 @@ def test_a_pod_is_preempted_and_the_run_ends_as_if_it_had_not_been(
 
 @pytest.mark.deep
 def test_a_controller_that_is_killed_leaves_both_pods_to_the_next_and_down_deletes_them(slipway: SlipwayCli) -> None:
-    long = [*LONG, "recovery.lease_duration_seconds=3"]
+    long = [*TRAINING, "tpu.accelerator_type=v5litepod-1", "loop.sampler.pods=1", "loop.steps=100000"]
+    long += ["loop.eval_interval=100000", "recovery.lease_duration_seconds=3"]
     exactly = Exactly(**vars(slipway))
     with controllers(exactly, ["up", *long]) as (first,):
         first.hears("sampler pod 1: launched attempt 1")
@@ -127,14 +126,3 @@ def test_a_controller_that_is_killed_leaves_both_pods_to_the_next_and_down_delet
         assert main.run(["down", *long, "--yes"]) == 0
         second.ends()
     assert billed(slipway) == {}
-
-
-@pytest.mark.deep
-def test_a_run_that_replaces_another_deletes_its_pods_of_samplers(slipway: SlipwayCli) -> None:
-    assert "sampler pod 1: launched attempt 1" in up(slipway, *LONG, "--detach")
-    in_turns = ["loop.async_depth=0", "loop.rollout_correction.rollout_is=null", "loop.steps=2", "loop.eval_interval=2"]
-    out = up(slipway, *TRAINING, *ONE, *in_turns, "--yes")
-    assert "not deleted" not in out
-    assert billed(slipway) == {}
-    [samplers] = status(slipway, *LONG)["samplers"]
-    assert (samplers["state"], samplers["attempts"]) == ("absent", 1)
