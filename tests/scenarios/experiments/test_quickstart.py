@@ -71,18 +71,23 @@ def client(cloud: emulator.Emulator) -> GoogleClient:
     return GoogleClient(Credentials(token=cloud.token), Clock(), cloud.roots)
 
 
-def weights(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The parameters of the last checkpoint, read by Orbax."""
+def weights(folder: Path, step: int | None = None) -> dict[str, np.ndarray[Any, Any]]:
+    """The state of a checkpoint, by default the last, read by Orbax."""
     import jax
     import orbax.checkpoint as ocp
 
-    steps = sorted(int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
-    saved = (folder / "checkpoints" / str(steps[-1]) / "state").resolve()
+    step = step or max(int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
+    saved = (folder / "checkpoints" / str(step) / "state").resolve()
     with ocp.StandardCheckpointer() as checkpointer:
         shapes = checkpointer.metadata(saved).item_metadata.tree
         state = checkpointer.restore(saved, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes))
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def position(folder: Path, step: int) -> dict[str, Any]:
+    """The loop's position in a checkpoint."""
+    return json.loads((folder / f"checkpoints/{step}/position/metadata").read_text())["position"]
 
 
 def exports_to_the_bucket(capsys: pytest.CaptureFixture[str]) -> None:

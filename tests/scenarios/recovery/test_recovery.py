@@ -10,12 +10,15 @@ import re
 import sys
 from dataclasses import dataclass
 
+import psutil
 import pytest
 
 from controller.checks.fit import cache_file
 from controller.cli import main
 from controller.core import formats
-from tests.controller.conftest import SlipwayCli
+from controller.resources.workers import chips
+from tests.controller.cli.verbs.run.test_up import TWO_WORKERS
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import PLANES, Plane
 
 pytestmark = pytest.mark.e2e
@@ -55,6 +58,16 @@ urlopen(Request(url, data=b"x", method="POST")).read()
 while os.environ["SLIPWAY_ATTEMPT"] == "1":
     time.sleep(0.1)
 print("done in attempt", os.environ["SLIPWAY_ATTEMPT"])
+"""
+ALERTS = """
+import json, os
+
+losses = [3.0, 3.1, 2.9] * 4 + [9.0] * 3 + [3.0] * 2 + [float("nan")]
+with open(os.environ["SLIPWAY_RUN_DIR"] + "/metrics.jsonl", "a") as file:
+    for step, loss in enumerate(losses, 1):
+        print(json.dumps({"step": step, "loss": loss}), file=file)
+    secret = os.environ["TOKEN"]
+    print(json.dumps({"step": 18, "alert": "reward hacking", "message": "the token is " + secret}), file=file)
 """
 RUN = ("program.command=[python,train.py]", "env.packages=image")
 
@@ -176,3 +189,59 @@ def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: SlipwayCli)
     assert notified(slipway) == ["failure"]
     assert "out of hbm: worker 0 exited with code 1; it failed first" in err
     assert "to fix: set loop.micro_batch_size=1 model.remat=full: it fits, as `slipway fit` found" in err
+
+
+@pytest.mark.deep
+def test_alerts_reach_everyone_once_and_without_secrets(slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "hf_a_secret_of_the_user")
+    (slipway.repository / "train.py").write_text(ALERTS)
+    words = ["tpu=v6e_1", "program.command=[python,train.py]", "env.packages=image", "env.secrets.TOKEN=env"]
+    code, out, err = slipway("up", *words, keeps_notifications(slipway))
+    assert (code, err) == (0, "")
+    names = ["loss spike", "not finite", "reward hacking"]
+    assert [out.count(f"! {name}: ") for name in names] == [1, 1, 1]
+    assert out.count("› loss spike is over") == 1
+    assert notified(slipway) == ["alert", "alert", "alert", "end"]
+    found = slipway.json("status", *words)["run"]
+    assert sorted(alert["name"] for alert in found["alerts"]) == names
+    assert all(alert["ended"] is not None for alert in found["alerts"])  # with the attempt at the latest
+    status = slipway("status", *words)[1]
+    assert status.count("past alert ") == 3
+    assert slipway("report", found["id"])[0] == 0
+    page = (slipway.home / "reports" / f"{found['id']}.html").read_text()
+    assert page.count("<h3>Alerts</h3>") == 1
+    assert "hf_a_secret" not in out + status + page
+
+
+@pytest.mark.deep
+def test_a_held_chip_stops_up_and_free_ones_pass_the_health_check(
+    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chips, "PAUSE_SECONDS", 0.01)
+    held = "cloud.faults=[{kind: chip_held, worker: 1, seconds: 600}]"
+    run = (ECHO_COMMAND, "cleanup.on_success=keep", *TWO_WORKERS, "cloud.health_check=true")
+    code, out, err = slipway("up", *run, held)
+    assert code == 3
+    [(worker, pid)] = re.findall(r"worker (\d): /dev/accel0 is held by process (\d+) of \w+ \(sleep 600\.0\)", err)
+    assert worker == "1"
+    assert "launched" not in out
+    code, out, _ = slipway("verify", "--json", *run)
+    assert code == 3
+    first, second = json.loads(out)["workers"]
+    assert (first["chips"], f"process {pid}" in second["chips"]) == ("ok", True)
+    psutil.Process(int(pid)).kill()
+    code, out, err = slipway("up", *run)
+    assert code == 0, err
+    assert "health check passed" in out
+    assert "all-reduce over 8 devices (cpu)" in out
+    assert out.index("health check passed") < out.index("launched")
+
+
+@pytest.mark.deep
+def test_a_pod_with_a_missing_chip_is_replaced(slipway: SlipwayCli) -> None:
+    code, out, err = slipway("up", ECHO_COMMAND, *TWO_WORKERS, "cloud.faults=[{kind: chip_missing, worker: 1}]")
+    assert code == 0, err
+    assert "unhealthy host: worker 1 has 3 of 4 chips (/dev/accel0, /dev/accel1, /dev/accel2; 3 on its PCI bus)" in out
+    assert "replacing the pod" in out
+    missing = "cloud.faults=[{kind: chip_missing, times: 1}]"
+    assert slipway("up", ECHO_COMMAND, missing, "program.needs_chips=false", "run.name=other")[0] == 0

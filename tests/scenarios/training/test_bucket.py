@@ -1,4 +1,4 @@
-"""A run on four processes whose folder is in a bucket, through refusals, a cut write, lost objects and replaced VMs."""
+"""Runs whose folder is in a bucket, through refusals, a cut write, lost objects, replaced VMs and outages."""
 
 import json
 import os
@@ -10,15 +10,17 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+import yaml
 
 from conf.schema.training.run_yaml import RunFile
 from tests.controller.localcloud.conftest import cloud as cloud
 from tests.controller.localcloud.harness import EmulatedCloud, wait_for
-from tests.scenarios.experiments.test_quickstart import weights
-from tests.trainer.processes import ROOT, start_trainer, wait_processes
+from tests.scenarios.experiments.test_quickstart import assert_same, position, weights
+from tests.trainer.processes import ROOT, start_processes, start_trainer, wait_processes
 from trainer import main
+from trainer.checkpoint.manager import LOCAL_FOLDER
 
-FOLDER, STEPS = "runs/lm", 14
+FOLDER, STEPS, SHORT = "runs/lm", 14, 10
 READ_EVENTS = """
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -156,11 +158,7 @@ def test_a_run_in_a_bucket_through_storm_cut_and_loss(cloud, run, tmp_path):
     assert ours.keys() == theirs.keys()
     for name, array in theirs.items():
         np.testing.assert_allclose(ours[name], array, atol=1e-5, err_msg=name)
-    positions = [
-        json.loads((folder / f"checkpoints/{STEPS}/position/metadata").read_text())["position"]
-        for folder in (tmp_path / "copy", tmp_path / "alone")
-    ]
-    assert positions[0] == positions[1]
+    assert position(tmp_path / "copy", STEPS) == position(tmp_path / "alone", STEPS)
     curve, texts = events(bucket)
     expected = [json.loads(line) for line in (tmp_path / "local/metrics.jsonl").read_text().splitlines()]
     told = [json.loads(line) for line in bucket.read(f"{FOLDER}/metrics.jsonl").decode().splitlines()]
@@ -177,3 +175,100 @@ def events(bucket: Bucket) -> list[dict[str, Any]]:
     command = [sys.executable, "-c", READ_EVENTS, f"gs://{bucket.name}/{FOLDER}/tb"]
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)} | bucket.variables
     return json.loads(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.fixture
+def short(lm_run: dict[str, Any]) -> dict[str, Any]:
+    return lm_run | {"pod": lm_run["pod"] | {"workers": 2}, "loop": lm_run["loop"] | {"steps": SHORT}}
+
+
+def start(run: dict[str, Any], bucket: Bucket, folder: Path, outage: str = "") -> list[subprocess.Popen[str]]:
+    """Start both workers; `outage` says when the bucket stops answering, see outage_trainer.py."""
+    root = bucket.variables["STORAGE_EMULATOR_HOST"]
+    own = bucket.variables | {"JAX_NUM_CPU_DEVICES": "4", "EMULATED_CLOUD": root, "OUTAGE": outage}
+    run_file = folder / "run.yaml"
+    folder.mkdir(exist_ok=True)
+    run_file.write_text(yaml.safe_dump(run))
+    module = "tests.scenarios.training.outage_trainer" if outage else "trainer"
+    return start_processes([module, str(run_file)], folder, "", own, own)
+
+
+def back(bucket: Bucket) -> None:
+    bucket.cloud.call_ok("DELETE", "emulator/faults")
+
+
+def refused(bucket: Bucket) -> int:
+    """How many requests the outage has met."""
+    faults = bucket.cloud.call_ok("GET", "emulator/state")["fault"]
+    return sum(len(fault["struck"]) for fault in faults.values())
+
+
+def saved(folder: Path, step: int) -> bool:
+    """Whether both workers have a step on their disks."""
+    return all((folder / f"worker-{worker}" / LOCAL_FOLDER / str(step)).exists() for worker in (0, 1))
+
+
+def losses(bucket: Bucket) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in bucket.read(f"{FOLDER}/metrics.jsonl").decode().splitlines()]
+    return [(line["step"], line["loss"]) for line in lines if line["phase"] == "train"]
+
+
+@pytest.mark.e2e
+@pytest.mark.deep
+def test_kill_9_and_a_restart_during_an_outage(cloud, short, tmp_path):
+    run = short | {"dir": f"gs://whole/{FOLDER}"}
+    whole, bucket = Bucket(cloud, "whole"), Bucket(cloud, "bucket")
+    assert [ended.exit_code for ended in wait_processes(start(run, whole, tmp_path / "whole"))] == [0, 0]
+
+    run = short | {"dir": f"gs://bucket/{FOLDER}"}
+    folder = tmp_path / "disturbed"
+    processes = start(run, bucket, folder, "save 4")
+    wait_for(lambda: saved(folder, SHORT), "the last checkpoint is on the disks", 300)
+    assert [process.poll() for process in processes] == [None, None], "training goes on, and waits at its end"
+    for process in processes:
+        process.kill()
+    wait_processes(processes)
+    processes = start(run, bucket, folder)  # on the same pod; it waits
+    back(bucket)
+    ended = wait_processes(processes)
+    assert [one.exit_code for one in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+    assert "the bucket answers again: uploaded the checkpoints of steps" in ended[0].stderr
+    assert not list(folder.glob(f"worker-*/{LOCAL_FOLDER}/*"))
+    assert bucket.steps()[-2:] == whole.steps() == [8, 10]
+    assert_same(whole.copy_last(SHORT, tmp_path / "one"), bucket.copy_last(SHORT, tmp_path / "other"))
+    assert losses(bucket) == losses(whole)
+
+
+@pytest.mark.e2e
+@pytest.mark.deep
+def test_an_outage_that_begins_amid_a_save_is_waited_for(cloud, short, tmp_path):
+    """Worker 0 tries to read again and again while the other one waits for it in the same save."""
+    run = short | {"dir": f"gs://amid/{FOLDER}"}
+    bucket, folder = Bucket(cloud, "amid"), tmp_path / "run"
+    processes = start(run, bucket, folder, "_write 4")
+    wait_for(lambda: refused(bucket) >= 6, "worker 0 has tried again", 300)
+    assert [process.poll() for process in processes] == [None, None]
+    back(bucket)
+    ended = wait_processes(processes)
+    assert [one.exit_code for one in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+    assert not list(folder.glob(f"worker-*/{LOCAL_FOLDER}/*"))
+    assert bucket.steps()[-2:] == [8, 10]
+    assert [step for step, _ in losses(bucket)] == list(range(1, SHORT + 1))
+
+
+@pytest.mark.e2e
+@pytest.mark.deep
+def test_past_the_bound_all_workers_end_with_the_key(cloud, short, tmp_path):
+    run = short | {"dir": f"gs://bound/{FOLDER}"}
+    run["checkpoint"] = run["checkpoint"] | {"max_outage_hours": 0.001}
+    bucket, folder = Bucket(cloud, "bound"), tmp_path / "run"
+    processes = start(run, bucket, folder, "save 4")
+    ended = wait_processes(processes)
+    assert [one.exit_code for one in ended] == [1, 1]
+    for one in ended:
+        assert "checkpoint.max_outage_hours: gs://bound/runs/lm has not answered for 0.001 h, the limit" in one.stderr
+        assert "Traceback" not in one.stderr
+    back(bucket)
+    ended = wait_processes(start(run, bucket, folder))
+    assert [one.exit_code for one in ended] == [0, 0]
+    assert bucket.steps()[-2:] == [8, 10]
