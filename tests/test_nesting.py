@@ -1,14 +1,95 @@
-"""Lists that are nested until Python's recursion limit end no reader of JSON that others write."""
+"""Lists that are nested until Python's recursion limit end no reader of JSON that others write.
 
+`python -m tests.test_nesting FOLDER`, a process of its own: what the collector finalizes at that depth fails, in
+whatever test runs then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+
+from controller.agent.program import state, stream
+from controller.agent.secrets import SecretMask
+from controller.checks.inputs import first_row
+from controller.core.errors import CloudError
+from controller.core.formats import DamagedRecordError, load_json
+from controller.inputs import modules
+from controller.lease.store import BucketLeaseStore
+from controller.report import gather
+from controller.resources.pod import capacity_log, pending_deletion
+from controller.resources.uploads import nearby
+from controller.ssh.agent_link import AgentLink
+from controller.witness import stand_ins
 from tests.paths import ROOT
+from trainer.corpus.source import LineError, parse_json
+from trainer.environments.tool_calls import parse_calls
+
+NESTED = "[" * 100_000
+LEASE: Any = SimpleNamespace(
+    object_metadata=lambda *_: ({"generation": "1", "updated": "", "metadata": {"lease": NESTED}}, 0.0)
+)
+
+
+def refused(error: type[Exception], words: str, act: Callable[[], object]) -> None:
+    """Assert that an act raises this error."""
+    with pytest.raises(error, match=words):
+        act()
+
+
+def said_of_metrics(file: Path) -> list[dict[str, Any]]:
+    """Return what the agent says of the lines of a metrics.jsonl."""
+    file.write_text(f"{NESTED}\n")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        stream._emit_metrics(file, 0, SecretMask({}))
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def read_all(folder: Path) -> None:
+    """Give it to every reader; each says what it says of any other line that is none."""
+    refused(DamagedRecordError, "x.json is damaged", lambda: load_json(NESTED, "x.json"))
+    refused(CloudError, "is not a lease written by slipway", BucketLeaseStore(LEASE, "b", "pod").read)
+    link: Any = SimpleNamespace(_error=lambda kind, *words: CloudError(f"{kind}: {words[0]}"))
+    refused(CloudError, "`observe` did not return JSON", lambda: AgentLink._parse(link, "observe", NESTED.encode()))
+    assert list(gather._parse_jsonl([NESTED.encode(), b'{"a": 1}'])) == [{"a": 1}]
+    [line] = said_of_metrics(folder / "metrics.jsonl")
+    assert "is not a JSON object" in line["warning"]
+    (folder / "summary.json").write_text(NESTED)
+    assert "not JSON" in cast(Any, state._read_summary(folder))["error"]
+    (folder / "rows.jsonl").write_text(NESTED[:5000])
+    refused(
+        first_row._UnreadableError,
+        "line 1 cannot be read",
+        lambda: first_row._first_row(folder / "rows.jsonl", parquet=False),
+    )
+    (folder / "deep.py").write_text(f"x = {'-' * 20_000}1\n")
+    files = {"deep.py": folder / "deep.py"}
+    refused(modules.DefinitionError, "deep.py", lambda: modules.find_signature("deep:f", files, installed=False))
+    assert capacity_log._parse(NESTED, "here") is None
+    notes: list[str] = []
+    assert pending_deletion._parse(NESTED.encode(), "here", notes) == []
+    assert "here is not a pending deletion written by slipway" in notes[0]
+    assert stand_ins._parsed(NESTED) is None
+    assert list(nearby._lines_of_agent(f'{{"format": 1, "bytes": {NESTED}}}')) == []
+    refused(LineError, "is JSON that is nested too deeply", lambda: parse_json(NESTED.encode()))
+    call = f"<tool_call>{NESTED}"
+    assert parse_calls(call) == (call, [])
 
 
 def test_nested_lists_are_an_error_like_any_other(tmp_path: Path) -> None:
-    """In a process of its own: a finalizer that the collector calls at that depth would fail in another test."""
-    command = [sys.executable, "-m", "tests.nesting", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.test_nesting", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+if __name__ == "__main__":
+    read_all(Path(sys.argv[1]))

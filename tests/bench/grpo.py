@@ -1,4 +1,4 @@
-"""Seconds of a whole step of GRPO on CPU, and of its rollout with and without what the sampler does to be fast.
+"""Seconds of a whole step of GRPO on CPU, and of rollouts.
 
     python -m tests.bench.grpo [--steps 40] [--rounds 5] [--cores 0,1]
 
@@ -108,37 +108,20 @@ def rollouts(rounds: int) -> None:
     random = np.random.default_rng(0)
     prompts = random.integers(0, 512, (16, 64)).tolist()
 
-    class OneLength(SamplerSettings):
-        def cache_lengths(self, bucket: int) -> list[int]:
-            return super().cache_lengths(bucket)[-1:]
-
-    def drawing(response: int, ends: tuple[int, ...], chunk: int, kind: type = SamplerSettings) -> Callable[..., None]:
-        sampler = Sampler(cfg, kind(64, response, slots=32, chunk=chunk), devices, StopCriteria(ends))
+    def drawing(response: int, ends: tuple[int, ...], chunk: int) -> Callable[..., None]:
+        sampler = Sampler(cfg, SamplerSettings(64, response, slots=32, chunk=chunk), devices, StopCriteria(ends))
         copy = sampler.load_params(params)
         return lambda asked, samples: [None for _ in sampler.generate(copy, asked, samples, key, 1.0)]
 
-    plain = drawing(64, (), 64)
+    plain, long = drawing(64, (), 64), drawing(LONG, (0, 1), 64)
     tail = drawing(TAIL, tuple(range(16)), 16)  # 16 of 512 tokens end a response
-    long, whole = (drawing(LONG, (0, 1), 64, kind) for kind in (SamplerSettings, OneLength))
-    each = [prompt for prompt in prompts[:4] for _ in range(8)]
-    found = timed(
-        {
-            "rollout of 32 rows, prompts shared": lambda: plain(prompts[:4], 8),
-            "rollout of 32 rows, each its own prompt": lambda: plain(each, 1),
-            "128 rows of long-tailed length, refilled": lambda: tail(prompts, 8),
-            "the same, 32 at a time": lambda: [tail(prompts[i : i + 4], 8) for i in range(0, 16, 4)],
-            "32 rows of up to 1,984 tokens, 256 on average": lambda: long(prompts[:4], 8),
-            "the same, a cache of 2,048 throughout": lambda: whole(prompts[:4], 8),
-        },
-        rounds,
-    )
-    for name, seconds in found.items():
+    works = {
+        "rollout of 32 rows, prompts shared": lambda: plain(prompts[:4], 8),
+        "128 rows of long-tailed length, refilled": lambda: tail(prompts, 8),
+        "32 rows of up to 1,984 tokens, 256 on average": lambda: long(prompts[:4], 8),
+    }
+    for name, seconds in timed(works, rounds).items():
         print(f"{name:<44}{statistics.median(seconds):8.3f} s")
-    shared, own, refilled, batches, fitted, longest = found.values()
-    pairs = (("shared prompts", own, shared), ("refilled slots", batches, refilled), ("fitted cache", longest, fitted))
-    for name, slow, fast in pairs:
-        ratio = statistics.median(a / b for a, b in zip(slow, fast, strict=True))
-        print(f"{f'{name}: times as fast':<44}{ratio:8.2f}")
 
 
 def timed(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:

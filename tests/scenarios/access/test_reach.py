@@ -1,10 +1,11 @@
-"""`ssh`, `exec` and `forward` on a pod of the emulated cloud."""
+"""`ssh`, `exec` and `forward` on a pod of the emulated cloud; and workers that are late, refuse or want OS Login."""
 
 from __future__ import annotations
 
 import json
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -22,10 +23,12 @@ from conf.schema.infra.cloud import LocalCloud
 from controller.cli import main
 from controller.cli.verbs.look.forward import parse_ports
 from controller.cloud import emulator
+from controller.cloud.connect import open_context
 from controller.cloud.emulator import ensure_running, state_folder
 from controller.core.errors import ConfigError
 from tests.controller.cli.verbs.run.test_up import until
-from tests.controller.conftest import ECHO_COMMAND
+from tests.controller.conftest import ECHO_COMMAND, ONE_WORKER, SlipwayCli
+from tests.controller.localcloud.harness import EmulatedCloud
 from tests.emulators import Emulators
 
 pytestmark = pytest.mark.e2e
@@ -58,7 +61,7 @@ def here(
     return capsys
 
 
-def slipway(*words: str, **options) -> subprocess.Popen[str]:
+def started(*words: str, **options) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "controller", *words]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
@@ -124,7 +127,7 @@ def test_what_makes_no_sense_is_said(here, words: list[str], said: str) -> None:
 
 
 def test_a_shell_fed_from_a_pipe(here) -> None:
-    process = slipway("ssh", "--worker", "1", stdin=subprocess.PIPE)
+    process = started("ssh", "--worker", "1", stdin=subprocess.PIPE)
     out, err = process.communicate("echo I am $TPU_WORKER_ID\necho err >&2\nexit 7\n", timeout=300)
     assert (process.returncode, out) == (7, "I am 1\n")
     assert "err\n" in err
@@ -189,7 +192,7 @@ def website(tmp_path: Path) -> Iterator[int]:
 
 
 def test_a_port_of_a_worker_is_reached_on_this_machine(here, website: int) -> None:
-    process = slipway("forward", f"0:{website}", "--json")
+    process = started("forward", f"0:{website}", "--json")
     assert process.stdout
     opened = json.loads(process.stdout.readline())
     assert (opened["worker"], opened["remote"]) == (0, website)
@@ -216,7 +219,7 @@ def test_a_port_of_a_worker_is_reached_on_this_machine(here, website: int) -> No
 def test_a_port_where_nothing_listens_is_told_of(here) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         closed = free.getsockname()[1]
-    process = slipway("forward", f"0:{closed}", "--json")
+    process = started("forward", f"0:{closed}", "--json")
     assert process.stdout
     port = json.loads(process.stdout.readline())["port"]
     with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
@@ -239,3 +242,90 @@ def test_ports() -> None:
     for wrong in ("", "x", "70000", "1:0", "-1"):
         with pytest.raises(ConfigError):
             parse_ports(wrong)
+
+
+KEEP = [ECHO_COMMAND, ONE_WORKER, "cleanup.on_success=keep"]
+
+
+def fault(slipway: SlipwayCli, **spec: object) -> None:
+    slipway.cloud().post("faults", {"key": json.dumps(spec, sort_keys=True), "faults": [spec]})
+
+
+LATE = [
+    ("laptop", "POST .*/compute/v1/.*/global/networks$", 403),  # an API enabled a moment ago
+    ("laptop", "GET .*/serviceAccounts/slipway-runner@.*", 404),  # an account created a moment ago
+    ("laptop", "POST .*:getGuestAttributes", 404),  # a VM that has just booted
+    (".*/0", "GET .*/storage/v1/.*/code%2F.*", 403),  # roles bound a moment ago, asked for by a worker
+    ("laptop", "POST .*/upload/storage/.*", 429),  # a second write of one object within a second
+]
+"""Requests that are refused on the way, as (client, method and path, status)."""
+
+
+class LateCloud(SlipwayCli):
+    """The command line with an emulated cloud whose changes take effect late."""
+
+    @property
+    def base_overrides(self) -> list[str]:
+        return [*super().base_overrides, "cloud.operation_seconds=0.5"]
+
+
+@pytest.mark.deep
+def test_up_in_a_fresh_project_waits_for_everything_that_is_late(slipway: SlipwayCli) -> None:
+    late = LateCloud(slipway.home, slipway.repository, slipway.capsys, slipway.environment)
+    fault(late, kind="ssh_refused", seconds=2)
+    code, out, err = late("up", ECHO_COMMAND, "cleanup.on_success=keep")
+    assert (code, err) == (0, "")
+    assert "hello from worker 0" in out
+    requests = [
+        (r["client"], f"{r['method']} {r['path'].partition('?')[0]}", r["status"]) for r in late.cloud().requests()
+    ]
+    late_ones = {
+        (client, path, status)
+        for client, path, status in LATE
+        for r in requests
+        if re.fullmatch(client, r[0]) and re.fullmatch(path, r[1]) and r[2] == status
+    }
+    # All of them on an idle machine; on a busy one, some are no longer late when they are asked for.
+    assert late_ones
+
+
+NO_ATTRIBUTES = {"kind": "http", "match": "POST .*:getGuestAttributes", "times": 1000}
+
+
+@pytest.mark.deep
+def test_a_pod_whose_guest_attributes_are_refused_can_be_deleted_and_reached_without_them(
+    slipway: SlipwayCli,
+) -> None:
+    fault(slipway, **NO_ATTRIBUTES, status=403, message="constraints/compute.disableGuestAttributesAccess")
+    code, out, err = slipway("up", *KEEP)
+    assert code != 0
+    assert "Traceback" not in err
+    assert "ssh.host_keys=trust_on_first_use" in err
+    assert "is kept; `slipway down` deletes it" in out  # the emulated cloud has no price
+    assert slipway("status", *KEEP)[0] == 0
+    assert slipway("down", *KEEP, "--yes")[0] == 0
+    assert not slipway.cloud().get("state").get("node")
+    code, out, err = slipway("up", *KEEP, "ssh.host_keys=trust_on_first_use", "ssh.method=external")
+    assert code == 0, err
+    assert "hello from worker 0" in out
+
+
+@pytest.mark.deep
+def test_os_login_where_the_project_wants_it(slipway: SlipwayCli) -> None:
+    cloud = slipway.cloud()
+    EmulatedCloud(cloud.state).establish()
+    with open_context(main.parse(slipway.line("plan", *KEEP)).options.config()[0], keep_awake=True) as (context, _):
+        body = {"items": [{"key": "enable-oslogin", "value": "TRUE"}]}
+        context.google.call("compute", "projects.setCommonInstanceMetadata", project="slipway-local", body=body)
+    code, out, err = slipway("up", *KEEP)
+    assert (code, err) == (0, "")
+    assert "hello from worker 0" in out
+    assert main.run(["exec", "--worker", "0", "--", "echo $USER"]) == 0
+    assert slipway.capsys.readouterr().out == "you_example_com\n"
+    [profile] = cloud.get("state")["loginProfile"].values()
+    assert len(profile["sshPublicKeys"]) == 1
+    before = slipway.mutations()
+    assert slipway("up", *KEEP)[0] == 0
+    assert slipway.mutations() == before
+    assert main.run(["exec", *KEEP, *slipway.base_overrides, "ssh.os_login=false", "--worker", "0", "--", "true"]) != 0
+    assert "does not accept user slipway" in slipway.capsys.readouterr().err

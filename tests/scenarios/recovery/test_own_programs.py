@@ -59,9 +59,9 @@ class Lab:
         argv = json.dumps([*PROGRAMS[program], failure, str(worker), str(struck)], separators=(",", ":"))
         limit = HANG_SECONDS if failure in SILENT else "null"
         run = [f"program.command={argv}", f"recovery.hang_timeout_seconds={limit}", *POD, *more]
-        code, out, err = self.slipway("up", *run)
-        status = json.loads(self.slipway("status", *run, "--json")[1])["run"]
-        return Ended(code, out, err, status, float(struck.read_text()) if struck.exists() else 0.0)
+        code, _, err = self.slipway("up", *run)
+        verdicts = json.loads(self.slipway("status", *run, "--json")[1])["run"]["verdicts"]
+        return Ended(code, err, verdicts, float(struck.read_text()) if struck.exists() else 0.0)
 
 
 @dataclass
@@ -69,22 +69,9 @@ class Ended:
     """An `up` that has ended."""
 
     code: int
-    out: str
     err: str
-    status: dict[str, Any]
+    verdicts: list[dict[str, Any]]
     struck: float
-
-    @property
-    def verdict(self) -> str:
-        return self.status["verdicts"][-1]["kind"]
-
-    @property
-    def words(self) -> str:
-        return self.status["verdicts"][-1]["message"]
-
-    @property
-    def seconds(self) -> float:
-        return self.status["verdicts"][-1]["time"] - self.struck
 
 
 @pytest.fixture(scope="module")
@@ -143,18 +130,18 @@ ROWS = [
 def test_one_attempt_ends_with_the_worker_and_its_own_words(lab: Lab, program: str, failure: str, worker: int) -> None:
     kind, words, shown = SHELL_THREAD if (program, failure) == ("shell", "thread") else CELLS[failure, worker]
     found = lab.up(program, failure, worker, *(["recovery.policy.hung=give_up"] if failure == "hang" else []))
-    print(f"\n| {program} | {failure} on {worker} | {found.verdict} | {found.words} | {found.seconds:.1f} s |")
-    assert found.code == 5
-    assert [episode["response"] for episode in found.status["verdicts"]] == ["give_up"], found.words
-    assert found.verdict == kind, found.words
-    assert re.search(words, found.words), found.words
-    assert f"worker {worker}: " in found.words or kind == "hung"
+    [verdict] = found.verdicts
+    said, seconds = verdict["message"], verdict["time"] - found.struck
+    print(f"\n| {program} | {failure} on {worker} | {verdict['kind']} | {said} | {seconds:.1f} s |")
+    assert (found.code, verdict["response"], verdict["kind"]) == (5, "give_up", kind), said
+    assert re.search(words, said), said
+    assert f"worker {worker}: " in said or kind == "hung"
     assert re.search(shown, found.err), found.err
     assert "[rank" not in found.err
-    assert found.seconds < HANG_SECONDS * (failure in SILENT) + SECONDS
+    assert seconds < HANG_SECONDS * (failure in SILENT) + SECONDS
 
 
 @pytest.mark.parametrize("program", ["plain", pytest.param("torch", marks=TORCH)])
 def test_a_slow_start_is_no_hang(lab: Lab, program: str) -> None:
     found = lab.up(program, "slow", 1)
-    assert (found.code, found.err, found.status["verdicts"]) == (0, "", [])
+    assert (found.code, found.err, found.verdicts) == (0, "", [])
