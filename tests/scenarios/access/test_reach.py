@@ -21,11 +21,9 @@ import pytest
 
 from conf.schema.infra.cloud import LocalCloud
 from controller.cli import main
-from controller.cli.verbs.look.forward import parse_ports
 from controller.cloud import emulator
 from controller.cloud.connect import open_context
 from controller.cloud.emulator import ensure_running, state_folder
-from controller.core.errors import ConfigError
 from tests.controller.cli.verbs.run.test_up import until
 from tests.controller.conftest import ECHO_COMMAND, ONE_WORKER, SlipwayCli
 from tests.controller.localcloud.harness import EmulatedCloud
@@ -118,7 +116,7 @@ def test_one_word_is_a_line_for_the_shell(here) -> None:
         (["exec", "--worker", "4", "--", "true"], "--worker 4: the pod has workers 0 to 3"),
         (["ssh", "--worker", "x"], "--worker x: the pod has workers 0 to 3"),
         (["status", "--", "true"], "status: takes no command after --"),
-        (["forward", "http"], "invalid port 'http'"),
+        *((["forward", wrong], f"invalid port '{wrong}'") for wrong in ("http", "70000", "1:0")),
     ],
 )
 def test_what_makes_no_sense_is_said(here, words: list[str], said: str) -> None:
@@ -234,14 +232,6 @@ def test_a_port_in_use_is_said(here) -> None:
         port = taken.getsockname()[1]
         assert main.run(["forward", f"{port}:8888"]) == 2
     assert "Address already in use; to use another port: `slipway forward OTHER:8888`" in here.readouterr().err
-
-
-def test_ports() -> None:
-    assert parse_ports("8888") == (8888, 8888)
-    assert parse_ports("9999:8888") == (9999, 8888)
-    for wrong in ("", "x", "70000", "1:0", "-1"):
-        with pytest.raises(ConfigError):
-            parse_ports(wrong)
 
 
 KEEP = [ECHO_COMMAND, ONE_WORKER, "cleanup.on_success=keep"]

@@ -34,7 +34,6 @@ def permissions_printed(words: str, reader: Reader) -> set[str]:
     return {row[0] for row in rows if len(row) > 3 and row[3] != CHANGE}
 
 
-@pytest.mark.deep
 def test_the_first_run_is_what_the_page_says(reader: Reader) -> None:
     used: set[str] = set()
     printed: set[str] = set()

@@ -73,6 +73,8 @@ def test_a_wrong_value(capsys: pytest.CaptureFixture[str], typed: str, words: st
 def test_every_mistake_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     found = refused(capsys, *TRAINER, "tpu.zoen=x", "mesh.data=3", "network.nat=false", "tpu.external_ip=false")
     assert sorted(line.partition(":")[0] for line in found) == ["mesh", "network.nat", "tpu.zoen"]
+    found = refused(capsys, "up", "cloud=local")
+    assert [line.partition(":")[0] for line in found] == ["model", "data", "loop", "optimizer"]
 
 
 def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,11 +89,6 @@ def test_an_unknown_fault(capsys: pytest.CaptureFixture[str]) -> None:
     assert "error: cloud.faults: unknown kind 'meteor'; known: preempted" in capsys.readouterr().out
     assert main.run(["up", *TRAINER, "cloud.faults=[{kind: meteor}]"]) == 2
     assert "cloud.faults: unknown kind 'meteor'; known: preempted" in capsys.readouterr().err
-
-
-def test_an_incomplete_trainer(capsys: pytest.CaptureFixture[str]) -> None:
-    found = refused(capsys, "up", "cloud=local")
-    assert [line.partition(":")[0] for line in found] == ["model", "data", "loop", "optimizer"]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from tests.controller.conftest import SlipwayCli
 from tests.paths import ROOT
 from tests.scenarios.unattended.test_two_controllers import launches
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 APPS = ROOT / "tests" / "fixtures" / "hydra_apps"
 SLIPWAY = ["hydra/launcher=slipway", "hydra.launcher.cloud=local", "hydra.launcher.tpu=v5litepod-1"]
 FAST = 'hydra.launcher.overrides=["cloud.operation_seconds=0"]'
@@ -95,7 +95,6 @@ def app(slipway: SlipwayCli, request: pytest.FixtureRequest, tmp_path: Path) -> 
         process.communicate()
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("app", ["structured"], indirect=True)
 def test_an_error_is_its_jobs_own_and_a_finished_job_is_not_repeated(slipway: SlipwayCli, app: App) -> None:
     code, out = app.run("app.py", "-m", *SLIPWAY, FAST, "lr=0.5,9", "hydra.sweep.dir=multirun/first")
@@ -116,7 +115,6 @@ def test_an_error_is_its_jobs_own_and_a_finished_job_is_not_repeated(slipway: Sl
     assert (app.folder / "multirun" / "second" / "0" / "loss.txt").read_text() == "5.0\n"
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("app", ["structured"], indirect=True)
 @pytest.mark.parametrize("how", ["ctrl-c", "kill -9"])
 def test_an_interrupted_multirun_goes_on_without_running_anything_twice(
@@ -139,7 +137,6 @@ def test_an_interrupted_multirun_goes_on_without_running_anything_twice(
     assert slipway.cloud().get("state")["node"] == {}
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("app", ["structured"], indirect=True)
 def test_a_search_goes_on_after_a_reboot_and_runs_nothing_twice(
     slipway: SlipwayCli, app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,7 +172,6 @@ def test_a_search_goes_on_after_a_reboot_and_runs_nothing_twice(
     assert "6 finished" in out, out  # all batches are one sweep
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("app", ["grouped"], indirect=True)
 def test_a_module_with_a_package_conf_and_the_launcher_in_its_config(slipway: SlipwayCli, app: App) -> None:
     (app.folder / "requirements.txt").write_text("hydra-core\n")  # not installed: the emulated workers have it

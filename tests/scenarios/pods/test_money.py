@@ -104,7 +104,14 @@ def billed(config: Any, **how: Any) -> Iterator[Any]:
 really_connected = session.open_context
 
 
-def test_nothing_billed_is_made_unasked(slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_says_what_it_costs_and_nothing_billed_is_made_unasked(
+    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = slipway("plan", ECHO_COMMAND, *ONE, "budget.usd_per_hour=3", "budget.max_hours=2")
+    assert code == 0
+    assert "price    $3.00 per hour (budget.usd_per_hour)" in out
+    assert "limit    at most $6.00 in 2 h (budget.max_hours); then the run ends and the pod is deleted" in out
+    assert slipway.json("plan", ECHO_COMMAND, *ONE)["usd_per_hour"] is None
     monkeypatch.setattr(session, "open_context", billed)
     price = "budget.usd_per_hour=3"
     code, _, err = slipway("up", ECHO_COMMAND, *ONE, price)  # no terminal to ask on
@@ -132,11 +139,3 @@ def test_plan_says_what_the_run_and_the_pod_are_doing(slipway: SlipwayCli) -> No
     assert "now      the run has already finished" in slipway("plan", ECHO_COMMAND, *ONE)[1]
     whys = [life["reason"] for life in slipway.json("status", FOREVER, *ONE)["cost"]["pods"]]
     assert whys == [f"taken over by {slipway.json('plan', ECHO_COMMAND, *ONE)['run']}"]
-
-
-def test_plan_says_what_it_costs(slipway: SlipwayCli) -> None:
-    code, out, _ = slipway("plan", ECHO_COMMAND, *ONE, "budget.usd_per_hour=3", "budget.max_hours=2")
-    assert code == 0
-    assert "price    $3.00 per hour (budget.usd_per_hour)" in out
-    assert "limit    at most $6.00 in 2 h (budget.max_hours); then the run ends and the pod is deleted" in out
-    assert json.loads(slipway("plan", "--json", ECHO_COMMAND, *ONE)[1])["usd_per_hour"] is None

@@ -2,7 +2,7 @@
 
 Before each that may change something: between two of them everything is as it was before the first. One life is killed
 many times. On Compute Engine only the requests for its pod are points: the rest of the life is the same code. With
-SLIPWAY_KILL_POINTS=all before every request; with a number before so many, spread over the whole.
+SLIPWAY_KILL_POINTS=all before every request.
 """
 
 from __future__ import annotations
@@ -180,17 +180,9 @@ def changes(requests: list[str]) -> list[str]:
     return [request for request in requests if not READS.search(request.rpartition(" ")[0])]
 
 
-def spread(requests: list[str], count: int) -> list[str]:
-    """Return so many of them, at equal distances."""
-    return [requests[round(len(requests) * (i + 0.5) / count)] for i in range(count)]
-
-
 def points(requests: list[str]) -> list[str]:
-    """Return the requests that SLIPWAY_KILL_POINTS asks for."""
-    wanted = os.environ.get("SLIPWAY_KILL_POINTS", "changes")
-    if wanted == "changes":
-        return changes(requests)
-    return requests if wanted == "all" else spread(requests, int(wanted))
+    """Return the requests before which a controller is killed."""
+    return requests if os.environ.get("SLIPWAY_KILL_POINTS") == "all" else changes(requests)
 
 
 def of_plane(plane: Plane, requests: list[str]) -> list[str]:

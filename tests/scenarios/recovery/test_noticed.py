@@ -13,7 +13,7 @@ from tests.planes import Plane
 from tests.scenarios.experiments.test_quickstart import assert_same, folder_of, homes
 
 __all__ = ["homes"]
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 STEPS = 40
 SHORT = [
     "+experiment=lm_tinyshakespeare",
@@ -47,7 +47,6 @@ def up(*words: str) -> tuple[list[str], list[int], dict[int, float]]:
 BUCKET = "cloud.bucket=slipway-local-slipway-us-central2"  # which `folder_of` reads
 
 
-@pytest.mark.deep
 def test_with_notice_nothing_is_computed_twice_and_without_it_one_dead_worker_restarts_all(
     homes: Any, plane: Plane
 ) -> None:

@@ -20,6 +20,7 @@ from tests.trainer.processes import ROOT, start_processes, start_trainer, wait_p
 from trainer import main
 from trainer.checkpoint.manager import LOCAL_FOLDER
 
+pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 FOLDER, STEPS, SHORT = "runs/lm", 14, 10
 READ_EVENTS = """
 import json, sys
@@ -112,8 +113,6 @@ def cut_while_writing(bucket: Bucket, processes: list[subprocess.Popen[str]], st
     assert [ended.exit_code for ended in wait_processes(processes)] == [-9] * 4
 
 
-@pytest.mark.e2e
-@pytest.mark.deep
 def test_a_run_in_a_bucket_through_storm_cut_and_loss(cloud, run, tmp_path):
     bucket = Bucket(cloud, "bucket")
     workers = [bucket.variables] * 4
@@ -213,8 +212,6 @@ def losses(bucket: Bucket) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines if line["phase"] == "train"]
 
 
-@pytest.mark.e2e
-@pytest.mark.deep
 def test_kill_9_and_a_restart_during_an_outage(cloud, short, tmp_path):
     run = short | {"dir": f"gs://whole/{FOLDER}"}
     whole, bucket = Bucket(cloud, "whole"), Bucket(cloud, "bucket")
@@ -239,8 +236,6 @@ def test_kill_9_and_a_restart_during_an_outage(cloud, short, tmp_path):
     assert losses(bucket) == losses(whole)
 
 
-@pytest.mark.e2e
-@pytest.mark.deep
 def test_an_outage_that_begins_amid_a_save_is_waited_for(cloud, short, tmp_path):
     """Worker 0 tries to read again and again while the other one waits for it in the same save."""
     run = short | {"dir": f"gs://amid/{FOLDER}"}
@@ -256,8 +251,6 @@ def test_an_outage_that_begins_amid_a_save_is_waited_for(cloud, short, tmp_path)
     assert [step for step, _ in losses(bucket)] == list(range(1, SHORT + 1))
 
 
-@pytest.mark.e2e
-@pytest.mark.deep
 def test_past_the_bound_all_workers_end_with_the_key(cloud, short, tmp_path):
     run = short | {"dir": f"gs://bound/{FOLDER}"}
     run["checkpoint"] = run["checkpoint"] | {"max_outage_hours": 0.001}

@@ -14,6 +14,7 @@ from tests.groups import load_group
 from tests.scenarios.experiments.test_quickstart import position, weights
 from tests.trainer.processes import results, start_trainer, wait_processes
 
+pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 STEPS, EVERY = 20, 3
 
 
@@ -101,8 +102,6 @@ def assert_step_is_equal(cut: Path, whole: Path, step: int, atol: float = 0.0) -
         np.testing.assert_allclose(found[name], wanted, rtol=0, atol=atol, err_msg=name)
 
 
-@pytest.mark.e2e
-@pytest.mark.deep
 @pytest.mark.parametrize(("name", "workers", "seed"), [("lm", 4, 2), ("grpo", 1, 3), ("puzzle", 2, 4)])
 def test_a_killed_run_ends_as_if_nothing_had_happened(request, tmp_path, compile_cache, name, workers, seed):
     run, whole, cut = request.getfixturevalue(name), tmp_path / "whole", tmp_path / "cut"

@@ -19,7 +19,7 @@ from tests.scenarios.experiments.test_quickstart import assert_same, client
 from tests.scenarios.unattended.test_two_controllers import controllers
 from trainer.rl.remote.journal import decode
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 STEPS, ROWS, DEPTH = 8, 64, 1
 POD, SAMPLERS = "trainer", "trainer-sampler-1"
 TRAINING = [
@@ -84,7 +84,6 @@ def assert_replay_is_equal(slipway: SlipwayCli, url: str, folder: Path, plane: P
     assert_same(folder, results(slipway, status(slipway, *words)["run"]["results"]))
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("lost", [SAMPLERS, POD])
 def test_a_pod_is_preempted_and_the_run_ends_as_if_it_had_not_been(
     slipway: SlipwayCli, lost: str, plane: Plane
@@ -103,7 +102,6 @@ def test_a_pod_is_preempted_and_the_run_ends_as_if_it_had_not_been(
         assert_replay_is_equal(slipway, found["run"]["results"], folder, plane)
 
 
-@pytest.mark.deep
 def test_a_controller_that_is_killed_leaves_both_pods_to_the_next_and_down_deletes_them(slipway: SlipwayCli) -> None:
     long = [*TRAINING, "tpu.accelerator_type=v5litepod-1", "loop.sampler.pods=1", "loop.steps=100000"]
     long += ["loop.eval_interval=100000", "recovery.lease_duration_seconds=3"]

@@ -14,7 +14,7 @@ from controller import api
 from controller.cli import main
 from trainer.pretrained import hf_files
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 SHORT = [
     "+experiment=quickstart",
     "cloud=here",
@@ -52,7 +52,6 @@ def slipway(capfd: pytest.CaptureFixture[str], *words: str) -> str:
     return out
 
 
-@pytest.mark.deep
 def test_weights_leave_a_run(home: Path, run: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert "step 4: 7 files in model" in slipway(capfd, "export", run, "--to", "model", "cloud=here")
     assert json.loads((home / "model/config.json").read_text())["architectures"] == ["Gemma2ForCausalLM"]
@@ -65,7 +64,6 @@ def test_weights_leave_a_run(home: Path, run: str, capfd: pytest.CaptureFixture[
     assert (home / "copy/checkpoints/4/commit_success.txt").is_file()
 
 
-@pytest.mark.deep
 def test_a_run_starts_from_the_weights_of_another(home: Path, run: str, capfd: pytest.CaptureFixture[str]) -> None:
     weights = f"model.weights=run:{run}@2"
     row = api.up(*SHORT, "loop.steps=1", "loop.warm_start_steps=0", "optimizer.lr=1e-30", weights)

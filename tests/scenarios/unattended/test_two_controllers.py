@@ -20,7 +20,7 @@ from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import Plane, pods
 from tests.scenarios.chaos.harness import ChaosHarness
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.deep]
 SHORT = "recovery.lease_duration_seconds=8"
 """For a term that is to pass; elsewhere a controller that gets no processor for a while must not lose its lease."""
 A, B = "tpu.name=pod-a", "tpu.name=pod-b"
@@ -77,7 +77,6 @@ def launches(slipway: SlipwayCli) -> list[str]:
     return sorted(name for names in objects.values() for name in names if "/launches/" in name)
 
 
-@pytest.mark.deep
 def test_of_two_that_start_together_one_acts_and_when_it_is_killed_the_other_goes_on(
     slipway: SlipwayCli, plane: Plane
 ) -> None:
@@ -99,7 +98,6 @@ def test_of_two_that_start_together_one_acts_and_when_it_is_killed_the_other_goe
     assert len(launches(slipway)) == 1
 
 
-@pytest.mark.deep
 def test_a_controller_that_slept_past_its_lease_is_fenced_and_touches_nothing(
     slipway: SlipwayCli, plane: Plane
 ) -> None:
@@ -120,7 +118,6 @@ def test_a_controller_that_slept_past_its_lease_is_fenced_and_touches_nothing(
     assert len(launches(slipway)) == 1
 
 
-@pytest.mark.deep
 def test_another_run_is_told_who_is_there_and_cancel_and_down_reach_the_holder(
     slipway: SlipwayCli, plane: Plane
 ) -> None:
@@ -162,7 +159,6 @@ def first_attempt_ended(slipway: SlipwayCli) -> bool:
     return bool(found) and all(end["error"] == "a later attempt has replaced this one" for end in found)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_second_one_watches_and_goes_on_when_the_first_one_is_gone(
     slipway: SlipwayCli, plane: Plane, how: int
@@ -185,7 +181,6 @@ def test_the_second_one_watches_and_goes_on_when_the_first_one_is_gone(
     assert len(launches(slipway)) == 2
 
 
-@pytest.mark.deep
 def test_take_over_moves_a_run_to_another_pod(slipway: SlipwayCli, plane: Plane) -> None:
     with controllers(slipway, ["up", SLOW, *plane.one, A]) as (first,):
         first.hears("launched attempt 1")
@@ -214,7 +209,6 @@ def go(slipway: SlipwayCli, attempt: int) -> None:
             (run / f"go{attempt}").touch()
 
 
-@pytest.mark.deep
 def test_the_bastion_sees_a_run_through_a_preemption_while_nobody_looks(slipway: SlipwayCli, plane: Plane) -> None:
     faults = "cloud.faults=[{kind: preempted, after_object: launches/0001, delay_seconds: 1}]"
     code, out, err = slipway("up", "--detach", WAITS, *plane.one, *BASTION, faults)
@@ -241,7 +235,6 @@ def test_the_bastion_sees_a_run_through_a_preemption_while_nobody_looks(slipway:
     assert slipway.json("status", WAITS, *plane.one, *BASTION)["run"]["state"] == "finished"
 
 
-@pytest.mark.deep
 def test_cancel_and_down_from_this_machine(slipway: SlipwayCli, plane: Plane) -> None:
     assert slipway("up", "--detach", WAITS, *plane.one, *BASTION)[0] == 0
     until(lambda: "/launches/0001" in json.dumps(slipway.cloud().get("state")["objects"]), 300)

@@ -87,26 +87,21 @@ def at_stage(monkeypatch: pytest.MonkeyPatch, stage: str, act: Callable[[], obje
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("stage", ["first run", "recover"])
-def test_ctrl_c_cleans_up(slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    at_stage(monkeypatch, stage, lambda: os.kill(os.getpid(), signal.SIGINT))
-    code, out, _ = witness(slipway)
-    assert code == 130, out
-    found = stages()
-    assert found[stage]["outcome"] == "interrupted"
-    assert [found[name]["outcome"] for name in ("clean up", "verify")] == ["ok", "ok"]
-    assert nothing_is_left(slipway)
-
-
-@pytest.mark.deep
-def test_the_limit_of_minutes_ends_it(slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("stage", "how", "code"),
+    [("first run", "interrupted", 130), ("recover", "interrupted", 130), ("preempt", "limit", 2)],
+)
+def test_it_cleans_up_after_ctrl_c_and_at_its_limit(
+    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, stage: str, how: str, code: int
+) -> None:
     reached: list[Callable[[], None]] = []
     monkeypatch.setattr(limits.TimeLimit, "_start_timer", lambda limit, reach: reached.append(reach))
-    at_stage(monkeypatch, "preempt", lambda: reached[0]())
-    code, out, _ = witness(slipway, "--minutes", "7")
-    assert code == 2, out
-    assert stages()["preempt"]["outcome"] == "limit"
-    assert "the limit of 7 minutes is reached" in out
+    at_stage(monkeypatch, stage, lambda: reached[0]() if how == "limit" else os.kill(os.getpid(), signal.SIGINT))
+    ended, out, _ = witness(slipway, "--minutes", "7")
+    assert ended == code, out
+    assert ("the limit of 7 minutes is reached" in out) == (how == "limit")
+    found = stages()
+    assert [found[name]["outcome"] for name in (stage, "clean up", "verify")] == [how, "ok", "ok"]
     assert nothing_is_left(slipway)
 
 
