@@ -48,6 +48,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, emulators: Emulators) 
         ("tpu.acelerator_type=v4-8", "tpu.acelerator_type: unknown key; did you mean tpu.accelerator_type?"),
         ("loop.steps=-5", "loop.steps: input should be greater than or equal to 1 (got -5)"),
         ("tpu.capacity=sopt", "tpu.capacity.0: input should be 'on_demand', 'spot', 'preemptible', 'reserved' or"),
+        ("tpu.capacity=[]", "tpu.capacity: must list at least one tier"),
         ("tpu.capacity=[spot,spot]", "tpu.capacity: lists a tier twice"),
         ("tpu.zone=here", "tpu.zone: 'here' is invalid; use a zone such as us-central1-a"),
         (
@@ -95,6 +96,7 @@ def test_an_unknown_fault(capsys: pytest.CaptureFixture[str]) -> None:
     ("typed", "words"),
     [
         (["lgos"], "unknown verb 'lgos'; did you mean 'logs'?"),
+        (["quickstart"], "unknown verb 'quickstart'; did you mean +experiment=quickstart?"),
         (["up", "--fast"], "unrecognized arguments: --fast"),
         (["logs", "--worker", "9", *TRAINER], "--worker 9: the pod has workers 0 to 3"),
         (["localcloud", "explode"], "argument action: invalid choice: 'explode'"),
