@@ -181,6 +181,7 @@ class RunDriver:
 
     def acquire(self) -> Result | None:
         """Drive the run unless another controller does; then watch, queue or replace it as the options say."""
+        waits_for = ""
         while True:
             elsewhere = self.run_lease.current_other()
             if elsewhere is not None and elsewhere.record.pod != self.plan.node.name:
@@ -198,8 +199,11 @@ class RunDriver:
                 if not self._delegates_to_bastion:
                     return self._attempt_and_notify()
                 bastion = self._delegate_to_bastion()
-            except LeaseHeldError:
-                self._emit_note("another controller took the lease first")
+            except LeaseHeldError as held:  # one that ended between the leases of its run and its pod holds the first
+                if held.snapshot.record.id != waits_for:
+                    waits_for = held.snapshot.record.id
+                    self._emit_note(f"another controller took the lease first: {held}")
+                self.context.clock.sleep(self._poll_seconds)
                 continue
             outcome = self._stand_by(bastion)
             if outcome is not StandbyOutcome.LEASE_FREE:

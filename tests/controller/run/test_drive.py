@@ -92,21 +92,28 @@ def test_a_run_that_somebody_finished_meanwhile_is_not_run_again(
 
 
 def test_what_another_controller_spent_in_the_meantime_counts(run: OpenedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It took the lease first, and this controller acts after it."""
+    """It took the lease first and ends later; this controller waits, says so once, and acts after it."""
     life = PodLifetime("uid-1", "pod", "v6e-1", "us-east5-b", "spot", 2.0, 0.0, 7200.0, "finished")
     seen: list[float] = []
+    slept: list[float] = []
+    record = Identity("laptop", run.plan.run_id).new_record(1, 0.0, 1.0)
 
     def provision(runner: AttemptRunner) -> AttemptResult:
         seen.append(runner.spending.usage().hours)
         if len(seen) == 1:
             run.ledger.write(f"pods/{life.key}.json", json.dumps(life.to_json()))
-            record = Identity("laptop", run.plan.run_id).new_record(1, 0.0, 1.0)
-            raise LeaseHeldError(LeaseSnapshot(record, 1, 0.0), "pod")
+        if len(seen) <= 3:
+            raise LeaseHeldError(LeaseSnapshot(record, 1, 0.0), "run")
         return AttemptResult(1)
 
     monkeypatch.setattr(AttemptRunner, "run", provision)
+    monkeypatch.setattr(run.context.clock, "sleep", slept.append)
     assert run.drive() is None
-    assert seen == [0.0, 2.0]
+    assert seen == [0.0, 2.0, 2.0, 2.0]
+    assert len(slept) == 3
+    assert min(slept) > 0
+    said = run.told("took the lease first")
+    assert said == [f"another controller took the lease first: {record} controls this run"]
 
 
 def test_a_run_that_has_finished_does_not_run_again_in_the_table(run: OpenedRun) -> None:
