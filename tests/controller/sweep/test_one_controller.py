@@ -113,5 +113,5 @@ def test_by_the_policy_stop_what_runs_is_let_end_and_nothing_further_begins(slip
     assert "1 of 4 runs failed; run the same command to retry them" in sweep.said
     assert "1 failed, 1 finished, 2 waiting" in sweep.said
     assert len(launches(slipway)) == 2
-    [kept] = (name.rpartition("/")[2] for name in pods(slipway.cloud().get("state")))  # of the run that failed
+    [kept] = {name.rpartition("/")[2] for name in pods(slipway.cloud().get("state"))}  # of the run that failed
     assert kept in slipway("down", *words)[1]

@@ -83,7 +83,7 @@ class Killer:
     def goes_on(self, home: Path, before: str) -> bool:
         """Kill the next `up` of a life before a request; return False if it has ended well without making it."""
         code = self.up(home, before, goes_on=True)
-        assert code in (0, -signal.SIGKILL), (before, (home / "words").read_text())
+        assert code in (0, -signal.SIGKILL), f"{before}: {self.words(home)}"
         return code != 0
 
     def pause(self, home: Path, before: str | None) -> dict[str, int]:
@@ -99,7 +99,12 @@ class Killer:
     def down(self, home: Path) -> None:
         order = self._words(home, 3600, preempted=False)
         order["argv"] = ["down", "--yes", *order["argv"][1:]]
-        assert self._order(**order, before=None, log=None)["code"] == 0, (home / "words").read_text()
+        assert self._order(**order, before=None, log=None)["code"] == 0, self.words(home)
+
+    @staticmethod
+    def words(home: Path) -> str:
+        """Return what the last controllers of a home have said."""
+        return (home / "words").read_text(errors="replace")[-6000:]
 
     def go_on(self, pid: int) -> int:
         """Its exit code after SIGCONT."""
@@ -209,7 +214,7 @@ def converges(
     """
     home, log = killer.fresh(), killer.folder / "requests"
     begin(home)
-    assert killer.up(home, log=log) == 0, (home / "words").read_text()
+    assert killer.up(home, log=log) == 0, killer.words(home)
     end(home)
     undisturbed, left = killer.left_behind(home), chosen(log.read_text().splitlines())
     while left:
@@ -222,7 +227,7 @@ def converges(
             assert READS.search(left[0].rpartition(" ")[0]), left[0]  # how often it polls differs
             killed = left[:1]
         if not rest:
-            assert killer.up(home) == 0, (killed, (home / "words").read_text())
+            assert killer.up(home) == 0, f"{killed}: {killer.words(home)}"
         end(home)
         found = killer.left_behind(home)
         differ = {kind: set(found[kind]) ^ set(undisturbed[kind]) for kind in found if found[kind] != undisturbed[kind]}

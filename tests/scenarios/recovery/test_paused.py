@@ -44,8 +44,8 @@ def test_paused_before_any_request_it_changes_nothing_more(killer: Killer, plane
         second = killer.pause(home, None)
         if second != {"code": 0}:
             os.kill(first["pid"], signal.SIGKILL)
-        assert second == {"code": 0}, (request, (home / "words").read_text(errors="replace"))
-        assert killer.go_on(first["pid"]) in (0, 8), (request, (home / "words").read_text(errors="replace"))
+        assert second == {"code": 0}, f"{request}: {killer.words(home)}"
+        assert (code := killer.go_on(first["pid"])) in (0, 8), f"{request}: {code}: {killer.words(home)}"
         found = killer.left_behind(home)
         found["objects"] = [name for name in found["objects"] if not MOMENT.search(name)]
         assert len(found.pop("starts")) <= 2, request

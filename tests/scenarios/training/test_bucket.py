@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -79,6 +80,12 @@ class Bucket:
         """Complete checkpoints."""
         names = [name.split("/") for name in self.sizes(f"{FOLDER}/checkpoints/")]
         return sorted(int(name[0]) for name in names if name[1:] == ["commit_success.txt"])
+
+
+@pytest.fixture(autouse=True)
+def no_faults_remain(cloud: EmulatedCloud) -> Iterator[None]:
+    yield
+    cloud.call_ok("DELETE", "emulator/faults")
 
 
 @pytest.fixture
@@ -214,10 +221,10 @@ def losses(bucket: Bucket) -> list[tuple[int, float]]:
 
 def test_kill_9_and_a_restart_during_an_outage(cloud, short, tmp_path):
     run = short | {"dir": f"gs://whole/{FOLDER}"}
-    whole, bucket = Bucket(cloud, "whole"), Bucket(cloud, "bucket")
+    whole, bucket = Bucket(cloud, "whole"), Bucket(cloud, "killed")
     assert [ended.exit_code for ended in wait_processes(start(run, whole, tmp_path / "whole"))] == [0, 0]
 
-    run = short | {"dir": f"gs://bucket/{FOLDER}"}
+    run = short | {"dir": f"gs://killed/{FOLDER}"}
     folder = tmp_path / "disturbed"
     processes = start(run, bucket, folder, "save 4")
     wait_for(lambda: saved(folder, SHORT), "the last checkpoint is on the disks", 300)
