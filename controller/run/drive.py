@@ -200,9 +200,10 @@ class RunDriver:
                     return self._attempt_and_notify()
                 bastion = self._delegate_to_bastion()
             except LeaseHeldError as held:  # one that ended between the leases of its run and its pod holds the first
-                if held.snapshot.record.id != waits_for:
-                    waits_for = held.snapshot.record.id
-                    self._emit_note(f"another controller took the lease first: {held}")
+                if (record := held.snapshot.record).id != waits_for:
+                    waits_for = record.id
+                    until = f"it acts, releases the lease or has not renewed it for {record.seconds:g} s"
+                    self._emit_note(f"another controller took the lease first: {held}; waiting until {until}")
                 self.context.clock.sleep(self._poll_seconds)
                 continue
             outcome = self._stand_by(bastion)

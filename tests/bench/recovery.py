@@ -23,9 +23,10 @@ from typing import Any
 
 from controller.cloud.emulator import run_emulator_verb, state_folder
 from tests.bench.fleet import table
+from tests.planes import PLANES
 from tests.scenarios.recovery.test_noticed import SHORT
 
-WORDS = [*SHORT, "loop.steps=100000", "checkpoint.save_interval=20"]
+WORDS = [*SHORT, *PLANES[0].two, "loop.steps=100000", "checkpoint.save_interval=20"]
 FAULTS = {
     "preempted": "kind: preempted",
     "preempted, announced 25 s before": "kind: preempted, notice_seconds: 25",

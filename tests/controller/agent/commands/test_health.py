@@ -1,4 +1,4 @@
-"""The health check on one worker that cannot finish it; tests/scenarios/pods/test_chips.py has two that can."""
+"""The health check on one worker that cannot finish it; tests/scenarios/recovery/test_recovery.py has two that can."""
 
 from __future__ import annotations
 
