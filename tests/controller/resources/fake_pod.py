@@ -9,10 +9,13 @@ import pytest
 
 from controller.plan.build import node_resource
 from controller.reconcile.reconciler import destroy, reconcile
+from controller.resources.pod.compute_engine.states import TAKEN_STATES
 from controller.resources.pod.node import Node
 from tests.controller.resources.conftest import EmulatedProject
 
 A, B = "us-central1-a", "us-east1-b"
+LOST_STATES = TAKEN_STATES | {"ABSENT"}
+"""Of a pod that is preempted: the VMs of a group may be deleted before anybody looks."""
 TWO_ZONES = (f"tpu.fallback_zones=[{B}]", "cloud.bucket_location=us")
 
 

@@ -15,7 +15,17 @@ from controller.resources.pod.tpu_api import nodes
 from controller.resources.pod.tpu_api.nodes import parse_node
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
-from tests.controller.resources.fake_pod import EVERY_WAY, INSTANCE, PROVISIONERS, TWO_ZONES, A, B, Pod, pod
+from tests.controller.resources.fake_pod import (
+    EVERY_WAY,
+    INSTANCE,
+    LOST_STATES,
+    PROVISIONERS,
+    TWO_ZONES,
+    A,
+    B,
+    Pod,
+    pod,
+)
 
 
 @EVERY_WAY
@@ -32,7 +42,7 @@ def test_a_pod_is_made_once_replaced_when_it_is_preempted_and_deleted(
     assert made.up().status.uid == first.status.uid
     assert len(made.creation_requests()) == (words[0].startswith("tpu.provisioner"))
     project.inject_fault(kind="preempted", after_seconds=0)
-    wait_for(lambda: first.pod_seen(project.context).state in ("PREEMPTED", "ABSENT"), "the preemption")
+    wait_for(lambda: first.pod_seen(project.context).state in LOST_STATES, "the preemption")
     second = made.up()
     assert second.is_ready
     assert second.status.uid != first.status.uid
