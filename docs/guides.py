@@ -16,14 +16,14 @@ Each of five published guides to Cloud TPUs is one command here. `slipway plan â
 `slipway rehearse â€¦` runs it on this machine without a cloud, with a stand-in for the program.
 """
 TABLE = """
-## Line by line
+## Instruction by instruction
 
-Each instruction of the guides, and the config key, step, check, verb or file that covers it. C1 to C25 are errors in
-the guides; the header of the program or experiment gives the correction. In docs/guides.yaml {tested} of the {all} rows
-name tests that fail when the row no longer holds; the others say why there is none.
+What takes the place of the guides' instructions: a config key, step, check, verb or file. Those that bring nothing
+new are left out. docs/guides.yaml has all {all}, also where the guides contradict each other or the facts, and for
+{tested} of them the tests that fail when the row no longer holds.
 
-| id | what | covered by |
-|---|---|---|
+| instruction | here |
+|---|---|
 """
 FOLDERS = {"experiment": "conf/experiment", "program": "conf/program", "tpu": "conf/tpu", "scale": "conf/scale"}
 
@@ -33,15 +33,14 @@ def page(content: dict[str, Any]) -> str:
     parts = [HEAD]
     for guide in content["guides"]:
         parts.append(f"\n## {guide['title']}\n\n```\n{guide['command']}\n```\n\n{guide['words'].strip()}\n")
-    rows = [line(name, row) for name, row in content["rows"].items()]
-    tested = sum("tests" in row for row in content["rows"].values())
-    return "".join(parts) + TABLE.format(tested=tested, all=len(rows)) + "\n".join(rows) + "\n"
-
-
-def line(name: str, row: dict[str, Any]) -> str:
-    """Return a row of the table."""
-    untested = f" (no test: {row['untested']})" if "untested" in row else ""
-    return f"| {name} | {row['what']} | {', '.join(map(said, row['by']))}{untested} |"
+    rows, shown = content["rows"].values(), set[str]()
+    tested = sum("tests" in row for row in rows)
+    lines: list[str] = []
+    for row in rows:
+        if not shown.issuperset(row["by"]):
+            shown.update(row["by"])
+            lines.append(f"| {row['what']} | {', '.join(map(said, row['by']))} |\n")
+    return "".join(parts) + TABLE.format(tested=tested, all=len(rows)) + "".join(lines)
 
 
 def said(item: str) -> str:
