@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+import re
 import sys
 from collections.abc import Iterable
 
@@ -13,10 +14,11 @@ HEAD = """# Checks
 
 <!-- Made by `python -m controller.checks.page`. Edit the checks, not this page. -->
 
-`slipway plan` lists every finding, errors first. An error stops `up` before it creates anything. Warnings are shown;
-notes report facts that are not problems. Checks marked *live* query Google, given credentials, and run again before a
-pod is created. A live check that lacks a permission becomes a warning.
+`slipway plan` lists every finding with its key, errors first. An error stops `up` before it creates anything;
+warnings are shown, notes report facts. A finding is an error unless its line says otherwise. *Live* checks query
+Google or another server, and run again before a pod is created; one that lacks a permission becomes a warning.
 """
+SENTENCE = re.compile(r"(?<=[.)])\s+(?=[A-Z`])")
 
 
 def page() -> str:
@@ -27,14 +29,15 @@ def page() -> str:
 
 
 def section(title: str, rules: Iterable[Rule]) -> str:
-    """Return the table of some rules under a heading; nothing if there are none."""
-    rows = [
-        f"| `{rule.id}` | {' or '.join(rule.severities)}{', *live*' if rule.live else ''} "
-        f"| {', '.join(f'`{key}`' for key in rule.keys)} | {rule.reason.replace('|', '/')} |\n"
-        for rule in rules
-    ]
-    heading = f"\n## {' '.join(title.split()).rstrip('.')}\n\n| id | | key | why |\n|---|---|---|---|\n"
-    return heading + "".join(rows) if rows else ""
+    """Return some rules under a heading, each with the first sentence of its reason; nothing if there are none."""
+    rows = [f"- `{rule.id}`{mark(rule)}: {SENTENCE.split(rule.reason)[0].rstrip('.')}\n" for rule in rules]
+    return f"\n## {' '.join(title.split()).rstrip('.')}\n\n{''.join(rows)}" if rows else ""
+
+
+def mark(rule: Rule) -> str:
+    """Return what severities a rule has, unless it is always an error, and whether it is live."""
+    words = [*(rule.severities if rule.severities != ("error",) else ()), *(["*live*"] if rule.live else [])]
+    return f" ({', '.join(words)})" if words else ""
 
 
 def resource_rules() -> list[Rule]:

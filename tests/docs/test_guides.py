@@ -52,7 +52,7 @@ def kinds() -> set[str]:
     return found
 
 
-CHECKS = set(re.findall(r"^\| `(\w+)` \|", checks_page(), re.MULTILINE))
+CHECKS = set(re.findall(r"^- `(\w+)`", checks_page(), re.MULTILINE))
 KINDS = kinds()
 EXISTS = {
     "key": is_key,
