@@ -50,7 +50,7 @@ def _sources(page: Path, text: str) -> set[Path]:
     """Return the files outside docs/ that a page links to, as paths in the repository."""
     found = {(page.parent / match["path"]).resolve() for match in LINK.finditer(text)}
     inside = {path.relative_to(ROOT) for path in found if path.is_file() and path.is_relative_to(ROOT)}
-    return {path for path in inside if path.parts[0] != "docs" and path.as_posix() not in ROOT_PAGES}
+    return {path for path in inside if not _is_page(path) and path.as_posix() not in ROOT_PAGES}
 
 
 def _rewrite(page: str, text: str, uri: str) -> str:
@@ -62,13 +62,18 @@ def _rewrite(page: str, text: str, uri: str) -> str:
         if not path.is_relative_to(ROOT):
             return match[0]
         inside = path.relative_to(ROOT)
-        if inside.parts[0] == "docs":
+        if _is_page(inside):
             return f"{depth}{inside.relative_to('docs').as_posix()}{match['anchor'] or ''}"
         if inside.as_posix() in ROOT_PAGES:
             return f"{depth}{ROOT_PAGES[inside.as_posix()]}{match['anchor'] or ''}"
         return f"{depth}{_source_uri(inside)}" if path.is_file() else match[0]
 
     return LINK.sub(target, text)
+
+
+def _is_page(path: Path) -> bool:
+    """Return whether the site has a file as it is: all of docs/ but its code."""
+    return path.parts[0] == "docs" and path.suffix != ".py"
 
 
 def _source_uri(path: Path) -> str:

@@ -135,10 +135,12 @@ def test_the_page_of_extensions_has_every_kind_and_its_examples_are_short_and_ru
     tests = "".join((ROOT / test).read_text() for test in TESTED)
     for file in EXAMPLES:
         text = file.read_text()
-        assert f"```python\n# ./slipway/{file.name}\n{text}```\n" in EXTEND
+        shown = f"```python\n# ./slipway/{file.name}\n{text}```\n" in EXTEND
+        assert shown != (f"[{file.name}](extend/{file.name})" in EXTEND), file.name
         assert len(text.splitlines()) <= 40
         assert f"{file.stem}:" in tests
-    assert sorted(re.findall(r"# \./slipway/(\w+)\.py\n", EXTEND)) == [file.stem for file in EXAMPLES]
+    named = re.findall(r"# \./slipway/(\w+)\.py\n|\(extend/(\w+)\.py\)", EXTEND)
+    assert sorted(shown or linked for shown, linked in named) == [file.stem for file in EXAMPLES]
     headings = {heading.lower() for heading in re.findall(r"^## (.+)$", EXTEND, re.MULTILINE)}
     assert {"loss" if " loss" in kind else kind for kind in PROTOCOLS} == headings - {"what is not open"}
 
