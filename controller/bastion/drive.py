@@ -20,9 +20,9 @@ from controller.gcp.credentials import SCOPES
 from controller.gcp.errors import ForbiddenError, GoogleError
 from controller.plan.build import Plan
 from controller.records.restore import plan_from_record
-from controller.resources.bastion.boot import TRY_AGAIN
-from controller.resources.bastion.vm import Bastion, BastionRoles, SlipwayPackage
-from controller.resources.project.services import Services
+from controller.resources.bastion_boot import TRY_AGAIN
+from controller.resources.bastion_vm import Bastion, BastionRoles, SlipwayPackage
+from controller.resources.services import Services
 from controller.run.drive import drive as drive_run
 from controller.run.options import RunOptions
 from controller.run.text_screen import TextScreen

@@ -8,8 +8,8 @@ from conf.schema.infra.topology import tpu_type_table, zone_region
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.plan.samplers import sampler_config
-from controller.resources.pod.messages import zone_key
 from controller.resources.pod.planes import ask_planes, plane_choices, planes_for
+from controller.resources.pod.refusals import zone_key
 
 
 @check("zone", "error", "tpu.zone", "tpu.fallback_zones", also="warning")

@@ -20,8 +20,8 @@ from controller.core.text import plural
 from controller.inputs.assets import ALWAYS_SKIPPED, path_exists
 from controller.inputs.download import part_path, search_path
 from controller.plan.build import Plan
-from controller.plan.missing import missing_assets
-from controller.plan.workers import fetched_on_pod
+from controller.plan.fetching import fetched_on_pod
+from controller.plan.preview import missing_assets
 from controller.progress import format_size
 
 GB = 1e9
@@ -114,7 +114,7 @@ def _not_installed(word: str) -> str:
 
 
 def _has_git_requirements(plan: Plan) -> bool:
-    from controller.resources.uploads.wheels import Wheels
+    from controller.resources.uploads.archives import Wheels
 
     return any(isinstance(resource, Wheels) for resource in plan.resources)
 

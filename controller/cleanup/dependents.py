@@ -7,13 +7,12 @@ from controller.context import Context
 from controller.gcp.errors import ServiceDisabledError
 from controller.gcp.names import is_marked, leaf
 from controller.reconcile.resource import Resource
-from controller.resources.bastion.small_vm import SmallVm
-from controller.resources.network.firewall import Firewall
-from controller.resources.network.nat import Router
-from controller.resources.network.vpc import SWITCH_RECORD, Network, PrivateAccess, Subnet
+from controller.resources.accounts import ServiceAccount
+from controller.resources.bastion_vm import SmallVm
+from controller.resources.firewall import Firewall
 from controller.resources.pod.node import Node
 from controller.resources.pod.planes import project_slices
-from controller.resources.project.accounts import ServiceAccount
+from controller.resources.vpc import SWITCH_RECORD, Network, PrivateAccess, Router, Subnet
 
 Item = dict[str, Any]
 

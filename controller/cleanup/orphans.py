@@ -16,11 +16,11 @@ from controller.gcp.timestamps import parse_timestamp
 from controller.lease.store import BucketLeaseStore
 from controller.records.ledger import Ledger
 from controller.records.spending import read_claim
-from controller.resources.bastion.vm import POD_LABEL, RUN_LABEL
+from controller.resources.bastion_vm import POD_LABEL, RUN_LABEL
 from controller.resources.pod.plane import Leftover
 from controller.resources.pod.planes import all_planes, project_slices, provisioners_of
 from controller.resources.pod.provisioner import WAITING_STATES, SliceStatus
-from controller.resources.uploads.fetch_vm import ASSET_LABEL, HASH_LABEL
+from controller.resources.uploads.nearby import ASSET_LABEL, HASH_LABEL
 from controller.run.queue import PodQueue
 
 MIN_AGE_SECONDS = 1800.0

@@ -22,14 +22,14 @@ from controller.reconcile.resource import Absent, Pending, Resource, Unknown
 from controller.records.ledger import record_cancellations
 from controller.records.pending_deletions import retry_deletions
 from controller.records.spending import close_billing, read_claim
-from controller.resources.bastion.vm import Bastion
+from controller.resources.bastion_vm import Bastion
+from controller.resources.bucket import Bucket
 from controller.resources.pod.node import Node
 from controller.resources.pod.planes import plane_of, project_slices
 from controller.resources.pod.provisioner import SliceStatus
 from controller.resources.pod.slices import hidden_place
-from controller.resources.project.bucket import Bucket
 from controller.resources.uploads.nearby import NearbyAsset
-from controller.resources.workers.base import active_runs
+from controller.resources.workers.worker import active_runs
 from controller.run.session import Session
 from controller.samplers.ending import end_pods
 from controller.ssh.fleet import failures

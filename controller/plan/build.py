@@ -15,27 +15,22 @@ from controller.inputs.assets import ResolvedAsset, resolve_assets
 from controller.inputs.code import CodeSnapshot, UnfetchedSnapshot, take_snapshot
 from controller.inputs.requirements import Requirements
 from controller.inputs.secrets import Vault
-from controller.plan.bastion import bastion_resources
-from controller.plan.builds import with_bounds
+from controller.plan.fetching import fetched_nearby, fetched_on_pod, with_bounds
 from controller.plan.own_steps import with_own_steps
-from controller.plan.project import bucket_name, shared_resources
-from controller.plan.workers import WorkerInputs, fetched_nearby, fetched_on_pod, venv_requirements, worker_resources
+from controller.plan.project import bastion_resources, bucket_name, shared_resources
+from controller.plan.workers import WorkerInputs, venv_requirements, worker_resources
 from controller.reconcile.resource import Absent, Pending, Resource
+from controller.resources.bucket import Bucket
 from controller.resources.pod.node import Node
 from controller.resources.pod.planes import places_for, planes_for, planes_with_pod
 from controller.resources.pod.provisioner import Place, SliceSpec
 from controller.resources.pod.this_machine import ThisMachine
-from controller.resources.project.bucket import Bucket
-from controller.resources.project.services import Services
+from controller.resources.services import Services
+from controller.resources.uploads.archives import CodeArchive, Secrets, Wheels
 from controller.resources.uploads.assets import UploadedAsset
-from controller.resources.uploads.builds import NearbyBuild, VmVenv
-from controller.resources.uploads.code import CodeArchive
-from controller.resources.uploads.fetch_vm import fetch_vm
-from controller.resources.uploads.nearby import NearbyAsset
-from controller.resources.uploads.nearby_files import NearbyFiles, NearbySource
-from controller.resources.uploads.secrets import Secrets
+from controller.resources.uploads.errands import NearbyBuild, NearbyFiles, NearbySource, VmVenv
+from controller.resources.uploads.nearby import NearbyAsset, fetch_vm
 from controller.resources.uploads.sources import SourcedAsset
-from controller.resources.uploads.wheels import Wheels
 
 R = TypeVar("R", bound=Resource)
 UNKNOWN_HASH = "????????"

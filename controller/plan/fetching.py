@@ -1,24 +1,98 @@
-"""Who fetches or builds an asset, how long that takes and what it costs, as far as it is known before."""
+"""Who fetches or builds an asset, how long that takes and what it costs, as far as it is known before.
 
+A build can run near the bucket if it needs nothing of this machine but the shipped code.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from conf.schema.config import Config
+from conf.schema.infra.assets import HUB
 from controller.gcp.prices import HOURS_PER_MONTH, hourly_price, load_prices
-from controller.inputs.assets import ResolvedAsset
-from controller.plan.workers import fetched_nearby, fetched_on_pod
+from controller.inputs.assets import BuildRecipe, ResolvedAsset, files_below, path_exists
+from controller.inputs.code import CodeSnapshot, UnfetchedSnapshot
+from controller.inputs.requirements import Requirements
 from controller.progress import format_size
-from controller.resources.uploads.fetch_vm import (
+from controller.resources.uploads.errands import OWN
+from controller.resources.uploads.nearby import (
     BUILD_SETUP_SECONDS,
     BYTES_PER_SECOND,
+    LARGE_BYTES,
     SYSTEM_GB,
     fetch_machine,
     fetch_seconds,
 )
-from controller.resources.uploads.nearby import LARGE_BYTES
+
+OUTSIDE = re.compile(r"(?:^|[\s\"'=])(~[^\s\"':;]*|\.\./[^\s\"':;]*|/(?!dev/|usr/|bin/|tmp/|proc/)[^\s\"':;]+)")
+"""A path of this machine in a word, which may be a script for a shell."""
+MODULES = "trainer."
+
+
+def with_bounds(config: Config, asset: ResolvedAsset, code: CodeSnapshot, requirements: Requirements) -> ResolvedAsset:
+    """Return the asset with what binds its build to a machine."""
+    recipe = asset.recipe
+    if recipe is None:
+        return asset
+    vm_bound = ""
+    if config.env.packages == "image" and config.cloud.kind != "local":
+        vm_bound = "env.packages=image is about the image of TPU VMs"
+    elif requirements.git:
+        vm_bound = "env.requirements names git repositories, which are built for the pod"
+    bound = next(_bounds(config, recipe, code), "")
+    return replace(asset, recipe=replace(recipe, bound=bound, vm_bound=bound or vm_bound))
+
+
+def _bounds(config: Config, recipe: BuildRecipe, code: CodeSnapshot) -> Iterator[str]:
+    """Yield why a build can run on this machine only."""
+    if recipe.argv[0] == OWN:
+        if not recipe.argv[1:2] or not recipe.argv[1].startswith(MODULES):
+            yield f"`{' '.join(recipe.argv[:2])}` is a verb of this machine"
+        elif config.program.kind != "trainer":
+            yield f"{recipe.argv[1]} is not in the code that program=command ships"
+    for word in (*recipe.argv, *recipe.inputs):
+        if found := OUTSIDE.search(word):
+            yield f"it names {found[1]}, a path of this machine"
+    if isinstance(code, UnfetchedSnapshot):
+        return
+    named = [
+        word for word in dict.fromkeys((*recipe.argv[1:], *recipe.inputs)) if word and not Path(word).is_absolute()
+    ]
+    for word in named:
+        path = recipe.root / word
+        if path_exists(path) and path.resolve() != recipe.root.resolve():
+            shipped = {file.resolve() for file in code.paths.values()}
+            left = next((file for file in files_below(path) if file.resolve() not in shipped), None)
+            if left is not None:
+                yield f"it reads {left.relative_to(recipe.root)}, which is not among the shipped files"
+
 
 LAPTOP_BYTES_PER_SECOND = 12.5e6
 """Of an office's 100 Mbit/s, down and up at once; assumed."""
 GB = 1e9
+
+
+def fetched_nearby(config: Config, asset: ResolvedAsset) -> bool:
+    """Return whether a VM may fetch or build the asset, in a network that Slipway creates."""
+    wanted = config.assets.fetch_on_of(asset.kind, asset.name)
+    if config.cloud.kind == "here" or config.tpu.adopt or wanted not in ("auto", "vm"):
+        return False
+    if asset.recipe is not None:
+        return not asset.recipe.vm_bound and (wanted == "vm" or bool(asset.recipe.sources))
+    return _is_on_the_net(asset)
+
+
+def fetched_on_pod(config: Config, asset: ResolvedAsset) -> bool:
+    """Return whether the pod fetches or builds the asset; local files are sent from this machine."""
+    if config.assets.fetch_on_of(asset.kind, asset.name) != "pod":
+        return False
+    return not asset.recipe.bound if asset.recipe is not None else _is_on_the_net(asset)
+
+
+def _is_on_the_net(asset: ResolvedAsset) -> bool:
+    return (asset.source or "").startswith(HUB) or any(file.url for file in asset.files)
 
 
 def fetcher_of(config: Config, asset: ResolvedAsset, size: int) -> Literal["laptop", "vm", "pod"]:

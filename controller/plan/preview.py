@@ -1,5 +1,6 @@
 """Preview a plan without changing anything: the current state of each resource and its difference from the plan."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -7,9 +8,12 @@ from typing import Any
 from controller.context import Context
 from controller.core.errors import WorkersDisagreeError
 from controller.gcp.errors import ForbiddenError, NoCredentialsError, ServiceDisabledError
+from controller.inputs.assets import ResolvedAsset
+from controller.plan.build import Plan
 from controller.reconcile.reconciler import topological_order
 from controller.reconcile.resource import Absent, Diff, NotEnabled, Pending, Resource, Unknown
-from controller.resources.workers.base import WorkerResource
+from controller.resources.uploads.assets import AssetInBucket
+from controller.resources.workers.worker import WorkerResource
 from controller.ssh.fleet import WorkerError, WorkersFailedError
 
 
@@ -72,3 +76,15 @@ def _observe(resource: Resource, context: Context, observed: dict[str, Any]) -> 
         return Unknown(error.message)  # the check of permissions says all that is missing
     except (WorkerError, WorkersFailedError, WorkersDisagreeError) as error:
         return Unknown(str(error))
+
+
+def missing_assets(plan: Plan, context: Context) -> Iterator[ResolvedAsset]:
+    """Yield the assets that are not in the bucket, as far as this user can see."""
+    for resource in plan.resources:
+        if isinstance(resource, AssetInBucket):
+            try:
+                seen = resource.observe(context, {})
+            except (NoCredentialsError, ForbiddenError, ServiceDisabledError):
+                seen = Absent()
+            if isinstance(seen, Absent):
+                yield resource.content

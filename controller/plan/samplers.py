@@ -18,7 +18,7 @@ from controller.config.run_yaml import pod_facts
 from controller.core.text import plural
 from controller.gcp.prices import HourlyPrice, hourly_price
 from controller.plan.build import Plan, RecordedInputs, build_plan
-from controller.resources.workers.venv import Venv
+from controller.resources.workers.software import Venv
 
 
 def num_sampler_pods(config: Config) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 
 import conf
 from conf.schema.config import Config
-from conf.schema.infra.assets import HUB
 from conf.schema.infra.cloud import HereCloud
 from controller.agent.protocol import ObserveRequest
 from controller.config.placeholders import Placeholders
@@ -18,22 +17,16 @@ from controller.inputs.assets import ResolvedAsset
 from controller.inputs.code import CodeSnapshot, UnfetchedSnapshot
 from controller.inputs.requirements import Requirements, read_requirements
 from controller.inputs.secrets import Vault
+from controller.plan.fetching import fetched_on_pod
 from controller.reconcile.resource import Resource
 from controller.resources.pod.node import Node
+from controller.resources.uploads.archives import CodeArchive, Wheels
 from controller.resources.uploads.assets import PodFetchedAsset
-from controller.resources.uploads.builds import PodBuiltAsset
-from controller.resources.uploads.code import CodeArchive
+from controller.resources.uploads.errands import PodBuiltAsset
 from controller.resources.uploads.sources import PodFetchedSource
-from controller.resources.uploads.wheels import Wheels
-from controller.resources.workers.chips import FreeChips
-from controller.resources.workers.code import WorkerCode
-from controller.resources.workers.run_config import RunConfig
-from controller.resources.workers.setup import Setup
-from controller.resources.workers.ssh_access import SshAccess
-from controller.resources.workers.tidy import WorkerHygiene
-from controller.resources.workers.venv import Venv
-from controller.resources.workers.verified import DeviceProbe
-from controller.resources.workers.watchdog import Watchdog
+from controller.resources.workers.devices import DeviceProbe, FreeChips
+from controller.resources.workers.software import RunConfig, Setup, Venv, WorkerCode
+from controller.resources.workers.worker import SshAccess, Watchdog, WorkerHygiene
 
 LOCK_FILE = Path(conf.__file__).with_name("requirements.txt")
 WANDB_LOCK_FILE = Path(conf.__file__).with_name("wandb.txt")
@@ -98,27 +91,6 @@ class WorkerInputs:
     requirements: Requirements
     wheels: Wheels | None
     assets: Mapping[str, ResolvedAsset]
-
-
-def fetched_nearby(config: Config, asset: ResolvedAsset) -> bool:
-    """Return whether a VM may fetch or build the asset, in a network that Slipway creates."""
-    wanted = config.assets.fetch_on_of(asset.kind, asset.name)
-    if config.cloud.kind == "here" or config.tpu.adopt or wanted not in ("auto", "vm"):
-        return False
-    if asset.recipe is not None:
-        return not asset.recipe.vm_bound and (wanted == "vm" or bool(asset.recipe.sources))
-    return _is_on_the_net(asset)
-
-
-def fetched_on_pod(config: Config, asset: ResolvedAsset) -> bool:
-    """Return whether the pod fetches or builds the asset; local files are sent from this machine."""
-    if config.assets.fetch_on_of(asset.kind, asset.name) != "pod":
-        return False
-    return not asset.recipe.bound if asset.recipe is not None else _is_on_the_net(asset)
-
-
-def _is_on_the_net(asset: ResolvedAsset) -> bool:
-    return (asset.source or "").startswith(HUB) or any(file.url for file in asset.files)
 
 
 def _pod_fetched_assets(run: WorkerInputs, tidied: str, venv: Venv, code: WorkerCode) -> Iterator[PodFetchedAsset]:

@@ -6,7 +6,7 @@ from controller.lease.lease import LeaseHeldError
 from controller.plan.build import Plan
 from controller.records.spending import Spending
 from controller.resources.pod.node import Node
-from controller.resources.workers.watchdog import Watchdog
+from controller.resources.workers.worker import Watchdog
 
 LEAST_SECONDS = 60.0
 """Shortest interval between two orders to a watchdog, and the least by which an order moves the deadline."""

@@ -31,7 +31,7 @@ from controller.plan.samplers import sampler_suffix
 from controller.records import index
 from controller.records.ledger import Ledger, Result, parse_record
 from controller.records.spending import Spending
-from controller.resources.workers.venv import Venv
+from controller.resources.workers.software import Venv
 from controller.ssh.fleet import Fleet
 
 RECORD_FILE = "record.json"

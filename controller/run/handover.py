@@ -15,9 +15,9 @@ from controller.plan.build import Plan
 from controller.reconcile.reconciler import reconcile
 from controller.reconcile.resource import Absent, Resource
 from controller.records.ledger import Ledger
-from controller.resources.bastion.vm import Bastion, BastionRoles, SlipwayPackage
+from controller.resources.bastion_vm import Bastion, BastionRoles, SlipwayPackage
 from controller.resources.pod.node import Node
-from controller.resources.workers.base import WorkerResource
+from controller.resources.workers.worker import WorkerResource
 
 HANDOVER, LOG = "handover.json", "bastion.log"
 HOME = "~/.slipway"

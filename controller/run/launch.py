@@ -15,9 +15,9 @@ from controller.plan.build import Plan
 from controller.plan.samplers import owner_of
 from controller.records.ledger import UNKNOWN_POD, Launch, Ledger
 from controller.resources.pod.node import Node
-from controller.resources.workers.base import active_runs, raise_failures
-from controller.resources.workers.venv import Venv
-from controller.resources.workers.verified import PEER_PORT
+from controller.resources.workers.devices import PEER_PORT
+from controller.resources.workers.software import Venv
+from controller.resources.workers.worker import active_runs, raise_failures
 from controller.ssh.fleet import Fleet
 
 FENCE_LOOKUPS = 2

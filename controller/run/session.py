@@ -16,7 +16,7 @@ from controller.records.kept_result import record_kept_result
 from controller.records.ledger import Ledger
 from controller.records.restore import restored_run
 from controller.resources.pod.node import Node, describe
-from controller.resources.workers.ssh_access import SshAccess
+from controller.resources.workers.worker import SshAccess
 from controller.run.options import RunOptions
 from controller.ssh.fleet import Fleet
 

@@ -18,7 +18,7 @@ from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Ledger, Result
 from controller.recovery.diagnosis import exit_codes
 from controller.resources.pod.node import Node, describe
-from controller.resources.workers.ssh_access import SshAccess
+from controller.resources.workers.worker import SshAccess
 from controller.run.follow import Follower
 from controller.ssh.fleet import WorkersFailedError
 

@@ -14,7 +14,7 @@ from controller.reconcile.reconciler import destroy
 from controller.records.ledger import record_cancellations
 from controller.records.spending import close_billing
 from controller.resources.pod.node import Node
-from controller.resources.workers.base import active_runs
+from controller.resources.workers.worker import active_runs
 from controller.run.queue import PodQueue
 
 

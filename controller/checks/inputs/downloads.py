@@ -26,11 +26,10 @@ from controller.inputs.web import (
     token_for,
 )
 from controller.plan.build import Plan
-from controller.plan.fetching import describe_build, describe_fetch, fetcher_of
-from controller.plan.missing import missing_assets
-from controller.plan.workers import fetched_nearby
+from controller.plan.fetching import describe_build, describe_fetch, fetched_nearby, fetcher_of
+from controller.plan.preview import missing_assets
 from controller.progress import format_size
-from controller.resources.uploads.builds import source_bytes
+from controller.resources.uploads.errands import source_bytes
 
 THREADS = 8
 

@@ -17,7 +17,7 @@ from controller.core.finding import Issue, check
 from controller.inputs.modules import DefinitionError, find_signature, module_files, on_search_path, taken_names
 from controller.inputs.references import Use, evaluations, references, trainer_references
 from controller.plan.build import Plan
-from controller.resources.workers.venv import Venv
+from controller.resources.workers.software import Venv
 
 LM_EVAL = re.compile(r"^lm[-_.]eval\b", re.MULTILINE | re.IGNORECASE)
 VERIFIERS = re.compile(r"^verifiers\b", re.MULTILINE | re.IGNORECASE)

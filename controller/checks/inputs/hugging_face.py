@@ -24,7 +24,7 @@ from controller.inputs.hub import (
 )
 from controller.inputs.web import token_for
 from controller.plan.build import Plan
-from controller.plan.missing import missing_assets
+from controller.plan.preview import missing_assets
 
 TIMEOUT_SECONDS = 10.0
 COMMANDS = ("hf", "huggingface-cli")

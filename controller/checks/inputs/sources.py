@@ -14,7 +14,7 @@ from controller.inputs.assets import ResolvedAsset
 from controller.inputs.hub import SourceError, hub_endpoint, list_source, lookup_problem, require_readable
 from controller.plan.build import Plan
 from controller.plan.fetching import describe_fetch, fetcher_of
-from controller.plan.missing import missing_assets
+from controller.plan.preview import missing_assets
 from controller.progress import format_size
 from controller.resources.uploads.sources import THREADS, hub_access, list_objects
 

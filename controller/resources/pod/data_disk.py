@@ -1,9 +1,14 @@
-"""Data disk of a one-VM pod, created before the node in its zone and mounted by the node itself.
+"""Startup script of a node, and the data disk of a one-VM pod that it mounts.
 
-https://cloud.google.com/tpu/docs/setup-persistent-disk: a disk is writable on one VM only; v6e supports Hyperdisk only.
+Google runs the script as root at every boot, before anybody can log in:
+https://cloud.google.com/compute/docs/instances/startup-scripts/linux. The disk is created before the node in its zone
+(https://cloud.google.com/tpu/docs/setup-persistent-disk): it is writable on one VM only; v6e supports Hyperdisk only.
 """
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from controller.context import Context
@@ -11,9 +16,39 @@ from controller.gcp.errors import ConflictError, NotFoundError
 from controller.gcp.names import LABEL, is_labelled
 from controller.gcp.operations import wait_compute
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
+from controller.resources.pod import dead_mans_switch
+
+STARTUP_SCRIPT = "startup-script"
+"""Key of the node's metadata."""
+_END = "END_OF_DEAD_MANS_SWITCH"
+_SWITCH_PART = f"""\
+# Deletes the pod after a time without any sign of Slipway. It runs in the background and writes only to its log,
+# because Google waits for this script and for the end of its output.
+setsid python3 -I -S -c "$(cat <<'{_END}'
+{{source}}{_END}
+)" {{arguments}} < /dev/null >> "${{{{TMPDIR:-/var/log}}}}/slipway-dead-mans-switch.log" 2>&1 &
+"""
+
+
+def startup_script(*parts: str) -> str:
+    """Return one script of several parts."""
+    return "#!/bin/bash\n" + "".join(parts)
+
+
+def switch_part(limit_seconds: float, deletions: Sequence[str]) -> str:
+    """Return the part that starts the dead man's switch.
+
+    Args:
+        limit_seconds: seconds without a sign of life.
+        deletions: URLs of what to delete, in order.
+    """
+    source = Path(dead_mans_switch.__file__).read_text()
+    arguments = shlex.join([f"{limit_seconds:.10g}", *deletions])
+    return _SWITCH_PART.format(source=source, arguments=arguments)
+
 
 MOUNT_POINT = "/mnt/data"
-_SCRIPT = """\
+_MOUNT_PART = """\
 # Mounts the data disk: the one disk of its size that has no partitions. It is formatted only while it is empty.
 for disk in $(lsblk --nodeps --noheadings --paths --bytes --output NAME,SIZE,TYPE \\
     | awk '$2 == {bytes} && $3 == "disk" {{print $1}}'); do
@@ -32,7 +67,7 @@ def disk_type(generation: str) -> str:
 
 def mount_part(gigabytes: int) -> str:
     """Return the part of the node's startup script that mounts the disk."""
-    return _SCRIPT.format(bytes=gigabytes * 2**30, folder=MOUNT_POINT)
+    return _MOUNT_PART.format(bytes=gigabytes * 2**30, folder=MOUNT_POINT)
 
 
 def name_for(pod: str) -> str:

@@ -16,7 +16,6 @@ from controller.gcp.names import TAG
 from controller.gcp.worker_vms import WorkerVms
 from controller.reconcile.resource import Absent, Change, Diff, ObservedResources, Pending, Resource, Scope, difference
 from controller.resources.pod import data_disk
-from controller.resources.pod.messages import adopted_differs, nothing_to_adopt, wrong_worker_count
 from controller.resources.pod.plane import Plane
 from controller.resources.pod.planes import plane_of, provisioners_of, waits_in_queue
 from controller.resources.pod.provisioner import (
@@ -30,7 +29,7 @@ from controller.resources.pod.provisioner import (
     SliceStatus,
     state_text,
 )
-from controller.resources.pod.refusals import classify
+from controller.resources.pod.refusals import adopted_differs, classify, nothing_to_adopt, wrong_worker_count
 from controller.resources.pod.search import CapacitySearch
 from controller.resources.pod.slices import Slices, differs_where_known, hidden_place
 from controller.ssh.fleet import Fleet

@@ -24,7 +24,7 @@ from controller.inputs.secrets import Vault
 from controller.inputs.web import token_for
 from controller.progress import Progress, format_size
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
-from controller.resources.workers.base import WorkerResource
+from controller.resources.workers.worker import WorkerResource
 from controller.ssh.fleet import WorkerError, WorkersFailedError
 
 THREADS = 8

@@ -12,7 +12,7 @@ from controller.checks import capacity
 from controller.checks.preflight import checks_of
 from controller.context import Context
 from controller.core.finding import Finding
-from controller.resources.pod.tpu_api.checks import is_certainly_missing
+from controller.resources.pod.tpu_api.offers import is_certainly_missing
 from tests.controller.checks.plans import config
 from tests.controller.checks.test_probes import Answers
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from controller.reconcile.reconciler import reconcile
-from controller.resources.network.base import ComputeResource
-from controller.resources.project.services import Services
+from controller.resources.services import Services
+from controller.resources.vpc import ComputeResource
 from tests.conftest import deep
 from tests.controller.gcloud.conftest import GcloudShell
 from tests.controller.gcloud.project import desired_resources, make_context, planned_actions

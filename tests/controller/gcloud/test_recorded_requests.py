@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from controller.reconcile.reconciler import destroy, reconcile
-from controller.resources.bastion.vm import Bastion
-from controller.resources.project.accounts import ServiceAccount
+from controller.resources.accounts import ServiceAccount
+from controller.resources.bastion_vm import Bastion
 from tests.controller.gcloud.project import desired_resources, make_context
 from tests.controller.localcloud.harness import COMPUTE, PROJECT, EmulatedCloud, run_localcloud
 from tests.paths import ROOT

@@ -6,7 +6,7 @@ import pytest
 
 from controller.core.errors import CloudError, ConfigError
 from controller.inputs.requirements import GitRequirement, read_requirements
-from controller.resources.uploads.wheels import build_wheel
+from controller.resources.uploads.archives import build_wheel
 from tests.controller.inputs.wheels import git_repository, package_repository
 
 PYTHON = "3.11"

@@ -12,12 +12,11 @@ import pytest
 from controller.core.errors import CloudError, ConfigError
 from controller.gcp.errors import NotFoundError
 from controller.plan.build import build_plan
-from controller.plan.own_steps import own_steps
+from controller.plan.own_steps import OwnResource, own_steps
 from controller.plan.preview import preview_resources
 from controller.reconcile.reconciler import destroy, reconcile, topological_order
 from controller.reconcile.resource import Absent
-from controller.resources.project.own import OwnResource
-from controller.resources.project.services import Services
+from controller.resources.services import Services
 from tests.composed import config_of
 from tests.fakes.context import make_context
 from tests.paths import ROOT

@@ -9,7 +9,7 @@ import pytest
 
 from controller.core.errors import LeaseLostError
 from controller.records.budget_deadline import GRACE_SECONDS, LEAST_SECONDS, BudgetDeadline
-from controller.resources.workers.watchdog import Watchdog
+from controller.resources.workers.worker import Watchdog
 from controller.ssh.fleet import WorkerError
 from tests.fakes.clock import ManualClock
 from tests.fakes.context import make_context

@@ -9,10 +9,10 @@ from typing import cast
 from conf.extension import OwnStep
 from controller.config.compose import compose
 from controller.inputs.assets import ResolvedAsset
-from controller.plan.bastion import bastion_resources
+from controller.plan.own_steps import OwnResource
+from controller.plan.project import bastion_resources
 from controller.reconcile.resource import Resource
-from controller.resources.project.own import OwnResource
-from controller.resources.uploads.fetch_vm import fetch_vm
+from controller.resources.uploads.nearby import fetch_vm
 from tests.controller.gcloud.project import desired_resources
 from tests.paths import ROOT
 

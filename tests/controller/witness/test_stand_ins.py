@@ -12,7 +12,7 @@ import pytest
 
 from controller.core.clock import Clock
 from controller.gcp.names import LABEL
-from controller.resources.pod.startup_script import startup_script, switch_part
+from controller.resources.pod.data_disk import startup_script, switch_part
 from controller.witness.omissions import omit_others
 from controller.witness.recording import RecordedConnection, Recording
 from controller.witness.stand_ins import StandIns

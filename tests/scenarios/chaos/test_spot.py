@@ -30,7 +30,7 @@ from controller.records.ledger import Ledger
 from controller.recovery.diagnosis import diagnose
 from controller.recovery.verdict import AttemptOutcome, Observation, WorkerStatus
 from controller.resources.pod.node import Node
-from controller.resources.workers.venv import Venv
+from controller.resources.workers.software import Venv
 from controller.run import attempt, drive
 from controller.run.options import RunOptions
 from controller.ssh.connect import WorkerError

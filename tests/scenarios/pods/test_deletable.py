@@ -120,8 +120,8 @@ STATUSES = {"GET .*/instances/": (403,), "POST .*:getGuestAttributes": (500,)}
 """Not in turns: told of no bastion, `down` has nothing to delete; and what every run without --deep tries."""
 ELSEWHERE = {
     "fetch VM": "tests/controller/resources/uploads/test_nearby.py",
-    "private Google access": "tests/controller/resources/network/test_vpc.py",
-    "nat": "tests/controller/resources/network/test_vpc.py",
+    "private Google access": "tests/controller/resources/test_vpc.py",
+    "nat": "tests/controller/resources/test_vpc.py",
     "tidied": "tests/scenarios/inputs/test_environment.py",
 }
 """Kinds that have tests of their own; the last three send nothing for a network and a pod that Slipway has made."""

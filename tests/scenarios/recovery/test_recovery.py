@@ -16,7 +16,7 @@ import pytest
 from controller.checks.fit import cache_file
 from controller.cli import main
 from controller.core import formats
-from controller.resources.workers import chips
+from controller.resources.workers import devices
 from tests.controller.cli.verbs.run.test_up import TWO_WORKERS
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import PLANES, Plane
@@ -217,7 +217,7 @@ def test_alerts_reach_everyone_once_and_without_secrets(slipway: SlipwayCli, mon
 def test_a_held_chip_stops_up_and_free_ones_pass_the_health_check(
     slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chips, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(devices, "PAUSE_SECONDS", 0.01)
     held = "cloud.faults=[{kind: chip_held, worker: 1, seconds: 600}]"
     run = (ECHO_COMMAND, "cleanup.on_success=keep", *TWO_WORKERS, "cloud.health_check=true")
     code, out, err = slipway("up", *run, held)

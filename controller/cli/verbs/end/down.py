@@ -8,8 +8,8 @@ from controller.cli.view import View
 from controller.core.errors import CloudError, ConfigError
 from controller.core.layout import print_wrapped
 from controller.core.ui import confirm
-from controller.resources.project.bucket import Bucket
-from controller.resources.project.services import Services
+from controller.resources.bucket import Bucket
+from controller.resources.services import Services
 from controller.run.session import open_session
 
 BUCKET_STAYS = (

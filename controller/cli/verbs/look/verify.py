@@ -13,9 +13,8 @@ from controller.config.run_yaml import backend as expected_backend
 from controller.core.errors import ConfigError
 from controller.core.printable import printable, unsanitized_stream
 from controller.plan.build import Plan
-from controller.resources.workers.chips import chips_problem
-from controller.resources.workers.venv import Venv
-from controller.resources.workers.verified import peer_payloads
+from controller.resources.workers.devices import chips_problem, peer_payloads
+from controller.resources.workers.software import Venv
 from controller.run.session import open_session
 from controller.ssh.fleet import WorkerError
 

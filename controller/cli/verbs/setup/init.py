@@ -16,9 +16,9 @@ from controller.core.ui import confirm
 from controller.gcp.errors import ForbiddenError, GoogleError, ServiceDisabledError
 from controller.plan.project import bucket_name, shared_resources
 from controller.reconcile.reconciler import reconcile
-from controller.resources.pod.tpu_api.quota import METRICS, quota_limit, quota_limits
-from controller.resources.project.bucket import Bucket
-from controller.resources.project.services import Services
+from controller.resources.bucket import Bucket
+from controller.resources.pod.tpu_api.offers import METRICS, quota_limit, quota_limits
+from controller.resources.services import Services
 
 SIGN_IN_MESSAGE = (
     "no Google credentials; run\n  gcloud auth login\n  gcloud auth application-default login\n"

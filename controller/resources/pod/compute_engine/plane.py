@@ -12,14 +12,18 @@ from controller.gcp.names import MARK, leaf
 from controller.gcp.timestamps import parse_timestamp
 from controller.gcp.worker_vms import WorkerVms
 from controller.resources.pod.compute_engine import bodies
-from controller.resources.pod.compute_engine.calendar import advised_reservations
-from controller.resources.pod.compute_engine.checks import ComputeEngineChecks
-from controller.resources.pod.compute_engine.groups import GroupProvisioner, delete_part, read_group
-from controller.resources.pod.compute_engine.instances import InstanceProvisioner
-from controller.resources.pod.compute_engine.requests import API, change
-from controller.resources.pod.compute_engine.spec import slice_spec
+from controller.resources.pod.compute_engine.bodies import slice_spec
+from controller.resources.pod.compute_engine.instances import (
+    API,
+    GroupProvisioner,
+    InstanceProvisioner,
+    InstanceVms,
+    change,
+    delete_part,
+    read_group,
+)
+from controller.resources.pod.compute_engine.offers import ComputeEngineChecks, advised_reservations
 from controller.resources.pod.compute_engine.states import is_tpu, parse_group, parse_instance
-from controller.resources.pod.compute_engine.vms import InstanceVms
 from controller.resources.pod.plane import CONSOLE, CalendarOffer, Leftover, PlaneChecks, PlaneMethods
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice

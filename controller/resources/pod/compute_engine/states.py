@@ -8,8 +8,7 @@ from typing import Any
 from conf.schema.infra.topology import type_of_machines
 from controller.gcp.names import LABEL, leaf
 from controller.gcp.timestamps import parse_timestamp
-from controller.resources.pod.compute_engine.bodies import IMAGE_KEY, PROVISIONING_MODELS, mark
-from controller.resources.pod.compute_engine.spec import VmSpec
+from controller.resources.pod.compute_engine.bodies import IMAGE_KEY, PROVISIONING_MODELS, VmSpec, mark
 from controller.resources.pod.provisioner import WAITING_STATES, Endpoint, Place, SliceSpec, SliceStatus
 
 Answer = Mapping[str, Any]

@@ -13,8 +13,8 @@ from controller.gcp.worker_vms import WorkerVms
 from controller.resources.pod.plane import CONSOLE, CalendarOffer, Leftover, PlaneChecks, PlaneMethods
 from controller.resources.pod.provisioner import Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import PlaneAdvice
-from controller.resources.pod.tpu_api import nodes, queued
-from controller.resources.pod.tpu_api.checks import TpuApiChecks
+from controller.resources.pod.tpu_api import nodes
+from controller.resources.pod.tpu_api.offers import TpuApiChecks
 
 NODES = "tpu projects.locations.nodes."
 METHODS = PlaneMethods(
@@ -63,7 +63,7 @@ class TpuApi:
         return "queued" if config.tpu.is_queued(tier) else "node"
 
     def provisioners(self, create_seconds: float) -> Mapping[ProvisionerName, Provisioner]:
-        return {"queued": queued.QueuedProvisioner(create_seconds), "node": nodes.NodeProvisioner(create_seconds)}
+        return {"queued": nodes.QueuedProvisioner(create_seconds), "node": nodes.NodeProvisioner(create_seconds)}
 
     def slices(self, context: Context) -> Iterator[SliceStatus]:
         parent, known = f"projects/{context.project}/locations/-", set[tuple[str, str]]()
@@ -74,7 +74,7 @@ class TpuApi:
                 yield status
             method = "projects.locations.queuedResources.list"
             for request in context.google.list_all(nodes.API, method, "queuedResources", parent=parent):
-                status = queued.parse_request(request, None, context.clock.now())
+                status = nodes.parse_request(request, None, context.clock.now())
                 if (status.place.zone, status.name) not in known:
                     yield status
         except ServiceDisabledError:

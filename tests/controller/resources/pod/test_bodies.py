@@ -19,13 +19,12 @@ import pytest
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.gcp.timestamps import parse_timestamp
-from controller.resources.pod.data_disk import mount_part
+from controller.resources.pod.data_disk import mount_part, startup_script, switch_part
 from controller.resources.pod.dead_mans_switch import delete_pod, last_sign, watch
 from controller.resources.pod.planes import waits_in_queue
 from controller.resources.pod.provisioner import Place, SliceSpec
 from controller.resources.pod.slices import Slices
-from controller.resources.pod.startup_script import startup_script, switch_part
-from controller.resources.pod.tpu_api import nodes, queued
+from controller.resources.pod.tpu_api import nodes
 from tests.fakes.clock import ManualClock
 from tests.fakes.context import make_context
 
@@ -52,7 +51,7 @@ def context(tmp_path: Path) -> Context:
     ],
 )
 def test_the_other_tiers(context: Context, capacity: str, fields: dict[str, Any]) -> None:
-    sent = queued.request_body(context, "n1", replace(SPEC, reservation="mine"), replace(QUEUED, capacity=capacity))
+    sent = nodes.request_body(context, "n1", replace(SPEC, reservation="mine"), replace(QUEUED, capacity=capacity))
     assert {k: v for k, v in sent.items() if k != "tpu"} == fields
 
 
@@ -71,7 +70,7 @@ def test_a_pod_starts_its_dead_mans_switch_unless_that_is_off(context: Context) 
     switch = f"7200 '{where}/queuedResources/n1?force=true' {where}/nodes/n1 <"
     for body, mounts in (
         (nodes.node_body(context, "n1", limited, PLACE), False),
-        (queued.request_body(context, "n1", limited, QUEUED)["tpu"]["nodeSpec"][0]["node"], False),
+        (nodes.request_body(context, "n1", limited, QUEUED)["tpu"]["nodeSpec"][0]["node"], False),
         (nodes.node_body(context, "n1", replace(limited, data_disk_gb=100), PLACE), True),
     ):
         assert switch in body["metadata"]["startup-script"]
@@ -119,14 +118,14 @@ def test_a_request_and_its_node_are_one_thing(
     state: str, of_node: str | None, later: float, seen: str, pending: bool
 ) -> None:
     answer = None if of_node is None else {**NODE, "state": of_node}
-    found = queued.parse_request({**REQUEST, "state": {"state": state}}, answer, CREATED + later)
+    found = nodes.parse_request({**REQUEST, "state": {"state": state}}, answer, CREATED + later)
     assert (found.state, found.pending) == (seen, pending)
     assert found.place.zone == "us-central2-b"
     assert waits_in_queue(found.place)
 
 
 def test_what_a_waiting_request_wants_is_known_from_it() -> None:
-    found = queued.parse_request({**REQUEST, "state": {"state": "ACCEPTED"}}, None, CREATED)
+    found = nodes.parse_request({**REQUEST, "state": {"state": "ACCEPTED"}}, None, CREATED)
     assert (found.spec.accelerator_type, found.place.capacity) == ("v4-8", "spot")
     assert found.labels == (("managed-by", "slipway"),)
     assert found.uid == ""

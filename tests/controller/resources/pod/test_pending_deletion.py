@@ -17,7 +17,7 @@ from controller.reconcile.resource import Absent
 from controller.records.pending_deletions import retry_deletions
 from controller.resources.pod.pending_deletion import PREFIX, DeletionPendingError, PendingDeletion, record_deletion
 from controller.resources.pod.provisioner import NOT_OBSERVED, claim_name
-from controller.resources.pod.tpu_api import queued
+from controller.resources.pod.tpu_api import nodes
 from tests.controller.localcloud.harness import wait_for
 from tests.controller.resources.conftest import EmulatedProject
 from tests.controller.resources.fake_pod import TWO_ZONES, A, B, Pod, pod
@@ -29,7 +29,7 @@ STILL = "Google still does not delete it; the next verb tries again"
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch, project: EmulatedProject) -> None:
-    monkeypatch.setattr(queued, "PROVISIONING_SECONDS", 0.0)
+    monkeypatch.setattr(nodes, "PROVISIONING_SECONDS", 0.0)
     project.context.bucket = f"{project.tag}-bucket"
 
 
@@ -152,7 +152,7 @@ def test_the_pod_in_use_is_found_although_an_abandoned_request_became_one_too(pr
     used = made.up()
     assert used.place.zone == B
     project.cloud.call_ok("DELETE", "emulator/faults")
-    queue = queued.QueuedProvisioner(1.0)
+    queue = nodes.QueuedProvisioner(1.0)
     first = made.node.name
     wait_for(lambda: getattr(queue.observe(project.context, first, A), "state", "") == "READY", "the pod in zone A")
     assert made.observe().status.uid == used.status.uid
@@ -231,13 +231,13 @@ def test_a_request_that_vanishes_after_google_refused_to_delete_it_is_deleted(
 ) -> None:
     made = pod(project)
     answers = [None, replace(NOT_OBSERVED, state="PROVISIONING")]
-    queue = queued.QueuedProvisioner(1.0)
+    queue = nodes.QueuedProvisioner(1.0)
 
     def refused(self: object, *_: object) -> bool:
         raise GoogleError("queuedResources.delete", 400, "FAILED_PRECONDITION", "it is being provisioned")
 
-    monkeypatch.setattr(queued.QueuedProvisioner, "observe", lambda *_: answers.pop())
-    monkeypatch.setattr(queued.QueuedProvisioner, "_delete", refused)
+    monkeypatch.setattr(nodes.QueuedProvisioner, "observe", lambda *_: answers.pop())
+    monkeypatch.setattr(nodes.QueuedProvisioner, "_delete", refused)
     queue.delete(project.context, made.node.name, A)
     assert answers == []
     assert objects(project) == []

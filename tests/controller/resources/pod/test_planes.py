@@ -17,8 +17,8 @@ from controller.context import Context, SurplusSlice
 from controller.core.errors import CloudError
 from controller.core.finding import Issue
 from controller.gcp.names import LABEL
-from controller.plan.bastion import bastion_resources
 from controller.plan.permissions import permissions_of_plan
+from controller.plan.project import bastion_resources
 from controller.reconcile.resource import Absent, Pending
 from controller.resources.pod import planes
 from controller.resources.pod.capacity_log import load_entries

@@ -21,10 +21,9 @@ from controller.gcp.folder_store import FolderClient
 from controller.inputs.assets import AssetFile, ResolvedAsset
 from controller.inputs.secrets import Vault
 from controller.reconcile.resource import Absent
-from controller.resources.project.accounts import ServiceAccount
-from controller.resources.uploads.fetch_vm import FetchVm
-from controller.resources.uploads.nearby import NearbyAsset
-from controller.resources.uploads.nearby_files import NearbyFiles, NearbySource
+from controller.resources.accounts import ServiceAccount
+from controller.resources.uploads.errands import NearbyFiles, NearbySource
+from controller.resources.uploads.nearby import FetchVm, NearbyAsset
 from tests.fakes.clock import ManualClock
 from tests.fakes.context import make_context
 

@@ -25,8 +25,8 @@ from controller.reconcile.reconciler import reconcile
 from controller.reconcile.resource import Absent
 from controller.records.ledger import Ledger
 from controller.resources.uploads import nearby as module
+from controller.resources.uploads.errands import NearbySource
 from controller.resources.uploads.nearby import MAX_ERRORS, MAX_MACHINES, REFRESH_SECONDS
-from controller.resources.uploads.nearby_files import NearbySource
 from controller.run.session import Session
 from tests.controller.agent.conftest import wait_for
 from tests.controller.resources.conftest import EmulatedProject

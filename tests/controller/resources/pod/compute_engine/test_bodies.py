@@ -13,7 +13,7 @@ from controller.context import Context
 from controller.localcloud.http.discovery import Method, load_discovery
 from controller.localcloud.http.validation import Validation
 from controller.resources.pod.compute_engine import bodies, states
-from controller.resources.pod.compute_engine.spec import VmSpec, vm_spec
+from controller.resources.pod.compute_engine.bodies import VmSpec, vm_spec
 from controller.resources.pod.compute_engine.states import Group
 from controller.resources.pod.provisioner import Endpoint, Place, SliceSpec
 from tests.fakes.context import make_context

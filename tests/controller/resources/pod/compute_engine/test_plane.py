@@ -14,10 +14,9 @@ import pytest
 from controller.cleanup.orphans import billed_items, delete
 from controller.core.errors import CloudError
 from controller.gcp.errors import GoogleError, NotFoundError
-from controller.resources.pod.compute_engine.calendar import DAY, parse_offers
+from controller.resources.pod.compute_engine.instances import InstanceVms, change, delete_when_ready
+from controller.resources.pod.compute_engine.offers import DAY, parse_offers
 from controller.resources.pod.compute_engine.plane import ComputeEngine
-from controller.resources.pod.compute_engine.requests import change, delete_when_ready
-from controller.resources.pod.compute_engine.vms import InstanceVms
 from controller.resources.pod.plane import Leftover
 from controller.resources.pod.planes import PLANES
 from tests.controller.resources.conftest import EmulatedProject

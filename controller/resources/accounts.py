@@ -1,0 +1,278 @@
+"""Service accounts, and their roles in the IAM policy of the project or bucket: read-modify-write, guarded by the etag.
+
+https://cloud.google.com/iam/docs/reference/rest/v1/Policy. Only this member's unconditional bindings are read or
+changed; all others are sent back unchanged.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+from controller.context import Context
+from controller.core.errors import CloudError
+from controller.gcp.client import PROPAGATION_SECONDS
+from controller.gcp.errors import ConflictError, ForbiddenError, GoogleError, NotFoundError
+from controller.gcp.names import MARK, is_marked
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope, Unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceAccount(Resource):
+    """Service account (https://cloud.google.com/iam/docs/reference/rest/v1/projects.serviceAccounts).
+
+    Its name is an account id of the project, `default` (the project's Compute account) or a full address. Only an
+    account named by its id is created, and only one created this way is ours.
+    """
+
+    kind: ClassVar[str] = "service account"
+    scope: ClassVar[Scope] = "shared"
+    marked: bool = field(default=False, compare=False)
+    unreadable: bool = field(default=False, compare=False)
+    """Whether the caller may not read it, so that it may not exist."""
+
+    @property
+    def is_managed(self) -> bool:
+        return self.marked
+
+    def email(self, context: Context) -> str:
+        return context.account_email(self.name)
+
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Pending | Unknown | Self:
+        email = self.email(context)
+        known = context.known_accounts.get(email)
+        try:
+            answer = self._find(context, email)
+        except ForbiddenError:
+            if self._named_by_id and known is None:
+                return Absent()  # creating it shows whether it exists
+            return replace(self, marked=known is True, unreadable=True)
+        if answer is not None:
+            return replace(self, marked=self._named_by_id and is_marked(answer))
+        if known is not None:
+            return Pending("a new account is not visible everywhere at once", PROPAGATION_SECONDS)
+        if self._named_by_id:
+            return Absent()
+        message = "enable the Compute Engine API, or set" if self.name == "default" else "set"
+        return Unknown(f"{email} does not exist; {message} cloud.service_account to slipway-runner")
+
+    def _find(self, context: Context, email: str) -> dict[str, Any] | None:
+        """Return the account, None if it does not exist. Raises ForbiddenError if the caller may not know.
+
+        IAM may answer 403 for an account that does not exist; the list is unambiguous.
+        """
+        try:
+            return context.google.call("iam", "projects.serviceAccounts.get", name=self._path(context))
+        except NotFoundError:
+            return None
+        except ForbiddenError:
+            parent = self._path(context).rpartition("/serviceAccounts/")[0]
+            found = context.google.list_all("iam", "projects.serviceAccounts.list", "accounts", name=parent)
+            return next((account for account in found if account["email"] == email), None)
+
+    def _path(self, context: Context) -> str:
+        """Return the full name. `projects/-` would do for every project, but IAM answers it with misleading errors."""
+        email = self.email(context)
+        project, dot, rest = email.partition("@")[2].partition(".")
+        own = not dot or rest != "iam.gserviceaccount.com"
+        return f"projects/{context.project if own or self._named_by_id else project}/serviceAccounts/{email}"
+
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        account = {"displayName": "Slipway TPU workers", "description": MARK}
+        body = {"accountId": self.name, "serviceAccount": account}
+        email, command = self.email(context), f"gcloud iam service-accounts create {self.name}"
+        try:
+            context.google.call("iam", "projects.serviceAccounts.create", name=f"projects/{context.project}", body=body)
+            context.known_accounts[email] = True
+        except ConflictError:
+            context.known_accounts[email] = False
+        except ForbiddenError as error:
+            remedy = f"ask an admin to run `{command} --project={context.project}`"
+            if not self._is_readable(context, email):
+                context.known_accounts[email] = False
+                context.events.note(self.id, f"{self.title}: you may not read it; if it does not exist, {remedy}")
+                return
+            raise CloudError(
+                f"{self.title}: you may not create it ({error.message}); {remedy}, or set cloud.service_account to an "
+                "existing one (`default`: the Compute Engine account)"
+            ) from None
+
+    def _is_readable(self, context: Context, email: str) -> bool:
+        try:
+            self._find(context, email)
+        except ForbiddenError:
+            return False
+        return True
+
+    def destroy(self, context: Context) -> None:
+        current = self.observe(context, {})
+        if not isinstance(current, ServiceAccount) or not current.is_managed:
+            return
+        try:
+            context.google.call("iam", "projects.serviceAccounts.delete", name=self._path(context))
+            context.known_accounts.pop(self.email(context), None)
+        except NotFoundError:
+            return
+
+    @property
+    def _named_by_id(self) -> bool:
+        return self.name != "default" and "@" not in self.name
+
+
+POLICY_VERSION = 3
+MAX_CONFLICTS = 8
+Policy = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles(Resource):
+    """Roles of a service account that Slipway made; any other account gets no roles.
+
+    Without permission to read or change the policy, a note shows the command for an admin. This is no error: the roles
+    may be bound already, or not be needed.
+    """
+
+    scope: ClassVar[Scope] = "shared"
+    account: ServiceAccount = field(compare=False)
+    roles: tuple[str, ...]
+    unmanaged_account: bool = field(default=False, compare=False)
+
+    @property
+    def is_managed(self) -> bool:
+        return not self.unmanaged_account
+
+    @abstractmethod
+    def read(self, context: Context) -> Policy:
+        """Return the current policy; NotFoundError if its resource does not exist."""
+
+    @abstractmethod
+    def write(self, context: Context, policy: Policy) -> None:
+        """Replace the policy; ConflictError if its etag is outdated."""
+
+    @abstractmethod
+    def gcloud_binding(self, context: Context) -> str:
+        """Return the gcloud command that adds a binding, without the member and the role."""
+
+    def observe(self, context: Context, observed: ObservedResources) -> Absent | Self:
+        account = observed.get(self.account.id) or self.account.observe(context, {})
+        if isinstance(account, ServiceAccount) and not account.is_managed:
+            if account.unreadable:
+                self._admin_hint(context, "check")
+            return replace(self, unmanaged_account=True)
+        try:
+            policy = self.read(context)
+        except NotFoundError:
+            return Absent()
+        except ForbiddenError:
+            self._admin_hint(context, "read")
+            return self
+        if self.id in context.permission_denied:
+            return self
+        bound = set(roles_of(policy, self._member(context)))
+        current = tuple(role for role in self.roles if role in bound)
+        return replace(self, roles=current) if current else Absent()
+
+    def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
+        try:
+            self._rewrite(context, add=set(self.roles))
+        except ForbiddenError:
+            context.permission_denied.add(self.id)
+            self._admin_hint(context, "change")
+
+    def destroy(self, context: Context) -> None:
+        current = self.observe(context, {})
+        if not isinstance(current, Absent) and current.is_managed and self.id not in context.permission_denied:
+            self._rewrite(context, add=set())
+
+    def _rewrite(self, context: Context, add: set[str]) -> None:
+        """Bind the roles in `add` and unbind our other roles, starting over if someone else changed the policy."""
+        member, conflicts = self._member(context), 0
+        late = context.clock.deadline(PROPAGATION_SECONDS)
+        while True:
+            policy = self.read(context)
+            bindings = rebind(policy.get("bindings", []), member, of=set(self.roles), to=add)
+            if bindings == policy.get("bindings", []):
+                return
+            try:
+                self.write(context, {**policy, "bindings": bindings, "version": POLICY_VERSION})
+                return
+            except GoogleError as error:
+                # A new account is not visible everywhere at once.
+                unknown = error.status == 400 and "does not exist" in error.message
+                conflicts += isinstance(error, ConflictError)
+                if late() or conflicts == MAX_CONFLICTS or not (isinstance(error, ConflictError) or unknown):
+                    raise
+                if unknown:
+                    context.clock.sleep(context.poll_seconds)
+
+    def _admin_hint(self, context: Context, verb: str) -> None:
+        command = f"  gcloud {self.gcloud_binding(context)} --member={self._member(context)} --role="
+        commands = "\n".join(f"{command}{role}" for role in self.roles)
+        message = f"you may not {verb} the policy; if roles are missing, ask a project admin to run:\n{commands}"
+        context.events.note(self.id, f"{self.title}: {message}")
+
+    def _member(self, context: Context) -> str:
+        return f"serviceAccount:{self.account.email(context)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectRoles(Roles):
+    """Roles on the project (https://cloud.google.com/resource-manager/reference/rest/v1/projects/setIamPolicy)."""
+
+    kind: ClassVar[str] = "roles of"
+
+    def read(self, context: Context) -> Policy:
+        body = {"options": {"requestedPolicyVersion": POLICY_VERSION}}
+        return context.google.call("cloudresourcemanager", "projects.getIamPolicy", resource=context.project, body=body)
+
+    def write(self, context: Context, policy: Policy) -> None:
+        body = {"policy": policy}
+        context.google.call("cloudresourcemanager", "projects.setIamPolicy", resource=context.project, body=body)
+
+    def gcloud_binding(self, context: Context) -> str:
+        return f"projects add-iam-policy-binding {context.project} --condition=None"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketRoles(Roles):
+    """Roles on the bucket (https://cloud.google.com/storage/docs/json_api/v1/buckets/setIamPolicy)."""
+
+    kind: ClassVar[str] = "bucket roles of"
+    bucket: str = field(compare=False)
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.name} on {self.bucket}"
+
+    def read(self, context: Context) -> Policy:
+        return context.google.call(
+            "storage", "buckets.getIamPolicy", bucket=self.bucket, optionsRequestedPolicyVersion=POLICY_VERSION
+        )
+
+    def write(self, context: Context, policy: Policy) -> None:
+        context.google.call("storage", "buckets.setIamPolicy", bucket=self.bucket, body=policy)
+
+    def gcloud_binding(self, context: Context) -> str:
+        return f"storage buckets add-iam-policy-binding gs://{self.bucket}"
+
+
+def roles_of(policy: Mapping[str, Any], member: str) -> list[str]:
+    """Return the roles bound to a member without a condition."""
+    bindings = policy.get("bindings", [])
+    return [b["role"] for b in bindings if member in b.get("members", []) and not b.get("condition")]
+
+
+def rebind(bindings: list[dict[str, Any]], member: str, *, of: set[str], to: set[str]) -> list[dict[str, Any]]:
+    """Return the bindings with the member in the roles `to` and in no other of the roles `of`. Pure."""
+    result, left = [], set(to)
+    for binding in bindings:
+        members = list(binding.get("members", []))
+        if binding["role"] in of and not binding.get("condition"):
+            if binding["role"] in left:
+                left.remove(binding["role"])
+                members = members if member in members else [*members, member]
+            else:
+                members = [m for m in members if m != member]
+        if members:
+            result.append({**binding, "members": members})
+    return result + [{"role": role, "members": [member]} for role in sorted(left)]
