@@ -15,8 +15,8 @@ HEAD = """# Checks
 <!-- Made by `python -m controller.checks.page`. Edit the checks, not this page. -->
 
 `slipway plan` lists every finding with its key, errors first. An error stops `up` before it creates anything;
-warnings are shown, notes report facts. A finding is an error unless its line says otherwise. *Live* checks query
-Google or another server, and run again before a pod is created; one that lacks a permission becomes a warning.
+warnings are shown, notes report facts. A finding is usually an error, unless its line says otherwise. *Live* checks
+query Google or another server, and run again before a pod is created; one that lacks a permission becomes a warning.
 """
 SENTENCE = re.compile(r"(?<=[.)])\s+(?=[A-Z`])")
 
@@ -31,12 +31,12 @@ def page() -> str:
 def section(title: str, rules: Iterable[Rule]) -> str:
     """Return some rules under a heading, each with the first sentence of its reason; nothing if there are none."""
     rows = [f"- `{rule.id}`{mark(rule)}: {SENTENCE.split(rule.reason)[0].rstrip('.')}\n" for rule in rules]
-    return f"\n## {' '.join(title.split()).rstrip('.')}\n\n{''.join(rows)}" if rows else ""
+    return f"\n## {' '.join(title.split()).partition(':')[0].rstrip('.')}\n\n{''.join(rows)}" if rows else ""
 
 
 def mark(rule: Rule) -> str:
-    """Return what severities a rule has, unless it is always an error, and whether it is live."""
-    words = [*(rule.severities if rule.severities != ("error",) else ()), *(["*live*"] if rule.live else [])]
+    """Return a rule's usual severity, unless it is an error, and whether it is live."""
+    words = [*(rule.severities[:1] if rule.severities[0] != "error" else ()), *(["*live*"] if rule.live else [])]
     return f" ({', '.join(words)})" if words else ""
 
 
