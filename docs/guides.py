@@ -18,14 +18,15 @@ Each of five published guides to Cloud TPUs is one command here. `slipway plan â
 TABLE = """
 ## Instruction by instruction
 
-What takes the place of the guides' instructions: a config key, step, check, verb or file. Those that bring nothing
-new are left out. docs/guides.yaml has all {all}, also where the guides contradict each other or the facts, and for
-{tested} of them the tests that fail when the row no longer holds.
+The config key, step, check or verb that takes the place of an instruction; those that bring nothing new are left out.
+docs/guides.yaml has all {all}, also where the guides contradict each other or the facts, and for {tested} of them the
+tests that fail when the row no longer holds.
 
 | instruction | here |
 |---|---|
 """
-FOLDERS = {"experiment": "conf/experiment", "program": "conf/program", "tpu": "conf/tpu", "scale": "conf/scale"}
+USED = ("key", "kind", "check", "verb")
+"""Sorts that take the place of an instruction; files and pages explain or implement it."""
 
 
 def page(content: dict[str, Any]) -> str:
@@ -37,27 +38,17 @@ def page(content: dict[str, Any]) -> str:
     tested = sum("tests" in row for row in rows)
     lines: list[str] = []
     for row in rows:
-        if not shown.issuperset(row["by"]):
-            shown.update(row["by"])
-            lines.append(f"| {row['what']} | {', '.join(map(said, row['by']))} |\n")
+        used = [item for item in row["by"] if item.partition(" ")[0] in USED]
+        if not shown.issuperset(used):
+            shown.update(used)
+            lines.append(f"| {row['what']} | {', '.join(map(said, used))} |\n")
     return "".join(parts) + TABLE.format(tested=tested, all=len(rows)) + "".join(lines)
 
 
 def said(item: str) -> str:
     """Return one item of `by` as Markdown."""
     sort, _, name = item.partition(" ")
-    if sort == "none":
-        return name
-    if sort == "page":
-        return f"[{name.removeprefix('docs/')}]({name.removeprefix('docs/')})"
-    if sort in FOLDERS:
-        return f"[{sort}={name}](../{FOLDERS[sort]}/{name}.yaml)"
-    if sort == "file":
-        return f"[{name}](../{name})"
-    if sort == "verb":
-        return f"`slipway {name}`"
-    words = {"key": "", "kind": "step ", "check": "check "}[sort]
-    return f"{words}`{name}`"
+    return {"verb": f"`slipway {name}`", "key": f"`{name}`"}.get(sort, f"{sort.replace('kind', 'step')} `{name}`")
 
 
 if __name__ == "__main__":
