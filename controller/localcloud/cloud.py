@@ -16,41 +16,37 @@ from typing import IO, Any
 from aiohttp import web
 
 from controller.localcloud.apis.billing import Billing
+from controller.localcloud.apis.buckets import Storage
 from controller.localcloud.apis.catalog import load_catalog
 from controller.localcloud.apis.compute import Compute
 from controller.localcloud.apis.compute_engine.advice import Advice
 from controller.localcloud.apis.compute_engine.bulk import Slices
 from controller.localcloud.apis.compute_engine.collections import GROUPS, INSTANCES, POLICIES, TEMPLATES
 from controller.localcloud.apis.compute_engine.groups import Groups
-from controller.localcloud.apis.compute_engine.images import Images
 from controller.localcloud.apis.compute_engine.instances import TpuInstances
-from controller.localcloud.apis.compute_engine.templates import Parts
+from controller.localcloud.apis.compute_engine.templates import Images, Parts
 from controller.localcloud.apis.iap import IapRelay
 from controller.localcloud.apis.metadata import MetadataServer
 from controller.localcloud.apis.networks import Networks
+from controller.localcloud.apis.nodes import Nodes
+from controller.localcloud.apis.objects import Blobs, Objects
 from controller.localcloud.apis.operations import Effect, Operations
 from controller.localcloud.apis.oslogin import OsLogin
-from controller.localcloud.apis.projects import Projects
+from controller.localcloud.apis.projects import EnabledApis, Projects
+from controller.localcloud.apis.queued import QueuedResources
 from controller.localcloud.apis.quotas import Quotas
 from controller.localcloud.apis.roles import CustomRoles
 from controller.localcloud.apis.secretmanager import SecretManager
-from controller.localcloud.apis.storage.blobs import Blobs
-from controller.localcloud.apis.storage.buckets import Storage
-from controller.localcloud.apis.storage.objects import Objects
-from controller.localcloud.apis.tpu.nodes import Nodes
-from controller.localcloud.apis.tpu.queued import QueuedResources
 from controller.localcloud.faults.effects import FaultEffects
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.admin import Admin
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.discovery import MOUNTS, load_discovery
-from controller.localcloud.http.enabled_apis import EnabledApis
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.server import Server
-from controller.localcloud.iam.callers import Callers
+from controller.localcloud.iam.callers import Callers, Tokens
 from controller.localcloud.iam.judge import Judge
 from controller.localcloud.iam.policies import Policies
-from controller.localcloud.iam.tokens import Tokens
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
 from controller.localcloud.vms.machines import Instances

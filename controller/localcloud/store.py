@@ -1,13 +1,20 @@
 """State of the cloud: one SQLite file of JSON documents, safe against kill -9."""
 
+import asyncio
 import json
+import logging
 import sqlite3
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from controller.localcloud.http.errors import ApiError
+
 Document = dict[str, Any]
+ERROR_KIND = "mistake"
+"""Internal errors (bugs) of the emulated cloud, by the name of the operation that failed."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS documents (kind TEXT, name TEXT, body TEXT, PRIMARY KEY (kind, name)) WITHOUT ROWID;
@@ -53,6 +60,13 @@ class Store:
         text = json.dumps(body, separators=(",", ":"))
         self.database.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (kind, name, text))
 
+    def require(self, kind: str, name: str, message: str) -> Document:
+        """Return the document; raise ApiError 404 with this message if there is none."""
+        found = self.get(kind, name)
+        if found is None:
+            raise ApiError(404, message)
+        return found
+
     def delete(self, kind: str, name: str) -> bool:
         """Delete the document; return False if there was none."""
         return self.database.execute("DELETE FROM documents WHERE kind=? AND name=?", (kind, name)).rowcount > 0
@@ -73,6 +87,16 @@ class Store:
         value = (self.get("counter", name) or {"next": start})["next"]
         self.put("counter", name, {"next": value + 1})
         return value
+
+    def record_error(self, name: str, error: BaseException) -> None:
+        """Record an internal error and its traceback in the log and in the state."""
+        logging.error("%s failed", name, exc_info=error)
+        self.put(ERROR_KIND, name, {"traceback": "".join(traceback.format_exception(error))})
+
+    def record_task_error(self, task: asyncio.Task[None]) -> None:
+        """Record what a background task failed with; its `add_done_callback` takes this."""
+        if not task.cancelled() and (error := task.exception()):
+            self.record_error(task.get_name(), error)
 
     def append_log(self, entry: Document) -> None:
         self.database.execute("INSERT INTO requests (body) VALUES (?)", (json.dumps(entry, separators=(",", ":")),))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from controller.localcloud.http.internal_errors import ERROR_KIND
-from controller.localcloud.store import Store
+from controller.localcloud.store import ERROR_KIND, Store
 
 TRANSIENT_KINDS = frozenset({"operation", "fault", "settings", "service"})
 """What may differ: the record of what was done, and the APIs, which stay enabled by design."""

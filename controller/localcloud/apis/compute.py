@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from controller.localcloud.apis.catalog import Catalog
+from controller.localcloud.apis.catalog import Catalog, check_allowed, show_machine
 from controller.localcloud.apis.compute_engine.collections import (
     COLLECTIONS,
     INSTANCES,
@@ -19,7 +19,6 @@ from controller.localcloud.apis.compute_engine.collections import (
     Collection,
     Rules,
 )
-from controller.localcloud.apis.compute_engine.machines import check_allowed, show_machine
 from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, check_name, invalid_field
 from controller.localcloud.apis.operations import Effect, Operations
 from controller.localcloud.apis.oslogin import PROJECT_METADATA_KIND

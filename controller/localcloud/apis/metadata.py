@@ -9,8 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
-from controller.localcloud.iam.callers import Callers
-from controller.localcloud.iam.tokens import Tokens
+from controller.localcloud.iam.callers import Callers, Tokens
 from controller.localcloud.store import Document, Store
 from controller.localcloud.vms.hosts import SLICE_KIND, metadata_attributes
 from controller.localcloud.vms.image import EmulatedWorker, vm_name

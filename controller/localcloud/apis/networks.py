@@ -1,17 +1,145 @@
-"""Networks, subnetworks, routers, firewall rules and instances: validation, and references between them."""
+"""Networks, subnetworks, routers, firewall rules, disks and instances: validation, and references between them."""
 
 import ipaddress
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from controller.localcloud.apis.catalog import Catalog
-from controller.localcloud.apis.disks import prepare_disk, users_of_disk
-from controller.localcloud.apis.firewall import FirewallRule
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.errors import ApiError, not_found
 from controller.localcloud.store import Document, Store
+
+DISK_KIND = "compute"
+HYPERDISK_ONLY = frozenset({"v6e"})
+_DISK_TYPES = ("hyperdisk-balanced", "hyperdisk-ml", "pd-balanced", "pd-extreme", "pd-ssd", "pd-standard")
+
+
+def prepare_disk(zone: str, body: Mapping[str, Any]) -> Document:
+    """Return the disk to store; raise ApiError 400 for an invalid size or type."""
+    kind = str(body.get("type") or f"zones/{zone}/diskTypes/pd-standard")
+    name = kind.rpartition("/")[2]
+    if name not in _DISK_TYPES or ("zones/" in kind and f"zones/{zone}/diskTypes/" not in kind):
+        raise ApiError(400, f"Invalid value for field 'resource.type': '{kind}'. The URL is malformed.")
+    size = str(body.get("sizeGb", "500"))
+    least = 4 if name.startswith("hyperdisk") else 10
+    if not least <= int(size) <= 65536:
+        raise ApiError(400, f"Disk size: '{size} GB' is not between {least} GB and 65536 GB.")
+    path = f"projects/{PROJECT}/zones/{zone}/diskTypes/{name}"
+    return {**body, "sizeGb": size, "type": path, "status": "READY"}
+
+
+def check_attached(store: Store, zone: str, disks: Sequence[Mapping[str, Any]], generation: str, vms: int) -> None:
+    """Raise ApiError 400 or 404 unless a node with this many VMs may attach these data disks.
+
+    https://cloud.google.com/tpu/docs/attach-durable-block-storage
+    """
+    for attached in disks:
+        link = str(attached.get("sourceDisk", ""))
+        path = link[link.find("projects/") :]
+        if not re.fullmatch(rf"projects/[^/]+/zones/{zone}/disks/[^/]+", path):
+            raise ApiError(400, f"Cloud TPU received a bad request. Disk '{link}' is not one of zone {zone}.")
+        disk = store.get(DISK_KIND, path)
+        if disk is None:
+            raise not_found(path)
+        hyper = disk["type"].rpartition("/")[2].startswith("hyperdisk")
+        if hyper != (generation in HYPERDISK_ONLY):
+            message = f"Disk type {disk['type'].rpartition('/')[2]} cannot be attached to {generation}"
+            raise ApiError(400, f"Cloud TPU received a bad request. {message}")
+        writes = attached.get("mode", "READ_WRITE") != "READ_ONLY"
+        if writes and vms > 1:
+            message = "A disk can be attached to a TPU slice of several VMs in READ_ONLY mode only"
+            raise ApiError(400, f"Cloud TPU received a bad request. {message}")
+        if writes and users_of_disk(store, path):
+            raise ApiError(400, f"Cloud TPU received a bad request. Disk {path} is in use by another node.")
+
+
+def users_of_disk(store: Store, path: str) -> list[str]:
+    nodes = [
+        name
+        for name, node in store.items("node")
+        if any(str(disk.get("sourceDisk", "")).endswith(path) for disk in node.get("dataDisks", ()))
+    ]
+    instances = [
+        name
+        for name, item in store.items(DISK_KIND)
+        if any(str(disk.get("source", "")).endswith(path) for disk in item.get("disks", ()))
+    ]
+    return nodes + instances
+
+
+def check_sources(store: Store, disks: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ApiError 404 or 400 unless the existing disks of an instance exist, and nobody else writes to them."""
+    for disk in disks:
+        link = str(disk.get("source", ""))
+        path = link[link.find("projects/") :]
+        if not link:
+            continue
+        if store.get(DISK_KIND, path) is None:
+            raise not_found(path)
+        users = users_of_disk(store, path)
+        if users and disk.get("mode", "READ_WRITE") != "READ_ONLY":
+            message = f"The disk resource '{path}' is already being used by '{users[0]}'"
+            raise ApiError(400, message, reason="RESOURCE_IN_USE_BY_ANOTHER_RESOURCE")
+
+
+FirewallRule = Mapping[str, Any]
+
+LAPTOP_RANGE = "127.0.0.1/32"
+IAP_RANGE = "35.235.240.0/20"  # source range of the Identity-Aware Proxy
+ANY_PORT = (1024, 65535)  # jax.distributed and gloo pick their own ports
+
+
+def allows_tcp(rules: Iterable[FirewallRule], *, source: str, ports: tuple[int, int], tags: Iterable[str]) -> bool:
+    """Return whether TCP from the network `source` (CIDR) reaches all `ports` (first, last) of a VM with these tags.
+
+    The rule with the lowest priority number decides; among equals a deny rule wins; without a rule, traffic is denied.
+    """
+    tags = frozenset(tags)
+    matching = [
+        (rule.get("priority", 1000), "denied" not in rule)
+        for rule in rules
+        if _targets(rule, tags) and _matches_source(rule, source, tags) and _allows_ports(rule, ports)
+    ]
+    return min(matching)[1] if matching else False
+
+
+def _targets(rule: FirewallRule, tags: frozenset[str]) -> bool:
+    enabled = not rule.get("disabled", False) and rule.get("direction", "INGRESS") == "INGRESS"
+    targets = rule.get("targetTags")
+    return enabled and (not targets or not tags.isdisjoint(targets))
+
+
+def _matches_source(rule: FirewallRule, source: str, tags: frozenset[str]) -> bool:
+    wanted = ipaddress.ip_network(source)
+    for text in rule.get("sourceRanges", ()):
+        allowed = ipaddress.ip_network(text, strict=False)
+        if isinstance(allowed, ipaddress.IPv4Network) and isinstance(wanted, ipaddress.IPv4Network):
+            if wanted.subnet_of(allowed):
+                return True
+            if "denied" in rule and wanted.overlaps(allowed):
+                return True
+    # Peers of one node carry the same tags; the laptop carries none.
+    return source != LAPTOP_RANGE and not tags.isdisjoint(rule.get("sourceTags", ()))
+
+
+def _allows_ports(rule: FirewallRule, ports: tuple[int, int]) -> bool:
+    first, last = ports
+    denies = "denied" in rule
+    for entry in rule.get("denied" if denies else "allowed", ()):
+        if entry["IPProtocol"].lower() not in ("tcp", "6", "all"):
+            continue
+        if not entry.get("ports"):
+            return True
+        for text in entry["ports"]:
+            low, _, high = text.partition("-")
+            start, end = int(low), int(high or low)
+            # A denial of any requested port applies; an allow rule must cover all of them.
+            if (start <= last and first <= end) if denies else (start <= first and last <= end):
+                return True
+    return False
+
 
 COMPUTE_KIND = "compute"  # kind in the store; names are paths such as `projects/P/global/networks/N`
 

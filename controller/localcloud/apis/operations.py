@@ -5,9 +5,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from controller.localcloud.http import internal_errors
 from controller.localcloud.http.call import timestamp
-from controller.localcloud.http.errors import ApiError
+from controller.localcloud.http.errors import ApiError, internal_error
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 
@@ -135,12 +134,12 @@ class Operations:
         except ApiError as refusal:
             error = refusal.rpc_status()
         except Exception as mistake:
-            internal_errors.record_error(self._store, name, mistake)
+            self._store.record_error(name, mistake)
             if operation["before"]:
                 kind, document = operation["before"]
                 self._store.put(kind, operation["target"], document)
                 self._on_undone()
-            error = internal_errors.internal_error(mistake).rpc_status()
+            error = internal_error(mistake).rpc_status()
         self._finish(name, error)
 
     def _finish(self, name: str, error: Document | None) -> None:

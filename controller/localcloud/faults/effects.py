@@ -7,12 +7,11 @@ import time
 from collections.abc import Awaitable, Callable
 
 from controller.localcloud.apis.compute_engine.bulk import Slices
-from controller.localcloud.apis.tpu.nodes import Nodes
+from controller.localcloud.apis.nodes import Nodes
 from controller.localcloud.http.call import timestamp
-from controller.localcloud.iam.tokens import EXPIRED_KIND, EXPIRED_NAME
+from controller.localcloud.iam.callers import EXPIRED_KIND, EXPIRED_NAME
 from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.chips import first_chip
-from controller.localcloud.vms.image import CLOCK_FILE, DISK_FILE, EmulatedWorker, process_marker
+from controller.localcloud.vms.image import CLOCK_FILE, DISK_FILE, EmulatedWorker, first_chip, process_marker
 from controller.localcloud.vms.processes import MARKER, Client, kill_client, set_disk_full, signal_programs
 from controller.localcloud.vms.workers import EmulatedWorkers
 

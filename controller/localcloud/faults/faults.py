@@ -10,11 +10,9 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from controller.localcloud.faults.spec import CREATION_KINDS, LASTING_KINDS, ONE_SHOT_KINDS, parse_fault
-from controller.localcloud.http import internal_errors
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
@@ -241,7 +239,7 @@ class Faults:
             timer = asyncio.get_running_loop().create_task(self._fire(name, fault), name=f"fault {name}")
             self._timers.add(timer)
             timer.add_done_callback(self._timers.discard)
-            timer.add_done_callback(partial(internal_errors.record_task_error, self._store))
+            timer.add_done_callback(self._store.record_task_error)
 
     async def _fire(self, name: str, fault: Document) -> None:
         spec = fault["spec"]

@@ -8,8 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from controller.localcloud.apis.storage.objects import Objects
-from controller.localcloud.apis.tpu.nodes import Nodes
+from controller.localcloud.apis.nodes import Nodes
+from controller.localcloud.apis.objects import Objects
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.faults.spec import parse_fault
 from controller.localcloud.http.errors import ApiError

@@ -1,13 +1,20 @@
-"""Routes of Google's APIs, read from the discovery documents that ship with google-api-python-client."""
+"""Routes and schemas of Google's APIs, from the discovery documents that ship with google-api-python-client."""
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+from jsonschema.protocols import Validator
+
+from controller.localcloud.http.errors import ApiError
 
 # Mount point of each document's API. compute and storage have their own paths (/compute/v1, /storage/v1), which clients
 # join to the server's root; the others would collide there (two have /v1/operations).
@@ -128,3 +135,127 @@ def documents_folder() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError("google-api-python-client is not installed: its discovery documents are needed")
     return Path(spec.submodule_search_locations[0]) / "discovery_cache" / "documents"
+
+
+_INTEGER = {"type": ["integer", "string"], "pattern": r"^-?\d+$"}  # proto3 JSON takes both
+_FORMATS: Mapping[str, dict[str, Any]] = {
+    "int64": _INTEGER,
+    "uint64": _INTEGER,
+    "byte": {"type": "string", "pattern": r"^[A-Za-z0-9+/_=-]*$"},
+    "google-duration": {"type": "string", "pattern": r"^-?\d+(\.\d+)?s$"},
+}
+# Clients send these although no document declares them.
+_UNDECLARED_QUERY = frozenset({"returnPartialSuccess", "tensorstore", "upload_id", "$alt", "upload_protocol", "key"})
+
+
+class Validation:
+    """Validators of request schemas, each made on first use."""
+
+    def __init__(self, discovery: Discovery) -> None:
+        self._discovery = discovery
+        self._definitions: dict[str, dict[str, Any]] = {}
+        self._validators: dict[tuple[str, str], Validator] = {}
+
+    def check_body(self, method: Method, body: Any) -> None:
+        """Raise ApiError 400 unless the body matches the method's request schema."""
+        if method.body is None or body is None:
+            return
+        if not isinstance(body, dict):
+            raise ApiError(400, 'Invalid JSON payload received. Root element must be a "message".')
+        error = next(self._validator(method.document, method.body).iter_errors(_without_nulls(body)), None)
+        if error is not None:
+            raise _validation_error(error)
+
+    def check_query(self, method: Method, query: Mapping[str, str]) -> None:
+        """Raise ApiError 400 on an unknown parameter, or on a value of the wrong type or outside its enum."""
+        for name, value in query.items():
+            parameter = method.parameters.get(name)
+            if parameter is None:
+                if name in _UNDECLARED_QUERY:
+                    continue
+                raise ApiError(
+                    400,
+                    f'Invalid JSON payload received. Unknown name "{name}": Cannot bind query parameter. '
+                    f"Field '{name}' could not be found in request message.",
+                )
+            kind = parameter.get("type")
+            fits = {
+                "integer": re.fullmatch(r"-?\d+", value) is not None,
+                "boolean": value.lower() in ("true", "false"),
+            }.get(str(kind), True)
+            if not fits or ("enum" in parameter and value not in parameter["enum"]):
+                raise ApiError(400, f"Invalid value at '{name}' ({kind}), \"{value}\"")
+
+    def _validator(self, document: str, schema: str) -> Validator:
+        key = (document, schema)
+        if key not in self._validators:
+            definitions = self._definitions.setdefault(document, {})
+            self._define(schema, self._discovery.schemas[document], definitions)
+            self._validators[key] = Draft202012Validator({"$ref": f"#/$defs/{schema}", "$defs": definitions})
+        return self._validators[key]
+
+    def _define(self, name: str, schemas: Mapping[str, Any], definitions: dict[str, Any]) -> None:
+        """Convert a schema and those it refers to; a document has hundreds that no request names."""
+        if name not in definitions:
+            definitions[name] = _convert(schemas[name])
+            for other in _references(schemas[name]):
+                self._define(other, schemas, definitions)
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """Yield the names of the schemas that a schema refers to."""
+    if isinstance(schema, Mapping):
+        if isinstance(name := schema.get("$ref"), str):
+            yield name
+        for part in schema.values():
+            yield from _references(part)
+
+
+def _convert(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a discovery schema (JSON Schema draft 3 with omissions) to strict draft 2020-12."""
+    if "$ref" in schema:
+        return {"$ref": f"#/$defs/{schema['$ref']}"}
+    kind = schema.get("type", "any")
+    if kind == "any":
+        return {}
+    if kind == "array":
+        return {"type": "array", "items": _convert(schema.get("items", {}))}
+    if kind == "object":
+        result: dict[str, Any] = {"type": "object"}
+        if "properties" in schema:
+            result["properties"] = {name: _convert(value) for name, value in schema["properties"].items()}
+        extra = schema.get("additionalProperties")
+        result["additionalProperties"] = _convert(extra) if extra is not None else "properties" not in schema
+        return result
+    if kind == "integer":
+        return dict(_INTEGER)
+    result = dict(_FORMATS.get(schema.get("format", ""), {"type": kind}))
+    if "enum" in schema:
+        result["enum"] = schema["enum"]
+    return result
+
+
+def _without_nulls(value: Any) -> Any:
+    """Drop nulls, which mean "not set" in proto3 JSON."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def _validation_error(error: ValidationError) -> ApiError:
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
+    if error.validator == "additionalProperties":
+        instance: Any = error.instance
+        known: Mapping[str, Any] = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
+        names = sorted(set(instance) - set(known))
+        place = f" at '{where}'" if where else ""
+        message = "\n".join(
+            f'Invalid JSON payload received. Unknown name "{name}"{place}: Cannot find field.' for name in names
+        )
+    else:
+        message = f"Invalid value at '{where}': {error.message}"
+    violations = [{"field": where, "description": line} for line in message.splitlines()]
+    detail = {"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": violations}
+    return ApiError(400, message, details=[detail])

@@ -1,4 +1,4 @@
-"""API errors in the format of Google."""
+"""API errors in the format of Google, and its refusals of a caller in the words of each API."""
 
 from typing import Any
 
@@ -82,6 +82,10 @@ class ApiError(Exception):
         }
 
 
+def internal_error(error: BaseException) -> ApiError:
+    return ApiError(500, f"Internal error of the emulated cloud: {error!r}; see server.log in its state folder")
+
+
 def not_found(what: str) -> ApiError:
     """Return error 404 in the wording of Compute ("The resource '...' was not found")."""
     return ApiError(404, f"The resource '{what}' was not found")
@@ -90,3 +94,83 @@ def not_found(what: str) -> ApiError:
 def already_exists(what: str) -> ApiError:
     """Return error 409 in the wording of Compute."""
     return ApiError(409, f"The resource '{what}' already exists", reason="alreadyExists")
+
+
+def permission_denied(api: str, permission: str, resource: str, email: str) -> ApiError:
+    """Return error 403 for a caller without a permission on a resource."""
+    if permission == "iam.serviceAccounts.actAs":
+        return _may_not_act_as(api, resource.rpartition("/")[2], email)
+    match api:
+        case "compute":
+            return ApiError(403, f"Required '{permission}' permission for '{resource}'")
+        case "storage":
+            who = email or "Anonymous caller"
+            kind = "object" if ".objects." in permission else "bucket" if resource.startswith("buckets/") else "project"
+            product = "Google Cloud Storage" if kind != "project" else "Google Cloud"
+            message = (
+                f"{who} does not have {permission} access to the {product} {kind}. "
+                f"Permission '{permission}' denied on resource (or it may not exist)."
+            )
+            return ApiError(403, message)
+        case "serviceusage" if permission.startswith("serviceusage.services."):
+            verb = permission.rpartition(".")[2]
+            details = [_error_info("AUTH_PERMISSION_DENIED", "googleapis.com", service="serviceusage.googleapis.com")]
+            return ApiError(403, f"Permission denied to {verb} service ({permission})", details=details)
+    full = f"//{api}.googleapis.com/{resource}"
+    message = f"Permission '{permission}' denied on resource '{full}' (or it may not exist)."
+    info = _error_info("IAM_PERMISSION_DENIED", f"{api}.googleapis.com", permission=permission, resource=resource)
+    return ApiError(403, message, details=[info])
+
+
+def _may_not_act_as(api: str, account: str, email: str) -> ApiError:
+    if api == "compute":
+        message = (
+            f"The user does not have access to service account '{account}'. User: '{email}'. Ask a project owner to "
+            "grant you the iam.serviceAccountUser role on the service account"
+        )
+        return ApiError(403, message, reason="SERVICE_ACCOUNT_ACCESS_DENIED")
+    message = f"Permission 'iam.serviceAccounts.actAs' denied on service account {account} (or it may not exist)."
+    info = _error_info("IAM_PERMISSION_DENIED", "iam.googleapis.com", permission="iam.serviceAccounts.actAs")
+    return ApiError(403, message, details=[info])
+
+
+def scopes_insufficient(api: str, method: str) -> ApiError:
+    """Return error 403 for a token without a scope that the method accepts."""
+    info = _error_info(
+        "ACCESS_TOKEN_SCOPE_INSUFFICIENT", "googleapis.com", service=f"{api}.googleapis.com", method=method
+    )
+    return ApiError(
+        403, "Request had insufficient authentication scopes.", reason="insufficientPermissions", details=[info]
+    )
+
+
+def user_project_denied(api: str, project: str) -> ApiError:
+    """Return error 403 for a quota project that the caller may not use."""
+    console = f"https://console.developers.google.com/iam-admin/iam?project={project}"
+    message = (
+        f"Caller does not have required permission to use project {project}. Grant the caller the "
+        "roles/serviceusage.serviceUsageConsumer role, or a custom role with the serviceusage.services.use permission, "
+        f"by visiting {console} and then retry. Propagation of the new permission may take a few minutes."
+    )
+    info = _error_info(
+        "USER_PROJECT_DENIED", "googleapis.com", service=f"{api}.googleapis.com", consumer=f"projects/{project}"
+    )
+    return ApiError(403, message, details=[info])
+
+
+def unauthenticated(reason: str = "ACCESS_TOKEN_EXPIRED") -> ApiError:
+    """Return error 401 for a token that is unknown or has expired."""
+    message = (
+        "Request had invalid authentication credentials. Expected OAuth 2 access token, login cookie or other valid "
+        "authentication credential. See https://developers.google.com/identity/sign-in/web/devconsole-project."
+    )
+    return ApiError(401, message, details=[_error_info(reason, "googleapis.com")])
+
+
+def _error_info(reason: str, domain: str, **metadata: str) -> dict[str, object]:
+    return {
+        "@type": "type.googleapis.com/google.rpc.ErrorInfo",
+        "reason": reason,
+        "domain": domain,
+        "metadata": metadata,
+    }

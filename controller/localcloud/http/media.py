@@ -11,8 +11,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from controller.localcloud.apis.storage.blobs import Blobs, Digest
-from controller.localcloud.apis.storage.objects import Objects, StoredObject, object_resource
+from controller.localcloud.apis.objects import Blobs, Digest, Objects, StoredObject, object_resource
 from controller.localcloud.http.call import ApiCall
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store

@@ -1,13 +1,19 @@
-"""HTTP server: admission, dispatch to the APIs, and the request log."""
+"""HTTP server: admission, dispatch to the APIs, batches of calls, and the request log."""
 
 import asyncio
+import hmac
 import inspect
+import ipaddress
 import json
+import re
 import time
+import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from email.parser import BytesParser
 from typing import Any, NoReturn
+from urllib.parse import parse_qsl
 
 from aiohttp import web
 
@@ -15,22 +21,73 @@ from controller.localcloud.apis.iap import PREFIX as IAP
 from controller.localcloud.apis.iap import IapRelay
 from controller.localcloud.apis.metadata import PREFIX as METADATA
 from controller.localcloud.apis.metadata import MetadataServer
+from controller.localcloud.apis.projects import EnabledApis
 from controller.localcloud.faults.faults import BrokenConnection, Faults
-from controller.localcloud.http import internal_errors
 from controller.localcloud.http.admin import Admin
-from controller.localcloud.http.admission import AdmittedRequest, admit, check_origin
-from controller.localcloud.http.batch import parse_batch, render_batch
 from controller.localcloud.http.call import ApiCall, Handlers, select_fields, without_secrets
-from controller.localcloud.http.discovery import Discovery, Method
-from controller.localcloud.http.enabled_apis import EnabledApis
-from controller.localcloud.http.errors import ApiError
+from controller.localcloud.http.discovery import Discovery, Method, Validation
+from controller.localcloud.http.errors import ApiError, internal_error, unauthenticated
 from controller.localcloud.http.media import MediaTransfers
-from controller.localcloud.http.validation import Validation
-from controller.localcloud.iam.callers import LAPTOP, Callers
+from controller.localcloud.iam.callers import LAPTOP, Callers, Tokens
 from controller.localcloud.iam.judge import Judge, Judgement
-from controller.localcloud.iam.tokens import Tokens
 from controller.localcloud.store import Store
 from controller.localcloud.vms.processes import Client
+
+IAP_CLIENT = "bot:iap-tunneler"
+"""Origin header of Identity-Aware Proxy clients; no web page can send it."""
+
+
+@dataclass(frozen=True)
+class AdmittedRequest:
+    """Admitted request. `path` lacks the prefix that carried the token; `base` is the root URL for this client."""
+
+    client: str  # "laptop", or "UID/INDEX" of the worker that sent it
+    path: str  # still percent-encoded, no leading slash
+    root_url: str
+    quota_project: str | None = None  # the project that the request counts against, if it names one
+
+
+def admit(request: web.Request, token: str, tokens: Tokens, url: str) -> AdmittedRequest:
+    """Check Host, Origin and the token, which is a Bearer token or part of the path.
+
+    Paths: /t/TOKEN/... from the laptop, /w/TOKEN/UID/INDEX/... from a worker. Raises ApiError 401 or 403.
+    """
+    check_origin(request)
+    path = request.raw_path.partition("?")[0].lstrip("/")
+    parts = path.split("/")
+    quota_project = request.headers.get("X-Goog-User-Project") or request.query.get("userProject")
+    if parts[0] == "t" and len(parts) > 2 and _tokens_equal(parts[1], token):
+        return AdmittedRequest(LAPTOP, "/".join(parts[2:]), f"{url}t/{token}/", quota_project)
+    if parts[0] == "w" and len(parts) > 4 and _tokens_equal(parts[1], token):
+        worker = f"{parts[2]}/{parts[3]}"
+        return AdmittedRequest(worker, "/".join(parts[4:]), f"{url}w/{token}/{worker}/", quota_project)
+    scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        raise unauthenticated("CREDENTIALS_MISSING")
+    return AdmittedRequest(tokens.identify(bearer.strip()), path, url, quota_project)
+
+
+def check_origin(request: web.Request) -> None:
+    """Keep web pages out (DNS rebinding, cross-site requests). Raises ApiError 403."""
+    host = request.headers.get("Host", "")
+    if not _is_loopback(host):
+        raise ApiError(403, f"Host {host!r} is not a loopback address")
+    if request.headers.get("Origin", IAP_CLIENT) != IAP_CLIENT:
+        raise ApiError(403, "Requests from web pages are refused")
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether a host, with or without a port, is loopback. Anyone can own a name such as 127.example.com."""
+    name = re.sub(r":\d*$", "", host)
+    try:
+        return name == "localhost" or ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _tokens_equal(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
+
 
 _MEDIA_PREFIXES = ("resumable/upload/", "upload/", "download/")  # paths of object contents
 _TOKEN_PATH = "/token"  # noqa: S105 - of the OAuth server
@@ -96,8 +153,8 @@ class Server:
             raise  # the client has disconnected
         except Exception as mistake:
             # The path lacks the prefix that holds the token.
-            internal_errors.record_error(self.store, f"{request.method} /{path}", mistake)
-            return _error_response(internal_errors.internal_error(mistake))
+            self.store.record_error(f"{request.method} /{path}", mistake)
+            return _error_response(internal_error(mistake))
 
     async def _handle_api(self, request: web.Request, admitted: AdmittedRequest) -> web.StreamResponse:
         """Handle one API call, from its log entry to its answer."""
@@ -259,3 +316,56 @@ def _response_summary(response: web.StreamResponse) -> dict[str, str]:
     content = response.body if isinstance(response, web.Response) and response.status == 200 else None
     made = json.loads(content) if isinstance(content, bytes) else {}
     return {key: made[key] for key in ("name", "size", "md5Hash") if key in made}
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    content_id: str
+    http: str
+    path: str  # still percent-encoded, no leading slash
+    query: Mapping[str, str]
+    body: Any
+
+
+def parse_batch(content_type: str, body: bytes) -> list[BatchPart]:
+    """Return the calls in order; raise ApiError 400 if the body is not a batch."""
+    message = BytesParser().parsebytes(b"Content-Type: " + content_type.encode() + b"\r\n\r\n" + body)
+    if not message.is_multipart():
+        raise ApiError(400, "A batch is a multipart/mixed body")
+    parts = []
+    for item in message.walk():
+        if item.is_multipart():
+            continue
+        payload = item.get_payload(decode=True)
+        assert isinstance(payload, bytes)
+        head, _, content = payload.replace(b"\r\n", b"\n").partition(b"\n\n")
+        text = head.decode().partition("\n")[0].split()
+        if len(text) < 2:
+            raise ApiError(400, "A part of a batch starts with METHOD PATH")
+        # Google's clients send a path; some send the whole URL.
+        path, _, query = text[1].partition("?")
+        if "://" in path:
+            path = path.partition("://")[2].partition("/")[2]
+        try:
+            document = json.loads(content) if content.strip() else None
+        except ValueError as error:
+            raise ApiError(400, f"Invalid JSON payload received. {error}") from error
+        parts.append(BatchPart(item.get("Content-ID", ""), text[0], path.lstrip("/"), dict(parse_qsl(query)), document))
+    return parts
+
+
+def render_batch(answers: Sequence[tuple[str, web.StreamResponse]]) -> web.Response:
+    """Render the multipart/mixed answer: an HTTP response per call, its Content-ID prefixed with "response-"."""
+    boundary = f"batch_{uuid.uuid4().hex}"
+    chunks = []
+    for content_id, answer in answers:
+        body = answer.body if isinstance(answer, web.Response) and isinstance(answer.body, bytes) else b""
+        head = [f"--{boundary}", "Content-Type: application/http"]
+        if content_id:
+            head.append(f"Content-ID: <response-{content_id.strip('<>')}>")
+        head += ["", f"HTTP/1.1 {answer.status} {answer.reason}"]
+        head += ["Content-Type: application/json; charset=UTF-8", f"Content-Length: {len(body)}", "", ""]
+        chunks += ["\r\n".join(head).encode(), body, b"\r\n"]
+    chunks.append(f"--{boundary}--\r\n".encode())
+    headers = {"Content-Type": f"multipart/mixed; boundary={boundary}"}
+    return web.Response(body=b"".join(chunks), headers=headers)

@@ -7,9 +7,9 @@ from conf.schema.infra.permissions import has_method, permissions_of_method, per
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.discovery import Method
+from controller.localcloud.http.errors import permission_denied, scopes_insufficient, user_project_denied
 from controller.localcloud.iam.callers import LAPTOP, Caller
 from controller.localcloud.iam.policies import PROJECT_RESOURCE, Policies
-from controller.localcloud.iam.refusals import permission_denied, scopes_insufficient, user_project_denied
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
 

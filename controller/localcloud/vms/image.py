@@ -1,13 +1,15 @@
-"""The "VM image": environment of a worker's programs, built from scratch."""
+"""The "VM image": environment of a worker's programs, its chips as files, and startup scripts."""
 
+import asyncio
 import os
+import shutil
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.localcloud.vms.chips import DEVICE_FOLDER, SYSFS_FOLDER
+from controller.localcloud.apis.catalog import AcceleratorType
 from controller.localcloud.vms.processes import MARKER
 
 COORDINATOR_PORT = 8482  # port of jax.distributed on Cloud TPU
@@ -104,3 +106,74 @@ def _session_environment(home: Path, user: str, root: str) -> dict[str, str]:
         "GCE_METADATA_ROOT": metadata,
         "SLIPWAY_STORAGE_ROOT": root,
     }
+
+
+DEVICE_FOLDER, SYSFS_FOLDER = "dev", "sys"
+"""Folders beside a worker's home that stand for /dev and /sys."""
+_PCI_IDS = {"v2": "0x0027", "v3": "0x0027", "v4": "0x005e", "v5p": "0x0062", "v5e": "0x0063", "v6e": "0x006f"}
+_ACCEL_GENERATIONS = frozenset({"v2", "v3", "v4"})
+"""Generations with /dev/accel<n>; the others have /dev/vfio/<n> (controller/agent/commands/chips.py has the source)."""
+
+
+def install_chips(vm: Path, kind: AcceleratorType, *, missing: bool = False) -> None:
+    """Make the device nodes of a VM as they are after a boot, of one chip less if one is `missing`."""
+    dev, bus = vm / DEVICE_FOLDER, vm / SYSFS_FOLDER / "bus/pci/devices"
+    for folder in (dev, bus):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    accel = kind.generation in _ACCEL_GENERATIONS
+    if not accel:
+        (dev / "vfio").mkdir()
+        (dev / "vfio/vfio").touch()
+    for number in range(kind.chips - missing):
+        (dev / (f"accel{number}" if accel else f"vfio/{number}")).touch()
+        slot = bus / f"0000:00:{4 + number:02x}.0"
+        slot.mkdir()
+        (slot / "vendor").write_text("0x1ae0\n")
+        (slot / "device").write_text(f"{_PCI_IDS.get(kind.generation, '0x0076')}\n")
+
+
+def first_chip(vm: Path) -> Path:
+    """Return the device node of a VM's first chip."""
+    dev = vm / DEVICE_FOLDER
+    return next(path for path in (dev / "vfio/0", dev / "accel0") if path.exists())
+
+
+STARTUP_SCRIPT_KEY = "startup-script"
+"""Key of a node's metadata."""
+ABSENT_TOOLS = ("lsblk", "blkid", "mkfs.ext4", "mount")
+"""Tools that do nothing on an emulated VM, whose script must not touch the disks of this machine."""
+
+
+def startup_variables(home: Path, path: str) -> dict[str, str]:
+    """Return the variables of a startup script that differ from those of a session with this PATH."""
+    tools = home.parent / "sbin"
+    tools.mkdir(exist_ok=True)
+    for name in ABSENT_TOOLS:
+        tool = tools / name
+        if not tool.exists():
+            tool.write_text("#!/bin/sh\n")
+            tool.chmod(0o700)
+    return {"PATH": os.pathsep.join([str(tools), path]), "SLIPWAY_HOMES": str(home)}
+
+
+async def run_startup_script(folder: Path, script: str, variables: Mapping[str, str]) -> asyncio.subprocess.Process:
+    """Start the script; its output goes to `startup.log` in the VM's folder."""
+    program = folder / STARTUP_SCRIPT_KEY
+    program.write_text(script)
+    program.chmod(0o700)
+    with (folder / "startup.log").open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            str(program),
+            cwd=folder,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=dict(variables),
+        )
+
+
+async def wait_for_script(process: asyncio.subprocess.Process) -> None:
+    """Wait until the script ends; what it left in the background runs on."""
+    await process.wait()

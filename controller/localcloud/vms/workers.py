@@ -9,7 +9,6 @@ import socket
 import time
 import uuid
 from collections.abc import Coroutine
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,24 +17,24 @@ import asyncssh
 
 from controller.localcloud.apis import oslogin
 from controller.localcloud.apis.catalog import AcceleratorType
-from controller.localcloud.apis.firewall import ANY_PORT, IAP_RANGE, LAPTOP_RANGE, allows_tcp
-from controller.localcloud.apis.networks import COMPUTE_KIND, Networks
+from controller.localcloud.apis.networks import ANY_PORT, COMPUTE_KIND, IAP_RANGE, LAPTOP_RANGE, Networks, allows_tcp
 from controller.localcloud.faults.faults import Faults
-from controller.localcloud.http import internal_errors
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.chips import install_chips
 from controller.localcloud.vms.hosts import Vm, Vms
-from controller.localcloud.vms.image import EmulatedWorker, process_marker, worker_environment
-from controller.localcloud.vms.processes import kill_marked
-from controller.localcloud.vms.sessions import HomeFiles, LoginServer, authorized_keys, freeze, serve_process
-from controller.localcloud.vms.startup import (
+from controller.localcloud.vms.image import (
     STARTUP_SCRIPT_KEY,
+    EmulatedWorker,
+    install_chips,
+    process_marker,
     run_startup_script,
     startup_variables,
     wait_for_script,
+    worker_environment,
 )
+from controller.localcloud.vms.processes import kill_marked
+from controller.localcloud.vms.sessions import HomeFiles, LoginServer, authorized_keys, freeze, serve_process
 
 _SSH_PORT = 2222
 _LAST_HOST = 254
@@ -175,7 +174,7 @@ class EmulatedWorkers:
         task = asyncio.get_running_loop().create_task(work, name=work.__qualname__)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(partial(internal_errors.record_task_error, self._store))
+        task.add_done_callback(self._store.record_task_error)
 
     async def settle(self) -> None:
         """Open and close SSH servers to match firewall rules, nodes and faults."""

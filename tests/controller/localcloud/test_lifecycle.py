@@ -15,7 +15,7 @@ import pytest
 
 from controller.localcloud import lifecycle
 from controller.localcloud.__main__ import main as localcloud
-from tests.controller.localcloud.apis.storage.test_buckets import QUANTUM, Bucket
+from tests.controller.localcloud.apis.test_buckets import QUANTUM, Bucket
 from tests.controller.localcloud.harness import COMPUTE, NODES, EmulatedCloud, is_alive, run_localcloud, wait_for
 
 

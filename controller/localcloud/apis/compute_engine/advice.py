@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from controller.localcloud.apis.catalog import Catalog
-from controller.localcloud.apis.compute_engine.machines import zones_of
+from controller.localcloud.apis.catalog import Catalog, zones_of
 from controller.localcloud.apis.networks import invalid_field
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import ApiCall, Handler, timestamp

@@ -7,18 +7,14 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from controller.localcloud.apis.catalog import AcceleratorType, Catalog
-from controller.localcloud.apis.compute_engine.images import IMAGE_GB
-from controller.localcloud.apis.compute_engine.machines import MACHINES, slice_type
-from controller.localcloud.apis.compute_engine.refusals import words_after_staging, words_before_staging
+from controller.localcloud.apis.catalog import MACHINES, AcceleratorType, Catalog, slice_type
+from controller.localcloud.apis.compute_engine.templates import IMAGE_GB, words_after_staging, words_before_staging
 from controller.localcloud.apis.networks import COMPUTE_KIND
 from controller.localcloud.apis.operations import BULK_INSERT, Effect, Operations
 from controller.localcloud.apis.quotas import Quotas
 from controller.localcloud.faults.faults import Faults
-from controller.localcloud.http import internal_errors
 from controller.localcloud.http.call import PROJECT, timestamp
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.settings import Settings
@@ -230,7 +226,7 @@ class Slices:
             timer = asyncio.get_running_loop().create_task(self._expire(found["id"], found["ends"]), name="max run")
             self._timers.add(timer)
             timer.add_done_callback(self._timers.discard)
-            timer.add_done_callback(partial(internal_errors.record_task_error, self.store))
+            timer.add_done_callback(self.store.record_task_error)
 
     async def _expire(self, uid: str, ends: float) -> None:
         await asyncio.sleep(max(0.0, ends - time.time()))

@@ -11,12 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from controller.localcloud.apis.catalog import AcceleratorType
+from controller.localcloud.apis.catalog import AcceleratorType, TpuMachine, check_allowed, slice_type, tpu_machine
 from controller.localcloud.apis.compute_engine.bulk import Slices, capacity_tier
 from controller.localcloud.apis.compute_engine.collections import GROUPS, Rules
-from controller.localcloud.apis.compute_engine.machines import TpuMachine, check_allowed, slice_type, tpu_machine
-from controller.localcloud.apis.compute_engine.refusals import words_before_staging, wrong_size
-from controller.localcloud.apis.compute_engine.templates import Parts, check_startable
+from controller.localcloud.apis.compute_engine.templates import Parts, check_startable, words_before_staging, wrong_size
 from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, invalid_field
 from controller.localcloud.apis.operations import BULK_INSERT
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Handler, paginate, timestamp

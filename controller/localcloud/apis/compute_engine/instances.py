@@ -8,14 +8,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from controller.localcloud.apis.catalog import TpuMachine, slice_type, tpu_machine
 from controller.localcloud.apis.compute_engine.bulk import Slices, capacity_tier
 from controller.localcloud.apis.compute_engine.collections import INSTANCES, Rules
-from controller.localcloud.apis.compute_engine.images import IMAGE_GB
-from controller.localcloud.apis.compute_engine.machines import TpuMachine, slice_type, tpu_machine
-from controller.localcloud.apis.compute_engine.refusals import words_before_staging, wrong_size
-from controller.localcloud.apis.compute_engine.templates import check_startable, check_tpu_vm
-from controller.localcloud.apis.disks import check_sources
-from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, invalid_field
+from controller.localcloud.apis.compute_engine.templates import (
+    IMAGE_GB,
+    check_startable,
+    check_tpu_vm,
+    words_before_staging,
+    wrong_size,
+)
+from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, check_sources, invalid_field
 from controller.localcloud.apis.operations import BULK_INSERT, Effect
 from controller.localcloud.http.call import PROJECT, ApiCall, Handler, timestamp
 from controller.localcloud.http.errors import ApiError, not_found

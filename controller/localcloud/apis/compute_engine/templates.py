@@ -1,18 +1,71 @@
-"""Workload policies and regional instance templates: what a managed instance group of TPUs is made from."""
+"""What VMs with TPUs are made from: images, workload policies and regional instance templates; and their refusals.
+
+The refusals use the words that users of the real Compute Engine have seen.
+"""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from controller.localcloud.apis.catalog import Catalog
+from controller.localcloud.apis.catalog import HYPERDISK_GENERATIONS, Catalog, topologies, tpu_machine
 from controller.localcloud.apis.compute_engine.collections import Rules
-from controller.localcloud.apis.compute_engine.images import IMAGE_GB, check_image
-from controller.localcloud.apis.compute_engine.machines import HYPERDISK_GENERATIONS, topologies, tpu_machine
 from controller.localcloud.apis.networks import COMPUTE_KIND, invalid_field
-from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall
+from controller.localcloud.faults.faults import Words
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Handler
 from controller.localcloud.http.errors import ApiError, not_found
 from controller.localcloud.store import Document, Store
+
+_FAMILIES = {
+    "ubuntu-os-accelerator-images": r"ubuntu-accel-\d{4}-amd64-tpu-[-a-z0-9]+",
+    "debian-cloud": r"debian-\d+",
+    "ubuntu-os-cloud": r"ubuntu-(minimal-)?\d{4}-lts(-[a-z0-9]+)?",
+}
+"""Pattern of the known families of a project. Their names change too often for a list."""
+IMAGE_GB = 10
+_IMAGE = re.compile(
+    r"(?:.*/)?projects/([^/]+)/(?:global|zones/[^/]+)/(?:images/family|imageFamilyViews|images)/([^/]+)"
+)
+
+
+def check_image(reference: str, field: str) -> None:
+    """Raise ApiError 400 or 404 unless the URL names an image or a family that exists."""
+    found = _IMAGE.fullmatch(reference)
+    if found is None:
+        raise invalid_field(field, reference, "The URL is malformed.")
+    project, name = found.groups()
+    if not re.fullmatch(f"{_FAMILIES.get(project, '.+')}(-v\\d+)?", name):
+        raise not_found(reference[reference.find("projects/") :])
+
+
+class Images:
+    """Handlers; `root` is the URL of the API."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "compute.v1:images.getFromFamily": self._family,
+            "compute.v1:autoscalers.list": lambda _: {"kind": "compute#autoscalerList"},
+            "compute.v1:autoscalers.aggregatedList": lambda _: {"kind": "compute#autoscalerAggregatedList"},
+        }
+
+    def _family(self, call: ApiCall) -> Document:
+        project, family = call.path["project"], call.path["family"]
+        if not re.fullmatch(_FAMILIES.get(project, "(?!)"), family):
+            raise not_found(f"projects/{project}/global/images/family/{family}")
+        name = f"{family}-v20261101"
+        return {
+            "kind": "compute#image",
+            "name": name,
+            "family": family,
+            "status": "READY",
+            "diskSizeGb": str(IMAGE_GB),
+            "selfLink": f"{self._root}projects/{project}/global/images/{name}",
+        }
+
 
 _POLICIES = (
     "workloadPolicy",
@@ -160,3 +213,62 @@ def check_startable(properties: Mapping[str, Any]) -> None:
     if properties.get("resourcePolicies"):
         kinds = "VmMaintenancePolicy, GroupPlacementPolicy, InstanceSchedulePolicy"
         raise ApiError(400, f"Resource policy must have one of [{kinds}]")
+
+
+INTERNAL_ERROR = "Internal error. Please try again or contact Google Support. (Code: '-5708443290156853209')"
+
+
+def no_capacity(zone: str, machine: str) -> ApiError:
+    """Return the error of a zone without room. `zonesAvailable` is empty: Google names no other zone."""
+    message = (
+        f"The zone 'projects/{PROJECT}/zones/{zone}' does not have enough resources available to fulfill the "
+        f"request.  '(resource type:compute)'. A {machine} VM instance is currently unavailable in the {zone} zone. "
+        "zonesAvailable: ''"
+    )
+    return ApiError(503, message, status="UNAVAILABLE", reason="ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS")
+
+
+def quota_exceeded(name: str, limit: int, region: str) -> ApiError:
+    return ApiError(
+        403, f"Quota '{name}' exceeded.  Limit: {float(limit)} in region {region}.", reason="QUOTA_EXCEEDED"
+    )
+
+
+def wrong_size(size: int, wanted: int) -> ApiError:
+    """Return the refusal of a part of a slice: https://github.com/GoogleCloudPlatform/magic-modules/pull/17153."""
+    message = f"Target size should be {wanted} for given accelerator topology but was {size}."
+    return ApiError(400, f"Invalid value for field 'operation': ''. {message}")
+
+
+def words_before_staging(machine: str) -> Words:
+    """Return what faults say of a creation of VMs of this type before anything is staged."""
+    return partial(_creation_error, machine)
+
+
+def _creation_error(machine: str, spec: Document, zone: str, capacity: str, kind: str) -> ApiError | None:
+    region = zone.rpartition("-")[0]
+    match spec["kind"]:
+        case "stockout":
+            return no_capacity(zone, machine)
+        case "quota":
+            preemptible = capacity in ("spot", "flex_start")
+            return quota_exceeded("PREEMPTIBLE_TPUS" if preemptible else "TPUS_PER_TPU_FAMILY", 0, region)
+        case "permission":
+            message = f"Required 'compute.instances.create' permission for 'projects/{PROJECT}'"
+            return ApiError(403, message, reason="forbidden")
+        case "type_denied":
+            return ApiError(400, f"This user agent is not allowed to use the machine type {machine}.")
+        case "no_reservation":
+            message = f"Specified reservations [] do not exist in zone {zone}."
+            return ApiError(400, message)
+    return words_after_staging(spec, zone, capacity, kind) if spec["at"] == "request" else None
+
+
+def words_after_staging(spec: Document, *_: str) -> ApiError | None:
+    """Return what a fault says of a creation once its VMs have been staged, or None."""
+    match spec["kind"]:
+        case "internal":
+            return ApiError(500, INTERNAL_ERROR, reason="INTERNAL_ERROR")
+        case "failure":
+            return ApiError(spec["code"], spec["message"])
+    return None

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from controller.localcloud.http.call import select_fields
-from controller.localcloud.http.discovery import Discovery
+from controller.localcloud.http.discovery import Discovery, Validation
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.http.validation import Validation
 
 LOCATION = "tpu/v2/projects/p/locations/z"
 CRM = "cloudresourcemanager"

@@ -9,8 +9,7 @@ from typing import Any
 
 import asyncssh
 
-from controller.localcloud.http.discovery import Method, load_discovery
-from controller.localcloud.http.validation import Validation
+from controller.localcloud.http.discovery import Method, Validation, load_discovery
 from tests.controller.localcloud.harness import COMPUTE, INSTANCES, PROJECT, REGION, ZONE, EmulatedCloud, wait_for
 
 REGIONAL, ZONAL = f"{COMPUTE}/regions/{REGION}", f"{COMPUTE}/zones/{ZONE}"

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from controller.context import Context
-from controller.localcloud.http.discovery import Method, load_discovery
-from controller.localcloud.http.validation import Validation
+from controller.localcloud.http.discovery import Method, Validation, load_discovery
 from controller.resources.pod.compute_engine import bodies, states
 from controller.resources.pod.compute_engine.bodies import VmSpec, vm_spec
 from controller.resources.pod.compute_engine.states import Group

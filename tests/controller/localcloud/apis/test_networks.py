@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.localcloud.apis.firewall import ANY_PORT, LAPTOP_RANGE, FirewallRule, allows_tcp
+from controller.localcloud.apis.networks import ANY_PORT, LAPTOP_RANGE, FirewallRule, allows_tcp
 
 SSH: FirewallRule = {"allowed": [{"IPProtocol": "tcp", "ports": ["22"]}], "sourceRanges": ["0.0.0.0/0"]}
 INTERNAL: FirewallRule = {"allowed": [{"IPProtocol": "tcp"}, {"IPProtocol": "udp"}], "sourceRanges": ["10.0.0.0/16"]}

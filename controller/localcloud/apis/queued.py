@@ -5,11 +5,10 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from controller.localcloud.apis.catalog import Catalog
+from controller.localcloud.apis.nodes import Nodes, render_node
 from controller.localcloud.apis.operations import Effect, Operations, as_longrunning
-from controller.localcloud.apis.tpu.nodes import Nodes, render_node
-from controller.localcloud.apis.tpu.requested import capacity_tier, multi_slice_spec, requested_nodes, state_document
+from controller.localcloud.apis.quotas import capacity_tier, multi_slice_spec, requested_nodes, state_document
 from controller.localcloud.faults.faults import Faults
-from controller.localcloud.http import internal_errors
 from controller.localcloud.http.call import (
     PROJECT,
     PROJECT_NUMBER,
@@ -21,7 +20,7 @@ from controller.localcloud.http.call import (
     timestamp,
     with_number,
 )
-from controller.localcloud.http.errors import ApiError
+from controller.localcloud.http.errors import ApiError, internal_error
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 
@@ -133,7 +132,7 @@ class QueuedResources:
             for node_name in names:
                 await self.nodes.remove(node_name)
             if not isinstance(refusal, ApiError):
-                self._fail(queued, internal_errors.internal_error(refusal))
+                self._fail(queued, internal_error(refusal))
                 raise
             waiting = refusal.status == "RESOURCE_EXHAUSTED" and "no more capacity" in refusal.message
             if not waiting:

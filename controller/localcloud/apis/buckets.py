@@ -5,8 +5,7 @@ import re
 import time
 from typing import Any
 
-from controller.localcloud.apis.storage.blobs import Blobs
-from controller.localcloud.apis.storage.objects import Objects, StoredObject, check_conditions, object_resource
+from controller.localcloud.apis.objects import Blobs, Objects, StoredObject, check_conditions, object_resource
 from controller.localcloud.http.call import (
     PROJECT_NUMBER,
     ApiCall,

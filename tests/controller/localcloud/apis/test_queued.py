@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from controller.localcloud.apis.tpu.requested import state_document
+from controller.localcloud.apis.quotas import state_document
 from controller.localcloud.cloud import Cloud, assemble
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.settings import Settings

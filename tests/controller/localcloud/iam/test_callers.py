@@ -15,8 +15,8 @@ from controller.core.clock import Clock
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import NoCredentialsError
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.iam import tokens as token_module
-from controller.localcloud.iam.tokens import Tokens
+from controller.localcloud.iam import callers as token_module
+from controller.localcloud.iam.callers import Tokens
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
 from tests.controller.cli.verbs.run.test_up import let_go

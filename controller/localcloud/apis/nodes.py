@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.localcloud.apis.catalog import AcceleratorType, Catalog
-from controller.localcloud.apis.disks import check_attached
-from controller.localcloud.apis.networks import Networks
+from controller.localcloud.apis.networks import Networks, check_attached
 from controller.localcloud.apis.operations import Effect, Operations, PreviousDocument, as_longrunning
-from controller.localcloud.apis.quotas import Quotas
-from controller.localcloud.apis.tpu.requested import state_document
+from controller.localcloud.apis.quotas import Quotas, state_document
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import (
     PROJECT,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.localcloud.http.enabled_apis import EnabledApis
+from controller.localcloud.apis.projects import EnabledApis
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
