@@ -15,7 +15,6 @@ from typing import IO, Any
 
 from aiohttp import web
 
-from controller.localcloud.apis.billing import Billing
 from controller.localcloud.apis.buckets import Storage
 from controller.localcloud.apis.catalog import load_catalog
 from controller.localcloud.apis.compute import Compute
@@ -35,8 +34,7 @@ from controller.localcloud.apis.oslogin import OsLogin
 from controller.localcloud.apis.projects import EnabledApis, Projects
 from controller.localcloud.apis.queued import QueuedResources
 from controller.localcloud.apis.quotas import Quotas
-from controller.localcloud.apis.roles import CustomRoles
-from controller.localcloud.apis.secretmanager import SecretManager
+from controller.localcloud.apis.small_services import Billing, CustomRoles, SecretManager
 from controller.localcloud.faults.effects import FaultEffects
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.admin import Admin
@@ -163,8 +161,7 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
 def add_tpu_slices(compute: Compute, slices: Slices) -> tuple[Groups, TpuInstances]:
     """Let Compute make slices of TPUs; return the handlers of groups and instances."""
     parts = Parts(compute.store, compute.catalog, compute.root)
-    groups = Groups(slices, parts, compute.networks, compute.root, compute.begin_in_zone)
-    instances = TpuInstances(slices, compute.networks, compute.root, compute.begin_in_zone)
+    groups, instances = Groups(slices, parts, compute), TpuInstances(slices, compute)
     compute.rules = {
         INSTANCES.plural: instances.rules(),
         POLICIES.plural: parts.policies(),

@@ -91,10 +91,7 @@ class Storage:
         return self._show_bucket(bucket, call)
 
     def _bucket(self, call: ApiCall) -> Document:
-        bucket = self._store.get("bucket", call.path["bucket"])
-        if bucket is None:
-            raise ApiError(404, "The specified bucket does not exist.")
-        return bucket
+        return self._store.require("bucket", call.path["bucket"], "The specified bucket does not exist.")
 
     def _show_bucket(self, bucket: Document, call: ApiCall) -> Document:
         return {**bucket, "selfLink": f"{call.root_url}storage/v1/b/{bucket['name']}"}
@@ -136,8 +133,8 @@ class Storage:
 
     def _test_permissions(self, call: ApiCall) -> Document:
         resource = f"buckets/{self._bucket(call)['name']}"
-        held = call.held_permissions(call.required("permissions").split(","), resource)
-        return {"kind": "storage#testIamPermissionsResponse", **({"permissions": held} if held else {})}
+        call.required("permissions")
+        return {"kind": "storage#testIamPermissionsResponse", **call.test_permissions(resource)}
 
     def _layout(self, call: ApiCall) -> Document:
         bucket = self._bucket(call)

@@ -1,8 +1,5 @@
 """Compute v1: the handlers of all its collections (`COLLECTIONS`), of operations, projects, regions and zones."""
 
-import base64
-import hashlib
-import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,17 +21,19 @@ from controller.localcloud.apis.operations import Effect, Operations
 from controller.localcloud.apis.oslogin import PROJECT_METADATA_KIND
 from controller.localcloud.apis.quotas import Quotas
 from controller.localcloud.http.call import (
+    DEFAULT_ACCOUNT,
     PROJECT,
     PROJECT_NUMBER,
     ApiCall,
     Handler,
     check_project,
+    fingerprint,
     matches_filter,
     merge_patch,
     paginate,
     timestamp,
 )
-from controller.localcloud.http.errors import ApiError, already_exists, not_found
+from controller.localcloud.http.errors import ApiError, already_exists, not_found, not_ready
 from controller.localcloud.iam.policies import Policies
 from controller.localcloud.store import Document, Store
 from controller.localcloud.vms.machines import Instances
@@ -153,18 +152,16 @@ class Compute:
     def _check_ready(self, path: str) -> None:
         """Reject the use of a resource that is still being created."""
         if self.operations.is_pending(path):
-            raise ApiError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
+            raise not_ready(path)
 
-    def _find(self, collection: Collection, call: ApiCall, argument: str = "") -> tuple[str, Document]:
+    def find(self, collection: Collection, call: ApiCall, argument: str = "") -> tuple[str, Document]:
+        """Return path and document of the resource that a call names; raise ApiError 404 if there is none."""
         self._check_location(call)
         path = collection.path(call, call.path[argument or collection.singular])
-        resource = self.store.get(COMPUTE_KIND, path)
-        if resource is None:
-            raise not_found(path)
-        return path, resource
+        return path, self.store.require(COMPUTE_KIND, path, not_found(path).message)
 
     def _get(self, collection: Collection, call: ApiCall) -> Document:
-        return self._render(collection, *self._find(collection, call))
+        return self._render(collection, *self.find(collection, call))
 
     def _list(self, collection: Collection, call: ApiCall) -> Document:
         self._check_location(call)
@@ -184,7 +181,7 @@ class Compute:
         return {"kind": f"compute#{collection.singular}AggregatedList", "items": items}
 
     def _update(self, collection: Collection, call: ApiCall) -> Document:
-        path, resource = self._find(collection, call)
+        path, resource = self.find(collection, call)
         body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
         if call.method.http == "PUT":
             kept = {key: value for key, value in resource.items() if key in _OUTPUT_ONLY}
@@ -199,7 +196,7 @@ class Compute:
         return self._begin_operation(collection, call, "patch", path)
 
     def _delete(self, collection: Collection, call: ApiCall) -> Document:
-        path, _ = self._find(collection, call)
+        path, _ = self.find(collection, call)
         self._check_ready(path)
         rules = self._rules(collection)
         if users := [*self.networks.dependents(path), *rules.users(path)]:
@@ -222,7 +219,6 @@ class Compute:
 
     def _render(self, collection: Collection, path: str, resource: Document) -> Document:
         shown = {"kind": f"compute#{collection.singular}", "selfLink": self.root + path, **resource}
-        digest = hashlib.sha256(json.dumps(resource, sort_keys=True).encode()).digest()
         if collection.plural == "instances" and (verb := self.operations.current_verb(path)) in _TRANSITIONAL_STATUS:
             shown["status"] = _TRANSITIONAL_STATUS[verb]
         if "network" in resource:
@@ -230,7 +226,7 @@ class Compute:
         if collection.scope != "global":
             shown[collection.scope] = self.root + path.partition(f"/{collection.plural}/")[0]
         if collection.plural == "subnetworks":
-            shown["fingerprint"] = base64.b64encode(digest[:8]).decode()
+            shown["fingerprint"] = fingerprint(resource)
             shown.setdefault("privateIpGoogleAccess", False)
         if collection.plural == "networks" and (mine := self.networks.resources_of(path, "subnetworks")):
             shown["subnetworks"] = [self.root + subnetwork for subnetwork, _ in mine]
@@ -255,7 +251,7 @@ class Compute:
                 "fingerprint": "AAAAAAAAAAA=",
                 "items": (self.store.get("setting", PROJECT_METADATA_KIND) or {}).get("items", []),
             },
-            "defaultServiceAccount": f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com",
+            "defaultServiceAccount": DEFAULT_ACCOUNT,
         }
 
     def _set_metadata(self, call: ApiCall) -> Document:
@@ -279,7 +275,7 @@ class Compute:
         return {"kind": f"compute#{kind}List", **paginate(call, places, "items", "maxResults")}
 
     def _serial_port(self, call: ApiCall) -> Document:
-        path, _ = self._find(INSTANCES, call)
+        path, _ = self.find(INSTANCES, call)
         start = int(call.query.get("start", "0"))
         text, end = self.machines.serial_output(path, start)
         link = f"{self.root}{path}/serialPort"
@@ -292,10 +288,10 @@ class Compute:
         }
 
     def _get_policy(self, call: ApiCall) -> Document:
-        return self.policies.get(self._find(INSTANCES, call, "resource")[0])
+        return self.policies.get(self.find(INSTANCES, call, "resource")[0])
 
     def _set_policy(self, call: ApiCall) -> Document:
-        path, _ = self._find(INSTANCES, call, "resource")
+        path, _ = self.find(INSTANCES, call, "resource")
         return self.policies.set(path, call.body.get("policy", {}), conflict=412)
 
     def _operation_parent(self, call: ApiCall) -> str:
@@ -370,7 +366,7 @@ def _require_of_body(collection: Collection, call: ApiCall) -> None:
 def require_account(call: ApiCall, account: Mapping[str, Any]) -> None:
     """Raise ApiError 403 unless the caller may attach a service account to a VM."""
     email = account.get("email", "default")
-    email = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com" if email == "default" else email
+    email = DEFAULT_ACCOUNT if email == "default" else email
     call.require_permission("iam.serviceAccounts.actAs", f"projects/{PROJECT}/serviceAccounts/{email}")
 
 

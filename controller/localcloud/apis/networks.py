@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from controller.localcloud.apis.catalog import Catalog
-from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
+from controller.localcloud.http.call import DEFAULT_ACCOUNT, PROJECT
 from controller.localcloud.http.errors import ApiError, not_found
 from controller.localcloud.store import Document, Store
 
@@ -292,9 +292,7 @@ class Networks:
                 {**card, "network": network, "subnetwork": subnetwork, "networkIP": address, "name": f"nic{number}"}
             )
         accounts = [
-            {**account, "email": f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"}
-            if account.get("email") == "default"
-            else account
+            {**account, "email": DEFAULT_ACCOUNT} if account.get("email") == "default" else account
             for account in instance.get("serviceAccounts", ())
         ]
         return {**instance, "status": "RUNNING", "networkInterfaces": cards, "serviceAccounts": accounts}

@@ -11,8 +11,8 @@ from controller.localcloud.apis.operations import Effect, Operations, PreviousDo
 from controller.localcloud.apis.quotas import Quotas, state_document
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import (
+    DEFAULT_ACCOUNT,
     PROJECT,
-    PROJECT_NUMBER,
     ApiCall,
     Handler,
     as_proto,
@@ -101,9 +101,9 @@ class Nodes:
         }
         if kind.config:
             node["acceleratorConfig"] = kind.config
-        account = (body.get("serviceAccount") or {}).get("email") or _default_account()
+        account = (body.get("serviceAccount") or {}).get("email") or DEFAULT_ACCOUNT
         node["serviceAccount"] = {**(body.get("serviceAccount") or {}), "email": account}
-        if account != _default_account() and not is_visible(self.store.get("serviceAccount", account)):
+        if account != DEFAULT_ACCOUNT and not is_visible(self.store.get("serviceAccount", account)):
             raise ApiError(400, f"Cloud TPU received a bad request. Service account {account} does not exist.")
         if queued:
             node["queuedResource"] = queued
@@ -112,7 +112,7 @@ class Nodes:
 
     def check_account(self, call: ApiCall, body: Mapping[str, Any]) -> None:
         """Raise ApiError 403 unless the caller may attach the service account of a node."""
-        email = (body.get("serviceAccount") or {}).get("email") or _default_account()
+        email = (body.get("serviceAccount") or {}).get("email") or DEFAULT_ACCOUNT
         call.require_permission("iam.serviceAccounts.actAs", f"projects/{PROJECT}/serviceAccounts/{email}")
 
     def accelerator(self, location: str, body: Mapping[str, Any]) -> AcceleratorType:
@@ -212,10 +212,7 @@ class Nodes:
         return f"{self.location(call)}/nodes/{call.path['nodesId']}"
 
     def _find(self, name: str) -> Document:
-        node = self.store.get("node", name)
-        if node is None:
-            raise ApiError(404, f"Resource '{name}' was not found")
-        return node
+        return self.store.require("node", name, f"Resource '{name}' was not found")
 
     def _create(self, call: ApiCall) -> Document | Awaitable[Document]:
         location = self.location(call)
@@ -268,7 +265,7 @@ class Nodes:
         node = self._find(name)
         if node["state"] not in ("READY", "STOPPED"):
             raise _busy_error(name)
-        mask = [field for field in call.query.get("updateMask", "").split(",") if field]
+        mask = call.mask
         if not mask or not set(mask) <= set(_PATCHABLE):
             raise ApiError(400, f"updateMask must name some of: {', '.join(_PATCHABLE)}; it is '{','.join(mask)}'")
         for field in mask:
@@ -364,7 +361,3 @@ def render_node(node: Document) -> Document:
 
 def _busy_error(name: str) -> ApiError:
     return ApiError(409, f"Unable to queue the operation: another one is under way on {name}", status="ABORTED")
-
-
-def _default_account() -> str:
-    return f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"

@@ -271,8 +271,7 @@ class Objects:
         return items, prefixes, None
 
     def _check_bucket(self, bucket: str) -> None:
-        if self._store.get("bucket", bucket) is None:
-            raise ApiError(404, "The specified bucket does not exist.")
+        self._store.require("bucket", bucket, "The specified bucket does not exist.")
 
     def _describe(self, bucket: str, name: str, metadata: Mapping[str, Any]) -> Document:
         now = time.time()

@@ -72,10 +72,7 @@ class Operations:
 
     def get(self, name: str) -> Document:
         """Return the stored document; raise ApiError 404 if there is none."""
-        operation = self._store.get("operation", name)
-        if operation is None:
-            raise ApiError(404, f"Operation '{name}' was not found")
-        return operation
+        return self._store.require("operation", name, f"Operation '{name}' was not found")
 
     def list_under(self, parent: str) -> list[Document]:
         return [operation for _, operation in self._store.items("operation", f"{parent}/operations/")]

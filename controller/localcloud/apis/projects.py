@@ -6,7 +6,15 @@ from collections import Counter
 from typing import Any
 
 from controller.localcloud.apis.operations import Operations, as_longrunning
-from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Handler, check_project, paginate
+from controller.localcloud.http.call import (
+    DEFAULT_ACCOUNT,
+    PROJECT,
+    PROJECT_NUMBER,
+    ApiCall,
+    Handler,
+    check_project,
+    paginate,
+)
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.iam.policies import PROJECT_RESOURCE, Policies, format_etag, is_visible
 from controller.localcloud.settings import Settings
@@ -100,7 +108,9 @@ class Projects:
                 self._account(call)["name"]
             ),
             "iam.v1:projects.serviceAccounts.setIamPolicy": self._set_account_policy,
-            "iam.v1:projects.serviceAccounts.testIamPermissions": lambda call: _held(call, self._account(call)["name"]),
+            "iam.v1:projects.serviceAccounts.testIamPermissions": lambda call: call.test_permissions(
+                self._account(call)["name"]
+            ),
         }
         for version in ("v1", "v3"):
             table |= {
@@ -178,7 +188,7 @@ class Projects:
 
     def _test_permissions(self, call: ApiCall) -> Document:
         check_project(_project(call))
-        return _held(call, PROJECT_RESOURCE)
+        return call.test_permissions(PROJECT_RESOURCE)
 
     def _create_account(self, call: ApiCall) -> Document:
         check_project(_project(call))
@@ -202,17 +212,16 @@ class Projects:
 
     def _accounts(self) -> dict[str, Document]:
         """Return the project's service accounts by address, including Compute's default account."""
-        email = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
         default: Document = {
-            "name": f"projects/{PROJECT}/serviceAccounts/{email}",
-            "email": email,
+            "name": f"projects/{PROJECT}/serviceAccounts/{DEFAULT_ACCOUNT}",
+            "email": DEFAULT_ACCOUNT,
             "projectId": PROJECT,
             "uniqueId": PROJECT_NUMBER,
             "displayName": "Compute Engine default service account",
             "etag": format_etag(1),
         }
         shown = {email: account for email, account in self._store.items("serviceAccount") if is_visible(account)}
-        return {email: default} | {
+        return {DEFAULT_ACCOUNT: default} | {
             email: {key: value for key, value in account.items() if key != "visibleAt"}
             for email, account in shown.items()
         }
@@ -240,11 +249,6 @@ class Projects:
     def _delete_account(self, call: ApiCall) -> Document:
         self._store.delete("serviceAccount", self._account(call)["email"])
         return {}
-
-
-def _held(call: ApiCall, resource: str) -> Document:
-    held = call.held_permissions(list(call.body.get("permissions", ())), resource)
-    return {"permissions": held} if held else {}
 
 
 def _project(call: ApiCall) -> str:

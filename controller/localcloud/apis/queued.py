@@ -168,10 +168,7 @@ class QueuedResources:
 
     def _find(self, call: ApiCall) -> Document:
         name = f"{self.nodes.location(call)}/queuedResources/{call.path['queuedResourcesId']}"
-        queued = self.store.get("queued", name)
-        if queued is None:
-            raise ApiError(404, f"Resource '{name}' was not found")
-        return queued
+        return self.store.require("queued", name, f"Resource '{name}' was not found")
 
     def _get(self, call: ApiCall) -> Document:
         return _render_queued(self._find(call))

@@ -1,10 +1,10 @@
-"""Schema of `cloud.faults`: one class per kind of fault, and its trigger."""
+"""Schema of `cloud.faults`: the kinds of fault (`KINDS`), and their triggers."""
 
 import random
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from controller.localcloud.http.errors import ApiError
 
@@ -57,7 +57,7 @@ class FaultSpec(BaseModel):
         return None if self.after_seconds is None else self.after_seconds + self.delay_seconds
 
 
-class _OneShotSpec(FaultSpec):
+class OneShotSpec(FaultSpec):
     """Fault that strikes once."""
 
     needs_trigger: ClassVar[bool] = True
@@ -69,13 +69,13 @@ class _CountedSpec(FaultSpec):
     times: int = Field(1, ge=1)
 
 
-class _LastingSpec(FaultSpec):
+class LastingSpec(FaultSpec):
     """Fault that lasts for `seconds`."""
 
     seconds: float = Field(gt=0)
 
 
-class _NoticedSpec(_OneShotSpec):
+class _NoticedSpec(OneShotSpec):
     notice_seconds: float | None = Field(
         None, gt=0, description="how long before the fault the VMs' metadata servers announce it; null: they do not"
     )
@@ -84,53 +84,40 @@ class _NoticedSpec(_OneShotSpec):
 class PreemptionSpec(_NoticedSpec):
     """Preemption of all READY nodes, or of one."""
 
-    kind: Literal["preempted"]  # pyright: ignore[reportIncompatibleVariableOverride]
     node: str | None = Field(None, min_length=1, description="name of the pod to preempt; null: all")
 
 
 class MaintenanceSpec(_NoticedSpec):
     """Maintenance: nodes are REPAIRING for `seconds`, then READY again with rebooted VMs."""
 
-    kind: Literal["maintenance"]  # pyright: ignore[reportIncompatibleVariableOverride]
     seconds: float = Field(gt=0)
     new_host_keys: bool = Field(True, description="the VMs are rebuilt, as on another host, with new SSH host keys")
 
 
-class UnhealthySpec(_OneShotSpec):
+class WorkerSpec(OneShotSpec):
+    """Fault of one worker or of all."""
+
+    worker: int | None = Field(None, ge=0)
+
+
+class ProgramKilledSpec(WorkerSpec):
+    """`out_of_memory` makes it an OOM kill."""
+
+    out_of_memory: bool = False
+
+
+class UnhealthySpec(OneShotSpec):
     """Bad health of nodes, optionally with a symptom of one worker; programs keep running."""
 
-    kind: Literal["unhealthy"]  # pyright: ignore[reportIncompatibleVariableOverride]
     health: Literal["TIMEOUT", "UNHEALTHY_TENSORFLOW", "UNHEALTHY_MAINTENANCE"] = "TIMEOUT"
     symptom: Symptom | None = None
     worker: int | None = Field(None, ge=0)
     words: str = "The TPU does not answer"
 
 
-class ProgramKilledSpec(_OneShotSpec):
-    """Kill of the program of one worker or of all; `out_of_memory` makes it an OOM kill."""
-
-    kind: Literal["killed"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    worker: int | None = Field(None, ge=0)
-    out_of_memory: bool = False
-
-
-class ProgramFrozenSpec(_OneShotSpec):
-    """SIGSTOP of the program of one worker or of all: it stays alive and does nothing."""
-
-    kind: Literal["frozen"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    worker: int | None = Field(None, ge=0)
-
-
-class ControllerKilledSpec(_OneShotSpec):
-    """SIGKILL of the local Slipway process that sent the last request: the controller itself."""
-
-    kind: Literal["controller_killed"]  # pyright: ignore[reportIncompatibleVariableOverride]
-
-
-class WorkerClockSpec(_OneShotSpec):
+class WorkerClockSpec(OneShotSpec):
     """Clock skew in seconds of one worker or of all, visible to the agent, from the strike on."""
 
-    kind: Literal["worker_clock"]  # pyright: ignore[reportIncompatibleVariableOverride]
     seconds: float
     worker: int | None = Field(None, ge=0)
 
@@ -145,36 +132,15 @@ class CreationSpec(_CountedSpec):
     at: Literal["request", "operation"] = Field("operation", description="fail the request, or the operation")
 
 
-class StockoutSpec(CreationSpec):
-    """No capacity."""
+class RefusalSpec(CreationSpec):
+    """Failure of a creation that is found out at the request."""
 
-    kind: Literal["stockout"]  # pyright: ignore[reportIncompatibleVariableOverride]
-
-
-class DeniedSpec(CreationSpec):
-    """Exhausted quota of the project, or missing permission of the caller."""
-
-    kind: Literal["quota", "permission"]  # pyright: ignore[reportIncompatibleVariableOverride]
     at: Literal["request", "operation"] = "request"
-
-
-class NamedRefusalSpec(CreationSpec):
-    """A refusal in the words of field reports: of a type in this zone and tier, or "Reservation not found"."""
-
-    kind: Literal["type_denied", "no_reservation"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    at: Literal["request", "operation"] = "request"
-
-
-class InternalSpec(CreationSpec):
-    """Code 13 without a reason, which TPU creations meet every day."""
-
-    kind: Literal["internal"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class FailureSpec(CreationSpec):
     """Internal error of Google's."""
 
-    kind: Literal["failure"]  # pyright: ignore[reportIncompatibleVariableOverride]
     code: int = Field(500, ge=400, le=599, description="HTTP status code")
     message: str = "An internal error has occurred"
 
@@ -182,48 +148,37 @@ class FailureSpec(CreationSpec):
 class PermissionSpec(FaultSpec):
     """Loss of one permission, whatever the roles contain, as by a deny policy of the organization."""
 
-    kind: Literal["denied"]  # pyright: ignore[reportIncompatibleVariableOverride]
     permission: str = Field(pattern=r"^[a-z]+\.[a-zA-Z.]+$", description="e.g. compute.networks.create")
     client: Literal["laptop", "workers"] = Field("laptop", description="who loses it")
-
-
-class TokensExpiredSpec(_OneShotSpec):
-    """End of all access tokens issued so far: they are refused with 401."""
-
-    kind: Literal["tokens_expired"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class EndpointsSpec(_CountedSpec):
     """Wrong number of VMs in the next `times` nodes."""
 
-    kind: Literal["endpoints"]  # pyright: ignore[reportIncompatibleVariableOverride]
     endpoints: int = Field(ge=1)
 
 
 class ChipMissingSpec(_CountedSpec):
     """One chip less on a worker of the next `times` nodes that boot."""
 
-    kind: Literal["chip_missing"]  # pyright: ignore[reportIncompatibleVariableOverride]
     worker: int = Field(0, ge=0)
 
 
 class SliceCreationSpec(_CountedSpec):
     """End of the next `times` slices of Compute Engine in another state than ACTIVE."""
 
-    kind: Literal["slice_creation"]  # pyright: ignore[reportIncompatibleVariableOverride]
     state: Literal["FAILED", "INCOMPLETE", "ACTIVE_DEGRADED"]
     worker: int = Field(0, ge=0, description="the VM that does not run if INCOMPLETE")
     message: str = "An internal error has occurred"
 
 
-class SliceStateSpec(_OneShotSpec):
+class SliceStateSpec(OneShotSpec):
     """Change of the topology of all ACTIVE slices of Compute Engine.
 
     REACTIVATING: all VMs are down for `seconds`, then the slice is ACTIVE again. INCOMPLETE: VM `worker` has stopped.
     FAILED: all have. ACTIVE_DEGRADED: all run.
     """
 
-    kind: Literal["slice_state"]  # pyright: ignore[reportIncompatibleVariableOverride]
     state: Literal["REACTIVATING", "INCOMPLETE", "FAILED", "ACTIVE_DEGRADED"]
     worker: int = Field(0, ge=0)
     seconds: float = Field(1.0, gt=0)
@@ -233,7 +188,6 @@ class SliceStateSpec(_OneShotSpec):
 class QueuedStateSpec(_CountedSpec):
     """Failure of the next `times` queued resources that would become ACTIVE, or `seconds` in PROVISIONING."""
 
-    kind: Literal["queued"]  # pyright: ignore[reportIncompatibleVariableOverride]
     state: Literal["SUSPENDED", "FAILED", "PROVISIONING"]
     message: str = "The request could not be served"
     seconds: float = Field(0.0, ge=0, description="how long a request stays in PROVISIONING")
@@ -255,7 +209,6 @@ class _RequestSpec(_CountedSpec):
 class HttpSpec(_RequestSpec):
     """HTTP `status` for the next `times` requests whose "METHOD /path" matches."""
 
-    kind: Literal["http"]  # pyright: ignore[reportIncompatibleVariableOverride]
     status: int = Field(ge=400, le=599)
     retry_after: int | None = Field(None, ge=0, description="value of the Retry-After header in seconds")
     message: str | None = Field(None, description="message of the error response")
@@ -265,93 +218,82 @@ class HttpSpec(_RequestSpec):
 class ConnectionCutSpec(_RequestSpec):
     """Broken connection of the next `times` matching requests: before the work, mid-upload, or before the answer."""
 
-    kind: Literal["cut"]  # pyright: ignore[reportIncompatibleVariableOverride]
     at: Literal["request", "upload", "answer"] = "answer"
 
 
-class BrownoutSpec(_LastingSpec):
+class BrownoutSpec(LastingSpec):
     """Brownout: a share of all requests fails with 503, 429, or a connection that stalls and breaks."""
 
-    kind: Literal["brownout"]  # pyright: ignore[reportIncompatibleVariableOverride]
     share: float = Field(gt=0, le=1)
     client: Literal["laptop", "workers"] | None = Field(None, description="whose requests; null: all")
 
 
-class BucketOutageSpec(_LastingSpec):
-    """Outage of Cloud Storage: everybody's requests to it fail with 503, or stall and break; the other APIs work."""
-
-    kind: Literal["bucket_outage"]  # pyright: ignore[reportIncompatibleVariableOverride]
-
-
-class PartitionSpec(_LastingSpec):
+class PartitionSpec(LastingSpec):
     """Network partition: between the laptop and both Google's APIs and the workers, or between workers and APIs."""
 
-    kind: Literal["partition"]  # pyright: ignore[reportIncompatibleVariableOverride]
     client: Literal["laptop", "workers"] = "laptop"
 
 
-class DiskFullSpec(_LastingSpec):
+class DiskFullSpec(LastingSpec):
     """Full disk of one worker or of all: nothing can be written (Linux only)."""
 
-    kind: Literal["disk_full"]  # pyright: ignore[reportIncompatibleVariableOverride]
     needs_trigger: ClassVar[bool] = True
     worker: int | None = Field(None, ge=0)
 
 
-class ChipHeldSpec(_LastingSpec):
-    """A process that holds the first chip of one worker or of all, by default from when a node is READY."""
+class FromReadySpec(LastingSpec):
+    """Fault of one worker or of all, by default from when a node is READY."""
 
-    kind: Literal["chip_held"]  # pyright: ignore[reportIncompatibleVariableOverride]
     default_trigger: ClassVar[dict[str, float]] = {"after_seconds": 0.0}
     worker: int | None = Field(None, ge=0)
 
 
-class SshSpec(_LastingSpec):
-    """Refused or unresponsive SSH connections of one worker or of all, by default from when a node is READY."""
-
-    kind: Literal["ssh_refused", "ssh_frozen"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    default_trigger: ClassVar[dict[str, float]] = {"after_seconds": 0.0}
-    worker: int | None = Field(None, ge=0)
-
-
-AnyFaultSpec = Annotated[
-    PreemptionSpec | MaintenanceSpec | UnhealthySpec | ProgramKilledSpec | ProgramFrozenSpec | ControllerKilledSpec
-    | WorkerClockSpec | TokensExpiredSpec | PermissionSpec
-    | StockoutSpec | DeniedSpec | NamedRefusalSpec | InternalSpec | FailureSpec
-    | EndpointsSpec | ChipMissingSpec | QueuedStateSpec | SliceCreationSpec | SliceStateSpec
-    | ChipHeldSpec | HttpSpec | ConnectionCutSpec | BrownoutSpec | BucketOutageSpec | PartitionSpec | DiskFullSpec
-    | SshSpec,
-    Field(discriminator="kind"),
-]  # fmt: skip
-_FAULT_ADAPTER: TypeAdapter[Any] = TypeAdapter(AnyFaultSpec)
-ONE_SHOT_KINDS = (
-    "preempted",
-    "maintenance",
-    "unhealthy",
-    "killed",
-    "frozen",
-    "controller_killed",
-    "worker_clock",
-    "tokens_expired",
-    "slice_state",
+KINDS: dict[str, type[FaultSpec]] = {
+    "preempted": PreemptionSpec,
+    "maintenance": MaintenanceSpec,
+    "unhealthy": UnhealthySpec,
+    "killed": ProgramKilledSpec,
+    "frozen": WorkerSpec,  # SIGSTOP of the program: it stays alive and does nothing
+    "controller_killed": OneShotSpec,  # SIGKILL of the local Slipway process that sent the last request
+    "worker_clock": WorkerClockSpec,
+    "tokens_expired": OneShotSpec,  # end of all access tokens issued so far: they are refused with 401
+    "slice_state": SliceStateSpec,
+    "stockout": CreationSpec,  # no capacity
+    "quota": RefusalSpec,  # exhausted
+    "permission": RefusalSpec,  # of the caller, which lacks it
+    "type_denied": RefusalSpec,  # of a type in this zone and tier, in the words of field reports
+    "no_reservation": RefusalSpec,  # "Reservation not found", in the words of field reports
+    "internal": CreationSpec,  # code 13 without a reason, which TPU creations meet every day
+    "failure": FailureSpec,
+    "denied": PermissionSpec,
+    "endpoints": EndpointsSpec,
+    "chip_missing": ChipMissingSpec,
+    "queued": QueuedStateSpec,
+    "slice_creation": SliceCreationSpec,
+    "http": HttpSpec,
+    "cut": ConnectionCutSpec,
+    "brownout": BrownoutSpec,
+    "bucket_outage": LastingSpec,  # all requests to Cloud Storage fail with 503, or stall and break; the others do not
+    "partition": PartitionSpec,
+    "disk_full": DiskFullSpec,
+    "chip_held": FromReadySpec,  # a process holds the first chip
+    "ssh_refused": FromReadySpec,
+    "ssh_frozen": FromReadySpec,
+}
+"""Schema of each kind of fault."""
+ONE_SHOT_KINDS, CREATION_KINDS, LASTING_KINDS = (
+    tuple(kind for kind, schema in KINDS.items() if issubclass(schema, base))
+    for base in (OneShotSpec, CreationSpec, LastingSpec)
 )
-CREATION_KINDS = ("stockout", "quota", "permission", "type_denied", "no_reservation", "internal", "failure")
-LASTING_KINDS = ("brownout", "bucket_outage", "partition", "disk_full", "chip_held", "ssh_refused", "ssh_frozen")
-FAULT_KINDS = (
-    *ONE_SHOT_KINDS, *CREATION_KINDS, "denied", "endpoints", "chip_missing", "queued", "slice_creation", "http", "cut",
-    *LASTING_KINDS,
-)  # fmt: skip
 
 
 def parse_fault(spec: Any) -> FaultSpec:
     """Parse a fault as written in YAML; raise ApiError 400 naming the invalid key, or the known kinds."""
     kind = spec.get("kind") if isinstance(spec, dict) else None
-    if kind not in FAULT_KINDS:
-        raise ApiError(400, f"cloud.faults: unknown kind {kind!r}; known: {', '.join(FAULT_KINDS)}")
+    if kind not in KINDS:
+        raise ApiError(400, f"cloud.faults: unknown kind {kind!r}; known: {', '.join(KINDS)}")
     try:
-        return _FAULT_ADAPTER.validate_python(spec)
+        return KINDS[kind].model_validate(spec)
     except ValidationError as error:
-        text = "; ".join(
-            ": ".join([*(str(part) for part in problem["loc"][1:]), problem["msg"]]) for problem in error.errors()
-        )
+        text = "; ".join(": ".join([*(str(part) for part in one["loc"]), one["msg"]]) for one in error.errors())
         raise ApiError(400, f"cloud.faults ({kind}): {text}") from error

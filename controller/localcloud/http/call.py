@@ -1,5 +1,8 @@
 """Arguments of API method handlers, and helpers for their responses."""
 
+import base64
+import hashlib
+import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +14,8 @@ from controller.localcloud.http.errors import ApiError
 
 PROJECT = "slipway-local"
 PROJECT_NUMBER = "314159265358"
+DEFAULT_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
+"""Compute Engine's default account, an editor of most projects."""
 
 
 class Permits(Protocol):
@@ -37,8 +42,21 @@ class ApiCall:
         if self.judgement is not None:
             self.judgement.require(permission, resource)
 
-    def held_permissions(self, permissions: list[str], resource: str) -> list[str]:
-        return permissions if self.judgement is None else self.judgement.test(permissions, resource)
+    def test_permissions(self, resource: str) -> dict[str, Any]:
+        """Answer `testIamPermissions`, whose body or query names permissions: those that the caller holds."""
+        asked = self.query.get("permissions", "").split(",") if self.method.http == "GET" else ()
+        permissions = list(asked or self.body.get("permissions", ()))
+        held = permissions if self.judgement is None else self.judgement.test(permissions, resource)
+        return {"permissions": held} if held else {}
+
+    @property
+    def mask(self) -> list[str]:
+        """Fields that `updateMask` names."""
+        return [name for name in self.query.get("updateMask", "").split(",") if name]
+
+    def masked_body(self) -> dict[str, Any]:
+        """Return the fields of the body that `updateMask` names; all of them without a mask."""
+        return {key: value for key, value in self.body.items() if not self.mask or key in self.mask}
 
     def flag(self, name: str) -> bool:
         """Return a boolean query parameter; clients send `true` and `True`."""
@@ -71,6 +89,11 @@ def without_secrets(query: Mapping[str, str]) -> dict[str, str]:
 def timestamp(seconds: float) -> str:
     """Format as RFC 3339 in UTC, as Google does."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def fingerprint(value: Any) -> str:
+    """Return what changes with a document, as Compute's optimistic locking shows it."""
+    return base64.b64encode(hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()[:8]).decode()
 
 
 MAP_FIELDS = frozenset({"labels", "metadata"})

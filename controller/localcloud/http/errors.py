@@ -91,6 +91,11 @@ def not_found(what: str) -> ApiError:
     return ApiError(404, f"The resource '{what}' was not found")
 
 
+def not_ready(what: str) -> ApiError:
+    """Return error 400 in the wording of Compute, of a resource with an operation in progress."""
+    return ApiError(400, f"The resource '{what}' is not ready", reason="resourceNotReady")
+
+
 def already_exists(what: str) -> ApiError:
     """Return error 409 in the wording of Compute."""
     return ApiError(409, f"The resource '{what}' already exists", reason="alreadyExists")

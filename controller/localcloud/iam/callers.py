@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.localcloud.apis.oslogin import EMAIL
-from controller.localcloud.http.call import PROJECT_NUMBER
+from controller.localcloud.http.call import DEFAULT_ACCOUNT
 from controller.localcloud.http.errors import ApiError, unauthenticated
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
@@ -27,8 +27,6 @@ USER_SCOPES = (
     "https://www.googleapis.com/auth/sqlservice.login",
 )
 """Scopes of `gcloud auth application-default login`."""
-DEFAULT_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
-"""Compute Engine's default account, an editor of most projects."""
 
 
 @dataclass(frozen=True)

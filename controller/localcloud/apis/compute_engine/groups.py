@@ -1,24 +1,22 @@
 """Managed instance groups whose VMs are one TPU slice: made all at once, deleted together."""
 
-import base64
-import hashlib
-import json
 import secrets
 import string
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from controller.localcloud.apis.catalog import AcceleratorType, TpuMachine, check_allowed, slice_type, tpu_machine
+from controller.localcloud.apis.compute import Compute
 from controller.localcloud.apis.compute_engine.bulk import Slices, capacity_tier
 from controller.localcloud.apis.compute_engine.collections import GROUPS, Rules
 from controller.localcloud.apis.compute_engine.templates import Parts, check_startable, words_before_staging, wrong_size
-from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, invalid_field
+from controller.localcloud.apis.networks import COMPUTE_KIND, invalid_field
 from controller.localcloud.apis.operations import BULK_INSERT
-from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Handler, paginate, timestamp
-from controller.localcloud.http.errors import ApiError, not_found
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Handler, fingerprint, paginate, timestamp
+from controller.localcloud.http.errors import ApiError, not_ready
 from controller.localcloud.store import Document
 
 _BULK_ONLY = "MIGs with TPU accelerator topology require BULK mode in target size policy"
@@ -30,13 +28,11 @@ _SUFFIX = string.ascii_lowercase + string.digits
 
 @dataclass(eq=False)
 class Groups:
-    """Handlers beside those that all kinds share; `begin` starts and renders an operation in a zone."""
+    """Handlers beside those that all kinds share."""
 
     slices: Slices
     parts: Parts
-    networks: Networks
-    root: str
-    begin: Callable[..., Document]
+    compute: Compute
 
     def rules(self) -> Rules:
         return Rules(
@@ -85,13 +81,6 @@ class Groups:
             "zone": zone,
         }
 
-    def _find(self, call: ApiCall) -> tuple[str, Document]:
-        path = GROUPS.path(call, call.path["instanceGroupManager"])
-        group = self.slices.store.get(COMPUTE_KIND, path)
-        if group is None:
-            raise not_found(path)
-        return path, group
-
     def _made_of(self, group: Mapping[str, Any]) -> tuple[Document, TpuMachine, AcceleratorType]:
         """Return the properties of the VMs, their machine type and the slice of a group."""
         store = self.slices.store
@@ -103,13 +92,13 @@ class Groups:
         return template["properties"], machine, _slice_of(self.slices, machine, topology)
 
     def _resize(self, call: ApiCall) -> Document | Awaitable[Document]:
-        path, group = self._find(call)
+        path, group = self.compute.find(GROUPS, call)
         size = int(call.required("size"))
         properties, machine, kind = self._made_of(group)
         if size not in (0, kind.vms):
             raise wrong_size(size, kind.vms)
         if self.slices.operations.current_verb(path) in ("insert", "delete"):
-            raise ApiError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
+            raise not_ready(path)
         if size and not group["targetSize"]:
             tier = capacity_tier(properties.get("scheduling") or {})
             words, zone = words_before_staging(machine.name), group["zone"]
@@ -117,10 +106,10 @@ class Groups:
                 return refusal
         changed = {**group, "targetSize": size}
         self.slices.store.put(COMPUTE_KIND, path, changed)
-        operation = self.begin(call, "resize", path)
+        operation = self.compute.begin_in_zone(call, "resize", path)
         if size == 0 and group["targetSize"]:
             self.slices.leave(path)
-            self.begin(call, BULK_INSERT, path, "slice.remove")
+            self.compute.begin_in_zone(call, BULK_INSERT, path, "slice.remove")
         elif size and not group["targetSize"]:
             self._begin_size(path, changed)
         return operation
@@ -158,17 +147,17 @@ class Groups:
         creator = {"created-by": path, "instance-template": group["instanceTemplate"]}
         added = [{"key": key, "value": value.replace(PROJECT, PROJECT_NUMBER, 1)} for key, value in creator.items()]
         items = [*(properties.get("metadata") or {}).get("items", ()), *added]
-        return self.networks.prepare_resource("instances", zone, {**body, "metadata": {"items": items}}, "")
+        return self.compute.networks.prepare_resource("instances", zone, {**body, "metadata": {"items": items}}, "")
 
     def _managed(self, call: ApiCall) -> Document:
-        path, group = self._find(call)
+        path, group = self.compute.find(GROUPS, call)
         found = self.slices.of_owner(path)
         if found is None:
             return {}
-        version = {"instanceTemplate": self.root + group["instanceTemplate"]}
+        version = {"instanceTemplate": self.compute.root + group["instanceTemplate"]}
         managed = [
             {
-                "instance": self.root + instance_path,
+                "instance": self.compute.root + instance_path,
                 "name": instance_path.rpartition("/")[2],
                 "version": version,
                 "currentAction": _action(found, instance),
@@ -181,18 +170,18 @@ class Groups:
         return {"managedInstances": sorted(managed, key=lambda one: one["name"])}
 
     def _errors(self, call: ApiCall) -> Document:
-        path, group = self._find(call)
+        path, group = self.compute.find(GROUPS, call)
         found = self.slices.of_owner(path)
         attempt = (found or {}).get("attempt")
         if found is None or not attempt:
             return {}
-        version = {"instanceTemplate": self.root + group["instanceTemplate"]}
+        version = {"instanceTemplate": self.compute.root + group["instanceTemplate"]}
         items = [
             {
                 "error": error,
                 "timestamp": found["errorTime"],
                 "instanceActionDetails": {
-                    "action": "CREATING", "instance": self.root + instance_path, "version": version,
+                    "action": "CREATING", "instance": self.compute.root + instance_path, "version": version,
                 },
             }
             for instance_path, _ in self.slices.instances(found)
@@ -202,7 +191,7 @@ class Groups:
 
     def _delete_instances(self, call: ApiCall) -> Document:
         """Delete all VMs of a group; a part of a slice cannot be deleted."""
-        path, group = self._find(call)
+        path, group = self.compute.find(GROUPS, call)
         found = self.slices.of_owner(path)
         members = set(found["members"] if found else ())
         wanted = {str(url).rpartition("/")[2] for url in call.body.get("instances", ())}
@@ -213,11 +202,11 @@ class Groups:
             raise wrong_size(len(members - wanted), len(members))
         self.slices.store.put(COMPUTE_KIND, path, {**group, "targetSize": 0})
         self.slices.leave(path)
-        self.begin(call, BULK_INSERT, path, "slice.remove")
-        return self.begin(call, "deleteInstances", path)
+        self.compute.begin_in_zone(call, BULK_INSERT, path, "slice.remove")
+        return self.compute.begin_in_zone(call, "deleteInstances", path)
 
     def _resize_request(self, call: ApiCall) -> Document:
-        self._find(call)
+        self.compute.find(GROUPS, call)
         raise ApiError(400, "Creating resize requests for managed instance group with TPU is not allowed")
 
     def _list_unmanaged(self, call: ApiCall) -> Document:
@@ -228,8 +217,8 @@ class Groups:
                 "kind": "compute#instanceGroup",
                 "name": group["name"],
                 "size": len(found["members"]) if (found := self.slices.of_owner(path)) else 0,
-                "zone": self.root + GROUPS.parent(call),
-                "selfLink": self.root + path.replace("/instanceGroupManagers/", "/instanceGroups/"),
+                "zone": self.compute.root + GROUPS.parent(call),
+                "selfLink": self.compute.root + path.replace("/instanceGroupManagers/", "/instanceGroups/"),
             }
             for path, group in self.slices.store.items(COMPUTE_KIND, prefix)
         ]
@@ -237,16 +226,15 @@ class Groups:
 
     def _show(self, path: str, group: Document, shown: Document) -> None:
         found = self.slices.of_owner(path)
-        template = self.root + group["instanceTemplate"]
+        template = self.compute.root + group["instanceTemplate"]
         instances = [instance for _, instance in self.slices.instances(found)] if found else []
         actions = Counter(_action(found, instance) for instance in instances) if found else Counter()
-        digest = hashlib.sha256(json.dumps(group, sort_keys=True).encode()).digest()
         shown |= {
             "instanceTemplate": template,
             "versions": [{"instanceTemplate": template, "targetSize": {"calculated": group["targetSize"]}}],
-            "instanceGroup": self.root + path.replace("/instanceGroupManagers/", "/instanceGroups/"),
-            "resourcePolicies": {"workloadPolicy": self.root + group["resourcePolicies"]["workloadPolicy"]},
-            "fingerprint": base64.b64encode(digest[:8]).decode(),
+            "instanceGroup": self.compute.root + path.replace("/instanceGroupManagers/", "/instanceGroups/"),
+            "resourcePolicies": {"workloadPolicy": self.compute.root + group["resourcePolicies"]["workloadPolicy"]},
+            "fingerprint": fingerprint(group),
             "listManagedInstancesResults": group.get("listManagedInstancesResults", "PAGELESS"),
             "instanceLifecyclePolicy": {
                 "defaultActionOnFailure": "REPAIR",

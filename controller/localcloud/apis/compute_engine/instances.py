@@ -1,14 +1,12 @@
 """Instances: those with TPUs, and the methods that only instances have."""
 
-import base64
-import hashlib
-import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from controller.localcloud.apis.catalog import TpuMachine, slice_type, tpu_machine
+from controller.localcloud.apis.compute import Compute
 from controller.localcloud.apis.compute_engine.bulk import Slices, capacity_tier
 from controller.localcloud.apis.compute_engine.collections import INSTANCES, Rules
 from controller.localcloud.apis.compute_engine.templates import (
@@ -18,10 +16,10 @@ from controller.localcloud.apis.compute_engine.templates import (
     words_before_staging,
     wrong_size,
 )
-from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, check_sources, invalid_field
+from controller.localcloud.apis.networks import COMPUTE_KIND, check_sources, invalid_field
 from controller.localcloud.apis.operations import BULK_INSERT, Effect
-from controller.localcloud.http.call import PROJECT, ApiCall, Handler, timestamp
-from controller.localcloud.http.errors import ApiError, not_found
+from controller.localcloud.http.call import PROJECT, ApiCall, Handler, fingerprint, timestamp
+from controller.localcloud.http.errors import ApiError, not_ready
 from controller.localcloud.store import Document
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 90, 7200
@@ -31,12 +29,10 @@ _GUEST_ATTRIBUTE = "of type 'Guest Attribute'"
 
 @dataclass(eq=False)
 class TpuInstances:
-    """Rules of instances; `begin` starts and renders an operation in a zone."""
+    """Rules of instances, and handlers beside those that all kinds share."""
 
     slices: Slices
-    networks: Networks
-    root: str
-    begin: Callable[..., Document]
+    compute: Compute
 
     def rules(self) -> Rules:
         return Rules(
@@ -80,7 +76,7 @@ class TpuInstances:
         scheduling = body.get("scheduling") or {}
         valid = _valid_seconds(body.get("params") or {})
         body = {key: value for key, value in body.items() if key != "params"}
-        instance = self.networks.prepare_resource("instances", zone, body, path)
+        instance = self.compute.networks.prepare_resource("instances", zone, body, path)
         found = self.slices.add(path, machine.name, kind, [instance])
         if capacity_tier(scheduling) == "flex_start":
             self.slices.change(found, validUntil=None if valid is None else time.time() + valid)
@@ -114,17 +110,17 @@ class TpuInstances:
     def _show(self, path: str, instance: Document, shown: Document) -> None:
         cards = [dict(card) for card in instance.get("networkInterfaces", ())]
         for card in cards:
-            card |= {key: self.root + card[key] for key in ("network", "subnetwork")}
+            card |= {key: self.compute.root + card[key] for key in ("network", "subnetwork")}
         items = (instance.get("metadata") or {}).get("items", [])
         if "disks" in instance:
             shown["disks"] = [self._show_disk(path, index, disk) for index, disk in enumerate(instance["disks"])]
         shown |= {
             "networkInterfaces": cards,
-            "metadata": {"kind": "compute#metadata", "fingerprint": _fingerprint(items), "items": items},
-            "labelFingerprint": _fingerprint(instance.get("labels", {})),
+            "metadata": {"kind": "compute#metadata", "fingerprint": fingerprint(items), "items": items},
+            "labelFingerprint": fingerprint(instance.get("labels", {})),
         }
         if self._machine(instance) is not None:
-            shown["machineType"] = self.root + instance["machineType"]
+            shown["machineType"] = self.compute.root + instance["machineType"]
             ends = (self.slices.of_instance(path) or {}).get("ends")
             if ends and instance["status"] == "RUNNING":
                 shown["resourceStatus"] = {"scheduling": {"terminationTimestamp": timestamp(ends)}}
@@ -143,23 +139,16 @@ class TpuInstances:
             "type": "PERSISTENT",
             "mode": "READ_WRITE",
             **{key: value for key, value in disk.items() if key != "initializeParams"},
-            "source": self.root + source[source.find("projects/") :],
+            "source": self.compute.root + source[source.find("projects/") :],
             "diskSizeGb": str(made.get("diskSizeGb") or IMAGE_GB),
         }
 
     def _machine(self, instance: Document) -> TpuMachine | None:
         return tpu_machine(str(instance.get("machineType", "")))
 
-    def _find(self, call: ApiCall) -> tuple[str, Document]:
-        path = INSTANCES.path(call, call.path["instance"])
-        instance = self.slices.store.get(COMPUTE_KIND, path)
-        if instance is None:
-            raise not_found(path)
-        return path, instance
-
     def _alone(self, call: ApiCall) -> tuple[str, Document, Document]:
         """Return path, instance and slice of a TPU VM that is a slice by itself."""
-        path, instance = self._find(call)
+        path, instance = self.compute.find(INSTANCES, call)
         found = self.slices.of_instance(path)
         if found is None:
             raise ApiError(501, "The emulated cloud does this only with TPU VMs.")
@@ -170,23 +159,23 @@ class TpuInstances:
     def _stop(self, call: ApiCall) -> Document:
         path, instance, found = self._alone(call)
         if instance["status"] == "TERMINATED":
-            return self.begin(call, "stop", path)
+            return self.compute.begin_in_zone(call, "stop", path)
         if instance["status"] != "RUNNING":
-            raise ApiError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
+            raise not_ready(path)
         self.slices.store.put(COMPUTE_KIND, path, {**instance, "status": "STOPPING"})
         self.slices.change(found, phase="STOPPED")
         self.slices.store.delete("boot", path)
-        return self.begin(call, "stop", path, "instance.stopped")
+        return self.compute.begin_in_zone(call, "stop", path, "instance.stopped")
 
     def _start(self, call: ApiCall) -> Document:
         path, instance, found = self._alone(call)
         if instance["status"] == "RUNNING":
-            return self.begin(call, "start", path)
+            return self.compute.begin_in_zone(call, "start", path)
         if instance["status"] != "TERMINATED":
-            raise ApiError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
+            raise not_ready(path)
         self.slices.store.put(COMPUTE_KIND, path, {**instance, "status": "PROVISIONING"})
         self.slices.change(found, phase="PENDING")
-        return self.begin(call, "start", path, "slice.advance")
+        return self.compute.begin_in_zone(call, "start", path, "slice.advance")
 
     async def _on_stopped(self, path: str) -> None:
         found = self.slices.of_instance(path)
@@ -196,21 +185,21 @@ class TpuInstances:
                 self.slices.store.put(COMPUTE_KIND, path, {**instance, "status": "TERMINATED"})
 
     def _set_metadata(self, call: ApiCall) -> Document:
-        path, instance = self._find(call)
+        path, instance = self.compute.find(INSTANCES, call)
         items = (instance.get("metadata") or {}).get("items", [])
         _check_fingerprint(call.body.get("fingerprint"), items, "metadata")
         self.slices.store.put(COMPUTE_KIND, path, {**instance, "metadata": {"items": call.body.get("items", [])}})
-        return self.begin(call, "setMetadata", path)
+        return self.compute.begin_in_zone(call, "setMetadata", path)
 
     def _set_labels(self, call: ApiCall) -> Document:
-        path, instance = self._find(call)
+        path, instance = self.compute.find(INSTANCES, call)
         _check_fingerprint(call.body.get("labelFingerprint"), instance.get("labels", {}), "label")
         self.slices.store.put(COMPUTE_KIND, path, {**instance, "labels": call.body.get("labels", {})})
-        return self.begin(call, "setLabels", path)
+        return self.compute.begin_in_zone(call, "setLabels", path)
 
     def _guest_attributes(self, call: ApiCall) -> Document:
         """Return what a VM has published, by `queryPath` or `variableKey`; 404 before there is any."""
-        path, instance = self._find(call)
+        path, instance = self.compute.find(INSTANCES, call)
         query, key = call.query.get("queryPath", ""), call.query.get("variableKey", "")
         worker = self.slices.workers.vms.of_instance(path) if instance["status"] == "RUNNING" else None
         items = self.slices.workers.guest_attributes(worker) if worker else []
@@ -218,17 +207,22 @@ class TpuInstances:
         items = [item for item in items if namespace in ("", item["namespace"]) and name in ("", item["key"])]
         if not items:
             raise ApiError(404, f"The resource '{key or query}' {_GUEST_ATTRIBUTE} was not found.")
-        shown: Document = {"kind": "compute#guestAttributes", "selfLink": f"{self.root}{path}/guestAttributes/{query}"}
+        shown: Document = {
+            "kind": "compute#guestAttributes",
+            "selfLink": f"{self.compute.root}{path}/guestAttributes/{query}",
+        }
         if key:
             return {**shown, "variableKey": key, "variableValue": items[0]["value"]}
         return {**shown, "queryPath": query, "queryValue": {"items": items}}
 
     def _maintain(self, call: ApiCall) -> Document:
         """Take the VMs of a slice down for maintenance: a spot slice is preempted, another one restarts."""
-        path, instance = self._find(call)
+        path, instance = self.compute.find(INSTANCES, call)
         if self.slices.of_instance(path) is None or instance["status"] != "RUNNING":
-            raise ApiError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
-        return self.begin(call, "compute.instances.simulateMaintenanceEvent", path, "instance.maintained")
+            raise not_ready(path)
+        return self.compute.begin_in_zone(
+            call, "compute.instances.simulateMaintenanceEvent", path, "instance.maintained"
+        )
 
     async def _on_maintained(self, path: str) -> None:
         found = self.slices.of_instance(path)
@@ -249,10 +243,6 @@ def _valid_seconds(params: Mapping[str, Any]) -> int | None:
     return None if asked is None else int(asked)
 
 
-def _fingerprint(value: Any) -> str:
-    return base64.b64encode(hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()[:8]).decode()
-
-
 def _check_fingerprint(given: Any, value: Any, what: str) -> None:
-    if given is not None and given != _fingerprint(value):
+    if given is not None and given != fingerprint(value):
         raise ApiError(412, f"Supplied fingerprint does not match current {what} fingerprint.")

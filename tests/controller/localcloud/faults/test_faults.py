@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from controller.localcloud.faults.spec import FAULT_KINDS, parse_fault
+from controller.localcloud.faults.spec import KINDS, parse_fault
 from controller.localcloud.http.errors import ApiError
 from tests.controller.localcloud.harness import NODES, EmulatedCloud, wait_for
 
@@ -39,8 +39,8 @@ def test_a_moment_drawn_from_a_seed_is_the_same_for_the_same_seed() -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"kind": "preemptd"}, f"known: {', '.join(FAULT_KINDS)}"),
-        ({}, f"known: {', '.join(FAULT_KINDS)}"),
+        ({"kind": "preemptd"}, f"known: {', '.join(KINDS)}"),
+        ({}, f"known: {', '.join(KINDS)}"),
         ({"kind": "preempted"}, "exactly one of after_object, after_seconds, after_requests and within_seconds"),
         ({"kind": "frozen", "worker": 1}, "exactly one of after_object, after_seconds"),
         ({"kind": "preempted", "after_object": "a", "after_seconds": 1}, "exactly one of"),
