@@ -9,8 +9,7 @@ from pathlib import Path
 from controller.core.clock import Clock
 from controller.core.events import Events
 from controller.gcp.client import GoogleClient
-from controller.ssh.fleet import Fleet
-from controller.ssh.fleets import Fleets, SshTarget
+from controller.ssh.fleet import Fleet, Fleets, SshTarget
 from controller.ssh.login import Login
 
 

@@ -24,7 +24,7 @@ from rich.console import Console  # noqa: E402
 from rich.text import Text  # noqa: E402
 
 from controller.cli import main as command_line  # noqa: E402
-from controller.cli.verbs.run import up  # noqa: E402
+from controller.cli.verbs import up  # noqa: E402
 from controller.cli.view import View  # noqa: E402
 from controller.core.clock import Clock  # noqa: E402
 from controller.core.events import Event  # noqa: E402

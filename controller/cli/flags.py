@@ -283,9 +283,22 @@ VERBS: dict[str, Verb] = {
 """Verbs in the order of the help, the most important first."""
 
 
-def module_of(verb: str) -> str:
-    """Return the module that implements a verb; it lies in the folder of the verb's group."""
-    return f"controller.cli.verbs.{VERBS[verb].group}.{verb}"
+MODULES = {
+    "up": ("plan", "fit", "up", "run"), "trials": ("rehearse", "witness"), "status": ("status",),
+    "runs": ("runs",), "grants": ("capacity",), "reports": ("report", "tensorboard"), "verify": ("verify",),
+    "on_workers": ("exec", "ssh", "forward", "logs"), "results": ("get", "export", "chat", "generate"),
+    "down": ("cancel", "stop", "down"), "billed": ("orphans",), "clouds": ("init", "localcloud"),
+}  # fmt: skip
+"""Modules of `controller/cli/verbs/`, with the verbs that each implements as `run_VERB`."""
+
+
+def module_of(verb: str, *, of_sweep: bool = False) -> str:
+    """Return the module that implements a verb; with -m, for the runs of a sweep."""
+    if of_sweep:
+        return "controller.cli.verbs.sweeps"
+    of_command_line = {"completion": "completion", "help": "help", "version": "help"}
+    found = next((f"verbs.{name}" for name, verbs in MODULES.items() if verb in verbs), of_command_line.get(verb))
+    return f"controller.cli.{found}"
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,14 +1,18 @@
-"""Print `slipway --help` and `slipway VERB --help`: in color on a terminal, plain elsewhere, or JSON."""
+"""`slipway help`: print a page in color on a terminal, plain elsewhere, or JSON; open the documentation. `version`."""
 
+import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from controller.cli.flags import COMPLETION_QUERY, GROUPS, HELP, VERBS, Flag, flags
+from controller.cli.main import Command, resolve_verb
 from controller.config.compose import CONFIG_DIR, config_groups
+from controller.core.errors import ConfigError
 from controller.core.layout import width_of, wrap
 from controller.core.printable import unsanitized_stream
 
@@ -51,8 +55,11 @@ BEHIND = {
 }  # fmt: skip
 """What a verb takes after its overrides."""
 DOCS = CONFIG_DIR.parent / "docs"
-
 Rows = Iterable[tuple[str, str]]
+SOURCE = CONFIG_DIR.parent
+"""Folder of mkdocs.yml."""
+PARTS = ("docs", "conf", "controller/cli", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml")
+"""What the pages are made of."""
 
 
 def print_help(verb: str | None, *, as_json: bool) -> None:
@@ -164,3 +171,77 @@ def _draw(sections: Iterable[tuple[str, str | Rows]]) -> None:
             row = wrap(f"  {left:<{indent - 2}}{right}", width, indent)
             lines.append(f"  {cyan}{row[2:indent]}{end}{row[indent:]}")
     print("\n".join(lines), file=screen)
+
+
+def build_site(state_dir: Path) -> Path:
+    """Build the site unless this version of it exists; return its folder.
+
+    Raises:
+        ConfigError: mkdocs is not installed, this Slipway has no docs/, or the build failed.
+    """
+    import hashlib
+    import subprocess
+
+    if not (SOURCE / "mkdocs.yml").is_file():
+        raise ConfigError("the documentation is part of the repository, and this Slipway is installed without it")
+    if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("material") is None:
+        raise ConfigError("the site is built with MkDocs: run `python -m pip install 'slipway[docs]'`")
+    version_hash = hashlib.sha256()  # of the names, sizes and times of the files that the site is made of
+    for path in (SOURCE / part for part in PARTS):
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file() and "__pycache__" not in file.parts:
+                version_hash.update(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}\n".encode())
+    folder = state_dir / "site" / version_hash.hexdigest()[:12]
+    if (folder / "index.html").is_file():
+        return folder
+    print("building the documentation, a few seconds", file=sys.stderr)
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=SOURCE, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"the documentation could not be built:\n{(done.stdout + done.stderr).strip()}")
+    return folder
+
+
+def show_site(state_dir: Path, verb: str | None, browse: Callable[[str], Any] | None = None) -> int:
+    """Serve the site on loopback and open it in a browser, at the page of a verb or the first one, until Ctrl-C."""
+    import webbrowser
+    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+    folder = build_site(state_dir)
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args, directory=str(folder))
+
+        def log_message(self, format: str, *args: Any) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        page = f"reference/commands.html#slipway-{verb}" if verb else "index.html"
+        address = f"http://127.0.0.1:{server.server_port}/{page}"
+        print(f"{address}  (Ctrl-C ends it)", flush=True)
+        threading.Thread(target=browse or webbrowser.open, args=(address,), daemon=True).start()
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+    return 0
+
+
+def run_help(command: Command) -> int:
+    """`slipway help [VERB]`: print the same help as --help, or show the documentation in a browser."""
+    topic = None if command.flags.topic is None else resolve_verb(command.flags.topic)
+    if command.flags.web:
+        return show_site(command.options.state_dir, topic)
+    print_help(topic, as_json=command.flags.json)
+    return 0
+
+
+def run_version(command: Command) -> int:
+    """`slipway version`, `slipway --version`: print which Slipway this is."""
+    from importlib.metadata import version
+
+    installed = version("slipway")
+    print(json.dumps({"version": installed}) if command.flags.json else f"slipway {installed}")
+    return 0

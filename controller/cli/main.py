@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from controller.cli.flags import HELP, PROGRAM_VERBS, REMAINDER_VERBS, VERBS, module_of, parser
 from controller.config.compose import OVERRIDE, config_groups
@@ -49,7 +48,7 @@ class Command:
 
 
 def _spinner(*, quiet: bool) -> AbstractContextManager[Callable[[str], object]]:
-    from controller.cli.spinner import Spinner  # most verbs that need no config show none
+    from controller.cli.view import Spinner  # most verbs that need no config show none
 
     return Spinner(quiet=quiet)
 
@@ -209,10 +208,9 @@ def run(argv: Sequence[str]) -> int:
 def _run(argv: Sequence[str]) -> int:
     try:
         command = with_recalled(with_program(parse(argv)))
-        if getattr(command.flags, "multirun", False):
-            return importlib.import_module("controller.cli.verbs.run.sweep").VERBS[command.verb](command)
-        verb: Any = importlib.import_module(module_of(command.verb))  # only this verb's imports are paid for
-        return verb.run(command)
+        name = module_of(command.verb, of_sweep=getattr(command.flags, "multirun", False))
+        module = importlib.import_module(name)  # only this verb's imports are paid for
+        return getattr(module, f"run_{command.verb}")(command)
     except SlipwayError as error:
         width = width_of(sys.stderr)
         for problem in error.problems if isinstance(error, ConfigError) else [str(error)]:

@@ -22,8 +22,7 @@ from controller.here.fleet import open_fleet
 from controller.plan.project import bucket_name
 from controller.ssh.iap import ENDPOINT
 from controller.ssh.login import Login
-from controller.ssh.public_ip import find_public_ip
-from controller.ssh.route import PodConnector
+from controller.ssh.route import PodConnector, find_public_ip
 
 HERE = "here"
 """Stands in place of a project for `cloud=here`."""

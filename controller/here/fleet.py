@@ -12,7 +12,7 @@ from pathlib import Path
 from conf.schema.infra.cloud import HereCloud
 from controller.config.this_machine import JAX_NAMES, Devices, find_devices
 from controller.here.link import HERE, LocalLink
-from controller.ssh.agent_bundle import build_bundle
+from controller.ssh.agent_link import build_bundle
 from controller.ssh.connect import ConnectionParams
 from controller.ssh.fleet import Fleet
 

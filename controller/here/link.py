@@ -13,8 +13,7 @@ from typing import IO, Any
 
 from controller.agent.formats import dump
 from controller.core.errors import ConfigError
-from controller.ssh.agent_bundle import AgentBundle
-from controller.ssh.agent_link import AgentLink, late_after
+from controller.ssh.agent_link import AgentBundle, AgentLink, late_after
 
 CHUNK = 1 << 16
 QUEUED_CHUNKS = 16

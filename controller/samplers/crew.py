@@ -30,8 +30,7 @@ from controller.run import drive as running
 from controller.run.launch import running_runs
 from controller.run.options import RunOptions
 from controller.run.standby import LeaderGaveUpError
-from controller.samplers.ending import end_pod
-from controller.samplers.replaced import ReplacedRuns
+from controller.samplers.ending import ReplacedRuns, end_pod
 
 SHUTDOWN_SECONDS = 10.0
 """Time for the threads to release their pods; a worker may be slow to answer."""

@@ -1,14 +1,20 @@
-"""The protocol of the agent on one worker, over whatever carries its input and output."""
+"""The agent on a worker: its package in one zip file, and its protocol, over whatever carries its input and output."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import math
+import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, get_args
 
+import controller.agent
 from controller.agent import protocol
 from controller.agent.formats import format_problem
 from controller.core.type_check import type_problem
@@ -31,6 +37,39 @@ MAX_WORDS = 20_000
 """Characters of an error of the agent that are kept, and of its details, which end in what matters."""
 LATE_SECONDS = 5.0
 """After the time limit of a command, what has arrived by then is read for so long: we may have been stopped."""
+
+
+@dataclass(frozen=True)
+class AgentBundle:
+    """Zip file of the agent. `name` is its file name on a worker and contains the hash of `content`."""
+
+    name: str
+    content: bytes
+
+    def shell(self, command: str) -> str:
+        """Return the shell command that runs a command of the agent; exit code 2 means that the agent is missing.
+
+        Python starts faster from what the zip file has unpacked. `sh`, because the user's shell is unknown.
+        """
+        folder = f"~/.slipway/{self.name.removesuffix('.pyz')}"
+        unpacked = f'test -e "$a/__main__.py" && exec python3 "$a/__main__.py" {command}'
+        return f"sh -c 'a={folder}; {unpacked}; exec python3 \"$a.pyz\" {command}'"
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+
+def build_bundle() -> AgentBundle:
+    """Pack the agent of this installation. The same files give the same bytes on every host."""
+    package = Path(controller.agent.__file__).parent
+    files = {f"slipway_agent/{p.relative_to(package).as_posix()}": p.read_bytes() for p in package.rglob("*.py")}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in sorted({**files, "__main__.py": files["slipway_agent/__main__.py"]}.items()):
+            archive.writestr(zipfile.ZipInfo(name), content)
+    content = buffer.getvalue()
+    return AgentBundle(f"agent-{hashlib.sha256(content).hexdigest()[:12]}.pyz", content)
 
 
 class AgentLink(ABC):

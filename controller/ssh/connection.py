@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from controller.agent.formats import dump
-from controller.ssh.agent_bundle import AgentBundle
-from controller.ssh.agent_link import AgentLink, late_after
+from controller.ssh.agent_link import AgentBundle, AgentLink, late_after
 from controller.ssh.connect import ConnectionParams, WorkerError
 
 if TYPE_CHECKING:

@@ -1,5 +1,7 @@
 """Account on the workers: an SSH key in the VMs' metadata, or in the user's OS Login profile."""
 
+import os
+import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -7,13 +9,96 @@ from pathlib import Path
 from controller.core.clock import Clock
 from controller.core.errors import SlipwayError
 from controller.gcp.client import GoogleClient
-from controller.gcp.errors import ConflictError, NotFoundError
-from controller.gcp.os_login import OsLogin
+from controller.gcp.errors import ConflictError, ForbiddenError, NotFoundError
 from controller.gcp.worker_vms import WorkerVms
-from controller.ssh.client_key import public_key_line
 
+KEY_FILE_NAME = "id_ed25519"
 CONFLICT_SECONDS = 120.0
 """How long a node may be busy with another change before our key cannot be added."""
+
+
+def private_key(folder: Path) -> Path:
+    """Return the private key's file (OpenSSH format, mode 0600). Of several processes, the first creates the key."""
+    path = folder / KEY_FILE_NAME
+    if not path.exists():
+        _generate(path)
+    return path
+
+
+def public_key_line(folder: Path, comment: str) -> str:
+    """Return `ssh-ed25519 AAAA… comment`, as in `authorized_keys` or, after `user:`, in `ssh-keys` metadata."""
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_ssh_private_key(private_key(folder).read_bytes(), password=None)
+    encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    return f"{key.public_key().public_bytes(encoding, form).decode()} {comment}"
+
+
+def _generate(path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    text = ed25519.Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{KEY_FILE_NAME}.") as draft:  # 0600
+        draft.write(text)
+        draft.flush()
+        try:
+            os.link(draft.name, path)
+        except FileExistsError:  # another controller created the key first
+            return
+
+
+class OsLogin:
+    """The caller's OS Login profile in a project."""
+
+    def __init__(self, google: GoogleClient, project: str) -> None:
+        self._google, self._project = google, project
+
+    @cached_property
+    def is_enforced(self) -> bool:
+        """Return whether the project's metadata enforces OS Login; False without permission to read it."""
+        try:
+            answer = self._google.call("compute", "projects.get", project=self._project)
+        except ForbiddenError:
+            return False
+        items = answer.get("commonInstanceMetadata", {}).get("items", [])
+        return any(i["key"] == "enable-oslogin" and i.get("value", "").upper() == "TRUE" for i in items)
+
+    def login(self, public_key: str) -> str | None:
+        """Return our user name on the VMs, or None until this key is in our profile."""
+        name = f"users/{self._email}"
+        try:
+            profile = self._google.call("oslogin", "users.getLoginProfile", name=name, projectId=self._project)
+        except NotFoundError:
+            return None
+        keys = [key.get("key", "").split()[:2] for key in profile.get("sshPublicKeys", {}).values()]
+        accounts = sorted(profile.get("posixAccounts", []), key=lambda account: not account.get("primary", False))
+        return accounts[0]["username"] if accounts and public_key.split()[:2] in keys else None
+
+    def add_key(self, public_key: str) -> None:
+        """Add a key to our profile, which also creates the account."""
+        self._google.call(
+            "oslogin",
+            "users.importSshPublicKey",
+            parent=f"users/{self._email}",
+            projectId=self._project,
+            body={"key": public_key},
+        )
+
+    @cached_property
+    def _email(self) -> str:
+        if known := self._google.service_account:
+            return known
+        email = self._google.call("oauth2", "userinfo.get").get("email")
+        if not email:
+            raise SlipwayError(
+                "OS Login needs your email address, which these credentials do not include; run `gcloud auth "
+                "application-default login` again, or set ssh.os_login=false if the project allows it"
+            )
+        return email
 
 
 @dataclass

@@ -13,10 +13,10 @@ from controller.gcp.client import GoogleClient
 from controller.gcp.errors import ForbiddenError, GoogleError
 from controller.gcp.firewall_rules import admits
 from controller.gcp.names import TAG, leaf
-from controller.ssh.fleet import Fleet
-from controller.ssh.fleets import SshTarget
+from controller.ssh.connect import ConnectionParams
+from controller.ssh.fleet import Fleet, SshTarget
 from controller.ssh.iap import ENDPOINT, IapTunnel
-from controller.ssh.login import Login
+from controller.ssh.login import Login, private_key
 
 Route = Literal["external", "iap", "internal"]
 Rule = dict[str, Any]
@@ -31,6 +31,25 @@ NO_ATTRIBUTES_HINT = (
 )
 NOTHING_PUBLISHED = (400, 404, 412)
 """Answers about a VM that has not published any guest attribute yet."""
+
+
+IP_SERVICES = ("https://checkip.amazonaws.com", "https://ipv4.icanhazip.com")
+"""Each returns the caller's IPv4 address as text; the second is the fallback."""
+IP_SECONDS = 5.0
+
+
+def find_public_ip(services: tuple[str, ...] = IP_SERVICES) -> str | None:
+    """Return the public IPv4 address, or None if no service answers. Uses the network."""
+    import urllib.request
+
+    for service in services:
+        try:
+            with urllib.request.urlopen(service, timeout=IP_SECONDS) as answer:  # noqa: S310 - the addresses are above
+                text = answer.read(64).decode().strip()
+            return str(ipaddress.IPv4Address(text))
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 @dataclass(frozen=True)
@@ -53,9 +72,6 @@ class PodConnector:
 
     def connect(self, pod: SshTarget) -> Fleet:
         """Return the connections to the workers. Each opens on first use."""
-        from controller.ssh.client_key import private_key
-        from controller.ssh.fleet import ConnectionParams, Fleet
-
         ssh, login, way = self.config.ssh, self.login, self.route_to(pod)
         guests = GuestAttributes(self.google, pod, login.project, self.iap)
         access = ConnectionParams(

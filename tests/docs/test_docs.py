@@ -20,7 +20,7 @@ from conf.schema.config import Config
 from conf.schema.run.lifecycle import RecoveryPolicy
 from controller.cli import main
 from controller.cli.flags import VERBS
-from controller.cli.verbs.run.plan import _wrapped, format_plan
+from controller.cli.verbs.up import _wrapped, format_plan
 from controller.cloud.connect import project_of
 from controller.config.compose import config_groups
 from controller.gcp.prices import HourlyPrice

@@ -32,8 +32,7 @@ from controller.resources.pod.provisioner import (
 from controller.resources.pod.refusals import adopted_differs, classify, nothing_to_adopt, wrong_worker_count
 from controller.resources.pod.search import CapacitySearch
 from controller.resources.pod.slices import Slices, differs_where_known, hidden_place
-from controller.ssh.fleet import Fleet
-from controller.ssh.fleets import SshTarget
+from controller.ssh.fleet import Fleet, SshTarget
 
 ECHOED_FIELDS = frozenset({"network", "runtime_version", "subnetwork"})
 """Fields that an answer of the API may leave out; they are as requested then."""

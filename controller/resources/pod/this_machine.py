@@ -10,7 +10,7 @@ from controller.core.text import plural
 from controller.reconcile.resource import Absent, Diff, ObservedResources
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import Endpoint, PodStatus, SliceStatus
-from controller.ssh.fleets import SshTarget
+from controller.ssh.fleet import SshTarget
 
 NOUNS = {"cpu": "virtual CPU device", "gpu": "GPU", "tpu": "TPU device"}
 

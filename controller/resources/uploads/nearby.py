@@ -25,7 +25,7 @@ from controller.reconcile.resource import Absent, Diff, ObservedResources, Pendi
 from controller.resources.accounts import ServiceAccount
 from controller.resources.bastion_vm import SmallVm
 from controller.resources.uploads.assets import AssetInBucket
-from controller.ssh.agent_bundle import build_bundle
+from controller.ssh.agent_link import build_bundle
 
 ASSET_LABEL, HASH_LABEL = "slipway-asset", "slipway-asset-hash"
 BYTES_PER_SECOND = 50e6

@@ -27,8 +27,7 @@ from controller.agent.fs import checked
 from controller.agent.process import is_alive
 from controller.agent.tree_hash import tree_hash
 from controller.core.type_check import type_problem
-from controller.ssh.agent_bundle import build_bundle
-from controller.ssh.agent_link import answer_types
+from controller.ssh.agent_link import answer_types, build_bundle
 from tests.agents import find_program
 from tests.controller.agent.bucket import FakeBucket
 from tests.controller.agent.programs import end_programs

@@ -10,10 +10,10 @@ from google.oauth2.credentials import Credentials
 from controller.cleanup.orphans import BilledItem
 from controller.cleanup.overview import PodOverview
 from controller.cli import main
-from controller.cli.verbs.look.project_status import format_pods
+from controller.cli.verbs.billed import format_pods
 from controller.core.clock import Clock
 from controller.gcp.client import GoogleClient
-from tests.controller.cli.verbs.run.test_up import KEEP, SLOW, let_go, until
+from tests.controller.cli.verbs.test_up import KEEP, SLOW, let_go, until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import Plane, pods
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from controller.cleanup.teardown import Teardown, plan_teardown
-from controller.cli.verbs.end import down
+from controller.cli.verbs import down
 from controller.context import Context
 from controller.core.errors import LeaseLostError
 from controller.gcp.errors import ConflictError
@@ -22,7 +22,7 @@ from controller.reconcile.resource import Pending, Resource
 from controller.resources.pod.node import Node
 from controller.run.session import Session
 from tests.controller.cleanup.test_orphans import google_of
-from tests.controller.cli.verbs.run.test_up import SLOW, until
+from tests.controller.cli.verbs.test_up import SLOW, until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import Plane, pods
 

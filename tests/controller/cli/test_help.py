@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli import documentation, main
+from controller.cli import help as help_page
+from controller.cli import main
 from controller.cli.flags import VERBS, module_of
 from controller.cli.help import ABOUT, DOCS, FIRST_STEPS
 from controller.config.compose import config_groups
@@ -93,7 +94,7 @@ def mkdocs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (folder / "index.html").write_text("<h1>Slipway</h1>")
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(documentation.subprocess, "run", build)
+    monkeypatch.setattr(subprocess, "run", build)
     return ran
 
 
@@ -107,23 +108,23 @@ def test_the_site_is_built_once_and_served_on_loopback(
             read.extend([address, answer.read().decode()])
         _thread.interrupt_main()
 
-    assert documentation.show_site(tmp_path, "plan", browse) == 0
+    assert help_page.show_site(tmp_path, "plan", browse) == 0
     assert read[0].startswith("http://127.0.0.1:")
     assert read[0].endswith("/reference/commands.html#slipway-plan")
     assert read[1] == "<h1>Slipway</h1>"
     assert read[0] in capsys.readouterr().out
-    documentation.build_site(tmp_path)
+    help_page.build_site(tmp_path)
     assert len(mkdocs) == 1
 
 
 def test_a_failed_build_says_why_and_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "WARNING - a page is missing")
-    monkeypatch.setattr(documentation.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(ConfigError, match="could not be built:\nWARNING - a page is missing"):
-        documentation.build_site(tmp_path)
-    monkeypatch.setattr(documentation.importlib.util, "find_spec", lambda _: None)
+        help_page.build_site(tmp_path)
+    monkeypatch.setattr(help_page.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'slipway\[docs\]'"):
-        documentation.build_site(tmp_path)
-    monkeypatch.setattr(documentation, "SOURCE", tmp_path)
+        help_page.build_site(tmp_path)
+    monkeypatch.setattr(help_page, "SOURCE", tmp_path)
     with pytest.raises(ConfigError, match="installed without it"):
-        documentation.build_site(tmp_path)
+        help_page.build_site(tmp_path)

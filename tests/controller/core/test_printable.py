@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from controller.cli import main
-from controller.cli.verbs.look import exec as exec_verb
+from controller.cli.verbs import on_workers
 from controller.cli.view import View
 from controller.core.clock import Clock
 from controller.core.events import Event
@@ -45,7 +45,7 @@ def test_a_terminal_shows_and_a_file_keeps(monkeypatch: pytest.MonkeyPatch) -> N
     assert harmless(tty.getvalue())
     assert (file.getvalue(), sys.stdout) == (HOSTILE, tty)
     command = Tty()
-    write = exec_verb._writer_for(SanitizedStream(command))  # pyright: ignore[reportArgumentType]
+    write = on_workers._writer_for(SanitizedStream(command))  # pyright: ignore[reportArgumentType]
     for byte in "é\x1b[2J".encode():
         write(bytes([byte]))
     assert command.getvalue() == r"é\x1b[2J"

@@ -19,7 +19,7 @@ from controller.here import link as link_module
 from controller.here.fleet import agent_environment, open_fleet, write_python
 from controller.here.link import LocalLink
 from controller.ssh import agent_link
-from controller.ssh.agent_bundle import AgentBundle, build_bundle
+from controller.ssh.agent_link import AgentBundle, build_bundle
 from controller.ssh.connect import WorkerError
 from tests.composed import config_of
 from tests.controller.localcloud.harness import wait_for

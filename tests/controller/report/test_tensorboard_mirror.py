@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_multiplexer import EventMultiple
 from tensorboard.summary import Writer
 
 from controller.cli import main
-from controller.cli.verbs.look import tensorboard
+from controller.cli.verbs import reports
 from controller.records import index
 from controller.report.tensorboard_mirror import TensorBoardMirror, folder_name
 from tests.controller.report.recorded import write_sweep
@@ -75,8 +75,8 @@ def test_which_bucket(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows: list[Any] = [{"run": run, "cloud": "gcp", "project": "a-project", "bucket": "b"} for run in ids]
     index.append_rows(home, rows)
     command = main.parse(["tensorboard", "--sweep", "quickstart"])
-    assert tensorboard.compose_config(rows, command).cloud.project == "a-project"
-    shown = tensorboard.display_names(index.load_rows(home), home)
+    assert reports.compose_config(rows, command).cloud.project == "a-project"
+    shown = reports.display_names(index.load_rows(home), home)
     assert shown[ids[3]] == f"lr=0.0007_kl_coef=0.001_seed_0_{ids[3][-8:]}"
     index.append_rows(home, [{"run": ids[0], "bucket": "another"}])
     assert main.run(["tensorboard", "--sweep", "quickstart"]) == 2

@@ -17,8 +17,8 @@ from typing import Any
 import asyncssh
 
 from controller.localcloud.vms.sessions import HomeFiles
-from controller.ssh.client_key import private_key, public_key_line
 from controller.ssh.fleet import ConnectionParams
+from controller.ssh.login import private_key, public_key_line
 from tests.controller.agent.programs import end_programs
 
 USER = "slipway"

@@ -30,8 +30,7 @@ from controller.agent.protocol import OBSERVE, STATE, WATCH
 from controller.here import link as here
 from controller.here.link import LocalLink
 from controller.ssh import agent_link, connection
-from controller.ssh.agent_bundle import build_bundle
-from controller.ssh.agent_link import AgentLink
+from controller.ssh.agent_link import AgentLink, build_bundle
 from controller.ssh.connect import ConnectionParams, WorkerError
 from controller.ssh.connection import Connection
 

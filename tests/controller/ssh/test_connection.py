@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller.ssh import agent_link
-from controller.ssh.agent_bundle import build_bundle
+from controller.ssh.agent_link import build_bundle
 from controller.ssh.fleet import WorkerError, failures
 from tests.controller.localcloud.harness import wait_for
 

@@ -15,9 +15,8 @@ import pytest
 
 from controller.core.clock import InterruptedSleepError
 from controller.resources.pod.tpu_api.plane import NodeVms
-from controller.ssh.client_key import private_key
-from controller.ssh.fleet import FENCED_COMMANDS, Fleet, WorkerError, failures
-from controller.ssh.fleets import Fleets, SshTarget
+from controller.ssh.fleet import FENCED_COMMANDS, Fleet, Fleets, SshTarget, WorkerError, failures
+from controller.ssh.login import private_key
 from tests.controller.ssh.sshserver import SshPod
 
 
@@ -41,7 +40,7 @@ def only(answers: list) -> WorkerError:
     ("imported", "heavy"),
     [
         (
-            "controller.ssh.fleet, controller.ssh.client_key, controller.api, controller.cli.verbs.run.plan",
+            "controller.ssh.fleet, controller.ssh.login, controller.api, controller.cli.verbs.up",
             {"fabric", "invoke", "paramiko", "cryptography"},
         ),
         # The agent is started on every worker for every look.

@@ -14,9 +14,8 @@ import pytest
 from controller.core.clock import Clock
 from controller.gcp.errors import ConflictError, NotFoundError
 from controller.resources.pod.tpu_api.plane import NodeVms
-from controller.ssh.client_key import private_key, public_key_line
 from controller.ssh.host_keys import HostKeys
-from controller.ssh.login import Login
+from controller.ssh.login import Login, private_key, public_key_line
 
 VMS = NodeVms("projects/p/locations/z/nodes/pod")
 
@@ -95,7 +94,7 @@ def test_a_key_is_made_once_and_is_private(tmp_path: Path) -> None:
 
 def test_several_processes_agree_on_one_key(tmp_path: Path) -> None:
     script = (
-        "import pathlib, sys; from controller.ssh.client_key import *; "
+        "import pathlib, sys; from controller.ssh.login import *; "
         "print(public_key_line(pathlib.Path(sys.argv[1]), 'u'))"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "keys")]

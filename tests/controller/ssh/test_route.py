@@ -13,9 +13,8 @@ import pytest
 
 from conf.schema.infra.network import IAP_RANGE
 from controller.resources.pod.tpu_api.plane import NodeVms
-from controller.ssh.fleets import SshTarget
-from controller.ssh.public_ip import find_public_ip
-from controller.ssh.route import PodConnector, admits_ssh, choose_route
+from controller.ssh.fleet import SshTarget
+from controller.ssh.route import PodConnector, admits_ssh, choose_route, find_public_ip
 
 HERE = "8.8.4.4"
 

@@ -16,9 +16,9 @@ import asyncssh
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.ssh.client_key import private_key
 from controller.ssh.fleet import Fleet, WorkerError
-from controller.ssh.port_forward import PortForward
+from controller.ssh.login import private_key
+from controller.ssh.sessions import PortForward
 from tests.controller.agent.conftest import wait_for
 from tests.controller.ssh.sshserver import SshPod
 

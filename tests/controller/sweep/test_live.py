@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from controller.cli import main
-from controller.cli.verbs.look import sweep_status
+from controller.cli.verbs import sweeps
 from controller.core.clock import Clock
 from controller.core.events import Event
 from controller.lease.store import process_id
@@ -183,7 +183,7 @@ def test_following_says_what_changes_until_it_is_over(home: Path) -> None:
     ]
     made.set_state("q-1", "waiting")
     clock = ManualClock(1000.0, 100.0, lambda: acts.pop(0)())
-    seen = [(line.run, line.state, line.step) for line in sweep_status.watch_changes(home, "q-abc", clock)]
+    seen = [(line.run, line.state, line.step) for line in sweeps.watch_changes(home, "q-abc", clock)]
     begun = [(run, told, None) for told in ("waiting", "running") for run in ("q-1", "q-2")]
     assert seen == [*begun, ("q-1", "running", 1), ("q-2", "finished", None)]
     assert load_board(file).is_finished

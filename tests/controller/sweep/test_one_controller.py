@@ -12,7 +12,7 @@ from controller.lease.store import BucketLeaseStore, Identity
 from controller.plan.project import shared_resources
 from controller.reconcile.reconciler import reconcile
 from controller.sweep.session import open_sweep
-from tests.controller.cli.verbs.run.test_up import until
+from tests.controller.cli.verbs.test_up import until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.sweep.test_pool import TWO_PODS, run_when, waiting
 from tests.planes import Plane, pods

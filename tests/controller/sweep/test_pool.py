@@ -15,7 +15,7 @@ from controller.resources.pod.capacity_log import load_entries
 from controller.run.estimate import estimate_run
 from controller.sweep.definition import Estimate, define_sweep, estimate
 from controller.sweep.pool import GridSource
-from tests.controller.cli.verbs.run.test_up import until
+from tests.controller.cli.verbs.test_up import until
 from tests.controller.conftest import SlipwayCli
 from tests.planes import Plane, pods
 from tests.scenarios.unattended.test_two_controllers import controllers, launches

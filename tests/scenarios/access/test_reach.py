@@ -24,7 +24,7 @@ from controller.cli import main
 from controller.cloud import emulator
 from controller.cloud.connect import open_context
 from controller.cloud.emulator import ensure_running, state_folder
-from tests.controller.cli.verbs.run.test_up import until
+from tests.controller.cli.verbs.test_up import until
 from tests.controller.conftest import ECHO_COMMAND, ONE_WORKER, SlipwayCli
 from tests.controller.localcloud.harness import EmulatedCloud
 from tests.emulators import Emulators

@@ -13,7 +13,7 @@ import pytest
 
 from controller import api
 from controller.cli import main
-from tests.controller.cli.verbs.run.test_up import until
+from tests.controller.cli.verbs.test_up import until
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.e2e

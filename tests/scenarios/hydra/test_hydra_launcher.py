@@ -24,7 +24,7 @@ from controller.cloud import emulator
 from controller.localcloud import lifecycle
 from controller.localcloud.vms.image import process_marker
 from controller.localcloud.vms.processes import kill_marked
-from tests.controller.cli.verbs.run.test_up import until
+from tests.controller.cli.verbs.test_up import until
 from tests.controller.conftest import SlipwayCli
 from tests.paths import ROOT
 from tests.scenarios.unattended.test_two_controllers import launches

@@ -23,7 +23,7 @@ from controller.reconcile.resource import Resource
 from controller.run import handover
 from controller.ssh.connect import WorkerError
 from controller.ssh.fleet import Fleet
-from tests.controller.cli.verbs.run.test_up import until
+from tests.controller.cli.verbs.test_up import until
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.inputs.wheels import package_repository
 from tests.controller.localcloud.harness import PROJECT, EmulatedCloud

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from controller.run import session
-from tests.controller.cli.verbs.run.test_up import until, workers_home
+from tests.controller.cli.verbs.test_up import until, workers_home
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import Plane, pods
 

@@ -70,7 +70,7 @@ def _import_everything() -> None:
 
     from tests.emulators import preload
 
-    for name in ("controller.cli.main", "controller.cli.verbs.run.up", "controller.ssh.fleet",
+    for name in ("controller.cli.main", "controller.cli.verbs.up", "controller.ssh.fleet",
                  "controller.localcloud.cloud", "controller.ssh.worker_connection", "googleapiclient.discovery",
                  "googleapiclient.http", "google_auth_httplib2", "rich.console", "hydra", "tenacity",
                  "google.oauth2.service_account"):  # fmt: skip

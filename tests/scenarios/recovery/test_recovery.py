@@ -17,7 +17,7 @@ from controller.checks.fit import cache_file
 from controller.cli import main
 from controller.core import formats
 from controller.resources.workers import devices
-from tests.controller.cli.verbs.run.test_up import TWO_WORKERS
+from tests.controller.cli.verbs.test_up import TWO_WORKERS
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import PLANES, Plane
 

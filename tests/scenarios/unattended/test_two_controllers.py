@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.controller.cli.verbs.run.test_up import SLOW, let_go, until, workers_home
+from tests.controller.cli.verbs.test_up import SLOW, let_go, until, workers_home
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.planes import Plane, pods
 from tests.scenarios.chaos.harness import ChaosHarness

@@ -22,7 +22,7 @@ from controller.agent.process import is_alive, start_time
 from controller.agent.program.device_locks import VARIABLE, lock_devices, release_devices
 from controller.agent.program.supervisor import LOG_UPLOAD_SECONDS, is_upload_due, keep_heartbeat
 from controller.agent.tree_hash import tree_hash
-from controller.cli.verbs.look.ssh import shell_command
+from controller.cli.verbs.on_workers import shell_command
 from tests.conftest import deep
 from tests.controller.agent.conftest import ProgramRun, wait_for
 

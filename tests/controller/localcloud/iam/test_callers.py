@@ -19,7 +19,7 @@ from controller.localcloud.iam import callers as token_module
 from controller.localcloud.iam.callers import Tokens
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
-from tests.controller.cli.verbs.run.test_up import let_go
+from tests.controller.cli.verbs.test_up import let_go
 from tests.controller.conftest import SlipwayCli
 from tests.controller.localcloud.harness import LOCATION, NODES, EmulatedCloud, wait_for
 

@@ -1,0 +1,187 @@
+"""End work: `slipway cancel` a run, `stop` a pod of one VM, take everything `down`."""
+
+import json
+import sys
+
+from controller.cleanup.teardown import Teardown, other_buckets, plan_teardown, unreadable_places
+from controller.cli.main import Command
+from controller.cli.view import View
+from controller.core.errors import CloudError, ConfigError
+from controller.core.layout import print_wrapped
+from controller.core.ui import confirm
+from controller.gcp.errors import GoogleError
+from controller.lease.lease import pod_lease
+from controller.records.ledger import record_cancellations
+from controller.records.spending import close_billing
+from controller.resources.bucket import Bucket
+from controller.resources.pod.node import Node
+from controller.resources.services import Services
+from controller.run.launch import running_runs, stop
+from controller.run.session import Session, open_session
+from controller.samplers.ending import end_pods
+
+BUCKET_STAYS = (
+    "gs://{} stays, with results of runs elsewhere; to delete it, run `down --all` with their tpu.zone or cloud.bucket"
+)
+MAY_RUN = "neither the pod's lease nor its workers can be read, so a run may be on it"
+HIDDEN = (
+    "you may not look for {places}: if a pod or queued resource {name} is there, it is still billed. Ask a project "
+    "admin for the permission (`slipway plan --permissions`), or to look with `slipway orphans`"
+)
+
+
+def run_cancel(command: Command) -> int:
+    """`slipway cancel`: end the run on every worker. The pod and the run's saved results stay; pods of samplers do not.
+
+    The run's controller learns of it through the bucket: from the record of the cancelled attempt, or, if nothing has
+    started yet, from a request for the lease.
+    """
+    problems: list[str] = []
+    with open_session(command.options, ends=True) as session, command.options.showing("ending the run on every worker"):
+        run_id, fleet = session.plan.run_id, session.fleet()
+        running = running_runs(fleet) if fleet is not None else set()
+        cancelled = run_id in running
+        if fleet is not None and cancelled:
+            problems = record_cancellations(session.context.google, session.plan.bucket, [run_id])
+            stop(fleet, run_id)
+        else:
+            lease = pod_lease(session.plan, session.context)
+            try:
+                other = lease.current_other()
+                if other is not None and other.record.run_id == run_id:
+                    lease.request_release("cancelled")
+                    cancelled = True
+            except GoogleError as error:
+                problems = [str(error)]
+        left = end_pods(session.plan, session.context, "the trainer's run was cancelled")
+    for problem in left:
+        print(f"not deleted: {problem}; `slipway down` deletes it", file=sys.stderr)
+    if command.flags.json:
+        print(json.dumps({"run": run_id, "cancelled": cancelled, "running": sorted(running)}))
+    elif cancelled:
+        here = session.plan.config.cloud.kind == "here"
+        pod = "" if here else "the pod stays, `slipway down` deletes it; "
+        print_wrapped([f"{run_id} is cancelled; {pod}`slipway up` resumes the run"])
+    else:
+        others = f"; running on the pod: {', '.join(sorted(running))}" if running else ""
+        print_wrapped([f"{run_id} is not running{others}"])
+    if problems:
+        raise CloudError(f"a controller that drives {run_id} goes on with it, for it was not told: {problems[0]}")
+    return 0
+
+
+def run_stop(command: Command) -> int:
+    """`slipway stop`: stop a pod of one VM. Then only its disks, which it keeps, are billed; `up` starts it again."""
+    with open_session(command.options, ends=True) as session:
+        session.require_pod()
+        with command.options.showing("observing the pod"):
+            node = session.node()
+        name = session.plan.node.name
+        if not isinstance(node, Node) or node.status.state not in ("READY", "STOPPED"):
+            raise ConfigError(f"pod {name} is absent or not ready, so it cannot be stopped; see `slipway status`")
+        if session.plan.node.adopt or not node.is_managed:
+            raise ConfigError(f"pod {name} was not created by Slipway, so Slipway does not stop it")
+        if node.cannot_stop:
+            raise ConfigError(f"tpu.capacity: {node.cannot_stop}")
+        stopped = node.is_ready
+        if stopped:
+            with command.options.showing(f"stopping {name}"):
+                _stop_pod(command, session, node)
+    if command.flags.json:
+        print(json.dumps({"pod": name, "stopped": stopped}))
+    else:
+        is_stopped = f"{name} is {'' if stopped else 'already '}stopped"
+        print_wrapped([f"{is_stopped}; `slipway up` starts it, `slipway down` deletes it"])
+    return 0
+
+
+def _stop_pod(command: Command, session: Session, node: Node) -> None:
+    """Stop the pod under its lease, and end its billing on record; with --yes also if the bucket does not answer."""
+    problems = _record_stops(command, session)
+    plan, context = session.plan, session.context
+    lease = pod_lease(plan, context)
+    with lease.released_on_exit():
+        try:
+            lease.take_over("stopped")
+        except GoogleError as error:
+            if not command.flags.yes:
+                raise ConfigError(f"cannot see whether a controller is at work ({error}); --yes stops it") from error
+            problems.append(str(error))
+        node.stop(context)
+        lease.release("stopped", 0)
+    try:
+        close_billing(context, plan.bucket, plan.config, node, "stopped")
+    except GoogleError as error:
+        problems.append(str(error))
+    for problem in problems[:1]:
+        print(f"the end of the runs and of the pod's time is not on record: {problem}", file=sys.stderr)
+    for problem in end_pods(plan, context, "the trainer's pod was stopped"):
+        print(f"not deleted: {problem}; `slipway down` deletes it", file=sys.stderr)
+
+
+def _record_stops(command: Command, session: Session) -> list[str]:
+    """Record the stop, so that no controller takes it for a preemption; return what went wrong."""
+    fleet = session.fleet()
+    running = running_runs(fleet) if fleet is not None else set()
+    if running and not command.flags.yes:
+        raise ConfigError(f"{', '.join(sorted(running))} is running on the pod; pass --yes to end it")
+    return record_cancellations(session.context.google, session.plan.bucket, sorted(running))
+
+
+def run_down(command: Command) -> int:
+    """`slipway down`: delete the pod; with --all also what pods share. Only resources made by Slipway are deleted."""
+    with open_session(command.options, ends=True) as session:
+        session.require_pod()
+        with command.options.showing("looking for what Slipway created"):
+            teardown = plan_teardown(session, command.flags.all)
+        running = teardown.running
+        ends_work = bool(running) or (teardown.may_run and bool(teardown.present))
+        if (teardown.present or running) and (teardown.everything or ends_work) and not _confirm(command, teardown):
+            names = f"{', '.join(sorted(running))} is running on the pod; " if running else ""
+            names = names or (f"{MAY_RUN}; " if teardown.may_run else "")
+            raise ConfigError(f"nothing was deleted; {names}pass --yes to skip the prompt")
+        with View(session.plan, json_lines=command.flags.json) as view:
+            teardown.execute(view)
+        with command.options.showing("looking for what is left"):
+            others = other_buckets(session) if teardown.everything else []
+            undo = session.plan.get(Services).disable_command(session.context)
+            hidden, name = unreadable_places(session), session.plan.node.name
+    if command.flags.json:
+        kept_ids = [row.resource.id for row in teardown.kept]
+        deleted = [r.id for r in teardown.present]
+        print(json.dumps({"deleted": deleted, "kept": kept_ids, "other_buckets": others, "undo": [undo]}))
+    else:
+        print_wrapped([*_summary_lines(teardown, undo), *map(BUCKET_STAYS.format, others)])
+    if hidden:
+        raise CloudError(HIDDEN.format(name=name, places=", ".join(hidden)))
+    return 0
+
+
+def _summary_lines(teardown: Teardown, undo: str) -> list[str]:
+    """Describe what was deleted, what stays and why, and how to remove the rest."""
+    present, kept = teardown.present, teardown.kept
+    lines = [] if present else ["nothing to delete: found no resources created by Slipway"]
+    ours = [row.resource.title for row in kept if row.observed.is_managed]
+    if ours and not teardown.everything:
+        lines.append(f"kept for the next run: {', '.join(ours)}; `slipway down --all` deletes them too")
+    if teardown.everything and present:
+        lines.append(f"the APIs stay enabled, which costs nothing; to disable those that you do not need: {undo}")
+        gone = {r.id for r in present}
+        foreign = [
+            row.resource for row in kept if not gone & set(row.resource.depends_on)
+        ]  # else it was deleted with them
+        if foreign:
+            lines.append(f"not created by Slipway, left unchanged: {', '.join(r.title for r in foreign)}")
+        lines += [
+            f"data of runs stays in gs://{r.name}, under assets/, capacity/, code/, index/, pods/ and runs/"
+            for r in foreign
+            if isinstance(r, Bucket)
+        ]
+    return lines
+
+
+def _confirm(command: Command, teardown: Teardown) -> bool:
+    ends = [f"This ends {', '.join(sorted(teardown.running))}"] if teardown.running else []
+    ends += [f"Note: {MAY_RUN}"] if teardown.may_run else []
+    details = [*ends, "This deletes:", *(f"  {r.title}" for r in teardown.present)]
+    return confirm("Continue?", yes=command.flags.yes, details=details)

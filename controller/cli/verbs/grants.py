@@ -1,0 +1,211 @@
+"""`slipway capacity`: where requests for pods were granted, after what wait, and how long the pods lived."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from typing import TYPE_CHECKING
+
+from controller.core.errors import ConfigError
+from controller.core.layout import fit_table, width_of, wrap
+from controller.core.metric_lines import format_duration
+from controller.core.text import plural
+from controller.resources.pod.capacity_log import (
+    GRANTED,
+    PREEMPTED,
+    SURPLUS,
+    CapacityEntry,
+    capacity_file,
+    fetch_entries,
+    load_entries,
+)
+from controller.resources.pod.planes import all_planes
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+    from controller.resources.pod.plane import CalendarOffer
+
+DAY = 24 * 3600.0
+MAX_DAYS = 3650
+MAX_RESERVED_DAYS = 90
+SLOTS = 28
+"""Characters of a picture."""
+LEGEND = "█ granted  ▄ some granted  × refused  · no request"
+
+
+def run_capacity(command: Command) -> int:
+    days, state = command.flags.days, command.options.state_dir
+    if not 0 < days <= MAX_DAYS:
+        raise ConfigError(f"--days: {days:g}; it must be above 0 and at most {MAX_DAYS}")
+    if command.flags.calendar is not None:
+        return _show_calendar(command, command.flags.calendar)
+    now = time.time()
+    if command.flags.refresh:
+        _refresh(command, now - days * DAY)
+    damaged: list[int] = []
+    entries = [entry for entry in load_entries(state, damaged) if entry.is_request and entry.time > now - days * DAY]
+    if damaged:
+        where = f"{capacity_file(state)}: line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged))}"
+        print(f"warning: {where} cannot be read; `slipway capacity --refresh` reads the bucket", file=sys.stderr)
+    if command.flags.json:
+        print(json.dumps([entry.to_json() | {"lived_seconds": entry.lived_seconds} for entry in entries], indent=1))
+    else:
+        print("\n".join(format_entries(entries, days, now, width_of(sys.stdout))))
+    return 0
+
+
+def format_entries(entries: Sequence[CapacityEntry], days: float, now: float, width: int | None) -> list[str]:
+    """Format a table of places with a picture of each, from the oldest request on the left to now."""
+    if not entries:
+        return [
+            f"no requests for pods in the last {plural_days(days)}; `slipway capacity --refresh` also reads the bucket"
+        ]
+    groups, several = _by_place(entries), len({_plane(entry.provisioner) for entry in entries}) > 1
+    columns = {
+        "type": [group[0].accelerator_type for group in groups],
+        "zone": [group[0].zone for group in groups],
+        "tier": [group[0].tier for group in groups],
+        **({"plane": [_plane(group[0].provisioner) for group in groups]} if several else {}),
+        "granted": [_granted(group) for group in groups],
+        "waited": [_median(e.waited_seconds for e in group if e.answer == GRANTED) for group in groups],
+        "lived": [_lived(group) for group in groups],
+        "last": [f"{_answer(group[-1])}, {format_duration(now - group[-1].time)} ago" for group in groups],
+        f"{plural_days(days)}": [_picture(group, days, now) for group in groups],
+    }
+    concessions = [(plural_days(days), None), ("waited", None), ("lived", None)]
+    titles, rows, left_out = fit_table(columns, width, concessions, folded="last")
+    lines = ["  ".join(titles).rstrip(), *("  ".join(row).rstrip() for row in rows)]
+    if plural_days(days) in left_out:
+        names = [f"{_place(group[0])}{f', {_plane(group[0].provisioner)}' if several else ''}" for group in groups]
+        picture = [f"{_picture(group, days, now)}  {name}" for group, name in zip(groups, names, strict=True)]
+        lines += ["", f"the last {plural_days(days)}:", *picture]
+    return [*lines, "", wrap(LEGEND, width)]
+
+
+def plural_days(days: float) -> str:
+    return plural(int(days), "day") if days == int(days) else f"{days:g} days"
+
+
+def _refresh(command: Command, since: float) -> None:
+    """Add what other machines have recorded in the bucket."""
+    from controller.cloud.connect import open_context, project_of
+    from controller.plan.project import bucket_name
+
+    config = command.options.cloud_config()
+    with open_context(config) as (context, _), command.options.showing("reading the record of capacity in the bucket"):
+        fetch_entries(context, bucket_name(config, project_of(config)), since)
+
+
+def _show_calendar(command: Command, days: float) -> int:
+    """Print where and when Google advises a reservation for the config's pod; 1 if nowhere."""
+    from conf.schema.infra.cloud import HereCloud
+    from controller.cloud.connect import open_context
+    from controller.resources.pod.planes import planes_for
+
+    if not 1 <= days <= MAX_RESERVED_DAYS:
+        raise ConfigError(f"--calendar: {days:g}; Google reserves for 1 to {MAX_RESERVED_DAYS} days")
+    config = command.options.cloud_config()
+    if isinstance(config.cloud, HereCloud):
+        raise ConfigError("cloud: a pod on this machine needs no reservation; choose one in Google Cloud")
+    asked = [plane for plane in planes_for(config) if plane.methods.calendar]
+    if not asked:
+        message = f"no plane of this config has calendar reservations for {config.tpu.accelerator_type}"
+        raise ConfigError(f"tpu.plane: {message}; they are for v5p, v6e and TPU7x of Compute Engine")
+    with open_context(config) as (context, _), command.options.showing("asking Google for calendar reservations"):
+        offers = [offer for plane in asked for offer in plane.calendar_offers(config, context, days)]
+    if command.flags.json:
+        print(json.dumps([vars(offer) for offer in offers], indent=1))
+    else:
+        what = f"{config.tpu.accelerator_type} for {plural_days(days)}"
+        print("\n".join(format_offers(offers, what, config.tpu.all_zones, width_of(sys.stdout))))
+    return 0 if any(offer.begin for offer in offers) else 1
+
+
+def format_offers(offers: Sequence[CalendarOffer], what: str, zones: Sequence[str], width: int | None) -> list[str]:
+    """Format what can be reserved where, and how to use it; `zones` are those of the config."""
+    lines = [f"{what}:"]
+    for offer in offers:
+        if not offer.begin:
+            lines.append(f"  {offer.zone}  {offer.why_not}")
+            continue
+        where = "" if offer.zone in zones else "; set tpu.zone to use it"
+        lines.append(f"  {offer.zone}  {_minute(offer.begin)} to {_minute(offer.end)} UTC{where}")
+    if not any(offer.begin for offer in offers):
+        return [
+            *lines,
+            "",
+            wrap("Google advises no reservation there: try other days or tpu.fallback_zones", width),
+        ]
+    booking = (
+        "nothing is booked. Book it at https://console.cloud.google.com/compute/futureReservations: Google bills it "
+        "even if it is not used, and neither cancels nor changes it. Then: tpu.capacity=reserved tpu.reservation=NAME"
+    )
+    return [*lines, "", wrap(booking, width)]
+
+
+def _minute(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _by_place(entries: Iterable[CapacityEntry]) -> list[list[CapacityEntry]]:
+    """Group the entries by type, zone, tier and plane; the place with the latest grant comes first."""
+
+    def where(entry: CapacityEntry) -> tuple[str, str]:
+        return _place(entry), _plane(entry.provisioner)
+
+    ordered = sorted(entries, key=lambda entry: (*where(entry), entry.time))
+    groups = [list(group) for _, group in itertools.groupby(ordered, where)]
+    return sorted(groups, key=lambda group: -max((e.time for e in group if e.answer == GRANTED), default=0.0))
+
+
+def _place(entry: CapacityEntry) -> str:
+    return f"{entry.accelerator_type} in {entry.zone} ({entry.tier})"
+
+
+@cache
+def _plane(provisioner: str) -> str:
+    """Return the plane of a way to create slices; the way itself if only a later Slipway knows it."""
+    ways = {way: plane.title.removeprefix("the ") for plane in all_planes() for way in plane.provisioners(0.0)}
+    return ways.get(provisioner, provisioner)
+
+
+def _granted(group: Sequence[CapacityEntry]) -> str:
+    """Format how many requests were granted, of those that Google has answered."""
+    return f"{sum(e.answer == GRANTED for e in group)} of {sum(e.is_answered for e in group)}"
+
+
+def _answer(entry: CapacityEntry) -> str:
+    if entry.answer != GRANTED:
+        return entry.answer.replace("_", " ")
+    return entry.ended if entry.ended in (PREEMPTED, SURPLUS) else GRANTED
+
+
+def _median(seconds: Iterable[float | None]) -> str:
+    known = [value for value in seconds if value is not None]
+    return format_duration(statistics.median(known)) if known else ""
+
+
+def _lived(group: Sequence[CapacityEntry]) -> str:
+    """Format the median life; the slices that exist, or were deleted by their user, might have lived longer.
+
+    One that was given back at once says nothing.
+    """
+    used = [entry for entry in group if entry.ended != SURPLUS]
+    lives = [entry.lived_seconds for entry in used if entry.lived_seconds is not None]
+    cut_short = any(entry.ended != PREEMPTED for entry in used if entry.lived_seconds is not None)
+    return f"{'≥ ' if cut_short else ''}{_median(lives)}" if lives else ""
+
+
+def _picture(group: Sequence[CapacityEntry], days: float, now: float) -> str:
+    """Draw one character per slot of time; see `LEGEND`."""
+    slots: list[list[bool]] = [[] for _ in range(SLOTS)]
+    for entry in (one for one in group if one.is_answered):
+        slot = int((entry.time - (now - days * DAY)) / (days * DAY) * SLOTS)
+        slots[min(max(slot, 0), SLOTS - 1)].append(entry.answer == GRANTED)
+    return "".join("·" if not slot else "█" if all(slot) else "▄" if any(slot) else "×" for slot in slots)

@@ -1,0 +1,85 @@
+"""`slipway runs`: list runs in a table, or show the differences between two of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controller.core.errors import ConfigError
+from controller.core.layout import width_of
+from controller.records import index
+from controller.records.table import as_csv, filter_rows, format_table
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+    from controller.records.recorder import RunRecord
+
+
+def run_runs(command: Command) -> int:
+    flags = command.flags
+    state = command.options.state_dir
+    if flags.refresh:
+        refresh_index(command, state)
+    if flags.diff:
+        return _print_diff(command, state)
+    damaged: list[int] = []
+    rows = filter_rows(index.load_rows(state, damaged), flags.where, flags.sort, flags.last)
+    if damaged:
+        where = f"{index.index_file(state)}: line{'s' * (len(damaged) > 1)} {', '.join(map(str, damaged))}"
+        print(f"warning: {where} cannot be read; `slipway runs --refresh` reads the bucket's table", file=sys.stderr)
+    if flags.csv:
+        print(as_csv(rows), end="")
+    else:
+        print(json.dumps(rows, indent=1) if flags.json else "\n".join(format_table(rows, width_of(sys.stdout))))
+    return 0
+
+
+def _print_diff(command: Command, state: Path) -> int:
+    from controller.records.table import diff_records, format_diff
+
+    old, new = command.flags.diff
+    found = diff_records(_load_record(command, state, old), _load_record(command, state, new))
+    print(json.dumps(found, indent=1) if command.flags.json else "\n".join(format_diff(old, new, found)))
+    return 0
+
+
+def requested_runs(command: Command) -> tuple[Path, str, list[index.RunRow]]:
+    """Return the state folder, a name for the selection, and the runs selected by flags like those of `report`."""
+    from controller.records.selection import select_runs
+    from controller.sweep.board import run_ids_by_sweep
+
+    flags, state = command.flags, command.options.state_dir
+    if flags.refresh:
+        refresh_index(command, state)
+    criteria = (flags.runs, flags.sweep, flags.where, flags.sort, flags.last)
+    return state, *select_runs(index.load_rows(state), *criteria, boards=run_ids_by_sweep(state))
+
+
+def refresh_index(command: Command, state: Path) -> None:
+    """Add runs that other machines have put into the bucket."""
+    from controller.cloud.connect import open_context, project_of
+    from controller.plan.project import bucket_name
+
+    config = command.options.cloud_config()
+    with open_context(config) as (context, _), command.options.showing("reading the table of runs in the bucket"):
+        found = index.list_published_rows(context.google, bucket_name(config, project_of(config)))
+    known = {row["run"]: row for row in index.load_rows(state)}
+    index.append_rows(
+        state, [row for row in found if known.get(row["run"], {}) != {**known.get(row["run"], {}), **row}]
+    )
+
+
+def _load_record(command: Command, state: Path, run_id: str) -> RunRecord:
+    from controller.records import recorder
+
+    document = recorder.load_record(state, run_id)
+    if document is None:
+        from controller.records.restore import find_record
+
+        document = find_record(command.overrides, run_id, Path.cwd())
+    row = next((row for row in index.load_rows(state) if row["run"] == run_id), None)
+    if row is None:
+        raise ConfigError(f"{run_id}: not in the table of runs; `slipway runs --refresh` reads the bucket's")
+    return document | {"row": row}
