@@ -14,7 +14,7 @@ from controller.core.clock import Clock, InterruptedSleepError
 from controller.core.errors import CloudError, ConfigError, LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.events import Event, Events
 from controller.run.options import RunOptions
-from controller.samplers import crew, replaced
+from controller.samplers import crew, ending
 from tests.fakes.context import make_context
 
 NOTHING = cast(Any, None)
@@ -227,11 +227,11 @@ def replacing(monkeypatch: pytest.MonkeyPatch, end: Callable[..., list[str]]) ->
     def opened(*_: object, **__: object) -> Iterator[tuple[Any, None]]:
         yield SimpleNamespace(), None
 
-    monkeypatch.setattr(replaced, "open_context", opened)
-    monkeypatch.setattr(replaced, "end_pods", end)
-    monkeypatch.setattr(replaced.ReplacedRuns, "_plan_of", lambda self, run, context: f"plan of {run}")
+    monkeypatch.setattr(ending, "open_context", opened)
+    monkeypatch.setattr(ending, "end_pods", end)
+    monkeypatch.setattr(ending.ReplacedRuns, "_plan_of", lambda self, run, context: f"plan of {run}")
     plan: Any = SimpleNamespace(run_id="new", config=None)
-    with replaced.ReplacedRuns(plan, {"pod-sampler-1"}, context).ended_on_exit():
+    with ending.ReplacedRuns(plan, {"pod-sampler-1"}, context).ended_on_exit():
         yield context.events, notes
 
 
@@ -261,7 +261,7 @@ def test_what_cannot_be_ended_is_told_and_the_run_goes_on(monkeypatch: pytest.Mo
 def test_a_record_of_an_older_version_without_such_pods_is_no_problem() -> None:
     def has_pods(**config: object) -> bool:
         document: Any = {"config": {"cloud": {"kind": "local"}, **config}}
-        return replaced._has_sampler_pods(document)
+        return ending._has_sampler_pods(document)
 
     assert has_pods(loop={"kind": "grpo", "sampler": {"workers": 1, "pods": 2}})
     assert not any(has_pods(loop=loop) for loop in ({"kind": "grpo"}, {"kind": "lm"}, None))

@@ -16,7 +16,7 @@ from unittest import mock
 
 from controller.cli import main
 from controller.core.clock import Clock
-from controller.ssh import agent_bundle
+from controller.ssh import agent_link
 
 SPEEDUP = 20.0
 """What the controller sleeps is so many times shorter."""
@@ -59,7 +59,7 @@ def use_fast_clock(jump: int) -> Iterator[None]:
         mock.patch("controller.run.follow.STRAGGLER_SECONDS", 0.3),
         mock.patch("controller.run.follow.ROOT_CAUSE_SECONDS", 1.0),
         mock.patch("controller.recovery.diagnosis.STOPPED_SECONDS", 1.0),
-        mock.patch.object(agent_bundle.Path, "read_bytes", with_more_heartbeats),
+        mock.patch.object(agent_link.Path, "read_bytes", with_more_heartbeats),
     ):
         yield
 
