@@ -182,7 +182,7 @@ def sweep(*overrides: str, yes: bool = False) -> list[Row]:
         ProgramFailedError: some runs failed for good; the others have finished.
     """
     from controller.sweep.definition import compose_base, define_sweep
-    from controller.sweep.drive import drive_sweep
+    from controller.sweep.pool import drive_sweep
 
     drive_sweep(RunOptions(overrides, yes=yes))
     state = Path(compose_base(overrides, Path.cwd()).run.state_dir).expanduser()

@@ -32,8 +32,7 @@ from controller.plan.build import Plan  # noqa: E402
 from controller.reconcile.reconciler import reconcile  # noqa: E402
 from controller.run.options import RunOptions  # noqa: E402
 from controller.run.session import open_session  # noqa: E402
-from controller.sweep.board import load_board  # noqa: E402
-from controller.sweep.live import render_board  # noqa: E402
+from controller.sweep.board import load_board, render_board  # noqa: E402
 
 FOLDER = ROOT / "docs" / "pictures"
 WIDTH = 80

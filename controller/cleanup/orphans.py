@@ -21,7 +21,7 @@ from controller.resources.pod.plane import Leftover
 from controller.resources.pod.planes import all_planes, project_slices, provisioners_of
 from controller.resources.pod.provisioner import WAITING_STATES, SliceStatus
 from controller.resources.uploads.nearby import ASSET_LABEL, HASH_LABEL
-from controller.run.queue import PodQueue
+from controller.run.launch import PodQueue
 
 MIN_AGE_SECONDS = 1800.0
 """A younger pod without a run may be one that a controller is still setting up."""

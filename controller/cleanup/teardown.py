@@ -20,8 +20,8 @@ from controller.plan.samplers import is_sampler_pod, sampler_plans
 from controller.reconcile.reconciler import destroy
 from controller.reconcile.resource import Absent, Pending, Resource, Unknown
 from controller.records.ledger import record_cancellations
-from controller.records.pending_deletions import retry_deletions
 from controller.records.spending import close_billing, read_claim
+from controller.records.unfinished import retry_deletions
 from controller.resources.bastion_vm import Bastion
 from controller.resources.bucket import Bucket
 from controller.resources.pod.node import Node

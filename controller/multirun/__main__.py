@@ -15,8 +15,7 @@ from pathlib import Path
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.formats import dump
 from controller.core.printable import sanitized_output
-from controller.multirun.jobs import release_pods, run_jobs
-from controller.multirun.request import Request
+from controller.multirun.jobs import Request, release_pods, run_jobs
 
 
 def main(request_file: str, answers_file: str, lifeline: str) -> int:

@@ -25,7 +25,11 @@ def main(argv: Sequence[str]) -> int:
         del words[:2]
     own = Path(os.environ["SLIPWAY_RUN_DIR"])
     output = own / "output"
-    _register_launcher()
+    # Let a config select Slipway's launcher, and set keys of it, where Slipway is not installed.
+    from hydra.core.config_store import ConfigStore
+
+    target = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+    ConfigStore.instance().store(group=LAUNCHER, name="slipway", node={"_target_": target})
     code = _run_app(words, output)
     if output.is_dir():
         try:
@@ -53,14 +57,6 @@ def _run_app(words: list[str], output: Path) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     return 0
-
-
-def _register_launcher() -> None:
-    """Let a config select Slipway's launcher, and set keys of it, where Slipway is not installed."""
-    from hydra.core.config_store import ConfigStore
-
-    target = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
-    ConfigStore.instance().store(group=LAUNCHER, name="slipway", node={"_target_": target})
 
 
 def _upload(output: Path, own: Path) -> None:

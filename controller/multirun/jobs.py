@@ -1,5 +1,11 @@
-"""Turns the jobs of a request into runs of a sweep, which have the same ids every time, and drives them."""
+"""Turns the jobs of Hydra's launcher, which asks in JSON, into runs of a sweep, drives them, and copies their outputs.
 
+The same jobs have the same run ids every time.
+"""
+
+import io
+import shutil
+import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,20 +16,132 @@ from controller.cloud.connect import open_context, project_of
 from controller.config.compose import compose, compose_raw
 from controller.core.errors import ConfigError
 from controller.core.events import Events
+from controller.core.formats import checked, dump
+from controller.gcp.client import GoogleClient
+from controller.gcp.errors import NotFoundError
 from controller.inputs.code import repository_root
 from controller.inputs.own_program import OwnProgram, quote_words
-from controller.multirun.output import describe_job, fetch_output
 from controller.multirun.recorder import RETURN_VALUE
-from controller.multirun.request import Request
 from controller.plan.build import build_plan
 from controller.records.ledger import Ledger
 from controller.records.recorder import JOB_MODULE
 from controller.run.options import RunOptions
 from controller.sweep.definition import JobBuilder, SweepDefinition, with_pod_number
-from controller.sweep.drive import RunsFailedError, drive_session
 from controller.sweep.grid import Variant
-from controller.sweep.pods import delete_if_unused
-from controller.sweep.session import SweepSession, open_definition
+from controller.sweep.pool import RunsFailedError, drive_session
+from controller.sweep.session import SweepSession, delete_if_unused, open_definition
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of a multirun.
+
+    Attributes:
+        title: the overrides in which it differs from the others.
+        words: the app's arguments on a worker.
+        output: folder on this machine for the job's files.
+    """
+
+    title: str
+    words: tuple[str, ...]
+    output: Path
+
+
+@dataclass(frozen=True)
+class Request:
+    """Jobs of one app.
+
+    Attributes:
+        folder: folder in which the app was started.
+        app: how Python starts it there: `("app.py",)` or `("-m", "lab.app")`.
+        jobs: the jobs; none: delete the pods that `keep` has left.
+        own_folders: folders of the app's outputs on this machine, which are not shipped.
+        given: Slipway's overrides.
+        tpu: slice type; empty: that of the config.
+        zone: zone of the pods; empty: that of the slice type.
+        name: name of the runs; empty: derived from the app.
+        keep: whether more jobs will follow, so that the pods stay.
+        batches: what all batches of a sweeper have in common, so that they are one sweep; empty for a single batch.
+        fetch_max_mb: largest output, in MB, that is copied to this machine.
+        yes: whether to create billed resources without a prompt.
+        take_over: whether to replace another controller of the same jobs.
+    """
+
+    folder: Path
+    app: tuple[str, ...]
+    jobs: tuple[Job, ...]
+    own_folders: tuple[str, ...]
+    given: tuple[str, ...]
+    tpu: str
+    zone: str
+    name: str
+    keep: bool
+    batches: str
+    fetch_max_mb: float
+    yes: bool
+    take_over: bool
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any], where: str) -> "Request":
+        """Read a request. Raises ConfigError if another version of Slipway wrote it."""
+        known = checked(dict(body), where)
+        jobs = tuple(Job(job["title"], tuple(job["words"]), Path(job["output"])) for job in known.pop("jobs"))
+        lists = {name: tuple(known.pop(name)) for name in ("app", "own_folders", "given")}
+        return cls(folder=Path(known.pop("folder")), jobs=jobs, **lists, **known)
+
+
+ABOUT_FILE = "slipway.json"
+"""File in a job's folder that names its run and where the rest of it is."""
+
+
+def output_object(run_id: str) -> str:
+    """Return the object with the output of worker 0; `job.py` uploads it."""
+    return f"runs/{run_id}/output/worker-0.tar.gz"
+
+
+def fetch_output(google: GoogleClient, bucket: str, run_id: str, folder: Path, max_mb: float) -> str:
+    """Unpack worker 0's output into a folder; return why that was not done, or an empty text."""
+    name = output_object(run_id)
+    try:
+        size = int(google.call("storage", "objects.get", bucket=bucket, object=name)["size"])
+        if size > max_mb * 1e6:
+            return f"{size / 1e6:.0f} MB are more than hydra.launcher.fetch_max_mb={max_mb:g}"
+        content = google.download(bucket, name)
+    except NotFoundError:
+        return "the job left no output"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
+        left_out = [member.name for member in tar if not _extract(tar, member, folder)]
+    return f"links and paths outside the folder were left out: {', '.join(left_out)}" if left_out else ""
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> bool:
+    """Unpack one file or folder; return False for links, devices and paths outside the folder.
+
+    Not with `filter="data"`, which Python 3.11.0 to 3.11.3 do not have.
+    """
+    target = (folder / member.name).resolve()
+    if not target.is_relative_to(folder.resolve()) or not (member.isfile() or member.isdir()):
+        return False
+    if member.isdir():
+        target.mkdir(parents=True, exist_ok=True)
+        return True
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source = tar.extractfile(member)
+    assert source is not None  # it is a file
+    with source, target.open("wb") as file:
+        shutil.copyfileobj(source, file)
+    return True
+
+
+def describe_job(folder: Path, bucket: str, run_id: str, state: str, not_fetched: str) -> None:
+    """Write into a job's folder which run it was, and where its files are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"run": run_id, "state": state, "results": f"gs://{bucket}/runs/{run_id}"}
+    if not_fetched:
+        about |= {"output": f"gs://{bucket}/{output_object(run_id)}", "not_fetched": not_fetched}
+    (folder / ABOUT_FILE).write_text(dump(about, indent=1))
+
 
 PACKAGE = JOB_MODULE.partition(".")[0]
 """Package on the workers that runs a job."""

@@ -1,13 +1,21 @@
-"""Restore a run from its record: the same config, code, packages and data, whatever the working tree holds.
+"""What an earlier command has left to plan with: the record of a run, the weights of one, a plan in a file.
 
-The record is read from this machine, else from the bucket that the overrides next to `--run` (`cloud=…`) select. The
-code comes from the archive in the bucket, so that a clean clone at any commit is enough.
+A run is restored from its record: the same config, code, packages and data, whatever the working tree holds. The record
+is read from this machine, else from the bucket that the overrides next to `--run` (`cloud=…`) select. The code comes
+from the archive in the bucket, so that a clean clone at any commit is enough.
+
+`model.weights=run:ID`, the weights of another run, is resolved to a checkpoint's path before anything is billed. The
+config, and so the record of the run, then holds the path with the step: a repeat starts from the same weights.
+
+A plan file can be committed. Only its config is frozen, not the code: the same file with other code is another run with
+another id. `up --run ID` repeats an existing run, code included.
 """
 
 import difflib
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from conf.schema.base import without_volatile
 from conf.schema.config import Config
+from conf.schema.training.model import different_weights, read_model_section
 from conf.schema.validation import validate
 from controller.agent.commands.code import unpack
 from controller.agent.tree_hash import tree_hash
@@ -28,7 +38,9 @@ from controller.cloud.emulator import Emulator
 from controller.config.compose import compose, compose_raw, with_overrides
 from controller.context import Context
 from controller.core.errors import ConfigError
-from controller.core.text import object_url
+from controller.core.formats import checked, has_format, stamped
+from controller.core.layout import width_of, wrap
+from controller.core.text import is_folder, object_url
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import NoCredentialsError, NotFoundError
 from controller.inputs.assets import AssetFile, ResolvedAsset
@@ -36,8 +48,9 @@ from controller.inputs.code import CodeSnapshot
 from controller.plan.build import Plan, RecordedInputs, build_plan
 from controller.plan.project import bucket_name
 from controller.records import index, recorder
+from controller.records.downloads import LATEST, choose_step
 from controller.records.ledger import Ledger
-from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord, read_run_record
+from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord, load_record, read_run_record
 
 
 class MissingInputsError(ConfigError):
@@ -246,3 +259,91 @@ def _recorded_inputs(google: GoogleClient, document: RunRecord, run_id: str, sta
                 "a run with the same overrides copies it again"
             ) from None
     return RecordedInputs(run_id, run_yaml, held, document["requirements"])
+
+
+KEY = "model.weights"
+PREFIX = "run:"
+REFERENCE = re.compile(r"run:(?P<run>[A-Za-z0-9._-]+)(@(?P<which>best|\d+))?")
+
+
+def with_resolved_weights(config: Config) -> Config:
+    """Return the config with `run:ID` replaced by the path of a checkpoint; unchanged if it names none.
+
+    Raises:
+        ConfigError: the run is unknown, has no such checkpoint, is of another model, or the pod cannot read it.
+    """
+    model = config.model
+    if model is None or model.weights is None or not model.weights.startswith(PREFIX):
+        return config
+    found = REFERENCE.fullmatch(model.weights)
+    if found is None:
+        raise ConfigError(f"{KEY}: {model.weights} is none of run:ID, run:ID@best and run:ID@STEP")
+    run_id = found["run"]
+    state = Path(config.run.state_dir).expanduser()
+    record = load_record(state, run_id) or _download(config, run_id)
+    _check(config, run_id, record)
+    with open_context(config) as (context, _):
+        bucket = record["bucket"]
+        step = choose_step(context.google, bucket, run_id, found["which"] or LATEST, KEY)
+    path = object_url(bucket, f"runs/{run_id}/checkpoints/{step}")
+    said = f"note: {KEY}: {model.weights} is step {step}: {path}"
+    print(wrap(said, width_of(sys.stderr), 2), file=sys.stderr)
+    return config.model_copy(update={"model": model.model_copy(update={"weights": path})})
+
+
+def _download(config: Config, run_id: str) -> dict[str, Any]:
+    try:
+        return download_record(config, run_id)
+    except ConfigError as error:
+        raise ConfigError([f"{KEY}: {str(problem).removeprefix('--run ')}" for problem in error.problems]) from None
+
+
+def _check(config: Config, run_id: str, record: dict[str, Any]) -> None:
+    """Raise ConfigError if the weights of the recorded run do not suit the config."""
+    theirs, here = record["config"]["cloud"]["kind"], config.cloud.kind
+    if theirs != here and (is_folder(record["bucket"]) or "local" in (theirs, here)):
+        raise ConfigError(
+            f"{KEY}: {run_id} ran with cloud={theirs}, whose checkpoints cloud={here} cannot read; `slipway export "
+            f"{run_id} --format slipway --to FOLDER` copies them; then set {KEY} to it, or to an asset of it"
+        )
+    assert config.model is not None
+    try:
+        made = read_model_section(record["config"].get("model"))
+    except ValidationError:
+        if record["config"].get("model") is None:
+            raise ConfigError(f"{KEY}: {run_id} is no run of the bundled trainer, so it has no weights") from None
+        raise ConfigError(
+            f"{KEY}: {run_id} was made by another version of Slipway, whose keys of the model differ; name its "
+            "checkpoint's path instead"
+        ) from None
+    if key := different_weights(made, config.model):
+        wish, there = getattr(config.model, key), getattr(made, key)
+        raise ConfigError(f"model.{key}: is {wish!r}, but {there!r} in {run_id}, whose weights {KEY} names")
+
+
+PLANS_FOLDER = "plans"
+
+
+def save_plan(plan: Plan, overrides: Sequence[str], folder: Path) -> Path:
+    """Write `plans/<run id>.yaml` below a folder and return the file; run.state_dir, which is local, is left out."""
+    config = plan.config.model_dump(mode="json")
+    del config["run"]["state_dir"]
+    run = {"run": plan.run_id, "overrides": list(overrides), "code_sha256": plan.snapshot.sha256}
+    content = stamped({**run, "config": config})
+    file = folder / PLANS_FOLDER / f"{plan.run_id}.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+def load_planned_config(file: Path) -> dict[str, Any]:
+    """Load the config of a plan file, not validated yet. Raises ConfigError if it is unreadable."""
+    try:
+        content = yaml.safe_load(file.read_text())
+        config = dict((checked(content, str(file)) if has_format(content) else {})["config"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it contains no config"
+        raise ConfigError(f"--plan {file}: {why}; create one with `slipway plan --save …`") from None
+    state_dir = compose_raw(())["run"]["state_dir"]
+    config["run"] = {**config["run"], "state_dir": state_dir}
+    return config

@@ -158,7 +158,9 @@ class Spending:
             return
         began = node.status.billed_since if node.status.billed_since and not claim else now
         if claim and claim["latest"] != self._run_id:
-            self._read_run(claim["latest"]).close_billing(f"taken over by {self._run_id}")
+            Spending(self._google, self._clock, self._bucket, claim["latest"], self._config).close_billing(
+                f"taken over by {self._run_id}"
+            )
         price = self.rate(node).total
         kind, place = node.status.spec.accelerator_type, node.place
         self._write(PodLifetime(node.status.uid, node.name, kind, place.zone, place.capacity, price, min(began, now)))
@@ -265,9 +267,6 @@ class Spending:
             written = datetime.fromisoformat(item["updated"]).timestamp()
             ended = max(float(began), written)
             return PodLifetime(uid, "unknown", "", "", "", self.rate().total, float(began), ended, str(error))
-
-    def _read_run(self, run_id: str) -> "Spending":
-        return Spending(self._google, self._clock, self._bucket, run_id, self._config)
 
     def _write(self, life: PodLifetime) -> None:
         self._keep(life)

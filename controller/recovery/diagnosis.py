@@ -8,9 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from conf.schema.run.program import Program
-from controller.recovery.log_patterns import KILLED_CHILD_PATTERN, FailureCause, match_failure
-from controller.recovery.tracebacks import cause_of_exit, first_at_barrier, last_words, only_lost_peers
-from controller.recovery.verdict import SHELL_SIGNALS, Observation, Verdict, VerdictKind, WorkerStatus, code_text
+from controller.recovery.policy import SHELL_SIGNALS, Observation, Verdict, VerdictKind, WorkerStatus, code_text
+from controller.recovery.tracebacks import (
+    KILLED_CHILD_PATTERN,
+    FailureCause,
+    cause_of_exit,
+    first_at_barrier,
+    last_words,
+    match_failure,
+    only_lost_peers,
+)
 from controller.resources.pod.provisioner import PodStatus
 
 STOPPED_SECONDS = 10.0

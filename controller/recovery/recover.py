@@ -25,8 +25,8 @@ from controller.records.ledger import Ledger
 from controller.records.spending import Spending, watchdog_note
 from controller.recovery import policy
 from controller.recovery.diagnosis import diagnose
+from controller.recovery.policy import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus, code_text
 from controller.recovery.tracebacks import log_excerpt
-from controller.recovery.verdict import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus, code_text
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import PodStatus
 from controller.ssh.fleet import DiskFullError, Fleet, WorkerError
@@ -80,7 +80,7 @@ class RecoveryExecutor:
 
         Raises:
             SlipwayError: the run is given up; the error itself, or one whose exit code tells the reason.
-        CloudError: Google has answered nothing else for `checkpoint.max_outage_hours`.
+            CloudError: Google has answered nothing else for `checkpoint.max_outage_hours`.
         """
         self._incident_recorded = False
         if attempt:  # it was launched, with a record in the bucket
@@ -129,7 +129,7 @@ class RecoveryExecutor:
             self.context.clock.sleep(MAX_PAUSES * self.poll_seconds)
             return
         self.context.before_pod_write()
-        past, progress = self._load_incidents(), self._progress(outcome.step)
+        past, progress = self._load_incidents(), max(self.ledger.checkpoints(), default=outcome.step)
         past = past[:-1] if self._incident_recorded else past
         decision = policy.decide(verdict, past, progress, self.plan.config.recovery, self._pod_capabilities(verdict))
         if decision.response == policy.WAIT and error is not None and not self._wait_timed_out():
@@ -146,7 +146,11 @@ class RecoveryExecutor:
         places = self._save_stacks(attempt, verdict) if verdict.kind is VerdictKind.HUNG else []
         if response == policy.GIVE_UP:
             self._give_up(outcome, decision, error, places)
-        self._report_watchdog()
+        # pods delete themselves when they are idle or the budget is spent
+        for life in self.spending.lifetimes():
+            word = watchdog_note(self.context.google, self.plan.bucket, life.pod, life.uid) if not life.ended else {}
+            if word:
+                self.context.events.note(self.plan.run_id, f"the pod deleted itself: {word['reason']}")
         if not self.spending.budget_exceeded():
             message = f"{verdict}; {policy.describe(response, verdict)}"
             self.context.events.note(self.plan.run_id, message, attempt=attempt, verdict=verdict.kind.value)
@@ -278,13 +282,6 @@ class RecoveryExecutor:
         self.context.events.note(self.plan.run_id, f"stacks: {folder}")
         return [*lines, f"stacks: {folder}"]
 
-    def _report_watchdog(self) -> None:
-        """Report pods that deleted themselves because they were idle or the budget was spent."""
-        for life in self.spending.lifetimes():
-            word = watchdog_note(self.context.google, self.plan.bucket, life.pod, life.uid) if not life.ended else {}
-            if word:
-                self.context.events.note(self.plan.run_id, f"the pod deleted itself: {word['reason']}")
-
     def _pod_capabilities(self, verdict: Verdict) -> policy.PodCapabilities:
         node = self.plan.node
         gone = verdict.kind is VerdictKind.PREEMPTED and not verdict.from_notice
@@ -298,21 +295,17 @@ class RecoveryExecutor:
         ours = not isinstance(current, Node) or current.is_managed
         return policy.PodCapabilities(ours and not node.adopt, restarts and not node.adopt, len(node.places))
 
-    def _progress(self, step: int | None) -> int | None:
-        """Return the newest checkpoint in the bucket, or the last reported step if no checkpoint exists."""
-        return max(self.ledger.checkpoints(), default=step)
-
     def _load_incidents(self) -> list[policy.Incident]:
         if self._incidents is None:
             self._incidents = self.ledger.incidents(policy.Incident.from_json)
         return self._incidents
 
-    def _record_incident(self, episode: policy.Incident) -> None:
+    def _record_incident(self, incident: policy.Incident) -> None:
         past = self._load_incidents()
         if self._incident_recorded:
             return
-        self.ledger.add_incident(episode.to_json())
-        past.append(episode)
+        self.ledger.add_incident(incident.to_json())
+        past.append(incident)
         self._incident_recorded = True
 
     def _pod(self) -> PodStatus | None:

@@ -22,22 +22,27 @@ from controller.gcp.retries import outlast, retry_for_minutes, wait_out
 from controller.lease.lease import LeaseHeldError, ReleaseRequestedError, lease_guard, pod_lease, run_lease
 from controller.lease.store import LeaseSnapshot
 from controller.plan.build import Plan
-from controller.records.kept_result import ResultNotRecordedError, record_kept_result
 from controller.records.ledger import Ledger, Result
-from controller.records.pending_deletions import retry_deletions
 from controller.records.recorder import Recorder
 from controller.records.spending import Spending
+from controller.records.unfinished import ResultNotRecordedError, record_kept_result, retry_deletions
+from controller.recovery.policy import VerdictKind
 from controller.recovery.recover import RecoveryExecutor
-from controller.recovery.verdict import VerdictKind
 from controller.run.attempt import AttemptRunner
 from controller.run.ending import Ending
-from controller.run.handover import Handover
+from controller.run.launch import PodQueue
 from controller.run.notifications import Notifications
 from controller.run.options import RunOptions
 from controller.run.preview import confirm_cost
-from controller.run.queue import PodQueue
-from controller.run.session import open_sweep
-from controller.run.standby import FinishedMeanwhileError, LeaderGaveUpError, RemoteStandby, Standby, StandbyOutcome
+from controller.run.session import open_plan
+from controller.run.standby import (
+    FinishedMeanwhileError,
+    Handover,
+    LeaderGaveUpError,
+    RemoteStandby,
+    Standby,
+    StandbyOutcome,
+)
 
 T = TypeVar("T")
 CANCELLED = "cancelled; run the same command to resume from the last checkpoint"
@@ -46,7 +51,7 @@ CANCELLED = "cancelled; run the same command to resume from the last checkpoint"
 @contextmanager
 def open_run(options: RunOptions) -> Iterator[tuple[Plan, Context, Emulator | None]]:
     """Open the plan to drive and a connection to its cloud. Raises ConfigError without a usable config or project."""
-    with open_sweep(options, repeat=True) as (plan, context, emulator):
+    with open_plan(options, repeat=True) as (plan, context, emulator):
         require_project(plan.project)
         yield plan, context, emulator
 

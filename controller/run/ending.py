@@ -17,19 +17,18 @@ from controller.gcp.retries import outlast, retry_for_minutes
 from controller.lease.lease import Lease
 from controller.plan.build import Plan
 from controller.reconcile.reconciler import destroy
-from controller.records.kept_result import (
+from controller.records.ledger import Ledger, Result
+from controller.records.spending import Spending
+from controller.records.unfinished import (
     ResultNotRecordedError,
     keep_result,
     kept_file,
     note_in_table,
     record_result,
 )
-from controller.records.ledger import Ledger, Result
-from controller.records.spending import Spending
 from controller.resources.pod.node import Node
 from controller.run.attempt import AttemptResult
-from controller.run.launch import running_runs, stop
-from controller.run.queue import PodQueue
+from controller.run.launch import PodQueue, running_runs, stop
 
 
 @dataclass

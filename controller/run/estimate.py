@@ -190,13 +190,12 @@ def _parts(config: Config, model: AnyModel, price: HourlyPrice, hours: float) ->
     return (
         ("TPUs", hours * (price.tpu or 0.0)),
         ("network", hours * price.network),
-        (f"{plural(kept, 'checkpoint')} for a month", size * CHECKPOINT_BYTES * kept * months * _storage_price()),
+        (
+            f"{plural(kept, 'checkpoint')} for a month",
+            size * CHECKPOINT_BYTES * kept * months * load_prices()["storage"]["usd_per_gb_month"],
+        ),
         ("egress", out),
     )
-
-
-def _storage_price() -> float:
-    return load_prices()["storage"]["usd_per_gb_month"]
 
 
 def _loop_flops(config: Config, model: AnyModel, loop: LmLoop | GrpoLoop | PuzzleLoop) -> tuple[float, float]:

@@ -19,9 +19,8 @@ from controller.core.clock import InterruptedSleepError
 from controller.core.freed_memory import FreedMemory
 from controller.gcp.errors import GoogleError
 from controller.recovery.diagnosis import diagnose
-from controller.recovery.pod_watch import PodWatch
-from controller.recovery.traceback_watch import TracebackWatch
-from controller.recovery.verdict import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus
+from controller.recovery.policy import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus
+from controller.recovery.watches import PodWatch, TracebackWatch
 from controller.resources.pod.node import Node
 from controller.ssh.fleet import Fleet, WorkerError
 
@@ -172,7 +171,11 @@ class Follower:
             freed.return_if_due()
             self.on_tick()
             self._drain_queue(streams, steps)
-            self._name_silent_workers(streams)
+            # workers that have printed a traceback and nothing since may wait for the others at exit
+            for worker, found in self._tracebacks.newly_silent(self.context.clock.monotonic()):
+                if streams[worker].exited is None:
+                    message = f"worker {worker} has been silent since {found.message}; its program has not ended"
+                    self.context.events.note(self.run_id, message)
             self.on_idle(self._idle_seconds(streams, pod, steps))
             verdict = self._diagnose(streams, pod, steps)
             if verdict.kind is VerdictKind.RUNNING or self._should_wait(verdict):
@@ -331,13 +334,6 @@ class Follower:
         elif "warning" in line or "lost" in line:
             message = line.get("lost") or f"worker {worker}: {line.get('warning')}"  # a lost worker names itself
             self.context.events.note(self.run_id, message)
-
-    def _name_silent_workers(self, streams: list[_Stream]) -> None:
-        """Report workers that have printed a traceback and nothing since; they may wait for the others at exit."""
-        for worker, found in self._tracebacks.newly_silent(self.context.clock.monotonic()):
-            if streams[worker].exited is None:
-                message = f"worker {worker} has been silent since {found.message}; its program has not ended"
-                self.context.events.note(self.run_id, message)
 
     def _read_stream(self, worker: int, stream: _Stream) -> None:
         """Read one worker's stream until it ends, reconnecting after every break."""

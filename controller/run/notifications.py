@@ -1,27 +1,175 @@
-"""Tell people about a run: a webhook, and a function of the user's own. Whoever drives the run sends it.
+"""Tell people about a run: alerts while the controller follows it, a webhook, and a function of the user's own.
 
-A notification that fails is a warning in the run's events, and nothing else: no run ends because of it.
+Whoever drives the run tells. A notification that fails is a warning in the run's events, and nothing else: no run ends
+because of it.
 """
 
 import json
+import queue
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from conf.extension import load
-from conf.schema.run.notify import Event
-from controller.alerts.alert import Alert
+from conf.schema.run.notify import Event as NotifyEvent
+from controller.alerts.alert import Alert, AlertRecord, read_alerts, write_alerts
+from controller.alerts.judge import AlertJudge
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
+from controller.core.errors import SlipwayError
+from controller.core.events import Event
 from controller.inputs.modules import on_search_path
 from controller.inputs.secrets import Vault, address_problem
 from controller.plan.build import Plan
-from controller.records.ledger import Result
+from controller.records.ledger import Launch, Ledger, Result
+
+POLL_SECONDS = 60.0
+
+
+class CheckpointWatch:
+    """The newest checkpoint, looked for once a minute."""
+
+    def __init__(
+        self,
+        look: Callable[[], tuple[int, float] | None],
+        step: Callable[[], float],
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        """Start to watch.
+
+        Args:
+            look: returns step and time of the newest checkpoint, or None if there is none.
+            step: returns the last step that the program has reported.
+            poll_seconds: time between two questions.
+        """
+        self._look, self._step, self._poll_seconds = look, step, poll_seconds
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._found: tuple[tuple[int, float] | None, float] | None = None
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="checkpoint-watch")
+        self._thread.start()
+
+    def pop(self) -> tuple[tuple[int, float] | None, float] | None:
+        """Return the newest checkpoint and the step of the program when the bucket was asked; None without news."""
+        with self._lock:
+            found, self._found = self._found, None
+        return found
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(self._poll_seconds):
+            step = self._step()
+            try:
+                newest = self._look()
+            except InterruptedSleepError:
+                return
+            except SlipwayError:
+                continue  # unknown; whoever needs the bucket to go on reports that it does not answer
+            with self._lock:
+                self._found = newest, step
+
+
+CLOSE_SECONDS = 30.0
+"""Maximum wait at the end of an attempt for notifications that are being sent."""
+
+
+class AlertWatch:
+    """Watches one attempt. Events are judged as they come; whatever may wait for a network is done by a thread."""
+
+    def __init__(
+        self, plan: Plan, context: Context, ledger: Ledger, launched: Launch, notify: Callable[[Alert], None]
+    ) -> None:
+        self._context, self._ledger, self._run_id = context, ledger, plan.run_id
+        self._attempt, self._launched, self._notify = launched.attempt, launched.time, notify
+        known = read_alerts(ledger)
+        config = plan.config
+        self._judge = AlertJudge(
+            config.alerts,
+            launched.time,
+            config.checkpoint.save_interval if config.program.kind == "trainer" else None,
+            known.alerts if known.attempt == launched.attempt else (),
+        )
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+
+    @contextmanager
+    def watching(self) -> Iterator[Self]:
+        """Watch while the context is open."""
+        worker = threading.Thread(target=self._work, daemon=True, name="alerts")
+        worker.start()
+        self._checkpoints = CheckpointWatch(self._newest_checkpoint, lambda: self._judge.step)
+        self._context.events.add_listener(self._hear)
+        try:
+            yield self
+        finally:
+            self._context.events.remove_listener(self._hear)
+            self._checkpoints.close()
+            self._report()
+            self._jobs.put(None)
+            worker.join(CLOSE_SECONDS)
+
+    def tick(self, idle_seconds: float) -> None:
+        """Judge how long the workers have been silent and the newest checkpoint, and report what has changed."""
+        now = self._context.clock.now()
+        self._judge.add_silence(idle_seconds, now)
+        if (found := self._checkpoints.pop()) is not None:
+            self._judge.add_checkpoint(*found, now)
+        self._report()
+
+    def end(self) -> None:
+        """The attempt has ended, and all its alerts with it; the events say so, the screen need not."""
+        self._report()
+        self._judge.end_all(self._context.clock.now())
+        self._report(says=False)
+
+    def _hear(self, event: Event) -> None:
+        """Judge an event; a listener must not emit any itself, so `tick` reports."""
+        if event.subject != self._run_id:
+            return
+        if event.kind == "log":
+            self._judge.add_output(event.time)
+        elif event.kind == "metrics":
+            line = event.data["metrics"]
+            written = line.get("time")
+            if isinstance(written, int | float) and written < self._launched:
+                return  # metrics.jsonl has the lines of earlier attempts too
+            self._judge.add_metrics(line, event.time)
+
+    def _report(self, *, says: bool = True) -> None:
+        changes = self._judge.pop_changes()
+        for alert in changes:
+            over = alert.ended is not None
+            message = "" if not says else f"{alert.name} is over" if over else str(alert)
+            about = {"alert": alert.name, "over": over, "attempt": self._attempt}
+            self._context.events.emit("alert", self._run_id, message, **about)
+            if not over:
+                self._jobs.put(lambda alert=alert: self._notify(alert))
+        if changes:
+            record = AlertRecord(self._attempt, self._judge.alerts)
+            self._jobs.put(lambda: write_alerts(self._ledger, record))
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except InterruptedSleepError:
+                return  # Ctrl-C, or another controller has taken over
+            except SlipwayError as error:
+                self._context.events.note(self._run_id, f"warning: the alerts were not recorded: {error}")
+
+    def _newest_checkpoint(self) -> tuple[int, float] | None:
+        newest = max(self._ledger.checkpoints(), default=None)
+        written = None if newest is None else self._ledger.checkpoint_time(newest)
+        return None if newest is None or written is None else (newest, written)
+
 
 ATTEMPTS = 4
 TIMEOUT_SECONDS = 5.0
@@ -35,7 +183,7 @@ class Notification(TypedDict):
     """What a webhook and a notifier get. `text` is all that Slack shows."""
 
     text: str
-    event: Event
+    event: NotifyEvent
     run: str
     pod: str
     verdict: str
@@ -66,7 +214,7 @@ class Notifications:
         """Tell of an alert; the run goes on."""
         self._notify("alert", f"alert: {alert}", str(alert), {})
 
-    def _notify(self, event: Event, said: str, verdict: str, results: Mapping[str, Any]) -> None:
+    def _notify(self, event: NotifyEvent, said: str, verdict: str, results: Mapping[str, Any]) -> None:
         if event not in self._settings.events:
             return
         plan = self._plan

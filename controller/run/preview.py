@@ -1,6 +1,5 @@
 """Preview of `up`: the plan next to the current state, all findings and the price. Changes nothing."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,35 +81,31 @@ class RunPreview:
 def preview_run(options: RunOptions) -> RunPreview:
     """Compare the plan with the current state and run the checks. Raises ConfigError if the config is unusable."""
     with options.waiting() as doing:
-        return _preview_run(options, doing)
-
-
-def _preview_run(options: RunOptions, doing: Callable[[str], object]) -> RunPreview:
-    doing("composing the config")
-    config, findings = options.config()
-    doing("hashing code and data")
-    try:
-        plan = build_plan(config, project_of(config), Path.cwd())
-    except UnreachableError as error:  # offline, or not yet authorized: everything else can be planned
-        message = f"{str(error).removeprefix('code.repository: ')}; `up` needs it to determine the run ID"
-        findings = [*findings, Finding("repository", "warning", "code.repository", message)]
-        plan = build_plan(config, project_of(config), Path.cwd(), unfetched_snapshot(config))
-    if no_project := missing_project(plan.project):
-        message = f"{no_project}; `plan` goes on without it, `up` does not"
-        findings = [*findings, Finding("project", "warning", "cloud.project", message)]
-    doing(opening_message(config))
-    with open_context(config, keep_awake=True) as (context, emulator):
-        doing("observing what exists")
-        findings += [] if no_project else probe_cloud(config, context)
-        findings += probe_plan(plan, context)
-        findings += _check_faults(config, emulator)
-        nodes = tuple(one.node for one in sampler_plans(plan, Path.cwd()))
-        rows = preview_resources((*plan.resources, *nodes), context)
-        now = context.clock.now()
-        price, dearest = price_of_pods(config, now), dearest_pod(config, now)
-        status = _status(plan, rows, context)
-    findings += [finding for row in rows for finding in row.resource.findings(row.observed)]
-    return RunPreview(plan, rows, sort_by_severity(findings), price, status, dearest)
+        doing("composing the config")
+        config, findings = options.config()
+        doing("hashing code and data")
+        try:
+            plan = build_plan(config, project_of(config), Path.cwd())
+        except UnreachableError as error:  # offline, or not yet authorized: everything else can be planned
+            message = f"{str(error).removeprefix('code.repository: ')}; `up` needs it to determine the run ID"
+            findings = [*findings, Finding("repository", "warning", "code.repository", message)]
+            plan = build_plan(config, project_of(config), Path.cwd(), unfetched_snapshot(config))
+        if no_project := missing_project(plan.project):
+            message = f"{no_project}; `plan` goes on without it, `up` does not"
+            findings = [*findings, Finding("project", "warning", "cloud.project", message)]
+        doing(opening_message(config))
+        with open_context(config, keep_awake=True) as (context, emulator):
+            doing("observing what exists")
+            findings += [] if no_project else probe_cloud(config, context)
+            findings += probe_plan(plan, context)
+            findings += _check_faults(config, emulator)
+            nodes = tuple(one.node for one in sampler_plans(plan, Path.cwd()))
+            rows = preview_resources((*plan.resources, *nodes), context)
+            now = context.clock.now()
+            price, dearest = price_of_pods(config, now), dearest_pod(config, now)
+            status = _status(plan, rows, context)
+        findings += [finding for row in rows for finding in row.resource.findings(row.observed)]
+        return RunPreview(plan, rows, sort_by_severity(findings), price, status, dearest)
 
 
 def _check_faults(config: Config, emulator: Emulator | None) -> list[Finding]:

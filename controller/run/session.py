@@ -12,9 +12,9 @@ from controller.core.errors import ConfigError
 from controller.gcp.errors import ForbiddenError, ServiceDisabledError
 from controller.plan.build import Plan, build_plan
 from controller.reconcile.resource import Absent, Pending
-from controller.records.kept_result import record_kept_result
 from controller.records.ledger import Ledger
 from controller.records.restore import restored_run
+from controller.records.unfinished import record_kept_result
 from controller.resources.pod.node import Node, describe
 from controller.resources.workers.worker import SshAccess
 from controller.run.options import RunOptions
@@ -89,7 +89,7 @@ def open_session(options: RunOptions, *, keep_awake: bool = False, ends: bool = 
         ends: whether the verb ends something that is billed, and so waits for no bucket. Else a result that this
             machine keeps of the run is recorded first.
     """
-    with open_sweep(options, keep_awake=keep_awake) as (plan, context, emulator):
+    with open_plan(options, keep_awake=keep_awake) as (plan, context, emulator):
         session = Session(plan, context, Ledger(context.google, plan.bucket, plan.run_id), emulator)
         if ends:
             context.google.hurry()
@@ -99,7 +99,7 @@ def open_session(options: RunOptions, *, keep_awake: bool = False, ends: bool = 
 
 
 @contextmanager
-def open_sweep(
+def open_plan(
     options: RunOptions, *, repeat: bool = False, keep_awake: bool = False
 ) -> Iterator[tuple[Plan, Context, Emulator | None]]:
     """Open the plan of the overrides, or of the record of `options.run_id`, and a connection to its cloud.

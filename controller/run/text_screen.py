@@ -78,7 +78,11 @@ class TextScreen:
             waited = self._under_way.pop(event.subject, None) is not None
             self._step(event, waited)
         elif event.kind == "progress":
-            self._show_transfer(event)
+            began, title = self._under_way.get(event.subject, (event.time, event.subject))
+            self._under_way[event.subject] = began, f"{title.partition(': ')[0]}: {event.message}"
+            if not self._redraws and event.time - self._last_moved.get(event.subject, began) >= PLAIN_LINE_SECONDS:
+                self._last_moved[event.subject] = event.time
+                self._print(f"  … {shorten(self._under_way[event.subject][1], self._width - 4)}")
         elif event.kind == "note":
             if "attempt" in event.data:  # what follows is said by another attempt than what came before
                 self._training = self._last_log_line = ""
@@ -90,9 +94,16 @@ class TextScreen:
             mark = ("›", "green") if event.data["over"] else ("!", "red")
             self._print("  ", mark, f" {event.message}", indent=4)
         elif event.kind == "log" and event.data["worker"] == 0:
-            self._log(event.message)
+            lines = event.message.splitlines()
+            if self._plan.config.program.kind == "command":
+                self._print_output(lines)
+            elif lines:
+                self._last_log_line = lines[-1]
         elif event.kind == "traceback":
-            self._show_traceback(event)
+            worker = event.data["worker"]
+            self._print("  ", ("✗", "red"), f" worker {worker}: {event.data['exception']}")
+            if worker or self._plan.config.program.kind != "command":
+                self._print_output(event.message.splitlines()[-SHOWN_TRACEBACK_LINES:])
         elif event.kind == "metrics" and not self._is_repeated(event):
             self._train(event)
 
@@ -103,29 +114,6 @@ class TextScreen:
             return False
         newest, self._newest_metrics = self._newest_metrics, max(time_told, self._newest_metrics)
         return time_told <= newest and event.time - self._launched_at < REPEATED_SECONDS
-
-    def _show_transfer(self, event: Event) -> None:
-        """Show the progress of a transfer: in the line of its step, or on lines of its own at intervals."""
-        began, title = self._under_way.get(event.subject, (event.time, event.subject))
-        self._under_way[event.subject] = began, f"{title.partition(': ')[0]}: {event.message}"
-        if not self._redraws and event.time - self._last_moved.get(event.subject, began) >= PLAIN_LINE_SECONDS:
-            self._last_moved[event.subject] = event.time
-            self._print(f"  … {shorten(self._under_way[event.subject][1], self._width - 4)}")
-
-    def _log(self, text: str) -> None:
-        """Show log output; of the bundled trainer only the last line, until its first metrics arrive."""
-        lines = text.splitlines()
-        if self._plan.config.program.kind == "command":
-            self._print_output(lines)
-        elif lines:
-            self._last_log_line = lines[-1]
-
-    def _show_traceback(self, event: Event) -> None:
-        """Show an exception of any worker; worker 0's own program has just printed it here."""
-        worker = event.data["worker"]
-        self._print("  ", ("✗", "red"), f" worker {worker}: {event.data['exception']}")
-        if worker or self._plan.config.program.kind != "command":
-            self._print_output(event.message.splitlines()[-SHOWN_TRACEBACK_LINES:])
 
     def _print_output(self, lines: Sequence[str]) -> None:
         """Print lines of the program's output."""

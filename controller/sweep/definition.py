@@ -26,10 +26,9 @@ from controller.plan.build import Plan, build_plan
 from controller.plan.samplers import num_sampler_pods
 from controller.records import index
 from controller.records.ledger import Ledger
-from controller.records.run_weights import with_resolved_weights
+from controller.records.restore import with_resolved_weights
 from controller.run.estimate import estimate_run, with_interval
-from controller.sweep.grid import SearchSpace, Variant, expand_grid, split_overrides
-from controller.sweep.hydra_launchers import apply_launcher
+from controller.sweep.grid import SearchSpace, Variant, apply_launcher, expand_grid, split_overrides
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from controller.plan.build import Plan
 from controller.run.drive import drive, open_run
 from controller.run.options import RunOptions
 from controller.run.session import Session, open_session
-from controller.witness.drill import Limits, drill_options
-from controller.witness.limits import TimeLimit, ended_in_order, shielded
+from controller.witness.drill import Limits, TimeLimit, drill_options, ended_in_order, shielded
 from controller.witness.recording import Recording
 from controller.witness.stages import FirstRun, StageLog
 from controller.witness.stand_ins import StandIns
@@ -162,7 +161,13 @@ class Witness:
             log.skip_rest()
             log.begin("clean up")
             log.end(*self._tear_down(recording, log))
-            self._add_cost(recording)
+            # an upper bound of the cost: the list price for all of the time since the first creation
+            methods = (".nodes.create", ".queuedResources.create")
+            lines = [line for line in recording.requests if line.method_id.endswith(methods) and line.status == 200]
+            hours = (recording.seconds() - lines[0].began) / 3600 if lines else 0.0
+            price = recording.facts["usd_per_hour"]
+            recording.facts["pod_minutes_at_most"] = round(60 * hours, 2)
+            recording.facts["usd_at_most"] = None if price is None else round(hours * price, 2)
             log.begin("verify")
             outcome.left = self._left(recording)
             log.end("failed" if outcome.left else "ok", ", ".join(outcome.left))
@@ -212,15 +217,6 @@ class Witness:
             if log is not None:
                 session.context.events.add_listener(log.on_event)
             yield session
-
-    def _add_cost(self, recording: Recording) -> None:
-        """Record an upper bound of the cost: the list price for all of the time since the first creation."""
-        methods = (".nodes.create", ".queuedResources.create")
-        lines = [line for line in recording.requests if line.method_id.endswith(methods) and line.status == 200]
-        hours = (recording.seconds() - lines[0].began) / 3600 if lines else 0.0
-        price = recording.facts["usd_per_hour"]
-        recording.facts["pod_minutes_at_most"] = round(60 * hours, 2)
-        recording.facts["usd_at_most"] = None if price is None else round(hours * price, 2)
 
 
 def refuse_if_in_use(session: Session) -> None:

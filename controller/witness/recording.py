@@ -19,8 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 from controller.core.clock import Clock
 from controller.core.formats import Document, Record, stamped
 from controller.gcp.client import GoogleClient
-from controller.witness.omissions import omit_others
-from controller.witness.stand_ins import StandIns
+from controller.witness.stand_ins import StandIns, omit_others
 
 REQUESTS, STAGES, WORKERS, README = "requests.jsonl", "stages.json", "workers.json", "README.md"
 REQUEST_HEADERS = frozenset({"content-type", "x-goog-user-project", "x-upload-content-length", "content-range"})

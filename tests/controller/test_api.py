@@ -73,7 +73,7 @@ def test_the_rows_of_a_search_are_those_that_it_drew(tmp_path: Path, monkeypatch
     made_by = define_sweep(words, Path.cwd()).id
     rows = [{"run": name, "created": at, "sweep": made_by} for at, name in ((2.0, "late"), (1.0, "early"))]
     monkeypatch.setattr(
-        "controller.sweep.drive.drive_sweep", lambda options: index.append_rows(tmp_path, [*rows, {"run": "other"}])
+        "controller.sweep.pool.drive_sweep", lambda options: index.append_rows(tmp_path, [*rows, {"run": "other"}])
     )
     assert [row["run"] for row in api.sweep(*words)] == ["early", "late"]
 

@@ -17,7 +17,7 @@ from controller.core.text import plural
 from controller.core.ui import confirm
 from controller.plan.project import bucket_name
 from controller.records import index
-from controller.records.pending_deletions import retry_deletions
+from controller.records.unfinished import retry_deletions
 from controller.resources.pod.pending_deletion import DeletionPendingError
 
 

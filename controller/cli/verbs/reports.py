@@ -19,14 +19,18 @@ from controller.core.errors import ConfigError
 from controller.core.layout import print_wrapped
 from controller.core.text import plural
 from controller.records.index import RunRow
-from controller.report.gather import FileReader, bucket_reader, gather_runs, local_reader
+from controller.report.gather import (
+    FileReader,
+    TensorBoardMirror,
+    bucket_reader,
+    folder_name,
+    gather_runs,
+    local_reader,
+)
 from controller.report.model import ReportModel, build_report
-from controller.report.page import render
-from controller.report.scaling import Scaling, measure_scaling
-from controller.report.scaling_page import scaling_lines
+from controller.report.page import hypothesis_rows, render
+from controller.report.scaling import Scaling, measure_scaling, scaling_lines
 from controller.report.settings import group_settings
-from controller.report.summary import hypothesis_rows
-from controller.report.tensorboard_mirror import TensorBoardMirror, folder_name
 
 REFRESH_SECONDS = 15.0
 

@@ -20,8 +20,17 @@ from controller.core.text import plural
 from controller.gcp.errors import GoogleError
 from controller.progress import format_size
 from controller.records import recorder
-from controller.records.checkpoints import BEST, LATEST, choose_step, fetch_checkpoint
-from controller.records.fetch import RemoteFile, fetch_file, is_complete, list_files, local_path
+from controller.records.downloads import (
+    BEST,
+    LATEST,
+    RemoteFile,
+    choose_step,
+    fetch_checkpoint,
+    fetch_file,
+    is_complete,
+    list_files,
+    local_path,
+)
 from controller.run.session import Session, open_session
 
 RUN_ID = re.compile(r"-[0-9a-f]{8}(-r\d+)?$")

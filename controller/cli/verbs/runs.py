@@ -47,7 +47,7 @@ def _print_diff(command: Command, state: Path) -> int:
 
 def requested_runs(command: Command) -> tuple[Path, str, list[index.RunRow]]:
     """Return the state folder, a name for the selection, and the runs selected by flags like those of `report`."""
-    from controller.records.selection import select_runs
+    from controller.records.table import select_runs
     from controller.sweep.board import run_ids_by_sweep
 
     flags, state = command.flags, command.options.state_dir

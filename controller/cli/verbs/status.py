@@ -25,10 +25,10 @@ from controller.reconcile.resource import Absent, Pending
 from controller.records import index
 from controller.records.index import RunRow
 from controller.records.ledger import Ledger
-from controller.records.pending_deletions import retry_deletions
 from controller.records.recorder import run_folder
 from controller.records.restore import MissingInputsError
 from controller.records.spending import Spending, billed_uid, format_hours
+from controller.records.unfinished import retry_deletions
 from controller.recovery.policy import Incident
 from controller.resources.pod.node import Node, describe
 from controller.resources.pod.planes import plane_of

@@ -21,10 +21,17 @@ from controller.core.layout import print_wrapped, width_of, wrap
 from controller.records import index
 from controller.records.last_command import LastCommand, save
 from controller.run.text_screen import PLAIN_LINE_SECONDS
-from controller.sweep.board import BoardRow, SavedBoard, format_counts, format_table, load_board
+from controller.sweep.board import (
+    BoardRow,
+    SavedBoard,
+    format_counts,
+    format_table,
+    load_board,
+    redrawing,
+    render_board,
+)
 from controller.sweep.definition import SweepDefinition, SweepJob, override_key
-from controller.sweep.drive import delete_pods, drive_sweep
-from controller.sweep.live import redrawing, render_board
+from controller.sweep.pool import delete_pods, drive_sweep
 from controller.sweep.session import SweepSession, open_sweep
 
 POLL_SECONDS = 1.0

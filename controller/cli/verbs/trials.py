@@ -12,8 +12,7 @@ from controller.core.errors import ConfigError
 from controller.core.layout import print_wrapped
 from controller.plan.build import Plan
 from controller.rehearsal.rehearsal import Check, open_rehearsal
-from controller.witness.drill import Limits
-from controller.witness.limits import ended_in_order
+from controller.witness.drill import Limits, ended_in_order
 from controller.witness.play import Outcome, Witness
 
 SIGNS = {"ok": "✓", "skipped": "-"}

@@ -23,7 +23,7 @@ from controller.plan.permissions import Need, permissions_of_plan
 from controller.plan.samplers import describe_samplers
 from controller.reconcile.resource import NotEnabled, Unknown
 from controller.records.last_command import LastCommand, save
-from controller.records.plan_file import save_plan
+from controller.records.restore import save_plan
 from controller.resources.pod.planes import label_places, plane_of, planes_not_tried
 from controller.run.estimate import describe_estimate
 from controller.run.preview import RunPreview, preview_run

@@ -56,7 +56,11 @@ def train(checkpoints: str, config: dict[str, Any], steps: int = STEPS) -> None:
         config: must be the same on every worker.
     """
     peers = Peers(int(os.environ["TPU_WORKER_ID"]), os.environ["TPU_WORKER_HOSTNAMES"].split(","))
-    _agree(peers, config)
+    # Code and config are the same everywhere, or everybody ends, naming the odd one.
+    mine = hashlib.sha256(json.dumps([config, os.environ.get("SLIPWAY_CODE_SHA256")], sort_keys=True).encode())
+    hashes = peers.gather(mine.hexdigest()[:12])
+    if len(set(hashes)) > 1:
+        fail(f"the workers disagree: {hashes}", DISAGREE)
     first, loss = _newest(checkpoints)
     print(f"worker {peers.worker} of {len(peers.hosts)}: from step {first} of {steps}", flush=True)
     for step in range(first, steps):
@@ -124,14 +128,6 @@ class Peers:
 
     def _receive(self, worker: int) -> Any:
         return json.loads(self._links[worker].readline() or fail(f"worker {worker} has gone"))
-
-
-def _agree(peers: Peers, config: dict[str, Any]) -> None:
-    """Code and config are the same everywhere, or everybody ends, naming the odd one."""
-    mine = hashlib.sha256(json.dumps([config, os.environ.get("SLIPWAY_CODE_SHA256")], sort_keys=True).encode())
-    hashes = peers.gather(mine.hexdigest()[:12])
-    if len(set(hashes)) > 1:
-        fail(f"the workers disagree: {hashes}", DISAGREE)
 
 
 def _newest(checkpoints: str) -> tuple[int, float]:

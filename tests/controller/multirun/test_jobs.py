@@ -19,10 +19,17 @@ from controller.core.clock import Clock
 from controller.core.errors import ConfigError, SlipwayError
 from controller.gcp.client import GoogleClient
 from controller.gcp.folder_store import FolderClient
-from controller.multirun.jobs import command, define_jobs, shared_overrides, shipped_files
-from controller.multirun.output import describe_job, fetch_output
+from controller.multirun.jobs import (
+    Job,
+    Request,
+    command,
+    define_jobs,
+    describe_job,
+    fetch_output,
+    shared_overrides,
+    shipped_files,
+)
 from controller.multirun.recorder import plain_value
-from controller.multirun.request import Job, Request
 from controller.records.recorder import row_from_record, split_job
 from controller.sweep.board import Board, BoardRow
 from controller.sweep.definition import JobBuilder

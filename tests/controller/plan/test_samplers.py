@@ -18,8 +18,7 @@ from controller.plan.samplers import (
     sampler_configs,
     sampler_plans,
 )
-from controller.recovery.policy import GIVE_UP, PodCapabilities, decide
-from controller.recovery.verdict import Verdict, VerdictKind
+from controller.recovery.policy import GIVE_UP, PodCapabilities, Verdict, VerdictKind, decide
 from tests.composed import config_of
 from trainer.distributed.agreement import sampling_facts
 

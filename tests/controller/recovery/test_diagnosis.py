@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.recovery.diagnosis import TRAINER_EXIT_CODES, diagnose
-from controller.recovery.verdict import Observation, VerdictKind, WorkerStatus
+from controller.recovery.policy import Observation, VerdictKind, WorkerStatus
 from controller.resources.pod.provisioner import PodStatus, Symptom
 
 K = VerdictKind

@@ -9,8 +9,16 @@ import yaml
 
 from conf.schema.run.lifecycle import Recovery
 from controller.recovery.diagnosis import TRAINER_EXIT_CODES, diagnose
-from controller.recovery.policy import Decision, Incident, PodCapabilities, decide
-from controller.recovery.verdict import Observation, Verdict, VerdictKind, WorkerStatus
+from controller.recovery.policy import (
+    Decision,
+    Incident,
+    Observation,
+    PodCapabilities,
+    Verdict,
+    VerdictKind,
+    WorkerStatus,
+    decide,
+)
 from controller.resources.pod.provisioner import PodStatus
 from tests.groups import CONF
 

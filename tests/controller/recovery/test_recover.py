@@ -8,9 +8,8 @@ from typing import Any, cast
 import pytest
 
 from controller.core.errors import ProgramFailedError, WrongDevicesError
-from controller.recovery.policy import GIVE_UP, Decision
+from controller.recovery.policy import GIVE_UP, AttemptOutcome, Decision, Verdict, VerdictKind
 from controller.recovery.recover import RecoveryExecutor, innermost_frame
-from controller.recovery.verdict import AttemptOutcome, Verdict, VerdictKind
 from controller.resources.pod.provisioner import PodStatus
 from controller.ssh.connect import WorkerError
 from controller.ssh.fleet import DiskFullError, WorkersFailedError

@@ -12,7 +12,7 @@ import re
 import pytest
 
 from controller.recovery.diagnosis import diagnose
-from controller.recovery.traceback_watch import KEPT_CHARACTERS, MAX_SHOWN, SILENT_SECONDS, TracebackWatch
+from controller.recovery.policy import Observation, VerdictKind, WorkerStatus
 from controller.recovery.tracebacks import (
     Traceback,
     cause_of_exit,
@@ -21,7 +21,7 @@ from controller.recovery.tracebacks import (
     last_words,
     log_excerpt,
 )
-from controller.recovery.verdict import Observation, VerdictKind, WorkerStatus
+from controller.recovery.watches import KEPT_CHARACTERS, MAX_SHOWN, SILENT_SECONDS, TracebackWatch
 from controller.resources.pod.provisioner import PodStatus
 from tests.paths import ROOT
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from controller.core.events import Event
-from controller.rehearsal.interruption import FAULT_KEY, PREEMPTION, Interruption
-from controller.rehearsal.rehearsal import Check, check_recovery
+from controller.rehearsal.rehearsal import FAULT_KEY, PREEMPTION, Check, Interruption, check_recovery
 
 
 def launched(attempt: int) -> Event:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import scipy
 
-from controller.report.power_law import PowerLaw, fit_power_law
-from controller.report.stats import Comparison, compare, summarize
+from controller.report.stats import Comparison, PowerLaw, compare, fit_power_law, summarize
 
 
 def test_paired_where_seeds_are_shared_else_two_samples() -> None:

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from controller.alerts.alert import Alert, read_alerts
-from controller.alerts.checkpoint_watch import CheckpointWatch
 from controller.core.errors import SlipwayError
 from controller.records.ledger import Launch
-from controller.run.alert_watch import AlertWatch
+from controller.run.notifications import AlertWatch, CheckpointWatch
 from tests.controller.alerts.test_judge import made_ledger, settings
 from tests.fakes.clock import ManualClock
 from tests.fakes.context import make_context

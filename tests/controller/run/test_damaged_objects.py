@@ -22,13 +22,12 @@ from controller.lease.lease import Lease
 from controller.plan.build import Plan
 from controller.records import recorder as records
 from controller.records.ledger import Launch, Ledger, Result
-from controller.recovery.policy import Incident
-from controller.recovery.verdict import AttemptOutcome, Verdict, VerdictKind
-from controller.run.alert_watch import AlertWatch
+from controller.recovery.policy import AttemptOutcome, Incident, Verdict, VerdictKind
 from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.run.drive import drive, open_run
+from controller.run.launch import PodQueue
+from controller.run.notifications import AlertWatch
 from controller.run.options import RunOptions
-from controller.run.queue import PodQueue
 
 OBJECTS = {
     "runs/*/launches/0001.json": ("is missing", "is damaged"),

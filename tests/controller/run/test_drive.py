@@ -19,8 +19,8 @@ from controller.records import index
 from controller.records.ledger import Ledger, Result
 from controller.records.recorder import Recorder
 from controller.records.spending import PodLifetime
+from controller.recovery.policy import AttemptOutcome, Verdict, VerdictKind
 from controller.recovery.recover import RecoveryExecutor
-from controller.recovery.verdict import AttemptOutcome, Verdict, VerdictKind
 from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.run.drive import RunDriver
 from controller.run.ending import Ending

@@ -18,14 +18,14 @@ from controller.gcp.folder_store import FolderClient
 from controller.gcp.retries import ATTEMPTS, OUTAGE_SECONDS, Retries
 from controller.lease.lease import pod_lease
 from controller.records import index
-from controller.records.kept_result import ResultNotRecordedError, kept_file, record_kept_result
 from controller.records.ledger import Result
 from controller.records.spending import Spending
-from controller.recovery.verdict import Verdict, VerdictKind
+from controller.records.unfinished import ResultNotRecordedError, kept_file, record_kept_result
+from controller.recovery.policy import Verdict, VerdictKind
 from controller.run import ending
 from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.samplers import ending as samplers
-from controller.sweep import pods
+from controller.sweep import session as pods
 from tests.controller.gcp.test_retries import STORM, answering
 from tests.controller.run.test_damaged_objects import NODE, OpenedRun, begin, ended, opened
 from tests.fakes.clock import ManualClock

@@ -13,7 +13,7 @@ import pytest
 from controller.core.clock import Clock
 from controller.core.events import Event
 from controller.gcp.errors import GoogleError
-from controller.recovery.verdict import AttemptOutcome, VerdictKind
+from controller.recovery.policy import AttemptOutcome, VerdictKind
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import Endpoint, Place, PodStatus, SliceSpec, SliceStatus
 from controller.run import follow as module
@@ -180,7 +180,7 @@ def test_silence_after_an_exception_in_a_thread_is_an_error_of_that_worker(monke
 
 
 def test_an_exception_of_any_worker_is_shown_live_and_its_silence_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.recovery.traceback_watch.SILENT_SECONDS", 0.1)
+    monkeypatch.setattr("controller.recovery.watches.SILENT_SECONDS", 0.1)
     alive: list[Any] = [{"heartbeat": 1.0}, "pause"] * 8
     second = [{"log": RAISED, "offset": 9}, *alive, end(1, ended=8.0, log_tail=RAISED)]
     fleet = FakeFleet([[*alive, end(1, ended=9.0)]], [second])

@@ -14,10 +14,9 @@ from conf.schema.run.sweep import Sweep
 from controller.config.compose import compose, compose_variants
 from controller.core.errors import ConfigError
 from controller.run.options import RunOptions
-from controller.sweep import drive
+from controller.sweep import pool
 from controller.sweep.definition import SweepJob, define_sweep
-from controller.sweep.grid import expand_grid, split_overrides
-from controller.sweep.hydra_launchers import apply_launcher
+from controller.sweep.grid import apply_launcher, expand_grid, split_overrides
 from controller.sweep.session import SweepSession
 
 HERE = Path(__file__).parent
@@ -140,26 +139,26 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(question)
         return len(found) != 2
 
-    monkeypatch.setattr(drive, "confirm", confirm)
+    monkeypatch.setattr(pool, "confirm", confirm)
     return found
 
 
 def test_runs_that_are_known_not_to_finish_are_confirmed_once(asked: list[str]) -> None:
     with pytest.raises(ConfigError, match="nothing was created; pass --yes to skip the prompt"):
-        drive.confirm_cost(session(CAUTION, CAUTION, None), RunOptions())
+        pool.confirm_cost(session(CAUTION, CAUTION, None), RunOptions())
     assert asked == [f"{CAUTION}. Start such runs all the same?", "Start 3 runs?"]
 
 
 def test_each_reason_is_a_question_and_no_ends_it(asked: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"program\.caution: it forgets; nothing was created"):
-        drive.confirm_cost(session(CAUTION, "it forgets"), RunOptions())
+        pool.confirm_cost(session(CAUTION, "it forgets"), RunOptions())
     assert len(asked) == 2
 
 
 @pytest.mark.parametrize("without", [{"stand_in": True}, {"finished": ("r0",)}])
 def test_stand_ins_and_finished_runs_need_no_caution(asked: list[str], without: dict[str, Any]) -> None:
-    drive.confirm_cost(session(CAUTION, None, **without), RunOptions())
+    pool.confirm_cost(session(CAUTION, None, **without), RunOptions())
     assert [question[:5] for question in asked] == ["Start"]
     with pytest.raises(ConfigError, match=r"program\.caution: .*pass --yes to start such runs"):
-        drive.confirm_cost(session(CAUTION), RunOptions(json=True))  # which cannot ask
-    drive.confirm_cost(session(CAUTION), RunOptions(json=True, yes=True))
+        pool.confirm_cost(session(CAUTION), RunOptions(json=True))  # which cannot ask
+    pool.confirm_cost(session(CAUTION), RunOptions(json=True, yes=True))

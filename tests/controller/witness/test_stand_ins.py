@@ -13,9 +13,8 @@ import pytest
 from controller.core.clock import Clock
 from controller.gcp.names import LABEL
 from controller.resources.pod.data_disk import startup_script, switch_part
-from controller.witness.omissions import omit_others
 from controller.witness.recording import RecordedConnection, Recording
-from controller.witness.stand_ins import StandIns
+from controller.witness.stand_ins import StandIns, omit_others
 from tests.controller.witness.test_recording import Wire
 
 PROJECT, BUCKET = "lab-anna-412345", "lab-anna-412345-slipway-us-central1"

@@ -28,7 +28,7 @@ from controller.plan.build import Plan, build_plan
 from controller.reconcile.resource import Absent, Diff, ObservedResources
 from controller.records.ledger import Ledger
 from controller.recovery.diagnosis import diagnose
-from controller.recovery.verdict import AttemptOutcome, Observation, WorkerStatus
+from controller.recovery.policy import AttemptOutcome, Observation, WorkerStatus
 from controller.resources.pod.node import Node
 from controller.resources.workers.software import Venv
 from controller.run import attempt, drive

@@ -20,7 +20,7 @@ import pytest
 from controller.agent.protocol import Command
 from controller.gcp import retries
 from controller.reconcile.resource import Resource
-from controller.run import handover
+from controller.run import standby
 from controller.ssh.connect import WorkerError
 from controller.ssh.fleet import Fleet
 from tests.controller.cli.verbs.test_up import until
@@ -256,7 +256,7 @@ def fails_and_is_deletable(slipway: SlipwayCli, row: Failure, monkeypatch: pytes
     words += ["recovery.max_create_attempts=2", "recovery.policy.network_lost=give_up", *WORDS.get(row.step, ())]
     words += more
     slipway.packages = "requirements" if row.step == "wheels" else "image"
-    monkeypatch.setattr(handover, "START_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(standby, "START_TIMEOUT_SECONDS", 1.0)
     struck = inject(slipway, row, monkeypatch)
     _, out, err = slipway("up", *words)
     assert "Traceback" not in out + err

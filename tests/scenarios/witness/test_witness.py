@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from controller.cli import main
-from controller.witness import drill, limits, recording
+from controller.witness import drill, recording
 from controller.witness.stages import StageLog
 from tests.controller.conftest import SlipwayCli
 from tests.controller.localcloud.harness import EmulatedCloud
@@ -95,7 +95,7 @@ def test_it_cleans_up_after_ctrl_c_and_at_its_limit(
     slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, stage: str, how: str, code: int
 ) -> None:
     reached: list[Callable[[], None]] = []
-    monkeypatch.setattr(limits.TimeLimit, "_start_timer", lambda limit, reach: reached.append(reach))
+    monkeypatch.setattr(drill.TimeLimit, "_start_timer", lambda limit, reach: reached.append(reach))
     at_stage(monkeypatch, stage, lambda: reached[0]() if how == "limit" else os.kill(os.getpid(), signal.SIGINT))
     ended, out, _ = witness(slipway, "--minutes", "7")
     assert ended == code, out

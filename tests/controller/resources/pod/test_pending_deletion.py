@@ -14,7 +14,7 @@ from controller.core.clock import iso_timestamp
 from controller.gcp.errors import GoogleError, NotFoundError
 from controller.lease.store import BucketLeaseStore, Identity
 from controller.reconcile.resource import Absent
-from controller.records.pending_deletions import retry_deletions
+from controller.records.unfinished import retry_deletions
 from controller.resources.pod.pending_deletion import PREFIX, DeletionPendingError, PendingDeletion, record_deletion
 from controller.resources.pod.provisioner import NOT_OBSERVED, claim_name
 from controller.resources.pod.tpu_api import nodes

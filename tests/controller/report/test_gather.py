@@ -13,7 +13,7 @@ from tensorboard.summary import Writer
 from controller.cli import main
 from controller.cli.verbs import reports
 from controller.records import index
-from controller.report.tensorboard_mirror import TensorBoardMirror, folder_name
+from controller.report.gather import TensorBoardMirror, folder_name
 from tests.controller.report.recorded import write_sweep
 
 

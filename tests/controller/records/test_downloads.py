@@ -14,9 +14,8 @@ import pytest
 
 from controller.core.errors import CloudError, ConfigError
 from controller.gcp.errors import NotFoundError
-from controller.records import fetch, restore
-from controller.records.checkpoints import fetch_checkpoint
-from controller.records.fetch import fetch_file, is_complete, list_files, local_path
+from controller.records import downloads, restore
+from controller.records.downloads import RemoteFile, fetch_checkpoint, fetch_file, is_complete, list_files, local_path
 
 CONTENT = bytes(range(256)) * 40
 
@@ -51,7 +50,7 @@ def md5(data: bytes) -> str:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "PART_BYTES", 1000)
+    monkeypatch.setattr(downloads, "PART_BYTES", 1000)
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def test_an_empty_file_arrives_and_content_that_is_not_what_was_listed_is_refuse
     [empty], [file] = (list_files(bucket, "b", "runs/r-1", path) for path in ("empty", "logs"))
     fetch_file(bucket, "b", empty, tmp_path / "empty", lambda _: None)
     assert (tmp_path / "empty").read_bytes() == b""
-    changed = fetch.RemoteFile(file.name, file.path, file.size, "6", file.md5)
+    changed = RemoteFile(file.name, file.path, file.size, "6", file.md5)
     with pytest.raises(CloudError, match="was replaced during the download"):
         fetch_file(bucket, "b", changed, tmp_path / "a", lambda _: None)
     bucket.files[file.name] = CONTENT[::-1]

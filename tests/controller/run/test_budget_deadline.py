@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from controller.core.errors import LeaseLostError
-from controller.records.budget_deadline import GRACE_SECONDS, LEAST_SECONDS, BudgetDeadline
 from controller.resources.workers.worker import Watchdog
+from controller.run.attempt import GRACE_SECONDS, LEAST_SECONDS, BudgetDeadline
 from controller.ssh.fleet import WorkerError
 from tests.fakes.clock import ManualClock
 from tests.fakes.context import make_context

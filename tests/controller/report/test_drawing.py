@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from controller.records import index
-from controller.report.boards import MAX_SHOWN, draw_boards, parse_board
+from controller.report.drawing import MAX_SHOWN, draw_boards, parse_board
 from controller.report.gather import gather_runs, local_reader
 from controller.report.model import build_report
 from controller.report.page import render

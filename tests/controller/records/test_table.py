@@ -9,7 +9,7 @@ import pytest
 from controller.cli import main
 from controller.core.errors import ConfigError
 from controller.records.last_command import LastCommand, load, save
-from controller.records.selection import select_runs
+from controller.records.table import select_runs
 
 pytestmark = pytest.mark.usefixtures("home")
 ROWS = [

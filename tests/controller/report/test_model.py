@@ -9,9 +9,8 @@ import pytest
 
 from controller.records import index
 from controller.report.gather import MetricsLine, RecordedRun, gather_runs, local_reader
-from controller.report.model import build_report
+from controller.report.model import build_report, build_timeline
 from controller.report.page import render
-from controller.report.timeline import build_timeline
 from tests.controller.report.recorded import CASES, PREEMPTION_NOTE, metric_lines, write_run
 
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from controller.witness.limits import TimeLimit, ended_in_order, shielded
+from controller.witness.drill import TimeLimit, ended_in_order, shielded
 
 
 def test_the_time_limit_and_stop_interrupt_once_and_not_after_the_block() -> None:

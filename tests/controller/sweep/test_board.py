@@ -23,8 +23,17 @@ from controller.core.events import Event
 from controller.lease.store import process_id
 from controller.records import index
 from controller.records.ledger import Result
-from controller.sweep.board import Board, BoardRow, BoardScreen, format_cost, format_table, load_board, run_ids_by_sweep
-from controller.sweep.live import live_board, render_board
+from controller.sweep.board import (
+    Board,
+    BoardRow,
+    BoardScreen,
+    format_cost,
+    format_table,
+    live_board,
+    load_board,
+    render_board,
+    run_ids_by_sweep,
+)
 from tests.fakes.clock import ManualClock
 from tests.terminal import Tty
 
