@@ -87,7 +87,7 @@ class Cloud:
         """Restore SSH servers, unfinished operations and triggered faults of an earlier process."""
         await self.workers.resume()
         self.operations.resume(self.effects, self.workers.schedule_settle)
-        misfortune = FaultEffects(self.store, self.nodes, self.slices, self.workers, lambda: list(self.server.peers))
+        misfortune = FaultEffects(self.faults, self.nodes, self.slices, self.workers, lambda: list(self.server.peers))
         self.slices.resume()
         self.faults.resume(misfortune.actions(), self.workers.schedule_settle)
 

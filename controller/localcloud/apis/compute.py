@@ -145,7 +145,7 @@ class Compute:
             self.changed()
         return self._render_operation(operation)
 
-    def begin_in_zone(self, call: ApiCall, verb: str, path: str, effect: str | None = None) -> Document:
+    def begin(self, call: ApiCall, verb: str, path: str, effect: str | None = None) -> Document:
         """Begin an operation in the zone of a call, and return it as the API shows it."""
         return self._render_operation(self.operations.begin(INSTANCES.parent(call), verb, path, effect))
 

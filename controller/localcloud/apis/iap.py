@@ -78,7 +78,9 @@ class IapRelay:
         if worker is None or vm is None or not vm.running or vm.zone != zone:
             raise _TunnelError(_NOT_FOUND, "Failed to lookup instance")
         admitted = (
-            vm.opens <= time.time() and self._workers.admits_iap(vm) and not self._faults.refuses_ssh(worker.index)
+            vm.opens <= time.time()
+            and self._workers.admits_iap(vm)
+            and not self._faults.affects(worker.index, "ssh_refused")
         )
         if query.get("port") != "22" or query.get("interface") != "nic0" or not admitted:
             raise _TunnelError(_NO_BACKEND, "failed to connect to backend")

@@ -8,10 +8,10 @@ from typing import Any
 
 from aiohttp import web
 
-from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
+from controller.localcloud.http.call import PROJECT_NUMBER
 from controller.localcloud.iam.callers import Callers, Tokens
 from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.hosts import SLICE_KIND, metadata_attributes
+from controller.localcloud.vms.hosts import SLICE_KIND, metadata_attributes, metadata_tree
 from controller.localcloud.vms.image import EmulatedWorker, vm_name
 from controller.localcloud.vms.machines import Instances
 from controller.localcloud.vms.workers import EmulatedWorkers
@@ -58,7 +58,7 @@ class MetadataServer:
         elif index in workers and (instance := self._workers.vms.instance_of(uid, index)):
             value = self._instance_tree(instance, workers[index])
         elif node is not None and index in workers:
-            value = self._metadata_tree(node, workers[index])
+            value = self._node_tree(node, workers[index])
         if value is None:
             return web.Response(status=404, text="no such worker", headers=_HEADERS)
         keys = [key for key in path.removeprefix(PREFIX).split("/") if key]
@@ -86,53 +86,49 @@ class MetadataServer:
     def _instance_tree(self, instance: Document, worker: EmulatedWorker) -> dict[str, Any]:
         """Return the metadata of an instance that is a worker of a slice."""
         slice_ = self._store.get(SLICE_KIND, worker.uid) or {}
-        zone, name = slice_["zone"], instance["name"]
         notice = (self._store.get("notice", worker.uid) or {}).get("kind")
         stopped = instance["status"] in ("STOPPING", "TERMINATED") and slice_.get("phase") == "PREEMPTED"
         scheduling = instance.get("scheduling") or {}
-        return {
-            "instance": {
-                "id": instance["id"],
-                "name": name,
-                "hostname": f"{name}.{zone}.c.{PROJECT}.internal",
-                "zone": f"projects/{PROJECT_NUMBER}/zones/{zone}",
-                "machine-type": f"projects/{PROJECT_NUMBER}/machineTypes/{slice_['machine']}",
-                "preempted": "TRUE" if stopped or notice == "preempted" else "FALSE",
-                "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE" if notice == "maintenance" else "NONE",
-                "scheduling": {
-                    "on-host-maintenance": scheduling.get("onHostMaintenance", "MIGRATE"),
-                    "preemptible": "TRUE" if scheduling.get("provisioningModel") == "SPOT" else "FALSE",
-                    "automatic-restart": "TRUE" if scheduling.get("automaticRestart") else "FALSE",
-                },
-                "tags": json.dumps((instance.get("tags") or {}).get("items", [])),
-                "attributes": metadata_attributes(instance),
-                "service-accounts": self._accounts(f"{worker.uid}/{worker.index}"),
+        return metadata_tree(
+            instance["id"],
+            instance["name"],
+            slice_["zone"],
+            **{"machine-type": f"projects/{PROJECT_NUMBER}/machineTypes/{slice_['machine']}"},
+            **_events(notice, stopped),
+            scheduling={
+                "on-host-maintenance": scheduling.get("onHostMaintenance", "MIGRATE"),
+                "preemptible": "TRUE" if scheduling.get("provisioningModel") == "SPOT" else "FALSE",
+                "automatic-restart": "TRUE" if scheduling.get("automaticRestart") else "FALSE",
             },
-            "project": {"project-id": PROJECT, "numeric-project-id": PROJECT_NUMBER, "attributes": {}},
-            "universe": {"universe-domain": "googleapis.com", "universe_domain": "googleapis.com"},
-        }
+            tags=json.dumps((instance.get("tags") or {}).get("items", [])),
+            attributes=metadata_attributes(instance),
+            **{"service-accounts": self._accounts(f"{worker.uid}/{worker.index}")},
+        )
 
-    def _metadata_tree(self, node: Document, worker: EmulatedWorker) -> dict[str, Any]:
-        zone = node["name"].split("/")[3]
+    def _node_tree(self, node: Document, worker: EmulatedWorker) -> dict[str, Any]:
+        """Return the metadata of a worker of a TPU node."""
         notice = (self._store.get("notice", node["id"]) or {}).get("kind")
         peers = ",".join(f"unknown:unknown:{peer.address}" for peer in self._workers.workers_of_node(worker.uid))
-        return {
-            "instance": {
-                "id": f"{worker.uid}{worker.index:03d}",
-                "name": vm_name(worker),
-                "hostname": f"{vm_name(worker)}.{zone}.c.{PROJECT}.internal",
-                "zone": f"projects/{PROJECT_NUMBER}/zones/{zone}",
-                "preempted": "TRUE" if node["state"] == "PREEMPTED" or notice == "preempted" else "FALSE",
-                "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE" if notice == "maintenance" else "NONE",
-                "attributes": {
-                    **node.get("metadata", {}),
-                    "accelerator-type": node["acceleratorType"],
-                    "agent-worker-number": str(worker.index),
-                    "instance-id": node["name"].rpartition("/")[2],
-                    "worker-network-endpoints": peers,
-                },
-                "service-accounts": self._accounts(f"{worker.uid}/{worker.index}"),
-            },
-            "project": {"project-id": PROJECT, "numeric-project-id": PROJECT_NUMBER, "attributes": {}},
-            "universe": {"universe-domain": "googleapis.com", "universe_domain": "googleapis.com"},
+        attributes = {
+            **node.get("metadata", {}),
+            "accelerator-type": node["acceleratorType"],
+            "agent-worker-number": str(worker.index),
+            "instance-id": node["name"].rpartition("/")[2],
+            "worker-network-endpoints": peers,
         }
+        return metadata_tree(
+            f"{worker.uid}{worker.index:03d}",
+            vm_name(worker),
+            node["name"].split("/")[3],
+            **_events(notice, node["state"] == "PREEMPTED"),
+            attributes=attributes,
+            **{"service-accounts": self._accounts(f"{worker.uid}/{worker.index}")},
+        )
+
+
+def _events(notice: str | None, preempted: bool) -> dict[str, str]:
+    """Return what a VM is told of its preemption and of maintenance."""
+    return {
+        "preempted": "TRUE" if preempted or notice == "preempted" else "FALSE",
+        "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE" if notice == "maintenance" else "NONE",
+    }

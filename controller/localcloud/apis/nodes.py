@@ -1,8 +1,9 @@
 """Cloud TPU v2: nodes (https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes)."""
 
 import time
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from controller.localcloud.apis.catalog import AcceleratorType, Catalog
@@ -21,7 +22,7 @@ from controller.localcloud.http.call import (
     timestamp,
     with_number,
 )
-from controller.localcloud.http.errors import ApiError
+from controller.localcloud.http.errors import ApiError, failed_precondition
 from controller.localcloud.iam.policies import is_visible
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
@@ -54,8 +55,8 @@ class Nodes:
             "list": self._list,
             "delete": self._delete,
             "patch": self._patch,
-            "stop": self._stop,
-            "start": self._start,
+            "stop": partial(self._change_state, "READY", "STOPPING", "stop", "node.stopped"),
+            "start": partial(self._change_state, "STOPPED", "STARTING", "start", "node.started"),
             "getGuestAttributes": self._guest_attributes,
         }
         return {f"tpu.v2:{_PREFIX}nodes.{name}": handler for name, handler in table.items()}
@@ -151,7 +152,8 @@ class Nodes:
         if exhausted := self.quotas.exhausted_by(zone, node["id"]):
             raise exhausted
         kind = self.catalog.types[node["acceleratorType"]]
-        count, without_chip = self.faults.endpoint_count(kind.vms), self.faults.worker_without_chip()
+        wrong, without_chip = self.faults.take("endpoints"), self.faults.worker_without_chip()
+        count = wrong["endpoints"] if wrong else kind.vms
         workers = await self.workers.boot(node["id"], count, kind, without_chip)
         endpoints: list[Document] = [{"ipAddress": worker.address, "port": _TPU_PORT} for worker in workers]
         if node["networkConfig"].get("enableExternalIps"):
@@ -234,10 +236,13 @@ class Nodes:
         return render_node(self._find(self._name(call)))
 
     def _list(self, call: ApiCall) -> Document:
+        return self.listed(call, "node", "nodes", render_node)
+
+    def listed(self, call: ApiCall, kind: str, plural: str, render: Callable[[Document], Document]) -> Document:
+        """Return a page of the resources of a location, or of all with the location `-`."""
         location = self.location(call)
-        everywhere = location.endswith("/-")
-        nodes = self.store.items("node", location[:-1] if everywhere else f"{location}/nodes/")
-        return paginate(call, [render_node(node) for _, node in nodes], "nodes")
+        found = self.store.items(kind, location[:-1] if location.endswith("/-") else f"{location}/{plural}/")
+        return paginate(call, [render(item) for _, item in found], plural)
 
     def _delete(self, call: ApiCall) -> Document:
         name = self._name(call)
@@ -275,26 +280,18 @@ class Nodes:
         self.store.put("node", name, node)
         return self._begin(call, "update", name)
 
-    def _stop(self, call: ApiCall) -> Document:
-        return self._change_state(call, "READY", "STOPPING", "stop", "node.stopped")
-
-    def _start(self, call: ApiCall) -> Document:
-        return self._change_state(call, "STOPPED", "STARTING", "start", "node.started")
-
-    def _change_state(self, call: ApiCall, state: str, during: str, verb: str, effect: str) -> Document:
+    def _change_state(self, state: str, during: str, verb: str, effect: str, call: ApiCall) -> Document:
+        """Stop or start a node that is in `state`; it is in state `during` until then."""
         name = self._name(call)
         node = self._find(name)
         if len(node.get("networkEndpoints", ())) > 1:
             # https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm: only single-host TPUs can be stopped.
-            message = f"Cannot {verb} {name}: it is a TPU slice of several VMs"
-            raise ApiError(400, message, status="FAILED_PRECONDITION")
+            raise failed_precondition(f"Cannot {verb} {name}: it is a TPU slice of several VMs")
         if self.capacity_tier(node) in ("spot", "preemptible"):
-            message = f"Cannot {verb} {name}: it is {self.capacity_tier(node)}; such a node can only be deleted"
-            raise ApiError(400, message, status="FAILED_PRECONDITION")
+            tier = self.capacity_tier(node)
+            raise failed_precondition(f"Cannot {verb} {name}: it is {tier}; such a node can only be deleted")
         if node["state"] != state:
-            raise ApiError(
-                400, f"Cannot {verb} {name} in state {node['state']}: it must be {state}", status="FAILED_PRECONDITION"
-            )
+            raise failed_precondition(f"Cannot {verb} {name} in state {node['state']}: it must be {state}")
         self.store.put("node", name, {**node, "state": during})
         return self._begin(call, verb, name, effect, node)
 
@@ -321,9 +318,7 @@ class Nodes:
     def _guest_attributes(self, call: ApiCall) -> Document:
         node = self._find(self._name(call))
         if node["state"] != "READY":
-            raise ApiError(
-                400, f"{node['name']} is {node['state']}: it has no guest attributes", status="FAILED_PRECONDITION"
-            )
+            raise failed_precondition(f"{node['name']} is {node['state']}: it has no guest attributes")
         wanted = {index for index in call.body.get("workerIds", ()) if index}
         attributes = []
         for worker in self.workers.workers_of_node(node["id"]):

@@ -3,7 +3,8 @@
 import re
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from controller.localcloud.apis.operations import Operations, as_longrunning
 from controller.localcloud.http.call import (
@@ -26,6 +27,17 @@ _WITHOUT_SERVICE = frozenset({"oauth2", "serviceusage"})
 """oauth2 is no service of a project, and no project can do without serviceusage."""
 _FLAPPING_OPERATIONS = 2.5
 """Counted from the request to enable it, whose own operation takes one."""
+
+
+_APIS = (
+    "artifactregistry billingbudgets cloudbilling cloudresourcemanager compute iam iap logging monitoring "
+    "oslogin secretmanager serviceusage storage tpu"
+)
+SERVICES = tuple(f"{api}.googleapis.com" for api in _APIS.split())
+FIRST_ACCOUNT_ID = 107 * 10**18
+"""As long as Google's, and none of the stand-ins that a recording of `witness` begins with."""
+_PROJECT_CREATED = "2026-01-01T00:00:00.000Z"
+_ACCOUNT_ID = re.compile(r"[a-z]([-a-z0-9]{4,28}[a-z0-9])")
 
 
 class EnabledApis:
@@ -68,192 +80,149 @@ class EnabledApis:
         raise ApiError(403, message, reason="accessNotConfigured", details=[info])
 
 
-_APIS = (
-    "artifactregistry billingbudgets cloudbilling cloudresourcemanager compute iam iap logging monitoring "
-    "oslogin secretmanager serviceusage storage tpu"
-)
-SERVICES = tuple(f"{api}.googleapis.com" for api in _APIS.split())
-FIRST_ACCOUNT_ID = 107 * 10**18
-"""As long as Google's, and none of the stand-ins that a recording of `witness` begins with."""
-_ACCOUNT_ID = re.compile(r"[a-z]([-a-z0-9]{4,28}[a-z0-9])")
-
-
+@dataclass(frozen=True)
 class Projects:
-    def __init__(
-        self, store: Store, operations: Operations, policies: Policies, settings: Settings, apis: EnabledApis
-    ) -> None:
-        self._store = store
-        self._settings = settings
-        self._apis = apis
-        self._operations = operations
-        self._policies = policies
+    store: Store
+    operations: Operations
+    policies: Policies
+    settings: Settings
+    apis: EnabledApis
 
     def handlers(self) -> dict[str, Handler]:
-        usage = "serviceusage.v1:"
-        table: dict[str, Handler] = {
-            f"{usage}services.enable": lambda call: self._enable(call, [call.path["servicesId"]], "ENABLED"),
-            f"{usage}services.disable": lambda call: self._enable(call, [call.path["servicesId"]], "DISABLED"),
-            f"{usage}services.batchEnable": lambda call: self._enable(call, call.body.get("serviceIds", []), "ENABLED"),
-            f"{usage}services.get": lambda call: self._service(_project(call), call.path["servicesId"]),
+        usage, accounts = "serviceusage.v1:", "iam.v1:projects.serviceAccounts."
+        return {
+            f"{usage}services.enable": lambda call: self._enable(call, [call.path["servicesId"]], True),
+            f"{usage}services.disable": lambda call: self._enable(call, [call.path["servicesId"]], False),
+            f"{usage}services.batchEnable": lambda call: self._enable(call, call.body.get("serviceIds", []), True),
+            f"{usage}services.get": lambda call: self._service(call, call.path["servicesId"]),
             f"{usage}services.batchGet": self._batch_get,
             f"{usage}services.list": self._list_services,
             f"{usage}operations.get": self._operation,
             "cloudresourcemanager.v1:projects.get": self._project_v1,
             "cloudresourcemanager.v3:projects.get": self._project_v3,
-            "iam.v1:projects.serviceAccounts.create": self._create_account,
-            "iam.v1:projects.serviceAccounts.get": self._account,
-            "iam.v1:projects.serviceAccounts.list": self._list_accounts,
-            "iam.v1:projects.serviceAccounts.delete": self._delete_account,
-            "iam.v1:projects.serviceAccounts.getIamPolicy": lambda call: self._policies.get(
-                self._account(call)["name"]
-            ),
-            "iam.v1:projects.serviceAccounts.setIamPolicy": self._set_account_policy,
-            "iam.v1:projects.serviceAccounts.testIamPermissions": lambda call: call.test_permissions(
-                self._account(call)["name"]
-            ),
+            **self._of_policies("cloudresourcemanager.v1:projects.", _check_named),
+            **self._of_policies("cloudresourcemanager.v3:projects.", _check_named),
+            f"{accounts}create": self._create_account,
+            f"{accounts}get": self._account,
+            f"{accounts}list": self._list_accounts,
+            f"{accounts}delete": self._delete_account,
+            **self._of_policies(accounts, lambda call: self._account(call)["name"]),
         }
-        for version in ("v1", "v3"):
-            table |= {
-                f"cloudresourcemanager.{version}:projects.getIamPolicy": self._get_policy,
-                f"cloudresourcemanager.{version}:projects.setIamPolicy": self._set_policy,
-                f"cloudresourcemanager.{version}:projects.testIamPermissions": self._test_permissions,
-            }
-        return table
 
-    def _service(self, project: str, name: str) -> Document:
-        check_project(project)
+    def _of_policies(self, methods: str, resource: Callable[[ApiCall], str]) -> dict[str, Handler]:
+        """Return the handlers of the policy of what `resource` finds."""
+        return {
+            f"{methods}getIamPolicy": lambda call: self.policies.get(resource(call)),
+            f"{methods}setIamPolicy": lambda call: self.policies.set(
+                resource(call), call.body.get("policy", {}), conflict=409
+            ),
+            f"{methods}testIamPermissions": lambda call: call.test_permissions(resource(call)),
+        }
+
+    def _service(self, call: ApiCall, name: str) -> Document:
+        _check_named(call)
         if name not in SERVICES:
             raise ApiError(403, f"Not found or permission denied for service(s): {name}.")
         return {
             "name": f"projects/{PROJECT_NUMBER}/services/{name}",
             "parent": f"projects/{PROJECT_NUMBER}",
             "config": {"name": name, "title": name.partition(".")[0]},
-            "state": "ENABLED" if self._apis.is_enabled(name) else "DISABLED",
+            "state": "ENABLED" if self.apis.is_enabled(name) else "DISABLED",
         }
 
-    def _enable(self, call: ApiCall, names: list[str], state: str) -> Document:
+    def _enable(self, call: ApiCall, names: list[str], enabled: bool) -> Document:
         for name in names:
-            self._service(_project(call), name)
+            self._service(call, name)
         for name in names:
-            self._apis.set_enabled(name, state == "ENABLED")
-        verb = "enable" if state == "ENABLED" else "disable"
-        operation = self._operations.begin(f"projects/{PROJECT}", verb, f"services/{','.join(names)}")
+            self.apis.set_enabled(name, enabled)
+        verb = "enable" if enabled else "disable"
+        operation = self.operations.begin(PROJECT_RESOURCE, verb, f"services/{','.join(names)}")
         return as_longrunning(operation, short_name=True)
 
     def _batch_get(self, call: ApiCall) -> Document:
         names = [name.rpartition("/")[2] for name in call.query.get("names", "").split(",") if name]
-        return {"services": [self._service(_project(call), name) for name in names]}
+        return {"services": [self._service(call, name) for name in names]}
 
     def _list_services(self, call: ApiCall) -> Document:
-        services = [self._service(_project(call), name) for name in SERVICES]
-        wanted = call.query.get("filter", "")
-        if wanted:
-            _, _, state = wanted.partition(":")
+        services = [self._service(call, name) for name in SERVICES]
+        if wanted := call.query.get("filter", ""):
             if wanted not in ("state:ENABLED", "state:DISABLED"):
                 raise ApiError(400, f"Invalid filter '{wanted}': state:ENABLED or state:DISABLED")
-            services = [service for service in services if service["state"] == state]
+            services = [service for service in services if service["state"] == wanted.partition(":")[2]]
         return paginate(call, services, "services")
 
     def _operation(self, call: ApiCall) -> Document:
-        name = f"projects/{PROJECT}/operations/{call.path['operationsId']}"
-        return as_longrunning(self._operations.get(name), short_name=True)
+        operation = self.operations.get(f"{PROJECT_RESOURCE}/operations/{call.path['operationsId']}")
+        return as_longrunning(operation, short_name=True)
 
     def _project_v1(self, call: ApiCall) -> Document:
-        check_project(call.path["projectId"])
-        return {
-            "projectId": PROJECT,
-            "projectNumber": PROJECT_NUMBER,
-            "name": PROJECT,
-            "lifecycleState": "ACTIVE",
-            "createTime": "2026-01-01T00:00:00.000Z",
-        }
+        _check_named(call)
+        shown = {"projectId": PROJECT, "projectNumber": PROJECT_NUMBER, "name": PROJECT, "lifecycleState": "ACTIVE"}
+        return {**shown, "createTime": _PROJECT_CREATED}
 
     def _project_v3(self, call: ApiCall) -> Document:
-        check_project(call.path["projectsId"])
-        return {
-            "name": f"projects/{PROJECT_NUMBER}",
-            "projectId": PROJECT,
-            "displayName": PROJECT,
-            "state": "ACTIVE",
-            "createTime": "2026-01-01T00:00:00.000Z",
-        }
-
-    def _get_policy(self, call: ApiCall) -> Document:
-        check_project(_project(call))
-        return self._policies.get(f"projects/{PROJECT}")
-
-    def _set_policy(self, call: ApiCall) -> Document:
-        check_project(_project(call))
-        return self._policies.set(f"projects/{PROJECT}", call.body.get("policy", {}), conflict=409)
-
-    def _test_permissions(self, call: ApiCall) -> Document:
-        check_project(_project(call))
-        return call.test_permissions(PROJECT_RESOURCE)
+        _check_named(call)
+        shown = {"name": f"projects/{PROJECT_NUMBER}", "projectId": PROJECT, "displayName": PROJECT, "state": "ACTIVE"}
+        return {**shown, "createTime": _PROJECT_CREATED}
 
     def _create_account(self, call: ApiCall) -> Document:
-        check_project(_project(call))
+        _check_named(call)
         account_id = call.body.get("accountId", "")
         if not _ACCOUNT_ID.fullmatch(account_id):
             raise ApiError(400, f"The account ID \"{account_id}\" must match '[a-z]([-a-z0-9]{{4,28}}[a-z0-9])'")
         email = f"{account_id}@{PROJECT}.iam.gserviceaccount.com"
-        name = f"projects/{PROJECT}/serviceAccounts/{email}"
-        if self._store.get("serviceAccount", email):
-            raise ApiError(409, f"Service account {account_id} already exists within project projects/{PROJECT}.")
-        account: dict[str, Any] = {
-            **call.body.get("serviceAccount", {}),
-            "name": name,
-            "email": email,
-            "projectId": PROJECT,
-            "uniqueId": str(self._store.next_number("account", FIRST_ACCOUNT_ID)),
-            "etag": format_etag(1),
-        }
-        self._store.put("serviceAccount", email, {**account, "visibleAt": time.time() + self._settings.delay(1)})
+        if self.store.get("serviceAccount", email):
+            raise ApiError(409, f"Service account {account_id} already exists within project {PROJECT_RESOURCE}.")
+        number = str(self.store.next_number("account", FIRST_ACCOUNT_ID))
+        account = {**call.body.get("serviceAccount", {}), **_identity(email, number)}
+        self.store.put("serviceAccount", email, {**account, "visibleAt": time.time() + self.settings.delay(1)})
         return account
 
     def _accounts(self) -> dict[str, Document]:
         """Return the project's service accounts by address, including Compute's default account."""
-        default: Document = {
-            "name": f"projects/{PROJECT}/serviceAccounts/{DEFAULT_ACCOUNT}",
-            "email": DEFAULT_ACCOUNT,
-            "projectId": PROJECT,
-            "uniqueId": PROJECT_NUMBER,
+        default = {
+            **_identity(DEFAULT_ACCOUNT, PROJECT_NUMBER),
             "displayName": "Compute Engine default service account",
-            "etag": format_etag(1),
         }
-        shown = {email: account for email, account in self._store.items("serviceAccount") if is_visible(account)}
         return {DEFAULT_ACCOUNT: default} | {
             email: {key: value for key, value in account.items() if key != "visibleAt"}
-            for email, account in shown.items()
+            for email, account in self.store.items("serviceAccount")
+            if is_visible(account)
         }
 
     def _account(self, call: ApiCall) -> Document:
-        wildcard = _project(call) == "-"
+        wildcard = call.path["projectsId"] == "-"
         if not wildcard:
-            check_project(_project(call))
+            _check_named(call)
         wanted = call.path["serviceAccountsId"]
         for email, account in self._accounts().items():
             if wanted in (email, account["uniqueId"]):
                 return account
         if wildcard:  # as documented at projects.serviceAccounts.get
-            message = f"Permission '{call.method.name}' denied on resource (or it may not exist)."
-            raise ApiError(403, message)
+            raise ApiError(403, f"Permission '{call.method.name}' denied on resource (or it may not exist).")
         raise ApiError(404, f"Unknown service account: {wanted}")
 
     def _list_accounts(self, call: ApiCall) -> Document:
-        check_project(_project(call))
+        _check_named(call)
         return paginate(call, list(self._accounts().values()), "accounts")
 
-    def _set_account_policy(self, call: ApiCall) -> Document:
-        return self._policies.set(self._account(call)["name"], call.body.get("policy", {}), conflict=409)
-
     def _delete_account(self, call: ApiCall) -> Document:
-        self._store.delete("serviceAccount", self._account(call)["email"])
+        self.store.delete("serviceAccount", self._account(call)["email"])
         return {}
 
 
-def _project(call: ApiCall) -> str:
-    """Return the project of a call; the discovery documents name that path parameter differently."""
+def _identity(email: str, number: str) -> Document:
+    name = f"{PROJECT_RESOURCE}/serviceAccounts/{email}"
+    return {"name": name, "email": email, "projectId": PROJECT, "uniqueId": number, "etag": format_etag(1)}
+
+
+def _check_named(call: ApiCall) -> str:
+    """Return the project's resource; raise ApiError 403 for a call of another project, 404 for one of none.
+
+    The discovery documents name that path parameter differently.
+    """
     for name in ("projectsId", "projectId", "resource", "v1Id1"):
         if name in call.path:
-            return call.path[name]
+            check_project(call.path[name])
+            return PROJECT_RESOURCE
     raise ApiError(404, f"{call.method.name} names no project")

@@ -20,7 +20,7 @@ from controller.localcloud.http.call import (
     timestamp,
     with_number,
 )
-from controller.localcloud.http.errors import ApiError, internal_error
+from controller.localcloud.http.errors import ApiError, failed_precondition, internal_error
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 
@@ -47,7 +47,7 @@ class QueuedResources:
             "operations.get": self._operation,
             "operations.list": self._operation_list,
             "generateServiceIdentity": self._service_identity,
-            "get": self._location,
+            "get": lambda call: _shown_location(self.nodes.location(call)),
             "list": self._locations,
             "acceleratorTypes.list": lambda call: paginate(call, self._accelerator_types(call), "acceleratorTypes"),
             "acceleratorTypes.get": lambda call: _find_named(self._accelerator_types(call), call, "acceleratorTypesId"),
@@ -109,11 +109,10 @@ class QueuedResources:
         if _is_expired(queued):
             self._fail(queued, ApiError(504, "The queued resource has expired", status="DEADLINE_EXCEEDED"))
             return None
-        if end := self.faults.queued_failure():
-            state, message, seconds = end
-            if state != "PROVISIONING":
-                return self._suspend(queued, ApiError(500, message) if state == "FAILED" else None)
-            self.store.put("queuedHold", name, {"until": time.time() + seconds})
+        if end := self.faults.take("queued"):
+            if end["state"] != "PROVISIONING":
+                return self._suspend(queued, ApiError(500, end["message"]) if end["state"] == "FAILED" else None)
+            self.store.put("queuedHold", name, {"until": time.time() + end["seconds"]})
         self._set_state(queued, "PROVISIONING")
         return self.settings.delay(0.5)
 
@@ -174,25 +173,17 @@ class QueuedResources:
         return _render_queued(self._find(call))
 
     def _list(self, call: ApiCall) -> Document:
-        location = self.nodes.location(call)
-        prefix = location[:-1] if location.endswith("/-") else f"{location}/queuedResources/"
-        found = [_render_queued(queued) for _, queued in self.store.items("queued", prefix)]
-        return paginate(call, found, "queuedResources")
+        return self.nodes.listed(call, "queued", "queuedResources", _render_queued)
 
     def _delete(self, call: ApiCall) -> Document:
         queued = self._find(call)
         name = queued["name"]
         live = self._live_nodes(name)
         if queued["state"]["state"] == "PROVISIONING":  # not even with force; it may last for hours
-            raise ApiError(
-                400, "DeleteQueuedResource is not supported when state is PROVISIONING", status="FAILED_PRECONDITION"
-            )
+            raise failed_precondition("DeleteQueuedResource is not supported when state is PROVISIONING")
         if live and not call.flag("force"):
-            raise ApiError(
-                400,
-                f"{name} is {queued['state']['state']} and has nodes ({live[0]}); delete them first, or use force",
-                status="FAILED_PRECONDITION",
-            )
+            state = queued["state"]["state"]
+            raise failed_precondition(f"{name} is {state} and has nodes ({live[0]}); delete them first, or use force")
         self.operations.cancel_for(name)
         self.store.put("queued", name, {**queued, "state": state_document("DELETING")})
         location = self.nodes.location(call)
@@ -220,10 +211,6 @@ class QueuedResources:
         found = self.store.get(kind, operation["target"])
         return as_longrunning(operation, response=render(found) if found else None)
 
-    def _location(self, call: ApiCall) -> Document:
-        name = self.nodes.location(call)
-        return {"name": name, "locationId": name.rpartition("/")[2]}
-
     def _service_identity(self, call: ApiCall) -> Document:
         self.nodes.location(call)
         return {"identity": {"email": f"service-{PROJECT_NUMBER}@cloud-tpu.iam.gserviceaccount.com"}}
@@ -231,8 +218,7 @@ class QueuedResources:
     def _locations(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])
         parent = f"projects/{PROJECT}/locations"
-        zones = [{"name": f"{parent}/{zone}", "locationId": zone} for zone in self.catalog.zones]
-        return paginate(call, zones, "locations")
+        return paginate(call, [_shown_location(f"{parent}/{zone}") for zone in self.catalog.zones], "locations")
 
     def _accelerator_types(self, call: ApiCall) -> list[Document]:
         location = self.nodes.location(call)
@@ -259,6 +245,10 @@ def _render_queued(queued: Document) -> Document:
         node = {**render_node(spec.get("node", {})), "queuedResource": with_number(queued["name"])}
         specs.append({**spec, "parent": with_number(spec.get("parent", "")), "node": node})
     return as_proto({**queued, "tpu": {**queued["tpu"], "nodeSpec": specs}})
+
+
+def _shown_location(name: str) -> Document:
+    return {"name": name, "locationId": name.rpartition("/")[2]}
 
 
 def _find_named(items: list[Document], call: ApiCall, parameter: str) -> Document:

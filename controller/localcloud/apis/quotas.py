@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.localcloud.apis.catalog import FAMILIES, MACHINES, AcceleratorType, Catalog, zones_of
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
-from controller.localcloud.http.errors import ApiError
+from controller.localcloud.http.errors import ApiError, quota_exceeded
 from controller.localcloud.store import Document, Store
 
 NO_LONGER_HELD = ("FAILED", "SUSPENDED")
@@ -128,15 +128,13 @@ class Quotas:
         wanted = {"INSTANCES": 1, "IN_USE_ADDRESSES": _external_addresses(instance)}
         for name, used in self._compute_usage(region).items():
             if wanted[name] and used + wanted[name] > self._limit(name):
-                message = f"Quota '{name}' exceeded.  Limit: {float(self._limit(name))} in region {region}."
-                raise ApiError(403, message, reason="quotaExceeded")
+                raise quota_exceeded(name, self._limit(name), region, "quotaExceeded")
 
     def exhausted_in(self, region: str) -> ApiError | None:
         """Return the error of a group whose VMs, stored already, do not fit the region."""
         for name, used in self._compute_usage(region).items():
             if used > self._limit(name):
-                message = f"Quota '{name}' exceeded.  Limit: {float(self._limit(name))} in region {region}."
-                return ApiError(403, message, reason="QUOTA_EXCEEDED")
+                return quota_exceeded(name, self._limit(name), region)
         return None
 
     def exhausted_by(self, zone: str, uid: str) -> ApiError | None:
@@ -186,9 +184,7 @@ class Quotas:
             if pool is not None:
                 left[pool] -= drawn
             elif name == uid:
-                limit = f"Limit: {float(self._limit(pools[0]))} in region {region}."
-                message = f"Quota '{_METRIC_OF_POOL[pools[0] == preemptible]}' exceeded.  {limit}"
-                return ApiError(403, message, reason="QUOTA_EXCEEDED")
+                return quota_exceeded(_METRIC_OF_POOL[pools[0] == preemptible], self._limit(pools[0]), region)
             if name == uid:
                 return None
         return None

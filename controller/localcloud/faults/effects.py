@@ -4,26 +4,26 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from controller.localcloud.apis.compute_engine.bulk import Slices
 from controller.localcloud.apis.nodes import Nodes
+from controller.localcloud.faults.faults import FaultAction, Faults
 from controller.localcloud.http.call import timestamp
 from controller.localcloud.iam.callers import EXPIRED_KIND, EXPIRED_NAME
-from controller.localcloud.store import Document, Store
+from controller.localcloud.store import Document
 from controller.localcloud.vms.image import CLOCK_FILE, DISK_FILE, EmulatedWorker, first_chip, process_marker
 from controller.localcloud.vms.processes import MARKER, Client, kill_client, set_disk_full, signal_programs
 from controller.localcloud.vms.workers import EmulatedWorkers
 
-FaultAction = Callable[[Document], Awaitable[None]]
-
 
 class FaultEffects:
     def __init__(
-        self, store: Store, nodes: Nodes, slices: Slices, workers: EmulatedWorkers, peers: Callable[[], list[Client]]
+        self, faults: Faults, nodes: Nodes, slices: Slices, workers: EmulatedWorkers, peers: Callable[[], list[Client]]
     ) -> None:
         """Create the effects; `peers` returns the clients of the laptop's latest requests, newest last."""
-        self._store, self._nodes, self._slices, self._workers = store, nodes, slices, workers
+        self._faults, self._nodes, self._slices, self._workers = faults, nodes, slices, workers
+        self._store = nodes.store
         self._clients = peers
 
     def actions(self) -> dict[str, FaultAction]:
@@ -141,7 +141,7 @@ class FaultEffects:
     async def _hold_chip(self, spec: Document) -> None:
         """Start a process that opens the first chip and ends by itself; called at the beginning and at the end."""
         for worker in self._affected_workers(spec["worker"]):
-            if self._workers.chip_is_held(worker):
+            if self._faults.affects(worker.index, "chip_held"):
                 marker = {MARKER: process_marker(self._workers.state, worker)}
                 with first_chip(self._workers.home(worker).parent).open() as chip:
                     await asyncio.create_subprocess_exec(

@@ -136,33 +136,17 @@ class Faults:
         self._consume(name, fault)
         raise refusal
 
-    def endpoint_count(self, wanted: int) -> int:
-        """Return the number of VMs for the next node, by default `wanted`."""
-        for name, fault in self._active("endpoints"):
-            self._consume(name, fault)
-            return fault["spec"]["endpoints"]
-        return wanted
-
-    def worker_without_chip(self) -> int | None:
-        """Return the worker of the next node that boots without one of its chips, or None."""
-        for name, fault in self._active("chip_missing"):
-            self._consume(name, fault)
-            return fault["spec"]["worker"]
-        return None
-
-    def slice_failure(self) -> Document | None:
-        """Return the fault of the next slice that Compute Engine would make, or None."""
-        for name, fault in self._active("slice_creation"):
+    def take(self, kind: str) -> Document | None:
+        """Return the spec of the fault of this kind that affects the event at hand, and count it; None without one."""
+        for name, fault in self._active(kind):
             self._consume(name, fault)
             return fault["spec"]
         return None
 
-    def queued_failure(self) -> tuple[str, str, float] | None:
-        """Return the state in which the next queued resource ends or stays, its message, and for how many seconds."""
-        for name, fault in self._active("queued"):
-            self._consume(name, fault)
-            return fault["spec"]["state"], fault["spec"]["message"], fault["spec"]["seconds"]
-        return None
+    def worker_without_chip(self) -> int | None:
+        """Return the worker of the next node that boots without one of its chips, or None."""
+        spec = self.take("chip_missing")
+        return spec and spec["worker"]
 
     def intercept(self, laptop: bool, http: str, path: str) -> ApiError | BrokenConnection | None:
         """Return the fault, if any, that affects this request of the laptop or of a worker."""
@@ -192,20 +176,12 @@ class Faults:
         specs = (fault["spec"] for _, fault in self._active("denied"))
         return frozenset(spec["permission"] for spec in specs if spec["client"] == who)
 
-    def refuses_ssh(self, worker: int) -> bool:
-        return self._affects_worker(worker, "ssh_refused")
-
     def freezes_ssh(self, worker: int) -> bool:
         cut_off = any(fault["spec"]["client"] == "laptop" for _, fault in self._active("partition"))
-        return cut_off or self._affects_worker(worker, "ssh_frozen")
+        return cut_off or self.affects(worker, "ssh_frozen")
 
-    def fills_disk(self, worker: int) -> bool:
-        return self._affects_worker(worker, "disk_full")
-
-    def holds_chip(self, worker: int) -> bool:
-        return self._affects_worker(worker, "chip_held")
-
-    def _affects_worker(self, worker: int, kind: str) -> bool:
+    def affects(self, worker: int, kind: str) -> bool:
+        """Return whether a lasting fault of this kind affects a worker at the moment."""
         return any(fault["spec"]["worker"] in (None, worker) for _, fault in self._active(kind))
 
     # Bookkeeping and timers

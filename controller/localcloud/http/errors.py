@@ -91,9 +91,18 @@ def not_found(what: str) -> ApiError:
     return ApiError(404, f"The resource '{what}' was not found")
 
 
+def failed_precondition(message: str) -> ApiError:
+    return ApiError(400, message, status="FAILED_PRECONDITION")
+
+
 def not_ready(what: str) -> ApiError:
     """Return error 400 in the wording of Compute, of a resource with an operation in progress."""
     return ApiError(400, f"The resource '{what}' is not ready", reason="resourceNotReady")
+
+
+def quota_exceeded(name: str, limit: int, region: str, reason: str = "QUOTA_EXCEEDED") -> ApiError:
+    """Return error 403 in the wording of Compute; requests and operations name its reason in two ways."""
+    return ApiError(403, f"Quota '{name}' exceeded.  Limit: {float(limit)} in region {region}.", reason=reason)
 
 
 def already_exists(what: str) -> ApiError:

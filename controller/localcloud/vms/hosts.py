@@ -10,6 +10,7 @@ from typing import Any
 
 from controller.localcloud.apis.networks import COMPUTE_KIND
 from controller.localcloud.apis.oslogin import PROJECT_METADATA_KIND, enables_oslogin
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.store import Document, Store
 from controller.localcloud.vms.image import EmulatedWorker, vm_name
 
@@ -128,6 +129,21 @@ def member_path(slice_: Document, index: int) -> str:
 def metadata_attributes(instance: dict[str, Any]) -> dict[str, str]:
     """Return the metadata of an instance by key."""
     return {item["key"]: item.get("value", "") for item in (instance.get("metadata") or {}).get("items", ())}
+
+
+def metadata_tree(uid: str, name: str, zone: str, **more: Any) -> dict[str, Any]:
+    """Return what the metadata server of a VM serves; `more` is what else is told of its instance."""
+    return {
+        "instance": {
+            "id": uid,
+            "name": name,
+            "hostname": f"{name}.{zone}.c.{PROJECT}.internal",
+            "zone": f"projects/{PROJECT_NUMBER}/zones/{zone}",
+            **more,
+        },
+        "project": {"project-id": PROJECT, "numeric-project-id": PROJECT_NUMBER, "attributes": {}},
+        "universe": {"universe-domain": "googleapis.com", "universe_domain": "googleapis.com"},
+    }
 
 
 _BOUNDS_OF_CHIPS = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}

@@ -145,6 +145,13 @@ ABSENT_TOOLS = ("lsblk", "blkid", "mkfs.ext4", "mount")
 """Tools that do nothing on an emulated VM, whose script must not touch the disks of this machine."""
 
 
+def write_program(path: Path, text: str) -> Path:
+    """Write a program that its owner may run; return its path."""
+    path.write_text(text)
+    path.chmod(0o700)
+    return path
+
+
 def startup_variables(home: Path, path: str) -> dict[str, str]:
     """Return the variables of a startup script that differ from those of a session with this PATH."""
     tools = home.parent / "sbin"
@@ -152,16 +159,13 @@ def startup_variables(home: Path, path: str) -> dict[str, str]:
     for name in ABSENT_TOOLS:
         tool = tools / name
         if not tool.exists():
-            tool.write_text("#!/bin/sh\n")
-            tool.chmod(0o700)
+            write_program(tool, "#!/bin/sh\n")
     return {"PATH": os.pathsep.join([str(tools), path]), "SLIPWAY_HOMES": str(home)}
 
 
 async def run_startup_script(folder: Path, script: str, variables: Mapping[str, str]) -> asyncio.subprocess.Process:
     """Start the script; its output goes to `startup.log` in the VM's folder."""
-    program = folder / STARTUP_SCRIPT_KEY
-    program.write_text(script)
-    program.chmod(0o700)
+    program = write_program(folder / STARTUP_SCRIPT_KEY, script)
     with (folder / "startup.log").open("ab") as log:
         return await asyncio.create_subprocess_exec(
             str(program),
@@ -172,8 +176,3 @@ async def run_startup_script(folder: Path, script: str, variables: Mapping[str, 
             start_new_session=True,
             env=dict(variables),
         )
-
-
-async def wait_for_script(process: asyncio.subprocess.Process) -> None:
-    """Wait until the script ends; what it left in the background runs on."""
-    await process.wait()

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from controller.localcloud.apis.networks import COMPUTE_KIND
-from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.hosts import metadata_attributes
-from controller.localcloud.vms.image import vm_environment
+from controller.localcloud.vms.hosts import metadata_attributes, metadata_tree
+from controller.localcloud.vms.image import STARTUP_SCRIPT_KEY, vm_environment, write_program
 from controller.localcloud.vms.processes import MARKER, kill_marked
 
-STARTUP_SCRIPT_KEY = "startup-script"
 SERIAL_BYTES = 1 << 20
 """Bytes of newest output kept (https://cloud.google.com/compute/docs/troubleshooting/viewing-serial-port-output)."""
 
@@ -45,9 +43,7 @@ class Instances:
         home = folder / "home"
         for place in (home, folder / "tmp"):
             place.mkdir(parents=True, exist_ok=True)
-        program = folder / STARTUP_SCRIPT_KEY
-        program.write_text(script)
-        program.chmod(0o700)
+        program = write_program(folder / STARTUP_SCRIPT_KEY, script)
         (folder / "booted").touch()
         variables = vm_environment(instance["id"], home, self._url, self._token)
         with (folder / "serial").open("ab") as serial:
@@ -99,17 +95,7 @@ class Instances:
         if instance is None:
             return None
         zone = instance["path"].split("/")[3]
-        return {
-            "instance": {
-                "id": uid,
-                "name": instance["name"],
-                "hostname": f"{instance['name']}.{zone}.c.{PROJECT}.internal",
-                "zone": f"projects/{PROJECT_NUMBER}/zones/{zone}",
-                "attributes": metadata_attributes(instance),
-            },
-            "project": {"project-id": PROJECT, "numeric-project-id": PROJECT_NUMBER, "attributes": {}},
-            "universe": {"universe-domain": "googleapis.com", "universe_domain": "googleapis.com"},
-        }
+        return metadata_tree(uid, instance["name"], zone, attributes=metadata_attributes(instance))
 
     def _folder(self, instance: Mapping[str, Any]) -> Path:
         return self._state / "machines" / str(instance.get("id", "none"))

@@ -30,7 +30,6 @@ from controller.localcloud.vms.image import (
     process_marker,
     run_startup_script,
     startup_variables,
-    wait_for_script,
     worker_environment,
 )
 from controller.localcloud.vms.processes import kill_marked
@@ -134,7 +133,7 @@ class EmulatedWorkers:
             variables = dict(self._environment(worker, "root"))
             variables |= startup_variables(home, variables["PATH"])
             process = await run_startup_script(home.parent, script, variables)
-            self._start_task(wait_for_script(process))
+            self._start_task(_reap(process))
 
     def change_host_keys(self, uid: str) -> None:
         """Give the halted VMs of a node new SSH host keys, as after a rebuild."""
@@ -186,7 +185,7 @@ class EmulatedWorkers:
                     later = min(later, vm.opens)
                 ready = vm.running and vm.opens <= now
                 direct, iap = ready and self._ssh_admitted(vm), ready and self.admits_iap(vm)
-                if self._faults.refuses_ssh(worker.index) or not (direct or iap):
+                if self._faults.affects(worker.index, "ssh_refused") or not (direct or iap):
                     self._disconnect(worker.name)
                 elif direct and worker.name not in self._acceptors:
                     await self._listen(worker)
@@ -284,11 +283,7 @@ class EmulatedWorkers:
 
     def disk_is_full(self, worker: EmulatedWorker) -> bool:
         """Return whether a fault currently keeps the worker from writing."""
-        return self._faults.fills_disk(worker.index)
-
-    def chip_is_held(self, worker: EmulatedWorker) -> bool:
-        """Return whether a fault currently makes a process hold a chip of the worker."""
-        return self._faults.holds_chip(worker.index)
+        return self._faults.affects(worker.index, "disk_full")
 
     def admits_iap(self, vm: Vm) -> bool:
         """Return whether Google's Identity-Aware Proxy reaches port 22 of a VM."""
@@ -352,6 +347,11 @@ class EmulatedWorkers:
         fresh = path.with_suffix(".new")
         fresh.write_text("".join(blocks))
         fresh.replace(path)
+
+
+async def _reap(process: asyncio.subprocess.Process) -> None:
+    """Wait until a startup script ends; what it left in the background runs on."""
+    await process.wait()
 
 
 def _new_host_key() -> dict[str, str]:

@@ -174,7 +174,7 @@ class Slices:
         except ApiError as error:
             await self._fail(found, error)
             return None
-        await self._start(found, self.faults.slice_failure() if self.is_group(found) else None)
+        await self._start(found, self.faults.take("slice_creation") if self.is_group(found) else None)
         if self.is_group(found):
             return self.settings.operation_seconds
         self._ready(found)

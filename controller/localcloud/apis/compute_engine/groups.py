@@ -106,10 +106,10 @@ class Groups:
                 return refusal
         changed = {**group, "targetSize": size}
         self.slices.store.put(COMPUTE_KIND, path, changed)
-        operation = self.compute.begin_in_zone(call, "resize", path)
+        operation = self.compute.begin(call, "resize", path)
         if size == 0 and group["targetSize"]:
             self.slices.leave(path)
-            self.compute.begin_in_zone(call, BULK_INSERT, path, "slice.remove")
+            self.compute.begin(call, BULK_INSERT, path, "slice.remove")
         elif size and not group["targetSize"]:
             self._begin_size(path, changed)
         return operation
@@ -202,8 +202,8 @@ class Groups:
             raise wrong_size(len(members - wanted), len(members))
         self.slices.store.put(COMPUTE_KIND, path, {**group, "targetSize": 0})
         self.slices.leave(path)
-        self.compute.begin_in_zone(call, BULK_INSERT, path, "slice.remove")
-        return self.compute.begin_in_zone(call, "deleteInstances", path)
+        self.compute.begin(call, BULK_INSERT, path, "slice.remove")
+        return self.compute.begin(call, "deleteInstances", path)
 
     def _resize_request(self, call: ApiCall) -> Document:
         self.compute.find(GROUPS, call)

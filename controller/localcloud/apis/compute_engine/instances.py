@@ -159,23 +159,23 @@ class TpuInstances:
     def _stop(self, call: ApiCall) -> Document:
         path, instance, found = self._alone(call)
         if instance["status"] == "TERMINATED":
-            return self.compute.begin_in_zone(call, "stop", path)
+            return self.compute.begin(call, "stop", path)
         if instance["status"] != "RUNNING":
             raise not_ready(path)
         self.slices.store.put(COMPUTE_KIND, path, {**instance, "status": "STOPPING"})
         self.slices.change(found, phase="STOPPED")
         self.slices.store.delete("boot", path)
-        return self.compute.begin_in_zone(call, "stop", path, "instance.stopped")
+        return self.compute.begin(call, "stop", path, "instance.stopped")
 
     def _start(self, call: ApiCall) -> Document:
         path, instance, found = self._alone(call)
         if instance["status"] == "RUNNING":
-            return self.compute.begin_in_zone(call, "start", path)
+            return self.compute.begin(call, "start", path)
         if instance["status"] != "TERMINATED":
             raise not_ready(path)
         self.slices.store.put(COMPUTE_KIND, path, {**instance, "status": "PROVISIONING"})
         self.slices.change(found, phase="PENDING")
-        return self.compute.begin_in_zone(call, "start", path, "slice.advance")
+        return self.compute.begin(call, "start", path, "slice.advance")
 
     async def _on_stopped(self, path: str) -> None:
         found = self.slices.of_instance(path)
@@ -189,13 +189,13 @@ class TpuInstances:
         items = (instance.get("metadata") or {}).get("items", [])
         _check_fingerprint(call.body.get("fingerprint"), items, "metadata")
         self.slices.store.put(COMPUTE_KIND, path, {**instance, "metadata": {"items": call.body.get("items", [])}})
-        return self.compute.begin_in_zone(call, "setMetadata", path)
+        return self.compute.begin(call, "setMetadata", path)
 
     def _set_labels(self, call: ApiCall) -> Document:
         path, instance = self.compute.find(INSTANCES, call)
         _check_fingerprint(call.body.get("labelFingerprint"), instance.get("labels", {}), "label")
         self.slices.store.put(COMPUTE_KIND, path, {**instance, "labels": call.body.get("labels", {})})
-        return self.compute.begin_in_zone(call, "setLabels", path)
+        return self.compute.begin(call, "setLabels", path)
 
     def _guest_attributes(self, call: ApiCall) -> Document:
         """Return what a VM has published, by `queryPath` or `variableKey`; 404 before there is any."""
@@ -220,9 +220,7 @@ class TpuInstances:
         path, instance = self.compute.find(INSTANCES, call)
         if self.slices.of_instance(path) is None or instance["status"] != "RUNNING":
             raise not_ready(path)
-        return self.compute.begin_in_zone(
-            call, "compute.instances.simulateMaintenanceEvent", path, "instance.maintained"
-        )
+        return self.compute.begin(call, "compute.instances.simulateMaintenanceEvent", path, "instance.maintained")
 
     async def _on_maintained(self, path: str) -> None:
         found = self.slices.of_instance(path)

@@ -14,7 +14,7 @@ from controller.localcloud.apis.compute_engine.collections import Rules
 from controller.localcloud.apis.networks import COMPUTE_KIND, invalid_field
 from controller.localcloud.faults.faults import Words
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Handler
-from controller.localcloud.http.errors import ApiError, not_found
+from controller.localcloud.http.errors import ApiError, not_found, quota_exceeded
 from controller.localcloud.store import Document, Store
 
 _FAMILIES = {
@@ -226,12 +226,6 @@ def no_capacity(zone: str, machine: str) -> ApiError:
         "zonesAvailable: ''"
     )
     return ApiError(503, message, status="UNAVAILABLE", reason="ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS")
-
-
-def quota_exceeded(name: str, limit: int, region: str) -> ApiError:
-    return ApiError(
-        403, f"Quota '{name}' exceeded.  Limit: {float(limit)} in region {region}.", reason="QUOTA_EXCEEDED"
-    )
 
 
 def wrong_size(size: int, wanted: int) -> ApiError:
