@@ -163,7 +163,7 @@ class ForkedAgents:
 
     def install(self) -> None:
         """Take the place of `create_subprocess_exec`; what kills the processes of a worker finds these as well."""
-        from controller.localcloud.vms import machines, workers
+        from controller.localcloud.vms import hosts, workers
         from controller.localcloud.vms.processes import MARKER
 
         from_scratch: Any = asyncio.create_subprocess_exec
@@ -181,7 +181,7 @@ class ForkedAgents:
             return self.kill(prefix) + kill_marked(prefix)
 
         asyncio.create_subprocess_exec = create_subprocess_exec  # pyright: ignore[reportAttributeAccessIssue]
-        for module in (machines, workers):
+        for module in (hosts, workers):
             module.kill_marked = kill_both
 
     def kill(self, prefix: str) -> int:

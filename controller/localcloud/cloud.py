@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from aiohttp import web
 
@@ -43,11 +43,10 @@ from controller.localcloud.http.discovery import MOUNTS, load_discovery
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.server import Server
 from controller.localcloud.iam.callers import Callers, Tokens
-from controller.localcloud.iam.judge import Judge
-from controller.localcloud.iam.policies import Policies
+from controller.localcloud.iam.judge import Judge, Policies
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
-from controller.localcloud.vms.machines import Instances
+from controller.localcloud.vms.hosts import Instances
 from controller.localcloud.vms.workers import EmulatedWorkers
 
 # rootUrl of each API's discovery document, relative to the server's URL.
@@ -178,7 +177,8 @@ async def serve(options: ServeOptions) -> None:
     store = Store(state / "state.db")
     listener = _listen(store, options.port)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-    token = _resolve_setting(store, "token", None, secrets.token_urlsafe(24))
+    token = (store.get("setting", "token") or {"value": secrets.token_urlsafe(24)})["value"]
+    store.put("setting", "token", {"value": token})
     settings = Settings(store, operation_seconds=options.operation_seconds, realism=options.realism)
     stopped = asyncio.Event()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -202,14 +202,6 @@ async def serve(options: ServeOptions) -> None:
     await runner.cleanup()
     await cloud.close()
     lock.close()
-
-
-def _resolve_setting(store: Store, name: str, wanted: Any, default: Any) -> Any:
-    """Return the given value, else that of an earlier process, else the default; store it."""
-    former = store.get("setting", name)
-    value = wanted if wanted is not None else former["value"] if former else default
-    store.put("setting", name, {"value": value})
-    return value
 
 
 async def _wait_for_stop(

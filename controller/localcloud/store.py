@@ -93,7 +93,7 @@ class Store:
         logging.error("%s failed", name, exc_info=error)
         self.put(ERROR_KIND, name, {"traceback": "".join(traceback.format_exception(error))})
 
-    def record_task_error(self, task: asyncio.Task[None]) -> None:
+    def record_task_error(self, task: asyncio.Task[Any]) -> None:
         """Record what a background task failed with; its `add_done_callback` takes this."""
         if not task.cancelled() and (error := task.exception()):
             self.record_error(task.get_name(), error)

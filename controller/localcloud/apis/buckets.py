@@ -16,7 +16,7 @@ from controller.localcloud.http.call import (
     timestamp,
 )
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.iam.policies import Policies, bucket_bindings
+from controller.localcloud.iam.judge import Policies, bucket_bindings
 from controller.localcloud.store import Document, Store
 
 _BUCKET_NAME = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")

@@ -34,9 +34,9 @@ from controller.localcloud.http.call import (
     timestamp,
 )
 from controller.localcloud.http.errors import ApiError, already_exists, not_found, not_ready
-from controller.localcloud.iam.policies import Policies
+from controller.localcloud.iam.judge import Policies
 from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.machines import Instances
+from controller.localcloud.vms.hosts import Instances
 
 _OUTPUT_ONLY = ("id", "kind", "selfLink", "selfLinkWithId", "creationTimestamp", "fingerprint", "region", "subnetworks")
 _TRANSITIONAL_STATUS = {"insert": "PROVISIONING", "delete": "STOPPING"}

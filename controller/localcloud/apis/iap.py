@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from aiohttp import WSMsgType, web
 
 from conf.schema.infra.permissions import permissions_of_method
+from controller.localcloud.apis.networks import IAP_RANGE
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import PROJECT, without_secrets
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.iam.judge import Judgement
-from controller.localcloud.iam.policies import PROJECT_RESOURCE
+from controller.localcloud.iam.judge import PROJECT_RESOURCE, Judgement
 from controller.localcloud.store import Store
 from controller.localcloud.vms.image import EmulatedWorker
 from controller.localcloud.vms.workers import EmulatedWorkers
@@ -79,7 +79,7 @@ class IapRelay:
             raise _TunnelError(_NOT_FOUND, "Failed to lookup instance")
         admitted = (
             vm.opens <= time.time()
-            and self._workers.admits_iap(vm)
+            and self._workers.admits(vm, IAP_RANGE)
             and not self._faults.affects(worker.index, "ssh_refused")
         )
         if query.get("port") != "22" or query.get("interface") != "nic0" or not admitted:
@@ -89,7 +89,7 @@ class IapRelay:
     def _worker_called(self, zone: str, name: str) -> EmulatedWorker | None:
         """Return the worker with this VM name: that of a node's VM, or of an instance."""
         if found := _VM_NAME.fullmatch(name):
-            workers = self._workers.workers_of_node(found[1])
+            workers = self._workers.vms.workers_of(found[1])
             return next((worker for worker in workers if worker.index == int(found[2])), None)
         return self._workers.vms.of_instance(f"projects/{PROJECT}/zones/{zone}/instances/{name}")
 

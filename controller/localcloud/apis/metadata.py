@@ -11,9 +11,8 @@ from aiohttp import web
 from controller.localcloud.http.call import PROJECT_NUMBER
 from controller.localcloud.iam.callers import Callers, Tokens
 from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.hosts import SLICE_KIND, metadata_attributes, metadata_tree
+from controller.localcloud.vms.hosts import SLICE_KIND, Instances, metadata_attributes, metadata_tree
 from controller.localcloud.vms.image import EmulatedWorker, vm_name
-from controller.localcloud.vms.machines import Instances
 from controller.localcloud.vms.workers import EmulatedWorkers
 
 PREFIX = "computeMetadata/v1/"
@@ -50,7 +49,7 @@ class MetadataServer:
         return answer
 
     def _current_value(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
-        workers = {worker.index: worker for worker in self._workers.workers_of_node(uid)}
+        workers = {worker.index: worker for worker in self._workers.vms.workers_of(uid)}
         node = next((node for _, node in self._store.items("node") if node["id"] == uid), None)
         value: Any = self._machines.metadata(uid)
         if value is not None:
@@ -108,7 +107,7 @@ class MetadataServer:
     def _node_tree(self, node: Document, worker: EmulatedWorker) -> dict[str, Any]:
         """Return the metadata of a worker of a TPU node."""
         notice = (self._store.get("notice", node["id"]) or {}).get("kind")
-        peers = ",".join(f"unknown:unknown:{peer.address}" for peer in self._workers.workers_of_node(worker.uid))
+        peers = ",".join(f"unknown:unknown:{peer.address}" for peer in self._workers.vms.workers_of(worker.uid))
         attributes = {
             **node.get("metadata", {}),
             "accelerator-type": node["acceleratorType"],

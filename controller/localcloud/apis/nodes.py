@@ -23,7 +23,7 @@ from controller.localcloud.http.call import (
     with_number,
 )
 from controller.localcloud.http.errors import ApiError, failed_precondition
-from controller.localcloud.iam.policies import is_visible
+from controller.localcloud.iam.judge import is_visible
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 from controller.localcloud.vms.workers import EmulatedWorkers
@@ -321,7 +321,7 @@ class Nodes:
             raise failed_precondition(f"{node['name']} is {node['state']}: it has no guest attributes")
         wanted = {index for index in call.body.get("workerIds", ()) if index}
         attributes = []
-        for worker in self.workers.workers_of_node(node["id"]):
+        for worker in self.workers.vms.workers_of(node["id"]):
             if not wanted or str(worker.index) in wanted:
                 items = self.workers.guest_attributes(worker)
                 attributes.append({"queryPath": "", "queryValue": {"items": items} if items else {}})

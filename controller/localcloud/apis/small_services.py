@@ -21,7 +21,7 @@ from controller.localcloud.http.call import (
     timestamp,
 )
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.iam.policies import PROJECT_RESOURCE, format_etag
+from controller.localcloud.iam.judge import PROJECT_RESOURCE, format_etag
 from controller.localcloud.store import Document, Store
 
 _ROLE_ID = re.compile(r"[a-zA-Z0-9_.]{3,64}")

@@ -155,7 +155,7 @@ class Faults:
             spec = fault["spec"]
             if "match" in spec and re.search(spec["match"], f"{http} {path}"):
                 self._consume(name, fault)
-                return BrokenConnection(spec["at"]) if spec["kind"] == "cut" else scripted_error(spec)
+                return BrokenConnection(spec["at"]) if spec["kind"] == "cut" else _scripted_error(spec)
             if spec["kind"] == "partition" and spec["client"] == who:
                 self._record_hit(name, fault)
                 return BrokenConnection("request")
@@ -247,7 +247,7 @@ _OVERLOADED = ApiError(503, "The service is currently unavailable.")
 _TOO_MANY = ApiError(429, "Too many requests: the rate limit is exceeded.")
 
 
-def scripted_error(spec: Document) -> ApiError:
+def _scripted_error(spec: Document) -> ApiError:
     text = spec["message"] or f"Scripted fault: {spec['status']}"
     reason = spec["reason"]
     info = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason}] if reason else None

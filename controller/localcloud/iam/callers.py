@@ -15,8 +15,7 @@ from controller.localcloud.http.call import DEFAULT_ACCOUNT
 from controller.localcloud.http.errors import ApiError, unauthenticated
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
-from controller.localcloud.vms.hosts import Vms
-from controller.localcloud.vms.machines import Instances
+from controller.localcloud.vms.hosts import Instances, Vms
 
 LAPTOP = "laptop"
 CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"

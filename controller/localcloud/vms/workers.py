@@ -59,7 +59,7 @@ class EmulatedWorkers:
         self._answering: set[str] = set()
         self._startups: dict[str, set[object]] = {}
         self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         # 127.A.B.x with A.B from the HTTP port: two emulators on one machine never share an address.
         high, low = divmod(urlsplit(url).port or 0, 256)
         block = store.get("setting", "block") or {"prefix": f"127.{high}.{low}."}
@@ -86,19 +86,8 @@ class EmulatedWorkers:
         for task in self._tasks:
             task.cancel()
 
-    def workers_of_node(self, uid: str) -> list[EmulatedWorker]:
-        """Return the VMs of a node or slice by index; empty before its first boot."""
-        return self.vms.workers_of(uid)
-
     def home(self, worker: EmulatedWorker) -> Path:
         return self._state / "nodes" / worker.uid / f"worker-{worker.index}" / "home"
-
-    def host_key(self, worker: EmulatedWorker) -> tuple[str, str]:
-        """Return the public host key: (algorithm, base64)."""
-        text = self._store.get("hostkey", worker.name)
-        assert text is not None, "a booted worker has a host key"
-        algorithm, key = text["public"].split()[:2]
-        return algorithm, key
 
     async def boot(
         self, uid: str, count: int, kind: AcceleratorType, without_chip: int | None = None
@@ -107,7 +96,7 @@ class EmulatedWorkers:
 
         `without_chip` is the index of a worker that lacks one of its chips.
         """
-        workers = self.workers_of_node(uid)
+        workers = self.vms.workers_of(uid)
         with self._store.transaction():
             for index in range(len(workers), count):
                 workers.append(
@@ -120,11 +109,11 @@ class EmulatedWorkers:
             self.home(worker).mkdir(parents=True, exist_ok=True)
             (self.home(worker).parent / "tmp").mkdir(exist_ok=True)
             install_chips(self.home(worker).parent, kind, missing=worker.index == without_chip)
-        return self.workers_of_node(uid)
+        return self.vms.workers_of(uid)
 
     async def run_startup_scripts(self, uid: str) -> None:
         """Run the startup scripts of the VMs of a node or slice that have just booted, as Google does at each boot."""
-        for worker in self.workers_of_node(uid):
+        for worker in self.vms.workers_of(uid):
             vm = self.vms.of(worker)
             script = vm.metadata.get(STARTUP_SCRIPT_KEY) if vm and vm.running else None
             if not script:
@@ -133,16 +122,16 @@ class EmulatedWorkers:
             variables = dict(self._environment(worker, "root"))
             variables |= startup_variables(home, variables["PATH"])
             process = await run_startup_script(home.parent, script, variables)
-            self._start_task(_reap(process))
+            self._start_task(process.wait())  # what it leaves in the background runs on
 
     def change_host_keys(self, uid: str) -> None:
         """Give the halted VMs of a node new SSH host keys, as after a rebuild."""
-        for worker in self.workers_of_node(uid):
+        for worker in self.vms.workers_of(uid):
             self._store.put("hostkey", worker.name, _new_host_key())
 
     async def halt(self, uid: str, index: int | None = None) -> None:
         """Take down the VMs of a node that is no longer READY, or one of them: close SSH and kill every process."""
-        halted = [worker for worker in self.workers_of_node(uid) if index in (None, worker.index)]
+        halted = [worker for worker in self.vms.workers_of(uid) if index in (None, worker.index)]
         async with self._lock:  # no SSH server may open in the meantime
             for worker in halted:
                 self._disconnect(worker.name)
@@ -153,14 +142,14 @@ class EmulatedWorkers:
 
     async def remove(self, uid: str) -> None:
         """Halt the VMs of a node and delete their disks and addresses."""
-        if not self.workers_of_node(uid):
+        if not self.vms.workers_of(uid):
             return  # rejected before its first boot
         await self.halt(uid)
         disks = self._state / "nodes" / uid
         if disks.exists():
             await asyncio.to_thread(shutil.rmtree, disks, ignore_errors=True)  # may race with another deletion
         with self._store.transaction():
-            for worker in self.workers_of_node(uid):
+            for worker in self.vms.workers_of(uid):
                 self._store.delete("worker", worker.name)
                 self._store.delete("hostkey", worker.name)
         self._write_ssh_config()
@@ -169,7 +158,7 @@ class EmulatedWorkers:
         """Open and close SSH servers to match firewall rules, nodes and faults, in the background."""
         self._start_task(self.settle())
 
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.get_running_loop().create_task(work, name=work.__qualname__)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -184,14 +173,15 @@ class EmulatedWorkers:
                 if vm.running and vm.opens > now:
                     later = min(later, vm.opens)
                 ready = vm.running and vm.opens <= now
-                direct, iap = ready and self._ssh_admitted(vm), ready and self.admits_iap(vm)
+                direct, iap = ready and self.admits(vm, LAPTOP_RANGE), ready and self.admits(vm, IAP_RANGE)
                 if self._faults.affects(worker.index, "ssh_refused") or not (direct or iap):
                     self._disconnect(worker.name)
                 elif direct and worker.name not in self._acceptors:
                     await self._listen(worker)
                 elif not direct and (acceptor := self._acceptors.pop(worker.name, None)):
                     acceptor.close()  # open connections stay: rules apply to new ones only
-                self._freeze(worker)
+                for connection in self._connections.get(worker.name, ()):
+                    freeze(connection, self._faults.freezes_ssh(worker.index))
                 if ready:
                     self._answering.add(worker.name)
         if later < float("inf"):
@@ -200,12 +190,6 @@ class EmulatedWorkers:
     async def _settle_at(self, moment: float) -> None:
         await asyncio.sleep(max(0.0, moment - time.time()))
         await self.settle()
-
-    def _freeze(self, worker: EmulatedWorker) -> None:
-        """Freeze or unfreeze the connections of a worker, depending on its faults."""
-        frozen = self._faults.freezes_ssh(worker.index)
-        for connection in self._connections.get(worker.name, ()):
-            freeze(connection, frozen)
 
     def _create(self, uid: str, index: int, devices: int, published: float) -> EmulatedWorker:
         """Create a VM; `published`: the operations until it publishes its guest attributes."""
@@ -285,18 +269,19 @@ class EmulatedWorkers:
         """Return whether a fault currently keeps the worker from writing."""
         return self._faults.affects(worker.index, "disk_full")
 
-    def admits_iap(self, vm: Vm) -> bool:
-        """Return whether Google's Identity-Aware Proxy reaches port 22 of a VM."""
-        return allows_tcp(self._networks.firewall_rules(vm.network), source=IAP_RANGE, ports=(22, 22), tags=vm.tags)
+    def admits(self, vm: Vm, source: str) -> bool:
+        """Return whether port 22 of a VM is reached from the laptop (all of loopback) or Identity-Aware Proxy."""
+        return allows_tcp(self._networks.firewall_rules(vm.network), source=source, ports=(22, 22), tags=vm.tags)
 
     def guest_attributes(self, worker: EmulatedWorker) -> list[Document]:
         """Return what a worker has published: its host key, and the VM name that IAP uses. Each takes its own time."""
         vm = self.vms.of(worker)
-        late = time.time() < (self._store.get("hostkey", worker.name) or {}).get("published", 0.0)
+        host_key = self._store.get("hostkey", worker.name) or {}
+        late = time.time() < host_key.get("published", 0.0)
         booting = vm is not None and vm.instance is not None and worker.name not in self._answering
         if late or vm is None or not vm.publishes or booting:
             return []
-        algorithm, key = self.host_key(worker)
+        algorithm, key = host_key["public"].split()[:2]
         published: list[Document] = [{"namespace": "hostkeys", "key": algorithm, "value": key}]
         if vm.instance is None:
             published.append({"namespace": "hostname", "key": "hostname", "value": vm.name})
@@ -310,26 +295,17 @@ class EmulatedWorkers:
             return oslogin.keys_for_user(self._store, user)
         return authorized_keys(vm.metadata.get("ssh-keys", ""), user)
 
-    def node(self, uid: str) -> Document:
-        return next((node for _, node in self._store.items("node") if node["id"] == uid), {})
-
     def _environment(self, worker: EmulatedWorker, user: str) -> dict[str, str]:
         vm = self.vms.of(worker)
         reachable = vm is not None and self._peers_admitted(vm)
         nobody = f"{self._prefix}1"  # never assigned: nothing listens there
         hostnames = [
-            peer.host if reachable or peer.index == worker.index else nobody
-            for peer in self.workers_of_node(worker.uid)
+            peer.host if reachable or peer.index == worker.index else nobody for peer in self.vms.workers_of(worker.uid)
         ]
-        booted = self.workers_of_node(worker.uid)[worker.index]
+        booted = self.vms.workers_of(worker.uid)[worker.index]
         return worker_environment(
             booted, hostnames, home=self.home(worker), user=user, state=self._state, url=self._url, token=self._token
         )
-
-    def _ssh_admitted(self, vm: Vm) -> bool:
-        # Every client connects over loopback, hence counts as the laptop.
-        rules = self._networks.firewall_rules(vm.network)
-        return allows_tcp(rules, source=LAPTOP_RANGE, ports=(22, 22), tags=vm.tags)
 
     def _peers_admitted(self, vm: Vm) -> bool:
         subnetwork = self._store.get(COMPUTE_KIND, vm.subnetwork)
@@ -347,11 +323,6 @@ class EmulatedWorkers:
         fresh = path.with_suffix(".new")
         fresh.write_text("".join(blocks))
         fresh.replace(path)
-
-
-async def _reap(process: asyncio.subprocess.Process) -> None:
-    """Wait until a startup script ends; what it left in the background runs on."""
-    await process.wait()
 
 
 def _new_host_key() -> dict[str, str]:

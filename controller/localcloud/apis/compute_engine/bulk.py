@@ -159,7 +159,7 @@ class Slices:
     def _wait(self, found: Document, error: ApiError | None) -> float:
         progress: Document = {"timestamp": timestamp(time.time())}
         if error:
-            progress["error"] = {"errors": [{"code": error.reason, "message": error.message}]}
+            progress["error"] = errors_of(error.reason, error.message)
         self.change(found, waiting=progress)
         return max(self.settings.operation_seconds, _POLL_SECONDS)
 
@@ -208,7 +208,7 @@ class Slices:
         if failure is None:
             self._ready(self.change(found, phase="ACTIVE"))
             return
-        error = {"errors": [{"code": "INTERNAL_ERROR", "message": failure["message"]}]}
+        error = errors_of("INTERNAL_ERROR", failure["message"])
         if failure["state"] == "FAILED":
             self._set_status(found, "TERMINATED")
         self.change(found, phase=failure["state"], error=error, errorTime=timestamp(time.time()))
@@ -264,7 +264,7 @@ class Slices:
         await self.workers.remove(found["id"])
         for path, _instance in self.instances(found):
             self.store.delete(COMPUTE_KIND, path)
-        errors = {"errors": [{"code": error.reason, "message": error.message}]}
+        errors = errors_of(error.reason, error.message)
         self.change(found, phase="FAILED", error=errors, errorTime=timestamp(time.time()), attempt=errors)
 
     def _set_status(self, found: Document, status: str) -> None:
@@ -330,7 +330,7 @@ class Slices:
 
     async def fall(self, found: Document, state: str, worker: int, message: str) -> None:
         """Let the topology of an active slice become INCOMPLETE, FAILED or ACTIVE_DEGRADED."""
-        error = {"errors": [{"code": "INTERNAL_ERROR", "message": message}]}
+        error = errors_of("INTERNAL_ERROR", message)
         lost = {"INCOMPLETE": [worker], "FAILED": [*range(len(found["members"]))]}.get(state, [])
         for index, (path, instance) in enumerate(self.instances(found)):
             if instance is not None and index in lost:
@@ -354,6 +354,11 @@ class Slices:
         else:
             now = timestamp(time.time())
             self.store.put(COMPUTE_KIND, path, {**instance, "status": "TERMINATED", "lastStopTimestamp": now})
+
+
+def errors_of(code: str, message: str) -> Document:
+    """Return an error as groups and topologies show it."""
+    return {"errors": [{"code": code, "message": message}]}
 
 
 def _with_address(instance: Document, address: str) -> Document:

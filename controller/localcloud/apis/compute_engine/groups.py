@@ -10,7 +10,7 @@ from typing import Any
 
 from controller.localcloud.apis.catalog import AcceleratorType, TpuMachine, check_allowed, slice_type, tpu_machine
 from controller.localcloud.apis.compute import Compute
-from controller.localcloud.apis.compute_engine.bulk import Slices, capacity_tier
+from controller.localcloud.apis.compute_engine.bulk import Slices, capacity_tier, errors_of
 from controller.localcloud.apis.compute_engine.collections import GROUPS, Rules
 from controller.localcloud.apis.compute_engine.templates import Parts, check_startable, words_before_staging, wrong_size
 from controller.localcloud.apis.networks import COMPUTE_KIND, invalid_field
@@ -135,7 +135,7 @@ class Groups:
             return
         for instance_path, _ in self.slices.instances(made):
             self.slices.store.delete(COMPUTE_KIND, instance_path)
-        attempt = {"errors": [{"code": error.reason, "message": error.message}]}
+        attempt = errors_of(error.reason, error.message)
         self.slices.change(made, phase="INCOMPLETE", attempt=attempt, error=attempt, errorTime=timestamp(time.time()))
 
     def _instance(self, group: Document, path: str, properties: Document, name: str) -> Document:

@@ -13,10 +13,9 @@ from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import DEFAULT_ACCOUNT
 from controller.localcloud.http.discovery import Discovery, Method
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.iam import policies as policy_module
+from controller.localcloud.iam import judge as policy_module
 from controller.localcloud.iam.callers import LAPTOP, Caller, Callers
-from controller.localcloud.iam.judge import Judge, Judgement
-from controller.localcloud.iam.policies import PROJECT_RESOURCE, Policies, bucket_bindings
+from controller.localcloud.iam.judge import PROJECT_RESOURCE, Judge, Judgement, Policies, bucket_bindings
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
 
