@@ -79,6 +79,7 @@ class Cloud:
     workers: EmulatedWorkers
     nodes: Nodes
     slices: Slices
+    machines: Instances
     effects: Mapping[str, Effect]
     server: Server
 
@@ -117,11 +118,16 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
     root = f"{url}compute/v1/"
     compute = Compute(store, operations, networks, catalog, root, workers.schedule_settle, machines, policies, quotas)
     slices = Slices(store, operations, catalog, workers, faults, quotas, settings)
-    groups, instances = add_tpu_slices(compute, slices)
+    parts = Parts(store, catalog, root)
+    groups, instances = Groups(slices, parts, compute), TpuInstances(slices, compute)
+    compute.rules = {
+        INSTANCES.plural: instances.rules(),
+        POLICIES.plural: parts.policies(),
+        TEMPLATES.plural: parts.templates(),
+        GROUPS.plural: groups.rules(),
+    }
     blobs = Blobs(state / "blobs")
     objects = Objects(store, blobs, faults.on_object_finalized, settings)
-    projects = Projects(store, operations, policies, settings, enabled_apis)
-    billing = Billing(store, quotas)
     apis = (
         nodes,
         queued,
@@ -130,9 +136,9 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         instances,
         Advice(catalog, faults),
         Images(root),
-        projects,
+        Projects(store, operations, policies, settings, enabled_apis),
         CustomRoles(store),
-        billing,
+        Billing(store, quotas),
         SecretManager(store),
         OsLogin(store),
         Storage(store, objects, blobs, policies),
@@ -154,20 +160,7 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         token=token,
     )
     effects = nodes.effects() | queued.effects() | compute.effects() | slices.effects() | instances.effects()
-    return Cloud(store, operations, faults, workers, nodes, slices, effects, server)
-
-
-def add_tpu_slices(compute: Compute, slices: Slices) -> tuple[Groups, TpuInstances]:
-    """Let Compute make slices of TPUs; return the handlers of groups and instances."""
-    parts = Parts(compute.store, compute.catalog, compute.root)
-    groups, instances = Groups(slices, parts, compute), TpuInstances(slices, compute)
-    compute.rules = {
-        INSTANCES.plural: instances.rules(),
-        POLICIES.plural: parts.policies(),
-        TEMPLATES.plural: parts.templates(),
-        GROUPS.plural: groups.rules(),
-    }
-    return groups, instances
+    return Cloud(store, operations, faults, workers, nodes, slices, machines, effects, server)
 
 
 async def serve(options: ServeOptions) -> None:
@@ -191,12 +184,11 @@ async def serve(options: ServeOptions) -> None:
     await runner.setup()
     await web.SockSite(runner, listener).start()
     _write_endpoint(state, url, token)
-    machines = Instances(store, state, url, token)
     await _wait_for_stop(
         stopped,
         options.idle_exit_seconds,
         lambda: cloud.server.last_request,
-        lambda: bool(store.items("node")) or machines.has_any(),
+        lambda: bool(store.items("node")) or cloud.machines.has_any(),
     )
     (state / "endpoint.json").unlink(missing_ok=True)
     await runner.cleanup()
