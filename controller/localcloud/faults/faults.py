@@ -146,7 +146,7 @@ class Faults:
     def worker_without_chip(self) -> int | None:
         """Return the worker of the next node that boots without one of its chips, or None."""
         spec = self.take("chip_missing")
-        return spec and spec["worker"]
+        return spec["worker"] if spec else None
 
     def intercept(self, laptop: bool, http: str, path: str) -> ApiError | BrokenConnection | None:
         """Return the fault, if any, that affects this request of the laptop or of a worker."""
