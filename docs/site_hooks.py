@@ -73,7 +73,7 @@ def _rewrite(page: str, text: str, uri: str) -> str:
 
 def _is_page(path: Path) -> bool:
     """Return whether the site has a file as it is: all of docs/ but its code."""
-    return path.parts[0] == "docs" and path.suffix != ".py"
+    return path.parts[0] == "docs" and path.suffix not in (".py", ".yaml")
 
 
 def _source_uri(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-import re
+import shutil
 import signal
 import warnings
 from collections.abc import Callable, Iterator
@@ -218,13 +218,10 @@ def test_a_rubric_of_groups_is_refused_and_closing_an_episode_runs_the_cleanup(n
 def test_the_example_of_the_docs_trains_and_evaluates_on_its_own_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files are those of the page: the plan has no error, and its game is played in a worker process."""
-    page = (ROOT / "docs" / "environments.md").read_text()
-    for name, kind in (("calculator_env.py", "python"), ("experiment/calculator_env.yaml", "yaml")):
-        (found,) = re.findall(rf"slipway/{re.escape(name)}(?:`:\n\n```{kind})?\n(.*?)```", page, re.DOTALL)
-        file = tmp_path / "slipway" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(found)
+    """The plan of the files that the page links has no error, and its game is played in a worker process."""
+    for name, folder in (("calculator_env.py", ""), ("calculator_env.yaml", "experiment")):
+        (tmp_path / "slipway" / folder).mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "docs" / "verifiers" / name, tmp_path / "slipway" / folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path / "slipway")
     config, problems = compose(["+experiment=calculator_env"], extra_dir=tmp_path / "slipway")
