@@ -1,4 +1,4 @@
-"""Base class of the config's sections, and the mark of volatile keys."""
+"""Base class of the config's sections, the mark of volatile keys, and the error of batches that do not split evenly."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,3 +57,17 @@ def _drop_volatile(section: BaseModel, plain: dict[str, Any]) -> None:
             for key, item in value.items():
                 if isinstance(item, BaseModel):
                     _drop_volatile(item, plain[name][key])
+
+
+class UnevenError(ValueError):
+    """Rows that cannot be split evenly; `key` is the config key to change."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key}: {message}")
+        self.key, self.message = key, message
+
+
+def nearest_multiples(number: int, of: int) -> list[int]:
+    """Return the multiples of `of` on either side of a number that is not one."""
+    below = number // of * of
+    return [n for n in (below, below + of) if n]

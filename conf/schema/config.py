@@ -6,13 +6,10 @@ from typing import Annotated, Any
 
 from conf.schema.base import VOLATILE, Strict, without_volatile
 from conf.schema.infra.assets import Assets
-from conf.schema.infra.cloud import Budget, Cloud, HereCloud
-from conf.schema.infra.network import Network
+from conf.schema.infra.cloud import Budget, Cloud, HereCloud, Network
 from conf.schema.infra.topology import Topology, find_topology, this_machine, zone_region
 from conf.schema.infra.tpu import Tpu
-from conf.schema.run.alerts import RunAlerts
-from conf.schema.run.lifecycle import Cleanup, Recovery, Run, Ssh
-from conf.schema.run.notify import Notify
+from conf.schema.run.lifecycle import Cleanup, Notify, Recovery, Run, RunAlerts, Ssh
 from conf.schema.run.program import Code, Env, Program
 from conf.schema.run.sweep import Sweep
 from conf.schema.training.data import Data

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.schema.run.alerts import RunAlerts
+from conf.schema.run.lifecycle import RunAlerts
 from controller.alerts.alert import Alert
 from controller.core.metric_lines import format_duration, format_number, numeric
 from controller.core.printable import printable

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from conf.schema.config import Config
-from conf.schema.infra.regions import is_near, subnet_range
-from conf.schema.infra.topology import tpu_type_table, zone_region
+from conf.schema.infra.topology import is_near, subnet_range, tpu_type_table, zone_region
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.plan.samplers import sampler_config

@@ -9,7 +9,7 @@ from pathlib import Path
 from conf.schema.config import Config
 from conf.schema.infra.cloud import HereCloud
 from controller.checks.names import iter_strings
-from controller.config.placeholders import PLACEHOLDER
+from controller.config.run_yaml import PLACEHOLDER
 from controller.core.finding import Issue, check
 from controller.inputs.secrets import address_problem
 

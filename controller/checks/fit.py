@@ -10,12 +10,11 @@ from typing import Any
 from conf.schema.config import Config, digest
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import AnyModel, Model
-from conf.schema.training.trm import Trm
+from conf.schema.training.puzzle import Trm
 from controller.checks.training import mesh_axes
 from controller.core import formats
 from controller.core.finding import Issue, check
-from controller.inputs.modules import module_files
-from controller.inputs.references import trainer_references
+from controller.inputs.modules import module_files, trainer_references
 
 SHAPELESS_FIELDS = frozenset(
     {"weights", "steps", "interval", "eval_interval", "eval_batches", "eval_prompts", "warmup_steps", "horizon_steps"}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from conf.schema.config import Config
-from conf.schema.infra.regions import is_near
+from conf.schema.infra.topology import is_near
 from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.gcp.errors import ForbiddenError, NotFoundError

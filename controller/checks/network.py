@@ -4,7 +4,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from conf.schema.config import Config
-from conf.schema.infra.network import ANYWHERE, IAP_RANGE
+from conf.schema.infra.cloud import ANYWHERE, IAP_RANGE
 from controller.core.finding import Issue, check
 
 

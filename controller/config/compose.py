@@ -1,20 +1,22 @@
 """Compose command-line overrides and YAML groups with Hydra into one validated `Config`.
 
-Hydra composes plain data; `conf.schema.validation` validates it. Hydra's errors become ConfigErrors.
+Hydra composes plain data; `conf.schema.validation` validates it. Hydra's errors become ConfigErrors. A user's files are
+checked before Hydra reads them, and no secret of the environment gets into a config, which is shown and recorded.
 """
 
 from __future__ import annotations
 
 import copy
 import difflib
+import os
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import conf
-from controller.config.environment import guarded_variables
-from controller.config.experiment_files import check_experiment_files
 from controller.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -292,3 +294,77 @@ def _translate_error(error: Exception, overrides: Sequence[str], extra_dir: Path
     named = re.findall(r"'([\w.]+)'", message)  # names from `~key` and ${key}
     renamed = ", ".join(name for key in named for name in successors(key.split(".")))
     return f"cannot compose the config: {message}{f'; renamed to {renamed}' if renamed else ''}"
+
+
+SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|CREDENTIAL|PASSW|PASSPHRASE|PRIVATE|COOKIE|(^|_)(PASS|PAT|PWD|AUTH|DSN)(_|$)|API_?KEY|_KEY(_|$)",
+    re.I,
+)
+"""Names of variables that hold a secret, or may."""
+SECRET_VALUE = re.compile(r"://[^/\s:@]*:[^/\s@]+@|-----BEGIN [A-Z ]*PRIVATE KEY-----")
+"""An address with a password, or a private key."""
+NOT_SECRET = frozenset({"PWD", "OLDPWD"})
+"""Folders."""
+
+
+HYDRA_LOCK = threading.Lock()
+"""Held while a config is composed: Hydra and OmegaConf keep globals, and threads compose configs of records."""
+
+
+@contextmanager
+def guarded_variables() -> Iterator[None]:
+    """Refuse `${oc.env:NAME}` of a secret inside the block: its value would be in the plan and in the record.
+
+    One thread at a time may be inside.
+    The resolver of OmegaConf is put back afterwards: a notebook, or a Hydra program, may have configs of its own.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.resolvers import oc
+
+    def lookup(name: str, *default: Any) -> str | None:
+        is_secret = SECRET_NAME.search(name) and name not in NOT_SECRET
+        if is_secret or SECRET_VALUE.search(os.environ.get(name, "")):
+            raise ConfigError(
+                f"${{oc.env:{name}}} would put a secret into the plan and the record; use "
+                f"env.secrets.{name}=env, which passes the variable on to the program"
+            )
+        return oc.env(name, *default)
+
+    with HYDRA_LOCK:
+        OmegaConf.register_new_resolver("oc.env", lookup, replace=True)
+        try:
+            yield
+        finally:
+            OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+HEADER = "# @package _global_"
+PACKAGE = re.compile(r"#\s*@package\s+_global_\s*$")
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def check_experiment_files(folder: Path, overrides: Iterable[str]) -> None:
+    """Check the files that `experiment=NAME` selects in the user's folder.
+
+    Raises:
+        ConfigError: a file is empty, begins with a byte-order mark, or lacks the header that makes its keys those of
+            the whole config.
+    """
+    for override in overrides:
+        key, _, name = override.lstrip("+").partition("=")
+        file = folder / "experiment" / f"{name}.yaml"
+        if key == "experiment" and re.fullmatch(r"[\w.-]+", name) and file.is_file():
+            _check(file, f"{folder.name}/experiment/{name}.yaml")
+
+
+def _check(file: Path, shown: str) -> None:
+    content = file.read_bytes()
+    if content.startswith(BYTE_ORDER_MARK):
+        raise ConfigError(f"{shown}: begins with a byte-order mark; save it as UTF-8 without one")
+    lines = [line.strip() for line in content.decode(errors="replace").splitlines()]
+    if all(not line or line.startswith("#") for line in lines):
+        raise ConfigError(f"{shown}: is empty; begin with {HEADER!r} and set what differs, such as loop.steps")
+    if not PACKAGE.match(next(line for line in lines if line)):  # Hydra ignores it below another comment
+        raise ConfigError(
+            f"{shown}: must begin with the line {HEADER!r}; without it, its keys are those of a section `experiment`"
+        )

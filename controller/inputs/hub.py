@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from conf.schema.infra.assets import SourceAddress
 from controller.core.errors import CloudError
-from controller.inputs.hash_cache import Digests, hash_file
+from controller.inputs.assets import Digests, hash_file
 
 HUGGING_FACE = "huggingface.co"
 TIMEOUT_SECONDS = 30.0

@@ -48,13 +48,13 @@ class Requirements:
 
 def read_requirements(root: Path, name: str) -> Requirements:
     """Read `name` below `root`. Raises ConfigError if it is missing or a line means nothing on a worker."""
-    lines = list(_board_rows(root, root / name, f"env.requirements: {name}", frozenset()))
+    lines = list(_lines_of(root, root / name, f"env.requirements: {name}", frozenset()))
     git = tuple(found for line in lines if (found := _parse_git_requirement(line)))
     gone = {g.line for g in git}
     return Requirements("".join(f"{line}\n" for line in lines if line not in gone), git)
 
 
-def _board_rows(root: Path, path: Path, what: str, inside: frozenset[Path]) -> Iterator[str]:
+def _lines_of(root: Path, path: Path, what: str, inside: frozenset[Path]) -> Iterator[str]:
     if not path.resolve().is_relative_to(root.resolve()):  # it may be somebody else's repository
         raise ConfigError(f"{what} includes {path}, which is outside the repository")
     try:
@@ -68,7 +68,7 @@ def _board_rows(root: Path, path: Path, what: str, inside: frozenset[Path]) -> I
         if not line:
             continue
         if include := INCLUDE.match(line):
-            yield from _board_rows(root, path.parent / include["file"], what, inside | {path.resolve()})
+            yield from _lines_of(root, path.parent / include["file"], what, inside | {path.resolve()})
         elif LOCAL.search(line):
             raise ConfigError(
                 f"{what}: {line!r} is a local folder, which the workers do not have; to install the shipped code, set "

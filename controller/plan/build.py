@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from conf.schema.config import Config
 from conf.schema.infra.cloud import HereCloud
-from controller.config.placeholders import Placeholders
-from controller.config.run_yaml import render, run_url
+from controller.config.run_yaml import Placeholders, render, run_url
 from controller.context import Context
 from controller.core.text import object_url
 from controller.inputs.assets import ResolvedAsset, resolve_assets

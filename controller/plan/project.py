@@ -6,7 +6,7 @@ from pathlib import Path
 import conf
 from conf.schema.config import Config
 from conf.schema.infra.cloud import HereCloud
-from conf.schema.infra.regions import subnet_range
+from conf.schema.infra.topology import subnet_range
 from controller.gcp.names import TAG
 from controller.inputs.code import CodeSnapshot
 from controller.inputs.secrets import Vault

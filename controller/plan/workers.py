@@ -10,7 +10,7 @@ import conf
 from conf.schema.config import Config
 from conf.schema.infra.cloud import HereCloud
 from controller.agent.protocol import ObserveRequest
-from controller.config.placeholders import Placeholders
+from controller.config.run_yaml import Placeholders
 from controller.config.run_yaml import backend as expected_backend
 from controller.core.errors import ConfigError
 from controller.inputs.assets import ResolvedAsset

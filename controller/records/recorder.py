@@ -25,7 +25,7 @@ from controller.core.type_check import type_problem
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import ConflictError
 from controller.inputs.assets import ResolvedAsset
-from controller.inputs.git_status import collect_git_status as git_record
+from controller.inputs.git import collect_git_status as git_record
 from controller.plan.build import Plan
 from controller.plan.samplers import sampler_suffix
 from controller.records import index

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from conf.schema.infra.regions import is_near
+from conf.schema.infra.topology import is_near
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.finding import Finding, Rule

@@ -18,7 +18,7 @@ from typing import Any, Self, TypedDict
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from conf.extension import load
-from conf.schema.run.notify import Event as NotifyEvent
+from conf.schema.run.lifecycle import Event as NotifyEvent
 from controller.alerts.alert import Alert, AlertRecord, read_alerts, write_alerts
 from controller.alerts.judge import AlertJudge
 from controller.context import Context

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from conf.schema.config import Config
-from conf.schema.infra.network import IAP_RANGE
+from conf.schema.infra.cloud import IAP_RANGE
 from controller.core.clock import Clock
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import ForbiddenError, GoogleError

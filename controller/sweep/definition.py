@@ -21,7 +21,7 @@ from controller.core.finding import Finding
 from controller.core.text import plural
 from controller.gcp.prices import hourly_price
 from controller.inputs.code import CodeSnapshot, take_snapshot
-from controller.inputs.references import references
+from controller.inputs.modules import references
 from controller.plan.build import Plan, build_plan
 from controller.plan.samplers import num_sampler_pods
 from controller.records import index

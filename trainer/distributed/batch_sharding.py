@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from conf.schema.training.even import UnevenError
+from conf.schema.base import UnevenError
 from conf.schema.training.loop import GrpoLoop, LmLoop
 from conf.schema.training.puzzle import PuzzleLoop
 from conf.schema.training.run_yaml import RunFileError

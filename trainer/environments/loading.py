@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from conf.environment import ENVIRONMENT_METHODS
 from conf.environment import Environment as Episode
-from conf.schema.training.environment import Environment
 from conf.schema.training.run_yaml import RunFileError
+from conf.schema.training.sampling import Environment
 from trainer.environments import verifiers_env
 from trainer.extension import load_extension
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from conf.environment import Environment as Episode
-from conf.schema.training.environment import Environment
+from conf.schema.training.sampling import Environment
 from trainer.environments.failures import FailureError
 from trainer.environments.loading import load_class
 from trainer.extension import add_modules

@@ -9,9 +9,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from conf.schema.training.model import Model
-from conf.schema.training.puzzle import PuzzleLoop
+from conf.schema.training.puzzle import PuzzleLoop, Trm
 from conf.schema.training.run_yaml import RunFileError
-from conf.schema.training.trm import Trm
 from trainer.distributed import mesh as meshes
 from trainer.distributed import runtime
 from trainer.evaluation.calls import Calls

@@ -9,9 +9,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from conf.schema.training.data import PuzzleData
-from conf.schema.training.puzzle import PuzzleLoop
+from conf.schema.training.puzzle import PuzzleLoop, Trm
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from conf.schema.training.trm import Trm
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed import mesh as meshes
 from trainer.distributed import runtime

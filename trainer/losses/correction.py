@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from conf.schema.training.rollout_correction import RolloutCorrection
+from conf.schema.training.sampling import RolloutCorrection
 from trainer.step.metric_sums import EffectiveSampleSize, Mean, MetricSums
 
 

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from conf.schema.training.puzzle import PuzzleLoop
-from conf.schema.training.trm import Trm
+from conf.schema.training.puzzle import PuzzleLoop, Trm
 from trainer.distributed.batch import DeviceBatch
 from trainer.models import trm
 from trainer.models.weights import Params

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from conf.schema.training.trm import Trm
+from conf.schema.training.puzzle import Trm
 from trainer.distributed import mesh as meshes
 from trainer.models.layers import apply_rope, linear
 from trainer.models.weights import Params

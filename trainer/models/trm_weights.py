@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from jax.nn.initializers import Initializer, constant, truncated_normal, zeros
 
-from conf.schema.training.trm import Trm
+from conf.schema.training.puzzle import Trm
 from trainer.models.weights import Params, Weight
 
 TRUNCATED_STD = 0.87962566103423978

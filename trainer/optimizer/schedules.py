@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from conf.schema.training.schedule import (
+from conf.schema.training.optimizer import (
     ConstantSchedule,
     DecaySchedule,
     PiecewiseSchedule,

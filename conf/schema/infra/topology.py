@@ -1,6 +1,7 @@
-"""Accelerator types: the facts of `tpu_types.yaml` as one typed record.
+"""Accelerator types and regions: the facts of `tpu_types.yaml` and `regions.yaml`.
 
-Hosts, devices, region, runtime and price all derive from here.
+Hosts, devices, region, runtime and price all derive from a type; a region has a subnet range and nearby locations of
+buckets.
 """
 
 import difflib
@@ -169,3 +170,22 @@ def this_machine(backend: str, devices: int) -> Topology:
 def zone_region(zone: str) -> str:
     """Return the region of a zone: `us-central1` for `us-central1-a`."""
     return zone.rpartition("-")[0]
+
+
+REGIONS_FILE = Path(conf.__file__).with_name("regions.yaml")
+
+
+@cache
+def region_table() -> dict[str, dict[str, str | None]]:
+    """Return the parsed `regions.yaml`, by region."""
+    return yaml.load(REGIONS_FILE.read_text(), Loader=YamlLoader)  # noqa: S506 - CSafeLoader is a safe loader
+
+
+def subnet_range(region: str) -> str | None:
+    """Return the region's own CIDR range, or None if the table does not list the region."""
+    return region_table().get(region, {}).get("subnet")
+
+
+def is_near(location: str, region: str) -> bool:
+    """Return whether a bucket in `location` (a region or multi-region, in any case) is near workers in `region`."""
+    return location.lower() in (region, region_table().get(region, {}).get("multi_region"))

@@ -9,14 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from conf.extension import PATTERN, OrReference, Reference
-from conf.schema.base import Strict
-from conf.schema.training.environment import Environment
+from conf.schema.base import Strict, UnevenError, nearest_multiples
 from conf.schema.training.evaluations import EVALUATIONS_HELP, Evaluations, check_intervals
-from conf.schema.training.even import UnevenError, nearest_multiples
 from conf.schema.training.model import Model
 from conf.schema.training.puzzle import PuzzleLoop
-from conf.schema.training.rollout_correction import RolloutCorrection
-from conf.schema.training.sampling import Sampling
+from conf.schema.training.sampling import Environment, RolloutCorrection, Sampling
 
 
 class TextSamples(Strict):

@@ -14,17 +14,17 @@ from controller.core.finding import Issue, check
 from controller.core.text import plural
 from controller.gcp.errors import ServiceDisabledError
 from controller.inputs.assets import AssetFile, BuildRecipe, ResolvedAsset
-from controller.inputs.download import part_path
-from controller.inputs.hub import SourceError, hub_endpoint, lookup_problem
-from controller.inputs.web import (
+from controller.inputs.download import (
     CHECK_SECONDS,
     DownloadError,
     FoundFile,
     TokenNeededError,
     find_file,
     find_open_file,
+    part_path,
     token_for,
 )
+from controller.inputs.hub import SourceError, hub_endpoint, lookup_problem
 from controller.plan.build import Plan
 from controller.plan.fetching import describe_build, describe_fetch, fetched_nearby, fetcher_of
 from controller.plan.preview import missing_assets

@@ -7,15 +7,24 @@ from pathlib import Path
 
 from conf.extension import ExtensionError, call_problem, load, wants_model
 from conf.schema.config import Config
-from conf.schema.training.environment import ENVIRONMENTS, VERIFIERS_QUESTIONS
 from conf.schema.training.evaluations import BUILT_IN
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.puzzle import PuzzleLoop
+from conf.schema.training.sampling import ENVIRONMENTS, VERIFIERS_QUESTIONS
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
-from controller.inputs.modules import DefinitionError, find_signature, module_files, on_search_path, taken_names
-from controller.inputs.references import Use, evaluations, references, trainer_references
+from controller.inputs.modules import (
+    DefinitionError,
+    Use,
+    evaluations,
+    find_signature,
+    module_files,
+    on_search_path,
+    references,
+    taken_names,
+    trainer_references,
+)
 from controller.plan.build import Plan
 from controller.resources.workers.software import Venv
 

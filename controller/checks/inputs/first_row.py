@@ -13,8 +13,7 @@ from conf.schema.training.prompts import ArithmeticData, Gsm8kData
 from controller.checks.inputs.files import paths_here
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
-from controller.inputs.modules import DefinitionError, find_signature, module_files
-from controller.inputs.references import trainer_references
+from controller.inputs.modules import DefinitionError, find_signature, module_files, trainer_references
 
 MAX_LINE_BYTES = 1 << 24
 """Longer first lines are left to the trainer."""

@@ -11,6 +11,7 @@ from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check
 from controller.gcp.errors import ServiceDisabledError
+from controller.inputs.download import token_for
 from controller.inputs.hub import (
     HUGGING_FACE,
     LOG_IN,
@@ -22,7 +23,6 @@ from controller.inputs.hub import (
     hub_endpoint,
     lookup_problem,
 )
-from controller.inputs.web import token_for
 from controller.plan.build import Plan
 from controller.plan.preview import missing_assets
 

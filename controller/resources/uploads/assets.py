@@ -17,11 +17,17 @@ from controller.core.formats import DamagedRecordError, load_json
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import NotFoundError
 from controller.gcp.timestamps import parse_timestamp
-from controller.inputs.assets import AssetFile, ResolvedAsset, local_files, manifest_text, refuse_links
-from controller.inputs.download import download_file, run_recipe
-from controller.inputs.hash_cache import Digests, HashCache
+from controller.inputs.assets import (
+    AssetFile,
+    Digests,
+    HashCache,
+    ResolvedAsset,
+    local_files,
+    manifest_text,
+    refuse_links,
+)
+from controller.inputs.download import download_file, run_recipe, token_for
 from controller.inputs.secrets import Vault
-from controller.inputs.web import token_for
 from controller.progress import Progress, format_size
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 from controller.resources.workers.worker import WorkerResource

@@ -10,8 +10,15 @@ from controller.agent.protocol import BUILD_ASSET, BuildAssetRequest, FetchAsset
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.inputs.assets import AssetFile, BuildRecipe, manifest_text
+from controller.inputs.download import (
+    DownloadError,
+    FoundFile,
+    TokenNeededError,
+    find_open_file,
+    token_for,
+    with_patience,
+)
 from controller.inputs.hub import HubAccess, SourceError, SourceFile, hub_endpoint, list_source, require_readable
-from controller.inputs.web import DownloadError, FoundFile, TokenNeededError, find_open_file, token_for, with_patience
 from controller.progress import Progress
 from controller.reconcile.resource import Diff, ObservedResources
 from controller.resources.uploads.archives import CodeArchive

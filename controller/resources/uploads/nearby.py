@@ -19,7 +19,7 @@ from controller.core.formats import dump, stamped
 from controller.core.type_check import type_problem
 from controller.gcp.errors import GoogleError, NotFoundError
 from controller.inputs.assets import ResolvedAsset
-from controller.inputs.web import TokenNeededError
+from controller.inputs.download import TokenNeededError
 from controller.progress import Progress
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Scope
 from controller.resources.accounts import ServiceAccount

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conf.schema.config import Config
-from conf.schema.infra import regions
+from conf.schema.infra import topology
 from conf.schema.infra.topology import (
     TABLE_FILE,
     UnknownTypeError,
@@ -173,7 +173,7 @@ def test_an_unknown_type_suggests_the_nearest_by_its_name_of_the_api(typed: str)
 
 
 def test_every_region_with_tpus_has_a_block_of_its_own_outside_of_googles() -> None:
-    table = regions.region_table()
+    table = topology.region_table()
     zones = {zone for generation in tpu_type_table()["generations"].values() for zone in generation["zones"]}
     assert {zone_region(zone) for zone in zones} <= set(table)
     blocks = [ipaddress.ip_network(str(row["subnet"])) for row in table.values()]
@@ -182,10 +182,10 @@ def test_every_region_with_tpus_has_a_block_of_its_own_outside_of_googles() -> N
 
 
 def test_a_multi_region_covers_its_regions() -> None:
-    assert regions.is_near("US", "us-west4")
-    assert regions.is_near("europe-west4", "europe-west4")
-    assert not regions.is_near("eu", "europe-west2")
-    assert not regions.is_near("us-central1", "us-central2")
+    assert topology.is_near("US", "us-west4")
+    assert topology.is_near("europe-west4", "europe-west4")
+    assert not topology.is_near("eu", "europe-west2")
+    assert not topology.is_near("us-central1", "us-central2")
 
 
 def test_the_schemas_for_editors_are_those_of_the_models() -> None:

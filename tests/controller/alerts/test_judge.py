@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from conf.schema.run.alerts import RunAlerts
+from conf.schema.run.lifecycle import RunAlerts
 from controller.alerts.alert import MAX_RECORDED, Alert, AlertRecord, describe_alert, read_alerts, write_alerts
 from controller.alerts.judge import AlertJudge
 from controller.core.clock import Clock

@@ -6,7 +6,7 @@ import pytest
 
 from conf.schema.config import Config
 from conf.schema.infra.topology import find_topology
-from conf.schema.training.schedule import ConstantSchedule, DecaySchedule, PiecewiseSchedule, Schedule
+from conf.schema.training.optimizer import ConstantSchedule, DecaySchedule, PiecewiseSchedule, Schedule
 from controller.checks import page
 from controller.checks.preflight import check_modules, checks_of, preflight
 from controller.checks.training import schedule_ends_late, warmup_leaves_updates

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from conf.schema.training.schedule import ConstantSchedule, DecaySchedule
+from conf.schema.training.optimizer import ConstantSchedule, DecaySchedule
 from controller.cli import main
 from controller.config.compose import (
     compose,

@@ -10,8 +10,7 @@ from huggingface_hub import errors
 
 from conf.hugging_face.config_json import model_from_config
 from conf.schema.training.model import Model
-from controller.config.hub_model import with_hub_weights
-from controller.config.pretrained_model import with_pretrained_model
+from controller.config.pretrained_model import with_hub_weights, with_pretrained_model
 from controller.localcloud.hub import HubServer
 from tests.composed import config_of, problems_of
 from tests.hub import hub, write

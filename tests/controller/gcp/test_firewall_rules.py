@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conf.schema.infra.network import IAP_RANGE
+from conf.schema.infra.cloud import IAP_RANGE
 from controller.core.errors import ConfigError
 from controller.gcp.firewall_rules import admits
 from controller.reconcile.reconciler import destroy

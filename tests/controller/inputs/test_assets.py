@@ -18,11 +18,9 @@ from google.oauth2.credentials import Credentials
 from conf.schema.infra.assets import Asset
 from controller.core.errors import CloudError, ConfigError
 from controller.gcp.client import GoogleClient
-from controller.inputs.assets import AssetFile, BuildRecipe, ResolvedAsset, resolve_asset
-from controller.inputs.download import download_file, run_recipe
-from controller.inputs.hash_cache import HashCache
+from controller.inputs.assets import AssetFile, BuildRecipe, HashCache, ResolvedAsset, resolve_asset
+from controller.inputs.download import download_file, run_recipe, token_for
 from controller.inputs.secrets import Vault
-from controller.inputs.web import token_for
 from controller.resources.uploads import assets
 from controller.resources.uploads.assets import UploadedAsset
 from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
@@ -142,7 +140,7 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
 def test_a_file_is_hashed_anew_only_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (file := tmp_path / "x").write_text("one")
     first = held(tmp_path, path=str(file))
-    monkeypatch.setattr("controller.inputs.hash_cache.hash_file", lambda path: pytest.fail(f"{path} was read again"))
+    monkeypatch.setattr("controller.inputs.assets.hash_file", lambda path: pytest.fail(f"{path} was read again"))
     assert held(tmp_path, path=str(file)) == first
     monkeypatch.undo()
     file.write_text("two")

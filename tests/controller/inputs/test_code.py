@@ -11,8 +11,7 @@ from controller.agent.commands.code import unpack
 from controller.agent.tree_hash import tree_hash
 from controller.core.errors import ConfigError
 from controller.inputs.code import CodeSnapshot, take_snapshot
-from controller.inputs.git import checkout, strip_password
-from controller.inputs.git_status import collect_git_status
+from controller.inputs.git import checkout, collect_git_status, strip_password
 from controller.inputs.modules import DefinitionError, find_signature, module_files, taken_names
 from controller.sweep.definition import JobBuilder
 from tests.composed import config_of

@@ -9,8 +9,15 @@ import pytest
 
 from conf.schema.infra.assets import parse_source
 from controller.inputs import hub as inputs
+from controller.inputs.download import (
+    DownloadError,
+    FoundFile,
+    TokenNeededError,
+    find_file,
+    find_open_file,
+    with_patience,
+)
 from controller.inputs.hub import SourceError, fetch_file, list_source, lookup_problem, require_readable, signed_address
-from controller.inputs.web import DownloadError, FoundFile, TokenNeededError, find_file, find_open_file, with_patience
 from controller.localcloud.hub import HubFault, HubServer
 from tests.controller.agent.conftest import wait_for
 from tests.hub import ACCEPTED, CONTENT, MODEL, OTHER, asked, hub, write

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from conf.schema.infra.network import IAP_RANGE
+from conf.schema.infra.cloud import IAP_RANGE
 from controller.cli import main
 from controller.cloud.emulator import Emulator
 from controller.ssh import iap

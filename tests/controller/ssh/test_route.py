@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from conf.schema.infra.network import IAP_RANGE
+from conf.schema.infra.cloud import IAP_RANGE
 from controller.resources.pod.tpu_api.plane import NodeVms
 from controller.ssh.fleet import SshTarget
 from controller.ssh.route import PodConnector, admits_ssh, choose_route, find_public_ip

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conf.schema.config import Config
-from conf.schema.training.trm import Trm
+from conf.schema.training.puzzle import Trm
 from controller.checks.fit import estimate_num_params
 from controller.checks.preflight import preflight
 from controller.cli import main

@@ -22,7 +22,7 @@ from conf.schema.validation import validate
 from controller.checks import machine
 from controller.checks.preflight import preflight
 from controller.config.compose import compose_raw
-from controller.config.placeholders import PLACEHOLDER
+from controller.config.run_yaml import PLACEHOLDER
 from controller.core.errors import ConfigError
 from controller.inputs import assets, modules
 from controller.inputs import code as snapshots

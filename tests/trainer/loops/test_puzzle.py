@@ -16,11 +16,10 @@ from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from conf.schema.training.even import UnevenError
+from conf.schema.base import UnevenError
 from conf.schema.training.optimizer import Optimizer
-from conf.schema.training.puzzle import PuzzleLoop
+from conf.schema.training.puzzle import PuzzleLoop, Trm
 from conf.schema.training.run_yaml import RunFile
-from conf.schema.training.trm import Trm
 from tests.groups import load_group
 from tests.paths import ROOT
 from tests.trainer.conftest import make_mesh

@@ -8,9 +8,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from conf.schema.training.model import Model
-from conf.schema.training.optimizer import Optimizer
+from conf.schema.training.optimizer import Optimizer, Schedule
 from conf.schema.training.run_yaml import RunFileError
-from conf.schema.training.schedule import Schedule
 from tests.groups import load_group
 from trainer.models import weights
 from trainer.optimizer.chain import build_optimizer, learning_rate_schedule

@@ -11,7 +11,7 @@ import pytest
 from controller.checks.inputs import extensions
 from controller.checks.preflight import preflight
 from controller.inputs.code import CodeSnapshot
-from controller.inputs.references import references
+from controller.inputs.modules import references
 from controller.plan.build import build_plan
 from tests.controller.checks.plans import config, context
 from tests.paths import ROOT

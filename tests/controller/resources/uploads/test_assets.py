@@ -18,8 +18,7 @@ import pytest
 from controller.core.clock import Clock
 from controller.core.formats import DamagedRecordError
 from controller.gcp.folder_store import FolderClient
-from controller.inputs.assets import ResolvedAsset, local_files
-from controller.inputs.hash_cache import HashCache
+from controller.inputs.assets import HashCache, ResolvedAsset, local_files
 from controller.inputs.hub import HubAccess, SourceError
 from controller.inputs.secrets import Vault
 from controller.localcloud.hub import HubFault, HubServer
