@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from conf.schema.config import Config
+from conf.schema.config import Config, digest
 from conf.schema.infra.cloud import HereCloud
 from controller.config.run_yaml import Placeholders, render, run_url
 from controller.context import Context
@@ -168,7 +168,9 @@ def _resources_before_pod(
             yield (SourcedAsset if asset.source else UploadedAsset)(**where, depends_on=depends_on)
     yield archive
     if requirements.git:
-        yield Wheels.for_lines(requirements.git, config.env.python, bucket, depends_on)
+        python, lines = config.env.python, requirements.git
+        name = digest([[line.line for line in lines], python])[:16]
+        yield Wheels(name=name, bucket=bucket, python=python, lines=lines, depends_on=depends_on)
 
 
 def _nearby_asset(

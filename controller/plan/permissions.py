@@ -173,7 +173,8 @@ def uses_of_plan(config: Config) -> Iterator[Use]:
     yield BUCKET
     if config.ssh.os_login == "auto":
         yield Use("OS Login", always=("compute projects.get",))
-    if may_use_iap(config):
+    # whether SSH goes through IAP, as far as the config can tell
+    if config.ssh.method == "iap" or (config.ssh.method == "auto" and config.network.laptop is None):
         yield Use("SSH through IAP", always=("iap connect",))
     if Vault(config.secret_sources).apis:
         yield Use("secrets", always=("secretmanager projects.secrets.versions.access",))
@@ -214,11 +215,6 @@ def _account_uses(account: str, config: Config) -> Iterator[Use]:
         yield PROJECT_ROLES
     if config.cloud.bucket_roles:
         yield BUCKET_ROLES
-
-
-def may_use_iap(config: Config) -> bool:
-    """Return whether SSH goes through IAP, as far as the config can tell."""
-    return config.ssh.method == "iap" or (config.ssh.method == "auto" and config.network.laptop is None)
 
 
 def permissions_of_plan(config: Config, project: str) -> list[Need]:

@@ -1,5 +1,6 @@
 """Resources on each worker of the pod that must be ready before the program starts."""
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import conf
-from conf.schema.config import Config
+from conf.schema.config import Config, digest
 from conf.schema.infra.cloud import HereCloud
 from controller.agent.protocol import ObserveRequest
 from controller.config.run_yaml import Placeholders
@@ -24,9 +25,9 @@ from controller.resources.uploads.archives import CodeArchive, Wheels
 from controller.resources.uploads.assets import PodFetchedAsset
 from controller.resources.uploads.errands import PodBuiltAsset
 from controller.resources.uploads.sources import PodFetchedSource
-from controller.resources.workers.devices import DeviceProbe, FreeChips
+from controller.resources.workers.devices import FREE, DeviceProbe, FreeChips
 from controller.resources.workers.software import RunConfig, Setup, Venv, WorkerCode
-from controller.resources.workers.worker import SshAccess, Watchdog, WorkerHygiene
+from controller.resources.workers.worker import TIDY_STATE, SshAccess, Watchdog, WorkerHygiene
 
 LOCK_FILE = Path(conf.__file__).with_name("requirements.txt")
 WANDB_LOCK_FILE = Path(conf.__file__).with_name("wandb.txt")
@@ -68,15 +69,11 @@ def _lock(config: Config) -> str:
     if config.program.kind != "trainer":
         return text
     more = [WANDB_LOCK_FILE] if config.logging.wandb is not None else []
-    for file in [*more, EVALS_LOCK_FILE] if uses_lm_eval(config) else more:
+    evaluations = getattr(config.loop, "evaluations", {}).values()
+    for file in [*more, EVALS_LOCK_FILE] if any(wanted.run == "lm_eval" for wanted in evaluations) else more:
         there = {match["name"] for match in PIN.finditer(text)}
         text += "".join(match[0] for match in PIN.finditer(file.read_text()) if match["name"] not in there)
     return text
-
-
-def uses_lm_eval(config: Config) -> bool:
-    """Return whether an evaluation needs the package lm_eval on the workers."""
-    return any(wanted.run == "lm_eval" for wanted in getattr(config.loop, "evaluations", {}).values())
 
 
 @dataclass(frozen=True)
@@ -110,15 +107,20 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
     config, node, code = with_own_python(run.config), run.node, run.code
     here = isinstance(config.cloud, HereCloud)
     needs_chips = config.program.needs_chips and not here
-    on_all: dict[str, Any] = {"workers": node.spec.workers, "node": node.id}
+    workers = node.spec.workers
     setup = config.program.setup
-    tidied = WorkerHygiene.for_workers(
-        config.env.min_free_gb, **on_all, name=node.name, depends_on=(f"{SshAccess.kind}/{node.name}",)
+    tidied = WorkerHygiene(
+        name=node.name,
+        node=node.id,
+        min_free_gb=config.env.min_free_gb,
+        state=(TIDY_STATE,) * workers,
+        depends_on=(f"{SshAccess.kind}/{node.name}",),
     )
     venv = Venv.for_workers(
         config,
         run.requirements.text,
-        **on_all,
+        workers,
+        node=node.id,
         bucket=code.bucket,
         vault=run.vault,
         wheels=run.wheels.id if run.wheels else None,
@@ -128,7 +130,7 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
     if needs_chips:
         asks["chips"] = True
     ssh = SshAccess(
-        name=node.name, node=node.id, probe_payload=asks, reachable=("yes",) * node.spec.workers,
+        name=node.name, node=node.id, probe_payload=asks, reachable=("yes",) * workers,
         here=here, depends_on=(node.id,),
     )  # fmt: skip
     yield ssh
@@ -140,21 +142,37 @@ def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
     yield tidied
     ready: list[str] = []
     if needs_chips:
-        per_worker = config.topology.chips // node.spec.workers
-        yield (chips := FreeChips.for_workers(per_worker, **on_all, name=node.name, depends_on=(tidied.id,)))
+        expected, free = config.topology.chips // workers, (FREE,) * workers
+        yield (chips := FreeChips(name=node.name, node=node.id, expected=expected, state=free, depends_on=(tidied.id,)))
         ready.append(chips.id)
     yield venv
-    yield (shipped := WorkerCode.for_workers(code, **on_all, depends_on=(tidied.id, code.id)))
-    variables = run.placeholders.environment(config.env.vars)
-    yield (placed := RunConfig.for_workers(run.run_id, run.run_yaml, variables, **on_all, depends_on=(ssh.id,)))
+    tree = (code.name,) * workers
+    shipped = WorkerCode(name=code.name, node=node.id, archive=code, tree=tree, depends_on=(tidied.id, code.id))
+    yield shipped
+    placed = RunConfig(
+        name=run.run_id,
+        node=node.id,
+        text=run.run_yaml,
+        variables=tuple(sorted(run.placeholders.environment(config.env.vars).items())),
+        sha256=(hashlib.sha256(run.run_yaml.encode()).hexdigest(),) * workers,
+        depends_on=(ssh.id,),
+    )
+    yield placed
     ready += [venv.id, shipped.id, placed.id]
     for asset in _pod_fetched_assets(run, tidied.id, venv, shipped):
         yield asset
         ready.append(asset.id)
     if setup:
         commands = tuple(run.placeholders.fill_all(argv, "program.setup") for argv in setup)
-        prepared = Setup.for_workers(
-            run.run_id, commands, code.name, venv.name, **on_all, vault=run.vault, depends_on=tuple(ready)
+        prepared = Setup(
+            name=run.run_id,
+            node=node.id,
+            commands=commands,
+            code=code.name,
+            venv=venv.name,
+            vault=run.vault,
+            done=(digest([commands, code.name, venv.name]),) * workers,
+            depends_on=tuple(ready),
         )
         yield prepared
         ready = [prepared.id]

@@ -5,7 +5,6 @@ changed; all others are sent back unchanged.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -168,7 +167,8 @@ class Roles(Resource):
             return self
         if self.id in context.permission_denied:
             return self
-        bound = set(roles_of(policy, self._member(context)))
+        member, bindings = self._member(context), policy.get("bindings", [])
+        bound = {b["role"] for b in bindings if member in b.get("members", []) and not b.get("condition")}
         current = tuple(role for role in self.roles if role in bound)
         return replace(self, roles=current) if current else Absent()
 
@@ -254,12 +254,6 @@ class BucketRoles(Roles):
 
     def gcloud_binding(self, context: Context) -> str:
         return f"storage buckets add-iam-policy-binding gs://{self.bucket}"
-
-
-def roles_of(policy: Mapping[str, Any], member: str) -> list[str]:
-    """Return the roles bound to a member without a condition."""
-    bindings = policy.get("bindings", [])
-    return [b["role"] for b in bindings if member in b.get("members", []) and not b.get("condition")]
 
 
 def rebind(bindings: list[dict[str, Any]], member: str, *, of: set[str], to: set[str]) -> list[dict[str, Any]]:

@@ -124,12 +124,12 @@ class Ask:
         try:
             answer = yield from steps
         except ConflictError as error:
-            kind = self._classify(error)
+            kind = self._classify(error.reason, error.message)
             if kind == "name_taken":
                 return None
             answer = Refusal(kind, error.message)
         except GoogleError as error:
-            kind = self._classify(error)
+            kind = self._classify(error.reason, error.message)
             if error.is_transient and (self._is_accepted or kind in ("unknown", "internal")):
                 raise  # not a refusal: what was accepted is still there
             answer = Refusal(kind, error.message)
@@ -172,13 +172,15 @@ class Ask:
             if current is None and done:
                 return Refusal("stock_out", "the requested pod has disappeared")
             if current is not None:
-                self._see(current.state)
+                if current.state != self.state:
+                    self.state, self.changed = current.state, context.clock.monotonic()
                 if done and not current.pending:
                     break
                 if too_late() or (late() and self.waits):
                     self._delete()
                     return Refusal("stock_out", f"still {state_text(current.state)} after {patience:.0f} s")
-                if self.moves_on and current.message and self._has_no_capacity(current):
+                # Google keeps the request, and says that there is no capacity for it now.
+                if self.moves_on and current.message and self._classify(current.code, current.message) == "stock_out":
                     self._delete()
                     return Refusal("stock_out", current.message)
                 if current.state != told:
@@ -189,11 +191,9 @@ class Ask:
         if current.is_ready:
             return current
         self._delete()
-        return refusal_of_state(current, reserved=self.place.capacity == "reserved")
-
-    def _see(self, state: str) -> None:
-        if state != self.state:
-            self.state, self.changed = state, self.context.clock.monotonic()
+        if current.state == "FAILED" and current.message:
+            return Refusal(self._classify(current.code, current.message), current.message)
+        return Refusal("stock_out", f"the request is {current.state.lower()}")
 
     def _delete(self) -> None:
         """Delete what a request left. One that Google does not delete yet is on record: the search goes on."""
@@ -209,16 +209,5 @@ class Ask:
         except GoogleError as error:
             self.context.events.note(self.subject, f"cannot request the TPU Service Agent: {error}")
 
-    def _has_no_capacity(self, current: SliceStatus) -> bool:
-        """Return whether Google says that a request which it keeps has no capacity now."""
-        return classify(current.code, current.message, reserved=self.place.capacity == "reserved") == "stock_out"
-
-    def _classify(self, error: GoogleError) -> RefusalKind:
-        return classify(error.reason, error.message, reserved=self.place.capacity == "reserved")
-
-
-def refusal_of_state(current: SliceStatus, *, reserved: bool) -> Refusal:
-    """Return the refusal that corresponds to a failed request."""
-    if current.state == "FAILED" and current.message:
-        return Refusal(classify(current.code, current.message, reserved=reserved), current.message)
-    return Refusal("stock_out", f"the request is {current.state.lower()}")
+    def _classify(self, code: str, message: str) -> RefusalKind:
+        return classify(code, message, reserved=self.place.capacity == "reserved")

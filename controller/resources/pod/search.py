@@ -43,11 +43,6 @@ MAX_INTERNAL_ERRORS = 5
 """Internal errors at Google in a row that end a search."""
 
 
-def backoff_seconds(round_: int, poll_seconds: float, draw: float) -> float:
-    """Return the wait after a number of failed rounds (from 1): exponential, capped, with jitter `draw` in [0, 1)."""
-    return poll_seconds * min(MAX_PAUSE_SECONDS, 2.0**round_) * (0.5 + draw / 2)
-
-
 @dataclass
 class _Round:
     """The places of one plane, asked one after another.
@@ -120,7 +115,9 @@ class CapacitySearch:
                 live.remove(ended)
                 if ended.ask is not None:
                     if isinstance(ended.answer, SliceStatus):
-                        self._give_back_others(live)
+                        # Delete what the other planes hold: a slice bills from the moment it is READY.
+                        for ask in (one.ask for one in live if one.ask is not None):
+                            ask.give_back()
                     return
         except InterruptedSleepError:
             asks = [one.ask for one in live if one.ask is not None]
@@ -183,12 +180,6 @@ class CapacitySearch:
         one.steps = self._walk(one, progress)
         return SILENT_POLLS * self.context.poll_seconds
 
-    def _give_back_others(self, live: Sequence[_Round]) -> None:
-        """Delete what the other planes hold, now that the pod is there: a slice bills from the moment it is READY."""
-        for one in live:
-            if one.ask is not None:
-                one.ask.give_back()
-
     def _walk(self, one: _Round, progress: _Progress) -> Iterator[float]:
         """Ask in the places of one plane, round after round. Ends with `one.ask` if the pod exists, else without."""
         context, places, rounds = self.context, one.first, 0
@@ -210,7 +201,8 @@ class CapacitySearch:
             if all(place in progress.ruled_out for place in one.ordered):
                 return
             places, rounds = one.ordered, rounds + 1
-            seconds = backoff_seconds(rounds, context.poll_seconds, context.random_float())
+            # exponential, capped, with jitter
+            seconds = context.poll_seconds * min(MAX_PAUSE_SECONDS, 2.0**rounds) * (0.5 + context.random_float() / 2)
             where = f"{one.plane}: " if len(progress.rounds) > 1 else ""
             message = f"{where}retrying in {seconds:.0f} s (attempt {progress.attempt + 1} of {self.max_attempts})"
             context.events.note(self.subject, message)
@@ -269,10 +261,12 @@ class CapacitySearch:
         internal = refusal.kind == "internal" and progress.internal < MAX_INTERNAL_ERRORS
         if refusal.kind == "stock_out" or internal:
             what = "an error at Google" if internal else "no capacity"
-            said = f"(attempt {progress.attempt}): {_first_sentence(refusal.message)}"
+            useful = refusal.message.partition(";")[0].partition(" [EID")[0]  # advice and the error's id follow
+            said = f"(attempt {progress.attempt}): {useful}"
             self.context.events.note(self.subject, f"{what} in {self._label(place)} {said}")
         elif refusal.kind in RULES_OUT_PLACE or self._plane_count > 1:
-            alike = [place] if refusal.kind in RULES_OUT_PLACE else self._same_plane(place)
+            plane, by_place = plane_of(place.provisioner), refusal.kind in RULES_OUT_PLACE
+            alike = [place] if by_place else [one for one in self.places if plane_of(one.provisioner) == plane]
             progress.ruled_out |= dict.fromkeys(alike, refusal)
             if len(progress.ruled_out) < len(self.places):
                 what = "no quota" if refusal.kind == "quota" else "ruled out:"
@@ -306,10 +300,6 @@ class CapacitySearch:
     def _hint(self, place: Place, refusal: Refusal) -> str:
         return plane_of(place.provisioner).advice.hint(refusal.kind)
 
-    def _same_plane(self, place: Place) -> list[Place]:
-        plane = plane_of(place.provisioner)
-        return [other for other in self.places if plane_of(other.provisioner) == plane]
-
     def _label(self, place: Place) -> str:
         return dict(zip(self.places, label_places(self.places), strict=True))[place]
 
@@ -319,11 +309,6 @@ class CapacitySearch:
         if {refusal.kind for refusal in ruled_out.values()} == {"quota"}:
             return f"no quota for {self._type}: {words}; {hints}"
         return f"{self.name} in {words}; {hints}"
-
-
-def _first_sentence(message: str) -> str:
-    """Return the useful part of Google's message, without the advice and the error id that follow."""
-    return message.partition(";")[0].partition(" [EID")[0]
 
 
 def _hold(one: _Round, held: SliceStatus) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from conf.schema.config import digest
 from controller.context import Context
 from controller.core.errors import CloudError, ConfigError
 from controller.core.finding import Finding, Rule
@@ -99,13 +98,6 @@ class Wheels(Resource):
     # set only when observed
     built: tuple[dict[str, str], ...] = field(default=(), compare=False)
 
-    @classmethod
-    def for_lines(
-        cls, lines: tuple[GitRequirement, ...], python: str, bucket: str, depends_on: tuple[str, ...]
-    ) -> Self:
-        name = digest([[line.line for line in lines], python])[:16]
-        return cls(name=name, bucket=bucket, python=python, lines=lines, depends_on=depends_on)
-
     @property
     def _asset_manifest(self) -> str:
         return f"wheels/{self.name}/manifest.json"
@@ -157,8 +149,9 @@ def build_wheel(line: GitRequirement, folder: Path, python: str) -> tuple[Path, 
     source, out = folder / "source", folder / "out"
     source.mkdir(parents=True)
     commit = clone(line.url, line.ref, source, "env.requirements")
+    beside = Path(sys.executable).with_name("uv")  # the uv that Slipway depends on
     argv = [
-        find_uv(),
+        str(beside) if beside.exists() else "uv",
         "build",
         "--quiet",
         "--wheel",
@@ -177,9 +170,3 @@ def build_wheel(line: GitRequirement, folder: Path, python: str) -> tuple[Path, 
         message = "install it with program.setup, from an index or from the shipped code"
         raise ConfigError(f"env.requirements: {wheel.name} has compiled code that cannot run on the workers; {message}")
     return wheel, commit
-
-
-def find_uv() -> str:
-    """Return the path of the uv that Slipway depends on."""
-    beside = Path(sys.executable).with_name("uv")
-    return str(beside) if beside.exists() else "uv"

@@ -243,9 +243,10 @@ class _Fetch:
     def _let_fetch(self, machine: FetchVm) -> None:
         clock, old_at, silent_at = self.context.clock, float("-inf"), float("inf")
         old_lines: int | None = None
-        while not self._has_arrived():
+        while isinstance(self.asset.observe(self.context, {}), Absent):
             if clock.monotonic() >= old_at:
-                self._write_orders(machine)
+                body = json.dumps(stamped({**self.errand.orders()})).encode()
+                self.context.google.upload(self.asset.bucket, machine.orders_object, body)
                 old_at = clock.monotonic() + REFRESH_SECONDS
             is_new = self._ensure(machine)
             serial = machine.serial_output(self.context)
@@ -258,14 +259,6 @@ class _Fetch:
                 tail = "\n".join(serial.splitlines()[-TAIL_LINES:])
                 self._give_up(machine, f"fetches nothing after {START_SECONDS / 60:.0f} minutes:\n{tail}\n")
             clock.sleep(self.context.poll_seconds)
-
-    def _has_arrived(self) -> bool:
-        return not isinstance(self.asset.observe(self.context, {}), Absent)
-
-    def _write_orders(self, machine: FetchVm) -> None:
-        """Write what the VM is to do beside the asset's files."""
-        body = json.dumps(stamped({**self.errand.orders()})).encode()
-        self.context.google.upload(self.asset.bucket, machine.orders_object, body)
 
     def _forget_orders(self, machine: FetchVm) -> None:
         try:

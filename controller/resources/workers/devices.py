@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from controller.agent.commands.health import DONE, STAGES
 from controller.agent.protocol import (
@@ -41,10 +41,6 @@ class FreeChips(WorkerResource):
     expected: int = field(compare=False)
     state: tuple[str, ...]
 
-    @classmethod
-    def for_workers(cls, expected: int, workers: int, **placing: Any) -> Self:
-        return cls(expected=expected, state=(FREE,) * workers, **placing)
-
     @property
     def title(self) -> str:
         return (
@@ -80,7 +76,9 @@ class FreeChips(WorkerResource):
 def chips_problem(chips: Chips, expected: int) -> str:
     """Return what is wrong with the chips of a worker, or ""."""
     if len(chips["paths"]) != expected:
-        return f"{len(chips['paths'])} of {plural(expected, 'chip')}{_list_paths(chips)}"
+        listed = ", ".join(chips["paths"]) or "no device nodes in /dev"
+        found = f"{len(chips['paths'])} of {plural(expected, 'chip')}"
+        return f"{found} ({listed}; {chips['on_pci']} on its PCI bus)"
     return _held_by(chips)
 
 
@@ -106,11 +104,6 @@ def require_count(found: Sequence[Chips], expected: int) -> None:
         [f"{count} chips" for count in counts],
         wrong if len(wrong) < len(found) else [],
     )
-
-
-def _list_paths(chips: Chips) -> str:
-    bus = f"{chips['on_pci']} on its PCI bus"
-    return f" ({', '.join(chips['paths']) or 'no device nodes in /dev'}; {bus})"
 
 
 def _held_by(chips: Chips) -> str:

@@ -34,14 +34,8 @@ class WorkerCode(WorkerResource):
     """Unpacked code, hashed at every observation, so that a single altered byte shows."""
 
     kind: ClassVar[str] = "worker code"
-    bucket: str = field(compare=False)
     archive: CodeArchive = field(compare=False)
     tree: tuple[str, ...]
-
-    @classmethod
-    def for_workers(cls, archive: CodeArchive, workers: int, **placing: Any) -> Self:
-        name = archive.name
-        return cls(name=name, bucket=archive.bucket, archive=archive, tree=(name,) * workers, **placing)
 
     @property
     def title(self) -> str:
@@ -52,7 +46,7 @@ class WorkerCode(WorkerResource):
 
     def apply(self, context: Context, observed: ObservedResources, diff: Diff) -> None:
         payload: InstallCodeRequest = {
-            "bucket": self.bucket,
+            "bucket": self.archive.bucket,
             "object": self.archive.object,
             "sha256": self.archive.snapshot.archive_sha256,
             "tree": self.name,
@@ -166,12 +160,6 @@ class RunConfig(WorkerResource):
     variables: tuple[tuple[str, str], ...] = field(compare=False)
     sha256: tuple[str, ...]
 
-    @classmethod
-    def for_workers(cls, run_id: str, text: str, variables: dict[str, str], workers: int, **placing: Any) -> Self:
-        sha256 = hashlib.sha256(text.encode()).hexdigest()
-        pairs = tuple(sorted(variables.items()))
-        return cls(name=run_id, text=text, variables=pairs, sha256=(sha256,) * workers, **placing)
-
     @property
     def title(self) -> str:
         return f"run.yaml on {plural(len(self.sha256), 'worker')}"
@@ -194,11 +182,6 @@ class Setup(WorkerResource):
     venv: str = field(compare=False)
     vault: Vault = field(compare=False, repr=False)
     done: tuple[str, ...]
-
-    @classmethod
-    def for_workers(cls, run_id: str, commands: Any, code: str, venv: str, workers: int, **placing: Any) -> Self:
-        key = digest([commands, code, venv])
-        return cls(name=run_id, commands=commands, code=code, venv=venv, done=(key,) * workers, **placing)
 
     @property
     def title(self) -> str:

@@ -193,10 +193,6 @@ class WorkerHygiene(WorkerResource):
     min_free_gb: float = field(compare=False)
     state: tuple[str, ...]
 
-    @classmethod
-    def for_workers(cls, min_free_gb: float, workers: int, **placing: Any) -> Self:
-        return cls(min_free_gb=min_free_gb, state=(TIDY_STATE,) * workers, **placing)
-
     @property
     def title(self) -> str:
         return f"tidy {plural(len(self.state), 'worker')}: locks, leftover processes, disk space"

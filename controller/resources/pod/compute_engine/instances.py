@@ -206,7 +206,8 @@ class InstanceVms:
 
     def guest_attributes(self, google: GoogleClient) -> Sequence[Sequence[dict[str, str]]]:
         """See https://cloud.google.com/compute/docs/metadata/manage-guest-attributes. The VMs' names are known."""
-        return [[*self._published(google, name), _hostname(name)] for name in self.names]
+        known = {"namespace": "guestInventory", "key": "hostname"}
+        return [[*self._published(google, name), {**known, "value": name}] for name in self.names]
 
     def _published(self, google: GoogleClient, name: str) -> list[dict[str, str]]:
         try:
@@ -220,7 +221,3 @@ class InstanceVms:
 
     def _path(self, name: str) -> dict[str, str]:
         return {"project": self.project, "zone": self.zone, "instance": name}
-
-
-def _hostname(name: str) -> dict[str, str]:
-    return {"namespace": "guestInventory", "key": "hostname", "value": name}

@@ -116,7 +116,10 @@ class ComputeEngineChecks:
         short = {place: found for place, found in known.items() if all(n is not None and n < chips for n in found)}
         for region, tier in wanted:
             found = known[region, tier]
-            names = " and then ".join(_pool_name(pool) for pool in pools[tier])
+            names = " and then ".join(
+                pool.upper() if pool.startswith("preemptible") else f"TPUS_PER_TPU_FAMILY ({pool})"
+                for pool in pools[tier]
+            )
             what = f"{config.tpu.accelerator_type} {tier} draws on Compute Engine's quota {names} in {region}"
             if (region, tier) in short:
                 most = max(limit for limit in found if limit is not None)
@@ -136,10 +139,6 @@ class ComputeEngineChecks:
 
 QUOTA_FAMILIES = {"v5p": "CT5P", "v6e": "CT6E", "tpu7x": "TPU7X"}
 """Values of the dimension `tpu_family` of the standard quota, by generation."""
-
-
-def _pool_name(pool: str) -> str:
-    return pool.upper() if pool.startswith("preemptible") else f"TPUS_PER_TPU_FAMILY ({pool})"
 
 
 def limits_of(context: Context) -> dict[tuple[str, str], float]:

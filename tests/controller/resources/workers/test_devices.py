@@ -49,7 +49,7 @@ def having(count: int, on_pci: int | None = None, *holders: Any) -> Chips:
 def look_and_apply(*looks: list[Chips], expected: int = 4) -> list[tuple[str, Any]]:
     """Observe, and apply if there is a difference; each look is what the workers have then."""
     fleet = FakeFleet({"observe": iter([[{"chips": chips} for chips in look] for look in looks]).__next__})
-    step = FreeChips.for_workers(expected, len(looks[0]), node="node/pod", name="pod")
+    step = FreeChips(expected=expected, state=("free",) * len(looks[0]), node="node/pod", name="pod")
     observed = {"node/pod": fleet}
     context = make_context(None)
     if diff := step.diff(step.observe(context, observed)):
