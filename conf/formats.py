@@ -1,5 +1,9 @@
-"""Version of the documents that slipway writes: each one carries `"format": 1`, and no other format is read."""
+"""What the controller and the trainer agree on: the version of documents, and the variables and secrets of samplers.
 
+Each document that slipway writes carries `"format": 1`, and no other format is read.
+"""
+
+import hmac
 from typing import Any
 
 FORMAT = 1
@@ -17,3 +21,18 @@ def format_problem(body: Any, where: str) -> str:
     if written != FORMAT:
         return f"{where} has format {written!r:.20}; this slipway reads format {FORMAT}: update slipway"
     return ""
+
+
+TOKEN_VARIABLE = "SLIPWAY_SAMPLER_TOKEN"  # noqa: S105 - the name of a variable
+"""Environment variable with the secret of one attempt, on the workers of the trainer's pod."""
+SECRET_VARIABLE = "SLIPWAY_SAMPLER_SECRET"  # noqa: S105 - the name of a variable
+"""Environment variable with the secret of the run, on pods of samplers: they outlive the attempts of the trainer."""
+POD_VARIABLE = "SLIPWAY_SAMPLER_POD"
+"""Environment variable with the number of a pod of `loop.sampler.pods`, from 1; its workers only sample."""
+RESULT_FILE = "result.json"
+"""Object in a run's folder that exists once the run has finished."""
+
+
+def attempt_token(secret: str, attempt: int) -> str:
+    """Return the token of an attempt, from the secret of its run."""
+    return hmac.digest(secret.encode(), f"attempt {attempt}".encode(), "sha256").hex()

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from conf.samplers import POD_VARIABLE
+from conf.formats import POD_VARIABLE
 from conf.schema.config import Config
 from conf.schema.infra.topology import YamlDumper
 from conf.schema.training.loop import GrpoLoop

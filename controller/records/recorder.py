@@ -16,7 +16,7 @@ from typing import Any, NotRequired, TypedDict
 
 import yaml
 
-from conf.samplers import POD_VARIABLE
+from conf.formats import POD_VARIABLE
 from controller.agent.protocol import OBSERVE
 from controller.context import Context
 from controller.core.events import Event, jsonl_listener

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from conf.samplers import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_token
+from conf.formats import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_token
 from conf.schema.training.loop import GrpoLoop
 from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartRequest, State
 from controller.context import Context

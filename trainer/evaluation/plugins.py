@@ -13,10 +13,10 @@ import jax
 import numpy as np
 
 from conf.extension import Answered, wants_model
-from conf.schema.training.evaluations import EvaluationSettings
 from conf.schema.training.loop import GrpoLoop, LmLoop
 from conf.schema.training.puzzle import PuzzleLoop
 from conf.schema.training.run_yaml import RunFileError
+from conf.schema.training.settings import EvaluationSettings
 from trainer.distributed.preemption import PreemptedError
 from trainer.evaluation import statistics
 from trainer.evaluation.calls import Calls, EvaluationTimeoutError

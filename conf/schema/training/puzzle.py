@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema, model_validator
 
 from conf.schema.base import LocalPath, Strict, UnevenError, nearest_multiples
-from conf.schema.training.evaluations import EVALUATIONS_HELP, Evaluations, check_intervals
+from conf.schema.training.settings import EVALUATIONS_HELP, Evaluations, check_intervals
 
 
 class Trm(Strict):

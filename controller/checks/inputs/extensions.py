@@ -7,10 +7,10 @@ from pathlib import Path
 
 from conf.extension import ExtensionError, call_problem, load, wants_model
 from conf.schema.config import Config
-from conf.schema.training.evaluations import BUILT_IN
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.puzzle import PuzzleLoop
 from conf.schema.training.sampling import ENVIRONMENTS, VERIFIERS_QUESTIONS
+from conf.schema.training.settings import BUILT_IN
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Issue, check

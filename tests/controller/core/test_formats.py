@@ -11,8 +11,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from conf.formats import FORMAT, format_problem
-from conf.samplers import POD_VARIABLE
+from conf.formats import FORMAT, POD_VARIABLE, format_problem
 from controller.agent import formats as agent_formats
 from controller.alerts.alert import AlertRecord
 from controller.config.compose import compose

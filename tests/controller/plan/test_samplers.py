@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from conf.samplers import POD_VARIABLE
+from conf.formats import POD_VARIABLE
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile
 from controller.plan.build import Plan, build_plan

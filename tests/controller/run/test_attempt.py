@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from conf.samplers import POD_VARIABLE, attempt_token
+from conf.formats import POD_VARIABLE, attempt_token
 from conf.schema.training.loop import GrpoLoop
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError, LeaseLostError

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from conf.samplers import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_token
+from conf.formats import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_token
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.rl.remote.wire import WireError
 

@@ -13,7 +13,7 @@ import jax
 from etils import epath
 from jax.sharding import AxisType, Mesh
 
-from conf.samplers import RESULT_FILE
+from conf.formats import RESULT_FILE
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.data import questions

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from conf.samplers import attempt_token
+from conf.formats import attempt_token
 from conf.schema.training.loop import REWARDS, GrpoLoop, LmLoop, UnevenError
 from conf.schema.training.run_yaml import RunFile, RunFileError, load
 from conf.schema.training.sampling import Sampling

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from conf.samplers import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_token
+from conf.formats import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_token
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE
 from trainer.rl.remote import supervisor

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from conf.samplers import RESULT_FILE, attempt_token
+from conf.formats import RESULT_FILE, attempt_token
 from trainer.rl.remote import delivery, worker
 from trainer.rl.remote.identity import SamplerKey, attempt_mark
 from trainer.rl.remote.leases import Task
