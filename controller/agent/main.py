@@ -14,7 +14,7 @@ COMMANDS = {
     "install_code": "commands.code",
     "install_venv": "commands.venv",
     "write_config": "commands.config",
-    "fingerprint_data": "commands.fingerprint",
+    "fingerprint_data": "commands.config",
     "tidy": "commands.tidy",
     "run_setup": "commands.setup",
     "fetch_asset": "commands.asset",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +19,22 @@ from ..commands.config import run_environment, validate_env
 from ..commands.tidy import tidy_locked
 from ..commands.venv import venv_state
 from ..formats import dump
-from ..fs import AgentError, attempt_folder, file_size, free_gb, locked, wait_until, write_heartbeat, write_json
+from ..fs import (
+    AgentError,
+    attempt_folder,
+    file_size,
+    free_gb,
+    locked,
+    wait_until,
+    write_atomic,
+    write_heartbeat,
+    write_json,
+)
 from ..process import boot_id, oom_kills, process_identity, send_signal, wall_time
 from ..secrets import SecretMask, secret_environment, store_secrets
-from ..storage import TransferError, upload_file
+from ..storage import TransferError, object_exists, upload_file
 from .device_locks import lock_devices, release_devices
-from .fence import fence
 from .notice import SHUTDOWN, record_notice, watch_notices
-from .shell import write_shell_file
 from .state import active_attempt, attempt_status, state
 from .stop import finalize_attempt, kill_leftovers
 
@@ -178,6 +188,26 @@ def _program_environment(
     return run_environment(folder.parent, venv, given, {**attempt, "SLIPWAY_CODE_SHA256": code_sha256})
 
 
+def write_shell_file(run: Path, environment: dict[str, str], secrets: set[str]) -> None:
+    """Write `shell.sh` into the run's folder: it sets the program's variables, except secrets, and enters its folder.
+
+    Bash reads it as the rcfile of an interactive shell; any POSIX shell can source it.
+    """
+    changed = {
+        name: value
+        for name, value in sorted(environment.items())
+        if name not in secrets and os.environ.get(name) != value
+    }
+    worker = environment.get("SLIPWAY_WORKER", "").strip("'")
+    lines = [
+        "[ -r ~/.bashrc ] && . ~/.bashrc",
+        *(f"export {name}={shlex.quote(value)}" for name, value in changed.items()),
+        rf"PS1='worker {worker}:\w\$ '",
+        f"cd {shlex.quote(str(run / 'work'))}",
+    ]
+    write_atomic(run / "shell.sh", "".join(f"{line}\n" for line in lines).encode())
+
+
 def _spawn_program(folder: Path, argv: list[str], environment: dict[str, str], begun: dict[str, Any]) -> int:
     """Fork; the child records its own pid before it becomes the program, so a running program is always on record."""
     pid = os.fork()
@@ -213,6 +243,43 @@ def _why_not_started(program: str, environment: dict[str, str], error: Exception
     if isinstance(error, FileNotFoundError):
         return "the file exists, but the interpreter in its first line (#!) does not"
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def fence(program: int, bucket: str | None, successor: str, seconds: float, ended: threading.Event) -> threading.Event:
+    """Kill a program once the record of the next attempt exists; return an event that is set then.
+
+    A run that moves to another pod leaves this one without a controller: the old one was stopped, cut off or fenced.
+    Once the record of the next attempt exists, everything below the run's prefix belongs to that attempt.
+
+    Args:
+        program: process group of the program.
+        bucket: bucket of the run; None: nothing is on record.
+        successor: object name of the next attempt's record; empty: nothing replaces this attempt.
+        seconds: interval of the lookups.
+        ended: set when the program has ended.
+    """
+    replaced = threading.Event()
+
+    def end() -> None:
+        replaced.set()
+        send_signal(os.killpg, program, signal.SIGKILL)  # it must not save: the bucket is the next attempt's
+
+    if bucket and successor:
+        order = (bucket, successor, seconds, ended, end)
+        threading.Thread(target=_watch_for_successor, args=order, daemon=True).start()
+    return replaced
+
+
+def _watch_for_successor(
+    bucket: str, successor: str, seconds: float, ended: threading.Event, end: Callable[[], None]
+) -> None:
+    while not ended.wait(seconds):
+        try:
+            if object_exists(bucket, successor):
+                end()
+                return
+        except TransferError as error:  # the next lookup counts
+            print(f"cannot look for a later attempt: {error}", file=sys.stderr, flush=True)
 
 
 def keep_heartbeat(ended: threading.Event) -> None:
