@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import conf
+import controller.resources
 from conf.schema.config import Config
 from conf.schema.infra.cloud import HereCloud
 from conf.schema.infra.topology import subnet_range
@@ -11,7 +12,6 @@ from controller.gcp.names import TAG
 from controller.inputs.code import CodeSnapshot
 from controller.inputs.secrets import Vault
 from controller.reconcile.resource import Resource
-from controller.resources import bastion_boot
 from controller.resources.accounts import BucketRoles, ProjectRoles, ServiceAccount
 from controller.resources.bastion_vm import AccountRoles, Bastion, BastionRoles, SlipwayPackage
 from controller.resources.bucket import Bucket
@@ -188,7 +188,7 @@ def bastion_resources(config: Config, bucket: str, run_id: str, depends_on: Sequ
         subnetwork=config.network.subnet_name(config.region),
         external_ip=not config.network.nat,
         account=account,
-        script=Path(bastion_boot.__file__).read_text(),
+        script=Path(controller.resources.__file__).with_name("bastion_boot.py").read_text(),
         max_days=config.cleanup.bastion_max_days,
         run_id=run_id,
         depends_on=(*depends_on, *works, shipped.id),
