@@ -190,8 +190,7 @@ def run_logs(command: Command) -> int:
             print(f"(attempt {attempt} of {len(launches)}; --attempt N shows another)", file=sys.stderr)
         with command.options.showing("connecting to the workers"):
             fleet = session.fleet()
-        request: WatchRequest = {"run_id": session.plan.run_id, "attempt": attempt, "follow": flags.follow}
-        show = partial(_show_log, session, fleet, request)
+        show = partial(_show_log, session, fleet, attempt, flags.follow)
         if len(workers) > 1:
             _show_all(show, workers, as_json=flags.json, at_once=flags.follow)
         elif flags.json:
@@ -228,13 +227,16 @@ def _show_all(
         raise ConfigError(problems)
 
 
-def _show_log(session: Session, fleet: Fleet | None, request: WatchRequest, worker: int, write: TextWriter) -> None:
+def _show_log(
+    session: Session, fleet: Fleet | None, attempt: int, follow: bool, worker: int, write: TextWriter
+) -> None:
     """Write the log of a worker: from the worker, else from the bucket.
 
     Raises:
         ConfigError: it has none.
         WorkerError: its stream breaks off.
     """
+    request: WatchRequest = {"run_id": session.plan.run_id, "attempt": attempt, "follow": follow}
     told = False
     try:
         for line in fleet.stream(worker, WATCH, request) if fleet is not None else ():
@@ -246,7 +248,6 @@ def _show_log(session: Session, fleet: Fleet | None, request: WatchRequest, work
             raise
     if told:
         return
-    attempt = request["attempt"]
     try:
         content = session.context.google.download(session.plan.bucket, session.ledger.log_object(worker, attempt))
     except NotFoundError:
