@@ -22,18 +22,21 @@ class Environment(Protocol):
         row: all columns of the question's row, `question`, `answer`, and `seed`, a number that is the same for all
         samples of a question; `prompt_messages`, what an earlier `reset` with this row has returned, if messages.
         """
+        ...
 
     def step(self, response: str, /) -> tuple[str | Messages, bool]:
         """Return what the policy reads next, and whether the episode is done.
 
         response: what the policy wrote in this turn, without special tokens.
         """
+        ...
 
     def reward(self) -> float:
         """Return the reward of the episode, a finite number. 1 or more counts as a correct answer.
 
         It is called once, also after an episode that a limit has ended.
         """
+        ...
 
 
 ENVIRONMENT_METHODS = ("reset", "step", "reward")

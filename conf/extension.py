@@ -97,6 +97,7 @@ class EvaluatedModel(Protocol):
 
     def encode(self, texts: Sequence[str], /) -> list[list[int]]:
         """Return the tokens of each text, without special tokens."""
+        ...
 
     def decode(self, tokens: Sequence[int], /) -> str: ...
 
@@ -105,6 +106,7 @@ class EvaluatedModel(Protocol):
 
         Where the model could not read the beginning, they are NaN and False.
         """
+        ...
 
     def generate(
         self,
@@ -115,6 +117,7 @@ class EvaluatedModel(Protocol):
         temperature: float = 0.0,
     ) -> list[str]:
         """Return the continuation of each prompt, up to the end-of-text token or the first of the texts `stop`."""
+        ...
 
 
 class EvaluatedSolver(Protocol):
@@ -126,6 +129,7 @@ class EvaluatedSolver(Protocol):
 
     def solve(self, puzzles: Array, /) -> Array:
         """Return the answers to puzzles, int32 [N, cells], after all supervision steps."""
+        ...
 
 
 class Evaluation(Protocol):
@@ -203,9 +207,11 @@ class ModelFamily(Protocol):
         never split. initializer: as in `jax.nn.initializers`. It must have `embedding` [vocab, dim], and `unembedding`
         of the same shape unless `model.tie_word_embeddings`.
         """
+        ...
 
     def forward(self, params: Mapping[str, Any], cfg: Any, tokens: Array, positions: Array, segments: Any, /) -> Array:
         """Return the last hidden states, [B, T, dim], for tokens and positions [B, T]; see `decoder.forward`."""
+        ...
 
 
 class CheckFunction(Protocol):
@@ -247,12 +253,15 @@ class OwnStep(Protocol):
 
     def read(self, google: Any, project: str, /) -> Mapping[str, Any]:
         """Return the values of `wanted` as they are, and `managed`: whether Slipway created it. 404 means absent."""
+        ...
 
     def create(self, google: Any, project: str, /) -> None:
         """Create it, with a mark that `read` recognizes."""
+        ...
 
     def delete(self, google: Any, project: str, /) -> None:
         """Delete it. Called only if it is managed."""
+        ...
 
 
 OWN_STEP_METHODS = ("read", "create", "delete")

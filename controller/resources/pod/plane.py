@@ -67,30 +67,38 @@ class PlaneChecks(Protocol):
 
     def offers(self, topology: Topology) -> bool:
         """Return whether the plane has the type at all."""
+        ...
 
     def obstacles(self, config: Config) -> Iterator[Issue]:
         """Yield why the plane cannot serve a config."""
+        ...
 
     def tier_obstacles(self, config: Config, tier: str) -> Iterator[Issue]:
         """Yield why the plane cannot serve a config in that tier."""
+        ...
 
     def image(self, config: Config) -> Iterator[Issue]:
         """Yield what is wrong with tpu.runtime_version: an error if the image is certainly another one's."""
+        ...
 
     def offered_types(self, config: Config, context: Context) -> Iterator[Issue]:
         """Yield the zones in which Google does not offer the type."""
+        ...
 
     def offered_images(self, config: Config, context: Context) -> Iterator[Issue]:
         """Yield the zones in which Google does not offer the image."""
+        ...
 
     def listing(self, config: Config, context: Context) -> Iterator[Issue]:
         """Yield that the caller may not list pods; without that permission nobody can create one."""
+        ...
 
     def quota(self, config: Config, context: Context, chips: int | None = None) -> Iterator[Issue]:
         """Yield the pools of quota that a request draws on: an error if no place has enough, a note if one has.
 
         chips: that are needed at the same time, if the run has more slices; None: those of the slice.
         """
+        ...
 
 
 class Plane(Protocol):
@@ -99,10 +107,12 @@ class Plane(Protocol):
     @property
     def title(self) -> str:
         """Its name in a sentence."""
+        ...
 
     @property
     def queues(self) -> frozenset[ProvisionerName]:
         """Those of its provisioners whose requests wait for capacity until they expire or are deleted."""
+        ...
 
     @property
     def checks(self) -> PlaneChecks: ...
@@ -113,46 +123,59 @@ class Plane(Protocol):
     @property
     def advice(self) -> PlaneAdvice:
         """What to do about its refusals."""
+        ...
 
     @property
     def account_roles(self) -> tuple[str, ...]:
         """Predefined roles with which an account can create and delete slices, besides those of cloud.roles."""
+        ...
 
     def delete_permission(self, provisioner: ProvisionerName) -> str:
         """Return the permission that the workers' service account needs so that a pod can delete itself."""
+        ...
 
     def spec(self, config: Config) -> SliceSpec:
         """Return the slice that a config asks of this plane."""
+        ...
 
     def provisioner_for(self, config: Config, tier: str) -> ProvisionerName:
         """Return the provisioner that creates a config's slice in a tier."""
+        ...
 
     def provisioners(self, create_seconds: float) -> Mapping[ProvisionerName, Provisioner]:
         """Return the ways to create a slice; one that may still bring up a slice later comes first.
 
         `create_seconds` is how long one creation may take.
         """
+        ...
 
     def slices(self, context: Context) -> Iterator[SliceStatus]:
         """Yield every slice of the project and every request without one, in all zones, whoever made them."""
+        ...
 
     def leftovers(self, context: Context) -> Iterator[Leftover]:
         """Yield what no slice of the project uses any more."""
+        ...
 
     def delete_leftover(self, context: Context, leftover: Leftover) -> None:
         """Delete it if it is of this plane; no error if it is gone or in use."""
+        ...
 
     def calendar_offers(self, config: Config, context: Context, days: float) -> Iterator[CalendarOffer]:
         """Yield the reservations for so many days that Google advises for a config's slice. Raises GoogleError."""
+        ...
 
     def vms(self, context: Context, name: str, status: SliceStatus) -> WorkerVms:
         """Return the VMs of an observed slice."""
+        ...
 
     def deletions(self, context: Context, name: str, zone: str) -> list[str]:
         """Return the URLs that delete a slice by the method DELETE, in order; those of what is absent answer 404."""
+        ...
 
     def console_url(self, project: str, name: str, place: Place) -> str:
         """Return the page of Google's console about a slice, with its state and graphs."""
+        ...
 
     def delete_by_hand(self, context: Context, name: str, zone: str) -> None:
         """Delete the VMs as Google does when it preempts them, and wait; what requested them stays.
@@ -160,15 +183,20 @@ class Plane(Protocol):
         Raises:
             OperationFailedError: Google accepted the deletion, and then it failed.
         """
+        ...
 
     def request_service_agent(self, context: Context, zone: str) -> None:
         """Request the account with which Google makes slices in the project."""
+        ...
 
     def cannot_stop(self, name: str, spec: SliceSpec, place: Place) -> str:
         """Return why Google cannot stop such a slice and start it again, or ''."""
+        ...
 
     def start(self, context: Context, name: str, zone: str, seconds: float) -> None:
         """Start a stopped slice within that many seconds. Raises GoogleError if there is no capacity."""
+        ...
 
     def stop(self, context: Context, name: str, zone: str, seconds: float) -> None:
         """Stop a slice; after that, only its disks are billed."""
+        ...

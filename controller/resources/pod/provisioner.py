@@ -57,6 +57,7 @@ class OwnSpec(Protocol):
     @property
     def compared(self) -> Mapping[str, Any]:
         """Settings that an existing slice must match."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +227,7 @@ class Provisioner(Protocol):
 
     def observe(self, context: Context, name: str, zone: str) -> SliceStatus | None:
         """Return what this API has created under that name, or None."""
+        ...
 
     def create(self, context: Context, name: str, spec: SliceSpec, place: Place) -> IsAnswered | None:
         """Ask for a slice. Returns None once it exists or waits in a queue; otherwise how to tell that it does.
@@ -233,6 +235,7 @@ class Provisioner(Protocol):
         Raises:
             GoogleError: a refusal.
         """
+        ...
 
     def delete(self, context: Context, name: str, zone: str, *, is_recorded: bool = False) -> None:
         """Delete it; no error if it is gone already.
@@ -242,6 +245,7 @@ class Provisioner(Protocol):
         Raises:
             DeletionPendingError: Google does not delete it yet. Its deletion is on record then.
         """
+        ...
 
 
 def state_text(state: str) -> str:

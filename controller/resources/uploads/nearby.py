@@ -143,15 +143,19 @@ class Errand(Protocol):
     @property
     def size(self) -> int:
         """Bytes to fetch, as far as they are known."""
+        ...
 
     def prepare(self) -> list[int] | None:
         """Do this machine's part; return the sizes of the files that are left for the VM, None if nothing is left."""
+        ...
 
     def orders(self) -> Mapping[str, Any]:
         """Return the request for the agent, with addresses that are valid for some time."""
+        ...
 
     def finish(self) -> None:
         """Forget what is not needed once everything has arrived."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
