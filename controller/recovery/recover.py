@@ -207,11 +207,7 @@ class RecoveryExecutor:
         self._fleet().call_all(STOP, payload)  # the next attempt handles unreachable workers
 
     def _give_up(
-        self,
-        outcome: AttemptOutcome,
-        decision: policy.Decision,
-        error: SlipwayError | None,
-        places: Sequence[str] = (),
+        self, outcome: AttemptOutcome, decision: policy.Decision, error: SlipwayError | None, places: Sequence[str] = ()
     ) -> NoReturn:
         """Raise the final error: the worker concerned, its last output and the matching exit code.
 

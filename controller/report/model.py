@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from controller.report.gather import RESULT_FILE, Metric, MetricsLine, RecordedRun
 from controller.report.settings import Asked, Setting, group_by_hypothesis
 from controller.report.stats import Comparison, compare, summarize
@@ -76,8 +78,6 @@ def build_curve(setting: Setting, metric: Metric, points: int = MAX_POINTS) -> C
     the runs of one setting different steps. A run whose last values are not finite is not counted there. Long curves
     keep every k-th step and the last one.
     """
-    import numpy as np
-
     logged = [run.curves[metric] for run in setting.counted_runs if metric in run.curves]
     finite = [sorted((step, value) for step, value in one.items() if value is not None) for one in logged]
     if not any(finite) or metric[0] == RESULT_FILE:
@@ -312,15 +312,14 @@ class ReportModel:
             "name": self.name,
             "baseline": self.settings[0].label,
             "hypothesis": self.asked and {**self.asked.hypothesis.model_dump(), "misfits": [*self.asked.misfits]},
-            "metrics": [self._metric_json(metric) for metric in self.metrics],
+            "metrics": [{"phase": m[0], "name": m[1], "settings": self._settings_json(m)} for m in self.metrics],
             "runs": [self._run_json(run) for run in self.runs],
             "left_out": [run.id for run in self.superseded_runs],
         }
 
-    def _metric_json(self, metric: Metric) -> dict[str, Any]:
+    def _settings_json(self, metric: Metric) -> list[dict[str, Any]]:
         rows = zip(self.settings, self.comparisons(metric), strict=True)
-        found = [{"setting": s.label, "values": final_values_by_seed(s, metric), **vars(one)} for s, one in rows]
-        return {"phase": metric[0], "name": metric[1], "settings": found}
+        return [{"setting": s.label, "values": final_values_by_seed(s, metric), **vars(one)} for s, one in rows]
 
     def _run_json(self, run: RecordedRun) -> dict[str, Any]:
         time = self.times[run.id]

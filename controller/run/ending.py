@@ -19,13 +19,7 @@ from controller.plan.build import Plan
 from controller.reconcile.reconciler import destroy
 from controller.records.ledger import Ledger, Result
 from controller.records.spending import Spending
-from controller.records.unfinished import (
-    ResultNotRecordedError,
-    keep_result,
-    kept_file,
-    note_in_table,
-    record_result,
-)
+from controller.records.unfinished import ResultNotRecordedError, keep_result, kept_file, note_in_table, record_result
 from controller.resources.pod.node import Node
 from controller.run.attempt import AttemptResult
 from controller.run.launch import PodQueue, running_runs, stop

@@ -4,7 +4,6 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from controller.context import Context
@@ -94,24 +93,21 @@ print(json.dumps({
 TRIES = 3
 
 
-def survey_workers(
-    context: Context, node: Node, monotonic: Callable[[], float] = time.monotonic
-) -> list[dict[str, Any]]:
+def survey_workers(context: Context, node: Node) -> list[dict[str, Any]]:
     """Return the facts of every worker of a READY node; of one that does not answer, the error."""
-    fleet = node.fleet(context)
-    return [_survey(context, node, worker, monotonic) for worker in range(len(fleet))]
+    return [_survey(context, node, worker) for worker in range(len(node.fleet(context)))]
 
 
-def _survey(context: Context, node: Node, worker: int, monotonic: Callable[[], float]) -> dict[str, Any]:
+def _survey(context: Context, node: Node, worker: int) -> dict[str, Any]:
     """Connect anew, so that the time of a connection is known, and run the script."""
     fact: dict[str, Any] = {"node": node.name, "uid": node.status.uid, "worker": worker}
     fresh = context.make_fleet(node.ssh_target(context))
     try:
         connection, times = fresh.ssh_connection(worker).connection(), list[float]()
         for _ in range(TRIES):  # the first one opens the connection
-            began = monotonic()
+            began = time.monotonic()
             connection.run("true", hide=True, timeout=60)
-            times.append(round(monotonic() - began, 3))
+            times.append(round(time.monotonic() - began, 3))
         code = base64.b64encode(SCRIPT.encode()).decode()
         ran = connection.run(
             f"python3 -c 'import base64; exec(base64.b64decode(\"{code}\"))'", hide=True, warn=True, timeout=120

@@ -126,8 +126,7 @@ def test_a_broken_stream_is_taken_up_where_it_stopped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "words"),
-    [(PodStatus("ABSENT"), "the node is gone"), (PodStatus(replaced=True), "the node was replaced")],
+    ("seen", "words"), [(PodStatus("ABSENT"), "the node is gone"), (PodStatus(replaced=True), "the node was replaced")]
 )
 def test_a_node_that_is_lost_is_a_preemption_and_no_failure(seen: PodStatus, words: str) -> None:
     outcome, _ = follow(FakeFleet([[end(None, signal="SIGKILL")]], [["hang", end(1)]]), seen)
