@@ -82,23 +82,20 @@ def _first_page(choices: dict[str, list[str]]) -> list[tuple[str, str | Rows]]:
         rows = [(name, verb.help) for name, verb in VERBS.items() if verb.group == group]
         pages.append((f"verbs: {title}", rows))
     in_order = [*(name for name in ABOUT if name in choices), *(name for name in choices if name not in ABOUT)]
-    pages += [
-        ("config", CONFIG_ARGUMENTS),
-        ("config groups and their choices", [(f"{name}=", _choices(name, choices[name])) for name in in_order]),
-        ("more", _more()),
-    ]
-    return pages
-
-
-def _more() -> Rows:
     docs = f"{DOCS}" if DOCS.is_dir() else "docs/ in the repository"
-    return [
+    more = [
         ("slipway VERB --help", "flags and examples of a verb"),
         ("docs", f"{docs}: first-run.md, configuration.md, sweeps.md, recovery.md, …"),
         ("exit codes", "0 success, 1 a worker's setup failed, 2 config or preflight error, or the cloud refused, "
          "3 wrong or faulty devices, 4 workers disagree, 5 program failed, 6 retries exhausted, 7 budget exhausted, "
          "8 another controller took over, 9 the next verb retries a deletion, 130 interrupted"),
     ]  # fmt: skip
+    pages += [
+        ("config", CONFIG_ARGUMENTS),
+        ("config groups and their choices", [(f"{name}=", _choices(name, choices[name])) for name in in_order]),
+        ("more", more),
+    ]
+    return pages
 
 
 def _verb_page(name: str) -> list[tuple[str, str | Rows]]:

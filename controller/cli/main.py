@@ -38,24 +38,25 @@ class Command:
     def options(self) -> RunOptions:
         """Return which run is meant and how to drive it; a flag that the verb does not take has its default."""
         flags = vars(self.flags)
+
+        def waiting() -> AbstractContextManager[Callable[[str], object]]:
+            from controller.cli.view import Spinner  # most verbs that need no config show none
+
+            return Spinner(quiet=bool(flags.get("json")))
+
         return RunOptions(
             overrides=self.overrides,
             run_id=flags.get("run") or "",
             plan_file=Path(flags["plan"]) if flags.get("plan") else None,
-            waiting=lambda: _spinner(quiet=bool(flags.get("json"))),
+            waiting=waiting,
             **{name: flags.get(name, False) for name in ("yes", "detach", "queue", "take_over", "json")},
         )
 
 
-def _spinner(*, quiet: bool) -> AbstractContextManager[Callable[[str], object]]:
-    from controller.cli.view import Spinner  # most verbs that need no config show none
-
-    return Spinner(quiet=quiet)
-
-
 def parse(argv: Sequence[str]) -> Command:
     """Split a command line into verb, flags and overrides. Raises ConfigError with the nearest known verb or flag."""
-    argv, rest = _split(argv)
+    at = list(argv).index("--") if "--" in argv else len(argv)
+    argv, rest = argv[:at], tuple(argv[at + 1 :])  # Slipway's part, and the worker's command
     are = [_is_override(word, before) for word, before in zip(argv, ["", *argv], strict=False)]
     overrides = tuple(word for word, is_override in zip(argv, are, strict=True) if is_override)
     arguments = [word for word, is_override in zip(argv, are, strict=True) if not is_override]
@@ -114,12 +115,6 @@ def _is_override(word: str, before: str) -> bool:
     """Return whether a word is an override, `key=value` or `~key`; not so after --where and --baseline."""
     looks = not word.startswith("-") and OVERRIDE.match(word) is not None and ("=" in word or word[0] == "~")
     return looks and before not in ("--where", "--baseline")
-
-
-def _split(argv: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
-    """Split the command line at `--` into Slipway's part and the worker's command."""
-    at = list(argv).index("--") if "--" in argv else len(argv)
-    return argv[:at], tuple(argv[at + 1 :])
 
 
 def with_program(command: Command) -> Command:
@@ -199,13 +194,9 @@ def _with_recalled_sweep(command: Command, last: last_command.LastCommand) -> Co
     )
 
 
+@sanitized_output()
 def run(argv: Sequence[str]) -> int:
     """Parse and run a command line; returns the exit code. Expected errors go to stderr without a traceback."""
-    with sanitized_output():
-        return _run(argv)
-
-
-def _run(argv: Sequence[str]) -> int:
     try:
         command = with_recalled(with_program(parse(argv)))
         name = module_of(command.verb, of_sweep=getattr(command.flags, "multirun", False))

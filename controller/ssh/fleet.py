@@ -89,15 +89,14 @@ class Fleet:
         self._may_change_host_key: set[int] = set()
         self._connector: Connector | None = None
         self._lock = threading.Lock()
-        self._connections = links if links is not None else self._ssh_connections()
+        if links is None:
+            agent = build_bundle()
+            links = [Connection(access, worker, self._connect, agent) for worker in range(len(access.addresses))]
+        self._connections = links
 
     def derive_secret(self, purpose: str) -> str:
         """Return a secret for a purpose: the same whenever this key asks, and nobody without the key can compute it."""
         return hmac.digest(self._params.key.read_bytes(), purpose.encode(), "sha256").hex()
-
-    def _ssh_connections(self) -> list[Connection]:
-        agent, workers = build_bundle(), range(len(self._params.addresses))
-        return [Connection(self._params, worker, self._connect, agent) for worker in workers]
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -114,7 +113,8 @@ class Fleet:
         if command in FENCED_COMMANDS and (lease := self.before_pod_write())[1]:
             leased = {"lease": {"place": lease[0], "token": lease[1]}}
         call: Callable[..., Any] = self._connections[worker].call
-        return self._retrying(worker, _attempts, TRANSIENT)(call, command, {**payload, **leased})
+        retrying = self._retrying(worker, lambda state: state.attempt_number >= ATTEMPTS, TRANSIENT)
+        return retrying(call, command, {**payload, **leased})
 
     def call_all(
         self, command: Command[Q, A], payload: Q | Sequence[Q], workers: Sequence[int] | None = None
@@ -243,10 +243,6 @@ class Fleet:
             sleep=self._sleep,
             reraise=True,
         )
-
-
-def _attempts(state: RetryCallState) -> bool:
-    return state.attempt_number >= ATTEMPTS
 
 
 def _catch_worker_error(call: Callable[[], A]) -> A | WorkerError:

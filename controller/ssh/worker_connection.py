@@ -48,7 +48,9 @@ class Connector:
 
         `accept_new_host_key` gets a worker and a message, and returns whether its host key may have changed.
         """
-        _silence_paramiko()
+        logger = logging.getLogger("paramiko")
+        if not logger.handlers:  # it logs tracebacks of the errors that it also raises
+            logger.addHandler(logging.NullHandler())
         self.accept_new_host_key = accept_new_host_key
         self.access = access
         self.host_keys = HostKeys(access.host_keys, access.known_hosts_file, access.incarnation)
@@ -311,22 +313,11 @@ def _config(access: ConnectionParams) -> Config:
 def _prefer_key_types(transport: Transport, known: KnownKeys) -> None:
     """Request the known types of host key, Ed25519 first; otherwise the server may show a key of another type."""
     options = transport.get_security_options()
-    wanted = [kind for kind in options.key_types if _key_family(kind) in known]
+    families = {kind: "ssh-rsa" if kind.startswith("rsa-sha2-") else kind for kind in options.key_types}  # RFC 8332
+    wanted = [kind for kind, family in families.items() if family in known]
     wanted.sort(key=lambda kind: kind != "ssh-ed25519")
     options.key_types = (*wanted, *(kind for kind in options.key_types if kind not in wanted))
 
 
-def _key_family(kind: str) -> str:
-    """Return the type of a key by its signature algorithm (RFC 8332); RSA has several."""
-    return "ssh-rsa" if kind.startswith("rsa-sha2-") else kind
-
-
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
-
-
-def _silence_paramiko() -> None:
-    """Keep paramiko's log off the terminal: it logs tracebacks of the errors that it also raises."""
-    logger = logging.getLogger("paramiko")
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())

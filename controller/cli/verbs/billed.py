@@ -86,25 +86,25 @@ def run_orphans(command: Command) -> int:
             for line in retry_deletions(context, list(slipway_buckets(context))):
                 print(line, file=sys.stderr)
             found = billed_items(context, [bucket_name(config, project)])
-        doomed = [thing for thing in found if not thing.use] if command.flags.delete else []
-        details = ["This deletes:", *(f"  {thing.title}: {thing.why}" for thing in doomed)]
-        if doomed and not confirm("Continue?", yes=command.flags.yes, details=details):
+        to_delete = [item for item in found if not item.use] if command.flags.delete else []
+        details = ["This deletes:", *(f"  {item.title}: {item.why}" for item in to_delete)]
+        if to_delete and not confirm("Continue?", yes=command.flags.yes, details=details):
             raise ConfigError("nothing was deleted; pass --yes to skip the prompt")
         pending: list[str] = []
-        for thing in doomed:
+        for item in to_delete:
             try:
-                with command.options.showing(f"deleting {thing.title}"):
-                    delete(context, thing)
+                with command.options.showing(f"deleting {item.title}"):
+                    delete(context, item)
             except DeletionPendingError as error:
                 pending.append(str(error))
             else:
-                print(f"deleted {thing.title}", file=sys.stderr)
+                print(f"deleted {item.title}", file=sys.stderr)
         if pending:
             raise DeletionPendingError("\n".join(pending))
     if command.flags.json:
-        document = {"things": [asdict(thing) for thing in found], "deleted": [thing.title for thing in doomed]}
+        document = {"things": [asdict(item) for item in found], "deleted": [item.title for item in to_delete]}
         print(json.dumps(document, indent=1))
-    elif not doomed:
+    elif not to_delete:
         print_wrapped(format_items(found, project, command.overrides), indent=4)
     return 0
 
@@ -115,13 +115,13 @@ def format_items(found: list[BilledItem], project: str, overrides: tuple[str, ..
     if not orphans:
         lines = [f"no orphans: every billed slipway resource in {project} is in use"]
     else:
-        total = sum(thing.usd_per_hour or 0.0 for thing in orphans)
-        lines = [f"  {_format_price(thing)}  {thing.title}: {thing.why}" for thing in orphans]
-        unknown = ", plus resources of unknown price" if any(thing.usd_per_hour is None for thing in orphans) else ""
+        total = sum(item.usd_per_hour or 0.0 for item in orphans)
+        lines = [f"  {_format_price(item)}  {item.title}: {item.why}" for item in orphans]
+        unknown = ", plus resources of unknown price" if any(item.usd_per_hour is None for item in orphans) else ""
         lines.append(f"  ${total:.3f} per hour, ${total * 730:.0f} per month{unknown} (list prices)")
         lines.append(f"`{shlex.join(['slipway', 'orphans', '--delete', *overrides])}` deletes them")
-    return lines + [f"in use: {thing.title} {_format_price(thing).strip()}: {thing.use}" for thing in used]
+    return lines + [f"in use: {item.title} {_format_price(item).strip()}: {item.use}" for item in used]
 
 
-def _format_price(thing: BilledItem) -> str:
-    return "      ?    " if thing.usd_per_hour is None else f"{f'${thing.usd_per_hour:.3f}/h':>11}"
+def _format_price(item: BilledItem) -> str:
+    return "      ?    " if item.usd_per_hour is None else f"{f'${item.usd_per_hour:.3f}/h':>11}"

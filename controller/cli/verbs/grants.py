@@ -47,7 +47,12 @@ def run_capacity(command: Command) -> int:
         return _show_calendar(command, command.flags.calendar)
     now = time.time()
     if command.flags.refresh:
-        _refresh(command, now - days * DAY)
+        from controller.cloud.connect import open_context, project_of
+        from controller.plan.project import bucket_name
+
+        config, reading = command.options.cloud_config(), "reading the record of capacity in the bucket"
+        with open_context(config) as (context, _), command.options.showing(reading):
+            fetch_entries(context, bucket_name(config, project_of(config)), now - days * DAY)
     damaged: list[int] = []
     entries = [entry for entry in load_entries(state, damaged) if entry.is_request and entry.time > now - days * DAY]
     if damaged:
@@ -72,7 +77,7 @@ def format_entries(entries: Sequence[CapacityEntry], days: float, now: float, wi
         "zone": [group[0].zone for group in groups],
         "tier": [group[0].tier for group in groups],
         **({"plane": [_plane(group[0].provisioner) for group in groups]} if several else {}),
-        "granted": [_granted(group) for group in groups],
+        "granted": [f"{sum(e.answer == GRANTED for e in g)} of {sum(e.is_answered for e in g)}" for g in groups],
         "waited": [_median(e.waited_seconds for e in group if e.answer == GRANTED) for group in groups],
         "lived": [_lived(group) for group in groups],
         "last": [f"{_answer(group[-1])}, {format_duration(now - group[-1].time)} ago" for group in groups],
@@ -90,16 +95,6 @@ def format_entries(entries: Sequence[CapacityEntry], days: float, now: float, wi
 
 def plural_days(days: float) -> str:
     return plural(int(days), "day") if days == int(days) else f"{days:g} days"
-
-
-def _refresh(command: Command, since: float) -> None:
-    """Add what other machines have recorded in the bucket."""
-    from controller.cloud.connect import open_context, project_of
-    from controller.plan.project import bucket_name
-
-    config = command.options.cloud_config()
-    with open_context(config) as (context, _), command.options.showing("reading the record of capacity in the bucket"):
-        fetch_entries(context, bucket_name(config, project_of(config)), since)
 
 
 def _show_calendar(command: Command, days: float) -> int:
@@ -134,8 +129,9 @@ def format_offers(offers: Sequence[CalendarOffer], what: str, zones: Sequence[st
         if not offer.begin:
             lines.append(f"  {offer.zone}  {offer.why_not}")
             continue
+        begin, end = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}" for at in (offer.begin, offer.end))
         where = "" if offer.zone in zones else "; set tpu.zone to use it"
-        lines.append(f"  {offer.zone}  {_minute(offer.begin)} to {_minute(offer.end)} UTC{where}")
+        lines.append(f"  {offer.zone}  {begin} to {end} UTC{where}")
     if not any(offer.begin for offer in offers):
         return [
             *lines,
@@ -147,10 +143,6 @@ def format_offers(offers: Sequence[CalendarOffer], what: str, zones: Sequence[st
         "even if it is not used, and neither cancels nor changes it. Then: tpu.capacity=reserved tpu.reservation=NAME"
     )
     return [*lines, "", wrap(booking, width)]
-
-
-def _minute(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def _by_place(entries: Iterable[CapacityEntry]) -> list[list[CapacityEntry]]:
@@ -173,11 +165,6 @@ def _plane(provisioner: str) -> str:
     """Return the plane of a way to create slices; the way itself if only a later Slipway knows it."""
     ways = {way: plane.title.removeprefix("the ") for plane in all_planes() for way in plane.provisioners(0.0)}
     return ways.get(provisioner, provisioner)
-
-
-def _granted(group: Sequence[CapacityEntry]) -> str:
-    """Format how many requests were granted, of those that Google has answered."""
-    return f"{sum(e.answer == GRANTED for e in group)} of {sum(e.is_answered for e in group)}"
 
 
 def _answer(entry: CapacityEntry) -> str:

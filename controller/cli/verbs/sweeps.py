@@ -144,6 +144,10 @@ def show_sweep(command: Command, clock: Clock | None = None) -> int:
 
 def show_status(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
     """Show the status once, or with `flags.follow` until the sweep's end; `flags.json` prints JSON."""
+
+    def board_row(line: BoardRow) -> str:
+        return "\n".join(format_table([line], clock.now(), width_of(sys.stdout))[1:])
+
     if flags.follow and sys.stdout.isatty() and not flags.json:
 
         def draw(height: int, width: int) -> Any:
@@ -154,7 +158,7 @@ def show_status(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
                 clock.sleep(POLL_SECONDS)
     elif flags.follow:
         for line in watch_changes(state, name, clock):
-            print(json.dumps(line.to_json()) if flags.json else _format_change(line, clock), flush=True)
+            print(json.dumps(line.to_json()) if flags.json else board_row(line), flush=True)
     found = read_board(state, name)
     lines = list(found.rows.values())
     width = width_of(sys.stdout)
@@ -173,10 +177,6 @@ def show_status(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
     if found.is_abandoned and not flags.json:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.time))
         print_wrapped([ABANDONED.format(since)])
-
-
-def _format_change(line: BoardRow, clock: Clock) -> str:
-    return "\n".join(format_table([line], clock.now(), width_of(sys.stdout))[1:])
 
 
 def resolve_sweep_id(state: Path, name: str) -> str:

@@ -125,7 +125,11 @@ def format_plan(preview: RunPreview) -> list[str]:
     unknown = [row.observed for row in preview.rows if isinstance(row.observed, Unknown)]
     if unseen := _unseen_lines([s for s in unknown if not (told and s.why.startswith(NONE_FOUND))]):
         lines += [*unseen, ""]  # first: without credentials it is every line
-    lines += _resource_lines(preview)
+    for row in preview.rows:
+        label = "exists" if row.action == "none" else row.action
+        lines.append(f"  {ACTION_SIGNS[row.action]} {label:<8} {row.title}")
+        if row.action in ("update", "replace") and row.diff:
+            lines += [f"               {change}" for change in row.diff.changes]
     if preview.findings:
         lines += ["", *(f"{f.severity}: {f}" for f in preview.findings)]
     return lines
@@ -137,17 +141,6 @@ def _unseen_lines(states: list[Unknown]) -> list[str]:
     apis = dict.fromkeys(state.service.split(".")[0] for state in states if isinstance(state, NotEnabled))
     enabling = f"note: {plural(len(apis), 'API')} not enabled yet ({', '.join(apis)}): `up` enables them. "
     return [*lines, *([f"{enabling}What they manage is shown as absent."] if apis else [])]
-
-
-def _resource_lines(preview: RunPreview) -> list[str]:
-    """Return a line for each resource, with its changes."""
-    lines: list[str] = []
-    for row in preview.rows:
-        label = "exists" if row.action == "none" else row.action
-        lines.append(f"  {ACTION_SIGNS[row.action]} {label:<8} {row.title}")
-        if row.action in ("update", "replace") and row.diff:
-            lines += [f"               {change}" for change in row.diff.changes]
-    return lines
 
 
 def run_fit(command: Command) -> int:
