@@ -3,7 +3,6 @@
 Each document that slipway writes carries `"format": 1`, and no other format is read.
 """
 
-import hmac
 from typing import Any
 
 FORMAT = 1
@@ -35,4 +34,6 @@ RESULT_FILE = "result.json"
 
 def attempt_token(secret: str, attempt: int) -> str:
     """Return the token of an attempt, from the secret of its run."""
+    import hmac
+
     return hmac.digest(secret.encode(), f"attempt {attempt}".encode(), "sha256").hex()

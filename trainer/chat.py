@@ -16,8 +16,7 @@ from dataclasses import replace
 from conf.schema.training.run_yaml import RunFileError
 from trainer.data.chat import ChatMessage
 from trainer.extension import add_modules
-from trainer.policy.arguments import add_arguments, load_policy
-from trainer.policy.policy import Policy, Sampling
+from trainer.policy.policy import Policy, Sampling, add_arguments, load_policy
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

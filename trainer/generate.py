@@ -18,8 +18,7 @@ from typing import Any, TextIO
 
 from conf.schema.training.run_yaml import RunFileError
 from trainer.extension import add_modules
-from trainer.policy.arguments import add_arguments, count, load_policy
-from trainer.policy.policy import Policy, Sampling
+from trainer.policy.policy import Policy, Sampling, add_arguments, count, load_policy
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,9 +17,8 @@ from pathlib import Path
 import jax
 
 from conf.schema.training.run_yaml import LocalRunFileError, RunFile, RunFileError, load
-from trainer.checkpoint import quiet_credentials
 from trainer.checkpoint.outage import OutageError, ReplacedError, wait_for_storage
-from trainer.checkpoint.storage import RunStorage
+from trainer.checkpoint.storage import RunStorage, find_credentials
 from trainer.corpus import files
 from trainer.distributed import agreement, runtime
 from trainer.distributed import mesh as meshes
@@ -27,13 +26,12 @@ from trainer.distributed.checksums import CorruptionError, DisagreementError
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE, PreemptedError
 from trainer.extension import add_modules
 from trainer.fit import remat
-from trainer.loops.registry import load_loop
+from trainer.loops import load_loop
 from trainer.policy.run_files import write_run_files
-from trainer.rl.remote import supervisor
-from trainer.rl.remote.leases import TaskLostError
-from trainer.rl.remote.presence import SamplersLostError
+from trainer.rl.remote.identity import CHILD_VARIABLE, is_sampler, supervise
+from trainer.rl.remote.leases import SamplersLostError, TaskLostError
 from trainer.step.compile_cache import CompileCache
-from trainer.step.nan_check import DivergedError
+from trainer.step.nan_diagnosis import DivergedError
 from trainer.telemetry import startup_report, wandb
 from trainer.telemetry.metrics import MetricsLogger, run_folder
 
@@ -56,15 +54,15 @@ def main() -> None:
         print(error, file=sys.stderr)
         sys.exit(2)
     try:
-        sampler = supervisor.is_sampler(experiment)
+        sampler = is_sampler(experiment)
         experiment = experiment.on_workers(1 if sampler else experiment.pod.workers - experiment.sampler_workers)
-        if sampler and supervisor.CHILD_VARIABLE not in os.environ:
-            runtime.exit_now(supervisor.supervise(path))
+        if sampler and CHILD_VARIABLE not in os.environ:
+            runtime.exit_now(supervise(path))
         runtime.set_cpu_threads(experiment.pod)
         runtime.keep_freed_memory(experiment.pod)
         runtime.join_processes(experiment.pod, JOIN_TIMEOUT_SECONDS, part=bool(experiment.sampler_workers))
         files.use_buckets(experiment.checkpoint.max_outage_hours)
-        quiet_credentials.find_credentials(experiment.dir)
+        find_credentials(experiment.dir)
         wait_for_storage(RunStorage(experiment.dir), experiment.checkpoint.max_outage_hours)
         agreement.check_devices(experiment.pod)
         if sampler:

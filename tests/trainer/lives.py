@@ -11,7 +11,7 @@ from conf.schema.training.run_yaml import RunFile
 from trainer import main
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed import mesh as meshes
-from trainer.rl import batching
+from trainer.rl import programs as programs_module
 from trainer.step import train_step
 from trainer.telemetry import startup_report
 
@@ -77,7 +77,7 @@ class SharedPrograms:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """All runs are of that config until the patch ends."""
-        compilation, build_sampler, ready = startup_report.Compilation, batching.build_sampler, self._ready
+        compilation, build_sampler, ready = startup_report.Compilation, programs_module.build_sampler, self._ready
 
         class Remembered:
             def __init__(self, programs: Any) -> None:
@@ -95,4 +95,4 @@ class SharedPrograms:
             return self._samplers[0]
 
         monkeypatch.setattr(startup_report, "Compilation", Remembered)
-        monkeypatch.setattr(batching, "build_sampler", build_once)
+        monkeypatch.setattr(programs_module, "build_sampler", build_once)

@@ -18,10 +18,10 @@ from tests.groups import load_group
 from tests.paths import ROOT
 from tests.trainer.lives import changed, lines_of, train
 from trainer import extension
-from trainer.corpus.source import open_source
 from trainer.data.questions import QuestionSet
+from trainer.data.streams import open_source
 from trainer.environments.pool import EnvironmentPool
-from trainer.loops.registry import load_loop
+from trainer.loops import load_loop
 from trainer.losses.policy import load_loss
 
 EXAMPLES = ROOT / "docs" / "extend"

@@ -38,7 +38,7 @@ def run_here(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(main.faulthandler, "register", lambda _: None)
     monkeypatch.setattr(main.logging, "basicConfig", lambda **_: None)  # pytest keeps its handlers
     monkeypatch.setattr(main.files, "use_buckets", lambda _: None)
-    monkeypatch.setattr(main.quiet_credentials, "find_credentials", lambda _: None)
+    monkeypatch.setattr(main, "find_credentials", lambda _: None)
     monkeypatch.setattr(main.runtime, "_exit", end)
     monkeypatch.setenv("SLIPWAY_RUN_DIR", str(tmp_path / "run"))
 
@@ -101,7 +101,7 @@ def test_an_error_ends_the_program_though_the_disk_of_its_log_is_full(error, cod
 import sys, threading
 from trainer import main
 def fails(experiment): raise {error}
-main.load, main.supervisor.is_sampler, sys.argv = (lambda path: None), fails, ["trainer", "run.yaml"]
+main.load, main.is_sampler, sys.argv = (lambda path: None), fails, ["trainer", "run.yaml"]
 threading.Thread(target=threading.Event().wait).start()
 main.main()
 """

@@ -20,8 +20,8 @@ from trainer.distributed.checksums import CorruptionError, DisagreementError, Re
 from trainer.distributed.preemption import PreemptedError
 from trainer.distributed.runtime import gather_tree
 from trainer.models.weights import Params
-from trainer.pretrained.array_database import check_database
-from trainer.step.nan_check import DivergedError
+from trainer.pretrained.run_weights import check_database
+from trainer.step.nan_diagnosis import DivergedError
 
 SMALLEST_SLICE_BYTES = 1 << 20
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import IO, Any, NamedTuple, Protocol
 
-from conf.schema.training.data import Corpus, CustomDocuments, ParquetData, TableData, TextData
+from conf.schema.training.data import CustomDocuments
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.extension import load_extension
@@ -80,22 +80,6 @@ class DocumentSource(Protocol):
     def read(self, number: int) -> Group:
         """Return one group. Raises RunFileError if it cannot be read."""
         ...
-
-
-def open_source(data: Corpus, pattern: str, key: str) -> DocumentSource:
-    """Open the files of `pattern`, the value of a config key, by the settings in `data`. Raises RunFileError."""
-    if isinstance(data, CustomDocuments):
-        return FunctionSource(data, pattern, key)
-    found = files.expand_glob(pattern, key)
-    if isinstance(data, TextData):
-        return ByteRangeSource(found, (data.separator or "").encode(), text_parser("text"), key)
-    assert isinstance(data, TableData)
-    columns, column_key = data.columns, "data.text_column" if data.template is None else "data.template"
-    if isinstance(data, ParquetData):
-        from trainer.corpus.parquet import ParquetSource
-
-        return ParquetSource(found, columns, key, column_key)
-    return ByteRangeSource(found, b"\n", json_parser(columns), key, column_key)
 
 
 class CachedSource:

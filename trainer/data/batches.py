@@ -8,6 +8,7 @@ A batch has `tokens`, `targets` int32 and `weights` float32 (0: does not count),
 share a row also `segments` int32 (from 1; 0: padding) and `positions` int32 (from 0 in each document).
 """
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -17,11 +18,92 @@ from conf.schema.training.data import CustomDocuments, Data, JsonlData, ParquetD
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.prompts import QuestionData
 from conf.schema.training.run_yaml import RunFileError
-from trainer.data import windows
-from trainer.distributed.batch import Batch
+from trainer.corpus import files
+from trainer.distributed.mesh import Batch
 from trainer.tokenizer import loading
-from trainer.tokenizer.characters import CharacterTokenizer
-from trainer.tokenizer.loading import Tokenizer
+from trainer.tokenizer.loading import ByteTokenizer, CharacterTokenizer, Tokenizer
+
+
+@dataclass(frozen=True)
+class TextSplits:
+    """Tokens for training and for validation."""
+
+    train: np.ndarray  # unsigned [tokens]
+    validation: np.ndarray  # unsigned [tokens]
+    sources: tuple[str, str]  # "data.path: FILE" of each, for messages
+
+    def check_length(self, sequence: int) -> None:
+        """Raise RunFileError if a part is too short for sequences of that length."""
+        parts = {"train": self.train, "validation": self.validation}
+        for source, (name, tokens) in zip(self.sources, parts.items(), strict=True):
+            if len(tokens) <= sequence:
+                raise RunFileError(f"{source} has {len(tokens)} tokens for {name}; loop.seq_len + 1 are required")
+
+
+def load_text(data: TextData, tokenizer: Tokenizer) -> TextSplits:
+    """Read the files. Raises RunFileError if any is missing."""
+    train, source = _encode_files(data.path, "data.path", tokenizer), f"data.path: {data.path}"
+    if data.eval_path is None:
+        split = len(train) - int(len(train) * data.eval_fraction)
+        return TextSplits(train[:split], train[split:], (source, source))
+    validation = _encode_files(data.eval_path, "data.eval_path", tokenizer)
+    return TextSplits(train, validation, (source, f"data.eval_path: {data.eval_path}"))
+
+
+def train_batch(text: TextSplits, seed: int, step: int, batch: int, sequence: int, rows: range) -> Batch:
+    """Return `rows` of a step's random windows: `tokens`, `targets`, `weights`, each [rows, sequence].
+
+    They are a function of (seed, step).
+    """
+    starts = np.random.default_rng((seed, step)).integers(0, len(text.train) - sequence, batch)
+    return _make_batch(text.train, starts[rows.start : rows.stop], sequence)
+
+
+def validation_batch(text: TextSplits, index: int, batch: int, sequence: int, rows: range) -> Batch:
+    """Return `rows` of a batch of consecutive windows without overlap; each token is a target once.
+
+    Positions past the end have weight 0.
+    """
+    starts = (index * batch + np.array(rows)) * sequence
+    ends = np.minimum(starts + sequence, len(text.validation) - 1)
+    last = max(0, len(text.validation) - 1 - sequence)
+    found = _make_batch(text.validation, np.minimum(starts, last), sequence)
+    # the last window is cut short: it overlaps the one before, and what that had does not count again
+    counted = np.minimum(starts, last)[:, None] + np.arange(sequence)
+    found["weights"] = ((counted >= starts[:, None]) & (counted < ends[:, None])).astype(np.float32)
+    return found
+
+
+def _make_batch(tokens: np.ndarray, starts: np.ndarray, sequence: int) -> Batch:
+    rows = tokens[starts[:, None] + np.arange(sequence + 1)].astype(np.int32)
+    return {"tokens": rows[:, :-1], "targets": rows[:, 1:], "weights": np.ones((len(rows), sequence), np.float32)}
+
+
+def _encode_files(pattern: str, key: str, tokenizer: Tokenizer) -> np.ndarray:
+    return np.concatenate([_encode_file(file, key, tokenizer) for file in files.expand_glob(pattern, key)])
+
+
+def _encode_file(file: str, key: str, tokenizer: Tokenizer) -> np.ndarray:
+    text = _read(file, key)
+    if isinstance(tokenizer, ByteTokenizer):
+        return np.frombuffer(text.encode(), np.uint8)
+    return tokenizer.encode([text])[0].astype(np.uint32)
+
+
+def read_texts(data: TextData) -> list[str]:
+    """Return all texts of the data set. Raises RunFileError."""
+    places = {"data.path": data.path, "data.eval_path": data.eval_path}
+    return [_read(file, key) for key, path in places.items() if path for file in files.expand_glob(path, key)]
+
+
+def _read(file: str, key: str) -> str:
+    with files.open_file(file) as stream:
+        raw = stream.read()
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise RunFileError(f"{key}: {file} is not UTF-8 ({error.reason} at byte {error.start})") from None
+
 
 Progress = dict[str, Any]
 """Positions of the streams, as JSON; those of all processes are merged by `|`."""
@@ -77,7 +159,7 @@ class Dataset:
             return loading.load_tokenizer(self._data.tokenizer)
         if not isinstance(self._data, TextData):
             raise RunFileError(f"data.tokenizer: characters requires a text, not {self._data.kind}; use bytes")
-        return CharacterTokenizer(windows.read_texts(self._data))
+        return CharacterTokenizer(read_texts(self._data))
 
     @property
     def bos_ids(self) -> list[int]:
@@ -108,7 +190,7 @@ class Dataset:
         """
         if self._uses_windows:
             text, numbers = self._window_text(loop), range(loop.eval_batches)
-            return [windows.validation_batch(text, i, loop.rows, loop.seq_len, rows) for i in numbers]
+            return [validation_batch(text, i, loop.rows, loop.seq_len, rows) for i in numbers]
         from trainer.data import streams
 
         return streams.validation_batches(self._data, self.tokenizer, loop, rows)
@@ -138,11 +220,11 @@ class Dataset:
         return self._data.packing == "windows"
 
     @cached_property
-    def _loaded_text(self) -> windows.TextSplits:
+    def _loaded_text(self) -> TextSplits:
         assert isinstance(self._data, TextData)
-        return windows.load_text(self._data, self.tokenizer)
+        return load_text(self._data, self.tokenizer)
 
-    def _window_text(self, loop: LmLoop) -> windows.TextSplits:
+    def _window_text(self, loop: LmLoop) -> TextSplits:
         self._loaded_text.check_length(loop.seq_len)
         return self._loaded_text
 
@@ -150,14 +232,14 @@ class Dataset:
 class _WindowBatches:
     """Batches of random windows of one text."""
 
-    def __init__(self, text: windows.TextSplits, loop: LmLoop, seed: int, rows: range) -> None:
+    def __init__(self, text: TextSplits, loop: LmLoop, seed: int, rows: range) -> None:
         self._text, self._loop, self._seed, self._rows = text, loop, seed, rows
         self._step = 0
 
     def __next__(self) -> Batch:
         self._step += 1
         loop = self._loop
-        return windows.train_batch(self._text, self._seed, self._step - 1, loop.rows, loop.seq_len, self._rows)
+        return train_batch(self._text, self._seed, self._step - 1, loop.rows, loop.seq_len, self._rows)
 
     def position(self) -> Progress:
         return {"step": self._step}

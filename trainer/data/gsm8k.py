@@ -7,17 +7,147 @@ which is the reference; the worked response omits calculator annotations such as
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from conf.schema.training.prompts import CustomQuestions, Gsm8kData, RowData
 from conf.schema.training.run_yaml import RunFileError
-from trainer.corpus.source import HALF_SURROGATE, abbreviate, is_half_surrogate
-from trainer.data.epochs import EpochOrder
-from trainer.data.problem import Draw, Problem
-from trainer.data.rows import Row, read_rows
+from trainer.corpus import files
+from trainer.corpus.source import HALF_SURROGATE, LineError, abbreviate, first_line, is_half_surrogate, parse_json
+from trainer.data.prompting import Draw, Problem
 from trainer.extension import load_extension
+
+FIRST_DRAW, REDRAW = 0, 1
+
+
+class EpochOrder:
+    """Blocks of `count` question numbers below `size`.
+
+    The order is a new permutation in each epoch, as a function of (seed, number of the rollout). Nothing of it is
+    saved: a resumed run, on any number of workers, continues where the number of the rollout says. A rollout that
+    crosses the end of an epoch asks no question twice, if there are enough: those that the old epoch ends with are
+    moved behind it in the new one. TRL, Tunix and Simply walk permutations too; TRL leaves out the rest of an epoch.
+    """
+
+    def __init__(self, size: int, count: int, seed: tuple[int, ...]) -> None:
+        self._size, self._count, self._seed = size, count, seed
+        self._latest: tuple[int, np.ndarray] | None = None  # an epoch and its order
+
+    def block(self, number: int) -> np.ndarray:
+        """Return the questions of block `number`, int [count]."""
+        epoch, at = divmod(number * self._count, self._size)
+        found = self._order(epoch)[at : at + self._count]
+        while len(found) < self._count:
+            epoch += 1
+            found = np.concatenate([found, self._order(epoch)[: self._count - len(found)]])
+        return found
+
+    def redraw(self, number: int, attempt: int) -> np.ndarray:
+        """Return other questions in place of block `number`, int [count].
+
+        They are chosen among all questions, whether or not the epoch has asked them. attempt: from 1; each has
+        questions of its own.
+        """
+        draw = np.random.default_rng((*self._seed, REDRAW, number))
+        unasked = draw.permutation(np.setdiff1d(np.arange(self._size), self.block(number)))
+        while len(unasked) < attempt * self._count:  # too few to ask each only once
+            unasked = np.concatenate([unasked, draw.permutation(self._size)])
+        return unasked[(attempt - 1) * self._count : attempt * self._count]
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """Return the permutation of an epoch, which depends on the one before where a block crosses its beginning."""
+        if self._size % self._count == 0 or self._size < self._count:
+            return self._permutation(epoch)
+        if self._latest is None or self._latest[0] > epoch:
+            self._latest = 0, self._permutation(0)
+        while self._latest[0] < epoch:
+            before, order = self._latest
+            asked = (before + 1) * self._size % self._count  # of the block that crosses, in the epoch before
+            tail = order[self._size - asked :]
+            self._latest = before + 1, _move_back(self._permutation(before + 1), tail, self._count - asked)
+        return self._latest[1]
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng((*self._seed, FIRST_DRAW, epoch)).permutation(self._size)
+
+
+def _move_back(order: np.ndarray, asked: np.ndarray, first: int) -> np.ndarray:
+    """Exchange questions among the `first` of an order that were just asked for others behind them."""
+    was_asked = np.isin(order, asked)
+    here = np.flatnonzero(was_asked[:first])
+    there = first + np.flatnonzero(~was_asked[first:])[: len(here)]
+    order[here], order[there] = order[there], order[here]
+    return order
+
+
+PARQUET = ".parquet"
+MAX_ROW_BYTES = 2**26
+"""Bytes of a line of JSON."""
+MAX_FILE_BYTES = 2**32
+"""Bytes of the rows of a Parquet file, as they are in memory; a dictionary makes them of a few kilobytes."""
+ROWS_AT_ONCE = 256
+
+
+class Row(NamedTuple):
+    """A row and its location, for messages. problem: why it cannot be read; then `value` is None."""
+
+    location: str
+    value: Any
+    problem: str = ""
+
+
+def read_rows(pattern: str, key: str) -> Iterator[Row]:
+    """Yield the rows of all files of a path or glob. Raises RunFileError naming the key if a file cannot be read."""
+    for file in files.expand_glob(pattern, key):
+        with files.open_file(file) as stream:
+            yield from _parquet_rows(stream, file, key) if file.endswith(PARQUET) else _json_rows(stream, file, key)
+
+
+def _json_rows(stream: IO[bytes], file: str, key: str) -> Iterator[Row]:
+    # of bytes, since splitting as text would also split at U+2028
+    for number, line in enumerate(iter(lambda: stream.readline(MAX_ROW_BYTES + 1), b""), 1):
+        place = f"{file}, line {number}"
+        if len(line) > MAX_ROW_BYTES:
+            raise RunFileError(f"{key}: {place} has more than {MAX_ROW_BYTES:,} bytes")
+        if not line.strip():
+            continue
+        try:
+            yield Row(place, parse_json(line))
+        except LineError as error:
+            yield Row(place, None, str(error))
+        except UnicodeDecodeError as error:
+            yield Row(place, None, f"is not UTF-8 ({error.reason} at byte {error.start} of the line)")
+
+
+def _parquet_rows(stream: IO[bytes], file: str, key: str) -> Iterator[Row]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        opened, size = parquet.ParquetFile(stream), 0
+        for batch in opened.iter_batches(ROWS_AT_ONCE):
+            size += sum(_decoded_bytes(column) for column in batch.columns)
+            if size > MAX_FILE_BYTES:
+                raise RunFileError(f"{key}: {file} has more than {MAX_FILE_BYTES:,} bytes of rows; use fewer")
+            for index in range(batch.num_rows):
+                number += 1
+                place = f"{file}, row {number}"
+                try:
+                    yield Row(place, batch.slice(index, 1).to_pylist()[0])
+                except UnicodeDecodeError as error:  # Parquet's readers do not check the encoding
+                    yield Row(place, None, f"is not UTF-8: {error.reason}")
+    except RunFileError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise RunFileError(f"{key}: {file} is not a readable Parquet file: {first_line(error)}") from None
+
+
+def _decoded_bytes(column: Any) -> int:
+    """Return the bytes of a column of a batch without its dictionary, if it has one."""
+    return (column.dictionary_decode() if hasattr(column, "dictionary_decode") else column).nbytes
+
 
 CALCULATOR_ANNOTATION = re.compile(r"<<.*?>>")
 ANSWER_MARK = "#### "
@@ -28,7 +158,7 @@ VALIDATION_SEED = 0
 
 
 class RowProblems:
-    """Questions that fit into a prompt; see `data.problem.ProblemSource`.
+    """Questions that fit into a prompt; see `data.prompting.ProblemSource`.
 
     num_too_long: questions left out because they do not fit. bad_lines: why each row was skipped, in order.
     """

@@ -11,10 +11,11 @@ from grain.experimental import ThreadPrefetchDatasetIterator
 from conf.schema.training.data import CustomDocuments, JsonlData, ParquetData, TextData
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.run_yaml import LocalRunFileError, RunFileError
-from trainer.corpus.source import open_source
+from trainer.corpus.files import expand_glob
+from trainer.corpus.source import ByteRangeSource, DocumentSource, FunctionSource, json_parser, text_parser
 from trainer.data import packing
 from trainer.data.documents import DocumentEncoder, Documents, Split
-from trainer.distributed.batch import Batch
+from trainer.distributed.mesh import Batch
 from trainer.tokenizer.loading import Tokenizer
 
 MAX_READERS = 8
@@ -60,6 +61,21 @@ def validation_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, row
         return [next(together) for _ in range(loop.eval_batches)]
     finally:
         together.close()
+
+
+def open_source(data: PackedData, pattern: str, key: str) -> DocumentSource:
+    """Open the files of `pattern`, the value of a config key, by the settings in `data`. Raises RunFileError."""
+    if isinstance(data, CustomDocuments):
+        return FunctionSource(data, pattern, key)
+    found = expand_glob(pattern, key)
+    if isinstance(data, TextData):
+        return ByteRangeSource(found, (data.separator or "").encode(), text_parser("text"), key)
+    columns, column_key = data.columns, "data.text_column" if data.template is None else "data.template"
+    if isinstance(data, ParquetData):
+        from trainer.corpus.parquet import ParquetSource
+
+        return ParquetSource(found, columns, key, column_key)
+    return ByteRangeSource(found, b"\n", json_parser(columns), key, column_key)
 
 
 class _Prefetcher(ThreadPrefetchDatasetIterator):

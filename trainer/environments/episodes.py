@@ -17,8 +17,7 @@ import numpy as np
 
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFileError
-from trainer.data.problem import Problem, Question
-from trainer.data.prompting import PromptEncoder
+from trainer.data.prompting import Problem, PromptEncoder, Question
 from trainer.environments.failures import CAUSES
 from trainer.environments.pool import EnvironmentPool, Step
 from trainer.models.weights import Params

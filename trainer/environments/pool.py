@@ -13,7 +13,7 @@ from typing import Any, Self
 from conf.environment import Messages
 from conf.schema.training.sampling import Environment
 from trainer.distributed.runtime import gather_tree
-from trainer.environments.loading import check_class
+from trainer.environments.worker import check_class
 from trainer.rewards.process import OutputLimitError, ProcessDiedError, TimeLimitError, WorkerProcess
 
 

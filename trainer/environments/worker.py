@@ -14,12 +14,35 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from conf.environment import ENVIRONMENT_METHODS
 from conf.environment import Environment as Episode
+from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.sampling import Environment
+from trainer.environments import verifiers_env
 from trainer.environments.failures import FailureError
-from trainer.environments.loading import load_class
-from trainer.extension import add_modules
-from trainer.rewards import limits
+from trainer.extension import add_modules, load_extension
+from trainer.rewards.process import cpu_time_limit, file_size_limit, install_limits
+
+
+def check_class(settings: Environment) -> None:
+    """Raise RunFileError if the class is missing or does not fit. An environment of verifiers is not imported."""
+    if settings.verifiers_module is not None:
+        verifiers_env.check_installed(settings.verifiers_module)
+    else:
+        load_class(settings)
+
+
+def load_class(settings: Environment) -> Callable[[], Episode]:
+    """Return a function that makes one episode. Raises RunFileError if the class is missing or does not fit."""
+    assert settings.reference is not None
+    if settings.verifiers_module is not None:
+        return verifiers_env.load_episodes(settings)
+    made = load_extension("environment", settings.reference, "loop.environment.name", settings.options)
+    found = getattr(made, "func", made)
+    for name in ENVIRONMENT_METHODS:
+        if not callable(getattr(found, name, None)):
+            raise RunFileError(f"loop.environment.name: environment {settings.name} has no method {name}")
+    return made
 
 
 class EpisodeServer:
@@ -107,8 +130,8 @@ class EpisodeServer:
         os.ftruncate(1, 0)
         try:
             with (
-                limits.file_size_limit(self._most),
-                limits.cpu_time_limit(self._settings.timeout_seconds, self._settings.wall_seconds),
+                file_size_limit(self._most),
+                cpu_time_limit(self._settings.timeout_seconds, self._settings.wall_seconds),
             ):
                 yield
                 sys.stdout.flush()
@@ -143,7 +166,7 @@ def main() -> None:
         os.dup2(discarded.fileno(), 1)
         os.dup2(discarded.fileno(), 2)
         sys.dont_write_bytecode = True  # a file of it may be larger than the limit
-        limits.install_limits(int(settings.max_memory_gib * 2**30))
+        install_limits(int(settings.max_memory_gib * 2**30))
         server = EpisodeServer(settings, _loaded(settings))
         for line in requests:
             print(json.dumps(server.answer(json.loads(line))), file=answers, flush=True)

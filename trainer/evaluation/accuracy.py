@@ -11,7 +11,7 @@ import jax
 
 from conf.extension import Answered
 from conf.schema.training.loop import GrpoLoop
-from trainer.data.problem import Question
+from trainer.data.prompting import Question
 from trainer.data.questions import QuestionSet
 from trainer.distributed import runtime
 from trainer.environments.episodes import Episode, Episodes, episode_metrics
@@ -21,7 +21,7 @@ from trainer.rewards.equal import canonicalize
 from trainer.rewards.extract import extract_answer
 from trainer.rewards.pool import RewardPool, Submission
 from trainer.sampler import Sampler
-from trainer.telemetry.transcripts import Transcript
+from trainer.telemetry.metrics import Transcript
 
 TEST_KEY_OFFSET = 2_000_000_000
 """Folded into the run's key; no rollout has this number. All tests draw with the same randomness."""

@@ -19,8 +19,7 @@ from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import EvaluationSettings
 from trainer.distributed.preemption import PreemptedError
 from trainer.evaluation import statistics
-from trainer.evaluation.calls import Calls, EvaluationTimeoutError
-from trainer.evaluation.model import LoadedModel
+from trainer.evaluation.model import Calls, EvaluationTimeoutError, LoadedModel
 from trainer.extension import load_extension
 from trainer.models.weights import Params
 from trainer.telemetry.metrics import MetricsLogger

@@ -1,5 +1,7 @@
 """The TPU compiler's verdict on one program: memory per chip, operations, time, and whether it fits."""
 
+import importlib.util
+import os
 import re
 import time
 from collections.abc import Iterable
@@ -7,17 +9,69 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+import numpy as np
+from jax.sharding import AxisType, Mesh
 from jax.stages import Compiled
 
-from conf.schema.infra.topology import find_topology
+from conf.schema.infra.topology import Topology, find_topology
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile
+from trainer.distributed import mesh as meshes
 from trainer.fit.remat import USABLE_HBM_FRACTION, fits, programs, with_model_overrides
 from trainer.fit.schedule import parse
 from trainer.fit.step_time import device_rates, step_time
-from trainer.fit.topologies import CompilerError
 from trainer.step.program import Program
+
+
+class CompilerError(RuntimeError):
+    """The compiler is missing, does not know the slice, or rejects a program for a reason other than its size."""
+
+
+def slice_mesh(experiment: RunFile) -> Mesh:
+    """Return the run's mesh over abstract devices of its slice.
+
+    Raises CompilerError, or RunFileError if the mesh does not match the slice's devices.
+    """
+    require_compiler()
+    slice_ = find_topology(experiment.pod.accelerator_type)
+    os.environ |= {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is held, so two may compile at once
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": slice_.accelerator_type,
+    }
+    sizes = meshes.axis_sizes(experiment.mesh, slice_.devices)
+    devices = np.array(_slice_devices(slice_)).reshape(tuple(sizes.values()))
+    return Mesh(devices, meshes.MESH_AXES, axis_types=(AxisType.Auto,) * len(meshes.MESH_AXES))
+
+
+def require_compiler() -> None:
+    """Raise CompilerError if libtpu is not installed."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise CompilerError(
+            "the TPU compiler is not installed: run `python -m pip install libtpu` (Linux on x86_64 only, 590 MB)"
+        )
+
+
+def _slice_devices(slice_: Topology) -> list[Any]:
+    """Return the devices of a slice; v4's two cores are one device, as on hardware."""
+    from jax.experimental import topologies
+
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if slice_.generation == "v4" else {}
+    if slice_.chips == 1:
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    shape = slice_.shape or {4: "2x2"}.get(slice_.chips, "1x1")
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=f"{slice_.generation}:{shape}", **options)
+    except Exception as error:  # libtpu raises arbitrary exceptions
+        raise CompilerError(f"the TPU compiler does not support {slice_.accelerator_type}: {error}") from None
+    if len(found.devices) != slice_.devices:
+        raise CompilerError(
+            f"the TPU compiler reports {len(found.devices)} devices for {slice_.accelerator_type}, JAX {slice_.devices}"
+        )
+    return found.devices
+
 
 GIB = 2**30
 
@@ -30,7 +84,7 @@ class MemoryReport:
         peak_gib: including all resident arrays.
         short_gib: excess of the peak over the usable memory; 0 if it fits.
         beside_gib: resident arrays that are not arguments.
-        seconds: at the chip's rates, before `forecast` calibrates it; 0 if there is no schedule to read.
+        seconds: at the chip's rates, before `slices.predict` calibrates it; 0 if there is no schedule to read.
     """
 
     name: str

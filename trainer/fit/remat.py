@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 
 from conf.schema.training.model import read_model_section
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from trainer.loops.registry import load_loop
+from trainer.loops import load_loop
 from trainer.step.program import Program
 
 USABLE_HBM_FRACTION = 0.936

@@ -11,7 +11,7 @@ Exit codes: 0 everything fits (with --slices: on one of them), 2 it does not, or
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,109 @@ from jax.sharding import Mesh
 
 from conf.formats import FORMAT
 from conf.schema.infra.topology import UnknownTypeError, find_topology
+from conf.schema.training.loop import CustomLoop, PuzzleLoop
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile, RunFileError, load
-from trainer.fit import slices, suggestions, topologies
-from trainer.fit.memory import GIB, MemoryReport, measure_all
-from trainer.fit.remat import USABLE_HBM_FRACTION, remat_candidates, with_model_overrides
+from trainer.distributed import mesh as meshes
+from trainer.fit import slices
+from trainer.fit.memory import GIB, CompilerError, MemoryReport, measure_all, require_compiler, slice_mesh
+from trainer.fit.remat import REMAT_POLICIES, USABLE_HBM_FRACTION, remat_candidates, with_model_overrides
 from trainer.models import attention
+
+Overrides = dict[str, Any]
+"""Dotted keys and their values, as on the command line."""
+
+MeasureFn = Callable[[RunFile, Overrides, set[str]], list[MemoryReport]]
+"""Measures the experiment with overrides: the programs with the given names, or all if there are none."""
+
+MIN_LOGIT_CHUNK = 16
+
+
+def find_fix(
+    experiment: RunFile, verdicts: Iterable[MemoryReport], judge: MeasureFn
+) -> tuple[Overrides, list[MemoryReport]] | None:
+    """Return the first overrides with which all programs fit, and their verdicts; None if none help.
+
+    Order: save less for the backward pass, smaller chunks of logits, gradient accumulation, weights sharded over more
+    devices. None of them changes the results.
+
+    experiment: with an explicit `model.remat` policy; verdicts: the programs that do not fit are measured again. Each
+    kind of fix is tried at its strongest first; if that is not enough, it stays and the next kind is added.
+    """
+    failing = {v.name for v in verdicts if not v.fits}
+
+    def verdicts_with(overrides: Overrides, names: set[str]) -> list[MemoryReport]:
+        return judge(with_overrides(experiment, overrides), overrides, names)
+
+    taken: Overrides = {}
+    for kind in (stronger_remat_candidates, logit_chunk_candidates, micro_batch_candidates, fsdp_candidates):
+        options = [taken | option for option in kind(with_overrides(experiment, taken))]
+        if not options:
+            continue
+        taken = options[-1]
+        if not _all_fit(verdicts_with(taken, failing)):
+            continue
+        for option in options:
+            if option is taken or _all_fit(verdicts_with(option, failing)):
+                found = verdicts_with(option, set())
+                if _all_fit(found):
+                    return option, found
+    return None
+
+
+def format_overrides(overrides: Overrides) -> list[str]:
+    return [f"{key}={value}" for key, value in overrides.items()]
+
+
+def with_overrides(experiment: RunFile, overrides: Overrides) -> RunFile:
+    """Return the experiment with other values for some keys."""
+    raw = experiment.model_dump()
+    for key, value in overrides.items():
+        *sections, name = key.split(".")
+        at = raw
+        for section in sections:
+            at = at[section]
+        at[name] = value
+    return RunFile.model_validate(raw)
+
+
+def stronger_remat_candidates(experiment: RunFile) -> Iterator[Overrides]:
+    """Yield policies that save less than the experiment's."""
+    policies = REMAT_POLICIES[experiment.model.kind]
+    kept = "outputs" if experiment.model.remat == "offload" else experiment.model.remat
+    for policy in policies[policies.index(kept) + 1 :]:
+        yield {"model.remat": policy}
+
+
+def logit_chunk_candidates(experiment: RunFile) -> Iterator[Overrides]:
+    """Yield half, a quarter and an eighth of the chunk."""
+    if not isinstance(experiment.model, Model):
+        return
+    for share in (2, 4, 8):
+        if experiment.model.logit_chunk // share >= MIN_LOGIT_CHUNK:
+            yield {"model.logit_chunk": experiment.model.logit_chunk // share}
+
+
+def micro_batch_candidates(experiment: RunFile) -> Iterator[Overrides]:
+    """Yield fewer rows per device at a time, down to one."""
+    if isinstance(experiment.loop, CustomLoop | PuzzleLoop):
+        return
+    sizes = meshes.axis_sizes(experiment.mesh, find_topology(experiment.pod.accelerator_type).devices)
+    rows = experiment.loop.rows // (sizes["data"] * sizes["fsdp"])
+    for size in range((experiment.loop.micro_batch_size or rows) - 1, 0, -1):
+        if rows % size == 0:
+            yield {"loop.micro_batch_size": size}
+
+
+def fsdp_candidates(experiment: RunFile) -> Iterator[Overrides]:
+    """Yield weights sharded over all devices that split the batch."""
+    sizes = meshes.axis_sizes(experiment.mesh, find_topology(experiment.pod.accelerator_type).devices)
+    if sizes["data"] > 1:
+        yield {"mesh.data": 1, "mesh.fsdp": sizes["data"] * sizes["fsdp"]}
+
+
+def _all_fit(verdicts: Iterable[MemoryReport]) -> bool:
+    return all(v.fits for v in verdicts)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,13 +146,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise RunFileError("loop.sampler.workers, pods: the compiler knows whole slices only; measure with 0")
         if options.slices:
             return _compare(experiment, options)
-        chosen, verdicts = measure_run(experiment, topologies.slice_mesh(experiment), only)
+        chosen, verdicts = measure_run(experiment, slice_mesh(experiment), only)
         short = [v for v in verdicts if not v.fits]
-        fix = None if only or not short else suggestions.find_fix(chosen, verdicts, _measure)
+        fix = None if only or not short else find_fix(chosen, verdicts, _measure)
     except UnknownTypeError as error:
         print(f"--slices: {error}", file=sys.stderr)
         return 2
-    except (RunFileError, topologies.CompilerError) as error:
+    except (RunFileError, CompilerError) as error:
         print(error, file=sys.stderr)
         return 2
     row = slices.report(chosen, find_topology(chosen.pod.accelerator_type), verdicts, options.zone, spot=options.spot)
@@ -75,11 +172,11 @@ def _compare(experiment: RunFile, options: argparse.Namespace) -> int:
     """Print the run's time and price on several slices."""
 
     def measure(candidate: RunFile) -> tuple[RunFile, list[MemoryReport]]:
-        found = measure_run(candidate, topologies.slice_mesh(candidate), set())
+        found = measure_run(candidate, slice_mesh(candidate), set())
         _print_progress(candidate.pod.accelerator_type, found[1])
         return found
 
-    topologies.require_compiler()
+    require_compiler()
     names = list(dict.fromkeys(filter(None, options.slices.split(","))))
     rows = slices.compare(experiment, names, measure, options.zone, spot=options.spot)
     rows.sort(key=slices.sort_key(options.sort))
@@ -111,7 +208,7 @@ def report_json(
     experiment: RunFile,
     chosen: RunFile,
     verdicts: list[MemoryReport],
-    fix: tuple[suggestions.Overrides, list[MemoryReport]] | None,
+    fix: tuple[Overrides, list[MemoryReport]] | None,
 ) -> dict[str, Any]:
     """Return the verdicts for programs; `fix` is null if everything fits, or if nothing helped."""
     return {
@@ -120,7 +217,7 @@ def report_json(
         "remat": chosen.model.remat,
         "usable_gib": round(USABLE_HBM_FRACTION * (experiment.pod.hbm_bytes_per_chip or 0) / GIB, 3),
         "programs": [v.to_json() for v in verdicts],
-        "fix": fix and {"overrides": suggestions.format_overrides(fix[0]), "programs": [v.to_json() for v in fix[1]]},
+        "fix": fix and {"overrides": format_overrides(fix[0]), "programs": [v.to_json() for v in fix[1]]},
     }
 
 
@@ -138,7 +235,7 @@ def report_lines(chosen: RunFile, verdicts: list[MemoryReport]) -> list[str]:
 def failure_lines(
     chosen: RunFile,
     short: list[MemoryReport],
-    fix: tuple[suggestions.Overrides, list[MemoryReport]] | None,
+    fix: tuple[Overrides, list[MemoryReport]] | None,
     *,
     looked: bool,
 ) -> list[str]:
@@ -150,7 +247,7 @@ def failure_lines(
         overrides, verdicts = fix
         return [
             *said,
-            f"it fits with {' '.join(suggestions.format_overrides(overrides))}:",
+            f"it fits with {' '.join(format_overrides(overrides))}:",
             *report_lines(chosen, verdicts),
         ]
     if looked:
@@ -161,9 +258,9 @@ def failure_lines(
     return said
 
 
-def _measure(experiment: RunFile, overrides: suggestions.Overrides, names: set[str]) -> list[MemoryReport]:
-    verdicts = measure_all(experiment, topologies.slice_mesh(experiment), names)
-    _print_progress(" ".join(suggestions.format_overrides(overrides)), verdicts)
+def _measure(experiment: RunFile, overrides: Overrides, names: set[str]) -> list[MemoryReport]:
+    verdicts = measure_all(experiment, slice_mesh(experiment), names)
+    _print_progress(" ".join(format_overrides(overrides)), verdicts)
     return verdicts
 
 

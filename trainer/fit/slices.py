@@ -5,10 +5,75 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.schema.infra.topology import Topology, find_topology
+from conf.schema.training.loop import GrpoLoop, LmLoop
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from trainer.fit import forecast
-from trainer.fit.memory import MemoryReport
-from trainer.fit.topologies import CompilerError
+from trainer.fit.memory import CompilerError, MemoryReport
+
+FACTORS = {"v5e": 1.086, "v6e": 1.507, "v5p": 1.012, "v4": 1.281}
+"""What makes `step_time`, at the chip's rates, what chips take: the geometric mean of published over computed time, of
+MaxText's step times marked `calibrate` in `tests/bench/forecast/rows.yaml`."""
+INTERVAL = (0.75, 1.06)
+"""Range of actual over forecast time, of the rows marked `judge`."""
+MIN_UPDATE_SECONDS = 0.02
+"""Shorter updates have no forecast: starting instructions and feeding data take milliseconds and are not computed."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the run takes on a slice, without setup and preemptions; the price is a list price, None if unknown."""
+
+    slice_: Topology
+    update_seconds: float
+    eval_seconds: float
+    tokens_per_second: float
+    hours: float
+    zone: str | None
+    usd_per_hour: float | None
+
+    @property
+    def usd(self) -> float | None:
+        return None if self.usd_per_hour is None else self.hours * self.usd_per_hour
+
+    def to_json(self) -> dict[str, Any]:
+        """Return `forecast` of `slipway fit --json`."""
+        seconds = {"update_seconds": self.update_seconds, "eval_seconds": self.eval_seconds}
+        price = {"zone": self.zone, "usd_per_hour": self.usd_per_hour, "usd": self.usd}
+        interval = {"low": INTERVAL[0], "high": INTERVAL[1]}
+        return seconds | {"tokens_per_second": self.tokens_per_second, "hours": self.hours} | interval | price
+
+
+def predict(experiment: RunFile, slice_: Topology, seconds: dict[str, float], zone: str | None, spot: bool) -> Forecast:
+    """Predict a run of the lm loop from the computed seconds of its programs; `zone` is preferred to cheaper ones."""
+    loop = experiment.loop
+    assert isinstance(loop, LmLoop)
+    factor = FACTORS[slice_.generation]
+    update, evaluation = factor * seconds["update"], factor * seconds.get("eval", 0.0)
+    total = loop.steps * update + -(-loop.steps // loop.eval_interval) * loop.eval_batches * evaluation
+    where, price = find_price(slice_, zone, spot=spot)
+    return Forecast(slice_, update, evaluation, loop.total_batch_tokens / update, total / 3600, where, price)
+
+
+def why_none(experiment: RunFile, slice_: Topology) -> str:
+    """Return why a run has no forecast; empty if it has one."""
+    if isinstance(experiment.loop, GrpoLoop):
+        return "no forecast: how long answers of loop=grpo get is not known before the run"
+    if not isinstance(experiment.loop, LmLoop):
+        return f"no forecast: only loop=lm has published step times to calibrate on, not {experiment.loop.kind}"
+    if slice_.generation not in FACTORS:
+        known = ", ".join(FACTORS)
+        return f"no forecast: no published step time of {slice_.generation} to calibrate on; calibrated: {known}"
+    return ""
+
+
+def find_price(slice_: Topology, zone: str | None, *, spot: bool) -> tuple[str | None, float | None]:
+    """Return a zone and the slice's list price per hour there: the given zone's, or the lowest; None if unknown."""
+    prices = {z: slice_.usd_per_hour(z, spot=spot) for z in slice_.usd_per_chip_hour}
+    known = {z: price for z, price in prices.items() if price is not None}
+    if not known:
+        return None, None
+    where = zone if zone in known else min(known, key=lambda z: known[z])
+    return where, known[where]
+
 
 MeasureFn = Callable[[RunFile], tuple[RunFile, list[MemoryReport]]]
 """Compiles all programs of a run; returns it with the remat policy that was chosen, and the verdicts."""
@@ -21,7 +86,7 @@ class SliceReport:
 
     slice_: Topology
     verdicts: list[MemoryReport]
-    forecast: forecast.Forecast | None
+    forecast: Forecast | None
     why: str = ""
 
     @property
@@ -70,18 +135,18 @@ def report(
 ) -> SliceReport:
     """Return the row of a slice whose programs were compiled."""
     seconds = {v.name: v.seconds for v in verdicts}
-    why = forecast.why_none(experiment, slice_)
+    why = why_none(experiment, slice_)
     if short := [v for v in verdicts if not v.fits]:
         worst = max(short, key=lambda v: v.peak_gib)
         why = f"does not fit: {worst.name} needs {worst.peak_gib:.2f} of {worst.hbm_gib:.2f} GiB per device"
     elif not why and not seconds.get("update"):
         why = "no forecast: the update was not compiled, or this version of JAX cannot read its schedule"
-    elif not why and seconds["update"] < forecast.MIN_UPDATE_SECONDS:
+    elif not why and seconds["update"] < MIN_UPDATE_SECONDS:
         computed = f"{1000 * seconds['update']:.2g} ms"
         why = f"no forecast: the chip computes an update in {computed}; what is around it takes longer"
     if why:
         return SliceReport(slice_, verdicts, None, why)
-    return SliceReport(slice_, verdicts, forecast.predict(experiment, slice_, seconds, zone, spot=spot))
+    return SliceReport(slice_, verdicts, predict(experiment, slice_, seconds, zone, spot=spot))
 
 
 def _report(experiment: RunFile, slice_: Topology, measure: MeasureFn, zone: str | None, *, spot: bool) -> SliceReport:
@@ -97,7 +162,7 @@ def table(rows: list[SliceReport]) -> list[str]:
     head = f"{'slice':<16}{'fits':<6}{'s/step':>9}{'tokens/s':>13}{'hours':>10}{'USD':>12}  {'USD per hour':<14}"
     lines = [head.rstrip(), *(_line(row) for row in rows)]
     if any(row.forecast for row in rows):
-        low, high = forecast.INTERVAL
+        low, high = INTERVAL
         lines.append(
             f"a forecast: published runs took {low:.2f} to {high:.2f} times as long; setup, checkpoints and "
             "preemptions are not counted; list prices"

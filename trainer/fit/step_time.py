@@ -1,7 +1,7 @@
 """The time of a compiled program on one device, from its schedule and the chip's rates.
 
 Each instruction takes as long as its operations at the peak rate, or its bytes at HBM's bandwidth if that is longer. A
-transfer runs from its start until an instruction needs it. `forecast` multiplies the parts by calibrated factors.
+transfer runs from its start until an instruction needs it. `slices` multiplies the parts by calibrated factors.
 """
 
 import math

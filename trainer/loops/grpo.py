@@ -16,8 +16,8 @@ from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.data import questions
-from trainer.data.problem import Draw
-from trainer.distributed.batch_sharding import check_accumulation
+from trainer.data.prompting import Draw
+from trainer.distributed.mesh import check_accumulation
 from trainer.distributed.preemption import PreemptionNotice
 from trainer.distributed.runtime import shard_batch
 from trainer.environments.episodes import Episodes
@@ -29,15 +29,12 @@ from trainer.models.weights import Params
 from trainer.pretrained import store
 from trainer.rewards.functions import check_columns, resolve
 from trainer.rewards.pool import RewardPool
-from trainer.rl import batching
 from trainer.rl import programs as grpo_programs
-from trainer.rl.evaluations import Evaluations
-from trainer.rl.programs import programs
-from trainer.rl.progress import Progress
+from trainer.rl.programs import programs, supervised_batch
 from trainer.rl.remote.source import RemoteRollouts
 from trainer.rl.rollouts import RolloutGenerator, staleness
-from trainer.rl.state import StateSaver, TrainState
-from trainer.rl.telemetry import Telemetry
+from trainer.rl.state import Evaluations, StateSaver, TrainState
+from trainer.rl.telemetry import Progress, Telemetry
 from trainer.step import train_step
 from trainer.step.batch_check import BatchCheck
 from trainer.telemetry import startup_report
@@ -89,7 +86,7 @@ class GrpoTrainer:
         if checkpoints.latest_step() is None:  # else they are not read again
             store.check_weights(experiment.decoder)
             store.check_weights(grpo_programs.reference_model(experiment))
-        self.sampler = batching.build_sampler(experiment.decoder, loop, mesh, prompting)
+        self.sampler = grpo_programs.build_sampler(experiment.decoder, loop, mesh, prompting)
         evaluation = Evaluator(loop, self.questions, self.sampler, reward_pool, experiment.seed, self.episodes)
         batches = BatchCheck(experiment.checkpoint, mesh)  # every process has the whole batch
         self.telemetry = Telemetry(experiment, loop, log, batches, lambda: self.saver.diagnose(self.train_state))
@@ -106,13 +103,22 @@ class GrpoTrainer:
             self.train_state = self._restore_or_init()
         with log.phases.measure("compile"):
             self.programs = grpo_programs.GrpoPrograms(loop, compilation.wait(self.telemetry.costs))
+        stopwatch = self.telemetry.stopwatch
         self.rollouts = RolloutGenerator(
-            *(loop, mesh, experiment.seed, self.questions, self.sampler, self.programs, reward_pool),
-            *(self.telemetry.stopwatch, self.episodes),
+            loop,
+            mesh,
+            experiment.seed,
+            questions=self.questions,
+            sampler=self.sampler,
+            programs=self.programs,
+            reward_pool=reward_pool,
+            stopwatch=stopwatch,
+            episodes=self.episodes,
         )
-        self.remote = None
-        if loop.sampler.is_remote or loop.replay is not None:
-            self.remote = RemoteRollouts(experiment, loop, self.rollouts, self.sampler, log, self.telemetry.stopwatch)
+        is_remote = loop.sampler.is_remote or loop.replay is not None
+        self.remote = (
+            RemoteRollouts(experiment, loop, self.rollouts, self.sampler, log, stopwatch) if is_remote else None
+        )
 
     def run(self) -> None:
         train_state = self.train_state
@@ -160,7 +166,7 @@ class GrpoTrainer:
             with telemetry.stopwatch.measure("update_time"):
                 asked = self.questions.train(Draw("warm_start", progress.warm_steps), loop.rows)
                 worked = self.episodes.worked(asked) if self.episodes else None
-                batch = batching.supervised_batch(asked, loop, worked)
+                batch = supervised_batch(asked, loop, worked)
                 placed = shard_batch(batch, self.mesh)
                 train_state.state, metrics = self.programs.warm_start(train_state.state, placed)
             progress.warm_steps += 1

@@ -10,31 +10,33 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from conf.schema.training.loop import LmLoop
+from conf.schema.training.loop import LmLoop, TextSamples
+from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile, RunFileError
+from conf.schema.training.sampling import MAX_DECODE_CHUNK
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.data import batches
-from trainer.distributed import batch_sharding
 from trainer.distributed import mesh as meshes
-from trainer.distributed.batch import Batch, DeviceBatch
+from trainer.distributed.mesh import Batch, BatchSharding, DeviceBatch, shard_rows
 from trainer.distributed.preemption import PreemptionNotice
 from trainer.evaluation.model import TextModel
 from trainer.evaluation.plugins import EvaluationPlugins
 from trainer.loops.updates import UpdateLoop
 from trainer.losses import lm
+from trainer.models.weights import Params
+from trainer.sampler import Sampler, SamplerSettings, StopCriteria
 from trainer.step import nan_diagnosis, train_step
 from trainer.step.batch_check import BatchCheck, read_by
 from trainer.step.program import Program
 from trainer.telemetry import startup_report, throughput
 from trainer.telemetry.metrics import MetricsLogger
-from trainer.telemetry.text_samples import TextSampler
 
 
 def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     """Train from the newest checkpoint, or from the seed, to the last step. Raises RunFileError before any work."""
     data = batches.Dataset(experiment.data)
     loop = _validated_loop(experiment, data)
-    split = batch_sharding.shard_rows(loop, mesh)
+    split = shard_rows(loop, mesh)
     stream = data.train_batches(loop, experiment.seed, split.rows)
     again = _read_again(experiment, loop, data, mesh)
     metrics = ("eval_loss", "eval_bits_per_byte")
@@ -62,7 +64,7 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     """Yield the programs that a run compiles, with abstract arguments."""
     cfg, loop, opt = experiment.decoder, experiment.loop, experiment.optimizer
     assert isinstance(loop, LmLoop)
-    split = batch_sharding.shard_rows(loop, mesh)
+    split = shard_rows(loop, mesh)
     state, batch = train_step.abstract_state(cfg, opt, mesh), _abstract_batch(experiment, loop, split)
     yield Program(
         "update", train_step.build_update(lm.loss(cfg, loop), cfg, opt, mesh, split.accumulation), (state, batch)
@@ -86,7 +88,7 @@ def _validated_loop(experiment: RunFile, data: batches.Dataset) -> LmLoop:
 
 def _read_again(experiment: RunFile, loop: LmLoop, data: batches.Dataset, mesh: Mesh) -> batches.BatchStream:
     """Return the rows of the process that this one checks; nothing is read before the first of them is asked for."""
-    rows = batch_sharding.shard_rows(loop, mesh, read_by(jax.process_index())).rows
+    rows = shard_rows(loop, mesh, read_by(jax.process_index())).rows
     return data.train_batches(loop, experiment.seed, rows, ahead=experiment.checkpoint.verify_data)
 
 
@@ -109,7 +111,7 @@ class LmUpdates(UpdateLoop[LmLoop]):
         self,
         compilation: startup_report.Compilation,
         data: batches.Dataset,
-        split: batch_sharding.BatchSharding,
+        split: BatchSharding,
         state: train_step.State,
     ) -> None:
         """Wait for everything that runs between the first and the last update. Nothing is compiled later."""
@@ -160,9 +162,41 @@ def _token_bytes(data: batches.Dataset, vocab_size: int, mesh: Mesh) -> jax.Arra
     return jax.device_put(padded, meshes.named_sharding(mesh))
 
 
-def _abstract_batch(
-    experiment: RunFile, loop: LmLoop, split: batch_sharding.BatchSharding
-) -> dict[str, jax.ShapeDtypeStruct]:
+def _abstract_batch(experiment: RunFile, loop: LmLoop, split: BatchSharding) -> dict[str, jax.ShapeDtypeStruct]:
     shape, sharding = split.shape(loop.seq_len), split.sharding
     types = batches.Dataset(experiment.data).batch_dtypes
     return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in types.items()}
+
+
+class TextSampler:
+    """The prompts of `loop.text_samples`, and the sampler that continues them.
+
+    Uses the same randomness each time, to make texts of one run comparable. Raises RunFileError if prompt and
+    continuation exceed the model's context.
+    """
+
+    def __init__(self, settings: TextSamples, data: batches.Dataset, cfg: Model, mesh: Mesh, seed: int) -> None:
+        self._settings = settings
+        self._tokenizer, begin = data.tokenizer, data.bos_ids
+        encoded = [[*begin, *ids.tolist()] for ids in self._tokenizer.encode(settings.prompts)]
+        longest = max(len(ids) for ids in encoded)
+        if longest + settings.max_new_tokens > cfg.max_seq_len:
+            raise RunFileError(
+                f"loop.text_samples.max_new_tokens: a prompt of {longest} tokens plus {settings.max_new_tokens} "
+                f"exceeds model.max_seq_len, {cfg.max_seq_len}"
+            )
+        if not all(encoded):
+            raise RunFileError("loop.text_samples.prompts: a prompt is empty; each needs at least one token")
+        sizes = SamplerSettings(longest, settings.max_new_tokens, slots=len(encoded), chunk=MAX_DECODE_CHUNK)
+        self._sampler = Sampler(cfg, sizes, mesh, StopCriteria(() if data.eos_id is None else (data.eos_id,)))
+        self._prompts, self._key = encoded, jax.random.key(seed)
+
+    def generate(self, params: Params) -> list[str]:
+        """Return each prompt with its continuation, as Markdown. All processes must call it, and all get the same."""
+        copy, temperature = self._sampler.load_params(params), self._settings.temperature
+        drawn = self._sampler.generate(copy, self._prompts, 1, self._key, temperature)
+        said = [self._tokenizer.decode(f.tokens.tolist()) for f in sorted(drawn, key=lambda found: found.row)]
+        return [
+            f"{prompt}**{text}**".replace("\n", "  \n")
+            for prompt, text in zip(self._settings.prompts, said, strict=True)
+        ]

@@ -14,12 +14,12 @@ from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed import mesh as meshes
 from trainer.distributed import runtime
-from trainer.distributed.batch import Batch, DeviceBatch
-from trainer.distributed.batch_sharding import check_accumulation
+from trainer.distributed.mesh import Batch, DeviceBatch, check_accumulation
 from trainer.distributed.preemption import PreemptionNotice
 from trainer.evaluation import puzzles
 from trainer.evaluation.model import PuzzleModel
 from trainer.evaluation.plugins import EvaluationPlugins
+from trainer.evaluation.puzzles import draw_puzzle
 from trainer.loops.updates import UpdateLoop
 from trainer.losses import puzzle
 from trainer.models.weights import Params
@@ -28,7 +28,6 @@ from trainer.step import nan_diagnosis, train_step
 from trainer.step.batch_check import BatchCheck
 from trainer.step.program import Program, abstract_rows
 from trainer.telemetry import startup_report, throughput
-from trainer.telemetry.boards import draw_puzzle
 from trainer.telemetry.metrics import MetricsLogger
 
 Solved = tuple[dict[str, np.ndarray], np.ndarray, list[np.ndarray]]

@@ -18,17 +18,16 @@ from conf.schema.training.puzzle import PuzzleLoop
 from conf.schema.training.run_yaml import RunFile
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.data.batches import Stream
-from trainer.distributed.batch import Batch, DeviceBatch
+from trainer.distributed.mesh import Batch, DeviceBatch
 from trainer.distributed.preemption import PreemptedError, PreemptionNotice
 from trainer.distributed.runtime import gather_tree
 from trainer.evaluation.plugins import EvaluationPlugins
 from trainer.step import nan_diagnosis, train_step
 from trainer.step.batch_check import BatchCheck
-from trainer.step.nan_check import check_finite
-from trainer.step.nan_diagnosis import judge
+from trainer.step.nan_diagnosis import check_finite, judge
 from trainer.telemetry import throughput
 from trainer.telemetry.metrics import MetricsLogger
-from trainer.telemetry.stragglers import StragglerWatch
+from trainer.telemetry.throughput import StragglerWatch
 
 LoopConfig = TypeVar("LoopConfig", LmLoop, PuzzleLoop)
 
@@ -106,21 +105,19 @@ class UpdateLoop(ABC, Generic[LoopConfig]):
             state, metrics = self.update(state, placed)
             self.batches.count(batch)
             self._flush(state)
-            self.pending = (step + 1, metrics, batch)
-            if self._needs_flush(step + 1):
+            done = step + 1
+            self.pending = (done, metrics, batch)
+            # an evaluation, sample, checkpoint or the end follows, which needs this update's result
+            if done % loop.eval_interval == 0 or self._should_sample(done) or self._should_save(done):
                 self._flush(state)
-            if self._should_save(step + 1):  # before evaluating, so that a failed evaluation loses nothing
+            if self._should_save(done):  # before evaluating, so that a failed evaluation loses nothing
                 with self.stopwatch.excluded(), self.log.phases.measure("checkpoints"):
-                    self._save(step + 1, state)
+                    self._save(done, state)
         profiler.close()
         results = self._evaluate(loop.steps, state)
         if bad := sum(gather_tree(self.stream.num_bad_lines()).values()):
             results["bad_lines"] = bad
         self.log.summarize(**{n: x for n, x in results.items() if "/" not in n}, steps=loop.steps)
-
-    def _needs_flush(self, done: int) -> bool:
-        """Return whether an evaluation, sample, checkpoint or the end follows, which needs the last update's result."""
-        return done % self.loop.eval_interval == 0 or self._should_sample(done) or self._should_save(done)
 
     def _should_save(self, done: int) -> bool:
         evaluates = done % self.loop.eval_interval == 0

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from conf.schema.training.puzzle import PuzzleLoop, Trm
-from trainer.distributed.batch import DeviceBatch
+from trainer.distributed.mesh import DeviceBatch
 from trainer.models import trm
 from trainer.models.weights import Params
 from trainer.step.metric_sums import Mean, MetricSums

@@ -23,7 +23,7 @@ from trainer.distributed.checksums import named_leaves
 Params = dict[str, Any]
 """The weights: arrays in the tree of `weight_table`."""
 
-TABLES = {"decoder": "trainer.models.decoder_weights", "trm": "trainer.models.trm_weights"}
+TABLES = {"decoder": "trainer.models.decoder_weights", "trm": "trainer.models.trm"}
 """Modules with `weight_table(cfg)`, by the model's kind."""
 
 

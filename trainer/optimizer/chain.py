@@ -19,11 +19,82 @@ from trainer.distributed import mesh as meshes
 from trainer.distributed.checksums import leaf_path, named_leaves
 from trainer.extension import load_extension
 from trainer.models.weights import weight_table
-from trainer.optimizer import adafactor, muon
-from trainer.optimizer.atan2 import scale_by_adam_atan2
-from trainer.optimizer.matrices import MatrixView, matrix_views
-from trainer.optimizer.rules import UpdateRule, map_with_path, update_rules
-from trainer.optimizer.schedules import ScheduleFn, schedule_factor
+from trainer.optimizer import muon
+from trainer.optimizer.rules import (
+    MatrixView,
+    ScheduleFn,
+    UpdateRule,
+    map_with_path,
+    matrix_views,
+    schedule_factor,
+    update_rules,
+)
+
+MIN_SCALE = 1e-3
+"""Minimum root mean square used to scale a weight's update, so that zero-initialized weights move."""
+
+
+def scale_by_adafactor(opt: Adafactor, cfg: AnyModel) -> optax.GradientTransformation:
+    """Return the transformation from gradients to directions, for weights in the layers or outside them, not both.
+
+    Adafactor (https://arxiv.org/abs/1804.04235) is optax's, applied to the matrices of each layer.
+
+    Every matrix has factored moments, however small, and its own root mean square in each layer.
+    """
+    parts = [optax.scale_by_factored_rms(decay_rate=opt.decay_exponent, epsilon=opt.eps, min_dim_size_to_factor=1)]
+    if opt.update_clip is not None:
+        parts.append(optax.clip_by_block_rms(opt.update_clip))
+    if opt.scale_by_weight:
+        parts.append(optax.scale_by_param_block_rms(MIN_SCALE))
+    if opt.b1 is not None:
+        parts.append(optax.ema(opt.b1, debias=False))
+    one, shapes = optax.chain(*parts), matrix_views(cfg)
+
+    def viewed(tree: Any) -> Any:
+        return map_with_path(lambda path, x: x.reshape(shapes[path].shape), tree)
+
+    def stacked(tree: Any) -> bool:
+        found = {shapes[path].is_stacked for path in jax.tree.leaves(map_with_path(lambda path, _: path, tree))}
+        return found == {True}
+
+    def init(params: Any) -> Any:
+        return (jax.vmap(one.init) if stacked(params) else one.init)(viewed(params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        each = jax.vmap(one.update) if stacked(updates) else one.update
+        directions, state = each(viewed(updates), state, viewed(params))
+        return jax.tree.map(lambda d, g: d.reshape(g.shape), directions, updates), state
+
+    return optax.GradientTransformation(init, update)
+
+
+class AdamAtan2State(NamedTuple):
+    """Number of updates, and both moments of each weight."""
+
+    done: Any
+    mu: Any
+    nu: Any
+
+
+def scale_by_adam_atan2(b1: float, b2: float) -> optax.GradientTransformation:
+    """Return the transformation from gradients to atan2(m, sqrt(v / (1 - b2^t))) / (1 - b1^t).
+
+    AdamATan2 has Adam's moments, divided by atan2 (https://arxiv.org/abs/2407.05872), so that no eps sets a scale.
+    """
+
+    def init(params: Any) -> Any:
+        return AdamAtan2State(jnp.int32(0), *(jax.tree.map(jnp.zeros_like, params) for _ in range(2)))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del params
+        done = state.done + 1
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.nu, updates)
+        first, second = 1 - jnp.float32(b1) ** done, jnp.sqrt(1 - jnp.float32(b2) ** done)
+        steps = jax.tree.map(lambda m, v: jnp.arctan2(m, jnp.sqrt(v) / second) / first, mu, nu)
+        return steps, AdamAtan2State(done, mu, nu)
+
+    return optax.GradientTransformation(init, update)
 
 
 def build_optimizer(opt: Optimizer, cfg: AnyModel) -> optax.GradientTransformation:
@@ -59,7 +130,7 @@ def _direction(opt: Optimizer, cfg: AnyModel, rule: UpdateRule) -> optax.Gradien
         case CustomOptimizer():
             return load_extension("optimizer rule", opt.rule, "optimizer.rule", opt.options)()
         case Adafactor():
-            return adafactor.scale_by_adafactor(opt, cfg)
+            return scale_by_adafactor(opt, cfg)
         case AdamAtan2():
             return scale_by_adam_atan2(rule.b1, rule.b2)
         case Lion():

@@ -12,9 +12,7 @@ from jax.sharding import PartitionSpec
 from conf.schema.training.model import AnyModel
 from conf.schema.training.optimizer import Muon
 from trainer.distributed import mesh as meshes
-from trainer.optimizer.matrices import MatrixView, matrix_views
-from trainer.optimizer.rules import map_with_path
-from trainer.optimizer.schedules import schedule_factor
+from trainer.optimizer.rules import MatrixView, map_with_path, matrix_views, schedule_factor
 
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """a, b, c of a x + b x^3 + c x^5 from the Muon post: steep at 0, and close enough to 1 after five iterations."""

@@ -1,17 +1,108 @@
-"""Per-weight optimizer settings: direction, learning rate and decay, by the weight's path."""
+"""What the optimizer does with each weight, by its path: its matrix, direction, learning rate, decay and schedules."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
 from conf.schema.training.model import AnyModel
-from conf.schema.training.optimizer import Adafactor, CustomOptimizer, Muon, MuonParamGroup, Optimizer, ParamGroup
+from conf.schema.training.optimizer import (
+    Adafactor,
+    ConstantSchedule,
+    CustomOptimizer,
+    DecaySchedule,
+    Muon,
+    MuonParamGroup,
+    Optimizer,
+    ParamGroup,
+    PiecewiseSchedule,
+    Schedule,
+    WarmupStableDecaySchedule,
+)
 from conf.schema.training.run_yaml import RunFileError
-from trainer.distributed.checksums import leaf_path
-from trainer.optimizer.matrices import MatrixView, matrix_views
+from trainer.distributed.checksums import leaf_path, named_leaves
+from trainer.models.weights import Weight, weight_table
+
+
+@dataclass(frozen=True)
+class MatrixView:
+    """A weight with some of its axes merged.
+
+    Attributes:
+        shape: [layers, inputs, outputs] for a layer matrix, [layers, n] for a layer vector, [a, b] for another matrix.
+        axes: the logical axes merged into each of these axes.
+        trained: false for a constant.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[tuple[str | None, ...], ...]
+    trained: bool = True
+
+    @property
+    def is_stacked(self) -> bool:
+        """Return whether the first axis counts layers."""
+        return self.axes[:1] == (("layers",),)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Return whether it is a layer matrix, [layers, inputs, outputs]."""
+        return self.is_stacked and len(self.shape) == 3
+
+
+def matrix_views(cfg: AnyModel) -> dict[str, MatrixView]:
+    """Return each weight's view by its dotted path, with the two axes of heads merged into one."""
+    return {path: _matrix_view(weight) for path, weight in named_leaves(weight_table(cfg)).items()}
+
+
+def _matrix_view(weight: Weight) -> MatrixView:
+    merged: list[tuple[str | None, ...]] = []
+    for axis in weight.axes:
+        if axis == "head_dim" and merged and merged[-1][-1] in ("heads", "kv_heads"):
+            merged[-1] = (*merged[-1], axis)
+        else:
+            merged.append((axis,))
+    sizes, start = [], 0
+    for group in merged:
+        sizes.append(math.prod(weight.shape[start : start + len(group)]))
+        start += len(group)
+    return MatrixView(tuple(sizes), tuple(merged), weight.trained)
+
+
+ScheduleFn = Callable[[Any], jax.Array]
+"""Maps the number of earlier updates to the fraction of the peak, float32."""
+
+
+def schedule_factor(schedule: Schedule | None) -> ScheduleFn:
+    """Return the schedule as a function; None is constant 1.
+
+    Update n (from 1) of a warm-up has n / warmup_steps, so the first one already moves the weights. A decay begins at
+    the peak with the first update of its phase, and ends after `horizon_steps` updates.
+    """
+    if schedule is None:
+        return lambda count: jnp.ones_like(jnp.float32(count))
+    if isinstance(schedule, PiecewiseSchedule):
+        steps, shares = zip(*schedule.points, strict=True)
+        return lambda count: jnp.interp(jnp.float32(count), jnp.float32(steps), jnp.float32(shares))
+    warmup, rest = schedule.warmup_steps, _main_schedule(schedule)
+    return lambda count: jnp.float32(jnp.where(count < warmup, (count + 1) / max(warmup, 1), rest(count - warmup)))
+
+
+def _main_schedule(schedule: ConstantSchedule | DecaySchedule | WarmupStableDecaySchedule) -> optax.Schedule:
+    """Return the schedule as a function of the updates since the warm-up."""
+    if isinstance(schedule, ConstantSchedule):
+        return optax.schedules.constant_schedule(1.0)
+    length, final = schedule.horizon_steps - schedule.warmup_steps, schedule.final_fraction
+    if isinstance(schedule, DecaySchedule):
+        if schedule.kind == "cosine":
+            return optax.schedules.cosine_decay_schedule(1.0, length, alpha=final)
+        return optax.schedules.linear_schedule(1.0, final, length)
+    stable = length - schedule.decay_steps
+    return optax.schedules.linear_schedule(1.0, final, schedule.decay_steps, transition_begin=stable)
 
 
 @dataclass(frozen=True)

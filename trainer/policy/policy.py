@@ -1,7 +1,11 @@
-"""A policy to try by hand: weights of a folder, their tokenizer and prompts, and the sampler, on this machine."""
+"""A policy to try by hand: weights of a folder, their tokenizer and prompts, and the sampler, on this machine.
 
+`trainer.generate` and `trainer.chat` share its command-line arguments.
+"""
+
+import argparse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
@@ -12,10 +16,11 @@ from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import AnyModel, Model, different_weights
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from conf.schema.training.sampling import MAX_DECODE_CHUNK
+from trainer.corpus import files
 from trainer.distributed.mesh import MESH_AXES
 from trainer.models.weights import Params
 from trainer.policy.prompts import PolicyPrompts
-from trainer.policy.tokenizer_files import TOKENIZER_FILE, TOKENIZER_FOLDER
+from trainer.policy.run_files import TOKENIZER_FILE, TOKENIZER_FOLDER
 from trainer.pretrained import run_weights, store
 from trainer.sampler import Sampler, SamplerSettings, StopCriteria
 
@@ -146,3 +151,45 @@ class Policy:
             made = Sampler(self.cfg, settings, self._mesh, stops)
             self._copies = {key: (made, made.load_params(self._params))}
         return self._copies[key]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the folder of weights and how to draw responses."""
+    parser.add_argument("folder", type=epath.Path, help="RUN/checkpoints/STEP, or a folder of exported weights")
+    parser.add_argument("--temperature", type=_temperature, metavar="T", help="0: greedy (default: the run's, or 1)")
+    parser.add_argument("--top-k", type=count, help="sample from the K likeliest tokens", metavar="K")
+    parser.add_argument("--top-p", type=_share, help="sample from the likeliest tokens of probability P", metavar="P")
+    parser.add_argument(
+        "--max-new-tokens", type=count, metavar="N", help="tokens of a response (default: the run's, or 256)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the samples (default: 0)")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="dtype to compute in (default: the run's)")
+    parser.add_argument("--tokenizer", metavar="FILE", help="tokenizer.json, if the folder has none")
+
+
+def load_policy(options: argparse.Namespace) -> tuple[Policy, Sampling]:
+    """Return the policy and how to draw its responses. Raises RunFileError."""
+    files.use_buckets()
+    policy = Policy(options.folder, tokenizer=options.tokenizer, dtype=options.dtype)
+    named = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "max_new_tokens", "seed")}
+    given = {name: value for name, value in named.items() if value is not None}
+    return policy, replace(policy.default_sampling(), **given)
+
+
+def _temperature(word: str) -> float:
+    if (value := float(word)) < 0:
+        raise argparse.ArgumentTypeError(f"{word} is below 0")
+    return value
+
+
+def count(word: str) -> int:
+    """Parse a number that is at least 1."""
+    if (value := int(word)) < 1:
+        raise argparse.ArgumentTypeError(f"{word} is below 1")
+    return value
+
+
+def _share(word: str) -> float:
+    if not 0 < (value := float(word)) <= 1:
+        raise argparse.ArgumentTypeError(f"{word} is not above 0 and at most 1")
+    return value

@@ -8,9 +8,8 @@ from conf.schema.training.prompts import QuestionData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.data import chat
 from trainer.data.chat import CHAT_TEMPLATES, ChatMessage, ChatTemplate, SpecialToken
-from trainer.data.problem import Problem
-from trainer.data.prompting import PromptEncoder
-from trainer.policy.tokenizer_files import is_plain_text
+from trainer.data.prompting import Problem, PromptEncoder
+from trainer.policy.run_files import is_plain_text
 from trainer.tokenizer.loading import Tokenizer, load_tokenizer
 
 TURN_MARKERS = {"gemma": "<start_of_turn>", "llama3": "<|start_header_id|>", "qwen": "<|im_start|>"}

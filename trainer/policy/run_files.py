@@ -1,14 +1,85 @@
 """What a run keeps beside its checkpoints, so that its weights can be used without its pod and its data.
 
-RUN/run.yaml says of what model they are and how prompts are written; RUN/tokenizer/ has the tokenizer.
+RUN/run.yaml says of what model they are and how prompts are written; RUN/tokenizer/ has the tokenizer as files of
+Hugging Face's tokenizers library, whatever `data.tokenizer` names.
 """
+
+from collections.abc import Iterator
+from typing import Any
 
 import yaml
 from etils import epath
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from conf.schema.training.data import Corpus, TextData
+from conf.schema.training.prompts import QuestionData
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from trainer.policy.tokenizer_files import TOKENIZER_FILE, TOKENIZER_FOLDER, tokenizer_files
+from trainer.data.batches import Dataset
 from trainer.pretrained.run_weights import RUN_FILE
+from trainer.tokenizer import loading
+from trainer.tokenizer.loading import VOCAB_SIZE
+
+TOKENIZER_FOLDER = "tokenizer"
+TOKENIZER_FILE = "tokenizer.json"
+COMPANIONS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+"""Files of a Hugging Face model beside tokenizer.json that are kept with it."""
+
+
+def tokenizer_files(data: Any) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of the tokenizer's files; nothing for data without a tokenizer, or if it is absent.
+
+    Raises:
+        RunFileError: the text of a tokenizer of characters cannot be read.
+    """
+    if not isinstance(data, Corpus | QuestionData):
+        return
+    if data.tokenizer == loading.BYTES:
+        library = byte_library(special=not is_plain_text(data))
+        yield TOKENIZER_FILE, library.to_str(pretty=True).encode()
+        return
+    if data.tokenizer == loading.CHARACTERS:
+        if isinstance(data, TextData):
+            vocabulary = Dataset(data).tokenizer
+            characters = [vocabulary.decode([i]) for i in range(vocabulary.vocab_size)]
+            yield TOKENIZER_FILE, character_library(characters).to_str(pretty=True).encode()
+        return
+    path = epath.Path(data.tokenizer)
+    if not path.exists():
+        return  # the loop reports it, on all processes
+    yield TOKENIZER_FILE, path.read_bytes()
+    for name in COMPANIONS:
+        if (path.parent / name).exists():
+            yield name, (path.parent / name).read_bytes()
+
+
+def is_plain_text(data: Any) -> bool:
+    """Return whether the data are windows of a text, which has no special tokens."""
+    return isinstance(data, TextData) and data.packing == "windows"
+
+
+def byte_library(*, special: bool = True) -> Tokenizer:
+    """Return the tokenizer `bytes` as the library has it: the same ids for every text and special token."""
+    vocabulary = {character: byte for byte, character in enumerate(loading.byte_characters())}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    ordered = sorted(loading.ByteTokenizer().special_tokens.items(), key=lambda item: item[1])
+    if special:
+        made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name, _ in ordered])
+        assert made.get_vocab_size() == VOCAB_SIZE
+    return made
+
+
+def character_library(characters: list[str]) -> Tokenizer:
+    """Return a tokenizer with one id per character, in the given order; other characters are left out of a text."""
+    made = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(characters)}, merges=[]))
+    made.decoder = decoders.Fuse()
+    return made
 
 
 def run_yaml(experiment: RunFile) -> str:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from conf.schema.training.model import AnyModel, Model, different_weights, read_model_section
 from trainer.distributed.mesh import with_shardings
-from trainer.models import lora
+from trainer.models.decoder_weights import merged_weight
 from trainer.models.weights import Params, abstract_params, overlay, param_shardings, select
 from trainer.pretrained import hf_families, hf_files, peft_files, run_weights
 from trainer.pretrained.run_weights import StoreError
@@ -73,7 +73,7 @@ def merged(params: Params, cfg: Model) -> Params:
         if isinstance(value, dict):
             found[name] = merged(value, cfg)
         elif f"{name}_lora_a" in params:
-            read = partial(lora.merged_weight, params, name, cfg)
+            read = partial(merged_weight, params, name, cfg)
             found[name] = run_weights.StoredArray(tuple(value.shape), np.dtype(np.float32), read)
         elif not name.endswith(("_lora_a", "_lora_b")):
             found[name] = value

@@ -18,8 +18,8 @@ from functools import cache, lru_cache
 from math import gcd
 from typing import Any, NamedTuple
 
-from trainer.rewards import limits
 from trainer.rewards.extract import NEGATION, NUMBER
+from trainer.rewards.process import uncounted_cpu_time
 
 MAX_ANSWER_CHARS = 300
 """Maximum characters of an answer; longer text is not an answer."""
@@ -217,7 +217,7 @@ def _is_equal_expression(given: str, right: str) -> bool:
 
 @cache
 def _load_math_verify() -> Any:
-    with limits.uncounted_cpu_time():
+    with uncounted_cpu_time():
         import math_verify
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns of every unreadable expression
     return math_verify

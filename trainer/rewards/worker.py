@@ -10,8 +10,8 @@ import signal
 import sys
 from typing import Any
 
-from trainer.rewards import limits
 from trainer.rewards.functions import arguments, resolve
+from trainer.rewards.process import cpu_time_limit, install_limits, uncounted_cpu_time
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # to all of the run: a notice, which the trainer answers
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    limits.install_limits()
+    install_limits()
     for line in sys.stdin:
         name, response, answer, prompt, row = json.loads(line)
         found = _check(name, response, answer, prompt, row, seconds)
@@ -29,9 +29,9 @@ def main() -> None:
 
 def _check(name: str, response: str, answer: str, prompt: str, row: dict[str, Any], seconds: float) -> float | str:
     try:
-        with limits.uncounted_cpu_time():
+        with uncounted_cpu_time():
             reward, more = resolve(name), arguments(name, prompt, row)
-        with limits.cpu_time_limit(seconds):
+        with cpu_time_limit(seconds):
             score = float(reward(response, answer, **more))
     except (Exception, SystemExit) as error:
         return repr(error)[:500]

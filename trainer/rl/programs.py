@@ -1,10 +1,11 @@
-"""Compiled programs of the GRPO loop: updates, scoring of rollouts, and the list of all of them."""
+"""Compiled programs of the GRPO loop, and the rows they take: updates, scoring of rollouts, the sampler."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from etils import epath
 from jax import lax
 from jax.sharding import Mesh
@@ -13,17 +14,65 @@ from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Optimizer
 from conf.schema.training.run_yaml import RunFile
+from trainer.data.prompting import PromptEncoder, Question
 from trainer.distributed import mesh as meshes
-from trainer.distributed.batch import DeviceBatch
-from trainer.distributed.batch_sharding import check_accumulation
+from trainer.distributed.mesh import Batch, DeviceBatch, check_accumulation
+from trainer.environments.episodes import Episode
 from trainer.losses import grpo
 from trainer.models import weights
 from trainer.models.shared_prompt import prompt_group
 from trainer.pretrained import store
-from trainer.rl import batching
+from trainer.sampler import Sampler, SamplerSettings, StopCriteria
 from trainer.sampler.programs import SamplerPrograms as Sampling
 from trainer.step import train_step
 from trainer.step.program import Program, abstract_rows
+
+PAD_ID = 0
+"""Pads the end of a row, where no token attends."""
+
+
+def build_sampler(cfg: Model, loop: GrpoLoop, mesh: Mesh, prompting: PromptEncoder) -> Sampler:
+    """Return the sampler for rollouts and evaluations, which share its programs."""
+    return Sampler(
+        cfg, sampler_settings(loop), mesh, StopCriteria(prompting.stop_tokens, loop.sampler.stop, prompting.decode)
+    )
+
+
+def sampler_settings(loop: GrpoLoop) -> SamplerSettings:
+    """Return the sampler's settings. With an environment, what was said before a turn is part of its prompt."""
+    turns = loop.environment
+    prompt, new = loop.max_prompt_length, loop.max_new_tokens
+    if turns.name is not None:
+        prompt, new = loop.row_widths[-1], turns.max_turn_tokens or new
+    return SamplerSettings.from_config(loop.sampler, prompt, new, loop.rows * loop.updates_per_rollout)
+
+
+def supervised_batch(questions: Sequence[Question], loop: GrpoLoop, episodes: Sequence[Episode] | None = None) -> Batch:
+    """Return a batch for `grpo.supervised_loss`, with worked responses truncated to the sampler's maximum length.
+
+    episodes: with the worked responses, where there is an environment.
+    """
+    worked = [e.tokens for e in episodes] if episodes else [question.solution_tokens for question in questions]
+    responses = [tokens[: loop.max_new_tokens] for tokens in worked]
+    tokens, mask = pad_sequences([question.prompt_tokens for question in questions], responses, loop.row_widths[-1])
+    if episodes:
+        mask[mask == 1] = np.concatenate([episode.by_model[: loop.max_new_tokens] for episode in episodes])
+    return {"tokens": tokens, "mask": mask}
+
+
+def pad_sequences(prompts: list[list[int]], responses: list[list[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Concatenate prompt and response, padded on the right: int32 [B, width], and mask float32 [B, width - 1].
+
+    The mask is 1 where the next token belongs to the response.
+    """
+    tokens = np.full((len(prompts), width), PAD_ID, np.int32)
+    mask = np.zeros((len(prompts), width - 1), np.float32)
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        end = len(prompt) + len(response)
+        tokens[row, :end] = prompt + response
+        mask[row, len(prompt) - 1 : end - 1] = 1
+    return tokens, mask
+
 
 LogprobsFn = Callable[[weights.Params, weights.Params, DeviceBatch], tuple[jax.Array, jax.Array]]
 """Maps (policy, reference, batch) to the response log-probabilities under each, [B, T - 1]; 0 elsewhere."""
@@ -58,7 +107,7 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     assert isinstance(loop, GrpoLoop)
     state, reference = _resident_arrays(experiment, mesh)
     yield from _training_programs(experiment, loop, mesh, loop.row_widths[-1:])
-    sampler = Sampling(experiment.decoder, batching.sampler_settings(loop), mesh, ends=(0,))
+    sampler = Sampling(experiment.decoder, sampler_settings(loop), mesh, ends=(0,))
     yield from _sampling_programs(experiment, loop, mesh, sampler, longest_only=True)
     yield Program("resident", None, resident=(state, reference))
 

@@ -17,18 +17,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from conf.schema.training.loop import OFFLINE_LOSSES, GrpoLoop
-from trainer.data.problem import Draw, Question
+from trainer.data.prompting import Draw, Question
 from trainer.data.questions import QuestionSet
-from trainer.distributed.batch import Batch, DeviceBatch
+from trainer.distributed.mesh import Batch, DeviceBatch
 from trainer.distributed.runtime import gather_batch, gather_tree, shard_batch
 from trainer.environments.episodes import Episode, Episodes, episode_metrics
-from trainer.losses import advantage
-from trainer.losses.policy import load_loss
+from trainer.losses.policy import has_equal_rewards, load_loss, overlong_penalty, sample_weights
 from trainer.models.weights import Params
 from trainer.rewards.pool import RewardPool, RewardResult, Submission
-from trainer.rl import batching
-from trainer.rl.batching import pad_sequences
-from trainer.rl.programs import GrpoPrograms
+from trainer.rl.programs import GrpoPrograms, pad_sequences, supervised_batch
 from trainer.sampler import Completion, Sampler
 from trainer.telemetry.throughput import Stopwatch
 
@@ -158,7 +155,7 @@ class RolloutGenerator:
             with self._stopwatch.measure("rollout_time"):
                 self._generate_groups(copy, number, attempt, samples, checks, between)
             if loop.max_resample_rounds:
-                equal = advantage.has_equal_rewards(self._gather_scores(samples, checks)[..., 0])
+                equal = has_equal_rewards(self._gather_scores(samples, checks)[..., 0])
                 chosen = np.argsort(equal, stable=True)[:wanted]
                 if not equal[chosen].any():
                     break
@@ -219,7 +216,7 @@ class RolloutGenerator:
         if rows == 2:
             asked = [each for pair in zip(asked, self._questions.rejected(asked), strict=True) for each in pair]
         ones = np.ones(loop.rows, np.float32)
-        parts = [batching.supervised_batch(asked[i : i + loop.rows], loop) for i in range(0, len(asked), loop.rows)]
+        parts = [supervised_batch(asked[i : i + loop.rows], loop) for i in range(0, len(asked), loop.rows)]
         return [part | {"sampler": np.zeros_like(part["mask"]), "advantage": ones, "weight": ones} for part in parts]
 
     def _generate_groups(
@@ -280,11 +277,9 @@ class RolloutGenerator:
         loop, scores = self._loop, gather()
         lengths = np.array([len(s.completion.tokens) for s in samples]).reshape(scores.shape[:2])
         truncated = np.array([not s.completion.finished for s in samples], np.float32).reshape(lengths.shape)
-        equal = np.repeat(advantage.has_equal_rewards(scores[..., 0])[:, None], loop.group_size, axis=1).astype(
-            np.float32
-        )
-        rewards = scores[..., 0] + advantage.overlong_penalty(lengths, loop)
-        counted = advantage.sample_weights(equal, truncated, loop)
+        equal = np.repeat(has_equal_rewards(scores[..., 0])[:, None], loop.group_size, axis=1).astype(np.float32)
+        rewards = scores[..., 0] + overlong_penalty(lengths, loop)
+        counted = sample_weights(equal, truncated, loop)
         used = np.zeros(lengths.shape, np.float32)
         used[chosen] = 1
         facts = {
@@ -295,7 +290,7 @@ class RolloutGenerator:
             "response_length": lengths.mean(),
             "response_length_max": lengths.max(),
             "truncated": truncated.mean(),
-            "zero_variance_groups": advantage.has_equal_rewards(rewards).mean(),
+            "zero_variance_groups": has_equal_rewards(rewards).mean(),
             "filtered_equal": counted["filtered_equal"].mean(),
             "filtered_overlong": counted["filtered_overlong"].mean(),
             "unused": ((1 - used) * counted["weight"]).mean(),

@@ -1,18 +1,22 @@
-"""The state of a GRPO run, saved to checkpoints and restored from them."""
+"""The state of a GRPO run: saved to checkpoints, restored from them, and evaluated."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 from jax.sharding import Mesh
 
+from conf.schema.training.loop import GrpoLoop
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed.preemption import PreemptedError, PreemptionNotice
-from trainer.rl.progress import Progress
+from trainer.evaluation.accuracy import EvalResult, Evaluator
+from trainer.evaluation.plugins import EvaluationPlugins
 from trainer.rl.rollouts import Rollout
-from trainer.rl.telemetry import Telemetry
+from trainer.rl.telemetry import Progress, Telemetry
 from trainer.step import train_step
 from trainer.step.batch_check import BatchCheck
+from trainer.telemetry.metrics import MetricsLogger
+from trainer.telemetry.startup_report import log_on_main
 
 
 @dataclass
@@ -84,3 +88,89 @@ class StateSaver:
         step = train_state.progress.total_steps
         self._checkpoints.verify(step, train_state.state)
         self._batches.compare(step)
+
+
+NUM_BASELINE_QUESTIONS = 64
+
+
+@dataclass(eq=False)
+class Evaluations:
+    """Evaluates the policy and logs the results. All processes call every method, in the same order."""
+
+    loop: GrpoLoop
+    evaluation: Evaluator
+    plugins: EvaluationPlugins
+    log: MetricsLogger
+    checkpoints: CheckpointManager
+    telemetry: Telemetry
+    saver: StateSaver
+
+    def log_baseline(self, train_state: TrainState) -> None:
+        """Print the policy's accuracy on a few questions before training."""
+        with self.telemetry.stopwatch.excluded(), self.telemetry.phases.measure("evaluations"):
+            count = min(NUM_BASELINE_QUESTIONS, self.loop.eval_prompts)
+            result = self.evaluation.greedy(train_step.eval_params(train_state.state), count)
+        log_on_main(f"baseline: {_format_accuracy(result)} of {count} held-out questions answered correctly")
+
+    def evaluate(self, train_state: TrainState, phase: str, message: str) -> EvalResult:
+        """Log the accuracy on the held-out questions, and return the result.
+
+        phase: eval or warm_start. message: prefix of the printed line in phase eval.
+        """
+        self.telemetry.flush()
+        with self.telemetry.stopwatch.excluded(), self.telemetry.phases.measure("evaluations"):
+            step = train_state.progress.total_steps
+            between = (lambda: self.saver.save_if_preempted(train_state)) if phase == "eval" else lambda: None
+            params, done = train_step.eval_params(train_state.state), train_state.progress.steps
+            result = self.evaluation.greedy(params, between=between)
+            self.log.log(step, phase, **result.values)
+            own = self.plugins.run(step, done, params, between, result.answers, phase)
+            result = replace(result, plugin_values=own)
+        if phase == "eval":
+            self.log.log_transcripts(step, phase, result.transcripts)
+            self.checkpoints.record_score(step, eval_accuracy=result.accuracy)
+            accuracy = _format_accuracy(result)
+            log_on_main(f"{message}: {accuracy} on {self.loop.eval_prompts} held-out prompts (step {step})")
+        return result
+
+    def test(self, train_state: TrainState, when: str) -> dict[str, float]:
+        """Log the metrics of the test and return them; empty if `loop.test_samples_per_prompt` is null.
+
+        when: before or after.
+        """
+        self.telemetry.flush()
+        with self.telemetry.stopwatch.excluded(), self.telemetry.phases.measure("evaluations"):
+            params = train_step.eval_params(train_state.state)
+            result = self.evaluation.test(params, lambda: self.saver.save_if_preempted(train_state))
+            if result is None:
+                return {}
+            step = train_state.progress.total_steps
+            self.log.log(step, "test", **result.values)
+            self.log.log_transcripts(step, "test", result.transcripts)
+        more = [f"{name.removeprefix('test_')} {v:.3f}" for name, v in result.values.items() if "_at_" in name]
+        log_on_main(f"test {when} GRPO: {_format_accuracy(result)}, {', '.join(more)}")
+        return {name: value for name, value in result.values.items() if name != "test_time"}
+
+    def summarize(self, train_state: TrainState, **facts: float) -> None:
+        """Run the final evaluation and write the results of the run."""
+        progress = train_state.progress
+        after = self.evaluate(train_state, "eval", "accuracy after GRPO")
+        low, high = after.interval
+        tests = {"before": progress.test_before, "after": self.test(train_state, "after")}
+        self.log.summarize(
+            accuracy_before=progress.accuracy_before,
+            accuracy_after=after.accuracy,
+            accuracy_low_after=low,
+            accuracy_high_after=high,
+            eval_prompts=self.loop.eval_prompts,
+            warm_start_steps=progress.warm_steps,
+            steps=progress.steps,
+            **facts,
+            **{name: value for name, value in after.plugin_values.items() if "/" not in name},
+            **{f"{name}_{when}": value for when, values in tests.items() for name, value in values.items()},
+        )
+
+
+def _format_accuracy(result: EvalResult) -> str:
+    low, high = result.interval
+    return f"{result.accuracy:.3f} ({low:.3f} to {high:.3f})"

@@ -1,21 +1,160 @@
-"""Metrics of GRPO updates: averages between two metric lines, times, rates and alerts."""
+"""Progress and metrics of GRPO updates: averages between two metric lines, times, rates and alerts.
 
+`loop.alerts` sets the thresholds of alerts for runs that make no progress; each is raised once.
+"""
+
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import jax
 
+import conf.schema.training.loop
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile
-from trainer.distributed.batch import Batch
-from trainer.rl.progress import Progress
+from trainer.distributed.mesh import Batch
 from trainer.step.batch_check import BatchCheck
-from trainer.step.nan_check import check_finite
+from trainer.step.nan_diagnosis import check_finite
 from trainer.telemetry import startup_report, throughput
-from trainer.telemetry.alerts import AlertMonitor
-from trainer.telemetry.averages import MetricAverages
 from trainer.telemetry.metrics import MetricsLogger
+
+
+@dataclass
+class Progress:
+    """Counters and results of a run, apart from arrays and rollouts."""
+
+    phase: str = "warm_start"
+    warm_steps: int = 0  # supervised updates so far
+    steps: int = 0  # GRPO updates so far
+    accuracy_start: float = 0.0
+    accuracy_before: float = 0.0  # from the last evaluation before GRPO
+    test_before: dict[str, float] = field(default_factory=dict)  # metrics of the test before GRPO
+
+    @property
+    def total_steps(self) -> int:
+        """Return the updates of both phases: the step of metrics and checkpoints."""
+        return self.warm_steps + self.steps
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `Progress(**body)` restores."""
+        return asdict(self)
+
+
+LATEST_VALUE_METRICS = ("learning_rate", "skipped", "finite")
+"""Metrics reported as of the newest update."""
+
+
+class MetricAverages:
+    """Means over updates, weighting every sample equally; extremes, by name; and the latest values of some.
+
+    Checkpoints store them, so that a resumed run writes the same lines.
+    """
+
+    def __init__(self, count: int = 0, values: dict[str, float] | None = None) -> None:
+        self._count, self._values = count, values or {}
+
+    def add(self, values: dict[str, float]) -> None:
+        """Add an update's metrics. For a skipped, non-finite update, only the latest values count."""
+        left_out = not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]))
+        self._count += not left_out
+        for name, value in values.items():
+            if name in LATEST_VALUE_METRICS:
+                self._values[name] = value
+            elif not left_out:
+                self._values[name] = self._merged(name, value)
+
+    def _merged(self, name: str, value: float) -> float:
+        known = self._values.get(name)
+        if known is None:
+            return value
+        if name.endswith("_min"):
+            return min(known, value)
+        return max(known, value) if name.endswith("_max") else known + value
+
+    def pop(self) -> dict[str, float]:
+        found = {
+            name: value if name in LATEST_VALUE_METRICS or name.endswith(("_min", "_max")) else value / self._count
+            for name, value in self._values.items()
+        }
+        self._count, self._values = 0, {}
+        return found
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._values
+
+    def to_json(self) -> dict[str, Any]:
+        return {"updates": self._count, "values": dict(self._values)}
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> "MetricAverages":
+        return cls(body["updates"], body["values"])
+
+
+@dataclass(frozen=True)
+class AlertChange:
+    """An alert that is raised or, if `message` is empty, over. The controller shows it under its name."""
+
+    name: str
+    message: str = ""
+
+
+class AlertMonitor:
+    """Checks every update. Checkpoints store its state, so that a resumed run raises the same alerts."""
+
+    def __init__(self, settings: conf.schema.training.loop.Alerts, last: int) -> None:
+        """Create a monitor. last: number of the phase's last update."""
+        self._settings, self._last_step = settings, last
+        self.state: dict[str, Any] = {"told": [], "lasting": [], "without_answer": 0, "equal": 0, "had_a_rate": False}
+
+    def check(self, step: int, values: dict[str, float]) -> list[AlertChange]:
+        """Return what changes after update `step` of the phase with these metrics; usually nothing."""
+        wanted, seen = self._settings, self.state
+        seen["without_answer"] = seen["without_answer"] + 1 if values["accuracy"] == 0 else 0
+        seen["equal"] = seen["equal"] + 1 if values["zero_variance_groups"] == 1 else 0
+        seen["had_a_rate"] = seen["had_a_rate"] or values["learning_rate"] > 0
+        found: dict[str, str] = {}
+        if wanted.zero_learning_rate and seen["had_a_rate"] and values["learning_rate"] == 0 and step < self._last_step:
+            found["learning_rate"] = (
+                f"the learning rate is 0 with {self._last_step - step} updates to go: check optimizer.schedule"
+            )
+        if wanted.entropy_below is not None and values["entropy"] < wanted.entropy_below:
+            found["entropy"] = (
+                f"the policy's entropy at loop.temperature is {values['entropy']:.2g} nats, so it hardly explores; "
+                "raise loop.temperature, loop.kl_coef or loop.entropy_coef, or lower optimizer.lr"
+            )
+        if wanted.zero_accuracy_updates is not None and seen["without_answer"] >= wanted.zero_accuracy_updates:
+            found["accuracy"] = (
+                f"no answer was right in {seen['without_answer']} updates: check the transcripts; the questions are "
+                "too hard, responses are cut off, or loop.rewards does not recognize the form of the answers"
+            )
+        if wanted.zero_variance_updates is not None and seen["equal"] >= wanted.zero_variance_updates:
+            found["groups"] = (
+                f"in {seen['equal']} updates every group had equal rewards, so the policy learns nothing; use harder "
+                "or easier questions, or raise loop.group_size or loop.temperature"
+            )
+        if wanted.staleness_above is not None and values.get("staleness_mean", 0) > wanted.staleness_above:
+            found["staleness"] = (
+                f"tokens are {values['staleness_mean']:.1f} updates old on average; lower loop.async_depth or "
+                "loop.updates_per_rollout"
+            )
+        if wanted.clip_fraction_above is not None and values.get("clip_fraction", 0) > wanted.clip_fraction_above:
+            found["clip_fraction"] = (
+                f"{values['clip_fraction']:.0%} of the ratios are clipped, so their samples teach nothing; lower "
+                "optimizer.lr, loop.async_depth or loop.updates_per_rollout"
+            )
+        size, least = values.get("rollout_is_eff_sample_size", 1.0), wanted.effective_sample_size_below
+        if least is not None and size < least:
+            found["effective_sample_size"] = (
+                f"the effective sample size is {size:.0%} of the tokens: the policy that learns is far from the one "
+                "that samples; lower loop.async_depth or optimizer.lr, or set loop.rollout_correction"
+            )
+        new = [name for name in found if name not in seen["told"]]
+        over = [name for name in seen.get("lasting", ()) if name not in found]
+        seen["told"] = [*seen["told"], *new]
+        seen["lasting"] = [name for name in [*seen.get("lasting", ()), *new] if name not in over]
+        return [*(AlertChange(name, found[name]) for name in new), *(AlertChange(name) for name in over)]
 
 
 @dataclass(frozen=True)

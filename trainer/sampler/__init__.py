@@ -1,15 +1,14 @@
 """Draw responses from the policy.
 
-A prompt is computed once for all of its samples (`prefill`). Rows are decoded in slots, a chunk of tokens at a time
+A prompt is computed once for all of its samples. Rows are decoded in slots, a chunk of tokens at a time
 (`decode`); between chunks the host collects finished rows and gives their slots to waiting ones (`engine`). The weights
-are a copy, sharded so that no token has to gather them (`placement`).
+are a copy, sharded so that no token has to gather them (`programs`).
 
 A row's tokens depend only on the weights, its prompt, the key and its number: not on other rows, slots, chunks, devices
 or processes.
 """
 
 from trainer.sampler.engine import Completion, Sampler
-from trainer.sampler.settings import SamplerSettings
-from trainer.sampler.stops import StopCriteria
+from trainer.sampler.settings import SamplerSettings, StopCriteria
 
 __all__ = ["Completion", "Sampler", "SamplerSettings", "StopCriteria"]

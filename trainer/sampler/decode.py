@@ -1,4 +1,4 @@
-"""Decode rows in slots: insert new rows, and generate a chunk of tokens for each."""
+"""Compute prompts, insert rows into slots, and decode a chunk of tokens for each."""
 
 from typing import Any, NamedTuple
 
@@ -7,13 +7,83 @@ import jax.numpy as jnp
 from jax import lax
 
 from conf.schema.training.model import Model
-from trainer.models import decoder
+from trainer.models import attention, decoder
 from trainer.models.weights import Params
 from trainer.sampler import cache as caches
-from trainer.sampler.cache import KVCache
-from trainer.sampler.choose import sample_token
-from trainer.sampler.prefill import PrefillResult
+from trainer.sampler.cache import KVCache, places_axes
 from trainer.sampler.settings import SamplerSettings
+
+MASKED_LOGIT = -1e30
+"""Logit of an excluded token: its probability is exactly 0."""
+
+
+def sample_token(
+    logits: jax.Array,
+    keys: jax.Array,
+    at: jax.Array,
+    temperature: jax.Array,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Sample a token per row of logits [B, V]: int32 [B], and its log-probability in that distribution, float32 [B].
+
+    keys: [B], one per row; at: int32 [B], the token's index within its row, which varies the randomness. Temperature 0
+    takes the likeliest token, with its log-probability at temperature 1. Sampling uses the Gumbel-max trick.
+    """
+    scaled = truncate_logits(logits / jnp.where(temperature > 0, temperature, 1.0), top_k, top_p)
+
+    def noise() -> jax.Array:
+        return jax.vmap(lambda key, i: jax.random.gumbel(jax.random.fold_in(key, i), logits.shape[1:]))(keys, at)
+
+    drawn = scaled + lax.cond(temperature > 0, noise, lambda: jnp.zeros_like(scaled))
+    token = jnp.argmax(drawn, axis=-1).astype(jnp.int32)
+    chosen = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]
+    return token, chosen - jax.nn.logsumexp(scaled, axis=-1)
+
+
+def truncate_logits(logits: jax.Array, top_k: int | None, top_p: float | None) -> jax.Array:
+    """Set the logits [B, V] of excluded tokens to MASKED_LOGIT; ties are kept or excluded together.
+
+    top_p (https://arxiv.org/abs/1904.09751): keep the smallest set of likeliest tokens, among those left by top_k,
+    whose probability reaches it.
+    """
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = lax.top_k(logits, top_k)[0][:, -1:]
+        logits = jnp.where(logits >= least, logits, MASKED_LOGIT)
+    if top_p is not None and top_p < 1:
+        ordered = jnp.sort(logits, axis=-1, descending=True)
+        probabilities = jax.nn.softmax(ordered, axis=-1)
+        kept = jnp.cumsum(probabilities, axis=-1) - probabilities < top_p  # the likelier ones fall short of top_p
+        least = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
+        logits = jnp.where(logits >= least, logits, MASKED_LOGIT)
+    return logits
+
+
+class PrefillResult(NamedTuple):
+    """Prompts that wait for slots: arrays, or their partitions."""
+
+    hidden: Any  # [P, D], of each prompt's last token
+    cache: KVCache  # of the prompts, by position instead of place
+
+
+def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> PrefillResult:
+    """Compute prompts. tokens: int32 [P, bucket], padded on the right with any token; lengths: int32 [P]."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    keys: list[jax.Array] = []
+    values: list[jax.Array] = []
+    axes = places_axes()
+
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None) -> jax.Array:
+        keys.append(jnp.moveaxis(key, 1, axes[0]))
+        values.append(jnp.moveaxis(value, 1, axes[1]))
+        return attention.self_attention(query, key, value, None, window, cfg)
+
+    first = x = decoder.embed(copy, cfg, tokens, positions)
+    for i, weights in enumerate(copy["layers"]):
+        x = decoder.decoder_layer(x, first, weights, cfg, positions, decoder.is_local_layer(cfg, i), attend)
+    last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
+    return PrefillResult(decoder.final_hidden(last[:, 0], copy, cfg), KVCache(tuple(keys), tuple(values)))
+
 
 NO_TOKEN = -1
 """Stands for a token after the end of a row."""

@@ -13,8 +13,7 @@ from conf.schema.training.run_yaml import RunFileError
 from trainer.models.weights import Params
 from trainer.sampler import decode
 from trainer.sampler.programs import SamplerPrograms
-from trainer.sampler.settings import SamplerSettings
-from trainer.sampler.stops import StopCriteria
+from trainer.sampler.settings import SamplerSettings, StopCriteria
 
 
 class Completion(NamedTuple):

@@ -1,5 +1,6 @@
-"""Settings of a sampler."""
+"""Settings of a sampler, and what ends a response."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from conf.schema.training.sampling import Sampling
@@ -66,3 +67,35 @@ class SamplerSettings:
             lengths.append(half)
         most = min(length for length in lengths if length >= bucket + self.max_new_tokens)
         return sorted(length for length in lengths if fewest <= length <= most)
+
+
+@dataclass(frozen=True)
+class StopCriteria:
+    """Stop criteria; `decode` maps tokens to text.
+
+    Tokens are checked on the devices, texts by the host between chunks.
+
+    token_ids: they end a response as its last token. strings: the token that completes any of them ends the response.
+    """
+
+    token_ids: tuple[int, ...]
+    strings: tuple[str, ...] = ()
+    decode: Callable[[Sequence[int]], str] | None = None
+
+    def find_end(self, tokens: Sequence[int], seen: int) -> int | None:
+        """Return how many tokens to keep, including the first stop text, or None if there is none.
+
+        seen: this many tokens are known to contain no stop text.
+        """
+        if not self.strings or not self._contains_stop(tokens):
+            return None
+        least, most = seen, len(tokens)  # bisect for the shortest prefix that contains a text
+        while least + 1 < most:
+            middle = (least + most) // 2
+            least, most = (least, middle) if self._contains_stop(tokens[:middle]) else (middle, most)
+        return most
+
+    def _contains_stop(self, tokens: Sequence[int]) -> bool:
+        assert self.decode is not None, "texts cannot be looked for without a tokenizer"
+        said = self.decode(tokens)
+        return any(text in said for text in self.strings)

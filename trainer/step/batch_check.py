@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import CheckpointSettings
-from trainer.distributed.batch import Batch
 from trainer.distributed.checksums import CorruptionError, bit_sum
+from trainer.distributed.mesh import Batch
 from trainer.distributed.runtime import gather_numbers
 
 

@@ -1,4 +1,6 @@
-"""Who is to blame for a loss that is not finite: the program, or the hardware of one worker.
+"""An update whose loss is not finite: its batch is saved, the cause found, then the run ends or the update is skipped.
+
+The program is to blame, or the hardware of one worker.
 
 Devices that compute the same thing must get the same result. So where every device holds all weights, each of them
 computes the loss and the gradient of every device's rows, without any exchange of results: NaN on some devices only,
@@ -6,6 +8,8 @@ from the same rows, is a fault of hardware, and NaN on all of them is the progra
 computed once more, which finds a fault that does not repeat itself.
 """
 
+import io
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,16 +17,53 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from etils import epath
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from conf.schema.training.model import AnyModel
+from conf.schema.training.run_yaml import RunFile
 from trainer.distributed import mesh as meshes
-from trainer.distributed.batch import DeviceBatch
 from trainer.distributed.checksums import CorruptionError
+from trainer.distributed.mesh import Batch, DeviceBatch
+from trainer.distributed.runtime import gather_texts
 from trainer.models.weights import Params
 from trainer.step import train_step
 from trainer.step.train_step import CarryLossFn
+
+
+class DivergedError(RuntimeError):
+    """Loss or gradient is not finite; the message names the update and the file with its batch."""
+
+
+def check_finite(
+    step: int,
+    metrics: dict[str, jax.Array],
+    batch: Batch,
+    experiment: RunFile,
+    diagnose: Callable[[bool], None],
+) -> None:
+    """Check that the update's loss and gradient are finite; a non-finite update has changed nothing.
+
+    batch: this process's rows, which are saved to DIR/diverged/step-N/worker-P.npz on failure. diagnose: raises
+    CorruptionError if hardware is to blame; its argument is whether an earlier attempt met the same update. Raises
+    DivergedError on all processes, unless `optimizer.nan_policy` is skip, which prints a line instead.
+    """
+    loss, norm = jax.device_get((metrics["loss"], metrics["grad_norm"]))
+    if math.isfinite(loss) and math.isfinite(norm):
+        return
+    folder = epath.Path(experiment.dir) / "diverged" / f"step-{step}"
+    repeated = "yes" in gather_texts("yes" if folder.exists() else "no")  # all look before one creates it
+    folder.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()
+    np.savez_compressed(content, **batch)  # pyright: ignore[reportArgumentType]
+    (folder / f"worker-{jax.process_index()}.npz").write_bytes(content.getvalue())
+    diagnose(repeated)
+    message = f"update {step}: the loss is {loss:.4g} and the gradient norm {norm:.4g}; the batch is in {folder}"
+    if experiment.optimizer.nan_policy == "stop":
+        raise DivergedError(f"{message}. Lower optimizer.lr, or set optimizer.nan_policy=skip to skip such updates")
+    if jax.process_index() == 0:
+        print(f"{message}. The update is skipped", flush=True)
 
 
 class FiniteTable(NamedTuple):

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from conf.schema.training.model import AnyModel
 from conf.schema.training.optimizer import Optimizer
 from trainer.distributed import mesh as meshes
-from trainer.distributed.batch import DeviceBatch
+from trainer.distributed.mesh import DeviceBatch
 from trainer.models import weights
 from trainer.models.weights import Params
 from trainer.optimizer import chain

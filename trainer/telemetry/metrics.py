@@ -14,6 +14,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,7 @@ from etils import epath
 
 from conf.schema.training.settings import ProfileSettings
 from trainer.checkpoint.storage import RunStorage
-from trainer.telemetry import transcripts
-from trainer.telemetry.phases import PhaseTimes
-from trainer.telemetry.tags import curve_tag
-from trainer.telemetry.transcripts import Transcript
+from trainer.telemetry.throughput import PhaseTimes
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -139,7 +137,7 @@ class MetricsLogger:
         for row in rows:
             self._transcripts_file.write(json.dumps({"step": step, "phase": phase} | row.to_json()) + "\n")
         self._transcripts_file.flush()
-        self.log_text(step, f"transcripts/{phase}", transcripts.markdown_table(rows))
+        self.log_text(step, f"transcripts/{phase}", markdown_table(rows))
 
     def profiler(self, settings: ProfileSettings | None) -> Profiler:
         """Return a profiler that writes its traces beside the event files."""
@@ -272,3 +270,68 @@ class Profiler:
         if self._tracing:
             jax.profiler.stop_trace()
             self._tracing = False
+
+
+MAX_CELL_CHARS = 2000
+"""Maximum characters of a table cell; the JSON lines hold everything."""
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """One response. answer: the correct one; extracted: the one in the response, or None; board: of a puzzle.
+
+    turns: (who, text) of an episode.
+    """
+
+    prompt: str
+    answer: str
+    response: str
+    extracted: str | None
+    reward: float
+    board: dict[str, Any] | None = None
+    turns: tuple[tuple[str, str], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        found = {"prompt": self.prompt, "answer": self.answer, "response": self.response}
+        found |= {"extracted": self.extracted, "reward": self.reward}
+        turns = [{"role": who, "text": text} for who, text in self.turns]
+        return found | ({"board": self.board} if self.board else {}) | ({"turns": turns} if turns else {})
+
+
+def markdown_table(transcripts: Sequence[Transcript]) -> str:
+    rows = [["prompt", "response", "extracted", "right", "reward"], ["---"] * 5]
+    for t in transcripts:
+        response = "\n".join(f"[{who}] {text}" for who, text in t.turns) or t.response
+        texts = (t.prompt, response, t.extracted or "(none)", t.answer, f"{t.reward:g}")
+        rows.append([_escape_cell(text) for text in texts])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _escape_cell(text: str) -> str:
+    """Escape a text so that it cannot end its cell or become HTML."""
+    if len(text) > MAX_CELL_CHARS:
+        text = text[:MAX_CELL_CHARS] + " …"
+    for mark, written in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;"), ("\r", ""), ("\n", "<br>")):
+        text = text.replace(mark, written)
+    return text
+
+
+ROLLOUT = (
+    "accuracy", "checks_", "filtered_", "pass_at_k", "response_length", "reward", "rollout_", "sampler_trainer_",
+    "samples_drawn", "truncated", "unused", "zero_variance_groups",
+)  # fmt: skip
+"""Beginnings of the metrics of what the policy wrote and how it was scored."""
+TIME = ("_time", "tokens_per_second", "examples_per_second", "mfu", "_gib")
+"""Ends of the metrics of speed and memory."""
+
+
+def curve_tag(name: str) -> str:
+    """Return a metric's tag in TensorBoard, which draws a section per prefix; a name that has one already keeps it."""
+    if "/" in name:
+        return name
+    for phase in ("eval", "test"):
+        if name.startswith(f"{phase}_") and name != f"{phase}_time":
+            return f"{phase}/{name.removeprefix(f'{phase}_')}"
+    if name.endswith(TIME):
+        return f"time/{name}"
+    return f"rollout/{name}" if name.startswith(ROLLOUT) else f"train/{name}"

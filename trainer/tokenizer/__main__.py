@@ -19,7 +19,7 @@ from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.corpus.parquet import ParquetSource
 from trainer.corpus.source import ByteRangeSource, DocumentSource, json_parser, text_parser
-from trainer.tokenizer import loading, nanochat, training
+from trainer.tokenizer import loading, training
 
 ROW_SUFFIXES = (".parquet", ".jsonl")
 READ_BATCH_SIZE = 256
@@ -56,7 +56,7 @@ def _convert(options: argparse.Namespace) -> bytes:
         raw = epath.Path(options.path).read_bytes()
     except OSError as error:
         raise RunFileError(f"{options.path}: cannot be read: {error.strerror or error}") from None
-    return nanochat.convert(raw, options.path)
+    return training.convert_nanochat(raw, options.path)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""The tokenizer that `data.tokenizer` names: bytes, or a tokenizer.json of Hugging Face's tokenizers library."""
+"""The tokenizer that `data.tokenizer` names: bytes, characters, or a tokenizer.json of Hugging Face's library."""
 
 import json
 from collections.abc import Sequence
@@ -9,10 +9,13 @@ from etils import epath
 from tokenizers import Tokenizer as Library
 
 from conf.schema.training.run_yaml import RunFileError
-from trainer.tokenizer import byte_level
 
 BYTES = "bytes"
 CHARACTERS = "characters"
+PAD, BOS_ID, EOS_ID = 256, 257, 258
+"""What the byte-level tokenizer has after the bytes of UTF-8."""
+VOCAB_SIZE = 259
+"""Vocabulary size that a model of bytes needs."""
 
 
 class Tokenizer(Protocol):
@@ -77,19 +80,50 @@ def special_id(tokenizer: Tokenizer, name: str, key: str) -> int:
 class ByteTokenizer:
     """Ids 0 to 255 are the bytes of UTF-8."""
 
-    vocab_size = byte_level.VOCAB_SIZE
+    vocab_size = VOCAB_SIZE
 
     def __init__(self) -> None:
-        self.special_tokens = {"<pad>": byte_level.PAD, "<bos>": byte_level.BOS_ID, "<eos>": byte_level.EOS_ID}
+        self.special_tokens = {"<pad>": PAD, "<bos>": BOS_ID, "<eos>": EOS_ID}
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return byte_level.decode(ids)
+        return bytes(i for i in ids if i < PAD).decode(errors="replace")
 
     def token_bytes(self) -> np.ndarray:
-        return np.array([1] * byte_level.PAD + [0] * len(self.special_tokens), np.int32)
+        return np.array([1] * PAD + [0] * len(self.special_tokens), np.int32)
+
+
+class CharacterTokenizer:
+    """Ids are the characters of one small text, in the order of Unicode, like nanoGPT's shakespeare_char."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._characters = "".join(sorted(set().union(*texts)))
+        self._codes = np.array([ord(character) for character in self._characters], np.int64)
+        self.vocab_size = len(self._characters)
+        self.special_tokens: dict[str, int] = {}
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the ids of each text. Raises RunFileError for a character that the source text lacks."""
+        return [self._ids(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self._characters[i] for i in ids if i < self.vocab_size)
+
+    def token_bytes(self) -> np.ndarray:
+        return np.array([len(character.encode()) for character in self._characters], np.int32)
+
+    def _ids(self, text: str) -> np.ndarray:
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64)
+        ids = np.searchsorted(self._codes, codes)
+        known = self._codes[np.minimum(ids, self.vocab_size - 1)] == codes
+        if not known.all():
+            unknown = chr(codes[np.argmin(known)])
+            raise RunFileError(
+                f"data.tokenizer: characters are those of data.path, which lacks {unknown!r}; use bytes, or remove it"
+            )
+        return ids.astype(np.int32)
 
 
 class LibraryTokenizer:
@@ -132,3 +166,14 @@ def _token_bytes(token: str) -> int:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return 1
     return len(token.replace("▁", " ").encode())
+
+
+def byte_characters() -> list[str]:
+    """Return the character by which byte-level tokenizers write each byte.
+
+    https://github.com/openai/gpt-2/blob/master/src/encoder.py: printable bytes stand for themselves, the others follow
+    from U+0100.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]

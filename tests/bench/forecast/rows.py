@@ -12,7 +12,7 @@ from typing import Any
 
 from conf.schema.infra.topology import find_topology
 from tests.groups import load_yaml
-from trainer.fit.forecast import find_price
+from trainer.fit.slices import find_price
 from trainer.fit.step_time import StepTime
 
 ROWS = load_yaml(Path(__file__).with_name("rows.yaml"))

@@ -25,8 +25,7 @@ from tests.trainer.buckets import bucket as bucket
 from tests.trainer.conftest import make_mesh
 from trainer.checkpoint import manager as checkpoint_manager
 from trainer.checkpoint.manager import BrokenCheckpointError, CheckpointManager
-from trainer.checkpoint.quiet_credentials import without_lines
-from trainer.checkpoint.storage import create_file
+from trainer.checkpoint.storage import create_file, without_lines
 
 
 def arrays(step: int, *sizes: int) -> dict[str, jax.Array]:
@@ -226,7 +225,7 @@ def test_a_file_of_a_folder_and_an_object_of_a_bucket_are_created_once(bucket, t
 
 LOOK_UP = """
 import os, sys
-from trainer.checkpoint.quiet_credentials import find_credentials
+from trainer.checkpoint.storage import find_credentials
 if sys.argv[1] == "quiet":
     find_credentials("gs://slipway-nowhere/runs/x")
 else:

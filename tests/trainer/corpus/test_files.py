@@ -43,13 +43,13 @@ from tests.trainer.models.test_lora import LORA
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.corpus import files
 from trainer.corpus.buckets import BucketFileSystem
-from trainer.corpus.source import open_source
+from trainer.data.batches import read_texts
 from trainer.data.gsm8k import called_problems, read_problems
-from trainer.data.windows import read_texts
+from trainer.data.streams import open_source
 from trainer.distributed.fingerprint import file_fingerprint
 from trainer.evaluation import core, harness
 from trainer.models.weights import init_params
-from trainer.policy.tokenizer_files import tokenizer_files
+from trainer.policy.run_files import tokenizer_files
 from trainer.pretrained import peft_files, run_weights, store
 from trainer.puzzles.__main__ import main as build_puzzles
 from trainer.puzzles.dataset import PuzzleDataset

@@ -18,10 +18,9 @@ from tests.conftest import deep
 from tests.trainer.data.corpora import lm_loop, make_documents, write_jsonl, write_parquet
 from trainer.corpus import files, source
 from trainer.corpus.parquet import ParquetSource
-from trainer.data import batches
-from trainer.data import rows as rows_module
-from trainer.data.rows import read_rows
-from trainer.distributed.batch import Batch
+from trainer.data import batches, gsm8k
+from trainer.data.gsm8k import read_rows
+from trainer.distributed.mesh import Batch
 
 LOOP = lm_loop(8, 32)
 
@@ -230,7 +229,7 @@ class TestHostileFiles:
         parquet.write_table(pa.table({"text": rows}), path, store_schema=store_schema)
         assert path.stat().st_size < 10_000
         monkeypatch.setattr(source, "MAX_DOCUMENT_BYTES", 2**22)
-        monkeypatch.setattr(rows_module, "MAX_FILE_BYTES", 2**22)
+        monkeypatch.setattr(gsm8k, "MAX_FILE_BYTES", 2**22)
         if store_schema:  # stays a dictionary in memory
             group = ParquetSource([str(path)], ("text",), "data.path", "data.text_column").read(0)
             assert group.take([19_999]) == [{"text": "x" * 10_000}]
@@ -244,7 +243,7 @@ class TestHostileFiles:
     def test_a_document_without_end_is_refused(self, tmp_path, monkeypatch, separator):
         monkeypatch.setattr(source, "GROUP_BYTES", 2**10)
         monkeypatch.setattr(source, "MAX_DOCUMENT_BYTES", 2**12)
-        monkeypatch.setattr(rows_module, "MAX_ROW_BYTES", 2**12)
+        monkeypatch.setattr(gsm8k, "MAX_ROW_BYTES", 2**12)
         (tmp_path / "a").write_bytes(b"x" * 2**14)
         found = source.ByteRangeSource(
             [str(tmp_path / "a")], (separator or "").encode(), source.text_parser("text"), "data.path"

@@ -14,11 +14,9 @@ from conf.schema.training.prompts import ArithmeticData, Gsm8kData
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from tests.paths import SHARED
-from trainer.data.arithmetic import ArithmeticProblems
-from trainer.data.epochs import EpochOrder
-from trainer.data.gsm8k import read_problems
-from trainer.data.problem import Draw, Problem, Question
-from trainer.data.questions import QuestionSet
+from trainer.data.gsm8k import EpochOrder, read_problems
+from trainer.data.prompting import Draw, Problem, Question
+from trainer.data.questions import ArithmeticProblems, QuestionSet
 from trainer.rewards.functions import answer_match
 
 GSM8K = Gsm8kData(**load_group("data/gsm8k"))

@@ -12,10 +12,9 @@ from conf.schema.training.run_yaml import RunFileError
 from tests.groups import CONF, load_group
 from tests.paths import ROOT
 from trainer.data import chat
-from trainer.data.problem import Problem
-from trainer.data.prompting import PromptEncoder
+from trainer.data.prompting import Problem, PromptEncoder
 from trainer.tokenizer import training
-from trainer.tokenizer.byte_level import BOS_ID, EOS_ID
+from trainer.tokenizer.loading import BOS_ID, EOS_ID
 
 RENDERED = json.loads((ROOT / "tests" / "trainer" / "fixtures" / "templates.json").read_text())
 SPECIAL = [

@@ -16,8 +16,8 @@ from conf.schema.training.loop import LmLoop
 from conf.schema.training.run_yaml import RunFileError
 from tests.trainer.data.corpora import lm_loop, make_documents, write_jsonl, write_parquet, write_text
 from trainer.data import batches
-from trainer.distributed.batch import Batch
-from trainer.tokenizer import byte_level
+from trainer.distributed.mesh import Batch
+from trainer.tokenizer import loading
 
 ROWS, SEQUENCE, STREAMS = 8, 32, 4
 LOOP = lm_loop(ROWS, SEQUENCE)
@@ -182,7 +182,7 @@ def test_shared_rows_hold_whole_documents_that_end_in_themselves(tmp_path):
             mine = row["segments"] == segment
             ids, targets = row["tokens"][mine], row["targets"][mine]
             np.testing.assert_array_equal(row["positions"][mine], np.arange(mine.sum()))
-            assert ids[0] == byte_level.BOS_ID  # from its beginning
+            assert ids[0] == loading.BOS_ID  # from its beginning
             assert bytes(targets.tolist()).decode() in short  # to its end: no target is of another document
             np.testing.assert_array_equal(ids[1:], targets[:-1])
             assert row["weights"][mine].all()
@@ -221,7 +221,7 @@ def test_only_the_answer_is_learnt_and_to_stop_after_it(tmp_path):
     for segment in (1, 2):
         mine = batch["segments"][0] == segment
         targets, weights = batch["targets"][0][mine], batch["weights"][0][mine]
-        assert targets[-1] == byte_level.EOS_ID
+        assert targets[-1] == loading.EOS_ID
         learnt.append((bytes(targets[:-1].tolist()), bytes(targets[:-1][weights[:-1] > 0].tolist()), weights[-1]))
     assert sorted(learnt) == [(b"Q {} 1+1? 2", b" 2", 1.0), (b"Q {} {2}? three", b" three", 1.0)]
 

@@ -15,7 +15,7 @@ from conf.schema.training.loop import LmLoop
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import CONF, load_group
 from tests.paths import ROOT
-from trainer.data import batches, windows
+from trainer.data import batches
 from trainer.tokenizer.loading import ByteTokenizer
 
 
@@ -24,10 +24,10 @@ def text_data(path, fraction=0.25, **keys) -> TextData:
 
 
 @pytest.fixture
-def corpus(tmp_path) -> windows.TextSplits:
+def corpus(tmp_path) -> batches.TextSplits:
     path = tmp_path / "text"
     path.write_bytes(bytes(range(100)))
-    return windows.load_text(text_data(path), ByteTokenizer())
+    return batches.load_text(text_data(path), ByteTokenizer())
 
 
 def test_the_end_is_kept_for_validation_which_may_have_files_of_its_own(corpus, tmp_path):
@@ -36,13 +36,13 @@ def test_the_end_is_kept_for_validation_which_may_have_files_of_its_own(corpus, 
     for name, size in {"a.txt": 20, "b.txt": 30, "other": 40}.items():
         (tmp_path / name).write_bytes(b"x" * size)
     data = text_data(tmp_path / "*.txt", fraction=0, eval_path=str(tmp_path / "other"))
-    loaded = windows.load_text(data, ByteTokenizer())
+    loaded = batches.load_text(data, ByteTokenizer())
     assert (len(loaded.train), len(loaded.validation)) == (50, 40)
 
 
 def test_a_batch_is_a_function_of_seed_and_step(corpus):
     first, again, later, other = (
-        windows.train_batch(corpus, *at, 4, 10, range(4))["tokens"] for at in [(1, 2), (1, 2), (1, 3), (2, 2)]
+        batches.train_batch(corpus, *at, 4, 10, range(4))["tokens"] for at in [(1, 2), (1, 2), (1, 3), (2, 2)]
     )
     np.testing.assert_array_equal(first, again)
     assert (first != later).any()
@@ -50,17 +50,17 @@ def test_a_batch_is_a_function_of_seed_and_step(corpus):
 
 
 def test_targets_are_the_next_tokens_and_every_window_occurs(corpus):
-    batch = windows.train_batch(corpus, 0, 0, 1000, 10, range(1000))
+    batch = batches.train_batch(corpus, 0, 0, 1000, 10, range(1000))
     assert batch["tokens"].shape == batch["targets"].shape == (1000, 10)
     np.testing.assert_array_equal(batch["targets"], batch["tokens"] + 1)
     assert (batch["tokens"].min(), batch["targets"].max()) == (0, 74)
 
 
 def test_every_validation_token_is_a_target_once(corpus):
-    batches = [windows.validation_batch(corpus, i, 2, 10, range(2)) for i in range(3)]
-    counted = [int(t) for b in batches for t, w in zip(b["targets"].flat, b["weights"].flat, strict=True) if w]
+    found = [batches.validation_batch(corpus, i, 2, 10, range(2)) for i in range(3)]
+    counted = [int(t) for b in found for t, w in zip(b["targets"].flat, b["weights"].flat, strict=True) if w]
     assert counted == list(range(76, 100))
-    assert batches[2]["weights"].sum() == 0  # past the end
+    assert found[2]["weights"].sum() == 0  # past the end
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_bad_files(tmp_path, content, words):
     if content:
         path.write_bytes(content)
     with pytest.raises(RunFileError, match=rf"data\.path: .*{words}"):
-        windows.load_text(text_data(path, fraction=0.2), ByteTokenizer()).check_length(10)
+        batches.load_text(text_data(path, fraction=0.2), ByteTokenizer()).check_length(10)
 
 
 STAND_INS = ROOT / "controller" / "rehearsal" / "standins" / "assets"

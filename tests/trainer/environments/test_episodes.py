@@ -12,14 +12,13 @@ from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.prompts import ArithmeticData
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
-from trainer.data.problem import Problem, Question
-from trainer.data.prompting import PromptEncoder
+from trainer.data.prompting import Problem, PromptEncoder, Question
 from trainer.environments.episodes import Episodes, episode_metrics
 from trainer.environments.pool import EnvironmentPool
-from trainer.rl.batching import sampler_settings, supervised_batch
+from trainer.rl.programs import sampler_settings, supervised_batch
 from trainer.rl.rollouts import Sample, build_batch
 from trainer.sampler import Completion
-from trainer.tokenizer.byte_level import EOS_ID, encode
+from trainer.tokenizer.loading import EOS_ID
 
 PROMPTING = PromptEncoder(ArithmeticData(**load_group("data/arithmetic")))
 KEY = jax.random.key(0)
@@ -87,7 +86,7 @@ class Scripted:
             number = numbers[row] if numbers else row
             text = self.scripts[number][len(self.prompts) - 1]
             ended = not text.endswith("…")
-            tokens = np.array([*encode(text.removesuffix("…")), *([EOS_ID] if ended else [])], np.int32)
+            tokens = np.array([*text.removesuffix("…").encode(), *([EOS_ID] if ended else [])], np.int32)
             yield Completion(row, tokens, -1 - np.arange(len(tokens), dtype=np.float32), ended)
 
 
@@ -198,7 +197,7 @@ def test_a_worked_response_takes_turns_at_the_stop_texts(pool: EnvironmentPool) 
     own = loop(sampler=load_group("loop/grpo")["sampler"] | {"stop": ["="]})
     worked = Episodes(own, pool, PROMPTING).worked(asked)
     assert [e.text for e in worked] == ["a=<1>bye=<2>bye", "bye"]
-    assert worked[0].tokens == [*encode("a=<1>bye=<2>bye"), EOS_ID]
+    assert worked[0].tokens == [*b"a=<1>bye=<2>bye", EOS_ID]
     assert worked[0].by_model == [1, 1, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1]
     batch = supervised_batch(asked, own, worked)
     assert batch["mask"].sum(axis=1).tolist() == [10, 4]

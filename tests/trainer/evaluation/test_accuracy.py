@@ -18,7 +18,6 @@ from trainer.evaluation.accuracy import Evaluator
 from trainer.evaluation.puzzles import board, board_transcript, puzzle_metrics
 from trainer.rewards.pool import RewardPool
 from trainer.sampler import Completion
-from trainer.tokenizer.byte_level import encode
 
 
 class Parrot:
@@ -39,7 +38,7 @@ class Parrot:
             answer = self.answers[tuple(prompts[question])]
             said = answer if question < self.right[sample] * len(prompts) else str(100 + sample)
             text = f"so #### {said}" if sample < 3 else f"so {said}.0 apples"
-            tokens = np.array(encode(text), np.int32)
+            tokens = np.array(list(text.encode()), np.int32)
             yield Completion(row, tokens, np.zeros(len(tokens), np.float32), True)
 
 

@@ -18,8 +18,7 @@ from tests.groups import load_group
 from tests.trainer.lives import SharedPrograms, lines_of, train
 from trainer.distributed import runtime
 from trainer.distributed.preemption import PreemptedError
-from trainer.evaluation.calls import Calls
-from trainer.evaluation.plugins import EvaluationPlugins, metric_values
+from trainer.evaluation.plugins import Calls, EvaluationPlugins, metric_values
 from trainer.telemetry.metrics import MetricsLogger
 
 

@@ -18,9 +18,9 @@ from conf.schema.infra.topology import find_topology
 from conf.schema.training.run_yaml import RunFile
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
-from trainer.fit import memory, report, slices, suggestions, topologies
+from trainer.fit import memory, report, slices
+from trainer.fit.memory import CompilerError
 from trainer.fit.remat import USABLE_HBM_FRACTION, fits, programs
-from trainer.fit.topologies import CompilerError
 
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 
@@ -132,13 +132,13 @@ def test_fixes_are_tried_in_order_and_the_first_that_helps_is_told(lm_run, usabl
         asked.append(overrides)
         return [needed(experiment, name) for name in sorted(names or {"update", "eval"})]
 
-    found = suggestions.find_fix(experiment, compiler(experiment, {}, set()), compiler)
+    found = report.find_fix(experiment, compiler(experiment, {}, set()), compiler)
     if helps is None:
         assert found is None
         assert len(asked) == 1 + 4  # the strongest of each kind, and no other
     else:
         assert found is not None
-        assert suggestions.format_overrides(found[0]) == helps
+        assert report.format_overrides(found[0]) == helps
         assert {v.name: v.fits for v in found[1]} == {"update": True, "eval": True}
 
 
@@ -146,7 +146,7 @@ def test_a_missing_compiler_or_an_unknown_slice_is_one_line(lm_run, tmp_path, mo
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(lm_run))
     with monkeypatch.context() as patch:
-        patch.setattr(topologies, "require_compiler", lambda: None)
+        patch.setattr(report, "require_compiler", lambda: None)
         assert report.main([str(file), "--slices", "v6e-8,v5e-8"]) == 2
     assert capsys.readouterr().err == "--slices: unknown type 'v5e-8'; closest: v5litepod-8\n"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

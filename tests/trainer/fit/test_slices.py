@@ -14,9 +14,8 @@ from jax.experimental import topologies as of_jax
 from conf.schema.infra.topology import find_topology
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from tests.bench.forecast import rows as bench
-from trainer.fit import forecast, slices, topologies
-from trainer.fit.memory import MemoryReport
-from trainer.fit.topologies import CompilerError
+from trainer.fit import memory, slices
+from trainer.fit.memory import CompilerError, MemoryReport
 
 SECONDS = {"v5litepod-8": 4.0, "v5litepod-16": 2.5, "v6e-8": 1.0, "v5p-8": 4e-5}
 MISTAKE = "loop.total_batch_tokens: 8 rows of 16 tokens cannot be split evenly over 24 devices"
@@ -55,7 +54,7 @@ def test_slices_are_sorted_by_dollars_or_by_hours(experiment):
     assert [row.slice_.accelerator_type for row in hours] == ["v6e-8", "v5litepod-16", "v5litepod-8"]
     found = {row.slice_.accelerator_type: row.forecast.hours for row in dollars if row.forecast}
     for name in names:
-        assert found[name] == pytest.approx(SECONDS[name] * forecast.FACTORS[name[:3].replace("v5l", "v5e")])
+        assert found[name] == pytest.approx(SECONDS[name] * slices.FACTORS[name[:3].replace("v5l", "v5e")])
 
 
 def test_what_has_no_forecast_is_one_line_after_the_others(experiment):
@@ -68,12 +67,12 @@ def test_what_has_no_forecast_is_one_line_after_the_others(experiment):
     assert said["v3-8"].endswith("-     the TPU compiler does not support v3-8: no such thing")
     assert "no forecast: no published step time of tpu7x" in said["tpu7x-8"]
     assert said["v5p-8"].endswith("the chip computes an update in 0.04 ms; what is around it takes longer")
-    low, high = forecast.INTERVAL
+    low, high = slices.INTERVAL
     assert lines[7].startswith(f"a forecast: published runs took {low:.2f} to {high:.2f} times as long")
 
 
 def test_a_slice_without_a_list_price_has_hours(experiment, monkeypatch):
-    monkeypatch.setitem(forecast.FACTORS, "tpu7x", 2.0)
+    monkeypatch.setitem(slices.FACTORS, "tpu7x", 2.0)
     (row,) = compared(experiment, "tpu7x-8")
     assert row.forecast is not None
     assert row.forecast.usd is None
@@ -102,19 +101,19 @@ def test_a_slice_has_the_name_and_the_chips_that_the_compiler_knows(
         return SimpleNamespace(devices=list(range(chips)))
 
     monkeypatch.setattr(of_jax, "get_topology_desc", describe)
-    assert len(topologies._slice_devices(find_topology(name))) == find_topology(name).devices
+    assert len(memory._slice_devices(find_topology(name))) == find_topology(name).devices
     monkeypatch.setattr(of_jax, "get_topology_desc", lambda **_: SimpleNamespace(devices=[0, 1]))
     with pytest.raises(CompilerError, match=f"reports 2 devices for {name}, JAX {find_topology(name).devices}"):
-        topologies._slice_devices(find_topology(name))
+        memory._slice_devices(find_topology(name))
 
 
 ROWS = json.loads(bench.FIXTURE.read_text())
 
 
 def test_factors_and_interval_are_those_of_the_rows():
-    assert bench.factors(ROWS) == forecast.FACTORS
+    assert bench.factors(ROWS) == slices.FACTORS
     judged = bench.ratios(ROWS, "judge").values()
-    assert (round(min(judged), 2), round(max(judged), 2)) == forecast.INTERVAL
+    assert (round(min(judged), 2), round(max(judged), 2)) == slices.INTERVAL
 
 
 def test_errors_of_rows_that_were_not_calibrated_on():
@@ -130,8 +129,8 @@ def test_errors_of_rows_that_were_not_calibrated_on():
 def test_hours_and_dollars_of_a_run(lm_run):
     lm_run["loop"] |= {"steps": 1000, "eval_interval": 300, "eval_batches": 5}
     experiment, slice_ = RunFile.model_validate(lm_run), find_topology("v6e-8")
-    found = forecast.predict(experiment, slice_, {"update": 2.0, "eval": 0.5}, "us-central1-a", spot=False)
-    factor = forecast.FACTORS["v6e"]
+    found = slices.predict(experiment, slice_, {"update": 2.0, "eval": 0.5}, "us-central1-a", spot=False)
+    factor = slices.FACTORS["v6e"]
     assert found.update_seconds == pytest.approx(2 * factor)
     assert found.tokens_per_second == pytest.approx(lm_run["loop"]["total_batch_tokens"] / (2 * factor))
     assert found.hours == pytest.approx((1000 * 2 + 4 * 5 * 0.5) * factor / 3600)
@@ -141,13 +140,13 @@ def test_hours_and_dollars_of_a_run(lm_run):
 
 def test_a_zone_without_a_price_gives_way_to_the_cheapest():
     slice_ = find_topology("v6e-8")
-    assert forecast.find_price(slice_, "europe-west1-b", spot=False)[1] == pytest.approx(8 * 2.7)
-    assert forecast.find_price(slice_, "us-east5-a", spot=True) == ("us-east5-a", pytest.approx(8 * 1.215))
-    assert forecast.find_price(find_topology("tpu7x-8"), None, spot=False) == (None, None)
+    assert slices.find_price(slice_, "europe-west1-b", spot=False)[1] == pytest.approx(8 * 2.7)
+    assert slices.find_price(slice_, "us-east5-a", spot=True) == ("us-east5-a", pytest.approx(8 * 1.215))
+    assert slices.find_price(find_topology("tpu7x-8"), None, spot=False) == (None, None)
 
 
 def test_what_cannot_be_told_has_a_reason(lm_run, grpo_run):
-    assert forecast.why_none(RunFile.model_validate(lm_run), find_topology("v5litepod-8")) == ""
-    assert "no published step time of v3" in forecast.why_none(RunFile.model_validate(lm_run), find_topology("v3-8"))
-    grpo = forecast.why_none(RunFile.model_validate(grpo_run), find_topology("v5litepod-8"))
+    assert slices.why_none(RunFile.model_validate(lm_run), find_topology("v5litepod-8")) == ""
+    assert "no published step time of v3" in slices.why_none(RunFile.model_validate(lm_run), find_topology("v3-8"))
+    grpo = slices.why_none(RunFile.model_validate(grpo_run), find_topology("v5litepod-8"))
     assert grpo == "no forecast: how long answers of loop=grpo get is not known before the run"

@@ -61,7 +61,9 @@ def slow_updates(monkeypatch, seconds: float) -> None:
         check(*arguments)
 
     monkeypatch.setattr(telemetry, "check_finite", wait)
-    monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: read() + waited[0]))
+    monkeypatch.setattr(
+        throughput, "time", SimpleNamespace(perf_counter=lambda: read() + waited[0], process_time=time.process_time)
+    )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tests.trainer.lives import SharedPrograms, changed, final_state, run_until,
 from trainer.distributed.checksums import CorruptionError
 from trainer.loops import updates
 from trainer.loops.updates import UpdateLoop
-from trainer.step.nan_check import DivergedError
+from trainer.step.nan_diagnosis import DivergedError
 from trainer.telemetry.metrics import MetricsLogger
 
 

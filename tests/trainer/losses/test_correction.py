@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from conf.schema.training.sampling import RolloutCorrection
 from tests.trainer.losses.test_references import ENTROPY, GIVEN, NOW, batch, check_against, loop
 from trainer.losses import grpo
-from trainer.losses.correction import correct
+from trainer.losses.grpo import correct
 from trainer.step import metric_sums
 
 NONE = {"rollout_is": None, "rollout_is_threshold": 2.0, "rollout_rs": None, "rollout_rs_threshold": None}

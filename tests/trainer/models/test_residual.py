@@ -1,6 +1,8 @@
 """Residual forms against a reference in NumPy; what holds at the start; Sinkhorn; gradients; decoding; meshes."""
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,6 @@ from conf.schema.training.run_yaml import RunFileError
 from tests.conftest import deep
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
-from tests.trainer.finite_differences import check_gradient
 from tests.trainer.models import nash_reference
 from tests.trainer.step import test_train_step
 from trainer.models import decoder, residual, weights
@@ -27,6 +28,19 @@ SIZES = {
     **{"activation_dtype": "float32", "scan_layers": False, "remat": "none", "max_seq_len": 64, "logit_chunk": 8},
 }
 forward = jax.jit(decoder.forward, static_argnums=1)
+
+
+def check_gradient(graded: Callable[[Any], tuple[Any, Any]], params: Any) -> None:
+    """Compare the slope of a loss along a random direction. graded: params to the loss and its gradient, jitted."""
+    random, step = np.random.default_rng(0), 1e-2
+    direction = jax.tree.map(lambda x: random.normal(size=x.shape).astype(np.float32), params)
+    _, gradient = graded(params)
+    ahead, behind = (
+        graded(jax.tree.map(lambda x, d, s=sign: np.asarray(x) + s * step / 2 * d, params, direction))[0]
+        for sign in (1, -1)
+    )
+    found = sum(np.vdot(g, d) for g, d in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True))
+    np.testing.assert_allclose(found, (ahead - behind) / step, rtol=2e-2)
 
 
 def model_of(**changes: object) -> Model:

@@ -14,7 +14,7 @@ from tests.groups import load_group as values
 from trainer.losses import grpo
 from trainer.models import weights
 from trainer.models.shared_prompt import PromptGroup, prompt_group
-from trainer.rl.batching import pad_sequences
+from trainer.rl.programs import pad_sequences
 
 GROUP = PromptGroup(group_size=3, prompt_length=7, response_length=9)
 ROWS, WIDTH = 12, 16

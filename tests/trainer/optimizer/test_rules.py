@@ -13,8 +13,7 @@ from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from trainer.models import weights
 from trainer.optimizer.chain import build_optimizer, learning_rate_schedule
-from trainer.optimizer.rules import update_rules
-from trainer.optimizer.schedules import schedule_factor
+from trainer.optimizer.rules import schedule_factor, update_rules
 
 SMALL = {"num_layers": 2, "dim": 8, "num_heads": 2, "num_kv_heads": 1, "head_dim": 6, "mlp_dim": 18, "vocab_size": 10}
 

@@ -14,9 +14,10 @@ from trainer.rewards.functions import (
     boxed,
     boxed_lenient,
     boxed_strict,
+    is_integer_answer,
+    last_box,
     length,
 )
-from trainer.rewards.strict import is_integer_answer, last_box
 
 EIGHTEEN = r"""
 18 ; 18.00 ; +18 ; $18 ; \$18 ; $18$ ; 18% ; 18\% ; x=18 ; x = 6*3 = 18 ; 18 dollars ; 18 dollars per day ;

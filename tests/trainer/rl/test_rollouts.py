@@ -16,22 +16,20 @@ from tests.conftest import deep
 from tests.golden import golden
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
-from trainer.data.problem import Draw, Problem, Question
-from trainer.data.prompting import PromptEncoder
+from trainer.data.prompting import Draw, Problem, PromptEncoder, Question
 from trainer.distributed.runtime import shard_batch
 from trainer.fit import memory
 from trainer.losses import grpo
 from trainer.losses.grpo import ROW_FIELDS, TOKEN_FIELDS
 from trainer.rewards.pool import RewardPool
-from trainer.rl import batching
+from trainer.rl import programs
 from trainer.rl.programs import build_logprobs, build_update
-from trainer.rl.progress import Progress
 from trainer.rl.rollouts import Rollout, RolloutGenerator, staleness
+from trainer.rl.telemetry import MetricAverages, Progress
 from trainer.sampler import Completion
 from trainer.step import train_step
-from trainer.telemetry.averages import MetricAverages
 from trainer.telemetry.throughput import Stopwatch
-from trainer.tokenizer.byte_level import BOS_ID, EOS_ID, encode
+from trainer.tokenizer.loading import BOS_ID, EOS_ID
 
 LENGTH = 6
 LOOP = GrpoLoop(
@@ -77,7 +75,7 @@ class Scripted:
         assert len(texts) == len(prompts) * samples
         for row, text in reversed([*enumerate(texts)]):
             between()
-            tokens = np.array([*encode(text), EOS_ID][:LENGTH], np.int32)
+            tokens = np.array([*text.encode(), EOS_ID][:LENGTH], np.int32)
             logprobs = -(10.0 * row + np.arange(1, len(tokens) + 1, dtype=np.float32))
             yield Completion(row, tokens, logprobs, finished=bool(tokens[-1] == EOS_ID))
 
@@ -136,7 +134,7 @@ def test_the_samplers_log_probabilities_stand_where_the_mask_does(checks) -> Non
         assert len(places) == [2, 1, 3, 6][row]
         assert logprobs[places].tolist() == [-(10 * row + i + 1) for i in range(len(places))]
         assert logprobs.nonzero()[0].tolist() == places.tolist()
-        assert tokens[places + 1].tolist() == [*encode(["2", "", "55", "     5"][row]), EOS_ID][:LENGTH]
+        assert tokens[places + 1].tolist() == [*["2", "", "55", "     5"][row].encode(), EOS_ID][:LENGTH]
     rows = zip(batch["tokens"], batch["mask"], strict=True)  # groups stand together: a prompt is computed once
     prompts = [tokens[: int(mask.argmax()) + 1].tolist() for tokens, mask in rows]
     assert prompts == [question.prompt_tokens for question in QUESTIONS for _ in range(2)]
@@ -248,9 +246,9 @@ def test_a_draw_can_be_ended(checks) -> None:
 
 def test_worked_responses_are_cut_where_drawn_ones_would_be() -> None:
     questions = PROMPTING.encode([Problem("1+1=", "2", "2"), Problem("2+3=", "5", "it is 5")])
-    batch = batching.supervised_batch(questions, LOOP)
+    batch = programs.supervised_batch(questions, LOOP)
     assert batch["mask"].sum(axis=1).tolist() == [2, 6]
-    assert batch["tokens"][0].tolist() == [BOS_ID, *encode("1+1=2"), EOS_ID, *[batching.PAD_ID] * 7]
+    assert batch["tokens"][0].tolist() == [BOS_ID, *b"1+1=2", EOS_ID, *[programs.PAD_ID] * 7]
     assert batch["mask"][0].nonzero()[0].tolist() == [4, 5]  # the positions before the response's tokens
 
 

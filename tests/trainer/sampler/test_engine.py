@@ -18,7 +18,7 @@ from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
 from trainer.sampler import Completion, Sampler, SamplerSettings, StopCriteria
 from trainer.sampler.programs import SamplerPrograms
-from trainer.tokenizer.byte_level import EOS_ID, PAD, decode, encode
+from trainer.tokenizer.loading import EOS_ID, PAD, ByteTokenizer
 
 RESPONSE, SAMPLES = 10, 2
 LENGTHS = (3, 7, 5, 8, 1, 8, 2, 6)
@@ -49,7 +49,7 @@ def drawn(cfg, *, sizes=(1, 1, 1), temperature=1.0, seed=0, ends=(EOS_ID,), text
         **{"max_prompt_length": 8, "max_new_tokens": RESPONSE, "slots": ROWS, "chunk": 64} | changes
     )
     with jax.set_mesh(mesh):
-        sampler = Sampler(cfg, settings, mesh, StopCriteria(ends, texts, decode))
+        sampler = Sampler(cfg, settings, mesh, StopCriteria(ends, texts, ByteTokenizer().decode))
         sampler.programs = programs_of(cfg, settings, mesh, tuple(ends))
         copy = sampler.load_params(jax.device_put(first_params(cfg), weights.param_shardings(cfg, mesh)))
         found = list(sampler.generate(copy, prompts, SAMPLES, jax.random.key(seed), temperature))
@@ -118,7 +118,7 @@ def test_rows_have_randomness_of_their_own_and_end_at_a_token_or_are_cut_off(tin
 
 def test_a_row_ends_at_a_text_wherever_the_chunks_do(tiny):
     free = drawn_once(tiny)
-    said = [decode(response.tokens) for response in free]
+    said = [ByteTokenizer().decode(response.tokens) for response in free]
     stop = next(text[2] for text in said if text[2:3].isprintable() and text[2:3] not in ("", "�"))
     expected = {n: text.index(stop) for n, text in enumerate(said) if stop in text}
     for changes in ({}, {"slots": 4, "chunk": 3}):
@@ -127,8 +127,8 @@ def test_a_row_ends_at_a_text_wherever_the_chunks_do(tiny):
             length = len(response.tokens)
             np.testing.assert_array_equal(response.tokens, before.tokens[:length])
             assert response.finished == (before.finished or response.row in expected)
-            assert decode(response.tokens).endswith(stop) == (response.row in expected)
-            assert stop not in decode(response.tokens[:-1])
+            assert ByteTokenizer().decode(response.tokens).endswith(stop) == (response.row in expected)
+            assert stop not in ByteTokenizer().decode(response.tokens[:-1])
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_every_token_has_the_version_that_drew_it_whenever_newer_weights_arrive(
     echo.decode = lambda copy, slots, *_: (slots, np.full((2, 3, 2), copy, np.int32))
     echo.shard_by_row = echo.replicate = lambda rows: rows
     echo.prefill_batch_size.return_value = 1
-    sampler: Any = SimpleNamespace(stops=StopCriteria((), (), decode), settings=settings, programs=echo, slots=3)
+    sampler: Any = SimpleNamespace(stops=StopCriteria(()), settings=settings, programs=echo, slots=3)
     generate: Any = Sampler.generate
     drawing = generate(sampler, 0, PROMPTS, 2, jax.random.key(0), 1.0, arrive, weights=latest)
     found = []
@@ -205,7 +205,7 @@ def test_every_token_has_the_version_that_drew_it_whenever_newer_weights_arrive(
     assert any(len(set(response.tokens.tolist())) > 1 for response in found)
 
 
-STOPS = StopCriteria((7,), ("\n\n\n", "Question:"), decode)
+STOPS = StopCriteria((7,), ("\n\n\n", "Question:"), ByteTokenizer().decode)
 
 
 @pytest.mark.parametrize(
@@ -218,11 +218,11 @@ STOPS = StopCriteria((7,), ("\n\n\n", "Question:"), decode)
 )
 @pytest.mark.parametrize("seen", [0, 1])
 def test_a_response_ends_with_the_token_that_completes_the_first_text(text, kept, seen):
-    assert STOPS.find_end(encode(text), seen) == len(encode(kept))
+    assert STOPS.find_end(list(text.encode()), seen) == len(list(kept.encode()))
 
 
 def test_texts_that_are_not_there_end_nothing():
-    assert STOPS.find_end(encode("4\n\nmore"), 0) is None
+    assert STOPS.find_end(list(b"4\n\nmore"), 0) is None
     assert StopCriteria((7,)).find_end([1, 7], 0) is None  # tokens are seen by the devices
 
 

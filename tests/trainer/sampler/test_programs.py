@@ -13,8 +13,9 @@ from conf.schema.training.settings import Mesh
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
 from trainer.models import weights
-from trainer.sampler import SamplerSettings, decode, placement
-from trainer.sampler.choose import sample_token, truncate_logits
+from trainer.sampler import SamplerSettings, decode
+from trainer.sampler import programs as programs_module
+from trainer.sampler.decode import sample_token, truncate_logits
 from trainer.sampler.programs import SamplerPrograms
 
 SLOTS, PROMPT, RESPONSE = 16, 24, 40
@@ -84,7 +85,7 @@ def test_local_layers_hold_their_window_only():
 def test_the_mesh_is_derived_from_weights_and_heads(model, tensor):
     """As large as makes the copy small, as the key heads allow; gemma3_1b has one."""
     settings = SamplerSettings(PROMPT, RESPONSE, SLOTS, chunk=8)
-    found = placement.sampler_mesh(Model(**load_group(f"model/{model}")), settings, make_mesh(1, 8, 1))
+    found = programs_module.sampler_mesh(Model(**load_group(f"model/{model}")), settings, make_mesh(1, 8, 1))
     assert dict(found.shape) == {"data": 8 // tensor, "fsdp": 1, "tensor": tensor}
 
 

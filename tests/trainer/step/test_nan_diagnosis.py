@@ -14,8 +14,7 @@ from trainer.distributed.checksums import CorruptionError
 from trainer.step import batch_check, nan_diagnosis
 from trainer.step.batch_check import BatchCheck
 from trainer.step.metric_sums import Mean
-from trainer.step.nan_check import check_finite
-from trainer.step.nan_diagnosis import FiniteTable, judge
+from trainer.step.nan_diagnosis import FiniteTable, check_finite, judge
 from trainer.step.train_step import State
 
 

@@ -16,12 +16,9 @@ from tensorboard.summary.writer import event_file_writer
 import conf.schema.training.loop
 from tests.groups import load_group
 from tests.trainer.lives import lines_of
-from trainer.telemetry.alerts import AlertChange, AlertMonitor
-from trainer.telemetry.averages import MetricAverages
-from trainer.telemetry.boards import CLUE, MAZE, WHITE, WRONG, draw_puzzle
-from trainer.telemetry.metrics import MetricsLogger, run_folder
-from trainer.telemetry.tags import curve_tag
-from trainer.telemetry.transcripts import MAX_CELL_CHARS, Transcript, markdown_table
+from trainer.evaluation.puzzles import CLUE, MAZE, WHITE, WRONG, draw_puzzle
+from trainer.rl.telemetry import AlertChange, AlertMonitor, MetricAverages
+from trainer.telemetry.metrics import MAX_CELL_CHARS, MetricsLogger, Transcript, curve_tag, markdown_table, run_folder
 
 
 def events_of(folder):

@@ -16,9 +16,8 @@ from trainer.distributed.mesh import named_sharding
 from trainer.losses import lm
 from trainer.models.weights import abstract_params
 from trainer.step.program import Program
-from trainer.telemetry import phases, startup_report, stragglers, throughput
-from trainer.telemetry.phases import PhaseTimes
-from trainer.telemetry.stragglers import StragglerWatch, WorkerTimes, find_straggler
+from trainer.telemetry import startup_report, throughput
+from trainer.telemetry.throughput import PhaseTimes, StragglerWatch, WorkerTimes, find_straggler
 
 POD = {"workers": 1, "devices": 8, "backend": "tpu", "hbm_bytes_per_chip": None}
 
@@ -65,14 +64,14 @@ def test_a_lap_holds_what_was_waited_for_and_leaves_out_what_is_apart(monkeypatc
 def clock(monkeypatch):
     """Seconds of the wall and of the CPU, which the test sets."""
     now = {"wall": 0.0, "cpu": 3.0}
-    monkeypatch.setattr(phases.time, "perf_counter", lambda: now["wall"])
-    monkeypatch.setattr(phases.time, "process_time", lambda: now["cpu"])
-    assert phases.time is time
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: now["wall"])
+    monkeypatch.setattr(throughput.time, "process_time", lambda: now["cpu"])
+    assert throughput.time is time
     return now
 
 
 def test_time_counts_for_the_innermost_phase(clock, monkeypatch):
-    monkeypatch.setattr(phases, "gather_texts", lambda text: [text, text])  # another worker with the same times
+    monkeypatch.setattr(throughput, "gather_texts", lambda text: [text, text])  # another worker with the same times
     times = PhaseTimes()
     times.listen()
     times.enter("updates")
@@ -114,8 +113,8 @@ def test_the_odd_one_is_found(times, worker, host, device):
 def test_the_share_of_the_delay_is_a_metric(monkeypatch):
     assert StragglerWatch(make_mesh(8, 1, 1)).compare(1.0, 0.9) == {}  # with nobody
     rows = [[0.1, 0.9, 0.001], [0.9, 0.1, 0.001]]
-    monkeypatch.setattr(stragglers.jax, "process_count", lambda: 2)
-    monkeypatch.setattr(stragglers, "gather_numbers", lambda mesh, row: stragglers.np.array(rows))
+    monkeypatch.setattr(throughput.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(throughput, "gather_numbers", lambda mesh, row: throughput.np.array(rows))
     found = StragglerWatch(make_mesh(8, 1, 1)).compare(1.0, 0.9)
     assert found == pytest.approx(
         {"slow_worker": 1, "slow_worker_share": 0.8, "slow_worker_host_time": 0.8, "slow_worker_device_time": 0.0}

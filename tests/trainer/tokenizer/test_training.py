@@ -22,7 +22,7 @@ from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from tests.trainer.data.corpora import lm_loop, make_documents, write_jsonl, write_parquet
 from trainer.data import batches
-from trainer.tokenizer import loading, nanochat, training
+from trainer.tokenizer import loading, training
 from trainer.tokenizer.__main__ import main
 
 TEXT = "The 12345 quick brown foxes don't jump; they're jumping over 99 lazy dogs.\n\n日本語 naïve 🚢\t" * 3
@@ -157,7 +157,7 @@ def test_only_a_text_has_characters():
         _ = batches.Dataset(JsonlData(**table)).tokenizer
 
 
-LETTERS = {letter: byte for byte, letter in nanochat._letters().items()}
+LETTERS = {letter: byte for byte, letter in enumerate(loading.byte_characters())}
 SOURCE = "for (int i = 0; i < 10; ++i) { sum += values[i]; }\n" * 3 + TEXT
 
 
@@ -171,7 +171,7 @@ class Encoding:
         return self.state
 
 
-Encoding.__module__, Encoding.__qualname__ = nanochat.ENCODING
+Encoding.__module__, Encoding.__qualname__ = training.ENCODING
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +262,7 @@ def test_what_is_no_such_file_is_refused_and_runs_nothing(
     }
     for raw, words in cases.items():
         with pytest.raises(RunFileError, match=r"^here") as refused:
-            nanochat.convert(raw, "here")
+            training.convert_nanochat(raw, "here")
         assert words in str(refused.value)
     assert not (tmp_path / "ran").exists()
     assert main(["convert", "absent.pkl", "--output", "out"]) == 2

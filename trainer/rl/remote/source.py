@@ -16,15 +16,14 @@ from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.checkpoint.local_saves import Outputs
 from trainer.checkpoint.outage import ReplacedError
 from trainer.checkpoint.storage import first_line
-from trainer.distributed import agreement, exchange
+from trainer.distributed import agreement
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE, PreemptedError
-from trainer.distributed.runtime import gather_texts
+from trainer.distributed.runtime import connect, gather_texts
 from trainer.models.weights import Params
 from trainer.rl.remote import journal, wire
 from trainer.rl.remote.identity import own_token, sampler_names
 from trainer.rl.remote.journal import DrawnSample, Journal, JournalError
-from trainer.rl.remote.leases import Leases, TaskLostError
-from trainer.rl.remote.presence import SamplersLostError
+from trainer.rl.remote.leases import Leases, SamplersLostError, TaskLostError
 from trainer.rl.remote.server import RolloutServer
 from trainer.rl.rollouts import Rollout, RolloutGenerator
 from trainer.sampler import Sampler
@@ -187,7 +186,7 @@ def _broadcast(number: int, content: bytes | None) -> bytes:
     if jax.process_count() == 1:
         assert content is not None
         return content
-    shared = exchange.connect()
+    shared = connect()
     if content is not None:
         shared.put(f"rollout/{number - 1}", b"")  # all have read it, or they would not be here
         shared.put(f"rollout/{number}", content)

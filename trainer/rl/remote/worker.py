@@ -6,10 +6,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 from etils import epath
 from jax.sharding import AxisType, Mesh
 
@@ -17,18 +20,20 @@ from conf.formats import RESULT_FILE
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.data import questions
-from trainer.data.problem import Draw
+from trainer.data.prompting import Draw
 from trainer.distributed import agreement
 from trainer.distributed import mesh as meshes
 from trainer.models.weights import Params
-from trainer.rewards.pool import RewardPool, Submission
-from trainer.rl.remote.delivery import AbandonedError, Deliveries
-from trainer.rl.remote.identity import SamplerKey, own_name
+from trainer.rewards.pool import RewardPool, RewardResult, Submission
+from trainer.rl.remote.identity import CHILD_VARIABLE, NO_TRAINER_EXIT_CODE, SamplerKey, own_name
 from trainer.rl.remote.leases import Task
 from trainer.rl.remote.server import ADDRESS_FILE
-from trainer.rl.remote.supervisor import CHILD_VARIABLE, NO_TRAINER_EXIT_CODE
 from trainer.rl.remote.wire import Arrays, Channel, WireError
-from trainer.sampler import Sampler, SamplerSettings, StopCriteria, placement
+from trainer.rl.rollouts import reward_names, score_sample
+from trainer.sampler import Completion, Sampler, SamplerSettings, StopCriteria
+from trainer.sampler.programs import abstract_params
+
+Scored = tuple[Completion, Future[RewardResult]]
 
 CONNECT_SECONDS = 3600.0
 """How long a sampler looks for the trainer, which may read data, compile and warm up first."""
@@ -41,6 +46,96 @@ TAKE_SECONDS = 0.2
 """Interval at which a sampler that waits for rewards asks for another task."""
 MAX_SCORED_TASKS = 2
 """Tasks of a sampler whose rewards are computed; with more of them it waits before it draws another one."""
+
+
+class AbandonedError(Exception):
+    """Another sampler has the task that is being drawn, or the run ends."""
+
+
+@dataclass(eq=False)
+class _Unsent:
+    """Samples of one task that have been drawn and not sent, by their number in the rollout."""
+
+    task: Task
+    samples: dict[int, Scored] = field(default_factory=dict)
+
+
+class Deliveries:
+    """Sends samples of several tasks as they are scored: a sampler draws one while rewards of others are computed."""
+
+    def __init__(self, channel: Channel, checks: RewardPool, loop: GrpoLoop) -> None:
+        self._channel, self._checks, self._loop = channel, checks, loop
+        self._names = reward_names(loop)
+        self._drawn: _Unsent | None = None
+        self._scored: list[_Unsent] = []
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The tasks that have been drawn, some of whose samples have not been sent."""
+        return [unsent.task for unsent in self._scored]
+
+    def begin(self, task: Task) -> None:
+        """Say that samples of a task come next. `end` must follow."""
+        self._drawn = _Unsent(task)
+
+    def add(self, number: int, drawn: Completion, submission: Submission) -> None:
+        """Score a sample of the task that is being drawn, whose rollout has it under this number."""
+        assert self._drawn is not None, "begun"
+        self._drawn.samples[number] = drawn, self._checks.submit(self._names, submission)
+
+    def end(self, *, whole: bool) -> None:
+        """Say that no more samples of the task come; whole: all have. Else those that are not sent are dropped."""
+        unsent, self._drawn = self._drawn, None
+        if unsent is not None and whole and unsent.samples:
+            self._scored.append(unsent)
+        elif unsent is not None:
+            _cancel(unsent)
+
+    def send(self) -> None:
+        """Send what is scored, which also says that this sampler is alive.
+
+        Raises:
+            AbandonedError: samples of the task that is being drawn are not wanted any more.
+        """
+        for unsent in list(self._scored):
+            if not self._send_of(unsent):
+                _cancel(unsent)
+            if not unsent.samples:
+                self._scored.remove(unsent)
+        if self._drawn is not None and not self._send_of(self._drawn):
+            raise AbandonedError
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the oldest task that has been drawn is scored, for at most that long, and send what is scored."""
+        wait([check for _, check in self._scored[0].samples.values()], seconds)
+        self.send()
+
+    def cancel(self) -> None:
+        """Drop everything that is not sent: rewards of samples that nobody wants should not hold up others."""
+        for unsent in self._scored:
+            _cancel(unsent)
+        self._scored.clear()
+        self.end(whole=False)
+
+    def _send_of(self, unsent: _Unsent) -> bool:
+        """Send what is scored of a task; return whether the trainer wants the rest of it."""
+        task, done = unsent.task, [row for row, (_, check) in unsent.samples.items() if check.done()]
+        finished = [unsent.samples[row][0].finished for row in done]
+        arrays: Arrays = {}
+        for row in done:
+            drawn, check = unsent.samples.pop(row)
+            scores = np.array(score_sample(check.result(), self._loop), np.float64)
+            parts = {"tokens": drawn.tokens, "logprobs": drawn.logprobs, "versions": drawn.versions}
+            arrays |= {f"{row}/{name}": values for name, values in (parts | {"scores": scores}).items()}
+        message: dict[str, Any] = {"kind": "samples", "rollout": task.rollout, "first": task.first}
+        reply, _ = self._channel.ask(message | {"rows": done, "finished": finished}, arrays)
+        return reply["go_on"]
+
+
+def _cancel(unsent: _Unsent) -> None:
+    for _, check in unsent.samples.values():
+        check.cancel()
+    unsent.samples.clear()
 
 
 def run(experiment: RunFile) -> int:
@@ -64,7 +159,7 @@ class _SamplerProcess:
         settings = SamplerSettings.from_config(sampling, loop.max_prompt_length, loop.max_new_tokens, rows)
         stops = StopCriteria(prompting.stop_tokens, loop.sampler.stop, prompting.decode)
         self._sampler = Sampler(experiment.decoder, settings, mesh, stops)
-        self._abstract = placement.abstract_params(self._sampler.programs.cfg, self._sampler.programs.mesh)
+        self._abstract = abstract_params(self._sampler.programs.cfg, self._sampler.programs.mesh)
         self._random_key = jax.random.key(experiment.seed)
         self._parent = int(os.environ[CHILD_VARIABLE])
         self._feed: _WeightFeed | None = None

@@ -13,8 +13,14 @@ from trainer.checkpoint.outage import ReplacedError
 from trainer.distributed.checksums import CorruptionError
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE, PreemptedError
 from trainer.rl.remote.journal import DrawnSample, encode
-from trainer.rl.remote.leases import Leases, TaskLostError
-from trainer.rl.remote.presence import LIMIT_SECONDS, REPORT_SECONDS, Presence, SamplersLostError
+from trainer.rl.remote.leases import (
+    REPORT_SECONDS,
+    SILENCE_LIMIT_SECONDS,
+    Leases,
+    Presence,
+    SamplersLostError,
+    TaskLostError,
+)
 from trainer.rl.remote.server import RolloutServer
 from trainer.rl.remote.source import RemoteRollouts
 from trainer.rl.remote.wire import Channel
@@ -154,14 +160,14 @@ def test_a_silence_of_all_samplers_is_reported_and_ends() -> None:
     assert presence.report(110.0 + REPORT_SECONDS + 1) == ""
     assert presence.report(110.0 + 2 * REPORT_SECONDS) != ""
     with pytest.raises(SamplersLostError, match=r"^loop\.sampler: .* 30 minutes: worker 2 has never connected"):
-        presence.report(110.0 + LIMIT_SECONDS)
+        presence.report(110.0 + SILENCE_LIMIT_SECONDS)
 
 
 def test_one_sampler_that_works_is_enough_and_the_time_before_the_wait_does_not_count() -> None:
     presence = Presence(["worker 1", "worker 2"])
     presence.hear("worker 1", 0.0)
-    presence.begin(2 * LIMIT_SECONDS)
-    for now in range(int(2 * LIMIT_SECONDS) + 30, int(5 * LIMIT_SECONDS), 30):
+    presence.begin(2 * SILENCE_LIMIT_SECONDS)
+    for now in range(int(2 * SILENCE_LIMIT_SECONDS) + 30, int(5 * SILENCE_LIMIT_SECONDS), 30):
         assert presence.report(float(now - 29)) == ""
         presence.hear("worker 1", float(now))
         assert presence.report(float(now)) == ""

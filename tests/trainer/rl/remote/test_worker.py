@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from conf.formats import RESULT_FILE, attempt_token
-from trainer.rl.remote import delivery, worker
-from trainer.rl.remote.identity import SamplerKey, attempt_mark
+from trainer.rl.remote import worker
+from trainer.rl.remote.identity import NO_TRAINER_EXIT_CODE, SamplerKey, attempt_mark
 from trainer.rl.remote.leases import Task
 from trainer.rl.remote.server import ADDRESS_FILE
-from trainer.rl.remote.supervisor import NO_TRAINER_EXIT_CODE
 from trainer.rl.remote.wire import Channel, WireError
 from trainer.sampler import Completion
 
@@ -179,8 +178,8 @@ def work(monkeypatch: pytest.MonkeyPatch, trainer: Trainer, checks: list[Future[
     """Work for a trainer: each task has a prompt with a response for each of the next checks."""
     monkeypatch.setattr(worker, "REPORT_SECONDS", 0.0)
     monkeypatch.setattr(worker, "TAKE_SECONDS", 0.0)
-    monkeypatch.setattr(delivery, "reward_names", lambda _: [])
-    monkeypatch.setattr(delivery, "score_sample", lambda found, _: found)
+    monkeypatch.setattr(worker, "reward_names", lambda _: [])
+    monkeypatch.setattr(worker, "score_sample", lambda found, _: found)
     loop = SimpleNamespace(prompts_per_step=1, updates_per_rollout=1, group_size=2, temperature=1.0)
 
     def generate(*arguments: Any, **_: object) -> Any:

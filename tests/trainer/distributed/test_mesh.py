@@ -14,7 +14,7 @@ from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import Mesh
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
-from trainer.distributed import batch_sharding, mesh
+from trainer.distributed import mesh as meshes
 
 
 def loop(rows: int, micro_batch_size: int | None) -> LmLoop:
@@ -24,7 +24,7 @@ def loop(rows: int, micro_batch_size: int | None) -> LmLoop:
 
 @pytest.mark.parametrize(("sizes", "micro_batch_size"), [((8, 1, 1), 2), ((2, 2, 2), 2), ((1, 1, 8), None)])
 def test_a_batch_is_on_the_devices_whole(sizes, micro_batch_size):
-    split = batch_sharding.shard_rows(loop(32, micro_batch_size), make_mesh(*sizes))
+    split = meshes.shard_rows(loop(32, micro_batch_size), make_mesh(*sizes))
     assert split.rows == range(32)
     tokens = np.arange(96, dtype=np.int32).reshape(32, 3)
     with jax.transfer_guard("disallow"):
@@ -53,39 +53,39 @@ def test_a_process_reads_one_range_of_rows(monkeypatch, processes, tensor, range
     found = []
     for process in (0, 1):
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        found.append(batch_sharding.shard_rows(loop(16, None), mesh).rows)
+        found.append(meshes.shard_rows(loop(16, None), mesh).rows)
     assert found == ranges
 
 
 def test_rows_that_cannot_be_split_are_refused():
     with pytest.raises(RunFileError, match=r"loop\.total_batch_tokens: 12 rows of 3 tokens .* use 24 or 48"):
-        batch_sharding.shard_rows(loop(12, None), make_mesh(8, 1, 1))
+        meshes.shard_rows(loop(12, None), make_mesh(8, 1, 1))
 
 
 def test_minus_one_is_what_is_left_and_rows_are_split_over_data_and_fsdp():
-    assert mesh.axis_sizes(Mesh(data=2, fsdp=-1, tensor=2), 8) == {"data": 2, "fsdp": 2, "tensor": 2}
-    assert mesh.build_mesh(Mesh(data=-1, fsdp=1, tensor=1)).shape == {"data": 8, "fsdp": 1, "tensor": 1}
-    built = mesh.build_mesh(Mesh(data=2, fsdp=2, tensor=2))
-    assert mesh.partition_spec("batch", None, "hidden") == PartitionSpec(("data", "fsdp"), None, "tensor")
-    assert mesh.num_shards(built, "batch") == 4
+    assert meshes.axis_sizes(Mesh(data=2, fsdp=-1, tensor=2), 8) == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert meshes.build_mesh(Mesh(data=-1, fsdp=1, tensor=1)).shape == {"data": 8, "fsdp": 1, "tensor": 1}
+    built = meshes.build_mesh(Mesh(data=2, fsdp=2, tensor=2))
+    assert meshes.partition_spec("batch", None, "hidden") == PartitionSpec(("data", "fsdp"), None, "tensor")
+    assert meshes.num_shards(built, "batch") == 4
     with jax.set_mesh(built):
-        assert mesh.rows_per_device(8) == 2
+        assert meshes.rows_per_device(8) == 2
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 1), (-1, 3, 1), (16, 1, 1)])
 def test_a_product_that_is_not_the_devices_is_refused(sizes):
     data, fsdp, tensor = sizes
     with pytest.raises(RunFileError, match=r"does not make 8 devices; change mesh\.data, mesh\.fsdp or mesh\.tensor"):
-        mesh.build_mesh(Mesh(data=data, fsdp=fsdp, tensor=tensor))
+        meshes.build_mesh(Mesh(data=data, fsdp=fsdp, tensor=tensor))
 
 
 def test_constrain_counts_only_where_a_partitioner_works():
     x = jnp.zeros((8, 4))
-    assert mesh.constrain(x, "batch", None) is x
-    built = mesh.build_mesh(Mesh(data=8, fsdp=1, tensor=1))
+    assert meshes.constrain(x, "batch", None) is x
+    built = meshes.build_mesh(Mesh(data=8, fsdp=1, tensor=1))
     with jax.set_mesh(built):
-        split = jax.jit(lambda x: mesh.constrain(x, "batch", None))(x)
+        split = jax.jit(lambda x: meshes.constrain(x, "batch", None))(x)
         assert split.addressable_shards[0].data.shape == (1, 4)
-        rows = mesh.partition_spec("batch")
-        apart = jax.shard_map(lambda x: mesh.constrain(x, "batch", None), in_specs=rows, out_specs=rows)
+        rows = meshes.partition_spec("batch")
+        apart = jax.shard_map(lambda x: meshes.constrain(x, "batch", None), in_specs=rows, out_specs=rows)
         assert apart(split).shape == (8, 4)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from tests.controller.localcloud.harness import wait_for
-from trainer.rl.remote import listener as listening
-from trainer.rl.remote import wire
-from trainer.rl.remote.listener import Listener
+from trainer.rl.remote import server, wire
+from trainer.rl.remote.server import Listener
 from trainer.rl.remote.wire import Channel
 
 SECONDS = 60.0
@@ -57,7 +56,7 @@ def is_closed(peer: socket.socket) -> bool:
 
 def test_strangers_make_room_for_a_sampler_and_those_who_have_the_token_stay(listener, stranger, monkeypatch) -> None:
     monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", SECONDS)
-    monkeypatch.setattr(listening, "MAX_WAITING", 3)
+    monkeypatch.setattr(server, "MAX_WAITING", 3)
     first = greet(listener)
     waiting = [stranger() for _ in range(3)]
     wait_for(lambda: len(listener._waiting) == 3, "all wait for a message", SECONDS)
@@ -115,7 +114,7 @@ def test_a_connection_that_fails_does_not_keep_later_ones_out(monkeypatch) -> No
             raise OSError(24, "Too many open files")
         return real(self)
 
-    monkeypatch.setattr(listening, "ACCEPT_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(server, "ACCEPT_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(socket.socket, "accept", accept)
     listener = Listener("secret", answer)
     greet(listener).close()

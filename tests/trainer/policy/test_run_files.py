@@ -13,9 +13,9 @@ from conf.schema.training.run_yaml import RunFileError
 from tests.groups import load_group
 from trainer.data import chat
 from trainer.data.chat import CHAT_TEMPLATES, ChatMessage
-from trainer.policy.chat_jinja import chat_template
-from trainer.policy.tokenizer_files import byte_library, tokenizer_files
-from trainer.tokenizer import byte_level
+from trainer.policy.export import chat_template
+from trainer.policy.run_files import byte_library, tokenizer_files
+from trainer.tokenizer import loading
 from trainer.tokenizer.loading import ByteTokenizer, parse_tokenizer
 
 BYTES = parse_tokenizer(byte_library().to_str().encode(), "bytes")
@@ -32,7 +32,7 @@ def test_bytes_are_the_bytes_of_the_text(text: str) -> None:
 def test_bytes_have_the_same_special_tokens() -> None:
     assert BYTES.special_tokens == ByteTokenizer().special_tokens
     assert BYTES.vocab_size == ByteTokenizer.vocab_size
-    assert byte_level.decode([0xFF, 65, byte_level.PAD, 300]) == "\ufffdA"  # bytes that are no text are marked
+    assert ByteTokenizer().decode([0xFF, 65, loading.PAD, 300]) == "\ufffdA"  # bytes that are no text are marked
     assert BYTES.encode(["<eos>"])[0].tolist() == list(b"<eos>"), "a question cannot end itself"
     windows = dict(tokenizer_files(text_data(Path("text"), packing="windows")))
     assert parse_tokenizer(windows["tokenizer.json"], "bytes").vocab_size == 256  # which have none

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import pytest
 
-from trainer.distributed.exchange import Exchange
+from trainer.distributed.runtime import Exchange
 
 
 class Coordinator:

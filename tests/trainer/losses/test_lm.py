@@ -8,14 +8,14 @@ import pytest
 from conf.schema.training.loop import LmLoop
 from tests.groups import load_group
 from tests.trainer.models.test_residual import forward, initial, model_of, perturbed, tokens_and_positions
-from trainer.losses import lm, residual_stability
+from trainer.losses import lm
 from trainer.models import maha
 from trainer.step import metric_sums
 
 
 def measured(cfg, params):
     tokens, positions = tokens_and_positions()
-    hidden, sums = jax.jit(residual_stability.forward, static_argnums=1)(params, cfg, tokens, positions)
+    hidden, sums = jax.jit(lm.measured_forward, static_argnums=1)(params, cfg, tokens, positions)
     np.testing.assert_allclose(hidden, forward(params, cfg, tokens, positions), atol=1e-5)
     return {name.removeprefix("residual_"): float(x) for name, x in metric_sums.finalize(sums).items()}
 

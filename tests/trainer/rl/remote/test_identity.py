@@ -12,7 +12,7 @@ import pytest
 from conf.formats import POD_VARIABLE, SECRET_VARIABLE, TOKEN_VARIABLE, attempt_token
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.distributed.preemption import PREEMPTED_EXIT_CODE
-from trainer.rl.remote import supervisor
+from trainer.rl.remote import identity
 from trainer.rl.remote.identity import SamplerKey, attempt_mark, own_name, own_token
 from trainer.rl.remote.wire import WireError
 
@@ -48,8 +48,8 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def make(*lives: tuple[float, int]) -> Lives:
         made = Lives(*lives)
-        monkeypatch.setattr(supervisor.subprocess, "Popen", made.start)
-        monkeypatch.setattr(supervisor.time, "monotonic", lambda: made.now)
+        monkeypatch.setattr(identity.subprocess, "Popen", made.start)
+        monkeypatch.setattr(identity.time, "monotonic", lambda: made.now)
         return made
 
     yield make
@@ -61,26 +61,26 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     [
         ([(9, 1), (9, 1), (9, -9), (9, 1), (9, 1), (9, 1), (9, 0)], 1, 6),  # three exceptions in a row; a kill is none
         ([(7200, 1), (7200, 1), (7200, 1), (7200, 1), (7200, 0)], 0, 5),  # hours apart
-        ([(3600, supervisor.NO_TRAINER_EXIT_CODE)], supervisor.NO_TRAINER_EXIT_CODE, 1),  # of a pod of samplers
+        ([(3600, identity.NO_TRAINER_EXIT_CODE)], identity.NO_TRAINER_EXIT_CODE, 1),  # of a pod of samplers
     ],
 )
 def test_three_exceptions_in_a_row_end_a_sampler_and_so_does_a_missing_trainer(live, ends, code, starts) -> None:
     lives = live(*ends)
-    assert supervisor.supervise(RUN_FILE) == code
+    assert identity.supervise(RUN_FILE) == code
     assert lives.started == starts
 
 
 def test_all_workers_of_a_pod_of_samplers_sample(monkeypatch) -> None:
     monkeypatch.setenv("SLIPWAY_SAMPLER_POD", "1")
-    assert supervisor.is_sampler(cast(RunFile, SimpleNamespace(sampler_workers=0)))
+    assert identity.is_sampler(cast(RunFile, SimpleNamespace(sampler_workers=0)))
     monkeypatch.delenv("SLIPWAY_SAMPLER_POD")
-    assert not supervisor.is_sampler(cast(RunFile, SimpleNamespace(sampler_workers=0)))
+    assert not identity.is_sampler(cast(RunFile, SimpleNamespace(sampler_workers=0)))
 
 
 def test_a_request_to_stop_that_comes_while_a_sampler_is_started_ends_it(live) -> None:
     lives = live()
     lives.before_start = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    assert supervisor.supervise(RUN_FILE) == PREEMPTED_EXIT_CODE
+    assert identity.supervise(RUN_FILE) == PREEMPTED_EXIT_CODE
     assert lives.terminated
 
 
