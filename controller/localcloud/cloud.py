@@ -8,14 +8,14 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from aiohttp import web
 
-from controller.localcloud.apis.buckets import Storage
+from controller.localcloud.apis.buckets import Buckets, StoredObjects
 from controller.localcloud.apis.catalog import load_catalog
 from controller.localcloud.apis.compute import Compute
 from controller.localcloud.apis.compute_engine.advice import Advice
@@ -23,7 +23,7 @@ from controller.localcloud.apis.compute_engine.bulk import Slices
 from controller.localcloud.apis.compute_engine.collections import GROUPS, INSTANCES, POLICIES, TEMPLATES
 from controller.localcloud.apis.compute_engine.groups import Groups
 from controller.localcloud.apis.compute_engine.instances import TpuInstances
-from controller.localcloud.apis.compute_engine.templates import Images, Parts
+from controller.localcloud.apis.compute_engine.templates import Parts
 from controller.localcloud.apis.iap import IapRelay
 from controller.localcloud.apis.metadata import MetadataServer
 from controller.localcloud.apis.networks import Networks
@@ -32,8 +32,9 @@ from controller.localcloud.apis.objects import Blobs, Objects
 from controller.localcloud.apis.operations import Effect, Operations
 from controller.localcloud.apis.oslogin import OsLogin
 from controller.localcloud.apis.projects import EnabledApis, Projects
-from controller.localcloud.apis.queued import QueuedResources
+from controller.localcloud.apis.queued import Locations, QueuedResources
 from controller.localcloud.apis.quotas import Quotas
+from controller.localcloud.apis.service import Service
 from controller.localcloud.apis.small_services import Billing, CustomRoles, SecretManager
 from controller.localcloud.faults.effects import FaultEffects
 from controller.localcloud.faults.faults import Faults
@@ -69,27 +70,26 @@ class ServeOptions:
     idle_exit_seconds: float | None = None
 
 
-@dataclass(frozen=True)
-class Cloud:
-    """Components with a lifecycle: timers, SSH servers, the HTTP server."""
+@dataclass(eq=False)
+class Cloud(Service):
+    """All components, of which timers, SSH servers and the HTTP server have a lifecycle."""
 
-    store: Store
-    operations: Operations
-    faults: Faults
-    workers: EmulatedWorkers
+    services: Sequence[Service]
     nodes: Nodes
     slices: Slices
     machines: Instances
-    effects: Mapping[str, Effect]
+    misfortune: FaultEffects
     server: Server
+
+    def effects(self) -> dict[str, Effect]:
+        return {name: effect for service in self.services for name, effect in service.effects().items()}
 
     async def resume(self) -> None:
         """Restore SSH servers, unfinished operations and triggered faults of an earlier process."""
         await self.workers.resume()
-        self.operations.resume(self.effects, self.workers.schedule_settle)
-        misfortune = FaultEffects(self.faults, self.nodes, self.slices, self.workers, lambda: list(self.server.peers))
+        self.operations.resume(self.effects(), self.workers.schedule_settle)
         self.slices.resume()
-        self.faults.resume(misfortune.actions(), self.workers.schedule_settle)
+        self.faults.resume(self.misfortune.actions(), self.workers.schedule_settle)
 
     async def close(self) -> None:
         """Stop all timers and SSH servers; the state and the workers' programs stay."""
@@ -102,55 +102,56 @@ class Cloud:
 
 def assemble(store: Store, state: Path, url: str, token: str, settings: Settings, stopped: asyncio.Event) -> Cloud:
     """Build all components of a cloud; a stop request sets `stopped`."""
-    operations = Operations(store, settings)
-    catalog = load_catalog()
-    faults = Faults(store)
-    networks = Networks(store, catalog)
+    catalog, faults, policies = load_catalog(), Faults(store), Policies(store, settings)
+    operations, networks = Operations(store, settings), Networks(store, catalog)
     quotas = Quotas(store, catalog, lambda: settings.quotas)
     workers = EmulatedWorkers(store, networks, faults, state, url, token, settings)
-    nodes = Nodes(store, operations, networks, catalog, workers, faults, quotas, settings)
-    queued = QueuedResources(store, operations, nodes, catalog, faults, settings)
-    policies = Policies(store, settings)
+    root = f"{url}compute/v1/"
+    shared: dict[str, Any] = vars(
+        Service(store, settings, catalog, operations, faults, networks, quotas, policies, workers, root)
+    )
     tokens = Tokens(store, settings, token)
     enabled_apis = EnabledApis(store, settings)
     machines = Instances(store, state, url, token)
     callers = Callers(store, machines, settings)
-    root = f"{url}compute/v1/"
-    compute = Compute(store, operations, networks, catalog, root, workers.schedule_settle, machines, policies, quotas)
-    slices = Slices(store, operations, catalog, workers, faults, quotas, settings)
-    parts = Parts(store, catalog, root)
-    groups, instances = Groups(slices, parts, compute), TpuInstances(slices, compute)
-    compute.rules = {
-        INSTANCES.plural: instances.rules(),
-        POLICIES.plural: parts.policies(),
-        TEMPLATES.plural: parts.templates(),
-        GROUPS.plural: groups.rules(),
-    }
     blobs = Blobs(state / "blobs")
     objects = Objects(store, blobs, faults.on_object_finalized, settings)
-    apis = (
+    nodes, slices, parts = Nodes(**shared), Slices(**shared), Parts(**shared)
+    compute = Compute(**shared, machines=machines)
+    groups = Groups(**shared, slices=slices, parts=parts, compute=compute)
+    instances = TpuInstances(**shared, slices=slices, compute=compute)
+    compute.rules = {
+        INSTANCES.plural: instances.rules(),
+        POLICIES.plural: parts.policy_rules(),
+        TEMPLATES.plural: parts.template_rules(),
+        GROUPS.plural: groups.rules(),
+    }
+    services = (
         nodes,
-        queued,
+        slices,
+        parts,
         compute,
         groups,
         instances,
-        Advice(catalog, faults),
-        Images(root),
-        Projects(store, operations, policies, settings, enabled_apis),
-        CustomRoles(store),
-        Billing(store, quotas),
-        SecretManager(store),
-        OsLogin(store),
-        Storage(store, objects, blobs, policies),
+        QueuedResources(**shared, nodes=nodes),
+        Locations(**shared, nodes=nodes),
+        Advice(**shared),
+        Projects(**shared, apis=enabled_apis),
+        CustomRoles(**shared),
+        Billing(**shared),
+        SecretManager(**shared),
+        Buckets(**shared, objects=objects),
+        StoredObjects(**shared, objects=objects, blobs=blobs),
     )
+    handlers = {key: handler for service in services for key, handler in service.handlers().items()}
     server = Server(
         store=store,
         discovery=load_discovery(),
-        handlers={key: handler for api in apis for key, handler in api.handlers().items()},
+        handlers=handlers | OsLogin(store).handlers(),
         media=MediaTransfers(store, objects, blobs),
-        metadata=MetadataServer(store, workers, machines, tokens, callers),
-        iap=IapRelay(store, workers, faults),
-        admin=Admin(store=store, settings=settings, objects=objects, nodes=nodes, faults=faults, stopped=stopped),
+        metadata=MetadataServer(**shared, machines=machines, tokens=tokens, callers=callers),
+        iap=IapRelay(**shared),
+        admin=Admin(**shared, objects=objects, nodes=nodes, stopped=stopped),
         faults=faults,
         callers=callers,
         judge=Judge(store, policies, settings, faults),
@@ -159,8 +160,16 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         url=url,
         token=token,
     )
-    effects = nodes.effects() | queued.effects() | compute.effects() | slices.effects() | instances.effects()
-    return Cloud(store, operations, faults, workers, nodes, slices, machines, effects, server)
+    misfortune = FaultEffects(**shared, nodes=nodes, slices=slices, peers=lambda: list(server.peers))
+    return Cloud(
+        **shared,
+        services=services,
+        nodes=nodes,
+        slices=slices,
+        machines=machines,
+        misfortune=misfortune,
+        server=server,
+    )
 
 
 async def serve(options: ServeOptions) -> None:

@@ -1,12 +1,12 @@
 """Compute v1: the handlers of all its collections (`COLLECTIONS`), of operations, projects, regions and zones."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from controller.localcloud.apis.catalog import Catalog, check_allowed, show_machine
+from controller.localcloud.apis.catalog import check_allowed, show_machine
 from controller.localcloud.apis.compute_engine.collections import (
     COLLECTIONS,
     INSTANCES,
@@ -16,10 +16,10 @@ from controller.localcloud.apis.compute_engine.collections import (
     Collection,
     Rules,
 )
-from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, check_name, invalid_field
-from controller.localcloud.apis.operations import Effect, Operations
+from controller.localcloud.apis.networks import COMPUTE_KIND, check_name, invalid_field
+from controller.localcloud.apis.operations import Effect
 from controller.localcloud.apis.oslogin import PROJECT_METADATA_KIND
-from controller.localcloud.apis.quotas import Quotas
+from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import (
     DEFAULT_ACCOUNT,
     PROJECT,
@@ -34,8 +34,7 @@ from controller.localcloud.http.call import (
     timestamp,
 )
 from controller.localcloud.http.errors import ApiError, already_exists, not_found, not_ready
-from controller.localcloud.iam.judge import Policies
-from controller.localcloud.store import Document, Store
+from controller.localcloud.store import Document
 from controller.localcloud.vms.hosts import Instances
 
 _OUTPUT_ONLY = ("id", "kind", "selfLink", "selfLinkWithId", "creationTimestamp", "fingerprint", "region", "subnetworks")
@@ -44,35 +43,24 @@ _WAIT_SECONDS = 120.0  # as documented for operations.wait
 
 
 @dataclass(eq=False)
-class Compute:
-    """Handlers of the API. `changed` is called after every change of a firewall rule."""
+class Compute(Service):
+    """What all collections share, and the methods of the project, regions and zones."""
 
-    store: Store
-    operations: Operations
-    networks: Networks
-    catalog: Catalog
-    root: str
-    changed: Callable[[], None]
+    methods: ClassVar = {
+        "compute.v1:": "projects.get projects.setCommonInstanceMetadata machineTypes.get "
+        "instances.getSerialPortOutput instances.getIamPolicy instances.setIamPolicy"
+    }
     machines: Instances
-    policies: Policies
-    quotas: Quotas
     rules: Mapping[str, Rules] = field(default_factory=dict)
     """What is special about some kinds, by their plural."""
 
     def handlers(self) -> dict[str, Handler]:
-        table: dict[str, Handler] = {
-            "projects.get": self._project,
-            "projects.setCommonInstanceMetadata": self._set_metadata,
-            "zones.get": partial(self._get_location, "zone"),
-            "zones.list": partial(self._list_locations, "zone"),
-            "regions.get": partial(self._get_location, "region"),
-            "regions.list": partial(self._list_locations, "region"),
-            "subnetworks.setPrivateIpGoogleAccess": partial(self._update, SUBNETWORKS),
-            "machineTypes.get": self._machine_type,
-            "instances.getSerialPortOutput": self._serial_port,
-            "instances.getIamPolicy": self._get_policy,
-            "instances.setIamPolicy": self._set_policy,
-        }
+        table: dict[str, Handler] = {"subnetworks.setPrivateIpGoogleAccess": partial(self._update, SUBNETWORKS)}
+        for place in ("zone", "region"):
+            table |= {
+                f"{place}s.get": partial(self._get_location, place),
+                f"{place}s.list": partial(self._list_locations, place),
+            }
         for collection in COLLECTIONS:
             name = collection.methods or collection.plural
             table |= {
@@ -90,9 +78,9 @@ class Compute:
                 f"{scope}Operations.wait": self._wait,
                 f"{scope}Operations.list": self._operation_list,
             }
-        return {f"compute.v1:{name}": handler for name, handler in table.items()}
+        return super().handlers() | {f"compute.v1:{name}": handler for name, handler in table.items()}
 
-    def _machine_type(self, call: ApiCall) -> Document:
+    def _machine_types_get(self, call: ApiCall) -> Document:
         self._check_location(call)
         return show_machine(self.catalog, call.path["zone"], call.path["machineType"], self.root)
 
@@ -142,7 +130,7 @@ class Compute:
     ) -> Document:
         operation = self.operations.begin(collection.parent(call), verb, path, effect)
         if collection.plural == "firewalls":
-            self.changed()
+            self.workers.schedule_settle()
         return self._render_operation(operation)
 
     def begin(self, call: ApiCall, verb: str, path: str, effect: str | None = None) -> Document:
@@ -215,7 +203,7 @@ class Compute:
         for rules in self.rules.values():
             await rules.gone(path)
         self.store.delete(COMPUTE_KIND, path)
-        self.changed()
+        self.workers.schedule_settle()
 
     def _render(self, collection: Collection, path: str, resource: Document) -> Document:
         shown = {"kind": f"compute#{collection.singular}", "selfLink": self.root + path, **resource}
@@ -239,7 +227,7 @@ class Compute:
             if place in call.path and call.path[place] not in known:
                 raise ApiError(400, f"Invalid value for field '{place}': '{call.path[place]}'. Unknown {place}.")
 
-    def _project(self, call: ApiCall) -> Document:
+    def _projects_get(self, call: ApiCall) -> Document:
         check_project(call.path["project"])
         return {
             "kind": "compute#project",
@@ -254,7 +242,7 @@ class Compute:
             "defaultServiceAccount": DEFAULT_ACCOUNT,
         }
 
-    def _set_metadata(self, call: ApiCall) -> Document:
+    def _projects_set_common_instance_metadata(self, call: ApiCall) -> Document:
         check_project(call.path["project"])
         self.store.put("setting", PROJECT_METADATA_KIND, {"items": call.body.get("items", [])})
         parent = f"projects/{PROJECT}/global"
@@ -274,23 +262,22 @@ class Compute:
         places = [self._get_location(kind, replace(call, path={**call.path, kind: name})) for name in names]
         return {"kind": f"compute#{kind}List", **paginate(call, places, "items", "maxResults")}
 
-    def _serial_port(self, call: ApiCall) -> Document:
+    def _instances_get_serial_port_output(self, call: ApiCall) -> Document:
         path, _ = self.find(INSTANCES, call)
         start = int(call.query.get("start", "0"))
         text, end = self.machines.serial_output(path, start)
-        link = f"{self.root}{path}/serialPort"
         return {
             "kind": "compute#serialPortOutput",
-            "selfLink": link,
+            "selfLink": f"{self.root}{path}/serialPort",
             "contents": text,
             "start": str(start),
             "next": str(end),
         }
 
-    def _get_policy(self, call: ApiCall) -> Document:
+    def _instances_get_iam_policy(self, call: ApiCall) -> Document:
         return self.policies.get(self.find(INSTANCES, call, "resource")[0])
 
-    def _set_policy(self, call: ApiCall) -> Document:
+    def _instances_set_iam_policy(self, call: ApiCall) -> Document:
         path, _ = self.find(INSTANCES, call, "resource")
         return self.policies.set(path, call.body.get("policy", {}), conflict=412)
 

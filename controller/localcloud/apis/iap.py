@@ -16,13 +16,11 @@ from aiohttp import WSMsgType, web
 
 from conf.schema.infra.permissions import permissions_of_method
 from controller.localcloud.apis.networks import IAP_RANGE
-from controller.localcloud.faults.faults import Faults
+from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import PROJECT, without_secrets
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.iam.judge import PROJECT_RESOURCE, Judgement
-from controller.localcloud.store import Store
 from controller.localcloud.vms.image import EmulatedWorker
-from controller.localcloud.vms.workers import EmulatedWorkers
 
 PREFIX = "iap/v4/connect"
 _SUBPROTOCOL = "relay.tunnel.cloudproxy.app"
@@ -38,11 +36,8 @@ class _TunnelError(Exception):
     message: str
 
 
-class IapRelay:
+class IapRelay(Service):
     """Relays to port 22 of workers whose firewall rules admit IAP, with or without an external address."""
-
-    def __init__(self, store: Store, workers: EmulatedWorkers, faults: Faults) -> None:
-        self._store, self._workers, self._faults = store, workers, faults
 
     async def handle(self, request: web.Request, judgement: Judgement) -> web.StreamResponse:
         """Serve a tunnel until either side closes it. Refusals are WebSocket close codes, as in IAP."""
@@ -57,11 +52,11 @@ class IapRelay:
             await tunnel.close(code=refusal.code, message=refusal.message.encode())
             return tunnel
         finally:
-            self._store.append_log({**entry, "status": 101, "seconds": 0.0})
+            self.store.append_log({**entry, "status": 101, "seconds": 0.0})
         sid = secrets.token_hex(8).encode()
         await tunnel.send_bytes(struct.pack(">HI", _CONNECTED, len(sid)) + sid)
         ours, theirs = socket.socketpair()
-        self._workers.serve(worker, theirs)
+        self.workers.serve(worker, theirs)
         await _relay(tunnel, ours)
         return tunnel
 
@@ -74,13 +69,13 @@ class IapRelay:
         query = request.query
         zone, name = query.get("zone", ""), query.get("instance", "")
         worker = self._worker_called(zone, name) if query.get("project") == PROJECT else None
-        vm = self._workers.vms.of(worker) if worker else None
+        vm = self.workers.vms.of(worker) if worker else None
         if worker is None or vm is None or not vm.running or vm.zone != zone:
             raise _TunnelError(_NOT_FOUND, "Failed to lookup instance")
         admitted = (
             vm.opens <= time.time()
-            and self._workers.admits(vm, IAP_RANGE)
-            and not self._faults.affects(worker.index, "ssh_refused")
+            and self.workers.admits(vm, IAP_RANGE)
+            and not self.faults.affects(worker.index, "ssh_refused")
         )
         if query.get("port") != "22" or query.get("interface") != "nic0" or not admitted:
             raise _TunnelError(_NO_BACKEND, "failed to connect to backend")
@@ -89,9 +84,9 @@ class IapRelay:
     def _worker_called(self, zone: str, name: str) -> EmulatedWorker | None:
         """Return the worker with this VM name: that of a node's VM, or of an instance."""
         if found := _VM_NAME.fullmatch(name):
-            workers = self._workers.vms.workers_of(found[1])
+            workers = self.workers.vms.workers_of(found[1])
             return next((worker for worker in workers if worker.index == int(found[2])), None)
-        return self._workers.vms.of_instance(f"projects/{PROJECT}/zones/{zone}/instances/{name}")
+        return self.workers.vms.of_instance(f"projects/{PROJECT}/zones/{zone}/instances/{name}")
 
 
 async def _relay(tunnel: web.WebSocketResponse, ours: socket.socket) -> None:

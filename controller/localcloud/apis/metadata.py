@@ -4,32 +4,30 @@ import asyncio
 import hashlib
 import json
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
+from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import PROJECT_NUMBER
 from controller.localcloud.iam.callers import Callers, Tokens
-from controller.localcloud.store import Document, Store
+from controller.localcloud.store import Document
 from controller.localcloud.vms.hosts import SLICE_KIND, Instances, metadata_attributes, metadata_tree
 from controller.localcloud.vms.image import EmulatedWorker, vm_name
-from controller.localcloud.vms.workers import EmulatedWorkers
 
 PREFIX = "computeMetadata/v1/"
 _HEADERS = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
 _POLL_SECONDS = 0.25
 
 
-class MetadataServer:
+@dataclass(eq=False)
+class MetadataServer(Service):
     """Serves metadata to programs on a VM; each worker has its own URL."""
 
-    def __init__(
-        self, store: Store, workers: EmulatedWorkers, machines: Instances, tokens: Tokens, callers: Callers
-    ) -> None:
-        self._store = store
-        self._machines = machines
-        self._workers = workers
-        self._tokens, self._callers = tokens, callers
+    machines: Instances
+    tokens: Tokens
+    callers: Callers
 
     async def handle(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
         """Return the value at `path`; 403 without the Metadata-Flavor header, 404 for an unknown key.
@@ -49,12 +47,12 @@ class MetadataServer:
         return answer
 
     def _current_value(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
-        workers = {worker.index: worker for worker in self._workers.vms.workers_of(uid)}
-        node = next((node for _, node in self._store.items("node") if node["id"] == uid), None)
-        value: Any = self._machines.metadata(uid)
+        workers = {worker.index: worker for worker in self.workers.vms.workers_of(uid)}
+        node = next((node for _, node in self.store.items("node") if node["id"] == uid), None)
+        value: Any = self.machines.metadata(uid)
         if value is not None:
             value["instance"]["service-accounts"] = self._accounts(f"{uid}/{index}")
-        elif index in workers and (instance := self._workers.vms.instance_of(uid, index)):
+        elif index in workers and (instance := self.workers.vms.instance_of(uid, index)):
             value = self._instance_tree(instance, workers[index])
         elif node is not None and index in workers:
             value = self._node_tree(node, workers[index])
@@ -75,17 +73,17 @@ class MetadataServer:
 
     def _accounts(self, client: str) -> dict[str, Any]:
         """Return the service accounts of a VM, each under its address and as `default`."""
-        caller = self._callers.find(client)
+        caller = self.callers.find(client)
         if not caller.email:
             return {}
         scopes = "\n".join(sorted(caller.scopes))
-        account = {"aliases": "default", "email": caller.email, "scopes": scopes, "token": self._tokens.issue(client)}
+        account = {"aliases": "default", "email": caller.email, "scopes": scopes, "token": self.tokens.issue(client)}
         return {"default": account, caller.email: account}
 
     def _instance_tree(self, instance: Document, worker: EmulatedWorker) -> dict[str, Any]:
         """Return the metadata of an instance that is a worker of a slice."""
-        slice_ = self._store.get(SLICE_KIND, worker.uid) or {}
-        notice = (self._store.get("notice", worker.uid) or {}).get("kind")
+        slice_ = self.store.get(SLICE_KIND, worker.uid) or {}
+        notice = (self.store.get("notice", worker.uid) or {}).get("kind")
         stopped = instance["status"] in ("STOPPING", "TERMINATED") and slice_.get("phase") == "PREEMPTED"
         scheduling = instance.get("scheduling") or {}
         return metadata_tree(
@@ -106,8 +104,8 @@ class MetadataServer:
 
     def _node_tree(self, node: Document, worker: EmulatedWorker) -> dict[str, Any]:
         """Return the metadata of a worker of a TPU node."""
-        notice = (self._store.get("notice", node["id"]) or {}).get("kind")
-        peers = ",".join(f"unknown:unknown:{peer.address}" for peer in self._workers.vms.workers_of(worker.uid))
+        notice = (self.store.get("notice", node["id"]) or {}).get("kind")
+        peers = ",".join(f"unknown:unknown:{peer.address}" for peer in self.workers.vms.workers_of(worker.uid))
         attributes = {
             **node.get("metadata", {}),
             "accelerator-type": node["acceleratorType"],

@@ -3,19 +3,17 @@
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from controller.localcloud.apis.catalog import AcceleratorType, Catalog
-from controller.localcloud.apis.networks import Networks, check_attached
-from controller.localcloud.apis.operations import Effect, Operations, PreviousDocument, as_longrunning
-from controller.localcloud.apis.quotas import Quotas, state_document
-from controller.localcloud.faults.faults import Faults
+from controller.localcloud.apis.catalog import AcceleratorType
+from controller.localcloud.apis.networks import check_attached
+from controller.localcloud.apis.operations import Effect, as_longrunning
+from controller.localcloud.apis.quotas import state_document
+from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import (
     DEFAULT_ACCOUNT,
     PROJECT,
     ApiCall,
-    Handler,
     as_proto,
     check_project,
     paginate,
@@ -24,42 +22,21 @@ from controller.localcloud.http.call import (
 )
 from controller.localcloud.http.errors import ApiError, failed_precondition
 from controller.localcloud.iam.judge import is_visible
-from controller.localcloud.settings import Settings
-from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.workers import EmulatedWorkers
+from controller.localcloud.store import Document
 
 _PATCHABLE = ("description", "labels", "metadata", "tags")
-_PREFIX = "projects.locations."
 _TPU_PORT = 8470
 _IN_USE_OPERATIONS = 2.0
 """Operations for which the network of a deleted node cannot be deleted."""
 
 
 @dataclass(eq=False)
-class Nodes:
-    """Handlers of nodes, also used by queued resources. Nodes are stored by full name, kind "node"."""
+class Nodes(Service):
+    """Nodes, also used by queued resources. They are stored by full name, kind "node"."""
 
-    store: Store
-    operations: Operations
-    networks: Networks
-    catalog: Catalog
-    workers: EmulatedWorkers
-    faults: Faults
-    quotas: Quotas
-    settings: Settings
-
-    def handlers(self) -> dict[str, Handler]:
-        table: dict[str, Handler] = {
-            "create": self._create,
-            "get": self._get,
-            "list": self._list,
-            "delete": self._delete,
-            "patch": self._patch,
-            "stop": partial(self._change_state, "READY", "STOPPING", "stop", "node.stopped"),
-            "start": partial(self._change_state, "STOPPED", "STARTING", "start", "node.started"),
-            "getGuestAttributes": self._guest_attributes,
-        }
-        return {f"tpu.v2:{_PREFIX}nodes.{name}": handler for name, handler in table.items()}
+    methods: ClassVar = {
+        "tpu.v2:projects.locations.nodes.": "create get list delete patch stop start getGuestAttributes"
+    }
 
     def effects(self) -> dict[str, Effect]:
         return {
@@ -229,7 +206,7 @@ class Nodes:
     def _begin(
         self, call: ApiCall, verb: str, name: str, effect: str | None = None, before: Document | None = None
     ) -> Document:
-        former: PreviousDocument | None = ("node", before) if before else None
+        former = ("node", before) if before else None
         return as_longrunning(self.operations.begin(self.location(call), verb, name, effect, former))
 
     def _get(self, call: ApiCall) -> Document:
@@ -280,15 +257,20 @@ class Nodes:
         self.store.put("node", name, node)
         return self._begin(call, "update", name)
 
-    def _change_state(self, state: str, during: str, verb: str, effect: str, call: ApiCall) -> Document:
+    def _stop(self, call: ApiCall) -> Document:
+        return self._change_state(call, "stop", "READY", "STOPPING", "node.stopped")
+
+    def _start(self, call: ApiCall) -> Document:
+        return self._change_state(call, "start", "STOPPED", "STARTING", "node.started")
+
+    def _change_state(self, call: ApiCall, verb: str, state: str, during: str, effect: str) -> Document:
         """Stop or start a node that is in `state`; it is in state `during` until then."""
         name = self._name(call)
         node = self._find(name)
         if len(node.get("networkEndpoints", ())) > 1:
             # https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm: only single-host TPUs can be stopped.
             raise failed_precondition(f"Cannot {verb} {name}: it is a TPU slice of several VMs")
-        if self.capacity_tier(node) in ("spot", "preemptible"):
-            tier = self.capacity_tier(node)
+        if (tier := self.capacity_tier(node)) in ("spot", "preemptible"):
             raise failed_precondition(f"Cannot {verb} {name}: it is {tier}; such a node can only be deleted")
         if node["state"] != state:
             raise failed_precondition(f"Cannot {verb} {name} in state {node['state']}: it must be {state}")
@@ -315,7 +297,7 @@ class Nodes:
         self.store.put("node", name, {**node, "state": "STOPPED"})
         self.store.delete("boot", name)
 
-    def _guest_attributes(self, call: ApiCall) -> Document:
+    def _get_guest_attributes(self, call: ApiCall) -> Document:
         node = self._find(self._name(call))
         if node["state"] != "READY":
             raise failed_precondition(f"{node['name']} is {node['state']}: it has no guest attributes")

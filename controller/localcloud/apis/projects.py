@@ -5,8 +5,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
-from controller.localcloud.apis.operations import Operations, as_longrunning
+from controller.localcloud.apis.operations import as_longrunning
+from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import (
     DEFAULT_ACCOUNT,
     PROJECT,
@@ -17,7 +19,7 @@ from controller.localcloud.http.call import (
     paginate,
 )
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.iam.judge import PROJECT_RESOURCE, Policies, format_etag, is_visible
+from controller.localcloud.iam.judge import PROJECT_RESOURCE, format_etag, is_visible
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 
@@ -27,8 +29,6 @@ _WITHOUT_SERVICE = frozenset({"oauth2", "serviceusage"})
 """oauth2 is no service of a project, and no project can do without serviceusage."""
 _FLAPPING_OPERATIONS = 2.5
 """Counted from the request to enable it, whose own operation takes one."""
-
-
 _APIS = (
     "artifactregistry billingbudgets cloudbilling cloudresourcemanager compute iam iap logging monitoring "
     "oslogin secretmanager serviceusage storage tpu"
@@ -36,7 +36,6 @@ _APIS = (
 SERVICES = tuple(f"{api}.googleapis.com" for api in _APIS.split())
 FIRST_ACCOUNT_ID = 107 * 10**18
 """As long as Google's, and none of the stand-ins that a recording of `witness` begins with."""
-_PROJECT_CREATED = "2026-01-01T00:00:00.000Z"
 _ACCOUNT_ID = re.compile(r"[a-z]([-a-z0-9]{4,28}[a-z0-9])")
 
 
@@ -80,33 +79,30 @@ class EnabledApis:
         raise ApiError(403, message, reason="accessNotConfigured", details=[info])
 
 
-@dataclass(frozen=True)
-class Projects:
-    store: Store
-    operations: Operations
-    policies: Policies
-    settings: Settings
+@dataclass(eq=False)
+class Projects(Service):
     apis: EnabledApis
+    methods: ClassVar = {
+        "serviceusage.v1:": "services.batchGet services.list operations.get",
+        "iam.v1:projects.serviceAccounts.": "create get list delete",
+    }
 
     def handlers(self) -> dict[str, Handler]:
-        usage, accounts = "serviceusage.v1:", "iam.v1:projects.serviceAccounts."
-        return {
-            f"{usage}services.enable": lambda call: self._enable(call, [call.path["servicesId"]], True),
-            f"{usage}services.disable": lambda call: self._enable(call, [call.path["servicesId"]], False),
-            f"{usage}services.batchEnable": lambda call: self._enable(call, call.body.get("serviceIds", []), True),
-            f"{usage}services.get": lambda call: self._service(call, call.path["servicesId"]),
-            f"{usage}services.batchGet": self._batch_get,
-            f"{usage}services.list": self._list_services,
-            f"{usage}operations.get": self._operation,
-            "cloudresourcemanager.v1:projects.get": self._project_v1,
-            "cloudresourcemanager.v3:projects.get": self._project_v3,
-            **self._of_policies("cloudresourcemanager.v1:projects.", _check_named),
-            **self._of_policies("cloudresourcemanager.v3:projects.", _check_named),
-            f"{accounts}create": self._create_account,
-            f"{accounts}get": self._account,
-            f"{accounts}list": self._list_accounts,
-            f"{accounts}delete": self._delete_account,
-            **self._of_policies(accounts, lambda call: self._account(call)["name"]),
+        usage, manager = "serviceusage.v1:services.", "cloudresourcemanager."
+        return super().handlers() | {
+            f"{usage}enable": lambda call: self._enable(call, [call.path["servicesId"]], True),
+            f"{usage}disable": lambda call: self._enable(call, [call.path["servicesId"]], False),
+            f"{usage}batchEnable": lambda call: self._enable(call, call.body.get("serviceIds", []), True),
+            f"{usage}get": lambda call: self._service(call, call.path["servicesId"]),
+            f"{manager}v1:projects.get": lambda call: _show_project(
+                call, name=PROJECT, projectNumber=PROJECT_NUMBER, lifecycleState="ACTIVE"
+            ),
+            f"{manager}v3:projects.get": lambda call: _show_project(
+                call, name=f"projects/{PROJECT_NUMBER}", displayName=PROJECT, state="ACTIVE"
+            ),
+            **self._of_policies(f"{manager}v1:projects.", _check_named),
+            **self._of_policies(f"{manager}v3:projects.", _check_named),
+            **self._of_policies("iam.v1:projects.serviceAccounts.", lambda call: self._get(call)["name"]),
         }
 
     def _of_policies(self, methods: str, resource: Callable[[ApiCall], str]) -> dict[str, Handler]:
@@ -139,11 +135,11 @@ class Projects:
         operation = self.operations.begin(PROJECT_RESOURCE, verb, f"services/{','.join(names)}")
         return as_longrunning(operation, short_name=True)
 
-    def _batch_get(self, call: ApiCall) -> Document:
-        names = [name.rpartition("/")[2] for name in call.query.get("names", "").split(",") if name]
-        return {"services": [self._service(call, name) for name in names]}
+    def _services_batch_get(self, call: ApiCall) -> Document:
+        names = call.query.get("names", "").split(",")
+        return {"services": [self._service(call, name.rpartition("/")[2]) for name in names if name]}
 
-    def _list_services(self, call: ApiCall) -> Document:
+    def _services_list(self, call: ApiCall) -> Document:
         services = [self._service(call, name) for name in SERVICES]
         if wanted := call.query.get("filter", ""):
             if wanted not in ("state:ENABLED", "state:DISABLED"):
@@ -151,21 +147,11 @@ class Projects:
             services = [service for service in services if service["state"] == wanted.partition(":")[2]]
         return paginate(call, services, "services")
 
-    def _operation(self, call: ApiCall) -> Document:
-        operation = self.operations.get(f"{PROJECT_RESOURCE}/operations/{call.path['operationsId']}")
-        return as_longrunning(operation, short_name=True)
+    def _operations_get(self, call: ApiCall) -> Document:
+        name = f"{PROJECT_RESOURCE}/operations/{call.path['operationsId']}"
+        return as_longrunning(self.operations.get(name), short_name=True)
 
-    def _project_v1(self, call: ApiCall) -> Document:
-        _check_named(call)
-        shown = {"projectId": PROJECT, "projectNumber": PROJECT_NUMBER, "name": PROJECT, "lifecycleState": "ACTIVE"}
-        return {**shown, "createTime": _PROJECT_CREATED}
-
-    def _project_v3(self, call: ApiCall) -> Document:
-        _check_named(call)
-        shown = {"name": f"projects/{PROJECT_NUMBER}", "projectId": PROJECT, "displayName": PROJECT, "state": "ACTIVE"}
-        return {**shown, "createTime": _PROJECT_CREATED}
-
-    def _create_account(self, call: ApiCall) -> Document:
+    def _create(self, call: ApiCall) -> Document:
         _check_named(call)
         account_id = call.body.get("accountId", "")
         if not _ACCOUNT_ID.fullmatch(account_id):
@@ -190,7 +176,7 @@ class Projects:
             if is_visible(account)
         }
 
-    def _account(self, call: ApiCall) -> Document:
+    def _get(self, call: ApiCall) -> Document:
         wildcard = call.path["projectsId"] == "-"
         if not wildcard:
             _check_named(call)
@@ -202,13 +188,18 @@ class Projects:
             raise ApiError(403, f"Permission '{call.method.name}' denied on resource (or it may not exist).")
         raise ApiError(404, f"Unknown service account: {wanted}")
 
-    def _list_accounts(self, call: ApiCall) -> Document:
+    def _list(self, call: ApiCall) -> Document:
         _check_named(call)
         return paginate(call, list(self._accounts().values()), "accounts")
 
-    def _delete_account(self, call: ApiCall) -> Document:
-        self.store.delete("serviceAccount", self._account(call)["email"])
+    def _delete(self, call: ApiCall) -> Document:
+        self.store.delete("serviceAccount", self._get(call)["email"])
         return {}
+
+
+def _show_project(call: ApiCall, **shown: str) -> Document:
+    _check_named(call)
+    return {"projectId": PROJECT, **shown, "createTime": "2026-01-01T00:00:00.000Z"}
 
 
 def _identity(email: str, number: str) -> Document:

@@ -3,17 +3,16 @@
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from typing import ClassVar
 
-from controller.localcloud.apis.catalog import Catalog
 from controller.localcloud.apis.nodes import Nodes, render_node
-from controller.localcloud.apis.operations import Effect, Operations, as_longrunning
+from controller.localcloud.apis.operations import Effect, as_longrunning
 from controller.localcloud.apis.quotas import capacity_tier, multi_slice_spec, requested_nodes, state_document
-from controller.localcloud.faults.faults import Faults
+from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import (
     PROJECT,
     PROJECT_NUMBER,
     ApiCall,
-    Handler,
     as_proto,
     check_project,
     paginate,
@@ -21,43 +20,18 @@ from controller.localcloud.http.call import (
     with_number,
 )
 from controller.localcloud.http.errors import ApiError, failed_precondition, internal_error
-from controller.localcloud.settings import Settings
-from controller.localcloud.store import Document, Store
-
-_PREFIX = "tpu.v2:projects.locations."
+from controller.localcloud.store import Document
 
 
 @dataclass(eq=False)
-class QueuedResources:
-    """Handlers of queued resources (kind "queued"): requests for nodes that wait for capacity."""
+class QueuedResources(Service):
+    """Queued resources (kind "queued"): requests for nodes that wait for capacity."""
 
-    store: Store
-    operations: Operations
     nodes: Nodes
-    catalog: Catalog
-    faults: Faults
-    settings: Settings
-
-    def handlers(self) -> dict[str, Handler]:
-        table: dict[str, Handler] = {
-            "queuedResources.create": self._create,
-            "queuedResources.get": self._get,
-            "queuedResources.list": self._list,
-            "queuedResources.delete": self._delete,
-            "operations.get": self._operation,
-            "operations.list": self._operation_list,
-            "generateServiceIdentity": self._service_identity,
-            "get": lambda call: _shown_location(self.nodes.location(call)),
-            "list": self._locations,
-            "acceleratorTypes.list": lambda call: paginate(call, self._accelerator_types(call), "acceleratorTypes"),
-            "acceleratorTypes.get": lambda call: _find_named(self._accelerator_types(call), call, "acceleratorTypesId"),
-            "runtimeVersions.list": lambda call: paginate(call, self._runtimes(call), "runtimeVersions"),
-            "runtimeVersions.get": lambda call: _find_named(self._runtimes(call), call, "runtimeVersionsId"),
-        }
-        newer = {f"{_PREFIX}{name}": handler for name, handler in table.items()}
-        # Methods of v2alpha1 that clients use: https://cloud.google.com/tpu/docs/reference/rest/v2alpha1
-        shared = [name for name in table if name.startswith(("queuedResources.", "operations."))]
-        return newer | {f"{_PREFIX.replace('v2', 'v2alpha1')}{name}": table[name] for name in shared}
+    # v2alpha1: methods that clients use: https://cloud.google.com/tpu/docs/reference/rest/v2alpha1
+    methods: ClassVar = {
+        f"tpu.{version}:projects.locations.queuedResources.": "create get list delete" for version in ("v2", "v2alpha1")
+    }
 
     def effects(self) -> dict[str, Effect]:
         return {"queued.provision": self._provision, "queued.gone": self._on_deleted}
@@ -198,11 +172,23 @@ class QueuedResources:
         for kind in ("queued", "queuedHold", "queuedRefusal"):
             self.store.delete(kind, name)
 
-    def _operation(self, call: ApiCall) -> Document:
+
+@dataclass(eq=False)
+class Locations(Service):
+    """Operations, locations, and what they offer."""
+
+    nodes: Nodes
+    methods: ClassVar = {
+        "tpu.v2:projects.locations.": "operations.get operations.list generateServiceIdentity get list "
+        "acceleratorTypes.list acceleratorTypes.get runtimeVersions.list runtimeVersions.get",
+        "tpu.v2alpha1:projects.locations.": "operations.get operations.list",
+    }
+
+    def _operations_get(self, call: ApiCall) -> Document:
         name = f"{self.nodes.location(call)}/operations/{call.path['operationsId']}"
         return self._render(self.operations.get(name))
 
-    def _operation_list(self, call: ApiCall) -> Document:
+    def _operations_list(self, call: ApiCall) -> Document:
         found = self.operations.list_under(self.nodes.location(call))
         return paginate(call, [self._render(operation) for operation in found], "operations")
 
@@ -211,11 +197,14 @@ class QueuedResources:
         found = self.store.get(kind, operation["target"])
         return as_longrunning(operation, response=render(found) if found else None)
 
-    def _service_identity(self, call: ApiCall) -> Document:
+    def _generate_service_identity(self, call: ApiCall) -> Document:
         self.nodes.location(call)
         return {"identity": {"email": f"service-{PROJECT_NUMBER}@cloud-tpu.iam.gserviceaccount.com"}}
 
-    def _locations(self, call: ApiCall) -> Document:
+    def _get(self, call: ApiCall) -> Document:
+        return _shown_location(self.nodes.location(call))
+
+    def _list(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])
         parent = f"projects/{PROJECT}/locations"
         return paginate(call, [_shown_location(f"{parent}/{zone}") for zone in self.catalog.zones], "locations")
@@ -232,10 +221,22 @@ class QueuedResources:
             for kind in offered
         ]
 
-    def _runtimes(self, call: ApiCall) -> list[Document]:
+    def _runtime_versions(self, call: ApiCall) -> list[Document]:
         location = self.nodes.location(call)
         versions = sorted(self.catalog.listed_runtime_versions)
         return [{"name": f"{location}/runtimeVersions/{version}", "version": version} for version in versions]
+
+    def _accelerator_types_list(self, call: ApiCall) -> Document:
+        return paginate(call, self._accelerator_types(call), "acceleratorTypes")
+
+    def _accelerator_types_get(self, call: ApiCall) -> Document:
+        return _find_named(self._accelerator_types(call), call.path["acceleratorTypesId"])
+
+    def _runtime_versions_list(self, call: ApiCall) -> Document:
+        return paginate(call, self._runtime_versions(call), "runtimeVersions")
+
+    def _runtime_versions_get(self, call: ApiCall) -> Document:
+        return _find_named(self._runtime_versions(call), call.path["runtimeVersionsId"])
 
 
 def _render_queued(queued: Document) -> Document:
@@ -251,8 +252,7 @@ def _shown_location(name: str) -> Document:
     return {"name": name, "locationId": name.rpartition("/")[2]}
 
 
-def _find_named(items: list[Document], call: ApiCall, parameter: str) -> Document:
-    wanted = call.path[parameter]
+def _find_named(items: list[Document], wanted: str) -> Document:
     for item in items:
         if item["name"].rpartition("/")[2] == wanted:
             return item

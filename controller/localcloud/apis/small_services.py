@@ -7,14 +7,14 @@ import base64
 import re
 import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 from conf.schema.infra.permissions import all_permissions
-from controller.localcloud.apis.quotas import Quotas
+from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import (
     PROJECT,
     PROJECT_NUMBER,
     ApiCall,
-    Handler,
     check_project,
     merge_patch,
     paginate,
@@ -22,7 +22,7 @@ from controller.localcloud.http.call import (
 )
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.iam.judge import PROJECT_RESOURCE, format_etag
-from controller.localcloud.store import Document, Store
+from controller.localcloud.store import Document
 
 _ROLE_ID = re.compile(r"[a-zA-Z0-9_.]{3,64}")
 _SECRET_ID = re.compile(r"[A-Za-z0-9_-]{1,255}")
@@ -31,15 +31,11 @@ BILLING_ACCOUNT = "012345-6789AB-CDEF01"
 """The only billing account."""
 
 
-@dataclass(frozen=True)
-class CustomRoles:
-    """Handlers of roles, stored by full name, kind "role"."""
+@dataclass(eq=False)
+class CustomRoles(Service):
+    """Roles, stored by full name, kind "role"."""
 
-    store: Store
-
-    def handlers(self) -> dict[str, Handler]:
-        verbs = ("create", "get", "list", "patch", "delete")
-        return {f"iam.v1:projects.roles.{verb}": getattr(self, f"_{verb}") for verb in verbs}
+    methods: ClassVar = {"iam.v1:projects.roles.": "create get list patch delete"}
 
     def _create(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])
@@ -77,22 +73,11 @@ class CustomRoles:
         return self._save({**self._get(call), "deleted": True})  # it can be undeleted for seven days
 
 
-@dataclass(frozen=True)
-class SecretManager:
-    """Handlers of the API. Payloads of versions have the kind "secretPayload", which the state view omits."""
+@dataclass(eq=False)
+class SecretManager(Service):
+    """Secrets. Payloads of versions have the kind "secretPayload", which the state view omits."""
 
-    store: Store
-
-    def handlers(self) -> dict[str, Handler]:
-        table: dict[str, Handler] = {
-            "create": self._create,
-            "get": self._get,
-            "list": self._list,
-            "delete": self._delete,
-            "addVersion": self._add_version,
-            "versions.access": self._access,
-        }
-        return {f"secretmanager.v1:projects.secrets.{name}": handler for name, handler in table.items()}
+    methods: ClassVar = {"secretmanager.v1:projects.secrets.": "create get list delete addVersion versions.access"}
 
     def _create(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])
@@ -140,7 +125,7 @@ class SecretManager:
         self.store.put("secretPayload", f"{call.path['secretsId']}/{number:06d}", {"data": data})
         return {"name": f"{name}/versions/{number}", "state": "ENABLED"}
 
-    def _access(self, call: ApiCall) -> Document:
+    def _versions_access(self, call: ApiCall) -> Document:
         name, version = self._get(call)["name"], call.path["versionsId"]
         stored = self._payloads(call)
         number = len(stored) if version == "latest" else int(version) if version.isdigit() else 0
@@ -149,29 +134,20 @@ class SecretManager:
         return {"name": f"{name}/versions/{number}", "payload": {"data": stored[number - 1][1]["data"]}}
 
 
-@dataclass(frozen=True)
-class Billing:
-    """Handlers of cloudbilling v1, billingbudgets v1 and the quotas of serviceusage v1beta1.
+@dataclass(eq=False)
+class Billing(Service):
+    """Billing and the quotas of serviceusage. Budgets are stored by full name, kind "budget"."""
 
-    Budgets are stored by full name, kind "budget".
-    """
+    methods: ClassVar = {
+        "cloudbilling.v1:": "projects.getBillingInfo billingAccounts.list billingAccounts.testIamPermissions",
+        "serviceusage.v1beta1:services.": "consumerQuotaMetrics.list",
+        "billingbudgets.v1:billingAccounts.budgets.": "create get list patch delete",
+    }
 
-    store: Store
-    quotas: Quotas
+    def _billing_accounts_test_iam_permissions(self, call: ApiCall) -> Document:
+        return call.test_permissions(self._parent(call))
 
-    def handlers(self) -> dict[str, Handler]:
-        verbs = ("create", "get", "list", "patch", "delete")
-        return {
-            "cloudbilling.v1:projects.getBillingInfo": self._info,
-            "cloudbilling.v1:billingAccounts.list": self._accounts,
-            "cloudbilling.v1:billingAccounts.testIamPermissions": lambda call: call.test_permissions(
-                self._parent(call)
-            ),
-            "serviceusage.v1beta1:services.consumerQuotaMetrics.list": self._quota_metrics,
-            **{f"billingbudgets.v1:billingAccounts.budgets.{verb}": getattr(self, f"_{verb}") for verb in verbs},
-        }
-
-    def _info(self, call: ApiCall) -> Document:
+    def _projects_get_billing_info(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])
         return {
             "name": f"projects/{PROJECT}/billingInfo",
@@ -180,11 +156,11 @@ class Billing:
             "billingEnabled": True,
         }
 
-    def _accounts(self, call: ApiCall) -> Document:
+    def _billing_accounts_list(self, call: ApiCall) -> Document:
         account = {"name": f"billingAccounts/{BILLING_ACCOUNT}", "open": True, "displayName": "Emulated"}
         return paginate(call, [{**account, "masterBillingAccount": ""}], "billingAccounts")
 
-    def _quota_metrics(self, call: ApiCall) -> Document:
+    def _consumer_quota_metrics_list(self, call: ApiCall) -> Document:
         check_project(call.path["v1beta1Id1"])
         listed = {"tpu.googleapis.com": self.quotas.tpu_metrics, "compute.googleapis.com": self.quotas.pool_metrics}
         metrics = listed.get(call.path["servicesId"])

@@ -5,26 +5,26 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from controller.localcloud.apis.compute_engine.bulk import Slices
 from controller.localcloud.apis.nodes import Nodes
-from controller.localcloud.faults.faults import FaultAction, Faults
+from controller.localcloud.apis.service import Service
+from controller.localcloud.faults.faults import FaultAction
 from controller.localcloud.http.call import timestamp
 from controller.localcloud.iam.callers import EXPIRED_KIND, EXPIRED_NAME
 from controller.localcloud.store import Document
 from controller.localcloud.vms.image import CLOCK_FILE, DISK_FILE, EmulatedWorker, first_chip, process_marker
 from controller.localcloud.vms.processes import MARKER, Client, kill_client, set_disk_full, signal_programs
-from controller.localcloud.vms.workers import EmulatedWorkers
 
 
-class FaultEffects:
-    def __init__(
-        self, faults: Faults, nodes: Nodes, slices: Slices, workers: EmulatedWorkers, peers: Callable[[], list[Client]]
-    ) -> None:
-        """Create the effects; `peers` returns the clients of the laptop's latest requests, newest last."""
-        self._faults, self._nodes, self._slices, self._workers = faults, nodes, slices, workers
-        self._store = nodes.store
-        self._clients = peers
+@dataclass(eq=False)
+class FaultEffects(Service):
+    """What faults do; `peers` returns the clients of the laptop's latest requests, newest last."""
+
+    nodes: Nodes
+    slices: Slices
+    peers: Callable[[], list[Client]]
 
     def actions(self) -> dict[str, FaultAction]:
         """Return the action of each kind of fault; an action gets the fault's spec."""
@@ -45,60 +45,60 @@ class FaultEffects:
     async def _preempt(self, spec: Document) -> None:
         """Take the VMs back; the nodes stay, PREEMPTED, until they are deleted."""
         uids = await self._give_notice("preempted", spec["notice_seconds"], spec["node"])
-        await self._nodes.preempt(uids)
-        await self._slices.preempt(uids)
+        await self.nodes.preempt(uids)
+        await self.slices.preempt(uids)
 
     async def _give_notice(self, kind: str, seconds: float | None, pod: str | None = None) -> list[str]:
         """Announce an event on the metadata servers and wait; return the IDs of the affected nodes.
 
         With `pod`, only the node or slice of that name is affected.
         """
-        slices = [found for found in self._slices.active() if pod in (None, found["owner"].rpartition("/")[2])]
+        slices = [found for found in self.slices.active() if pod in (None, found["owner"].rpartition("/")[2])]
         told = [node["id"] for name, node in self._ready_nodes() if pod in (None, name.rpartition("/")[2])]
         told += [found["id"] for found in slices if kind != "preempted" or self._asks_for_notice(found)]
         uids = list(dict.fromkeys([*told, *(found["id"] for found in slices)]))
         if seconds is not None:
             for uid in told:
-                self._store.put("notice", uid, {"kind": kind})
+                self.store.put("notice", uid, {"kind": kind})
             await asyncio.sleep(seconds)
             for uid in told:
-                self._store.delete("notice", uid)
+                self.store.delete("notice", uid)
         return uids
 
     def _asks_for_notice(self, found: Document) -> bool:
         """Return whether the VMs of a slice are told of a preemption: only those that asked for it."""
-        _, instance = self._slices.instances(found)[0]
+        _, instance = self.slices.instances(found)[0]
         asked = ((instance or {}).get("scheduling") or {}).get("preemptionNoticeDuration") or {}
         return int(asked.get("seconds", 0)) > 0
 
     async def _change_slices(self, spec: Document) -> None:
-        for found in self._slices.active():
+        for found in self.slices.active():
             if spec["state"] == "REACTIVATING":
-                await self._slices.restart(found, spec["seconds"])
+                await self.slices.restart(found, spec["seconds"])
             else:
-                await self._slices.fall(found, spec["state"], spec["worker"], spec["message"])
+                await self.slices.fall(found, spec["state"], spec["worker"], spec["message"])
 
     async def _maintain(self, spec: Document) -> None:
         """Take the VMs down and bring them back later, rebooted and with new host keys, but otherwise unchanged."""
         uids = await self._give_notice("maintenance", spec["notice_seconds"])
-        slices = [found for found in self._slices.active() if found["id"] in uids]
-        at_once = [asyncio.create_task(self._slices.restart(found, spec["seconds"])) for found in slices]
+        slices = [found for found in self.slices.active() if found["id"] in uids]
+        at_once = [asyncio.create_task(self.slices.restart(found, spec["seconds"])) for found in slices]
         names = [name for name, node in self._ready_nodes() if node["id"] in uids]
         for name, node in self._ready_nodes():
             if name not in names:
                 continue
             at_work = {"maintenanceStatus": "ONGOING", "type": "UNSCHEDULED", "windowStartTime": timestamp(time.time())}
-            self._store.put("node", name, {**node, "state": "REPAIRING", "upcomingMaintenance": at_work})
-            await self._workers.halt(node["id"])
+            self.store.put("node", name, {**node, "state": "REPAIRING", "upcomingMaintenance": at_work})
+            await self.workers.halt(node["id"])
         await asyncio.sleep(spec["seconds"])
         for name in names:
-            node = self._store.get("node", name)
+            node = self.store.get("node", name)
             if node is not None and node["state"] == "REPAIRING":
                 if spec["new_host_keys"]:
-                    self._workers.change_host_keys(node["id"])
+                    self.workers.change_host_keys(node["id"])
                 del node["upcomingMaintenance"]
-                self._store.put("node", name, node)
-                await self._nodes.provision(name)
+                self.store.put("node", name, node)
+                await self.nodes.provision(name)
         await asyncio.gather(*at_once)
 
     async def _make_unhealthy(self, spec: Document) -> None:
@@ -109,51 +109,51 @@ class FaultEffects:
                 worker = str(spec["worker"] or 0)
                 found = {"createTime": timestamp(time.time()), "symptomType": spec["symptom"], "workerId": worker}
                 sick["symptoms"] = [*node.get("symptoms", []), {**found, "details": spec["words"]}]
-            self._store.put("node", name, sick)
+            self.store.put("node", name, sick)
 
     async def _expire_tokens(self, _: Document) -> None:
-        self._store.put(EXPIRED_KIND, EXPIRED_NAME, {"time": time.time()})
+        self.store.put(EXPIRED_KIND, EXPIRED_NAME, {"time": time.time()})
 
     async def _kill_controller(self, _: Document) -> None:
-        await asyncio.to_thread(kill_client, self._clients())
+        await asyncio.to_thread(kill_client, self.peers())
 
     async def _kill(self, spec: Document) -> None:
         if spec["out_of_memory"]:
             for worker in self._affected_workers(spec["worker"]):
-                (self._workers.home(worker).parent / "vmstat").write_text("oom_kill 1\n")
+                (self.workers.home(worker).parent / "vmstat").write_text("oom_kill 1\n")
         await self._signal(spec["worker"], signal.SIGKILL)
 
     async def _set_clock(self, spec: Document) -> None:
         for worker in self._affected_workers(spec["worker"]):
-            (self._workers.home(worker).parent / CLOCK_FILE).write_text(f"{spec['seconds']}")
+            (self.workers.home(worker).parent / CLOCK_FILE).write_text(f"{spec['seconds']}")
 
     async def _fill_disk(self, spec: Document) -> None:
         """Limit running processes; later sessions check the disk when they start."""
         for worker in self._affected_workers(spec["worker"]):
-            free = self._workers.home(worker).parent / DISK_FILE
-            if self._workers.disk_is_full(worker):
+            free = self.workers.home(worker).parent / DISK_FILE
+            if self.workers.disk_is_full(worker):
                 free.write_text("0")
             else:
                 free.unlink(missing_ok=True)
-            owner = process_marker(self._workers.state, worker)
-            await asyncio.to_thread(set_disk_full, owner, self._workers.disk_is_full(worker))
+            owner = process_marker(self.workers.state, worker)
+            await asyncio.to_thread(set_disk_full, owner, self.workers.disk_is_full(worker))
 
     async def _hold_chip(self, spec: Document) -> None:
         """Start a process that opens the first chip and ends by itself; called at the beginning and at the end."""
         for worker in self._affected_workers(spec["worker"]):
-            if self._faults.affects(worker.index, "chip_held"):
-                marker = {MARKER: process_marker(self._workers.state, worker)}
-                with first_chip(self._workers.home(worker).parent).open() as chip:
+            if self.faults.affects(worker.index, "chip_held"):
+                marker = {MARKER: process_marker(self.workers.state, worker)}
+                with first_chip(self.workers.home(worker).parent).open() as chip:
                     await asyncio.create_subprocess_exec(
                         "sleep", str(spec["seconds"]), stdin=chip, start_new_session=True, env={**os.environ, **marker}
                     )
 
     async def _signal(self, index: int | None, number: signal.Signals) -> None:
         for worker in self._affected_workers(index):
-            await asyncio.to_thread(signal_programs, process_marker(self._workers.state, worker), number)
+            await asyncio.to_thread(signal_programs, process_marker(self.workers.state, worker), number)
 
     def _affected_workers(self, index: int | None) -> list[EmulatedWorker]:
-        return [worker for worker in self._workers.vms.running() if index is None or worker.index == index]
+        return [worker for worker in self.workers.vms.running() if index is None or worker.index == index]
 
     def _ready_nodes(self) -> list[tuple[str, Document]]:
-        return [(name, node) for name, node in self._store.items("node") if node["state"] == "READY"]
+        return [(name, node) for name, node in self.store.items("node") if node["state"] == "READY"]

@@ -10,40 +10,27 @@ from aiohttp import web
 
 from controller.localcloud.apis.nodes import Nodes
 from controller.localcloud.apis.objects import Objects
-from controller.localcloud.faults.faults import Faults
+from controller.localcloud.apis.service import Service
 from controller.localcloud.faults.spec import parse_fault
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.settings import Settings
-from controller.localcloud.store import Store
 
-_VISIBLE_KINDS = ("node", "queued", "worker", "compute", "service", "serviceAccount", "policy", "bucket", "operation",
-                  "fault",
-          "mistake")  # fmt: skip
+_VISIBLE_KINDS = (
+    *("node", "queued", "worker", "compute", "service", "serviceAccount", "policy", "bucket", "operation", "fault"),
+    "mistake",
+)
 _HIDDEN_KINDS = frozenset(
-    {
-        "boot",
-        "counter",
-        "faults",
-        "hostkey",
-        "inUse",
-        "queuedHold",
-        "queuedRefusal",
-        "secretPayload",
-        "setting",
-        "upload",
-    }
-)  # internals of the emulator
+    ("boot", "counter", "faults", "hostkey", "inUse", "queuedHold", "queuedRefusal", "secretPayload")
+    + ("setting", "upload")
+)
+"""Internals of the emulator."""
 
 
 @dataclass(eq=False)
-class Admin:
+class Admin(Service):
     """Handlers of GET state, GET requests?after=SEQ, GET and POST settings, POST and DELETE faults, POST stop."""
 
-    store: Store
-    settings: Settings
     objects: Objects
     nodes: Nodes
-    faults: Faults
     stopped: asyncio.Event
 
     async def handle(self, request: web.Request, path: str) -> web.Response:

@@ -9,12 +9,12 @@ import uuid
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
-from controller.localcloud.apis.catalog import Catalog, zones_of
+from controller.localcloud.apis.catalog import zones_of
 from controller.localcloud.apis.networks import invalid_field
-from controller.localcloud.faults.faults import Faults
-from controller.localcloud.http.call import ApiCall, Handler, timestamp
+from controller.localcloud.apis.service import Service
+from controller.localcloud.http.call import ApiCall, timestamp
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document
 
@@ -32,17 +32,13 @@ _SPECS = "futureResourcesSpecs"
 
 
 @dataclass(eq=False)
-class Advice:
-    """Handler of `advice.calendarMode`: the first zone that has the type and is not refused is recommended.
+class Advice(Service):
+    """Method `advice.calendarMode`: the first zone that has the type and is not refused is recommended.
 
     A fault of kind `stockout` in the tier `reserved` is a zone without capacity.
     """
 
-    catalog: Catalog
-    faults: Faults
-
-    def handlers(self) -> dict[str, Handler]:
-        return {"compute.v1:advice.calendarMode": self._calendar_mode}
+    methods: ClassVar = {"compute.v1:advice.": "calendarMode"}
 
     def _calendar_mode(self, call: ApiCall) -> Coroutine[Any, Any, Document]:
         specs: Document = call.body.get(_SPECS) or {}

@@ -9,19 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.localcloud.apis.catalog import MACHINES, AcceleratorType, Catalog, slice_type
+from controller.localcloud.apis.catalog import MACHINES, AcceleratorType, slice_type
 from controller.localcloud.apis.compute_engine.templates import IMAGE_GB, words_after_staging, words_before_staging
 from controller.localcloud.apis.networks import COMPUTE_KIND
-from controller.localcloud.apis.operations import BULK_INSERT, Effect, Operations
-from controller.localcloud.apis.quotas import Quotas
-from controller.localcloud.faults.faults import Faults
+from controller.localcloud.apis.operations import BULK_INSERT, Effect
+from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import PROJECT, timestamp
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.settings import Settings
-from controller.localcloud.store import Document, Store
+from controller.localcloud.store import Document
 from controller.localcloud.vms.hosts import SLICE_KIND, member_path, metadata_attributes, slice_attributes
 from controller.localcloud.vms.image import DISK_FILE
-from controller.localcloud.vms.workers import EmulatedWorkers
 
 PREEMPTED = "compute.instances.preempted"
 """Verb of the operation by which Google takes a VM back."""
@@ -42,16 +39,9 @@ def capacity_tier(scheduling: Mapping[str, Any]) -> str:
 
 
 @dataclass(eq=False)
-class Slices:
+class Slices(Service):
     """All slices, by ID, kind `slice`: `owner` is the path of the group, or of the instance that is alone."""
 
-    store: Store
-    operations: Operations
-    catalog: Catalog
-    workers: EmulatedWorkers
-    faults: Faults
-    quotas: Quotas
-    settings: Settings
     _timers: set[asyncio.Task[None]] = field(default_factory=set)
 
     def effects(self) -> dict[str, Effect]:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from controller.localcloud.apis.catalog import AcceleratorType, TpuMachine, check_allowed, slice_type, tpu_machine
 from controller.localcloud.apis.compute import Compute
@@ -15,7 +15,8 @@ from controller.localcloud.apis.compute_engine.collections import GROUPS, Rules
 from controller.localcloud.apis.compute_engine.templates import Parts, check_startable, words_before_staging, wrong_size
 from controller.localcloud.apis.networks import COMPUTE_KIND, invalid_field
 from controller.localcloud.apis.operations import BULK_INSERT
-from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Handler, fingerprint, paginate, timestamp
+from controller.localcloud.apis.service import Service
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, fingerprint, paginate, timestamp
 from controller.localcloud.http.errors import ApiError, not_ready
 from controller.localcloud.store import Document
 
@@ -27,9 +28,13 @@ _SUFFIX = string.ascii_lowercase + string.digits
 
 
 @dataclass(eq=False)
-class Groups:
-    """Handlers beside those that all kinds share."""
+class Groups(Service):
+    """Methods beside those that all kinds share."""
 
+    methods: ClassVar = {
+        "compute.v1:instanceGroupManagers.": "resize listManagedInstances listErrors deleteInstances",
+        "compute.v1:": "instanceGroupManagerResizeRequests.insert instanceGroups.list",
+    }
     slices: Slices
     parts: Parts
     compute: Compute
@@ -39,17 +44,6 @@ class Groups:
             prepare=self._prepare, effect=self._begin_size, show=self._show, leave=self.slices.leave,
             gone=self.slices.remove,
         )  # fmt: skip
-
-    def handlers(self) -> dict[str, Handler]:
-        table: dict[str, Handler] = {
-            "instanceGroupManagers.resize": self._resize,
-            "instanceGroupManagers.listManagedInstances": self._managed,
-            "instanceGroupManagers.listErrors": self._errors,
-            "instanceGroupManagers.deleteInstances": self._delete_instances,
-            "instanceGroupManagerResizeRequests.insert": self._resize_request,
-            "instanceGroups.list": self._list_unmanaged,
-        }
-        return {f"compute.v1:{name}": handler for name, handler in table.items()}
 
     def _prepare(self, call: ApiCall, path: str, body: Document) -> Document:
         zone, region = call.path["zone"], call.path["zone"].rpartition("-")[0]
@@ -83,7 +77,7 @@ class Groups:
 
     def _made_of(self, group: Mapping[str, Any]) -> tuple[Document, TpuMachine, AcceleratorType]:
         """Return the properties of the VMs, their machine type and the slice of a group."""
-        store = self.slices.store
+        store = self.store
         template = store.get(COMPUTE_KIND, group["instanceTemplate"]) or {}
         policy = store.get(COMPUTE_KIND, group["resourcePolicies"]["workloadPolicy"]) or {}
         machine = tpu_machine(template["properties"]["machineType"])
@@ -97,15 +91,15 @@ class Groups:
         properties, machine, kind = self._made_of(group)
         if size not in (0, kind.vms):
             raise wrong_size(size, kind.vms)
-        if self.slices.operations.current_verb(path) in ("insert", "delete"):
+        if self.operations.current_verb(path) in ("insert", "delete"):
             raise not_ready(path)
         if size and not group["targetSize"]:
             tier = capacity_tier(properties.get("scheduling") or {})
             words, zone = words_before_staging(machine.name), group["zone"]
-            if refusal := self.slices.faults.creation_refusal("request", zone, tier, kind.name, words):
+            if refusal := self.faults.creation_refusal("request", zone, tier, kind.name, words):
                 return refusal
         changed = {**group, "targetSize": size}
-        self.slices.store.put(COMPUTE_KIND, path, changed)
+        self.store.put(COMPUTE_KIND, path, changed)
         operation = self.compute.begin(call, "resize", path)
         if size == 0 and group["targetSize"]:
             self.slices.leave(path)
@@ -124,17 +118,17 @@ class Groups:
         instances: list[Document] = [{"name": name} for name in names]
         error: ApiError | None = None
         try:
-            check_allowed(self.slices.catalog, machine.name, zone)
+            check_allowed(self.catalog, machine.name, zone)
             check_startable(properties)
             instances = [self._instance(group, path, properties, name) for name in names]
         except ApiError as refusal:  # the request is accepted; what is wrong shows in the managed instances
             error = refusal
         made = self.slices.add(path, machine.name, kind, instances)
         if error is None:
-            self.slices.operations.begin(f"projects/{PROJECT}/zones/{zone}", BULK_INSERT, path, "slice.advance")
+            self.operations.begin(f"projects/{PROJECT}/zones/{zone}", BULK_INSERT, path, "slice.advance")
             return
         for instance_path, _ in self.slices.instances(made):
-            self.slices.store.delete(COMPUTE_KIND, instance_path)
+            self.store.delete(COMPUTE_KIND, instance_path)
         attempt = errors_of(error.reason, error.message)
         self.slices.change(made, phase="INCOMPLETE", attempt=attempt, error=attempt, errorTime=timestamp(time.time()))
 
@@ -147,17 +141,17 @@ class Groups:
         creator = {"created-by": path, "instance-template": group["instanceTemplate"]}
         added = [{"key": key, "value": value.replace(PROJECT, PROJECT_NUMBER, 1)} for key, value in creator.items()]
         items = [*(properties.get("metadata") or {}).get("items", ()), *added]
-        return self.compute.networks.prepare_resource("instances", zone, {**body, "metadata": {"items": items}}, "")
+        return self.networks.prepare_resource("instances", zone, {**body, "metadata": {"items": items}}, "")
 
-    def _managed(self, call: ApiCall) -> Document:
+    def _list_managed_instances(self, call: ApiCall) -> Document:
         path, group = self.compute.find(GROUPS, call)
         found = self.slices.of_owner(path)
         if found is None:
             return {}
-        version = {"instanceTemplate": self.compute.root + group["instanceTemplate"]}
+        version = {"instanceTemplate": self.root + group["instanceTemplate"]}
         managed = [
             {
-                "instance": self.compute.root + instance_path,
+                "instance": self.root + instance_path,
                 "name": instance_path.rpartition("/")[2],
                 "version": version,
                 "currentAction": _action(found, instance),
@@ -169,19 +163,19 @@ class Groups:
         ]
         return {"managedInstances": sorted(managed, key=lambda one: one["name"])}
 
-    def _errors(self, call: ApiCall) -> Document:
+    def _list_errors(self, call: ApiCall) -> Document:
         path, group = self.compute.find(GROUPS, call)
         found = self.slices.of_owner(path)
         attempt = (found or {}).get("attempt")
         if found is None or not attempt:
             return {}
-        version = {"instanceTemplate": self.compute.root + group["instanceTemplate"]}
+        version = {"instanceTemplate": self.root + group["instanceTemplate"]}
         items = [
             {
                 "error": error,
                 "timestamp": found["errorTime"],
                 "instanceActionDetails": {
-                    "action": "CREATING", "instance": self.compute.root + instance_path, "version": version,
+                    "action": "CREATING", "instance": self.root + instance_path, "version": version,
                 },
             }
             for instance_path, _ in self.slices.instances(found)
@@ -200,16 +194,16 @@ class Groups:
             raise invalid_field("instances[0]", strange[0], message)
         if wanted != members:
             raise wrong_size(len(members - wanted), len(members))
-        self.slices.store.put(COMPUTE_KIND, path, {**group, "targetSize": 0})
+        self.store.put(COMPUTE_KIND, path, {**group, "targetSize": 0})
         self.slices.leave(path)
         self.compute.begin(call, BULK_INSERT, path, "slice.remove")
         return self.compute.begin(call, "deleteInstances", path)
 
-    def _resize_request(self, call: ApiCall) -> Document:
+    def _instance_group_manager_resize_requests_insert(self, call: ApiCall) -> Document:
         self.compute.find(GROUPS, call)
         raise ApiError(400, "Creating resize requests for managed instance group with TPU is not allowed")
 
-    def _list_unmanaged(self, call: ApiCall) -> Document:
+    def _instance_groups_list(self, call: ApiCall) -> Document:
         """Return the instance groups that belong to the managed ones."""
         prefix = f"{GROUPS.parent(call)}/{GROUPS.plural}/"
         groups = [
@@ -217,23 +211,23 @@ class Groups:
                 "kind": "compute#instanceGroup",
                 "name": group["name"],
                 "size": len(found["members"]) if (found := self.slices.of_owner(path)) else 0,
-                "zone": self.compute.root + GROUPS.parent(call),
-                "selfLink": self.compute.root + path.replace("/instanceGroupManagers/", "/instanceGroups/"),
+                "zone": self.root + GROUPS.parent(call),
+                "selfLink": self.root + path.replace("/instanceGroupManagers/", "/instanceGroups/"),
             }
-            for path, group in self.slices.store.items(COMPUTE_KIND, prefix)
+            for path, group in self.store.items(COMPUTE_KIND, prefix)
         ]
         return {"kind": "compute#instanceGroupList", **paginate(call, groups, "items", "maxResults")}
 
     def _show(self, path: str, group: Document, shown: Document) -> None:
         found = self.slices.of_owner(path)
-        template = self.compute.root + group["instanceTemplate"]
+        template = self.root + group["instanceTemplate"]
         instances = [instance for _, instance in self.slices.instances(found)] if found else []
         actions = Counter(_action(found, instance) for instance in instances) if found else Counter()
         shown |= {
             "instanceTemplate": template,
             "versions": [{"instanceTemplate": template, "targetSize": {"calculated": group["targetSize"]}}],
-            "instanceGroup": self.compute.root + path.replace("/instanceGroupManagers/", "/instanceGroups/"),
-            "resourcePolicies": {"workloadPolicy": self.compute.root + group["resourcePolicies"]["workloadPolicy"]},
+            "instanceGroup": self.root + path.replace("/instanceGroupManagers/", "/instanceGroups/"),
+            "resourcePolicies": {"workloadPolicy": self.root + group["resourcePolicies"]["workloadPolicy"]},
             "fingerprint": fingerprint(group),
             "listManagedInstancesResults": group.get("listManagedInstancesResults", "PAGELESS"),
             "instanceLifecyclePolicy": {

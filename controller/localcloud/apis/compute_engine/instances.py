@@ -3,7 +3,7 @@
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from controller.localcloud.apis.catalog import TpuMachine, slice_type, tpu_machine
 from controller.localcloud.apis.compute import Compute
@@ -18,7 +18,8 @@ from controller.localcloud.apis.compute_engine.templates import (
 )
 from controller.localcloud.apis.networks import COMPUTE_KIND, check_sources, invalid_field
 from controller.localcloud.apis.operations import BULK_INSERT, Effect
-from controller.localcloud.http.call import PROJECT, ApiCall, Handler, fingerprint, timestamp
+from controller.localcloud.apis.service import Service
+from controller.localcloud.http.call import PROJECT, ApiCall, fingerprint, timestamp
 from controller.localcloud.http.errors import ApiError, not_ready
 from controller.localcloud.store import Document
 
@@ -28,9 +29,12 @@ _GUEST_ATTRIBUTE = "of type 'Guest Attribute'"
 
 
 @dataclass(eq=False)
-class TpuInstances:
-    """Rules of instances, and handlers beside those that all kinds share."""
+class TpuInstances(Service):
+    """Rules of instances, and methods beside those that all kinds share."""
 
+    methods: ClassVar = {
+        "compute.v1:instances.": "stop start setMetadata setLabels getGuestAttributes simulateMaintenanceEvent"
+    }
     slices: Slices
     compute: Compute
 
@@ -40,27 +44,16 @@ class TpuInstances:
             gone=self.slices.remove,
         )  # fmt: skip
 
-    def handlers(self) -> dict[str, Handler]:
-        table: dict[str, Handler] = {
-            "stop": self._stop,
-            "start": self._start,
-            "setMetadata": self._set_metadata,
-            "setLabels": self._set_labels,
-            "getGuestAttributes": self._guest_attributes,
-            "simulateMaintenanceEvent": self._maintain,
-        }
-        return {f"compute.v1:instances.{name}": handler for name, handler in table.items()}
-
     def effects(self) -> dict[str, Effect]:
         return {"instance.stopped": self._on_stopped, "instance.maintained": self._on_maintained}
 
     def _refuse(self, call: ApiCall) -> Awaitable[Document] | None:
         machine = self._machine(dict(call.body))
-        kind = slice_type(self.slices.catalog, machine, None) if machine else None
+        kind = slice_type(self.catalog, machine, None) if machine else None
         if machine is None or kind is None:
             return None
         tier, words = capacity_tier(call.body.get("scheduling") or {}), words_before_staging(machine.name)
-        return self.slices.faults.creation_refusal("request", call.path["zone"], tier, kind.name, words)
+        return self.faults.creation_refusal("request", call.path["zone"], tier, kind.name, words)
 
     def _prepare(self, call: ApiCall, path: str, body: Document) -> Document | None:
         machine = tpu_machine(str(body.get("machineType", "")))
@@ -69,18 +62,18 @@ class TpuInstances:
         zone = call.path["zone"]
         check_tpu_vm(body)
         check_startable(body)
-        check_sources(self.slices.store, body["disks"])
-        kind = slice_type(self.slices.catalog, machine, None)
+        check_sources(self.store, body["disks"])
+        kind = slice_type(self.catalog, machine, None)
         if kind is None:
             raise ApiError(400, f"Invalid machine type {machine.name} in zone {zone}.")
         scheduling = body.get("scheduling") or {}
         valid = _valid_seconds(body.get("params") or {})
         body = {key: value for key, value in body.items() if key != "params"}
-        instance = self.compute.networks.prepare_resource("instances", zone, body, path)
+        instance = self.networks.prepare_resource("instances", zone, body, path)
         found = self.slices.add(path, machine.name, kind, [instance])
         if capacity_tier(scheduling) == "flex_start":
             self.slices.change(found, validUntil=None if valid is None else time.time() + valid)
-        elif refusal := self.slices.quotas.short_of_tpus(found["id"]):
+        elif refusal := self.quotas.short_of_tpus(found["id"]):
             raise refusal
         waits = capacity_tier(scheduling) == "flex_start"
         return {
@@ -96,7 +89,7 @@ class TpuInstances:
         if instance["status"] != "PENDING":
             return "slice.advance"
         zone = f"projects/{PROJECT}/zones/{path.split('/')[3]}"
-        self.slices.operations.begin(zone, BULK_INSERT, path, "slice.advance")
+        self.operations.begin(zone, BULK_INSERT, path, "slice.advance")
         return None
 
     def _leave(self, path: str) -> None:
@@ -110,7 +103,7 @@ class TpuInstances:
     def _show(self, path: str, instance: Document, shown: Document) -> None:
         cards = [dict(card) for card in instance.get("networkInterfaces", ())]
         for card in cards:
-            card |= {key: self.compute.root + card[key] for key in ("network", "subnetwork")}
+            card |= {key: self.root + card[key] for key in ("network", "subnetwork")}
         items = (instance.get("metadata") or {}).get("items", [])
         if "disks" in instance:
             shown["disks"] = [self._show_disk(path, index, disk) for index, disk in enumerate(instance["disks"])]
@@ -120,11 +113,11 @@ class TpuInstances:
             "labelFingerprint": fingerprint(instance.get("labels", {})),
         }
         if self._machine(instance) is not None:
-            shown["machineType"] = self.compute.root + instance["machineType"]
+            shown["machineType"] = self.root + instance["machineType"]
             ends = (self.slices.of_instance(path) or {}).get("ends")
             if ends and instance["status"] == "RUNNING":
                 shown["resourceStatus"] = {"scheduling": {"terminationTimestamp": timestamp(ends)}}
-            if self.slices.operations.current_verb(path) != "delete":
+            if self.operations.current_verb(path) != "delete":
                 shown["status"] = instance["status"]
 
     def _show_disk(self, path: str, index: int, disk: Document) -> Document:
@@ -139,7 +132,7 @@ class TpuInstances:
             "type": "PERSISTENT",
             "mode": "READ_WRITE",
             **{key: value for key, value in disk.items() if key != "initializeParams"},
-            "source": self.compute.root + source[source.find("projects/") :],
+            "source": self.root + source[source.find("projects/") :],
             "diskSizeGb": str(made.get("diskSizeGb") or IMAGE_GB),
         }
 
@@ -162,9 +155,9 @@ class TpuInstances:
             return self.compute.begin(call, "stop", path)
         if instance["status"] != "RUNNING":
             raise not_ready(path)
-        self.slices.store.put(COMPUTE_KIND, path, {**instance, "status": "STOPPING"})
+        self.store.put(COMPUTE_KIND, path, {**instance, "status": "STOPPING"})
         self.slices.change(found, phase="STOPPED")
-        self.slices.store.delete("boot", path)
+        self.store.delete("boot", path)
         return self.compute.begin(call, "stop", path, "instance.stopped")
 
     def _start(self, call: ApiCall) -> Document:
@@ -173,49 +166,49 @@ class TpuInstances:
             return self.compute.begin(call, "start", path)
         if instance["status"] != "TERMINATED":
             raise not_ready(path)
-        self.slices.store.put(COMPUTE_KIND, path, {**instance, "status": "PROVISIONING"})
+        self.store.put(COMPUTE_KIND, path, {**instance, "status": "PROVISIONING"})
         self.slices.change(found, phase="PENDING")
         return self.compute.begin(call, "start", path, "slice.advance")
 
     async def _on_stopped(self, path: str) -> None:
         found = self.slices.of_instance(path)
         if found is not None:
-            await self.slices.workers.halt(found["id"])
-            if instance := self.slices.store.get(COMPUTE_KIND, path):
-                self.slices.store.put(COMPUTE_KIND, path, {**instance, "status": "TERMINATED"})
+            await self.workers.halt(found["id"])
+            if instance := self.store.get(COMPUTE_KIND, path):
+                self.store.put(COMPUTE_KIND, path, {**instance, "status": "TERMINATED"})
 
     def _set_metadata(self, call: ApiCall) -> Document:
         path, instance = self.compute.find(INSTANCES, call)
         items = (instance.get("metadata") or {}).get("items", [])
         _check_fingerprint(call.body.get("fingerprint"), items, "metadata")
-        self.slices.store.put(COMPUTE_KIND, path, {**instance, "metadata": {"items": call.body.get("items", [])}})
+        self.store.put(COMPUTE_KIND, path, {**instance, "metadata": {"items": call.body.get("items", [])}})
         return self.compute.begin(call, "setMetadata", path)
 
     def _set_labels(self, call: ApiCall) -> Document:
         path, instance = self.compute.find(INSTANCES, call)
         _check_fingerprint(call.body.get("labelFingerprint"), instance.get("labels", {}), "label")
-        self.slices.store.put(COMPUTE_KIND, path, {**instance, "labels": call.body.get("labels", {})})
+        self.store.put(COMPUTE_KIND, path, {**instance, "labels": call.body.get("labels", {})})
         return self.compute.begin(call, "setLabels", path)
 
-    def _guest_attributes(self, call: ApiCall) -> Document:
+    def _get_guest_attributes(self, call: ApiCall) -> Document:
         """Return what a VM has published, by `queryPath` or `variableKey`; 404 before there is any."""
         path, instance = self.compute.find(INSTANCES, call)
         query, key = call.query.get("queryPath", ""), call.query.get("variableKey", "")
-        worker = self.slices.workers.vms.of_instance(path) if instance["status"] == "RUNNING" else None
-        items = self.slices.workers.guest_attributes(worker) if worker else []
+        worker = self.workers.vms.of_instance(path) if instance["status"] == "RUNNING" else None
+        items = self.workers.guest_attributes(worker) if worker else []
         namespace, _, name = (key or query).strip("/").partition("/")
         items = [item for item in items if namespace in ("", item["namespace"]) and name in ("", item["key"])]
         if not items:
             raise ApiError(404, f"The resource '{key or query}' {_GUEST_ATTRIBUTE} was not found.")
         shown: Document = {
             "kind": "compute#guestAttributes",
-            "selfLink": f"{self.compute.root}{path}/guestAttributes/{query}",
+            "selfLink": f"{self.root}{path}/guestAttributes/{query}",
         }
         if key:
             return {**shown, "variableKey": key, "variableValue": items[0]["value"]}
         return {**shown, "queryPath": query, "queryValue": {"items": items}}
 
-    def _maintain(self, call: ApiCall) -> Document:
+    def _simulate_maintenance_event(self, call: ApiCall) -> Document:
         """Take the VMs of a slice down for maintenance: a spot slice is preempted, another one restarts."""
         path, instance = self.compute.find(INSTANCES, call)
         if self.slices.of_instance(path) is None or instance["status"] != "RUNNING":
@@ -229,7 +222,7 @@ class TpuInstances:
         if found["tier"] == "spot":
             await self.slices.preempt([found["id"]])
         else:
-            await self.slices.restart(found, self.slices.settings.operation_seconds)
+            await self.slices.restart(found, self.settings.operation_seconds)
 
 
 def _valid_seconds(params: Mapping[str, Any]) -> int | None:

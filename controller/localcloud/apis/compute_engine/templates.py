@@ -7,15 +7,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from controller.localcloud.apis.catalog import HYPERDISK_GENERATIONS, Catalog, topologies, tpu_machine
+from controller.localcloud.apis.catalog import HYPERDISK_GENERATIONS, topologies, tpu_machine
 from controller.localcloud.apis.compute_engine.collections import Rules
 from controller.localcloud.apis.networks import COMPUTE_KIND, invalid_field
+from controller.localcloud.apis.service import Service
 from controller.localcloud.faults.faults import Words
-from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Handler
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall
 from controller.localcloud.http.errors import ApiError, not_found, quota_exceeded
-from controller.localcloud.store import Document, Store
+from controller.localcloud.store import Document
 
 _FAMILIES = {
     "ubuntu-os-accelerator-images": r"ubuntu-accel-\d{4}-amd64-tpu-[-a-z0-9]+",
@@ -39,20 +40,22 @@ def check_image(reference: str, field: str) -> None:
         raise not_found(reference[reference.find("projects/") :])
 
 
-class Images:
-    """Handlers; `root` is the URL of the API."""
+_POLICIES = (
+    "workloadPolicy",
+    "groupPlacementPolicy",
+    "snapshotSchedulePolicy",
+    "instanceSchedulePolicy",
+    "diskConsistencyGroupPolicy",
+)
 
-    def __init__(self, root: str) -> None:
-        self._root = root
 
-    def handlers(self) -> dict[str, Handler]:
-        return {
-            "compute.v1:images.getFromFamily": self._family,
-            "compute.v1:autoscalers.list": lambda _: {"kind": "compute#autoscalerList"},
-            "compute.v1:autoscalers.aggregatedList": lambda _: {"kind": "compute#autoscalerAggregatedList"},
-        }
+@dataclass(eq=False)
+class Parts(Service):
+    """Images, and the rules of policies and templates."""
 
-    def _family(self, call: ApiCall) -> Document:
+    methods: ClassVar = {"compute.v1:": "images.getFromFamily autoscalers.list autoscalers.aggregatedList"}
+
+    def _images_get_from_family(self, call: ApiCall) -> Document:
         project, family = call.path["project"], call.path["family"]
         if not re.fullmatch(_FAMILIES.get(project, "(?!)"), family):
             raise not_found(f"projects/{project}/global/images/family/{family}")
@@ -63,31 +66,19 @@ class Images:
             "family": family,
             "status": "READY",
             "diskSizeGb": str(IMAGE_GB),
-            "selfLink": f"{self._root}projects/{project}/global/images/{name}",
+            "selfLink": f"{self.root}projects/{project}/global/images/{name}",
         }
 
+    def _autoscalers_list(self, _: ApiCall) -> Document:
+        return {"kind": "compute#autoscalerList"}
 
-_POLICIES = (
-    "workloadPolicy",
-    "groupPlacementPolicy",
-    "snapshotSchedulePolicy",
-    "instanceSchedulePolicy",
-    "diskConsistencyGroupPolicy",
-)
+    def _autoscalers_aggregated_list(self, _: ApiCall) -> Document:
+        return {"kind": "compute#autoscalerAggregatedList"}
 
-
-@dataclass(frozen=True)
-class Parts:
-    """Rules of both kinds; `root` is the URL of the API."""
-
-    store: Store
-    catalog: Catalog
-    root: str
-
-    def policies(self) -> Rules:
+    def policy_rules(self) -> Rules:
         return Rules(prepare=self._prepare_policy, users=self._groups_with, show=_show_policy)
 
-    def templates(self) -> Rules:
+    def template_rules(self) -> Rules:
         return Rules(prepare=_prepare_template, users=self._groups_with, show=self._show_template)
 
     def find(self, reference: Any, plural: str, field: str, region: str) -> tuple[str, Document]:

@@ -122,7 +122,7 @@ def stepped(tmp_path: Path, play: Callable[[Cloud, Store, Step], Awaitable[None]
         cloud = assemble(store, tmp_path, "http://127.0.0.1:9/", "token", known, asyncio.Event())
 
         async def step() -> str:
-            await cloud.effects["queued.provision"](REQUEST)
+            await cloud.effects()["queued.provision"](REQUEST)
             return store.get("queued", REQUEST)["state"]["state"]  # pyright: ignore[reportOptionalSubscript]
 
         try:
