@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from controller.localcloud.apis.objects import Blobs, Objects, StoredObject, check_conditions, object_resource
 from controller.localcloud.apis.service import Service
@@ -73,7 +73,7 @@ class Buckets(Service):
         check_project(call.required("project"))
         found = self.store.items("bucket", call.query.get("prefix", ""))
         shown = [self._show_bucket(bucket, call) for _, bucket in found]
-        return {"kind": "storage#buckets", **paginate(call, shown, "items", "maxResults")}
+        return paginate(call, shown)
 
     def _delete(self, call: ApiCall) -> Document:
         name = self._bucket(call)["name"]
@@ -97,31 +97,28 @@ class Buckets(Service):
 
     def _get_iam_policy(self, call: ApiCall) -> Document:
         name = f"buckets/{self._bucket(call)['name']}"
-        return {"kind": "storage#policy", "resourceId": f"projects/_/{name}", **self.policies.get(name)}
+        return {"resourceId": f"projects/_/{name}", **self.policies.get(name)}
 
     def _set_iam_policy(self, call: ApiCall) -> Document:
         name = f"buckets/{self._bucket(call)['name']}"
-        policy = self.policies.set(name, dict(call.body), conflict=412)
-        return {"kind": "storage#policy", "resourceId": f"projects/_/{name}", **policy}
+        return {"resourceId": f"projects/_/{name}", **self.policies.set(name, dict(call.body), conflict=412)}
 
     def _test_iam_permissions(self, call: ApiCall) -> Document:
         resource = f"buckets/{self._bucket(call)['name']}"
         call.required("permissions")
-        return {"kind": "storage#testIamPermissionsResponse", **call.test_permissions(resource)}
+        return call.test_permissions(resource)
 
     def _get_storage_layout(self, call: ApiCall) -> Document:
         bucket = self._bucket(call)
         return {
-            "kind": "storage#storageLayout",
             "bucket": bucket["name"],
-            "location": bucket["location"],
-            "locationType": bucket["locationType"],
+            **{key: bucket[key] for key in ("location", "locationType")},
             "hierarchicalNamespace": {"enabled": False},
         }
 
     def _managed_folders_list(self, call: ApiCall) -> Document:
         self._bucket(call)
-        return {"kind": "storage#managedFolders"}
+        return {}
 
 
 @dataclass(eq=False)
@@ -142,15 +139,10 @@ class StoredObjects(Service):
         for name in ("matchGlob", "softDeleted", "filter"):
             if name in call.query:
                 raise ApiError(501, f"The emulated cloud does not know objects.list with {name}")
-        items, prefixes, token = self.objects.list(call.path["bucket"], call.query)
-        response: dict[str, Any] = {"kind": "storage#objects"}
-        if items:
-            response["items"] = [object_resource(stored, call.root_url) for stored in items]
-        if prefixes:
-            response["prefixes"] = prefixes
-        if token:
-            response["nextPageToken"] = token
-        return response
+        stored, prefixes, token = self.objects.list(call.path["bucket"], call.query)
+        items = [object_resource(one, call.root_url) for one in stored]
+        answer = {"items": items, "prefixes": prefixes, "nextPageToken": token}
+        return {key: value for key, value in answer.items() if value}
 
     def _delete(self, call: ApiCall) -> Document:
         self.objects.delete(self._object(call))
@@ -177,7 +169,6 @@ class StoredObjects(Service):
         copied = self._duplicate(call, call.path["destinationBucket"], call.path["destinationObject"])
         size = copied.body["size"]
         return {
-            "kind": "storage#rewriteResponse",
             "totalBytesRewritten": size,
             "objectSize": size,
             "done": True,

@@ -156,8 +156,7 @@ class Compute(Service):
         found = self.store.items(COMPUTE_KIND, f"{collection.parent(call)}/{collection.plural}/")
         items = [self._render(collection, path, resource) for path, resource in found]
         chosen = [item for item in items if matches_filter(call.query.get("filter", ""), item)]
-        kind = f"compute#{collection.singular}List"
-        return {"kind": kind, "id": collection.parent(call), **paginate(call, chosen, "items", "maxResults")}
+        return {"id": collection.parent(call), **paginate(call, chosen)}
 
     def _aggregated(self, collection: Collection, call: ApiCall) -> Document:
         check_project(call.path["project"])
@@ -166,7 +165,7 @@ class Compute(Service):
             if f"/{collection.plural}/" in path:
                 scope = items.setdefault("/".join(path.split("/")[2:4]), {collection.plural: []})
                 scope[collection.plural].append(self._render(collection, path, resource))
-        return {"kind": f"compute#{collection.singular}AggregatedList", "items": items}
+        return {"items": items}
 
     def _update(self, collection: Collection, call: ApiCall) -> Document:
         path, resource = self.find(collection, call)
@@ -230,7 +229,6 @@ class Compute(Service):
     def _projects_get(self, call: ApiCall) -> Document:
         check_project(call.path["project"])
         return {
-            "kind": "compute#project",
             "id": PROJECT_NUMBER,
             "name": PROJECT,
             "selfLink": f"{self.root}projects/{PROJECT}",
@@ -260,14 +258,13 @@ class Compute(Service):
     def _list_locations(self, kind: str, call: ApiCall) -> Document:
         names = self.catalog.zones if kind == "zone" else self.catalog.regions
         places = [self._get_location(kind, replace(call, path={**call.path, kind: name})) for name in names]
-        return {"kind": f"compute#{kind}List", **paginate(call, places, "items", "maxResults")}
+        return paginate(call, places)
 
     def _instances_get_serial_port_output(self, call: ApiCall) -> Document:
         path, _ = self.find(INSTANCES, call)
         start = int(call.query.get("start", "0"))
         text, end = self.machines.serial_output(path, start)
         return {
-            "kind": "compute#serialPortOutput",
             "selfLink": f"{self.root}{path}/serialPort",
             "contents": text,
             "start": str(start),
@@ -298,8 +295,7 @@ class Compute(Service):
 
     def _operation_list(self, call: ApiCall) -> Document:
         found = self.operations.list_under(self._operation_parent(call))
-        items = [self._render_operation(operation) for operation in found]
-        return {"kind": "compute#operationList", **paginate(call, items, "items", "maxResults")}
+        return paginate(call, [self._render_operation(operation) for operation in found])
 
     def _render_operation(self, operation: Document) -> Document:
         started = timestamp(operation["created"])

@@ -219,7 +219,7 @@ class Nodes(Service):
         """Return a page of the resources of a location, or of all with the location `-`."""
         location = self.location(call)
         found = self.store.items(kind, location[:-1] if location.endswith("/-") else f"{location}/{plural}/")
-        return paginate(call, [render(item) for _, item in found], plural)
+        return paginate(call, [render(item) for _, item in found])
 
     def _delete(self, call: ApiCall) -> Document:
         name = self._name(call)

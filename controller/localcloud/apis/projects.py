@@ -145,7 +145,7 @@ class Projects(Service):
             if wanted not in ("state:ENABLED", "state:DISABLED"):
                 raise ApiError(400, f"Invalid filter '{wanted}': state:ENABLED or state:DISABLED")
             services = [service for service in services if service["state"] == wanted.partition(":")[2]]
-        return paginate(call, services, "services")
+        return paginate(call, services)
 
     def _operations_get(self, call: ApiCall) -> Document:
         name = f"{PROJECT_RESOURCE}/operations/{call.path['operationsId']}"
@@ -190,7 +190,7 @@ class Projects(Service):
 
     def _list(self, call: ApiCall) -> Document:
         _check_named(call)
-        return paginate(call, list(self._accounts().values()), "accounts")
+        return paginate(call, list(self._accounts().values()))
 
     def _delete(self, call: ApiCall) -> Document:
         self.store.delete("serviceAccount", self._get(call)["email"])

@@ -190,7 +190,7 @@ class Locations(Service):
 
     def _operations_list(self, call: ApiCall) -> Document:
         found = self.operations.list_under(self.nodes.location(call))
-        return paginate(call, [self._render(operation) for operation in found], "operations")
+        return paginate(call, [self._render(operation) for operation in found])
 
     def _render(self, operation: Document) -> Document:
         kind, render = ("node", render_node) if "/nodes/" in operation["target"] else ("queued", _render_queued)
@@ -207,7 +207,7 @@ class Locations(Service):
     def _list(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])
         parent = f"projects/{PROJECT}/locations"
-        return paginate(call, [_shown_location(f"{parent}/{zone}") for zone in self.catalog.zones], "locations")
+        return paginate(call, [_shown_location(f"{parent}/{zone}") for zone in self.catalog.zones])
 
     def _accelerator_types(self, call: ApiCall) -> list[Document]:
         location = self.nodes.location(call)
@@ -227,13 +227,13 @@ class Locations(Service):
         return [{"name": f"{location}/runtimeVersions/{version}", "version": version} for version in versions]
 
     def _accelerator_types_list(self, call: ApiCall) -> Document:
-        return paginate(call, self._accelerator_types(call), "acceleratorTypes")
+        return paginate(call, self._accelerator_types(call))
 
     def _accelerator_types_get(self, call: ApiCall) -> Document:
         return _find_named(self._accelerator_types(call), call.path["acceleratorTypesId"])
 
     def _runtime_versions_list(self, call: ApiCall) -> Document:
-        return paginate(call, self._runtime_versions(call), "runtimeVersions")
+        return paginate(call, self._runtime_versions(call))
 
     def _runtime_versions_get(self, call: ApiCall) -> Document:
         return _find_named(self._runtime_versions(call), call.path["runtimeVersionsId"])

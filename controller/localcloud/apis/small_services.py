@@ -63,7 +63,7 @@ class CustomRoles(Service):
     def _list(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])
         roles = [role for _, role in self.store.items("role") if not role.get("deleted") or call.flag("showDeleted")]
-        return paginate(call, roles, "roles")
+        return paginate(call, roles)
 
     def _patch(self, call: ApiCall) -> Document:
         role = self._get(call)
@@ -102,7 +102,7 @@ class SecretManager(Service):
 
     def _list(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])
-        return paginate(call, [body for _, body in self.store.items("secret")], "secrets")
+        return paginate(call, [body for _, body in self.store.items("secret")])
 
     def _delete(self, call: ApiCall) -> Document:
         self._get(call)
@@ -158,13 +158,13 @@ class Billing(Service):
 
     def _billing_accounts_list(self, call: ApiCall) -> Document:
         account = {"name": f"billingAccounts/{BILLING_ACCOUNT}", "open": True, "displayName": "Emulated"}
-        return paginate(call, [{**account, "masterBillingAccount": ""}], "billingAccounts")
+        return paginate(call, [{**account, "masterBillingAccount": ""}])
 
     def _consumer_quota_metrics_list(self, call: ApiCall) -> Document:
         check_project(call.path["v1beta1Id1"])
         listed = {"tpu.googleapis.com": self.quotas.tpu_metrics, "compute.googleapis.com": self.quotas.pool_metrics}
         metrics = listed.get(call.path["servicesId"])
-        return paginate(call, metrics(), "metrics") if metrics else {}
+        return paginate(call, metrics()) if metrics else {}
 
     def _create(self, call: ApiCall) -> Document:
         parent = self._parent(call)
@@ -180,7 +180,7 @@ class Billing(Service):
         return self.store.require("budget", name, f"The resource '{name}' was not found")
 
     def _list(self, call: ApiCall) -> Document:
-        return paginate(call, [budget for _, budget in self.store.items("budget", f"{self._parent(call)}/")], "budgets")
+        return paginate(call, [budget for _, budget in self.store.items("budget", f"{self._parent(call)}/")])
 
     def _patch(self, call: ApiCall) -> Document:
         budget = self._get(call)

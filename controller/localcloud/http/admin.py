@@ -15,12 +15,12 @@ from controller.localcloud.faults.spec import parse_fault
 from controller.localcloud.http.errors import ApiError
 
 _VISIBLE_KINDS = (
-    *("node", "queued", "worker", "compute", "service", "serviceAccount", "policy", "bucket", "operation", "fault"),
-    "mistake",
+    *("node", "queued", "worker", "compute", "service", "serviceAccount", "policy", "bucket", "operation"),
+    *("fault", "mistake"),
 )
 _HIDDEN_KINDS = frozenset(
-    ("boot", "counter", "faults", "hostkey", "inUse", "queuedHold", "queuedRefusal", "secretPayload")
-    + ("setting", "upload")
+    {"boot", "counter", "faults", "hostkey", "inUse", "queuedHold", "queuedRefusal", "secretPayload"}
+    | {"setting", "upload"}
 )
 """Internals of the emulator."""
 

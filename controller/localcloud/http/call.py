@@ -116,10 +116,13 @@ def with_number(path: str) -> str:
     return path.replace(f"projects/{PROJECT}/", f"projects/{PROJECT_NUMBER}/")
 
 
-def paginate(call: ApiCall, items: list[Any], field: str, size: str = "pageSize") -> dict[str, Any]:
+def paginate(call: ApiCall, items: list[Any]) -> dict[str, Any]:
     """Return one page of a list response; the page token is the index of the page's first item."""
+    lists = (call.method.answer or {})["properties"].items()
+    field = next(name for name, schema in lists if "$ref" in schema.get("items", {}))
     start = int(call.query.get("pageToken", "0"))
-    end = start + (int(call.query.get(size, "0")) or 500)
+    size = call.query.get("maxResults" if "maxResults" in call.method.parameters else "pageSize", "0")
+    end = start + (int(size) or 500)
     response: dict[str, Any] = {field: items[start:end]} if items[start:end] else {}
     if end < len(items):
         response["nextPageToken"] = str(end)

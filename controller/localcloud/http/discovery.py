@@ -44,7 +44,7 @@ class Method:
     name: str
     http: str
     body: str | None  # name of the request's schema
-    answers: bool  # without a response schema, the answer is 204 No Content
+    answer: Mapping[str, Any] | None = field(repr=False)  # its schema; without one, the answer is 204 No Content
     parameters: Mapping[str, Mapping[str, Any]] = field(repr=False)
     scopes: tuple[str, ...] = ()  # a token needs one of them
 
@@ -55,6 +55,12 @@ class Method:
     @property
     def key(self) -> str:
         return f"{self.document}:{self.name}"
+
+    @property
+    def kind(self) -> dict[str, str]:
+        """What an answer says of itself, such as `{"kind": "compute#network"}`, in the APIs where it does."""
+        said = (self.answer or {}).get("properties", {}).get("kind", {}).get("default")
+        return {"kind": said} if said else {}
 
 
 @dataclass
@@ -83,7 +89,7 @@ class Discovery:
             name=raw["id"].partition(".")[2],
             http=raw["httpMethod"],
             body=raw.get("request", {}).get("$ref"),
-            answers="response" in raw,
+            answer=self.schemas[document][raw["response"]["$ref"]] if "response" in raw else None,
             parameters={**shared, **raw.get("parameters", {})},
             scopes=tuple(raw.get("scopes", ())),
         )

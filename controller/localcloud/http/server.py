@@ -261,8 +261,9 @@ class Server:
             result = handler(call)
         if inspect.isawaitable(result):
             result = await result
-        if not method.answers:
+        if method.answer is None:
             return web.Response(status=204)
+        result = {**method.kind, **result}
         return web.json_response(select_fields(result, call.query["fields"]) if "fields" in call.query else result)
 
     async def _batch(self, request: web.Request, admitted: AdmittedRequest) -> web.Response:

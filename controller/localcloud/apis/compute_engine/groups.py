@@ -216,7 +216,7 @@ class Groups(Service):
             }
             for path, group in self.store.items(COMPUTE_KIND, prefix)
         ]
-        return {"kind": "compute#instanceGroupList", **paginate(call, groups, "items", "maxResults")}
+        return paginate(call, groups)
 
     def _show(self, path: str, group: Document, shown: Document) -> None:
         found = self.slices.of_owner(path)

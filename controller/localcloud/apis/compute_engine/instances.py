@@ -200,13 +200,10 @@ class TpuInstances(Service):
         items = [item for item in items if namespace in ("", item["namespace"]) and name in ("", item["key"])]
         if not items:
             raise ApiError(404, f"The resource '{key or query}' {_GUEST_ATTRIBUTE} was not found.")
-        shown: Document = {
-            "kind": "compute#guestAttributes",
-            "selfLink": f"{self.root}{path}/guestAttributes/{query}",
-        }
+        link = f"{self.root}{path}/guestAttributes/{query}"
         if key:
-            return {**shown, "variableKey": key, "variableValue": items[0]["value"]}
-        return {**shown, "queryPath": query, "queryValue": {"items": items}}
+            return {"selfLink": link, "variableKey": key, "variableValue": items[0]["value"]}
+        return {"selfLink": link, "queryPath": query, "queryValue": {"items": items}}
 
     def _simulate_maintenance_event(self, call: ApiCall) -> Document:
         """Take the VMs of a slice down for maintenance: a spot slice is preempted, another one restarts."""

@@ -61,7 +61,6 @@ class Parts(Service):
             raise not_found(f"projects/{project}/global/images/family/{family}")
         name = f"{family}-v20261101"
         return {
-            "kind": "compute#image",
             "name": name,
             "family": family,
             "status": "READY",
@@ -70,10 +69,9 @@ class Parts(Service):
         }
 
     def _autoscalers_list(self, _: ApiCall) -> Document:
-        return {"kind": "compute#autoscalerList"}
+        return {}
 
-    def _autoscalers_aggregated_list(self, _: ApiCall) -> Document:
-        return {"kind": "compute#autoscalerAggregatedList"}
+    _autoscalers_aggregated_list = _autoscalers_list
 
     def policy_rules(self) -> Rules:
         return Rules(prepare=self._prepare_policy, users=self._groups_with, show=_show_policy)
