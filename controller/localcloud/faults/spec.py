@@ -2,15 +2,12 @@
 
 import random
 import re
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from controller.localcloud.http.errors import ApiError
 
-Symptom = Literal[
-    "LOW_MEMORY", "OUT_OF_MEMORY", "EXECUTE_TIMED_OUT", "MESH_BUILD_FAIL", "HBM_OUT_OF_MEMORY", "PROJECT_ABUSE"
-]
 TRIGGERS = ("after_object", "after_seconds", "after_requests", "within_seconds")
 
 
@@ -63,66 +60,13 @@ class OneShotSpec(FaultSpec):
     needs_trigger: ClassVar[bool] = True
 
 
-class _CountedSpec(FaultSpec):
+class CountedSpec(FaultSpec):
     """Fault that affects the next `times` matching events."""
 
     times: int = Field(1, ge=1)
 
 
-class LastingSpec(FaultSpec):
-    """Fault that lasts for `seconds`."""
-
-    seconds: float = Field(gt=0)
-
-
-class _NoticedSpec(OneShotSpec):
-    notice_seconds: float | None = Field(
-        None, gt=0, description="how long before the fault the VMs' metadata servers announce it; null: they do not"
-    )
-
-
-class PreemptionSpec(_NoticedSpec):
-    """Preemption of all READY nodes, or of one."""
-
-    node: str | None = Field(None, min_length=1, description="name of the pod to preempt; null: all")
-
-
-class MaintenanceSpec(_NoticedSpec):
-    """Maintenance: nodes are REPAIRING for `seconds`, then READY again with rebooted VMs."""
-
-    seconds: float = Field(gt=0)
-    new_host_keys: bool = Field(True, description="the VMs are rebuilt, as on another host, with new SSH host keys")
-
-
-class WorkerSpec(OneShotSpec):
-    """Fault of one worker or of all."""
-
-    worker: int | None = Field(None, ge=0)
-
-
-class ProgramKilledSpec(WorkerSpec):
-    """`out_of_memory` makes it an OOM kill."""
-
-    out_of_memory: bool = False
-
-
-class UnhealthySpec(OneShotSpec):
-    """Bad health of nodes, optionally with a symptom of one worker; programs keep running."""
-
-    health: Literal["TIMEOUT", "UNHEALTHY_TENSORFLOW", "UNHEALTHY_MAINTENANCE"] = "TIMEOUT"
-    symptom: Symptom | None = None
-    worker: int | None = Field(None, ge=0)
-    words: str = "The TPU does not answer"
-
-
-class WorkerClockSpec(OneShotSpec):
-    """Clock skew in seconds of one worker or of all, visible to the agent, from the strike on."""
-
-    seconds: float
-    worker: int | None = Field(None, ge=0)
-
-
-class CreationSpec(_CountedSpec):
+class CreationSpec(CountedSpec):
     """Failure of the next `times` node creations in this zone and tier, at the request or in the operation."""
 
     zone: str | None = Field(None, description="null: any")
@@ -132,106 +76,17 @@ class CreationSpec(_CountedSpec):
     at: Literal["request", "operation"] = Field("operation", description="fail the request, or the operation")
 
 
-class RefusalSpec(CreationSpec):
-    """Failure of a creation that is found out at the request."""
+class LastingSpec(FaultSpec):
+    """Fault that lasts for `seconds`."""
 
-    at: Literal["request", "operation"] = "request"
-
-
-class FailureSpec(CreationSpec):
-    """Internal error of Google's."""
-
-    code: int = Field(500, ge=400, le=599, description="HTTP status code")
-    message: str = "An internal error has occurred"
+    seconds: float = Field(gt=0)
 
 
-class PermissionSpec(FaultSpec):
-    """Loss of one permission, whatever the roles contain, as by a deny policy of the organization."""
+class FromReadySpec(LastingSpec):
+    """Lasting fault of one worker or of all, by default from when a node is READY."""
 
-    permission: str = Field(pattern=r"^[a-z]+\.[a-zA-Z.]+$", description="e.g. compute.networks.create")
-    client: Literal["laptop", "workers"] = Field("laptop", description="who loses it")
-
-
-class EndpointsSpec(_CountedSpec):
-    """Wrong number of VMs in the next `times` nodes."""
-
-    endpoints: int = Field(ge=1)
-
-
-class ChipMissingSpec(_CountedSpec):
-    """One chip less on a worker of the next `times` nodes that boot."""
-
-    worker: int = Field(0, ge=0)
-
-
-class SliceCreationSpec(_CountedSpec):
-    """End of the next `times` slices of Compute Engine in another state than ACTIVE."""
-
-    state: Literal["FAILED", "INCOMPLETE", "ACTIVE_DEGRADED"]
-    worker: int = Field(0, ge=0, description="the VM that does not run if INCOMPLETE")
-    message: str = "An internal error has occurred"
-
-
-class SliceStateSpec(OneShotSpec):
-    """Change of the topology of all ACTIVE slices of Compute Engine.
-
-    REACTIVATING: all VMs are down for `seconds`, then the slice is ACTIVE again. INCOMPLETE: VM `worker` has stopped.
-    FAILED: all have. ACTIVE_DEGRADED: all run.
-    """
-
-    state: Literal["REACTIVATING", "INCOMPLETE", "FAILED", "ACTIVE_DEGRADED"]
-    worker: int = Field(0, ge=0)
-    seconds: float = Field(1.0, gt=0)
-    message: str = "An internal error has occurred"
-
-
-class QueuedStateSpec(_CountedSpec):
-    """Failure of the next `times` queued resources that would become ACTIVE, or `seconds` in PROVISIONING."""
-
-    state: Literal["SUSPENDED", "FAILED", "PROVISIONING"]
-    message: str = "The request could not be served"
-    seconds: float = Field(0.0, ge=0, description="how long a request stays in PROVISIONING")
-
-
-class _RequestSpec(_CountedSpec):
-    match: str
-
-    @field_validator("match")
-    @classmethod
-    def _is_regex(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from error
-        return value
-
-
-class HttpSpec(_RequestSpec):
-    """HTTP `status` for the next `times` requests whose "METHOD /path" matches."""
-
-    status: int = Field(ge=400, le=599)
-    retry_after: int | None = Field(None, ge=0, description="value of the Retry-After header in seconds")
-    message: str | None = Field(None, description="message of the error response")
-    reason: str | None = Field(None, description="its machine-readable reason, e.g. SERVICE_DISABLED")
-
-
-class ConnectionCutSpec(_RequestSpec):
-    """Broken connection of the next `times` matching requests: before the work, mid-upload, or before the answer."""
-
-    at: Literal["request", "upload", "answer"] = "answer"
-
-
-class BrownoutSpec(LastingSpec):
-    """Brownout: a share of all requests fails with 503, 429, or a connection that stalls and breaks."""
-
-    share: float = Field(gt=0, le=1)
-    client: Literal["laptop", "workers"] | None = Field(None, description="whose requests; null: all")
-
-
-class PartitionSpec(LastingSpec):
-    """Network partition: between the laptop and both Google's APIs and the workers, or between workers and APIs."""
-
-    client: Literal["laptop", "workers"] = "laptop"
+    default_trigger: ClassVar[dict[str, float]] = {"after_seconds": 0.0}
+    worker: int | None = Field(None, ge=0)
 
 
 class DiskFullSpec(LastingSpec):
@@ -241,40 +96,101 @@ class DiskFullSpec(LastingSpec):
     worker: int | None = Field(None, ge=0)
 
 
-class FromReadySpec(LastingSpec):
-    """Fault of one worker or of all, by default from when a node is READY."""
+def _check_regex(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    return value
 
-    default_trigger: ClassVar[dict[str, float]] = {"after_seconds": 0.0}
-    worker: int | None = Field(None, ge=0)
+
+_SECONDS = (float, Field(gt=0))
+_NOTICE = (float | None, Field(None, gt=0, description="how long before it the metadata servers announce it, if so"))
+_WORKER = (int | None, Field(None, ge=0))
+_FIRST_WORKER = (int, Field(0, ge=0))
+_MATCH = (Annotated[str, AfterValidator(_check_regex)], Field(description="of METHOD /path"))
+_WHO = Literal["laptop", "workers"]
+_HEALTH = Literal["TIMEOUT", "UNHEALTHY_TENSORFLOW", "UNHEALTHY_MAINTENANCE"]
+_SYMPTOM = Literal[
+    "LOW_MEMORY", "OUT_OF_MEMORY", "EXECUTE_TIMED_OUT", "MESH_BUILD_FAIL", "HBM_OUT_OF_MEMORY", "PROJECT_ABUSE"
+]
+_INTERNAL = "An internal error has occurred"
 
 
+def _kind(base: type[FaultSpec], **fields: Any) -> type[FaultSpec]:
+    """Return a schema with these fields, each a type with its default, beside those of `base`."""
+    return create_model("Fault", __base__=base, **fields)
+
+
+_refused = _kind(CreationSpec, at=(Literal["request", "operation"], "request"))  # found out at the request
 KINDS: dict[str, type[FaultSpec]] = {
-    "preempted": PreemptionSpec,
-    "maintenance": MaintenanceSpec,
-    "unhealthy": UnhealthySpec,
-    "killed": ProgramKilledSpec,
-    "frozen": WorkerSpec,  # SIGSTOP of the program: it stays alive and does nothing
+    # of all READY nodes, or of one
+    "preempted": _kind(OneShotSpec, notice_seconds=_NOTICE, node=(str | None, Field(None, min_length=1))),
+    # nodes are REPAIRING for `seconds`, then READY again with rebooted VMs: rebuilt, as on another host
+    "maintenance": _kind(OneShotSpec, notice_seconds=_NOTICE, seconds=_SECONDS, new_host_keys=(bool, True)),
+    # optionally with a symptom of one worker; programs keep running
+    "unhealthy": _kind(
+        OneShotSpec,
+        health=(_HEALTH, "TIMEOUT"),
+        symptom=(_SYMPTOM | None, None),
+        worker=_WORKER,
+        words=(str, "The TPU does not answer"),
+    ),
+    "killed": _kind(OneShotSpec, worker=_WORKER, out_of_memory=(bool, False)),
+    "frozen": _kind(OneShotSpec, worker=_WORKER),  # SIGSTOP of the program: it stays alive and does nothing
     "controller_killed": OneShotSpec,  # SIGKILL of the local Slipway process that sent the last request
-    "worker_clock": WorkerClockSpec,
+    "worker_clock": _kind(OneShotSpec, seconds=(float, ...), worker=_WORKER),  # skew that the agent sees from then on
     "tokens_expired": OneShotSpec,  # end of all access tokens issued so far: they are refused with 401
-    "slice_state": SliceStateSpec,
+    # of the topology of all ACTIVE slices of Compute Engine. REACTIVATING: all VMs are down for `seconds`, then the
+    # slice is ACTIVE again. INCOMPLETE: VM `worker` has stopped. FAILED: all have. ACTIVE_DEGRADED: all run.
+    "slice_state": _kind(
+        OneShotSpec,
+        state=(Literal["REACTIVATING", "INCOMPLETE", "FAILED", "ACTIVE_DEGRADED"], ...),
+        worker=_FIRST_WORKER,
+        seconds=(float, Field(1.0, gt=0)),
+        message=(str, _INTERNAL),
+    ),
     "stockout": CreationSpec,  # no capacity
-    "quota": RefusalSpec,  # exhausted
-    "permission": RefusalSpec,  # of the caller, which lacks it
-    "type_denied": RefusalSpec,  # of a type in this zone and tier, in the words of field reports
-    "no_reservation": RefusalSpec,  # "Reservation not found", in the words of field reports
+    "quota": _refused,  # exhausted
+    "permission": _refused,  # of the caller, which lacks it
+    "type_denied": _refused,  # of a type in this zone and tier, in the words of field reports
+    "no_reservation": _refused,  # "Reservation not found", in the words of field reports
     "internal": CreationSpec,  # code 13 without a reason, which TPU creations meet every day
-    "failure": FailureSpec,
-    "denied": PermissionSpec,
-    "endpoints": EndpointsSpec,
-    "chip_missing": ChipMissingSpec,
-    "queued": QueuedStateSpec,
-    "slice_creation": SliceCreationSpec,
-    "http": HttpSpec,
-    "cut": ConnectionCutSpec,
-    "brownout": BrownoutSpec,
+    "failure": _kind(CreationSpec, code=(int, Field(500, ge=400, le=599)), message=(str, _INTERNAL)),
+    # loss of one permission, whatever the roles contain, as by a deny policy of the organization
+    "denied": _kind(FaultSpec, permission=(str, Field(pattern=r"^[a-z]+\.[a-zA-Z.]+$")), client=(_WHO, "laptop")),
+    "endpoints": _kind(CountedSpec, endpoints=(int, Field(ge=1))),  # wrong number of VMs in the next nodes
+    "chip_missing": _kind(CountedSpec, worker=_FIRST_WORKER),  # of the next nodes that boot
+    # failure of the next queued resources that would become ACTIVE, or `seconds` in PROVISIONING
+    "queued": _kind(
+        CountedSpec,
+        state=(Literal["SUSPENDED", "FAILED", "PROVISIONING"], ...),
+        message=(str, "The request could not be served"),
+        seconds=(float, Field(0.0, ge=0)),
+    ),
+    # end of the next slices of Compute Engine in another state than ACTIVE; INCOMPLETE: VM `worker` does not run
+    "slice_creation": _kind(
+        CountedSpec,
+        state=(Literal["FAILED", "INCOMPLETE", "ACTIVE_DEGRADED"], ...),
+        worker=_FIRST_WORKER,
+        message=(str, _INTERNAL),
+    ),
+    # another answer; `retry_after` in seconds, and a machine-readable reason, such as SERVICE_DISABLED
+    "http": _kind(
+        CountedSpec,
+        match=_MATCH,
+        status=(int, Field(ge=400, le=599)),
+        retry_after=(int | None, Field(None, ge=0)),
+        message=(str | None, None),
+        reason=(str | None, None),
+    ),
+    # broken connection: before the work, mid-upload, or before the answer
+    "cut": _kind(CountedSpec, match=_MATCH, at=(Literal["request", "upload", "answer"], "answer")),
+    # a share of all requests fails with 503, 429, or a connection that stalls and breaks
+    "brownout": _kind(LastingSpec, share=(float, Field(gt=0, le=1)), client=(_WHO | None, None)),
     "bucket_outage": LastingSpec,  # all requests to Cloud Storage fail with 503, or stall and break; the others do not
-    "partition": PartitionSpec,
+    # between the laptop and both Google's APIs and the workers, or between workers and APIs
+    "partition": _kind(LastingSpec, client=(_WHO, "laptop")),
     "disk_full": DiskFullSpec,
     "chip_held": FromReadySpec,  # a process holds the first chip
     "ssh_refused": FromReadySpec,
