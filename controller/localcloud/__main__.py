@@ -39,16 +39,13 @@ def _serve(options: argparse.Namespace) -> int:
     import asyncio
     import logging
 
-    from controller.localcloud.cloud import ServeOptions, StartError, serve
+    from controller.localcloud.cloud import StartError, serve
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("asyncssh").setLevel(logging.ERROR)
     try:
-        asyncio.run(
-            serve(
-                ServeOptions(options.state, options.port, options.operation_seconds, options.realism, options.idle_exit)
-            )
-        )
+        given = {"operation_seconds": options.operation_seconds, "realism": options.realism}
+        asyncio.run(serve(options.state, options.port, options.idle_exit, **given))
     except StartError as error:
         print(error, file=sys.stderr)
         return 2

@@ -8,7 +8,8 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -50,24 +51,11 @@ from controller.localcloud.store import Store
 from controller.localcloud.vms.hosts import Instances
 from controller.localcloud.vms.workers import EmulatedWorkers
 
-# rootUrl of each API's discovery document, relative to the server's URL.
-_API_ROOTS = {document.partition(".")[0]: mount for document, mount in MOUNTS.items()}
 _CLAIM_SECONDS = 2.0
 
 
 class StartError(Exception):
     """Failure to start the emulated cloud; the message names the config key to change."""
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """Options of `serve`. Port 0 means the previous port, or a free one."""
-
-    state: Path
-    port: int = 0
-    operation_seconds: float | None = None
-    realism: str | None = None
-    idle_exit_seconds: float | None = None
 
 
 @dataclass(eq=False)
@@ -77,7 +65,6 @@ class Cloud(Service):
     services: Sequence[Service]
     nodes: Nodes
     slices: Slices
-    machines: Instances
     misfortune: FaultEffects
     server: Server
 
@@ -151,7 +138,7 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         media=MediaTransfers(store, objects, blobs),
         metadata=MetadataServer(**shared, machines=machines, tokens=tokens, callers=callers),
         iap=IapRelay(**shared),
-        admin=Admin(**shared, objects=objects, nodes=nodes, stopped=stopped),
+        admin=Admin(**shared, objects=objects, stopped=stopped),
         faults=faults,
         callers=callers,
         judge=Judge(store, policies, settings, faults),
@@ -161,27 +148,22 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         token=token,
     )
     misfortune = FaultEffects(**shared, nodes=nodes, slices=slices, peers=lambda: list(server.peers))
-    return Cloud(
-        **shared,
-        services=services,
-        nodes=nodes,
-        slices=slices,
-        machines=machines,
-        misfortune=misfortune,
-        server=server,
-    )
+    return Cloud(**shared, services=services, nodes=nodes, slices=slices, misfortune=misfortune, server=server)
 
 
-async def serve(options: ServeOptions) -> None:
-    """Run the emulated cloud until a stop request, signal or idle exit; raise StartError if it cannot start."""
-    state = options.state.resolve()
+async def serve(state: Path, port: int, idle_exit: float | None, **settings_given: Any) -> None:
+    """Run the emulated cloud until a stop request, signal or idle exit; raise StartError if it cannot start.
+
+    Port 0 means the previous port, or a free one; `settings_given` are settings, None where not given.
+    """
+    state = state.resolve()
     lock = _lock_state_folder(state)
     store = Store(state / "state.db")
-    listener = _listen(store, options.port)
+    listener = _listen(store, port)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
     token = (store.get("setting", "token") or {"value": secrets.token_urlsafe(24)})["value"]
     store.put("setting", "token", {"value": token})
-    settings = Settings(store, operation_seconds=options.operation_seconds, realism=options.realism)
+    settings = Settings(store, **settings_given)
     stopped = asyncio.Event()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # programs would inherit SIG_IGN from nohup
@@ -193,31 +175,25 @@ async def serve(options: ServeOptions) -> None:
     await runner.setup()
     await web.SockSite(runner, listener).start()
     _write_endpoint(state, url, token)
-    await _wait_for_stop(
-        stopped,
-        options.idle_exit_seconds,
-        lambda: cloud.server.last_request,
-        lambda: bool(store.items("node")) or cloud.machines.has_any(),
-    )
+    await _wait_for_stop(cloud, stopped, idle_exit)
     (state / "endpoint.json").unlink(missing_ok=True)
     await runner.cleanup()
     await cloud.close()
     lock.close()
 
 
-async def _wait_for_stop(
-    stopped: asyncio.Event, idle_exit: float | None, last_request: Callable[[], float], holds_node: Callable[[], bool]
-) -> None:
-    """Return on a stop request, or after `idle_exit` seconds without a request while no node exists."""
+async def _wait_for_stop(cloud: Cloud, stopped: asyncio.Event, idle_exit: float | None) -> None:
+    """Return on a stop request, or after `idle_exit` seconds without a request while no node or instance exists."""
+    wait = None
     while not stopped.is_set():
-        quiet = time.monotonic() - last_request()
-        if idle_exit is not None and quiet >= idle_exit and not holds_node():
-            return
-        wait = None if idle_exit is None else max(0.05, min(idle_exit - quiet, idle_exit) if not holds_node() else 1.0)
-        try:
+        if idle_exit is not None:
+            quiet = time.monotonic() - cloud.server.last_request
+            used = cloud.store.items("node") or any("/instances/" in path for path, _ in cloud.store.items("compute"))
+            if quiet >= idle_exit and not used:
+                return
+            wait = 1.0 if used else max(0.05, min(idle_exit - quiet, idle_exit))
+        with suppress(TimeoutError):
             await asyncio.wait_for(stopped.wait(), wait)
-        except TimeoutError:
-            continue  # check the time again
 
 
 def _lock_state_folder(state: Path) -> IO[str]:
@@ -262,7 +238,7 @@ def _write_endpoint(state: Path, url: str, token: str) -> None:
         "pid": os.getpid(),
         "project": PROJECT,
         "project_number": PROJECT_NUMBER,
-        "roots": {api: url + root for api, root in _API_ROOTS.items()},
+        "roots": {document.partition(".")[0]: url + mount for document, mount in MOUNTS.items()},
         "ssh_config": str(state / "ssh_config"),
     }
     for name, text in (("token", token), ("endpoint.json", json.dumps(endpoint, indent=2))):

@@ -57,15 +57,20 @@ class Nodes(Service):
 
     def add(self, location: str, node_id: str, body: Mapping[str, Any], queued: str | None = None) -> Document:
         """Validate and store a node in state CREATING; raise ApiError 400, 404 or 409."""
-        name = f"{location}/nodes/{node_id}"
+        name, zone = f"{location}/nodes/{node_id}", location.rpartition("/")[2]
         if self.store.get("node", name):
             raise ApiError(409, f"Resource '{name}' already exists")
         if body.get("networkConfig") and body.get("networkConfigs"):  # words: the API's description of both
             raise ApiError(400, "network_config and network_configs are mutually exclusive")
         kind = self.accelerator(location, body)
         disks: list[Document] = body.get("dataDisks") or []
-        check_attached(self.store, location.rpartition("/")[2], disks, kind.generation, kind.vms)
+        check_attached(self.store, zone, disks, kind.generation, kind.vms)
         uid = str(self.store.next_number("node", 4_000_000_000))
+        config = body.get("networkConfig") or {}
+        network, subnetwork = self.networks.attach(
+            zone.rpartition("-")[0], config.get("network"), config.get("subnetwork")
+        )
+        external = {"enableExternalIps": bool(config.get("enableExternalIps"))}
         node: Document = {
             **{key: value for key, value in body.items() if value is not None},
             "name": name,
@@ -74,7 +79,7 @@ class Nodes(Service):
             "state": "CREATING",
             "apiVersion": "V2",
             "createTime": timestamp(time.time()),
-            "networkConfig": self._network_config(location, body.get("networkConfig") or {}),
+            "networkConfig": {**external, **config, "network": network, "subnetwork": subnetwork},
             "multisliceNode": False,
         }
         if kind.config:
@@ -183,10 +188,6 @@ class Nodes(Service):
         for _, node in taken:
             await self.workers.halt(node["id"])
 
-    def ready_since(self) -> float | None:
-        """Return when the longest-READY node became READY, or None."""
-        return min((boot["time"] for _, boot in self.store.items("boot")), default=None)
-
     def _name(self, call: ApiCall) -> str:
         return f"{self.location(call)}/nodes/{call.path['nodesId']}"
 
@@ -206,8 +207,8 @@ class Nodes(Service):
     def _begin(
         self, call: ApiCall, verb: str, name: str, effect: str | None = None, before: Document | None = None
     ) -> Document:
-        former = ("node", before) if before else None
-        return as_longrunning(self.operations.begin(self.location(call), verb, name, effect, former))
+        begun = self.operations.begin(self.location(call), verb, name, effect, ("node", before) if before else None)
+        return as_longrunning(begun)
 
     def _get(self, call: ApiCall) -> Document:
         return render_node(self._find(self._name(call)))
@@ -312,17 +313,6 @@ class Nodes(Service):
                 404, f"The resource '{node['name']}/guestAttributes/' of type 'Guest Attribute' was not found."
             )
         return {"guestAttributes": attributes}
-
-    def _network_config(self, location: str, config: Mapping[str, Any]) -> Document:
-        """Return the config with full names; raise ApiError 404 or 400 as `Networks.attach` does."""
-        region = location.rpartition("/")[2].rpartition("-")[0]
-        network, subnetwork = self.networks.attach(region, config.get("network"), config.get("subnetwork"))
-        return {
-            "enableExternalIps": bool(config.get("enableExternalIps")),
-            **config,
-            "network": network,
-            "subnetwork": subnetwork,
-        }
 
 
 def render_node(node: Document) -> Document:

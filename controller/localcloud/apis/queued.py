@@ -81,8 +81,8 @@ class QueuedResources(Service):
                 return max(self.settings.operation_seconds, 0.05)
             return await self._create_nodes(queued)
         if _is_expired(queued):
-            self._fail(queued, ApiError(504, "The queued resource has expired", status="DEADLINE_EXCEEDED"))
-            return None
+            expired = ApiError(504, "The queued resource has expired", status="DEADLINE_EXCEEDED")
+            return self._fail(queued, expired.rpc_status())
         if end := self.faults.take("queued"):
             if end["state"] != "PROVISIONING":
                 return self._suspend(queued, ApiError(500, end["message"]) if end["state"] == "FAILED" else None)
@@ -105,7 +105,7 @@ class QueuedResources(Service):
             for node_name in names:
                 await self.nodes.remove(node_name)
             if not isinstance(refusal, ApiError):
-                self._fail(queued, internal_error(refusal))
+                self._fail(queued, internal_error(refusal).rpc_status())
                 raise
             waiting = refusal.status == "RESOURCE_EXHAUSTED" and "no more capacity" in refusal.message
             if not waiting:
@@ -122,22 +122,22 @@ class QueuedResources(Service):
         return self.settings.delay(0.5)
 
     def _end_suspension(self, queued: Document) -> None:
-        why = self.store.get("queuedRefusal", queued["name"]) or {}
+        why = self.store.get("queuedRefusal", queued["name"])
         self.store.delete("queuedRefusal", queued["name"])
         initiator = queued["state"].get("stateInitiator", "SERVICE")
-        state = state_document("FAILED" if why else "SUSPENDED", initiator)
         if why:
-            state["failedData"] = {"error": {key: why[key] for key in ("code", "message")}}
-        self.store.put("queued", queued["name"], {**queued, "state": state})
+            self._fail(queued, why, initiator)
+        else:
+            self._set_state(queued, "SUSPENDED", initiator)
 
-    def _set_state(self, queued: Document, state: str) -> None:
-        self.store.put("queued", queued["name"], {**queued, "state": state_document(state)})
+    def _set_state(self, queued: Document, state: str, initiator: str = "SERVICE", **data: Document) -> None:
+        self.store.put("queued", queued["name"], {**queued, "state": state_document(state, initiator) | data})
 
-    def _fail(self, queued: Document, why: ApiError) -> None:
-        """Mark a request as FAILED, for this reason."""
-        state = state_document("FAILED")
-        state["failedData"] = {"error": {key: why.rpc_status()[key] for key in ("code", "message")}}
-        self.store.put("queued", queued["name"], {**queued, "state": state})
+    def _fail(self, queued: Document, why: Document, initiator: str = "SERVICE") -> None:
+        """Mark a request as FAILED, for this reason, a google.rpc.Status."""
+        self._set_state(
+            queued, "FAILED", initiator, failedData={"error": {key: why[key] for key in ("code", "message")}}
+        )
 
     def _find(self, call: ApiCall) -> Document:
         name = f"{self.nodes.location(call)}/queuedResources/{call.path['queuedResourcesId']}"

@@ -12,13 +12,13 @@ from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.errors import ApiError, quota_exceeded
 from controller.localcloud.store import Document, Store
 
-NO_LONGER_HELD = ("FAILED", "SUSPENDED")
-"""States of a request whose resources are deleted, by the API's description of SUSPENDED."""
-
 
 def holds_quota(queued: Document) -> bool:
-    """Return whether a request counts against the quota for TPUs: from its creation until its resources are gone."""
-    return queued["state"]["state"] not in NO_LONGER_HELD
+    """Return whether a request counts against the quota for TPUs: from its creation until its resources are gone.
+
+    By the API's description of SUSPENDED, those of such a request are deleted.
+    """
+    return queued["state"]["state"] not in ("FAILED", "SUSPENDED")
 
 
 def multi_slice_spec(spec: Document) -> Document | None:
@@ -234,14 +234,16 @@ class Quotas:
     def tpu_metrics(self) -> list[Document]:
         """Return the metrics of the TPU API as `consumerQuotaMetrics.list` of serviceusage v1beta1 shows them."""
         return [
-            self._zonal_metric(f"{name}{suffix}", sorted(self.catalog.zones_of[quota.partition(" ")[0]]))
+            _metric(
+                "tpu",
+                short,
+                "/{project}/{zone}",
+                [({}, 0, 0), *(({"zone": zone}, self._limit(short), 0) for zone in zones)],
+            )
             for quota, (name, _) in _METRICS.items()
-            for suffix in ("", "-preemptible")
+            for zones in [sorted(self.catalog.zones_of[quota.partition(" ")[0]])]
+            for short in (name, f"{name}-preemptible")
         ]
-
-    def _zonal_metric(self, short: str, zones: list[str]) -> Document:
-        places = [({"zone": zone}, self._limit(short), 0) for zone in zones]
-        return _metric("tpu", short, "/{project}/{zone}", [({}, 0, 0), *places])
 
     def pool_metrics(self) -> list[Document]:
         """Return the metrics of Compute Engine's pools of TPUs in the same form, by region."""

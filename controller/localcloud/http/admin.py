@@ -8,7 +8,6 @@ from typing import Any
 
 from aiohttp import web
 
-from controller.localcloud.apis.nodes import Nodes
 from controller.localcloud.apis.objects import Objects
 from controller.localcloud.apis.service import Service
 from controller.localcloud.faults.spec import parse_fault
@@ -30,7 +29,6 @@ class Admin(Service):
     """Handlers of GET state, GET requests?after=SEQ, GET and POST settings, POST and DELETE faults, POST stop."""
 
     objects: Objects
-    nodes: Nodes
     stopped: asyncio.Event
 
     async def handle(self, request: web.Request, path: str) -> web.Response:
@@ -74,7 +72,8 @@ class Admin(Service):
             raise ApiError(400, 'cloud.faults: expected {"key": NAME, "faults": [...]}')
         if body.get("check"):  # validate only
             return web.json_response({"checked": len([parse_fault(spec) for spec in faults])})
-        registered = self.faults.register(key, faults, self.nodes.ready_since())
+        ready_since = min((boot["time"] for _, boot in self.store.items("boot")), default=None)  # the first of them
+        registered = self.faults.register(key, faults, ready_since)
         return web.json_response({"registered": registered})
 
     def _update_settings(self, body: dict[str, Any]) -> web.Response:

@@ -189,9 +189,6 @@ class Instances:
     def __init__(self, store: Store, state: Path, url: str, token: str) -> None:
         self._store, self._state, self._url, self._token = store, state, url, token
 
-    def has_any(self) -> bool:
-        return any("/instances/" in path for path, _ in self._store.items(COMPUTE_KIND))
-
     async def boot(self, path: str) -> None:
         """Start the startup script of an instance, unless it has been started before."""
         instance = self._store.get(COMPUTE_KIND, path)
