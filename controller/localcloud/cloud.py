@@ -99,12 +99,11 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
     )
     tokens = Tokens(store, settings, token)
     enabled_apis = EnabledApis(store, settings)
-    machines = Instances(store, state, url, token)
-    callers = Callers(store, machines, settings)
+    callers = Callers(store, settings)
     blobs = Blobs(state / "blobs")
     objects = Objects(store, blobs, faults.on_object_finalized, settings)
     nodes, slices, parts = Nodes(**shared), Slices(**shared), Parts(**shared)
-    compute = Compute(**shared, machines=machines)
+    compute = Compute(**shared, machines=Instances(store, state, url, token))
     groups = Groups(**shared, slices=slices, parts=parts, compute=compute)
     instances = TpuInstances(**shared, slices=slices, compute=compute)
     compute.rules = {
@@ -136,7 +135,7 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         discovery=load_discovery(),
         handlers=handlers | OsLogin(store).handlers(),
         media=MediaTransfers(store, objects, blobs),
-        metadata=MetadataServer(**shared, machines=machines, tokens=tokens, callers=callers),
+        metadata=MetadataServer(**shared, tokens=tokens, callers=callers),
         iap=IapRelay(**shared),
         admin=Admin(**shared, objects=objects, stopped=stopped),
         faults=faults,

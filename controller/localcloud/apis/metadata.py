@@ -13,7 +13,7 @@ from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import PROJECT_NUMBER
 from controller.localcloud.iam.callers import Callers, Tokens
 from controller.localcloud.store import Document
-from controller.localcloud.vms.hosts import SLICE_KIND, Instances, metadata_attributes, metadata_tree
+from controller.localcloud.vms.hosts import SLICE_KIND, metadata_attributes, metadata_tree
 from controller.localcloud.vms.image import EmulatedWorker, vm_name
 
 PREFIX = "computeMetadata/v1/"
@@ -25,7 +25,6 @@ _POLL_SECONDS = 0.25
 class MetadataServer(Service):
     """Serves metadata to programs on a VM; each worker has its own URL."""
 
-    machines: Instances
     tokens: Tokens
     callers: Callers
 
@@ -49,10 +48,13 @@ class MetadataServer(Service):
     def _current_value(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
         workers = {worker.index: worker for worker in self.workers.vms.workers_of(uid)}
         node = next((node for _, node in self.store.items("node") if node["id"] == uid), None)
-        value: Any = self.machines.metadata(uid)
-        if value is not None:
-            value["instance"]["service-accounts"] = self._accounts(f"{uid}/{index}")
-        elif index in workers and (instance := self.workers.vms.instance_of(uid, index)):
+        instance = self.workers.vms.instance_of(uid, index)
+        value: Any = None
+        if instance and instance["id"] == uid:
+            attributes, accounts = metadata_attributes(instance), self._accounts(f"{uid}/{index}")
+            zone = instance["path"].split("/")[3]
+            value = metadata_tree(uid, instance["name"], zone, attributes=attributes, **{"service-accounts": accounts})
+        elif instance and index in workers:
             value = self._instance_tree(instance, workers[index])
         elif node is not None and index in workers:
             value = self._node_tree(node, workers[index])

@@ -15,7 +15,7 @@ from controller.localcloud.http.call import DEFAULT_ACCOUNT
 from controller.localcloud.http.errors import ApiError, unauthenticated
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
-from controller.localcloud.vms.hosts import Instances, Vms
+from controller.localcloud.vms.hosts import Vms
 
 LAPTOP = "laptop"
 CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
@@ -52,8 +52,8 @@ class Caller:
 class Callers:
     """Finds the caller of a client."""
 
-    def __init__(self, store: Store, machines: Instances, settings: Settings) -> None:
-        self._store, self._machines, self._settings = store, machines, settings
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self._store, self._settings = store, settings
 
     def find(self, client: str) -> Caller:
         if client == LAPTOP:
@@ -62,11 +62,10 @@ class Callers:
         account = next((n["serviceAccount"] for _, n in self._store.items("node") if n["id"] == uid), None)
         if account is not None:  # https://cloud.google.com/tpu/docs/reference/rest/v2/ServiceAccount: none means all
             email, scopes = account["email"], account.get("scope") or [CLOUD_PLATFORM]
-        elif instance := Vms(self._store).instance_of(uid, int(index or 0)):
+        else:
+            instance = Vms(self._store).instance_of(uid, int(index or 0)) or {}
             accounts = instance.get("serviceAccounts") or [{"email": "", "scopes": []}]
             email, scopes = accounts[0]["email"], accounts[0].get("scopes", [])
-        else:
-            email, scopes = self._machines.service_account(uid), self._machines.scopes(uid)
         return Caller(client, email, frozenset(scopes), ("roles/editor",) if email == DEFAULT_ACCOUNT else ())
 
 

@@ -80,13 +80,14 @@ class Vms:
         return None
 
     def instance_of(self, uid: str, index: int) -> Document | None:
-        """Return the instance that a worker is, with its `path`; None for the worker of a node."""
-        slice_ = self._store.get(SLICE_KIND, uid)
-        if slice_ is None or index >= len(slice_["members"]):
-            return None
-        path = member_path(slice_, index)
-        found = self._store.get(COMPUTE_KIND, path)
-        return found and {**found, "path": path}
+        """Return the instance of this ID, or that of a worker of a slice, with its `path`; None for one of a node."""
+        if slice_ := self._store.get(SLICE_KIND, uid):
+            paths = [member_path(slice_, index)] if index < len(slice_["members"]) else []
+        else:
+            items = self._store.items(COMPUTE_KIND)
+            paths = [path for path, item in items if "/instances/" in path and item["id"] == uid]
+        found = self._store.get(COMPUTE_KIND, paths[0]) if paths else None
+        return found and {**found, "path": paths[0]}
 
     def _of_node(self, node: Document, worker: EmulatedWorker) -> Vm:
         config = node["networkConfig"]
@@ -230,30 +231,6 @@ class Instances:
             size = os.fstat(printed.fileno()).st_size
             printed.seek(min(size, max(start, size - SERIAL_BYTES)))
             return printed.read().decode(errors="replace"), size
-
-    def find(self, uid: str) -> Document | None:
-        for path, item in self._store.items(COMPUTE_KIND):
-            if "/instances/" in path and item["id"] == uid:
-                return item | {"path": path}
-        return None
-
-    def service_account(self, uid: str) -> str:
-        """Return the address of an instance's service account, or "" without one."""
-        instance = self.find(uid)
-        return next((a["email"] for a in instance.get("serviceAccounts", ())), "") if instance else ""
-
-    def scopes(self, uid: str) -> list[str]:
-        """Return the scopes of an instance's service account."""
-        instance = self.find(uid) or {}
-        return [scope for account in instance.get("serviceAccounts", ()) for scope in account.get("scopes", ())]
-
-    def metadata(self, uid: str) -> dict[str, Any] | None:
-        """Return the metadata tree of an instance, without its accounts; None if there is no such instance."""
-        instance = self.find(uid)
-        if instance is None:
-            return None
-        zone = instance["path"].split("/")[3]
-        return metadata_tree(uid, instance["name"], zone, attributes=metadata_attributes(instance))
 
     def _folder(self, instance: Mapping[str, Any]) -> Path:
         return self._state / "machines" / str(instance.get("id", "none"))

@@ -34,8 +34,7 @@ class Iam:
         self.store.put("serviceAccount", RUNNER, {})
         self.store.put("node", "n", {"id": "7", "serviceAccount": {"email": RUNNER, "scope": [SCOPE]}})
         self.store.put("bucket", "b", {})
-        machines = mock.Mock(service_account=lambda _: "", scopes=lambda _: [])
-        self.callers = Callers(self.store, machines, self.settings)
+        self.callers = Callers(self.store, self.settings)
 
     def judgement(self, client: str = LAPTOP, api: str = "tpu") -> Judgement:
         return Judgement(self.judge, self.callers.find(client), api)
