@@ -96,8 +96,12 @@ class Compute(Service):
         if self.store.get(COMPUTE_KIND, path):
             raise already_exists(path)
         body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
-        if collection is INSTANCES:
-            self._check_instance(_location_of(call), body)
+        if collection is INSTANCES:  # of a type that the zone has, and not one too many
+            machine, zone = str(body.get("machineType", "")), call.path["zone"]
+            if not machine:
+                raise invalid_field("machineType", machine, "The machine type must be specified")
+            check_allowed(self.catalog, machine.rpartition("/")[2], zone)
+            self.quotas.check_instance(zone, body)
         rules = self._rules(collection)
         resource = rules.prepare(call, path, body)
         resource = resource or self.networks.prepare_resource(collection.plural, _location_of(call), body, path)
@@ -106,18 +110,10 @@ class Compute(Service):
         if resource.get("autoCreateSubnetworks"):
             for other, subnetwork in self.networks.automatic_subnetworks(path):
                 self._finalize(other, subnetwork)
-        return self._begin_operation(collection, call, "insert", path, rules.effect(path, resource))
+        return self.begin(call, "insert", path, rules.effect(path, resource), collection)
 
     def _rules(self, collection: Collection) -> Rules:
         return self.rules.get(collection.plural, Rules())
-
-    def _check_instance(self, zone: str, body: Mapping[str, Any]) -> None:
-        """Reject a machine type that the zone does not have, and an instance too many."""
-        machine = str(body.get("machineType", ""))
-        if not machine:
-            raise invalid_field("machineType", machine, "The machine type must be specified")
-        check_allowed(self.catalog, machine.rpartition("/")[2], zone)
-        self.quotas.check_instance(zone, body)
 
     def _finalize(self, path: str, resource: Document) -> None:
         now = time.time()
@@ -125,21 +121,18 @@ class Compute(Service):
         resource.setdefault("creationTimestamp", timestamp(now))
         self.store.put(COMPUTE_KIND, path, resource)
 
-    def _begin_operation(
-        self, collection: Collection, call: ApiCall, verb: str, path: str, effect: str | None = None
+    def begin(
+        self, call: ApiCall, verb: str, path: str, effect: str | None = None, collection: Collection = INSTANCES
     ) -> Document:
+        """Begin an operation in the zone of a call, or where it has its collection; return it as the API shows it."""
         operation = self.operations.begin(collection.parent(call), verb, path, effect)
         if collection.plural == "firewalls":
             self.workers.schedule_settle()
         return self._render_operation(operation)
 
-    def begin(self, call: ApiCall, verb: str, path: str, effect: str | None = None) -> Document:
-        """Begin an operation in the zone of a call, and return it as the API shows it."""
-        return self._render_operation(self.operations.begin(INSTANCES.parent(call), verb, path, effect))
-
     def _check_ready(self, path: str) -> None:
         """Reject the use of a resource that is still being created."""
-        if self.operations.is_pending(path):
+        if self.operations.current_verb(path):
             raise not_ready(path)
 
     def find(self, collection: Collection, call: ApiCall, argument: str = "") -> tuple[str, Document]:
@@ -180,7 +173,7 @@ class Compute(Service):
             if changed.get(fixed) != resource.get(fixed):
                 raise ApiError(400, f"Invalid value for field 'resource.{fixed}': it cannot be changed")
         self.store.put(COMPUTE_KIND, path, changed)
-        return self._begin_operation(collection, call, "patch", path)
+        return self.begin(call, "patch", path, None, collection)
 
     def _delete(self, collection: Collection, call: ApiCall) -> Document:
         path, _ = self.find(collection, call)
@@ -191,7 +184,7 @@ class Compute(Service):
             # Google names this refusal in two ways; the longer one appears in operations.
             raise ApiError(400, message, status="RESOURCE_IN_USE", reason="resourceInUseByAnotherResource")
         rules.leave(path)
-        return self._begin_operation(collection, call, "delete", path, "compute.delete")
+        return self.begin(call, "delete", path, "compute.delete", collection)
 
     async def _on_deleted(self, path: str) -> None:
         resource = self.store.get(COMPUTE_KIND, path) or {}
@@ -243,8 +236,8 @@ class Compute(Service):
     def _projects_set_common_instance_metadata(self, call: ApiCall) -> Document:
         check_project(call.path["project"])
         self.store.put("setting", PROJECT_METADATA_KIND, {"items": call.body.get("items", [])})
-        parent = f"projects/{PROJECT}/global"
-        return self._render_operation(self.operations.begin(parent, "setMetadata", f"projects/{PROJECT}", None))
+        begun = self.operations.begin(f"projects/{PROJECT}/global", "setMetadata", f"projects/{PROJECT}")
+        return self._render_operation(begun)
 
     def _get_location(self, kind: str, call: ApiCall) -> Document:
         self._check_location(call)
@@ -311,10 +304,8 @@ class Compute(Service):
             "progress": 100 if operation["done"] else 0,
             "insertTime": started,
             "startTime": started,
+            **{scope: self.root + parent for scope in ("region", "zone") if f"/{scope}s/" in parent},
         }
-        for scope in ("region", "zone"):
-            if f"/{scope}s/" in parent:
-                shown[scope] = self.root + parent
         if operation["done"]:
             shown["endTime"] = timestamp(operation["ended"])
         if error := operation.get("error"):

@@ -17,9 +17,6 @@ BULK_INSERT = "bulkInsert"
 # again. Returns the seconds until it should be retried, or None when done.
 Effect = Callable[[str], Awaitable[float | None]]
 
-# Kind and document of the target before an operation.
-PreviousDocument = tuple[str, Document]
-
 _RETENTION_SECONDS = 24 * 3600.0
 
 
@@ -47,11 +44,11 @@ class Operations:
                 self._store.delete("operation", name)
 
     def begin(
-        self, parent: str, verb: str, target: str, effect: str | None = None, before: PreviousDocument | None = None
+        self, parent: str, verb: str, target: str, effect: str | None = None, before: tuple[str, Document] | None = None
     ) -> Document:
         """Start an operation on `target` and return its document; `effect` runs when it ends.
 
-        `before` is the target's previous document, restored if a bug of the emulator makes the effect fail.
+        `before` is the target's kind and previous document, restored if a bug of the emulator makes the effect fail.
         """
         now = time.time()
         number = self._store.next_number("operation", 10**6)
@@ -76,10 +73,6 @@ class Operations:
 
     def list_under(self, parent: str) -> list[Document]:
         return [operation for _, operation in self._store.items("operation", f"{parent}/operations/")]
-
-    def is_pending(self, target: str) -> bool:
-        """Return whether an operation on exactly this resource is in progress."""
-        return self.current_verb(target) != ""
 
     def current_verb(self, target: str) -> str:
         """Return the verb of the operation in progress on exactly this resource, such as `insert`, or ""."""
@@ -151,12 +144,8 @@ class Operations:
 
 def as_longrunning(operation: Document, *, response: Document | None = None, short_name: bool = False) -> Document:
     """Render as google.longrunning.Operation (tpu, serviceusage), with `response` on success."""
-    metadata = {
-        "createTime": timestamp(operation["created"]),
-        "target": operation["target"],
-        "verb": operation["verb"],
-        "apiVersion": "v2",
-    }
+    metadata = {"createTime": timestamp(operation["created"]), "target": operation["target"]}
+    metadata |= {"verb": operation["verb"], "apiVersion": "v2"}
     name = "operations/" + operation["name"].rpartition("/")[2] if short_name else operation["name"]
     answer: dict[str, Any] = {"name": name, "metadata": metadata}
     if operation["done"]:  # proto3 JSON leaves out what is false
