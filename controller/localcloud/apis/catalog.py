@@ -5,7 +5,7 @@ Machine types of Compute Engine and the slices that several of them make: https:
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,6 @@ class Catalog:
     runtime_versions: frozenset[str]
 
     @property
-    def listed_runtime_versions(self) -> frozenset[str]:
-        """Runtime versions that Google lists. Its list lacks the documented image of v5e, which can be used."""
-        return self.runtime_versions - {"v2-alpha-tpuv5-lite"}
-
-    @property
     def zones(self) -> list[str]:
         return sorted(set().union(*self.zones_of.values()))
 
@@ -80,10 +75,8 @@ def load_catalog() -> Catalog:
     table = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe loaders)
     generations = table["generations"]
     types = {
-        name: AcceleratorType(
-            name, generation, vms, chips_per_vm * generations[generation]["devices_per_chip"], shape, chips_per_vm
-        )
-        for name, (generation, _chips, vms, chips_per_vm, shape) in table["types"].items()
+        name: AcceleratorType(name, generation, vms, chips * generations[generation]["devices_per_chip"], shape, chips)
+        for name, (generation, _, vms, chips, shape) in table["types"].items()
     }
     return Catalog(
         types=types,
@@ -184,12 +177,8 @@ def slice_type(catalog: Catalog, machine: TpuMachine, topology: str | None) -> A
         kind = next((kind for kind in kinds if kind.slice_chips == machine.chips), None)
     else:
         kind = next((kind for kind in kinds if kind.topology == topology), None)
-    if kind is None or kind.slice_chips % machine.chips:
+    vms, others = divmod(kind.slice_chips, machine.chips) if kind else (0, 0)
+    if kind is None or others or (vms > 1 and machine.chips != _CHIPS_OF_SLICES):
         return None
-    per_chip = kind.devices // kind.chips
-    vms = kind.slice_chips // machine.chips
-    if vms > 1 and machine.chips != _CHIPS_OF_SLICES:
-        return None
-    return AcceleratorType(
-        kind.name, kind.generation, vms, machine.chips * per_chip, topology or kind.topology, machine.chips
-    )
+    devices = machine.chips * (kind.devices // kind.chips)
+    return replace(kind, vms=vms, devices=devices, chips=machine.chips)

@@ -139,9 +139,7 @@ class Objects:
     """Objects of all buckets, with one live generation each. `finalized` gets the name of every new object."""
 
     def __init__(self, store: Store, blobs: Blobs, finalized: Callable[[str], None], settings: Settings) -> None:
-        self._store = store
-        self._settings = settings
-        self._blobs = blobs
+        self._store, self._settings, self._blobs = store, settings, blobs
         self._on_finalized = finalized
         store.database.execute(_SCHEMA)
         newest = store.database.execute("SELECT MAX(generation) FROM objects").fetchone()[0]
@@ -257,7 +255,7 @@ class Objects:
                 if name < start:
                     continue  # below a common prefix that is already listed
                 if len(items) + len(prefixes) == limit:
-                    return items, prefixes, _encode(start)
+                    return items, prefixes, base64.urlsafe_b64encode(start.encode()).decode()
                 cut = name.find(delimiter, len(prefix)) if delimiter else -1
                 if cut < 0:
                     items.append(StoredObject(json.loads(body), blob))
@@ -277,7 +275,6 @@ class Objects:
         now = time.time()
         self._generation = max(self._generation + 1, int(now * 1e6))  # monotonic, even if the clock is not
         moment = timestamp(now)
-        etag = base64.b64encode(str(self._generation).encode()).decode()
         return {
             "storageClass": "STANDARD",
             **{key: metadata[key] for key in WRITABLE_FIELDS if metadata.get(key) is not None},
@@ -287,7 +284,7 @@ class Objects:
             "bucket": bucket,
             "generation": str(self._generation),
             "metageneration": "1",
-            "etag": etag,
+            "etag": base64.b64encode(str(self._generation).encode()).decode(),
             "timeCreated": moment,
             "updated": moment,
             "timeStorageClassUpdated": moment,
@@ -317,10 +314,6 @@ def object_resource(stored: StoredObject, base: str) -> Document:
         "selfLink": f"{base}{path}",
         "mediaLink": f"{base}download/{path}?generation={body['generation']}&alt=media",
     }
-
-
-def _encode(cursor: str) -> str:
-    return base64.urlsafe_b64encode(cursor.encode()).decode()
 
 
 def _decode(token: str) -> str:

@@ -223,7 +223,8 @@ class Locations(Service):
 
     def _runtime_versions(self, call: ApiCall) -> list[Document]:
         location = self.nodes.location(call)
-        versions = sorted(self.catalog.listed_runtime_versions)
+        # Google's list lacks the documented image of v5e, which can be used.
+        versions = sorted(self.catalog.runtime_versions - {"v2-alpha-tpuv5-lite"})
         return [{"name": f"{location}/runtimeVersions/{version}", "version": version} for version in versions]
 
     def _accelerator_types_list(self, call: ApiCall) -> Document:

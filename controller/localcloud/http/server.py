@@ -1,7 +1,6 @@
 """HTTP server: admission, dispatch to the APIs, batches of calls, and the request log."""
 
 import asyncio
-import hmac
 import inspect
 import ipaddress
 import json
@@ -28,7 +27,7 @@ from controller.localcloud.http.call import ApiCall, Handlers, select_fields, wi
 from controller.localcloud.http.discovery import Discovery, Method, Validation
 from controller.localcloud.http.errors import ApiError, internal_error, unauthenticated
 from controller.localcloud.http.media import MediaTransfers
-from controller.localcloud.iam.callers import LAPTOP, Callers, Tokens
+from controller.localcloud.iam.callers import LAPTOP, Callers, Tokens, are_equal
 from controller.localcloud.iam.judge import Judge, Judgement
 from controller.localcloud.store import Store
 from controller.localcloud.vms.processes import Client
@@ -56,9 +55,9 @@ def admit(request: web.Request, token: str, tokens: Tokens, url: str) -> Admitte
     path = request.raw_path.partition("?")[0].lstrip("/")
     parts = path.split("/")
     quota_project = request.headers.get("X-Goog-User-Project") or request.query.get("userProject")
-    if parts[0] == "t" and len(parts) > 2 and _tokens_equal(parts[1], token):
+    if parts[0] == "t" and len(parts) > 2 and are_equal(parts[1], token):
         return AdmittedRequest(LAPTOP, "/".join(parts[2:]), f"{url}t/{token}/", quota_project)
-    if parts[0] == "w" and len(parts) > 4 and _tokens_equal(parts[1], token):
+    if parts[0] == "w" and len(parts) > 4 and are_equal(parts[1], token):
         worker = f"{parts[2]}/{parts[3]}"
         return AdmittedRequest(worker, "/".join(parts[4:]), f"{url}w/{token}/{worker}/", quota_project)
     scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
@@ -83,10 +82,6 @@ def _is_loopback(host: str) -> bool:
         return name == "localhost" or ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:
         return False
-
-
-def _tokens_equal(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
 
 
 _MEDIA_PREFIXES = ("resumable/upload/", "upload/", "download/")  # paths of object contents
@@ -270,12 +265,12 @@ class Server:
         """Handle several calls in one multipart request (https://cloud.google.com/storage/docs/batch)."""
         prefix = admitted.root_url.removeprefix(self.url)  # clients repeat it in every part
         parts = parse_batch(request.headers.get("Content-Type", ""), await request.read())
-        answers: list[tuple[str, web.StreamResponse]] = []
-        for part in parts:
-            path = part.path.removeprefix(prefix)
-            answer = await self._dispatch(part.http, path, part.query, part.body, admitted)
-            answers.append((part.content_id, answer))
-        return render_batch(answers)
+        return render_batch(
+            [
+                (content_id, await self._dispatch(http, path.removeprefix(prefix), query, body, admitted))
+                for content_id, http, path, query, body in parts
+            ]
+        )
 
 
 async def _json_body(request: web.Request) -> Any:
@@ -319,17 +314,11 @@ def _response_summary(response: web.StreamResponse) -> dict[str, str]:
     return {key: made[key] for key in ("name", "size", "md5Hash") if key in made}
 
 
-@dataclass(frozen=True)
-class BatchPart:
-    content_id: str
-    http: str
-    path: str  # still percent-encoded, no leading slash
-    query: Mapping[str, str]
-    body: Any
+def parse_batch(content_type: str, body: bytes) -> list[tuple[str, str, str, dict[str, str], Any]]:
+    """Return Content-ID, HTTP method, percent-encoded path, query and JSON of each call, in order.
 
-
-def parse_batch(content_type: str, body: bytes) -> list[BatchPart]:
-    """Return the calls in order; raise ApiError 400 if the body is not a batch."""
+    Raises ApiError 400 if the body is not a batch.
+    """
     message = BytesParser().parsebytes(b"Content-Type: " + content_type.encode() + b"\r\n\r\n" + body)
     if not message.is_multipart():
         raise ApiError(400, "A batch is a multipart/mixed body")
@@ -351,7 +340,7 @@ def parse_batch(content_type: str, body: bytes) -> list[BatchPart]:
             document = json.loads(content) if content.strip() else None
         except ValueError as error:
             raise ApiError(400, f"Invalid JSON payload received. {error}") from error
-        parts.append(BatchPart(item.get("Content-ID", ""), text[0], path.lstrip("/"), dict(parse_qsl(query)), document))
+        parts.append((item.get("Content-ID", ""), text[0], path.lstrip("/"), dict(parse_qsl(query)), document))
     return parts
 
 

@@ -86,10 +86,10 @@ class Tokens:
 
     def identify(self, token: str) -> str:
         """Return the client that holds a token. Raises ApiError 401 if it is unknown or has expired."""
-        if _are_equal(token, self._secret):
+        if are_equal(token, self._secret):
             return LAPTOP
         text, _, signature = token.rpartition(".")
-        if not text.startswith(f"{_PREFIX}.") or not _are_equal(signature, self._sign(text)):
+        if not text.startswith(f"{_PREFIX}.") or not are_equal(signature, self._sign(text)):
             raise unauthenticated("ACCESS_TOKEN_TYPE_UNSUPPORTED")
         _, issued, until, client = text.split(".")
         ended = (self._store.get(EXPIRED_KIND, EXPIRED_NAME) or {"time": 0.0})["time"]
@@ -101,7 +101,7 @@ class Tokens:
         """Answer the OAuth server's token endpoint: https://www.rfc-editor.org/rfc/rfc6749#section-6."""
         if form.get("grant_type") != "refresh_token":
             raise ApiError(400, "unsupported_grant_type")
-        if not _are_equal(form.get("refresh_token", ""), self._secret):
+        if not are_equal(form.get("refresh_token", ""), self._secret):
             raise ApiError(400, "invalid_grant")
         return {**self.issue(LAPTOP), "scope": " ".join(USER_SCOPES)}
 
@@ -109,5 +109,5 @@ class Tokens:
         return hmac.new(self._secret.encode(), text.encode(errors="surrogateescape"), hashlib.sha256).hexdigest()[:32]
 
 
-def _are_equal(one: str, other: str) -> bool:
+def are_equal(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode(errors="surrogateescape"), other.encode(errors="surrogateescape"))

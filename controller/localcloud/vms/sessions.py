@@ -9,7 +9,7 @@ import random
 import signal
 import struct
 import termios
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,8 @@ class LoginServer(asyncssh.SSHServer):
         startups: set[object],
     ) -> None:
         """Create the server of one connection; `startups` holds those of the worker that are not authenticated."""
-        self._keys = keys
-        self._connections = connections
-        self._frozen = frozen
-        self._startups = startups
+        self._keys, self._frozen = keys, frozen
+        self._connections, self._startups = connections, startups
         self._connection: asyncssh.SSHServerConnection | None = None
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
@@ -143,7 +141,8 @@ async def serve_process(
     """
     user = process.get_extra_info("username")
     variables = dict(environment(user))
-    variables |= {key: value for key, value in _as_text(process.env) if key == "LANG" or key.startswith("LC_")}
+    sent = {os.fsdecode(key): os.fsdecode(value) for key, value in process.env.items()}
+    variables |= {key: value for key, value in sent.items() if key == "LANG" or key.startswith("LC_")}
     command = process.command
     arguments = ["/bin/bash", "-c", command] if command else ["/bin/bash", "-l"]
     if not writes:  # no file may grow beyond 0 bytes; a soft limit, so it can be lifted again
@@ -300,8 +299,3 @@ def _report_exit(process: asyncssh.SSHServerProcess[bytes], code: int) -> None:
         process.exit_with_signal(signal.Signals(-code).name.removeprefix("SIG"))
     else:
         process.exit(code)
-
-
-def _as_text(pairs: Mapping[Any, Any]) -> Iterable[tuple[str, str]]:
-    for key, value in pairs.items():
-        yield (os.fsdecode(key), os.fsdecode(value))

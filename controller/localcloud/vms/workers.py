@@ -46,14 +46,9 @@ class EmulatedWorkers:
     def __init__(
         self, store: Store, networks: Networks, faults: Faults, state: Path, url: str, token: str, settings: Settings
     ) -> None:
-        self._store = store
+        self._store, self._networks, self._faults, self._settings = store, networks, faults, settings
+        self.state, self._url, self._token = state, url, token
         self.vms = Vms(store)
-        self._settings = settings
-        self._networks = networks
-        self._faults = faults
-        self._state = self.state = state
-        self._url = url
-        self._token = token
         self._acceptors: dict[str, asyncssh.SSHAcceptor] = {}
         self._connections: dict[str, set[asyncssh.SSHServerConnection]] = {}
         self._answering: set[str] = set()
@@ -76,7 +71,7 @@ class EmulatedWorkers:
         """Restart the SSH servers of an earlier process; kill processes left over from deleted VMs."""
         ready = {worker.uid for worker in self.vms.running()}
         for uid in {worker.uid for worker in self._all_workers()} - ready:
-            await asyncio.to_thread(kill_marked, f"{process_marker(self._state)}{uid}/")
+            await asyncio.to_thread(kill_marked, f"{process_marker(self.state)}{uid}/")
         await self.settle()
 
     async def close(self) -> None:
@@ -87,7 +82,7 @@ class EmulatedWorkers:
             task.cancel()
 
     def home(self, worker: EmulatedWorker) -> Path:
-        return self._state / "nodes" / worker.uid / f"worker-{worker.index}" / "home"
+        return self.state / "nodes" / worker.uid / f"worker-{worker.index}" / "home"
 
     async def boot(
         self, uid: str, count: int, kind: AcceleratorType, without_chip: int | None = None
@@ -136,16 +131,16 @@ class EmulatedWorkers:
             for worker in halted:
                 self._disconnect(worker.name)
         if index is None:
-            await asyncio.to_thread(kill_marked, f"{process_marker(self._state)}{uid}/")
+            await asyncio.to_thread(kill_marked, f"{process_marker(self.state)}{uid}/")
         for worker in halted if index is not None else ():
-            await asyncio.to_thread(kill_marked, process_marker(self._state, worker))
+            await asyncio.to_thread(kill_marked, process_marker(self.state, worker))
 
     async def remove(self, uid: str) -> None:
         """Halt the VMs of a node and delete their disks and addresses."""
         if not self.vms.workers_of(uid):
             return  # rejected before its first boot
         await self.halt(uid)
-        disks = self._state / "nodes" / uid
+        disks = self.state / "nodes" / uid
         if disks.exists():
             await asyncio.to_thread(shutil.rmtree, disks, ignore_errors=True)  # may race with another deletion
         with self._store.transaction():
@@ -269,9 +264,9 @@ class EmulatedWorkers:
         """Return whether a fault currently keeps the worker from writing."""
         return self._faults.affects(worker.index, "disk_full")
 
-    def admits(self, vm: Vm, source: str) -> bool:
-        """Return whether port 22 of a VM is reached from the laptop (all of loopback) or Identity-Aware Proxy."""
-        return allows_tcp(self._networks.firewall_rules(vm.network), source=source, ports=(22, 22), tags=vm.tags)
+    def admits(self, vm: Vm, source: str, ports: tuple[int, int] = (22, 22)) -> bool:
+        """Return whether ports of a VM are reached from the laptop (all of loopback), IAP or another network."""
+        return allows_tcp(self._networks.firewall_rules(vm.network), source=source, ports=ports, tags=vm.tags)
 
     def guest_attributes(self, worker: EmulatedWorker) -> list[Document]:
         """Return what a worker has published: its host key, and the VM name that IAP uses. Each takes its own time."""
@@ -297,20 +292,19 @@ class EmulatedWorkers:
 
     def _environment(self, worker: EmulatedWorker, user: str) -> dict[str, str]:
         vm = self.vms.of(worker)
-        reachable = vm is not None and self._peers_admitted(vm)
+        reachable = False
+        if vm is not None:
+            subnetwork = self._store.get(COMPUTE_KIND, vm.subnetwork)
+            source = subnetwork["ipCidrRange"] if subnetwork else "0.0.0.0/0"
+            reachable = self.admits(vm, source, ANY_PORT)
         nobody = f"{self._prefix}1"  # never assigned: nothing listens there
         hostnames = [
             peer.host if reachable or peer.index == worker.index else nobody for peer in self.vms.workers_of(worker.uid)
         ]
         booted = self.vms.workers_of(worker.uid)[worker.index]
         return worker_environment(
-            booted, hostnames, home=self.home(worker), user=user, state=self._state, url=self._url, token=self._token
+            booted, hostnames, home=self.home(worker), user=user, state=self.state, url=self._url, token=self._token
         )
-
-    def _peers_admitted(self, vm: Vm) -> bool:
-        subnetwork = self._store.get(COMPUTE_KIND, vm.subnetwork)
-        source = subnetwork["ipCidrRange"] if subnetwork else "0.0.0.0/0"
-        return allows_tcp(self._networks.firewall_rules(vm.network), source=source, ports=ANY_PORT, tags=vm.tags)
 
     def _all_workers(self) -> list[EmulatedWorker]:
         return [EmulatedWorker(**body) for _, body in self._store.items("worker")]
@@ -319,7 +313,7 @@ class EmulatedWorkers:
         blocks = [
             f"Host {worker.address}\n  HostName {worker.host}\n  Port {worker.port}\n" for worker in self._all_workers()
         ]
-        path = self._state / "ssh_config"
+        path = self.state / "ssh_config"
         fresh = path.with_suffix(".new")
         fresh.write_text("".join(blocks))
         fresh.replace(path)

@@ -114,7 +114,8 @@ class Groups(Service):
             return
         properties, machine, kind = self._made_of(group)
         zone = group["zone"]
-        names = [f"{group['baseInstanceName']}-{_suffix()}" for _ in range(kind.vms)]
+        suffixes = ["".join(secrets.choice(_SUFFIX) for _ in range(4)) for _ in range(kind.vms)]
+        names = [f"{group['baseInstanceName']}-{suffix}" for suffix in suffixes]
         instances: list[Document] = [{"name": name} for name in names]
         error: ApiError | None = None
         try:
@@ -279,10 +280,6 @@ def _action(found: Document, instance: Document | None) -> str:
 def _camel(name: str) -> str:
     first, *others = name.lower().split("_")
     return first + "".join(word.capitalize() for word in others)
-
-
-def _suffix() -> str:
-    return "".join(secrets.choice(_SUFFIX) for _ in range(4))
 
 
 def _slice_of(slices: Slices, machine: TpuMachine, topology: str) -> AcceleratorType:

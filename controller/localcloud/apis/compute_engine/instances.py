@@ -25,7 +25,6 @@ from controller.localcloud.store import Document
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 90, 7200
 """Bounds of `requestValidForDuration` in seconds; 0 waits for nothing."""
-_GUEST_ATTRIBUTE = "of type 'Guest Attribute'"
 
 
 @dataclass(eq=False)
@@ -66,16 +65,15 @@ class TpuInstances(Service):
         kind = slice_type(self.catalog, machine, None)
         if kind is None:
             raise ApiError(400, f"Invalid machine type {machine.name} in zone {zone}.")
-        scheduling = body.get("scheduling") or {}
+        waits = capacity_tier(body.get("scheduling") or {}) == "flex_start"
         valid = _valid_seconds(body.get("params") or {})
         body = {key: value for key, value in body.items() if key != "params"}
         instance = self.networks.prepare_resource("instances", zone, body, path)
         found = self.slices.add(path, machine.name, kind, [instance])
-        if capacity_tier(scheduling) == "flex_start":
+        if waits:
             self.slices.change(found, validUntil=None if valid is None else time.time() + valid)
         elif refusal := self.quotas.short_of_tpus(found["id"]):
             raise refusal
-        waits = capacity_tier(scheduling) == "flex_start"
         return {
             **instance,
             "status": "PENDING" if waits else "PROVISIONING",
@@ -150,25 +148,23 @@ class TpuInstances(Service):
         return path, instance, found
 
     def _stop(self, call: ApiCall) -> Document:
-        path, instance, found = self._alone(call)
-        if instance["status"] == "TERMINATED":
-            return self.compute.begin(call, "stop", path)
-        if instance["status"] != "RUNNING":
-            raise not_ready(path)
-        self.store.put(COMPUTE_KIND, path, {**instance, "status": "STOPPING"})
-        self.slices.change(found, phase="STOPPED")
-        self.store.delete("boot", path)
-        return self.compute.begin(call, "stop", path, "instance.stopped")
+        return self._switch(call, "stop", ("RUNNING", "STOPPING", "TERMINATED"), "STOPPED", "instance.stopped")
 
     def _start(self, call: ApiCall) -> Document:
+        return self._switch(call, "start", ("TERMINATED", "PROVISIONING", "RUNNING"), "PENDING", "slice.advance")
+
+    def _switch(self, call: ApiCall, verb: str, statuses: tuple[str, str, str], phase: str, effect: str) -> Document:
+        """Stop or start a TPU VM; `statuses` are those before, meanwhile and afterwards."""
         path, instance, found = self._alone(call)
-        if instance["status"] == "RUNNING":
-            return self.compute.begin(call, "start", path)
-        if instance["status"] != "TERMINATED":
+        before, meanwhile, after = statuses
+        if instance["status"] == after:
+            return self.compute.begin(call, verb, path)
+        if instance["status"] != before:
             raise not_ready(path)
-        self.store.put(COMPUTE_KIND, path, {**instance, "status": "PROVISIONING"})
-        self.slices.change(found, phase="PENDING")
-        return self.compute.begin(call, "start", path, "slice.advance")
+        self.store.put(COMPUTE_KIND, path, {**instance, "status": meanwhile})
+        self.slices.change(found, phase=phase)
+        self.store.delete("boot", path)
+        return self.compute.begin(call, verb, path, effect)
 
     async def _on_stopped(self, path: str) -> None:
         found = self.slices.of_instance(path)
@@ -199,7 +195,7 @@ class TpuInstances(Service):
         namespace, _, name = (key or query).strip("/").partition("/")
         items = [item for item in items if namespace in ("", item["namespace"]) and name in ("", item["key"])]
         if not items:
-            raise ApiError(404, f"The resource '{key or query}' {_GUEST_ATTRIBUTE} was not found.")
+            raise ApiError(404, f"The resource '{key or query}' of type 'Guest Attribute' was not found.")
         link = f"{self.root}{path}/guestAttributes/{query}"
         if key:
             return {"selfLink": link, "variableKey": key, "variableValue": items[0]["value"]}

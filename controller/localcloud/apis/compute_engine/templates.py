@@ -74,7 +74,11 @@ class Parts(Service):
     _autoscalers_aggregated_list = _autoscalers_list
 
     def policy_rules(self) -> Rules:
-        return Rules(prepare=self._prepare_policy, users=self._groups_with, show=_show_policy)
+        return Rules(
+            prepare=self._prepare_policy,
+            users=self._groups_with,
+            show=lambda _, __, shown: shown.update(kind="compute#resource_policies"),
+        )
 
     def template_rules(self) -> Rules:
         return Rules(prepare=_prepare_template, users=self._groups_with, show=self._show_template)
@@ -106,23 +110,20 @@ class Parts(Service):
         policy = body["workloadPolicy"]
         if "type" not in policy:
             raise invalid_field("workloadPolicy.type", "", "The type of the workload policy must be specified.")
-        topology = policy.get("acceleratorTopology")
+        topology, field = policy.get("acceleratorTopology"), "workloadPolicy.acceleratorTopology"
         if topology is not None and "maxTopologyDistance" in policy:
-            why = "It cannot be used together with maxTopologyDistance."
-            raise invalid_field("workloadPolicy.acceleratorTopology", topology, why)
+            raise invalid_field(field, topology, "It cannot be used together with maxTopologyDistance.")
         if topology is not None and topology not in topologies(self.catalog):
-            raise invalid_field(
-                "workloadPolicy.acceleratorTopology", topology, "The accelerator topology is not supported."
-            )
+            raise invalid_field(field, topology, "The accelerator topology is not supported.")
         return {**body, "name": path.rpartition("/")[2], "status": "READY"}
 
     def _groups_with(self, path: str) -> list[str]:
-        groups = self.store.items(COMPUTE_KIND, f"projects/{PROJECT}/zones/")
+        items = self.store.items(COMPUTE_KIND, f"projects/{PROJECT}/zones/")
+        groups = {name: group for name, group in items if "/instanceGroupManagers/" in name}
         return [
             name
-            for name, group in groups
-            if "/instanceGroupManagers/" in name
-            and path in (group.get("instanceTemplate"), (group.get("resourcePolicies") or {}).get("workloadPolicy"))
+            for name, group in groups.items()
+            if path in (group["instanceTemplate"], group["resourcePolicies"]["workloadPolicy"])
         ]
 
     def _show_template(self, path: str, template: Document, shown: Document) -> None:
@@ -133,10 +134,6 @@ class Parts(Service):
                 if card.get(key, "").startswith("projects/"):
                     card[key] = self.root + card[key]
         shown["properties"] = properties | ({"networkInterfaces": cards} if cards else {})
-
-
-def _show_policy(_: str, __: Document, shown: Document) -> None:
-    shown["kind"] = "compute#resource_policies"
 
 
 def _prepare_template(_: ApiCall, path: str, body: Document) -> Document:
@@ -237,13 +234,11 @@ def _creation_error(machine: str, spec: Document, zone: str, capacity: str, kind
             preemptible = capacity in ("spot", "flex_start")
             return quota_exceeded("PREEMPTIBLE_TPUS" if preemptible else "TPUS_PER_TPU_FAMILY", 0, region)
         case "permission":
-            message = f"Required 'compute.instances.create' permission for 'projects/{PROJECT}'"
-            return ApiError(403, message, reason="forbidden")
+            return ApiError(403, f"Required 'compute.instances.create' permission for 'projects/{PROJECT}'")
         case "type_denied":
             return ApiError(400, f"This user agent is not allowed to use the machine type {machine}.")
         case "no_reservation":
-            message = f"Specified reservations [] do not exist in zone {zone}."
-            return ApiError(400, message)
+            return ApiError(400, f"Specified reservations [] do not exist in zone {zone}.")
     return words_after_staging(spec, zone, capacity, kind) if spec["at"] == "request" else None
 
 
