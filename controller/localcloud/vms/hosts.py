@@ -72,12 +72,15 @@ class Vms:
 
     def of_instance(self, path: str) -> EmulatedWorker | None:
         """Return the worker that an instance is, or None for another instance or before its first boot."""
-        name = path.rpartition("/")[2]
-        for uid, slice_ in self._store.items(SLICE_KIND):
-            if slice_["zone"] == path.split("/")[3] and name in slice_["members"]:
-                index = slice_["members"].index(name)
-                return next((worker for worker in self.workers_of(uid) if worker.index == index), None)
-        return None
+        found = self.slice_of(path)
+        workers = self.workers_of(found["id"]) if found else []
+        return next((worker for worker in workers if found and member_path(found, worker.index) == path), None)
+
+    def slice_of(self, path: str) -> Document | None:
+        """Return the slice that an instance belongs to, or None."""
+        zone, name = path.split("/")[3], path.rpartition("/")[2]
+        slices = (found for _, found in self._store.items(SLICE_KIND))
+        return next((found for found in slices if found["zone"] == zone and name in found["members"]), None)
 
     def instance_of(self, uid: str, index: int) -> Document | None:
         """Return the instance of this ID, or that of a worker of a slice, with its `path`; None for one of a node."""

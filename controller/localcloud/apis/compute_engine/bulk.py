@@ -50,12 +50,6 @@ class Slices(Service):
     def of_owner(self, owner: str) -> Document | None:
         return next((found for _, found in self.store.items(SLICE_KIND) if found["owner"] == owner), None)
 
-    def of_instance(self, path: str) -> Document | None:
-        """Return the slice that an instance belongs to, or None."""
-        zone, name = path.split("/")[3], path.rpartition("/")[2]
-        slices = (found for _, found in self.store.items(SLICE_KIND))
-        return next((found for found in slices if found["zone"] == zone and name in found["members"]), None)
-
     def add(self, owner: str, machine: str, kind: AcceleratorType, instances: Sequence[Document]) -> Document:
         """Store a slice of these instances, in the order of the workers; those of a group too, all PENDING."""
         uid = str(self.store.next_number("node", 4_000_000_000))
@@ -334,7 +328,7 @@ class Slices(Service):
     async def on_stopped(self, path: str) -> None:
         """End the stop of an instance by its termination action."""
         instance = self.store.get(COMPUTE_KIND, path)
-        found = self.of_instance(path)
+        found = self.workers.vms.slice_of(path)
         if instance is None or found is None:
             return
         if (instance.get("scheduling") or {}).get("instanceTerminationAction") == "DELETE":

@@ -91,7 +91,7 @@ class TpuInstances(Service):
         return None
 
     def _leave(self, path: str) -> None:
-        found = self.slices.of_instance(path)
+        found = self.workers.vms.slice_of(path)
         if found is None:
             return
         if self.slices.is_group(found):
@@ -112,7 +112,7 @@ class TpuInstances(Service):
         }
         if self._machine(instance) is not None:
             shown["machineType"] = self.root + instance["machineType"]
-            ends = (self.slices.of_instance(path) or {}).get("ends")
+            ends = (self.workers.vms.slice_of(path) or {}).get("ends")
             if ends and instance["status"] == "RUNNING":
                 shown["resourceStatus"] = {"scheduling": {"terminationTimestamp": timestamp(ends)}}
             if self.operations.current_verb(path) != "delete":
@@ -140,7 +140,7 @@ class TpuInstances(Service):
     def _alone(self, call: ApiCall) -> tuple[str, Document, Document]:
         """Return path, instance and slice of a TPU VM that is a slice by itself."""
         path, instance = self.compute.find(INSTANCES, call)
-        found = self.slices.of_instance(path)
+        found = self.workers.vms.slice_of(path)
         if found is None:
             raise ApiError(501, "The emulated cloud does this only with TPU VMs.")
         if self.slices.is_group(found):
@@ -167,7 +167,7 @@ class TpuInstances(Service):
         return self.compute.begin(call, verb, path, effect)
 
     async def _on_stopped(self, path: str) -> None:
-        found = self.slices.of_instance(path)
+        found = self.workers.vms.slice_of(path)
         if found is not None:
             await self.workers.halt(found["id"])
             if instance := self.store.get(COMPUTE_KIND, path):
@@ -204,12 +204,12 @@ class TpuInstances(Service):
     def _simulate_maintenance_event(self, call: ApiCall) -> Document:
         """Take the VMs of a slice down for maintenance: a spot slice is preempted, another one restarts."""
         path, instance = self.compute.find(INSTANCES, call)
-        if self.slices.of_instance(path) is None or instance["status"] != "RUNNING":
+        if self.workers.vms.slice_of(path) is None or instance["status"] != "RUNNING":
             raise not_ready(path)
         return self.compute.begin(call, "compute.instances.simulateMaintenanceEvent", path, "instance.maintained")
 
     async def _on_maintained(self, path: str) -> None:
-        found = self.slices.of_instance(path)
+        found = self.workers.vms.slice_of(path)
         if found is None:
             return
         if found["tier"] == "spot":
