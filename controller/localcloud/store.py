@@ -40,15 +40,19 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make all writes in the block visible at once, or none if it raises. Can be nested; must not await."""
+        """Make all writes in the block visible at once, or none if it raises. Can be nested; must not await.
+
+        The refusal of a fault keeps the writes: they are its count.
+        """
         if self.database.in_transaction:
             yield
             return
         self.database.execute("BEGIN IMMEDIATE")
         try:
             yield
-        except BaseException:
-            self.database.execute("ROLLBACK")
+        except BaseException as error:
+            is_counted = isinstance(error, ApiError) and error.is_counted
+            self.database.execute("COMMIT" if is_counted else "ROLLBACK")
             raise
         self.database.execute("COMMIT")
 

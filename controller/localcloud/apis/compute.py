@@ -1,7 +1,7 @@
 """Compute v1: the handlers of all its collections (`COLLECTIONS`), of operations, projects, regions and zones."""
 
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -87,10 +87,9 @@ class Compute(Service):
     def effects(self) -> dict[str, Effect]:
         return {"compute.delete": self._on_deleted, "compute.boot": self.machines.boot}
 
-    def _insert(self, collection: Collection, call: ApiCall) -> Document | Awaitable[Document]:
+    def _insert(self, collection: Collection, call: ApiCall) -> Document:
         self._check_location(call)
-        if refusal := self._rules(collection).refuse(call):
-            return refusal
+        self._rules(collection).refuse(call)
         _require_of_body(collection, call)
         path = collection.path(call, check_name(call.body.get("name")))
         if self.store.get(COMPUTE_KIND, path):

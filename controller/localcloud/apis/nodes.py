@@ -1,7 +1,7 @@
 """Cloud TPU v2: nodes (https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes)."""
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -127,10 +127,7 @@ class Nodes(Service):
         zone = name.split("/")[3]
         if node["state"] == "READY":
             return  # done before the emulator was killed
-        if refusal := self.faults.creation_refusal(
-            "operation", zone, self.capacity_tier(node), node["acceleratorType"]
-        ):
-            await refusal
+        self.faults.refuse_creation("operation", zone, self.capacity_tier(node), node["acceleratorType"])
         if exhausted := self.quotas.exhausted_by(zone, node["id"]):
             raise exhausted
         kind = self.catalog.types[node["acceleratorType"]]
@@ -194,11 +191,10 @@ class Nodes(Service):
     def _find(self, name: str) -> Document:
         return self.store.require("node", name, f"Resource '{name}' was not found")
 
-    def _create(self, call: ApiCall) -> Document | Awaitable[Document]:
+    def _create(self, call: ApiCall) -> Document:
         location = self.location(call)
         zone, tier = location.rpartition("/")[2], self.capacity_tier(call.body)
-        if refusal := self.faults.creation_refusal("request", zone, tier, call.body.get("acceleratorType", "")):
-            return refusal
+        self.faults.refuse_creation("request", zone, tier, call.body.get("acceleratorType", ""))
         self.check_account(call, call.body)
         self.check_quota(location, [call.body], tier)
         node = self.add(location, call.required("nodeId"), call.body)

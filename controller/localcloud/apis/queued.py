@@ -1,7 +1,6 @@
 """Cloud TPU v2: queued resources, operations, locations, accelerator types and runtime versions."""
 
 import time
-from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,7 +35,7 @@ class QueuedResources(Service):
     def effects(self) -> dict[str, Effect]:
         return {"queued.provision": self._provision, "queued.gone": self._on_deleted}
 
-    def _create(self, call: ApiCall) -> Document | Awaitable[Document]:
+    def _create(self, call: ApiCall) -> Document:
         location = self.nodes.location(call)
         name = f"{location}/queuedResources/{call.required('queuedResourceId')}"
         if self.store.get("queued", name):
@@ -55,8 +54,7 @@ class QueuedResources(Service):
             raise ApiError(400, "run_duration must be set with the FLEX_START provisioning model")
         wanted = [body for _, body in requested_nodes({**call.body, "name": name})]
         zone, tier = location.rpartition("/")[2], capacity_tier(call.body)
-        if refusal := self.faults.creation_refusal("request", zone, tier, wanted[0].get("acceleratorType", "")):
-            return refusal
+        self.faults.refuse_creation("request", zone, tier, wanted[0].get("acceleratorType", ""))
         self.nodes.check_quota(location, wanted, tier)
         # ACCEPTED is a former name of this state: https://cloud.google.com/tpu/docs/queued-resources
         state = state_document("WAITING_FOR_RESOURCES")

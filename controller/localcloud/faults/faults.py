@@ -8,7 +8,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,15 +112,12 @@ class Faults:
 
     # Effects on requests, nodes and workers
 
-    def creation_refusal(
+    def refuse_creation(
         self, at: str, zone: str, capacity: str, accelerator: str, words: "Words | None" = None
-    ) -> Coroutine[Any, Any, Any] | None:
-        """Return a coroutine that raises the error of this attempt to create a node; `at` is request or operation.
+    ) -> None:
+        """Raise the error of this attempt to create a node if a fault applies; `at` is request or operation.
 
         `words` makes the error from the fault, zone, tier and type; by default it is the TPU API's.
-
-        Returns None if no fault applies. It is a coroutine because an error raised within a handler would roll back the
-        handler's transaction, and with it the count of the fault.
         """
         for name, fault in self._active(*CREATION_KINDS):
             spec = fault["spec"]
@@ -129,12 +126,9 @@ class Faults:
             if spec["at"] == at and all(spec[key] in (None, value) for key, value in met.items()):
                 refusal = (words or creation_error)(spec, zone, capacity, accelerator)
                 if refusal is not None:
-                    return self._refuse(name, fault, refusal)
-        return None
-
-    async def _refuse(self, name: str, fault: Document, refusal: ApiError) -> Any:
-        self._consume(name, fault)
-        raise refusal
+                    self._consume(name, fault)
+                    refusal.is_counted = True
+                    raise refusal
 
     def take(self, kind: str) -> Document | None:
         """Return the spec of the fault of this kind that affects the event at hand, and count it; None without one."""

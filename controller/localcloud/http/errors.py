@@ -59,6 +59,7 @@ class ApiError(Exception):
         self.reason = reason or _REASON.get(code, "invalid")
         self.details = details
         self.retry_after = retry_after  # seconds
+        self.is_counted = False  # by a fault, whose count must not be rolled back
 
     def body(self) -> dict[str, Any]:
         """Return the error document, with both the newer (`status`) and the older (`errors`) form."""

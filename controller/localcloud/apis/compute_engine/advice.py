@@ -6,7 +6,7 @@ https://cloud.google.com/compute/docs/instances/future-reservations-calendar-mod
 import re
 import time
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar
@@ -40,25 +40,19 @@ class Advice(Service):
 
     methods: ClassVar = {"compute.v1:advice.": "calendarMode"}
 
-    def _calendar_mode(self, call: ApiCall) -> Coroutine[Any, Any, Document]:
+    def _calendar_mode(self, call: ApiCall) -> Document:
         specs: Document = call.body.get(_SPECS) or {}
         if len(specs) != 1:
             raise invalid_field(_SPECS, len(specs), "Exactly one specification is allowed.")
         [(key, spec)] = specs.items()
         generation, chips = _resources(spec.get("targetResources") or {})
         denied = _denied_zones(spec.get("locationPolicy") or {}, call.path["region"])
-        window = _window(spec.get("timeRangeSpec") or {})
-        return self._recommend(call.path["region"], key, generation, chips, denied, window)
-
-    async def _recommend(
-        self, region: str, key: str, generation: str, chips: int, denied: frozenset[str], window: tuple[float, ...]
-    ) -> Document:
-        earliest, latest, longest = window
+        earliest, latest, longest = _window(spec.get("timeRangeSpec") or {})
         start = max(earliest, time.time() + _EARLIEST_DAYS * _DAY)
         found: Document = {"recommendationId": str(uuid.uuid4()), "recommendationType": "FUTURE_RESERVATION"}
         others: Document = {}
-        for zone in (zone for zone in self.catalog.zones if zone.rpartition("-")[0] == region):
-            if zone in denied:
+        for zone in self.catalog.zones:
+            if zone.rpartition("-")[0] != call.path["region"] or zone in denied:
                 continue
             status, details = "", ""
             if zone not in zones_of(self.catalog, generation):
@@ -67,9 +61,9 @@ class Advice(Service):
                 status, details = "CONDITIONS_NOT_MET", "The start must be at least one day from now."
             elif "location" in found:
                 status, details = "RECOMMENDED", "Another zone was better."
-            elif refusal := self.faults.creation_refusal("request", zone, "reserved", f"{generation}-{chips}", _words):
+            else:
                 try:
-                    await refusal
+                    self.faults.refuse_creation("request", zone, "reserved", f"{generation}-{chips}", _words)
                 except ApiError as error:
                     status, details = "NO_CAPACITY", error.message
             if status:

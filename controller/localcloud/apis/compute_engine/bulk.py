@@ -115,12 +115,10 @@ class Slices(Service):
         """Take quota and capacity for all VMs at once, or wait for them."""
         zone, tier = found["zone"], found["tier"]
         words = words_before_staging(found["machine"])
-        refusal = self.faults.creation_refusal("operation", zone, tier, found["acceleratorType"], words)
         until = found.get("validUntil")
         expired = until is not None and time.time() > until
         try:
-            if refusal:
-                await refusal
+            self.faults.refuse_creation("operation", zone, tier, found["acceleratorType"], words)
             if shortage := self.quotas.short_of_tpus(found["id"]):
                 if self._waits(found) and not expired:  # Google says nothing: it looks like a zone without capacity
                     return self._wait(found, None)
@@ -149,12 +147,9 @@ class Slices(Service):
 
     async def _boot(self, found: Document) -> float | None:
         """Boot the VMs; they are RUNNING before sshd answers."""
-        refusal = self.faults.creation_refusal(
-            "operation", found["zone"], found["tier"], found["acceleratorType"], words_after_staging
-        )
+        where = (found["zone"], found["tier"], found["acceleratorType"])
         try:
-            if refusal:
-                await refusal
+            self.faults.refuse_creation("operation", *where, words_after_staging)
         except ApiError as error:
             await self._fail(found, error)
             return None

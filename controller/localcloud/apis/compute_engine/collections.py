@@ -72,7 +72,7 @@ class Rules:
     """What is special about a kind of resource.
 
     Attributes:
-        refuse: returns a coroutine that refuses a request to `insert`, or None.
+        refuse: raises the error of a fault for a request to `insert`.
         prepare: returns the document to store for a request to `insert`, or None for that of `Networks`.
         effect: returns the effect of its operation.
         users: returns the paths of resources that keep this one from being deleted.
@@ -81,7 +81,7 @@ class Rules:
         gone: is called at the end of the deletion of any resource.
     """
 
-    refuse: Callable[[ApiCall], Awaitable[Document] | None] = _nothing
+    refuse: Callable[[ApiCall], None] = _nothing
     prepare: Callable[[ApiCall, str, Document], Document | None] = _nothing
     effect: Callable[[str, Document], str | None] = _nothing
     users: Callable[[str], list[str]] = lambda _: []

@@ -4,7 +4,7 @@ import secrets
 import string
 import time
 from collections import Counter
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -85,7 +85,7 @@ class Groups(Service):
         topology = policy["workloadPolicy"]["acceleratorTopology"]
         return template["properties"], machine, _slice_of(self.slices, machine, topology)
 
-    def _resize(self, call: ApiCall) -> Document | Awaitable[Document]:
+    def _resize(self, call: ApiCall) -> Document:
         path, group = self.compute.find(GROUPS, call)
         size = int(call.required("size"))
         properties, machine, kind = self._made_of(group)
@@ -96,8 +96,7 @@ class Groups(Service):
         if size and not group["targetSize"]:
             tier = capacity_tier(properties.get("scheduling") or {})
             words, zone = words_before_staging(machine.name), group["zone"]
-            if refusal := self.faults.creation_refusal("request", zone, tier, kind.name, words):
-                return refusal
+            self.faults.refuse_creation("request", zone, tier, kind.name, words)
         changed = {**group, "targetSize": size}
         self.store.put(COMPUTE_KIND, path, changed)
         operation = self.compute.begin(call, "resize", path)

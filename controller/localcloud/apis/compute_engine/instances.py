@@ -1,7 +1,7 @@
 """Instances: those with TPUs, and the methods that only instances have."""
 
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -46,16 +46,15 @@ class TpuInstances(Service):
     def effects(self) -> dict[str, Effect]:
         return {"instance.stopped": self._on_stopped, "instance.maintained": self._on_maintained}
 
-    def _refuse(self, call: ApiCall) -> Awaitable[Document] | None:
-        machine = self._machine(dict(call.body))
+    def _refuse(self, call: ApiCall) -> None:
+        machine = self._machine(call.body)
         kind = slice_type(self.catalog, machine, None) if machine else None
-        if machine is None or kind is None:
-            return None
-        tier, words = capacity_tier(call.body.get("scheduling") or {}), words_before_staging(machine.name)
-        return self.faults.creation_refusal("request", call.path["zone"], tier, kind.name, words)
+        if machine and kind:
+            tier, words = capacity_tier(call.body.get("scheduling") or {}), words_before_staging(machine.name)
+            self.faults.refuse_creation("request", call.path["zone"], tier, kind.name, words)
 
     def _prepare(self, call: ApiCall, path: str, body: Document) -> Document | None:
-        machine = tpu_machine(str(body.get("machineType", "")))
+        machine = self._machine(body)
         if machine is None:
             return None
         zone = call.path["zone"]
@@ -134,7 +133,7 @@ class TpuInstances(Service):
             "diskSizeGb": str(made.get("diskSizeGb") or IMAGE_GB),
         }
 
-    def _machine(self, instance: Document) -> TpuMachine | None:
+    def _machine(self, instance: Mapping[str, Any]) -> TpuMachine | None:
         return tpu_machine(str(instance.get("machineType", "")))
 
     def _alone(self, call: ApiCall) -> tuple[str, Document, Document]:
