@@ -5,7 +5,7 @@ import json
 import logging
 import sqlite3
 import traceback
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,17 @@ class Store:
         logging.error("%s failed", name, exc_info=error)
         self.put(ERROR_KIND, name, {"traceback": "".join(traceback.format_exception(error))})
 
-    def record_task_error(self, task: asyncio.Task[Any]) -> None:
-        """Record what a background task failed with; its `add_done_callback` takes this."""
-        if not task.cancelled() and (error := task.exception()):
-            self.record_error(task.get_name(), error)
+    def start_task(self, tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, object], name: str) -> None:
+        """Start a background task; `tasks` holds it while it runs. What it fails with is recorded."""
+
+        def record(task: asyncio.Task[Any]) -> None:
+            tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()):
+                self.record_error(name, error)
+
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        tasks.add(task)
+        task.add_done_callback(record)
 
     def append_log(self, entry: Document) -> None:
         self.database.execute("INSERT INTO requests (body) VALUES (?)", (json.dumps(entry, separators=(",", ":")),))

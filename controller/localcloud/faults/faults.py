@@ -41,7 +41,7 @@ class Faults:
         self._store = store
         self._timers: set[asyncio.Task[None]] = set()
         self._actions: Mapping[str, FaultAction] = {}
-        self._on_ssh_change: Callable[[], None] | None = None
+        self._on_ssh_change: Callable[[], None] = lambda: None
         self._requests = store.last_log_sequence()
 
     def resume(self, acts: Mapping[str, FaultAction], ssh_changed: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ class Faults:
         for kind in ("fault", "faults", "queuedHold"):
             for name, _ in self._store.items(kind):
                 self._store.delete(kind, name)
-        self._notify_ssh()
+        self._on_ssh_change()
 
     def register(self, key: str, specs: list[Any], ready_at: float | None) -> bool:
         """Add a list of faults under a key, all or none; return False if the key is already known.
@@ -94,7 +94,7 @@ class Faults:
             if fault["after_ready"] is not None:
                 # The fault must begin before a client that it refuses can get in.
                 self._arm(name, fault, max(at + fault["after_ready"], time.time()))
-        self._notify_ssh()
+        self._on_ssh_change()
 
     def on_object_finalized(self, name: str) -> None:
         for fault_name, fault in self._untriggered():
@@ -206,10 +206,7 @@ class Faults:
 
     def _set_clock(self, name: str, fault: Document) -> None:
         if fault["spec"]["kind"] in (*ONE_SHOT_KINDS, *LASTING_KINDS):
-            timer = asyncio.get_running_loop().create_task(self._fire(name, fault), name=f"fault {name}")
-            self._timers.add(timer)
-            timer.add_done_callback(self._timers.discard)
-            timer.add_done_callback(self._store.record_task_error)
+            self._store.start_task(self._timers, self._fire(name, fault), f"fault {name}")
 
     async def _fire(self, name: str, fault: Document) -> None:
         spec = fault["spec"]
@@ -228,13 +225,9 @@ class Faults:
 
     async def _run_lasting(self, act: FaultAction | None, spec: Document) -> None:
         """Apply the beginning or the end of a lasting fault; the action determines which."""
-        self._notify_ssh()
+        self._on_ssh_change()
         if act:
             await act(spec)
-
-    def _notify_ssh(self) -> None:
-        if self._on_ssh_change:
-            self._on_ssh_change()
 
 
 _OVERLOADED = ApiError(503, "The service is currently unavailable.")

@@ -154,10 +154,7 @@ class EmulatedWorkers:
         self._start_task(self.settle())
 
     def _start_task(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=work.__qualname__)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(self._store.record_task_error)
+        self._store.start_task(self._tasks, work, work.__qualname__)
 
     async def settle(self) -> None:
         """Open and close SSH servers to match firewall rules, nodes and faults."""

@@ -131,8 +131,7 @@ class Slices(Service):
                 return self._wait(found, error)
             await self._fail(found, error)
             return None
-        self._set_status(found, "STAGING")
-        self.change(found, phase="STAGING", waiting=None)
+        self._move(found, "STAGING", "STAGING", waiting=None)
         return self.settings.operation_seconds
 
     def _waits(self, found: Document) -> bool:
@@ -168,11 +167,10 @@ class Slices(Service):
         with self.store.transaction():
             for worker, (path, instance) in zip(workers, self.instances(found), strict=True):
                 if instance is not None:
-                    running = "TERMINATED" if worker.index == missing else "RUNNING"
                     told = {**metadata_attributes(instance), **slice_attributes(found, worker.index)}
                     items = [{"key": key, "value": value} for key, value in told.items()]
                     booted = {**_with_address(instance, worker.address), "metadata": {"items": items}}
-                    booted["status"] = running
+                    booted["status"] = "TERMINATED" if worker.index == missing else "RUNNING"
                     self.store.put(COMPUTE_KIND, path, {**booted, "lastStartTimestamp": timestamp(now)})
                     _limit_disk(self.workers.home(worker).parent / DISK_FILE, instance)
             phase, ends = "ACTIVATING" if self.is_group(found) else "ACTIVE", self._end_of(found, now)
@@ -186,13 +184,8 @@ class Slices(Service):
         failure = found.get("failure")
         if failure is None:
             self._ready(self.change(found, phase="ACTIVE"))
-            return
-        error = errors_of("INTERNAL_ERROR", failure["message"])
-        if failure["state"] == "FAILED":
-            self._set_status(found, "TERMINATED")
-        self.change(found, phase=failure["state"], error=error, errorTime=timestamp(time.time()))
-        if failure["state"] == "FAILED":
-            await self.workers.halt(found["id"])
+        else:
+            await self.fall(found, failure["state"], failure["worker"], failure["message"])
 
     def _end_of(self, found: Document, now: float) -> float | None:
         """Return when Google ends the VMs by their max run duration, which counts from each start."""
@@ -202,10 +195,7 @@ class Slices(Service):
 
     def _arm(self, found: Document) -> None:
         if found.get("ends"):
-            timer = asyncio.get_running_loop().create_task(self._expire(found["id"], found["ends"]), name="max run")
-            self._timers.add(timer)
-            timer.add_done_callback(self._timers.discard)
-            timer.add_done_callback(self.store.record_task_error)
+            self.store.start_task(self._timers, self._expire(found["id"], found["ends"]), "max run")
 
     async def _expire(self, uid: str, ends: float) -> None:
         await asyncio.sleep(max(0.0, ends - time.time()))
@@ -233,24 +223,25 @@ class Slices(Service):
         One that has run before is TERMINATED again.
         """
         if not self.is_group(found) and found["opens"]:
-            self._set_status(found, "TERMINATED")
-            self.change(found, phase="STOPPED")
+            self._move(found, "TERMINATED", "STOPPED")
             raise error
         if not self.is_group(found):
             await self.remove(found["owner"])
             self.store.delete(COMPUTE_KIND, found["owner"])
             raise error
         await self.workers.remove(found["id"])
-        for path, _instance in self.instances(found):
+        for path, _ in self.instances(found):
             self.store.delete(COMPUTE_KIND, path)
         errors = errors_of(error.reason, error.message)
         self.change(found, phase="FAILED", error=errors, errorTime=timestamp(time.time()), attempt=errors)
 
-    def _set_status(self, found: Document, status: str) -> None:
+    def _move(self, found: Document, status: str, phase: str, **fields: Any) -> None:
+        """Change the status of all VMs and the phase of their slice."""
         with self.store.transaction():
             for path, instance in self.instances(found):
                 if instance is not None:
                     self.store.put(COMPUTE_KIND, path, {**instance, "status": status})
+            self.change(found, phase=phase, **fields)
 
     async def remove(self, owner: str) -> None:
         """Delete a slice with its VMs and, if it is a group's, their instances."""
@@ -270,8 +261,7 @@ class Slices(Service):
         found = self.of_owner(owner)
         if found is not None:
             self.operations.cancel_for(owner, BULK_INSERT)
-            self._set_status(found, "STOPPING")
-            self.change(found, phase="DEACTIVATING")
+            self._move(found, "STOPPING", "DEACTIVATING")
             self.workers.schedule_settle()
 
     # Faults
@@ -286,8 +276,7 @@ class Slices(Service):
 
     async def _take(self, found: Document, phase: str, verb: str) -> None:
         """End all VMs of a slice on Google's behalf, by an operation of this verb on each."""
-        self._set_status(found, "STOPPING")
-        self.change(found, phase=phase)
+        self._move(found, "STOPPING", phase)
         self.store.delete("boot", found["owner"])
         await self.workers.halt(found["id"])
         for path, instance in self.instances(found):
@@ -296,8 +285,7 @@ class Slices(Service):
 
     async def restart(self, found: Document, seconds: float) -> None:
         """Take all VMs of a slice down and, after some seconds, up again; a group's topology is REACTIVATING."""
-        self._set_status(found, "REPAIRING")
-        self.change(found, phase="REACTIVATING")
+        self._move(found, "REPAIRING", "REACTIVATING")
         self.store.delete("boot", found["owner"])
         await self.workers.halt(found["id"])
         await asyncio.sleep(seconds)
