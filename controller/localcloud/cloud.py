@@ -21,7 +21,6 @@ from controller.localcloud.apis.catalog import load_catalog
 from controller.localcloud.apis.compute import Compute
 from controller.localcloud.apis.compute_engine.advice import Advice
 from controller.localcloud.apis.compute_engine.bulk import Slices
-from controller.localcloud.apis.compute_engine.collections import GROUPS, INSTANCES, POLICIES, TEMPLATES
 from controller.localcloud.apis.compute_engine.groups import Groups
 from controller.localcloud.apis.compute_engine.instances import TpuInstances
 from controller.localcloud.apis.compute_engine.templates import Parts
@@ -106,12 +105,7 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
     compute = Compute(**shared, machines=Instances(store, state, url, token))
     groups = Groups(**shared, slices=slices, parts=parts, compute=compute)
     instances = TpuInstances(**shared, slices=slices, compute=compute)
-    compute.rules = {
-        INSTANCES.plural: instances.rules(),
-        POLICIES.plural: parts.policy_rules(),
-        TEMPLATES.plural: parts.template_rules(),
-        GROUPS.plural: groups.rules(),
-    }
+    compute.rules = parts.rules() | groups.rules() | instances.rules()
     services = (
         nodes,
         slices,

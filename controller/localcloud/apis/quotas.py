@@ -205,9 +205,8 @@ class Quotas:
             name = f"{metric}-preemptible" if preemptible else metric
             wanted = [(one, preemptible) for one in kinds]
             held = [*wanted, *self._held_by_requests(zone), *self._held_by_nodes(zone)]
-            used = sum(
-                one.slice_chips for one, spot in held if _quota_of(one) == _quota_of(kind) and spot == preemptible
-            )
+            alike = [one for one, spot in held if _quota_of(one) == _quota_of(kind) and spot == preemptible]
+            used = sum(one.slice_chips for one in alike)
             if metric and tier in ("on_demand", "spot", "preemptible") and used > self._limit(name):
                 limit = f"{label.format(tier='Preemptible' if preemptible else '')}PerProjectPerZoneForTPUAPI"
                 message = f"Quota limit '{limit}' has been exceeded. Limit: {self._limit(name)} in zone {zone}."
@@ -229,21 +228,19 @@ class Quotas:
         for _, node in self.store.items("node", f"projects/{PROJECT}/locations/{zone}/"):
             queued = self.store.get("queued", node.get("queuedResource", ""))
             if queued is None or not holds_quota(queued):
-                yield self.catalog.types[node["acceleratorType"]], _is_preemptible(node)
+                scheduling = node.get("schedulingConfig") or {}
+                preemptible = bool(scheduling.get("spot") or scheduling.get("preemptible"))
+                yield self.catalog.types[node["acceleratorType"]], preemptible
 
     def tpu_metrics(self) -> list[Document]:
         """Return the metrics of the TPU API as `consumerQuotaMetrics.list` of serviceusage v1beta1 shows them."""
-        return [
-            _metric(
-                "tpu",
-                short,
-                "/{project}/{zone}",
-                [({}, 0, 0), *(({"zone": zone}, self._limit(short), 0) for zone in zones)],
-            )
-            for quota, (name, _) in _METRICS.items()
-            for zones in [sorted(self.catalog.zones_of[quota.partition(" ")[0]])]
-            for short in (name, f"{name}-preemptible")
-        ]
+        metrics = []
+        for quota, (name, _) in _METRICS.items():
+            zones = sorted(self.catalog.zones_of[quota.partition(" ")[0]])
+            for short in (name, f"{name}-preemptible"):
+                places = [({"zone": zone}, self._limit(short), 0) for zone in zones]
+                metrics.append(_metric("tpu", short, "/{project}/{zone}", [({}, 0, 0), *places]))
+        return metrics
 
     def pool_metrics(self) -> list[Document]:
         """Return the metrics of Compute Engine's pools of TPUs in the same form, by region."""
@@ -280,11 +277,6 @@ def _metric(api: str, short: str, unit: str, places: Sequence[_Bucket]) -> Docum
 
 def _quota_of(kind: AcceleratorType) -> str:
     return "v5e serving" if kind.generation == "v5e" and kind.slice_chips <= _SERVING_CHIPS else kind.generation
-
-
-def _is_preemptible(node: Mapping[str, Any]) -> bool:
-    scheduling = node.get("schedulingConfig") or {}
-    return bool(scheduling.get("spot") or scheduling.get("preemptible"))
 
 
 def _external_addresses(instance: Mapping[str, Any]) -> int:

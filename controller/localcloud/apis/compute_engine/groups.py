@@ -39,11 +39,9 @@ class Groups(Service):
     parts: Parts
     compute: Compute
 
-    def rules(self) -> Rules:
-        return Rules(
-            prepare=self._prepare, effect=self._begin_size, show=self._show, leave=self.slices.leave,
-            gone=self.slices.remove,
-        )  # fmt: skip
+    def rules(self) -> dict[str, Rules]:
+        end: dict[str, Any] = {"leave": self.slices.leave, "gone": self.slices.remove}
+        return {GROUPS.plural: Rules(prepare=self._prepare, effect=self._begin_size, show=self._show, **end)}
 
     def _prepare(self, call: ApiCall, path: str, body: Document) -> Document:
         zone, region = call.path["zone"], call.path["zone"].rpartition("-")[0]

@@ -37,11 +37,9 @@ class TpuInstances(Service):
     slices: Slices
     compute: Compute
 
-    def rules(self) -> Rules:
-        return Rules(
-            refuse=self._refuse, prepare=self._prepare, effect=self._effect, show=self._show, leave=self._leave,
-            gone=self.slices.remove,
-        )  # fmt: skip
+    def rules(self) -> dict[str, Rules]:
+        begin: dict[str, Any] = {"refuse": self._refuse, "prepare": self._prepare, "effect": self._effect}
+        return {INSTANCES.plural: Rules(**begin, show=self._show, leave=self._leave, gone=self.slices.remove)}
 
     def effects(self) -> dict[str, Effect]:
         return {"instance.stopped": self._on_stopped, "instance.maintained": self._on_maintained}

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from controller.localcloud.apis.catalog import HYPERDISK_GENERATIONS, topologies, tpu_machine
-from controller.localcloud.apis.compute_engine.collections import Rules
+from controller.localcloud.apis.compute_engine.collections import POLICIES, TEMPLATES, Rules
 from controller.localcloud.apis.networks import COMPUTE_KIND, invalid_field
 from controller.localcloud.apis.service import Service
 from controller.localcloud.faults.faults import Words
@@ -73,15 +73,15 @@ class Parts(Service):
 
     _autoscalers_aggregated_list = _autoscalers_list
 
-    def policy_rules(self) -> Rules:
-        return Rules(
-            prepare=self._prepare_policy,
-            users=self._groups_with,
-            show=lambda _, __, shown: shown.update(kind="compute#resource_policies"),
-        )
-
-    def template_rules(self) -> Rules:
-        return Rules(prepare=_prepare_template, users=self._groups_with, show=self._show_template)
+    def rules(self) -> dict[str, Rules]:
+        return {
+            POLICIES.plural: Rules(
+                prepare=self._prepare_policy,
+                users=self._groups_with,
+                show=lambda _, __, shown: shown.update(kind="compute#resource_policies"),
+            ),
+            TEMPLATES.plural: Rules(prepare=_prepare_template, users=self._groups_with, show=self._show_template),
+        }
 
     def find(self, reference: Any, plural: str, field: str, region: str) -> tuple[str, Document]:
         """Return path and document of a regional resource named by URL; raise ApiError 400 or 404."""
