@@ -323,7 +323,7 @@ def _require_of_body(collection: Collection, call: ApiCall) -> None:
         call.require_permission("compute.disks.setLabels", project)
     if collection is TEMPLATES:
         for account in (call.body.get("properties") or {}).get("serviceAccounts", ()):
-            require_account(call, account)
+            call.require_account(account.get("email"))
     if collection is not INSTANCES:
         return
     for part, verb in _PERMISSIONS_OF_PARTS.items():
@@ -331,16 +331,9 @@ def _require_of_body(collection: Collection, call: ApiCall) -> None:
             call.require_permission(f"compute.instances.{verb}", project)
     for account in call.body.get("serviceAccounts", ()):
         call.require_permission("compute.instances.setServiceAccount", project)
-        require_account(call, account)
+        call.require_account(account.get("email"))
     if any(interface.get("accessConfigs") for interface in call.body.get("networkInterfaces", ())):
         call.require_permission("compute.subnetworks.useExternalIp", project)
-
-
-def require_account(call: ApiCall, account: Mapping[str, Any]) -> None:
-    """Raise ApiError 403 unless the caller may attach a service account to a VM."""
-    email = account.get("email", "default")
-    email = DEFAULT_ACCOUNT if email == "default" else email
-    call.require_permission("iam.serviceAccounts.actAs", f"projects/{PROJECT}/serviceAccounts/{email}")
 
 
 def _location_of(call: ApiCall) -> str:

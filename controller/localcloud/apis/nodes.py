@@ -1,7 +1,7 @@
 """Cloud TPU v2: nodes (https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes)."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -93,11 +93,6 @@ class Nodes(Service):
         self.store.put("node", name, node)
         return node
 
-    def check_account(self, call: ApiCall, body: Mapping[str, Any]) -> None:
-        """Raise ApiError 403 unless the caller may attach the service account of a node."""
-        email = (body.get("serviceAccount") or {}).get("email") or DEFAULT_ACCOUNT
-        call.require_permission("iam.serviceAccounts.actAs", f"projects/{PROJECT}/serviceAccounts/{email}")
-
     def accelerator(self, location: str, body: Mapping[str, Any]) -> AcceleratorType:
         """Return the accelerator type of a node; raise ApiError 400 if it or the runtime version is unknown."""
         zone = location.rpartition("/")[2]
@@ -115,11 +110,6 @@ class Nodes(Service):
             choices = ", ".join(sorted(self.catalog.runtime_versions))
             raise ApiError(400, f'Cloud TPU received a bad request. Runtime version "{runtime}" unknown: {choices}')
         return kind
-
-    def check_quota(self, location: str, wanted: Sequence[Mapping[str, Any]], tier: str) -> None:
-        """Raise ApiError 429 if the project has too few chips for these nodes in the zone."""
-        kinds = [self.accelerator(location, body) for body in wanted]
-        self.quotas.check_tpus(location.rpartition("/")[2], kinds, tier)
 
     async def provision(self, name: str) -> None:
         """Boot the VMs of a CREATING node; raise ApiError 429 if there is no capacity, leaving the node as it is."""
@@ -195,8 +185,8 @@ class Nodes(Service):
         location = self.location(call)
         zone, tier = location.rpartition("/")[2], self.capacity_tier(call.body)
         self.faults.refuse_creation("request", zone, tier, call.body.get("acceleratorType", ""))
-        self.check_account(call, call.body)
-        self.check_quota(location, [call.body], tier)
+        call.require_account((call.body.get("serviceAccount") or {}).get("email"))
+        self.quotas.check_tpus(zone, [self.accelerator(location, call.body)], tier)
         node = self.add(location, call.required("nodeId"), call.body)
         return self._begin(call, "create", node["name"], "node.ready")
 

@@ -44,8 +44,9 @@ class QueuedResources(Service):
         if not specs:
             raise ApiError(400, "tpu.nodeSpec must hold at least one node")
         for spec in specs:
-            self.nodes.check_account(call, spec.get("node", {}))
-            self.nodes.accelerator(location, spec.get("node", {}))
+            node = spec.get("node", {})
+            call.require_account((node.get("serviceAccount") or {}).get("email"))
+            self.nodes.accelerator(location, node)
             if bool(spec.get("nodeId")) == bool(multi_slice_spec(spec)):
                 raise ApiError(400, "Exactly one of nodeId and multisliceParams must be set in a nodeSpec")
         if sum(key in call.body for key in ("spot", "guaranteed", "bestEffort")) > 1:
@@ -55,7 +56,7 @@ class QueuedResources(Service):
         wanted = [body for _, body in requested_nodes({**call.body, "name": name})]
         zone, tier = location.rpartition("/")[2], capacity_tier(call.body)
         self.faults.refuse_creation("request", zone, tier, wanted[0].get("acceleratorType", ""))
-        self.nodes.check_quota(location, wanted, tier)
+        self.quotas.check_tpus(zone, [self.nodes.accelerator(location, node) for node in wanted], tier)
         # ACCEPTED is a former name of this state: https://cloud.google.com/tpu/docs/queued-resources
         state = state_document("WAITING_FOR_RESOURCES")
         queued = {**call.body, "name": name, "createTime": timestamp(time.time()), "state": state}
