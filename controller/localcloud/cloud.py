@@ -30,12 +30,11 @@ from controller.localcloud.apis.networks import Networks
 from controller.localcloud.apis.nodes import Nodes
 from controller.localcloud.apis.objects import Blobs, Objects
 from controller.localcloud.apis.operations import Effect, Operations
-from controller.localcloud.apis.oslogin import OsLogin
 from controller.localcloud.apis.projects import EnabledApis, Projects
 from controller.localcloud.apis.queued import Locations, QueuedResources
 from controller.localcloud.apis.quotas import Quotas
 from controller.localcloud.apis.service import Service
-from controller.localcloud.apis.small_services import Billing, CustomRoles, SecretManager
+from controller.localcloud.apis.small_services import Billing, CustomRoles, OsLogin, SecretManager
 from controller.localcloud.faults.effects import FaultEffects
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.admin import Admin
@@ -43,8 +42,7 @@ from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.discovery import MOUNTS, load_discovery
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.server import Server
-from controller.localcloud.iam.callers import Callers, Tokens
-from controller.localcloud.iam.judge import Judge, Policies
+from controller.localcloud.iam import Judge, Policies, Tokens
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
 from controller.localcloud.vms.hosts import Instances
@@ -98,7 +96,7 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
     )
     tokens = Tokens(store, settings, token)
     enabled_apis = EnabledApis(store, settings)
-    callers = Callers(store, settings)
+    judge = Judge(store, policies, settings, faults)
     blobs = Blobs(state / "blobs")
     objects = Objects(store, blobs, faults.on_object_finalized, settings)
     nodes, slices, parts = Nodes(**shared), Slices(**shared), Parts(**shared)
@@ -120,21 +118,20 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         CustomRoles(**shared),
         Billing(**shared),
         SecretManager(**shared),
+        OsLogin(**shared),
         Buckets(**shared, objects=objects),
         StoredObjects(**shared, objects=objects, blobs=blobs),
     )
-    handlers = {key: handler for service in services for key, handler in service.handlers().items()}
     server = Server(
         store=store,
         discovery=load_discovery(),
-        handlers=handlers | OsLogin(store).handlers(),
+        handlers={key: handler for service in services for key, handler in service.handlers().items()},
         media=MediaTransfers(store, objects, blobs),
-        metadata=MetadataServer(**shared, tokens=tokens, callers=callers),
+        metadata=MetadataServer(**shared, tokens=tokens, judge=judge),
         iap=IapRelay(**shared),
         admin=Admin(**shared, objects=objects, stopped=stopped),
         faults=faults,
-        callers=callers,
-        judge=Judge(store, policies, settings, faults),
+        judge=judge,
         tokens=tokens,
         enabled_apis=enabled_apis,
         url=url,

@@ -10,7 +10,7 @@ from controller.localcloud.apis.objects import Blobs, Objects, StoredObject, che
 from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import PROJECT_NUMBER, ApiCall, check_project, merge_patch, paginate, timestamp
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.iam.judge import bucket_bindings
+from controller.localcloud.iam import bucket_bindings
 from controller.localcloud.store import Document
 
 _BUCKET_NAME = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")

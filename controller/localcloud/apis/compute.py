@@ -18,7 +18,6 @@ from controller.localcloud.apis.compute_engine.collections import (
 )
 from controller.localcloud.apis.networks import COMPUTE_KIND, check_name, invalid_field
 from controller.localcloud.apis.operations import Effect
-from controller.localcloud.apis.oslogin import PROJECT_METADATA_KIND
 from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import (
     DEFAULT_ACCOUNT,
@@ -35,7 +34,7 @@ from controller.localcloud.http.call import (
 )
 from controller.localcloud.http.errors import ApiError, already_exists, not_found, not_ready
 from controller.localcloud.store import Document
-from controller.localcloud.vms.hosts import Instances
+from controller.localcloud.vms.hosts import PROJECT_METADATA_KIND, Instances
 
 _OUTPUT_ONLY = ("id", "kind", "selfLink", "selfLinkWithId", "creationTimestamp", "fingerprint", "region", "subnetworks")
 _TRANSITIONAL_STATUS = {"insert": "PROVISIONING", "delete": "STOPPING"}

@@ -19,7 +19,7 @@ from controller.localcloud.apis.networks import IAP_RANGE
 from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import PROJECT, without_secrets
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.iam.judge import PROJECT_RESOURCE, Judgement
+from controller.localcloud.iam import PROJECT_RESOURCE, Judgement
 from controller.localcloud.vms.image import EmulatedWorker
 
 PREFIX = "iap/v4/connect"

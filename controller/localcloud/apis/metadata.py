@@ -11,7 +11,7 @@ from aiohttp import web
 
 from controller.localcloud.apis.service import Service
 from controller.localcloud.http.call import PROJECT_NUMBER
-from controller.localcloud.iam.callers import Callers, Tokens
+from controller.localcloud.iam import Judge, Tokens
 from controller.localcloud.store import Document
 from controller.localcloud.vms.hosts import SLICE_KIND, metadata_attributes, metadata_tree
 from controller.localcloud.vms.image import EmulatedWorker, vm_name
@@ -26,7 +26,7 @@ class MetadataServer(Service):
     """Serves metadata to programs on a VM; each worker has its own URL."""
 
     tokens: Tokens
-    callers: Callers
+    judge: Judge
 
     async def handle(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
         """Return the value at `path`; 403 without the Metadata-Flavor header, 404 for an unknown key.
@@ -75,7 +75,7 @@ class MetadataServer(Service):
 
     def _accounts(self, client: str) -> dict[str, Any]:
         """Return the service accounts of a VM, each under its address and as `default`."""
-        caller = self.callers.find(client)
+        caller = self.judge.caller(client)
         if not caller.email:
             return {}
         scopes = "\n".join(sorted(caller.scopes))

@@ -21,7 +21,7 @@ from controller.localcloud.http.call import (
     with_number,
 )
 from controller.localcloud.http.errors import ApiError, failed_precondition
-from controller.localcloud.iam.judge import is_visible
+from controller.localcloud.iam import is_visible
 from controller.localcloud.store import Document
 
 _PATCHABLE = ("description", "labels", "metadata", "tags")

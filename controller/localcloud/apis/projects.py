@@ -19,7 +19,7 @@ from controller.localcloud.http.call import (
     paginate,
 )
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.iam.judge import PROJECT_RESOURCE, format_etag, is_visible
+from controller.localcloud.iam import PROJECT_RESOURCE, format_etag, is_visible
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
 

@@ -11,7 +11,7 @@ from controller.localcloud.apis.operations import Effect, Operations
 from controller.localcloud.apis.quotas import Quotas
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import Handler
-from controller.localcloud.iam.judge import Policies
+from controller.localcloud.iam import Policies
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
 from controller.localcloud.vms.workers import EmulatedWorkers

@@ -1,9 +1,11 @@
-"""Services that keep one collection each: custom roles (iam v1), secrets and budgets, with billing.
+"""Services that keep one collection each: custom roles (iam v1), secrets, budgets with billing, and OS Login.
 
-https://cloud.google.com/iam/docs/creating-custom-roles, https://cloud.google.com/secret-manager/docs/reference/rest
+https://cloud.google.com/iam/docs/creating-custom-roles, https://cloud.google.com/secret-manager/docs/reference/rest,
+https://cloud.google.com/compute/docs/oslogin/rest/v1/users
 """
 
 import base64
+import hashlib
 import re
 import time
 from dataclasses import dataclass
@@ -21,8 +23,9 @@ from controller.localcloud.http.call import (
     timestamp,
 )
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.iam.judge import PROJECT_RESOURCE, format_etag
+from controller.localcloud.iam import PROJECT_RESOURCE, format_etag
 from controller.localcloud.store import Document
+from controller.localcloud.vms.hosts import EMAIL, PROFILE_KIND, USER
 
 _ROLE_ID = re.compile(r"[a-zA-Z0-9_.]{3,64}")
 _SECRET_ID = re.compile(r"[A-Za-z0-9_-]{1,255}")
@@ -198,3 +201,38 @@ class Billing(Service):
         if account != BILLING_ACCOUNT:
             raise ApiError(403, f"The caller does not have permission on billing account '{account}'")
         return f"billingAccounts/{account}"
+
+
+@dataclass(eq=False)
+class OsLogin(Service):
+    """Login profile and user info of the only user."""
+
+    methods: ClassVar = {
+        "oauth2.v2:": "userinfo.get",
+        "oslogin.v1:users.": "getLoginProfile importSshPublicKey",
+    }
+
+    def _userinfo_get(self, _: ApiCall) -> Document:
+        return {"email": EMAIL, "verified_email": True}
+
+    def _get_login_profile(self, call: ApiCall) -> Document:
+        user = call.path["usersId"]
+        if user != EMAIL:
+            raise ApiError(403, f"The caller is {EMAIL} and may not see the profile of {user}")
+        return self.store.get(PROFILE_KIND, EMAIL) or {"name": EMAIL}
+
+    def _import_ssh_public_key(self, call: ApiCall) -> Document:
+        profile = {"sshPublicKeys": {}, **self._get_login_profile(call)}
+        if "projectId" in call.query:
+            check_project(call.query["projectId"])
+        key = call.body.get("key", "").strip()
+        if not key.startswith(("ssh-", "ecdsa-")):
+            raise ApiError(400, "Invalid SSH public key")
+        fingerprint = hashlib.sha256(key.encode()).hexdigest()
+        entry = {"key": key, "fingerprint": fingerprint, "name": f"users/{EMAIL}/sshPublicKeys/{fingerprint}"}
+        profile["sshPublicKeys"][fingerprint] = entry
+        account = {"username": USER, "uid": "1234567890", "gid": "1234567890", "homeDirectory": f"/home/{USER}"}
+        account |= {"primary": True, "operatingSystemType": "LINUX", "accountId": PROJECT}
+        account["name"] = f"users/{EMAIL}/projects/{PROJECT}"
+        self.store.put(PROFILE_KIND, EMAIL, {**profile, "posixAccounts": [account]})
+        return {"loginProfile": {**profile, "posixAccounts": [account]}}

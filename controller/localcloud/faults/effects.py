@@ -12,7 +12,7 @@ from controller.localcloud.apis.nodes import Nodes
 from controller.localcloud.apis.service import Service
 from controller.localcloud.faults.faults import FaultAction
 from controller.localcloud.http.call import timestamp
-from controller.localcloud.iam.callers import EXPIRED_KIND, EXPIRED_NAME
+from controller.localcloud.iam import EXPIRED_KIND, EXPIRED_NAME
 from controller.localcloud.store import Document
 from controller.localcloud.vms.image import CLOCK_FILE, DISK_FILE, EmulatedWorker, first_chip, process_marker
 from controller.localcloud.vms.processes import MARKER, Client, kill_client, set_disk_full, signal_programs

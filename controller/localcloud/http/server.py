@@ -27,8 +27,7 @@ from controller.localcloud.http.call import ApiCall, Handlers, select_fields, wi
 from controller.localcloud.http.discovery import Discovery, Method, Validation
 from controller.localcloud.http.errors import ApiError, internal_error, unauthenticated
 from controller.localcloud.http.media import MediaTransfers
-from controller.localcloud.iam.callers import LAPTOP, Callers, Tokens, are_equal
-from controller.localcloud.iam.judge import Judge, Judgement
+from controller.localcloud.iam import LAPTOP, Judge, Judgement, Tokens, are_equal
 from controller.localcloud.store import Store
 from controller.localcloud.vms.processes import Client
 
@@ -102,7 +101,6 @@ class Server:
     iap: IapRelay
     admin: Admin
     faults: Faults
-    callers: Callers
     judge: Judge
     tokens: Tokens
     enabled_apis: EnabledApis
@@ -225,7 +223,7 @@ class Server:
         raise ApiError(400, f"{call.method.name} has no media")
 
     def _judgement(self, client: str, api: str) -> Judgement:
-        return Judgement(self.judge, self.callers.find(client), api)
+        return Judgement(self.judge, self.judge.caller(client), api)
 
     async def _issue_token(self, request: web.Request) -> web.Response:
         """Answer https://oauth2.googleapis.com/token, where a user's refresh token gets access tokens."""

@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from controller.localcloud.apis.networks import COMPUTE_KIND
-from controller.localcloud.apis.oslogin import PROJECT_METADATA_KIND, enables_oslogin
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.store import Document, Store
 from controller.localcloud.vms.image import STARTUP_SCRIPT_KEY, EmulatedWorker, vm_environment, vm_name, write_program
 from controller.localcloud.vms.processes import MARKER, kill_marked
 
 SLICE_KIND = "slice"
+PROFILE_KIND = "loginProfile"
+PROJECT_METADATA_KIND = "project-metadata"  # name in the store, of kind `setting`
+EMAIL, USER = "you@example.com", "you_example_com"
+"""The user on the laptop, and their name at OS Login."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Vms:
             config["subnetwork"],
             metadata=node.get("metadata", {}),
             tags=tuple(node.get("tags", ())),
-            oslogin=enables_oslogin(self._project_metadata()),
+            oslogin=_enables_oslogin(self._project_metadata()),
         )
 
     def _of_member(self, slice_: Document, index: int) -> Vm:
@@ -123,12 +126,16 @@ class Vms:
             tags=tuple((instance.get("tags") or {}).get("items", ())),
             opens=slice_.get("opens", 0.0),
             instance=instance,
-            oslogin=enables_oslogin(metadata),
+            oslogin=_enables_oslogin(metadata),
             publishes=metadata.get("enable-guest-attributes", "").upper() == "TRUE",
         )
 
     def _project_metadata(self) -> dict[str, str]:
         return metadata_attributes({"metadata": self._store.get("setting", PROJECT_METADATA_KIND) or {}})
+
+
+def _enables_oslogin(metadata: Mapping[str, str]) -> bool:
+    return metadata.get("enable-oslogin", "").upper() == "TRUE"
 
 
 def member_path(slice_: Document, index: int) -> str:

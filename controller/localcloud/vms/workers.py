@@ -15,14 +15,13 @@ from urllib.parse import urlsplit
 
 import asyncssh
 
-from controller.localcloud.apis import oslogin
 from controller.localcloud.apis.catalog import AcceleratorType
 from controller.localcloud.apis.networks import ANY_PORT, COMPUTE_KIND, IAP_RANGE, LAPTOP_RANGE, Networks, allows_tcp
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.hosts import Vm, Vms
+from controller.localcloud.vms.hosts import EMAIL, PROFILE_KIND, USER, Vm, Vms
 from controller.localcloud.vms.image import (
     STARTUP_SCRIPT_KEY,
     EmulatedWorker,
@@ -284,7 +283,8 @@ class EmulatedWorkers:
         if vm is None:
             return []
         if vm.oslogin:
-            return oslogin.keys_for_user(self._store, user)
+            profile = self._store.get(PROFILE_KIND, EMAIL) if user == USER else None
+            return [key["key"] for key in (profile or {}).get("sshPublicKeys", {}).values()]
         return authorized_keys(vm.metadata.get("ssh-keys", ""), user)
 
     def _environment(self, worker: EmulatedWorker, user: str) -> dict[str, str]:

@@ -14,9 +14,9 @@ from controller.cloud.emulator import find_running
 from controller.core.clock import Clock
 from controller.gcp.client import GoogleClient
 from controller.gcp.errors import NoCredentialsError
+from controller.localcloud import iam as token_module
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.iam import callers as token_module
-from controller.localcloud.iam.callers import Tokens
+from controller.localcloud.iam import Tokens
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
 from tests.controller.cli.verbs.test_up import let_go

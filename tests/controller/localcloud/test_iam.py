@@ -9,13 +9,12 @@ from unittest import mock
 import pytest
 
 from conf.schema.infra.permissions import all_permissions, has_method, permissions_of_role, predefined_roles
+from controller.localcloud import iam as policy_module
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import DEFAULT_ACCOUNT
 from controller.localcloud.http.discovery import Discovery, Method
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.iam import judge as policy_module
-from controller.localcloud.iam.callers import LAPTOP, Caller, Callers
-from controller.localcloud.iam.judge import PROJECT_RESOURCE, Judge, Judgement, Policies, bucket_bindings
+from controller.localcloud.iam import LAPTOP, PROJECT_RESOURCE, Caller, Judge, Judgement, Policies, bucket_bindings
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Store
 
@@ -34,10 +33,9 @@ class Iam:
         self.store.put("serviceAccount", RUNNER, {})
         self.store.put("node", "n", {"id": "7", "serviceAccount": {"email": RUNNER, "scope": [SCOPE]}})
         self.store.put("bucket", "b", {})
-        self.callers = Callers(self.store, self.settings)
 
     def judgement(self, client: str = LAPTOP, api: str = "tpu") -> Judgement:
-        return Judgement(self.judge, self.callers.find(client), api)
+        return Judgement(self.judge, self.judge.caller(client), api)
 
     def grant(self, resource: str, member: str, *roles: str) -> None:
         bindings = [{"role": role, "members": [member]} for role in roles]
@@ -45,7 +43,7 @@ class Iam:
 
     def persona(self, *roles: str) -> Caller:
         self.settings.update({"caller_roles": list(roles)})
-        return self.callers.find(LAPTOP)
+        return self.judge.caller(LAPTOP)
 
 
 @pytest.fixture
