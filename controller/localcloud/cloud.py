@@ -113,12 +113,8 @@ def assemble(store: Store, state: Path, url: str, token: str, settings: Settings
         instances,
         QueuedResources(**shared, nodes=nodes),
         Locations(**shared, nodes=nodes),
-        Advice(**shared),
         Projects(**shared, apis=enabled_apis),
-        CustomRoles(**shared),
-        Billing(**shared),
-        SecretManager(**shared),
-        OsLogin(**shared),
+        *(kind(**shared) for kind in (Advice, CustomRoles, Billing, SecretManager, OsLogin)),
         Buckets(**shared, objects=objects),
         StoredObjects(**shared, objects=objects, blobs=blobs),
     )

@@ -116,16 +116,13 @@ class HubState:
         sha256 = hashlib.sha256(content).hexdigest()
         is_lfs = len(content) > LFS_BYTES or path.suffix in LFS_SUFFIXES
         pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {len(content)}\n".encode()
-        file = HubFile(path, len(content), sha256, git_blob(pointer if is_lfs else content), is_lfs)
+        stored = pointer if is_lfs else content
+        blob = hashlib.sha1(b"blob %d\0" % len(stored) + stored, usedforsecurity=False).hexdigest()
+        file = HubFile(path, len(content), sha256, blob, is_lfs)
         with self._lock:
             self._known[path] = (stamp, file)
             self.stored[sha256] = path
         return file
-
-
-def git_blob(content: bytes) -> str:
-    """Return git's id of a file's content."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 class HubServer(ThreadingHTTPServer):
@@ -173,15 +170,10 @@ class HubHandler(BaseHTTPRequestHandler):
         """Keep no log on stderr."""
 
     def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
-        self.state.requests.append(f"{self.command} {self.path}")
-        fault = self.state.take_fault(f"{self.command} {self.path}")
-        path = unquote(urlsplit(self.path).path)
+        """Answer; a HEAD is answered like a GET, without the body."""
+        request = f"{self.command} {self.path}"
+        self.state.requests.append(request)
+        fault, path = self.state.take_fault(request), unquote(urlsplit(self.path).path)
         if fault is not None and fault.loop:
             return self._send(302, {"Location": self.path, "X-Repo-Commit": "0" * 40, "ETag": '"loop"'})
         if fault is not None and fault.status is not None:
@@ -201,6 +193,8 @@ class HubHandler(BaseHTTPRequestHandler):
             repository = self._find("datasets" if kind else "models", name, revision, token)
             return None if repository is None else self._resolve(repository, name, file, token, fault)
         return self._refuse(404, "", "Not Found")
+
+    do_HEAD = do_GET  # noqa: N815 - the name that the server calls
 
     def _find(self, kind: str, name: str, revision: str | None, token: str) -> Path | None:
         """Return the folder of a repository; None after a refusal. Strangers learn nothing of what does not exist."""

@@ -21,9 +21,6 @@ MAX_SESSIONS = 10
 """`MaxSessions` of one connection, the default of sshd_config(5), which Ubuntu's images leave as it is."""
 _DRAIN_SECONDS = 0.5  # for the last output of a program on a terminal
 
-# user -> environment of a new session (firewall rules may have changed since the last one)
-EnvironmentFactory = Callable[[str], Mapping[str, str]]
-
 
 class LoginServer(asyncssh.SSHServer):
     """Admits exactly the keys that the node's metadata lists for a user."""
@@ -129,7 +126,7 @@ class HomeFiles(asyncssh.SFTPServer):
 
 async def serve_process(
     process: asyncssh.SSHServerProcess[bytes],
-    environment: EnvironmentFactory,
+    environment: Callable[[str], Mapping[str, str]],
     frozen: Callable[[], bool],
     *,
     writes: bool,
@@ -137,7 +134,7 @@ async def serve_process(
     """Run the client's command in its own process group until it ends; send no output while frozen.
 
     As with sshd, a program outlives its connection: after a drop, its input and output are closed.
-    `writes` is false while the disk is full.
+    `environment` gives that of a new session of a user; `writes` is false while the disk is full.
     """
     user = process.get_extra_info("username")
     variables = dict(environment(user))
