@@ -155,35 +155,36 @@ _TOKEN = re.compile(r"[^,()/\s]+|[,()/]")
 def select_fields(document: Any, fields: str) -> Any:
     """Return the parts of a document that `fields` selects, e.g. "items(name,size),nextPageToken" or "items/name"."""
     tokens = _TOKEN.findall(fields)
-    mask, rest = _parse_selection(tokens, fields)
-    if rest:
+    try:
+        mask = _take_selection(tokens)
+    except ValueError:
+        mask = None
+    if mask is None or tokens:
         raise ApiError(400, f"Invalid field selection {fields}")
     return _select(document, mask)
 
 
-def _parse_selection(tokens: list[str], fields: str) -> tuple[_FieldMask, list[str]]:
-    """Parse comma-separated selections up to a closing parenthesis or the end; return the mask and the other tokens."""
+def _take_selection(tokens: list[str]) -> _FieldMask:
+    """Take comma-separated selections from the tokens, up to a closing parenthesis; raise ValueError if broken."""
     mask: _FieldMask = {}
     while tokens:
-        node = mask
-        while True:
+        node, has_more = mask, True
+        while has_more:
             if not tokens or tokens[0] in ",()/":
-                raise ApiError(400, f"Invalid field selection {fields}")
-            node = node.setdefault(tokens[0], {})
-            tokens = tokens[1:]
-            if not tokens or tokens[0] != "/":
-                break
-            tokens = tokens[1:]
-        if tokens and tokens[0] == "(":
-            inner, tokens = _parse_selection(tokens[1:], fields)
-            if not tokens or tokens[0] != ")":
-                raise ApiError(400, f"Invalid field selection {fields}")
-            node.update(inner)
-            tokens = tokens[1:]
-        if not tokens or tokens[0] != ",":
+                raise ValueError(tokens)
+            node = node.setdefault(tokens.pop(0), {})
+            has_more = _take(tokens, "/")
+        if _take(tokens, "("):
+            node.update(_take_selection(tokens))
+            if not _take(tokens, ")"):
+                raise ValueError(tokens)
+        if not _take(tokens, ","):
             break
-        tokens = tokens[1:]
-    return mask, tokens
+    return mask
+
+
+def _take(tokens: list[str], sign: str) -> bool:
+    return tokens[:1] == [sign] and bool(tokens.pop(0))
 
 
 def _select(value: Any, mask: _FieldMask) -> Any:

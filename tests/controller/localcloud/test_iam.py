@@ -55,7 +55,7 @@ def call(judgement: Judgement, name: str, quota_project: str | None = None, **pa
     """The refusal of a method of an API, `tpu.v2:projects.locations.nodes.get`, if it is refused."""
     document, _, method = name.partition(":")
     try:
-        judgement.admit(Method(document, method, "GET", None, True, {}, (SCOPE,)), path, quota_project)
+        judgement.admit(Method(document, method, "GET", None, None, {}, (SCOPE,)), path, quota_project)
     except ApiError as refusal:
         return refusal
     return None

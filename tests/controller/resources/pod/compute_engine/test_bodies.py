@@ -54,7 +54,7 @@ def test_every_tier_is_valid_by_the_discovery_document(context: Context, tier: s
     }
     validation = Validation(load_discovery())
     for schema, body in sent.items():
-        validation.check_body(Method("compute.v1", "", "POST", schema, True, {}), body)
+        validation.check_body(Method("compute.v1", "", "POST", schema, None, {}), body)
     assert ("reservationAffinity" in one) == (tier == "reserved")
     source = f"projects/p1/zones/{ZONE}/disks/pod-data"
     assert one["disks"][1] == {"source": source, "mode": "READ_WRITE", "boot": False, "autoDelete": False}
