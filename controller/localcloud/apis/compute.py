@@ -152,7 +152,7 @@ class Compute(Service):
     def _aggregated(self, collection: Collection, call: ApiCall) -> Document:
         check_project(call.path["project"])
         items: dict[str, Any] = {}
-        for path, resource in self.store.items(COMPUTE_KIND, collection.prefix()):
+        for path, resource in self.store.items(COMPUTE_KIND, f"projects/{PROJECT}/"):
             if f"/{collection.plural}/" in path:
                 scope = items.setdefault("/".join(path.split("/")[2:4]), {collection.plural: []})
                 scope[collection.plural].append(self._render(collection, path, resource))
@@ -191,7 +191,8 @@ class Compute(Service):
                 self.store.delete(COMPUTE_KIND, subnetwork)
         await self.machines.remove(path)
         for rules in self.rules.values():
-            await rules.gone(path)
+            if rules.gone:
+                await rules.gone(path)
         self.store.delete(COMPUTE_KIND, path)
         self.workers.schedule_settle()
 

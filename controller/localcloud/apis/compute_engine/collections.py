@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from controller.localcloud.http.call import PROJECT, ApiCall
 from controller.localcloud.store import Document
@@ -27,10 +26,6 @@ class Collection:
         """Return the zone, region or global scope of a call."""
         place = "global" if self.scope == "global" else f"{self.scope}s/{call.path[self.scope]}"
         return f"projects/{PROJECT}/{place}"
-
-    def prefix(self) -> str:
-        """Return the prefix common to the names of all resources of this kind."""
-        return f"projects/{PROJECT}/{'global' if self.scope == 'global' else f'{self.scope}s'}/"
 
     @property
     def spoken(self) -> str:
@@ -59,14 +54,6 @@ READ_ONLY = frozenset({TEMPLATES.plural, POLICIES.plural, GROUPS.plural})
 """Kinds without `patch` and `update` here."""
 
 
-def _nothing(*_: Any) -> Any:
-    return None
-
-
-async def _nothing_later(*_: Any) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Rules:
     """What is special about a kind of resource.
@@ -81,10 +68,10 @@ class Rules:
         gone: is called at the end of the deletion of any resource.
     """
 
-    refuse: Callable[[ApiCall], None] = _nothing
-    prepare: Callable[[ApiCall, str, Document], Document | None] = _nothing
-    effect: Callable[[str, Document], str | None] = _nothing
+    refuse: Callable[[ApiCall], None] = lambda _: None
+    prepare: Callable[[ApiCall, str, Document], Document | None] = lambda *_: None
+    effect: Callable[[str, Document], str | None] = lambda *_: None
     users: Callable[[str], list[str]] = lambda _: []
-    show: Callable[[str, Document, Document], None] = _nothing
-    leave: Callable[[str], None] = _nothing
-    gone: Callable[[str], Awaitable[None]] = _nothing_later
+    show: Callable[[str, Document, Document], None] = lambda *_: None
+    leave: Callable[[str], None] = lambda _: None
+    gone: Callable[[str], Awaitable[None]] | None = None
