@@ -6,13 +6,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from controller.localcloud.apis.catalog import Catalog
+from controller.localcloud.apis.catalog import HYPERDISK_GENERATIONS, Catalog
 from controller.localcloud.http.call import DEFAULT_ACCOUNT, PROJECT
 from controller.localcloud.http.errors import ApiError, not_found
 from controller.localcloud.store import Document, Store
 
-DISK_KIND = "compute"
-HYPERDISK_ONLY = frozenset({"v6e"})
+COMPUTE_KIND = "compute"  # kind in the store; names are paths such as `projects/P/global/networks/N`
 _DISK_TYPES = ("hyperdisk-balanced", "hyperdisk-ml", "pd-balanced", "pd-extreme", "pd-ssd", "pd-standard")
 
 
@@ -21,7 +20,7 @@ def prepare_disk(zone: str, body: Mapping[str, Any]) -> Document:
     kind = str(body.get("type") or f"zones/{zone}/diskTypes/pd-standard")
     name = kind.rpartition("/")[2]
     if name not in _DISK_TYPES or ("zones/" in kind and f"zones/{zone}/diskTypes/" not in kind):
-        raise ApiError(400, f"Invalid value for field 'resource.type': '{kind}'. The URL is malformed.")
+        raise invalid_field("type", kind, "The URL is malformed.")
     size = str(body.get("sizeGb", "500"))
     least = 4 if name.startswith("hyperdisk") else 10
     if not least <= int(size) <= 65536:
@@ -35,38 +34,33 @@ def check_attached(store: Store, zone: str, disks: Sequence[Mapping[str, Any]], 
 
     https://cloud.google.com/tpu/docs/attach-durable-block-storage
     """
+    refused = "Cloud TPU received a bad request."
     for attached in disks:
         link = str(attached.get("sourceDisk", ""))
         path = link[link.find("projects/") :]
         if not re.fullmatch(rf"projects/[^/]+/zones/{zone}/disks/[^/]+", path):
-            raise ApiError(400, f"Cloud TPU received a bad request. Disk '{link}' is not one of zone {zone}.")
-        disk = store.get(DISK_KIND, path)
+            raise ApiError(400, f"{refused} Disk '{link}' is not one of zone {zone}.")
+        disk = store.get(COMPUTE_KIND, path)
         if disk is None:
             raise not_found(path)
-        hyper = disk["type"].rpartition("/")[2].startswith("hyperdisk")
-        if hyper != (generation in HYPERDISK_ONLY):
-            message = f"Disk type {disk['type'].rpartition('/')[2]} cannot be attached to {generation}"
-            raise ApiError(400, f"Cloud TPU received a bad request. {message}")
+        kind = disk["type"].rpartition("/")[2]
+        if kind.startswith("hyperdisk") != (generation in HYPERDISK_GENERATIONS):
+            raise ApiError(400, f"{refused} Disk type {kind} cannot be attached to {generation}")
         writes = attached.get("mode", "READ_WRITE") != "READ_ONLY"
         if writes and vms > 1:
-            message = "A disk can be attached to a TPU slice of several VMs in READ_ONLY mode only"
-            raise ApiError(400, f"Cloud TPU received a bad request. {message}")
+            raise ApiError(
+                400, f"{refused} A disk can be attached to a TPU slice of several VMs in READ_ONLY mode only"
+            )
         if writes and users_of_disk(store, path):
-            raise ApiError(400, f"Cloud TPU received a bad request. Disk {path} is in use by another node.")
+            raise ApiError(400, f"{refused} Disk {path} is in use by another node.")
 
 
 def users_of_disk(store: Store, path: str) -> list[str]:
-    nodes = [
-        name
-        for name, node in store.items("node")
-        if any(str(disk.get("sourceDisk", "")).endswith(path) for disk in node.get("dataDisks", ()))
-    ]
-    instances = [
-        name
-        for name, item in store.items(DISK_KIND)
-        if any(str(disk.get("source", "")).endswith(path) for disk in item.get("disks", ()))
-    ]
-    return nodes + instances
+    def uses(disks: Iterable[Mapping[str, Any]], key: str) -> bool:
+        return any(str(disk.get(key, "")).endswith(path) for disk in disks)
+
+    nodes = [name for name, node in store.items("node") if uses(node.get("dataDisks", ()), "sourceDisk")]
+    return nodes + [name for name, item in store.items(COMPUTE_KIND) if uses(item.get("disks", ()), "source")]
 
 
 def check_sources(store: Store, disks: Sequence[Mapping[str, Any]]) -> None:
@@ -76,7 +70,7 @@ def check_sources(store: Store, disks: Sequence[Mapping[str, Any]]) -> None:
         path = link[link.find("projects/") :]
         if not link:
             continue
-        if store.get(DISK_KIND, path) is None:
+        if store.get(COMPUTE_KIND, path) is None:
             raise not_found(path)
         users = users_of_disk(store, path)
         if users and disk.get("mode", "READ_WRITE") != "READ_ONLY":
@@ -100,15 +94,13 @@ def allows_tcp(rules: Iterable[FirewallRule], *, source: str, ports: tuple[int, 
     matching = [
         (rule.get("priority", 1000), "denied" not in rule)
         for rule in rules
-        if _targets(rule, tags) and _matches_source(rule, source, tags) and _allows_ports(rule, ports)
+        if not rule.get("disabled", False)
+        and rule.get("direction", "INGRESS") == "INGRESS"
+        and (not rule.get("targetTags") or not tags.isdisjoint(rule["targetTags"]))
+        and _matches_source(rule, source, tags)
+        and _allows_ports(rule, ports)
     ]
     return min(matching)[1] if matching else False
-
-
-def _targets(rule: FirewallRule, tags: frozenset[str]) -> bool:
-    enabled = not rule.get("disabled", False) and rule.get("direction", "INGRESS") == "INGRESS"
-    targets = rule.get("targetTags")
-    return enabled and (not targets or not tags.isdisjoint(targets))
 
 
 def _matches_source(rule: FirewallRule, source: str, tags: frozenset[str]) -> bool:
@@ -140,8 +132,6 @@ def _allows_ports(rule: FirewallRule, ports: tuple[int, int]) -> bool:
                 return True
     return False
 
-
-COMPUTE_KIND = "compute"  # kind in the store; names are paths such as `projects/P/global/networks/N`
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAT_RANGES = ("ALL_SUBNETWORKS_ALL_IP_RANGES", "ALL_SUBNETWORKS_ALL_PRIMARY_IP_RANGES", "LIST_OF_SUBNETWORKS")
@@ -200,17 +190,10 @@ class Networks:
             if (item.get("network") == path and not (automatic and "/subnetworks/" in other))
             or any(path in (card["network"], card["subnetwork"]) for card in item.get("networkInterfaces", ()))
         ]
-        nodes = [
-            name
-            for name, node in self._store.items("node")
-            if path in (node["networkConfig"]["network"], node["networkConfig"]["subnetwork"])
-        ]
-        gone = [
-            name
-            for name, used in self._store.items("inUse")
-            if path in (used["network"], used["subnetwork"]) and time.time() < used["until"]
-        ]
-        return resources + nodes + gone + users_of_disk(self._store, path)
+        configs = [(name, node["networkConfig"]) for name, node in self._store.items("node")]
+        configs += [(name, used) for name, used in self._store.items("inUse") if time.time() < used["until"]]
+        nodes = [name for name, config in configs if path in (config["network"], config["subnetwork"])]
+        return resources + nodes + users_of_disk(self._store, path)
 
     def keep_in_use(self, name: str, config: Mapping[str, Any], until: float) -> None:
         """Let the network of a deleted TPU node be in use a while longer, as Google does."""
@@ -285,12 +268,10 @@ class Networks:
         for number, card in enumerate(instance.get("networkInterfaces") or [{}]):
             network, subnetwork = self.attach(zone.rpartition("-")[0], card.get("network"), card.get("subnetwork"))
             block = ipaddress.ip_network(self._require(subnetwork)["ipCidrRange"])
-            address = card.get("networkIP") or str(
-                block[2 + self._store.next_number("address") % (block.num_addresses - 4)]
-            )
-            cards.append(
-                {**card, "network": network, "subnetwork": subnetwork, "networkIP": address, "name": f"nic{number}"}
-            )
+            usable = block.num_addresses - 4
+            address = card.get("networkIP") or str(block[2 + self._store.next_number("address") % usable])
+            place = {"network": network, "subnetwork": subnetwork, "networkIP": address}
+            cards.append({**card, **place, "name": f"nic{number}"})
         accounts = [
             {**account, "email": DEFAULT_ACCOUNT} if account.get("email") == "default" else account
             for account in instance.get("serviceAccounts", ())
@@ -301,13 +282,9 @@ class Networks:
         """Reject a second NAT beside one for all subnetworks of a region (https://cloud.google.com/nat/docs/overview)."""
         nats = list(router.get("nats", ()))
         for path, other in self.resources_of(router["network"], "routers"):
-            if path != mine and f"/regions/{region}/" in path:
+            if nats and path != mine and f"/regions/{region}/" in path:
                 nats += other.get("nats", ())
-        if (
-            len(nats) > 1
-            and router.get("nats")
-            and any(nat["sourceSubnetworkIpRangesToNat"][:3] == "ALL" for nat in nats)
-        ):
+        if len(nats) > 1 and any(nat["sourceSubnetworkIpRangesToNat"][:3] == "ALL" for nat in nats):
             message = "Invalid value for field 'resource.nats': a NAT that serves all subnetworks of the network exists"
             raise ApiError(400, f"{message} in region '{region}'; there can be no other beside it.")
 
@@ -320,11 +297,8 @@ class Networks:
         mine = subnetwork_path(region, subnetwork["name"])
         for path, other in self.resources_of(subnetwork["network"], "subnetworks"):
             if path != mine and block.overlaps(ipaddress.ip_network(other["ipCidrRange"])):
-                raise ApiError(
-                    400,
-                    f"Invalid IPCidrRange: {cidr} conflicts with existing subnetwork '{other['name']}' in region "
-                    f"'{path.split('/')[3]}'.",
-                )
+                rival = f"'{other['name']}' in region '{path.split('/')[3]}'"
+                raise ApiError(400, f"Invalid IPCidrRange: {cidr} conflicts with existing subnetwork {rival}.")
 
 
 def check_nat(nat: Mapping[str, Any]) -> None:
