@@ -18,7 +18,7 @@ from controller.localcloud.http.call import (
     check_project,
     paginate,
 )
-from controller.localcloud.http.errors import ApiError
+from controller.localcloud.http.errors import ApiError, error_info
 from controller.localcloud.iam import PROJECT_RESOURCE, format_etag, is_visible
 from controller.localcloud.settings import Settings
 from controller.localcloud.store import Document, Store
@@ -73,9 +73,8 @@ class EnabledApis:
             f"https://console.developers.google.com/apis/api/{service}/overview?project={PROJECT_NUMBER} then retry. "
             "If you enabled this API recently, wait a few minutes for the action to propagate to our systems and retry."
         )
-        metadata = {"service": service, "consumer": f"projects/{PROJECT_NUMBER}"}
-        info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "SERVICE_DISABLED"}
-        info |= {"domain": "googleapis.com", "metadata": metadata}
+        consumer = f"projects/{PROJECT_NUMBER}"
+        info = error_info("SERVICE_DISABLED", "googleapis.com", service=service, consumer=consumer)
         raise ApiError(403, message, reason="accessNotConfigured", details=[info])
 
 

@@ -153,15 +153,13 @@ class Faults:
             if spec["kind"] == "partition" and spec["client"] == who:
                 self._record_hit(name, fault)
                 return BrokenConnection("request")
+            draw = random.Random(f"{spec['seed']}/{self._requests}")  # noqa: S311 - reproducible for a given seed
             if spec["kind"] == "bucket_outage" and _STORAGE_PATH.match(path):
-                draw = random.Random(f"{spec['seed']}/{self._requests}")  # noqa: S311 - reproducible for a given seed
                 self._record_hit(name, fault)
                 return draw.choice((_OVERLOADED, _OVERLOADED, BrokenConnection("request", STALL_SECONDS)))
-            if spec["kind"] == "brownout" and spec["client"] in (None, who):
-                draw = random.Random(f"{spec['seed']}/{self._requests}")  # noqa: S311 - reproducible for a given seed
-                if draw.random() < spec["share"]:
-                    self._record_hit(name, fault)
-                    return draw.choice((_OVERLOADED, _TOO_MANY, BrokenConnection("request", STALL_SECONDS)))
+            if spec["kind"] == "brownout" and spec["client"] in (None, who) and draw.random() < spec["share"]:
+                self._record_hit(name, fault)
+                return draw.choice((_OVERLOADED, _TOO_MANY, BrokenConnection("request", STALL_SECONDS)))
         return None
 
     def denied_permissions(self, laptop: bool) -> frozenset[str]:

@@ -129,11 +129,11 @@ def permission_denied(api: str, permission: str, resource: str, email: str) -> A
             return ApiError(403, message)
         case "serviceusage" if permission.startswith("serviceusage.services."):
             verb = permission.rpartition(".")[2]
-            details = [_error_info("AUTH_PERMISSION_DENIED", "googleapis.com", service="serviceusage.googleapis.com")]
+            details = [error_info("AUTH_PERMISSION_DENIED", "googleapis.com", service="serviceusage.googleapis.com")]
             return ApiError(403, f"Permission denied to {verb} service ({permission})", details=details)
     full = f"//{api}.googleapis.com/{resource}"
     message = f"Permission '{permission}' denied on resource '{full}' (or it may not exist)."
-    info = _error_info("IAM_PERMISSION_DENIED", f"{api}.googleapis.com", permission=permission, resource=resource)
+    info = error_info("IAM_PERMISSION_DENIED", f"{api}.googleapis.com", permission=permission, resource=resource)
     return ApiError(403, message, details=[info])
 
 
@@ -145,13 +145,13 @@ def _may_not_act_as(api: str, account: str, email: str) -> ApiError:
         )
         return ApiError(403, message, reason="SERVICE_ACCOUNT_ACCESS_DENIED")
     message = f"Permission 'iam.serviceAccounts.actAs' denied on service account {account} (or it may not exist)."
-    info = _error_info("IAM_PERMISSION_DENIED", "iam.googleapis.com", permission="iam.serviceAccounts.actAs")
+    info = error_info("IAM_PERMISSION_DENIED", "iam.googleapis.com", permission="iam.serviceAccounts.actAs")
     return ApiError(403, message, details=[info])
 
 
 def scopes_insufficient(api: str, method: str) -> ApiError:
     """Return error 403 for a token without a scope that the method accepts."""
-    info = _error_info(
+    info = error_info(
         "ACCESS_TOKEN_SCOPE_INSUFFICIENT", "googleapis.com", service=f"{api}.googleapis.com", method=method
     )
     return ApiError(
@@ -167,7 +167,7 @@ def user_project_denied(api: str, project: str) -> ApiError:
         "roles/serviceusage.serviceUsageConsumer role, or a custom role with the serviceusage.services.use permission, "
         f"by visiting {console} and then retry. Propagation of the new permission may take a few minutes."
     )
-    info = _error_info(
+    info = error_info(
         "USER_PROJECT_DENIED", "googleapis.com", service=f"{api}.googleapis.com", consumer=f"projects/{project}"
     )
     return ApiError(403, message, details=[info])
@@ -179,10 +179,10 @@ def unauthenticated(reason: str = "ACCESS_TOKEN_EXPIRED") -> ApiError:
         "Request had invalid authentication credentials. Expected OAuth 2 access token, login cookie or other valid "
         "authentication credential. See https://developers.google.com/identity/sign-in/web/devconsole-project."
     )
-    return ApiError(401, message, details=[_error_info(reason, "googleapis.com")])
+    return ApiError(401, message, details=[error_info(reason, "googleapis.com")])
 
 
-def _error_info(reason: str, domain: str, **metadata: str) -> dict[str, object]:
+def error_info(reason: str, domain: str, **metadata: str) -> dict[str, object]:
     return {
         "@type": "type.googleapis.com/google.rpc.ErrorInfo",
         "reason": reason,

@@ -125,19 +125,13 @@ class HomeFiles(asyncssh.SFTPServer):
 
 
 async def serve_process(
-    process: asyncssh.SSHServerProcess[bytes],
-    environment: Callable[[str], Mapping[str, str]],
-    frozen: Callable[[], bool],
-    *,
-    writes: bool,
+    process: asyncssh.SSHServerProcess[bytes], variables: dict[str, str], frozen: Callable[[], bool], *, writes: bool
 ) -> None:
     """Run the client's command in its own process group until it ends; send no output while frozen.
 
     As with sshd, a program outlives its connection: after a drop, its input and output are closed.
-    `environment` gives that of a new session of a user; `writes` is false while the disk is full.
+    `writes` is false while the disk is full.
     """
-    user = process.get_extra_info("username")
-    variables = dict(environment(user))
     sent = {os.fsdecode(key): os.fsdecode(value) for key, value in process.env.items()}
     variables |= {key: value for key, value in sent.items() if key == "LANG" or key.startswith("LC_")}
     command = process.command

@@ -227,7 +227,7 @@ class EmulatedWorkers:
                 return
             await serve_process(
                 process,
-                lambda user: self._environment(worker, user),
+                self._environment(worker, process.get_extra_info("username")),
                 lambda: self._faults.freezes_ssh(worker.index),
                 writes=not self.disk_is_full(worker),
             )
