@@ -52,7 +52,7 @@ def worker_environment(
     worker: EmulatedWorker, hostnames: Sequence[str], *, home: Path, user: str, state: Path, url: str, token: str
 ) -> dict[str, str]:
     """Return a session's variables; `hostnames[i]` is where this worker finds worker i, `url` the server's root."""
-    root = _vm_api_root(url, token, worker.uid, worker.index)
+    root = f"{url}w/{token}/{worker.uid}/{worker.index}/"  # holds the VM's identity, replacing a header
     return {
         **_session_environment(home, user, root),
         "JAX_PLATFORMS": "cpu",
@@ -80,12 +80,7 @@ def worker_environment(
 
 def vm_environment(uid: str, home: Path, url: str, token: str) -> dict[str, str]:
     """Return the variables of the startup script of an instance that is not a TPU worker."""
-    return _session_environment(home, "root", _vm_api_root(url, token, uid, 0))
-
-
-def _vm_api_root(url: str, token: str, uid: str, index: int) -> str:
-    """Return the server's URL for a VM; it holds the token and the VM's identity, replacing a header."""
-    return f"{url}w/{token}/{uid}/{index}/"
+    return _session_environment(home, "root", f"{url}w/{token}/{uid}/0/")
 
 
 def _session_environment(home: Path, user: str, root: str) -> dict[str, str]:
