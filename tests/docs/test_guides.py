@@ -1,9 +1,7 @@
-"""docs/guides.yaml covers every line of the guides, and what it names exists; the page is made of it."""
+"""docs/guides.yaml covers every line of the guides, and what it names exists; the page has a command for each."""
 
 import pkgutil
 import re
-import subprocess
-import sys
 from importlib import import_module
 from typing import Any, get_args
 
@@ -89,11 +87,8 @@ def test_what_covers_a_line_exists_and_every_row_names_tests_or_says_why_there_i
 
 
 def test_each_guide_is_one_command() -> None:
-    assert len(CONTENT["guides"]) == len(LINES)
-    for guide in CONTENT["guides"]:
-        assert main.parse(guide["command"].split()[1:]).verb == "up"
-
-
-def test_the_page_is_made_of_it() -> None:
-    made = subprocess.run([sys.executable, "docs/guides.py"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert (ROOT / "docs" / "guides.md").read_text() == made.stdout, "python docs/guides.py > docs/guides.md"
+    page = (ROOT / "docs" / "guides.md").read_text()
+    commands = re.findall(r"^```\n(slipway .*)\n```$", page, re.MULTILINE)
+    assert len(commands) == page.count("\n## ") == len(LINES)
+    assert all(main.parse(command.split()[1:]).verb == "up" for command in commands)
+    assert f" {len(ROWS)} instructions and contradictions" in page

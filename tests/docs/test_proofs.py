@@ -48,7 +48,7 @@ def rows() -> dict[str, list[str]]:
     }
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     for page in sorted(pages):
-        lines = page.read_text().splitlines() if page.name != "guides.md" else []  # made of guides.yaml
+        lines = page.read_text().splitlines()
         for number, line in enumerate(lines, 1):
             before = "" if line.startswith("|") else lines[number - 2]
             if named := named_in(f"{before}\n{line}")[len(named_in(before)) :]:
