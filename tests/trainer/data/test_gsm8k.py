@@ -183,6 +183,7 @@ def test_columns_and_the_answers_mark_are_mapped(tmp_path: Path) -> None:
     assert read_problems(marked, str(path), "data.path")[0][0].answer == "\\boxed{4}"
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="needs GSM8K")
 def test_published_worked_responses_are_right() -> None:
     problems, _ = read_problems(GSM8K, str(PUBLISHED), "data.path")

@@ -85,6 +85,7 @@ for backend in ("tpu", "cpu"):
 """
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
 def test_arrays_on_cpu_reuse_freed_memory():
     """The kernel hands out a page at its first use, which it counts: in the main thread, and in another one's heap."""

@@ -228,6 +228,7 @@ def test_a_function_that_wants_answers_is_refused_without_any(mine: ModuleType, 
         plugins(log, x="core")  # without a path
 
 
+@pytest.mark.deep
 def test_a_language_model_is_evaluated_and_a_resumed_run_keeps_the_numbers(
     lm_run: Any, mine: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -295,6 +295,7 @@ def test_a_run_with_each_of_the_other_losses(grpo_run, tmp_path, name) -> None:
         assert np.mean([line["teacher_kl"] for line in told[-4:]]) < first["teacher_kl"]
 
 
+@pytest.mark.deep
 def test_pairs_stay_together_where_an_update_is_computed_in_parts(grpo_run):
     """DPO's loss reads neighbouring rows; sixteen of them on two devices, all or two at a time."""
     loop = grpo_run["loop"] | {"loss_type": "dpo", "kl_coef": 0.3}

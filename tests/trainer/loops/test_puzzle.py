@@ -82,6 +82,7 @@ def test_exploration_is_drawn_evenly_and_anneals() -> None:
     assert (puzzle.exploration(loop, 7, 3) != puzzle.exploration(loop, 8, 3)).any()
 
 
+@pytest.mark.deep
 def test_a_resumed_run_equals_an_uninterrupted_one(
     puzzle_run: dict[str, Any], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

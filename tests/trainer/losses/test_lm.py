@@ -20,6 +20,7 @@ def measured(cfg, params):
     return {name.removeprefix("residual_"): float(x) for name, x in metric_sums.finalize(sums).items()}
 
 
+@pytest.mark.deep
 def test_one_average_of_all_channels_and_streams_that_all_go_to_the_first_are_seen():
     """The published mixing of channels leaves one average."""
     cfg = model_of(residual="nash_hc", hyper={"init_diag": False})

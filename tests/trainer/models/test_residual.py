@@ -113,8 +113,12 @@ def test_the_mixing_of_channels_begins_with_most_of_the_skip_or_as_published_wit
     ("form", "attention"),
     [
         ("mhc", {"attention_form": "maha", "maha": {"scales": 2, "nash_iterations": 0}}),  # of replies there is none
-        ("mhc_lite", {"attention_form": "maha", "maha": {"scales": 2, "aggregation": "convex"}}),
-        ("nash_hc", {}),
+        pytest.param(
+            "mhc_lite",
+            {"attention_form": "maha", "maha": {"scales": 2, "aggregation": "convex"}},
+            marks=pytest.mark.deep,
+        ),
+        pytest.param("nash_hc", {}, marks=pytest.mark.deep),
     ],
     ids=["mhc-nash", "mhc_lite-convex", "nash_hc"],
 )

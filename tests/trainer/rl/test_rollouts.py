@@ -302,6 +302,7 @@ def test_groups_computed_in_parts_give_the_update_and_the_scores_of_the_whole(gr
         np.testing.assert_allclose(other, whole, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.deep
 def test_a_prompt_is_computed_once_for_its_group_in_each_part(grpo_run):
     def operations(micro_batch_size: int | None) -> float:
         raw = grpo_run | {"model": grpo_run["model"] | {"attention": "plain"}}

@@ -92,9 +92,13 @@ def test_logprobs_are_those_of_the_trainer(tiny, temperature):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"slots": 5, "chunk": 2},
         {"sizes": (1, 8, 1), "mesh": Mesh(data=-1, fsdp=1, tensor=2), "slots": 8, "chunk": 4},
-        *deep({"slots": 1, "chunk": 7}, {"sizes": (4, 1, 1), "slots": 8, "chunk": 3}, {"sizes": (2, 2, 2)}),
+        *deep(
+            {"slots": 5, "chunk": 2},
+            {"slots": 1, "chunk": 7},
+            {"sizes": (4, 1, 1), "slots": 8, "chunk": 3},
+            {"sizes": (2, 2, 2)},
+        ),
     ],
     ids=str,
 )

@@ -114,7 +114,7 @@ VOCAB = 8 * 127
 laid out or flattened: no other axis has it."""
 
 
-@pytest.fixture(params=["lm", "grpo"])
+@pytest.fixture(params=["lm", *deep("grpo")])
 def wide_experiment(request: pytest.FixtureRequest) -> RunFile:
     raw, half = request.getfixturevalue(f"{request.param}_run"), LENGTH // 2
     sizes = {"total_batch_tokens": ROWS * LENGTH, "seq_len": LENGTH}

@@ -177,6 +177,7 @@ def assert_one_all_reduce(compiled: jax.stages.Compiled) -> None:
     assert "all-gather" not in hlo
 
 
+@pytest.mark.deep
 def test_with_data_parallelism_means_are_weighted_by_what_counts_in_one_all_reduce(tiny, adamw, batch):
     devices = make_mesh(8, 1, 1)
     _, [metrics] = trained(tiny, adamw, devices, batch, updates=1)
@@ -296,7 +297,8 @@ def model(family: str, dtype: str) -> Model:
 
 
 # gpt2: the output layer is the embedding; positions, all biases; others: an output layer of its own, scalars; of heads
-@pytest.mark.parametrize("family", ["gpt2", *deep("nanochat_d16", "qwen2_5_0_5b")])
+@pytest.mark.deep
+@pytest.mark.parametrize("family", ["gpt2", "nanochat_d16", "qwen2_5_0_5b"])
 def test_sums_over_65_thousand_tokens_are_within_a_percent_of_float32(family):
     """With the token look-up and the sums in bfloat16, embeddings are off by 80 %, biases and scalars by 20."""
     sizes, compared = (2, 2, 2) if family == "gpt2" else (1, 8, 1), 0
