@@ -85,7 +85,6 @@ class MetadataServer(Service):
     def _instance_tree(self, instance: Document, worker: EmulatedWorker) -> dict[str, Any]:
         """Return the metadata of an instance that is a worker of a slice."""
         slice_ = self.store.get(SLICE_KIND, worker.uid) or {}
-        notice = (self.store.get("notice", worker.uid) or {}).get("kind")
         stopped = instance["status"] in ("STOPPING", "TERMINATED") and slice_.get("phase") == "PREEMPTED"
         scheduling = instance.get("scheduling") or {}
         return metadata_tree(
@@ -93,7 +92,7 @@ class MetadataServer(Service):
             instance["name"],
             slice_["zone"],
             **{"machine-type": f"projects/{PROJECT_NUMBER}/machineTypes/{slice_['machine']}"},
-            **_events(notice, stopped),
+            **self._events(worker.uid, stopped),
             scheduling={
                 "on-host-maintenance": scheduling.get("onHostMaintenance", "MIGRATE"),
                 "preemptible": "TRUE" if scheduling.get("provisioningModel") == "SPOT" else "FALSE",
@@ -106,7 +105,6 @@ class MetadataServer(Service):
 
     def _node_tree(self, node: Document, worker: EmulatedWorker) -> dict[str, Any]:
         """Return the metadata of a worker of a TPU node."""
-        notice = (self.store.get("notice", node["id"]) or {}).get("kind")
         peers = ",".join(f"unknown:unknown:{peer.address}" for peer in self.workers.vms.workers_of(worker.uid))
         attributes = {
             **node.get("metadata", {}),
@@ -119,15 +117,15 @@ class MetadataServer(Service):
             f"{worker.uid}{worker.index:03d}",
             vm_name(worker),
             node["name"].split("/")[3],
-            **_events(notice, node["state"] == "PREEMPTED"),
+            **self._events(node["id"], node["state"] == "PREEMPTED"),
             attributes=attributes,
             **{"service-accounts": self._accounts(f"{worker.uid}/{worker.index}")},
         )
 
-
-def _events(notice: str | None, preempted: bool) -> dict[str, str]:
-    """Return what a VM is told of its preemption and of maintenance."""
-    return {
-        "preempted": "TRUE" if preempted or notice == "preempted" else "FALSE",
-        "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE" if notice == "maintenance" else "NONE",
-    }
+    def _events(self, uid: str, preempted: bool) -> dict[str, str]:
+        """Return what the VMs of a node or slice are told of a preemption and of maintenance."""
+        notice = (self.store.get("notice", uid) or {}).get("kind")
+        return {
+            "preempted": "TRUE" if preempted or notice == "preempted" else "FALSE",
+            "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE" if notice == "maintenance" else "NONE",
+        }

@@ -157,8 +157,7 @@ class Networks:
     """Rules of the network resources; `Compute` serves them over HTTP, nodes refer to them."""
 
     def __init__(self, store: Store, catalog: Catalog) -> None:
-        self._store = store
-        self._catalog = catalog
+        self._store, self._catalog = store, catalog
 
     def resolve(self, reference: str, pattern: str) -> str:
         """Return the store name that `reference` (full link, partial path or, for tpu, bare name) points to.

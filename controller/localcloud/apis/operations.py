@@ -24,8 +24,7 @@ class Operations:
     """Operations of all APIs, by name, e.g. `projects/p/locations/z/operations/operation-7`."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
-        self._store = store
-        self._settings = settings
+        self._store, self._settings = store, settings
         self._effects: Mapping[str, Effect] = {}
         self._on_undone: Callable[[], None] = lambda: None
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -55,7 +55,8 @@ class FaultEffects(Service):
         """
         slices = [found for found in self.slices.active() if pod in (None, found["owner"].rpartition("/")[2])]
         told = [node["id"] for name, node in self._ready_nodes() if pod in (None, name.rpartition("/")[2])]
-        told += [found["id"] for found in slices if kind != "preempted" or self._asks_for_notice(found)]
+        notice = "preemptionNoticeDuration"  # of a preemption, only those VMs are told that asked for it
+        told += [one["id"] for one in slices if kind != "preempted" or self.slices.scheduled_seconds(one, notice)]
         uids = list(dict.fromkeys([*told, *(found["id"] for found in slices)]))
         if seconds is not None:
             for uid in told:
@@ -64,12 +65,6 @@ class FaultEffects(Service):
             for uid in told:
                 self.store.delete("notice", uid)
         return uids
-
-    def _asks_for_notice(self, found: Document) -> bool:
-        """Return whether the VMs of a slice are told of a preemption: only those that asked for it."""
-        _, instance = self.slices.instances(found)[0]
-        asked = ((instance or {}).get("scheduling") or {}).get("preemptionNoticeDuration") or {}
-        return int(asked.get("seconds", 0)) > 0
 
     async def _change_slices(self, spec: Document) -> None:
         for found in self.slices.active():

@@ -27,9 +27,7 @@ class MediaTransfers:
     """Uploads (simple, multipart, resumable) and downloads."""
 
     def __init__(self, store: Store, objects: Objects, blobs: Blobs) -> None:
-        self._store = store
-        self._objects = objects
-        self._blobs = blobs
+        self._store, self._objects, self._blobs = store, objects, blobs
         for name, session in store.items("upload"):
             if session["begun"] < time.time() - _SESSION_SECONDS:
                 blobs.delete(session["blob"])

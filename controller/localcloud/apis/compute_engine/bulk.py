@@ -173,7 +173,8 @@ class Slices(Service):
                     booted["status"] = "TERMINATED" if worker.index == missing else "RUNNING"
                     self.store.put(COMPUTE_KIND, path, {**booted, "lastStartTimestamp": timestamp(now)})
                     _limit_disk(self.workers.home(worker).parent / DISK_FILE, instance)
-            phase, ends = "ACTIVATING" if self.is_group(found) else "ACTIVE", self._end_of(found, now)
+            longest = self.scheduled_seconds(found, "maxRunDuration")  # counts from each start
+            phase, ends = "ACTIVATING" if self.is_group(found) else "ACTIVE", now + longest if longest else None
             opens = now + self.settings.operation_seconds * _SSH_OPERATIONS
             found = self.change(found, phase=phase, opens=opens, failure=failure, error=None, ends=ends)
         self._arm(found)
@@ -187,11 +188,11 @@ class Slices(Service):
         else:
             await self.fall(found, failure["state"], failure["worker"], failure["message"])
 
-    def _end_of(self, found: Document, now: float) -> float | None:
-        """Return when Google ends the VMs by their max run duration, which counts from each start."""
+    def scheduled_seconds(self, found: Document, name: str) -> int:
+        """Return a duration that the scheduling of the VMs sets, or 0 without it."""
         _, instance = self.instances(found)[0]
-        longest = ((instance or {}).get("scheduling") or {}).get("maxRunDuration") or {}
-        return now + int(longest["seconds"]) if longest.get("seconds") else None
+        duration = ((instance or {}).get("scheduling") or {}).get(name) or {}
+        return int(duration.get("seconds") or 0)
 
     def _arm(self, found: Document) -> None:
         if found.get("ends"):
