@@ -6,8 +6,6 @@ the child runs the very archive that was uploaded to the worker, in the environm
 a session runs starts as on a user's machine, as do those commands of the agent that last.
 """
 
-from __future__ import annotations
-
 import array
 import asyncio
 import json

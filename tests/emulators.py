@@ -3,8 +3,6 @@
 `python -m tests.emulators`: an order in JSON per line on stdin, the process id of the server per line on stdout.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import json
@@ -41,7 +39,7 @@ class Emulators:
 
     agents: str
 
-    def __enter__(self) -> Emulators:
+    def __enter__(self) -> "Emulators":
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._forker = subprocess.Popen([sys.executable, "-m", "tests.emulators"], env=environment, **pipes)
@@ -60,7 +58,7 @@ class Emulators:
         self._agent_forker.communicate()
         self._folder.cleanup()
 
-    def with_real_agents(self) -> Emulators:
+    def with_real_agents(self) -> "Emulators":
         """The same; but their workers start every agent as a VM does, and nothing of it is forked."""
         other = copy.copy(self)
         other.agents = ""

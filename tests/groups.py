@@ -1,7 +1,5 @@
 """YAML files, and the groups of conf/ as Hydra composes them, without Hydra."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hostile strings, and every place of a config that holds a string: read off the schema, so that new ones are there."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, get_args, get_origin

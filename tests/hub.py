@@ -1,7 +1,5 @@
 """An emulated Hugging Face Hub with a few repositories, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

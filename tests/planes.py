@@ -3,8 +3,6 @@
 `pytest.mark.always_on("compute_engine")` chooses the plane of the fast suite; it is the TPU API's otherwise.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A terminal that remembers what was written to it."""
 
-from __future__ import annotations
-
 import io
 
 

@@ -4,8 +4,6 @@
 whatever test runs then.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

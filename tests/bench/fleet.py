@@ -5,8 +5,6 @@
 Not run by pytest.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

@@ -6,8 +6,6 @@
 `python -m trainer`: rollout, rewards, log-probabilities of policy and reference, update. Linux only: taskset.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ The bundled trainer on two workers of an emulated cloud whose operations take no
 own. Each time the run is cut off once it trains again. Not run by pytest.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

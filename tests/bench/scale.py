@@ -6,8 +6,6 @@ Each part is measured at a quarter, a half and the whole of its size, in process
 exponent is that of the last doubling: 1 is linear, 2 quadratic; fixed costs lower it. Not run by pytest.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

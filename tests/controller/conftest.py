@@ -1,7 +1,5 @@
 """The command line in this process, against an emulated cloud of the test's own."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

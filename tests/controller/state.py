@@ -1,7 +1,5 @@
 """The emulated cloud's whole state, comparable before and after."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

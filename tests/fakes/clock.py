@@ -1,7 +1,5 @@
 """Clocks on which nobody waits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from controller.core.clock import Clock, InterruptedSleepError

@@ -1,7 +1,5 @@
 """A context around a fake client of Google."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Documents of format 1, as they lie on disk and go over the wire: these files change only with the format."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """gs:// means the emulated cloud in this process: for tests of what the trainer reads from and writes to a bucket."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import fsspec

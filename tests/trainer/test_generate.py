@@ -1,7 +1,5 @@
 """`trainer.generate` and `trainer.chat` on a small policy: the run's wording, the sampler's settings, clear errors."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 Prints every difference and exits with 1 if there are any, else with 0; with 2 if the folder holds no recording.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Compare answers of Google, as recorded, with those of the emulated cloud: what differs, without values and times."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator
@@ -45,7 +43,7 @@ class Outcome:
     def is_refusal(self) -> bool:
         return self.status >= 400
 
-    def matches(self, other: Outcome) -> bool:
+    def matches(self, other: "Outcome") -> bool:
         """Whether both say the same; the words are compared separately."""
         return (self.status, self.reason, self.state) == (other.status, other.reason, other.state)
 

@@ -1,7 +1,5 @@
 """Send the requests of a recording to an emulated cloud, in their order, and collect every difference."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -3,8 +3,6 @@
 And what `python -m tests.witness` prints and how it exits.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from dataclasses import asdict, replace

@@ -4,8 +4,6 @@ The rows are in `rows.yaml`, with their sources. `forecast_rows.json` has what l
 takes; commit 20fcd3c0 has the program that compiled them.
 """
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 from typing import Any

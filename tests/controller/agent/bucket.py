@@ -1,7 +1,5 @@
 """As much of Cloud Storage as the agent uses, in this process, with faults on demand."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator
@@ -50,7 +48,7 @@ class FakeBucket:
 
     @classmethod
     @contextmanager
-    def serving(cls) -> Iterator[FakeBucket]:
+    def serving(cls) -> Iterator["FakeBucket"]:
         made = cls()
         with _Handler.serving(store=made) as made.url:
             yield made

@@ -1,7 +1,5 @@
 """A worker that is a folder: the agent runs there as it does on a pod, as a process of its own."""
 
-from __future__ import annotations
-
 import compileall
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """What the agent has started, found by what it has put on record."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

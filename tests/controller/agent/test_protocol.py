@@ -1,7 +1,5 @@
 """The agent's commands: types, handlers and golden file say the same."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

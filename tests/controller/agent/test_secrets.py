@@ -1,7 +1,5 @@
 """Secrets on a worker: there for the program, in a file of its owner's, gone at the end, masked in what is printed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The watchdog on a worker: when it deletes the pod, what it asks of whom, and that there is one of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

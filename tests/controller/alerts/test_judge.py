@@ -1,7 +1,5 @@
 """Which lines of a run raise which alert, from when on, and when it is over."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plans that download, and a project whose bucket has some assets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Capacity: slices, zones, subnets and buckets judged without a cloud, and against Google's own lists."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import cast
 

@@ -1,7 +1,5 @@
 """What each check says of a config that is wrong, and that it is silent of one that is right."""
 
-from __future__ import annotations
-
 import pytest
 
 from conf.schema.config import Config

@@ -1,7 +1,5 @@
 """Findings of environment, assets and program for a wrong config, and none for a right one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

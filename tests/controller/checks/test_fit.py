@@ -1,7 +1,5 @@
 """What a plan says of the chips' memory, after what `slipway fit` has found."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

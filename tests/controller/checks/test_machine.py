@@ -1,7 +1,5 @@
 """Missing programs and full disks are found before the download."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

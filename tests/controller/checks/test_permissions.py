@@ -1,7 +1,5 @@
 """A missing permission of the caller is found, and named, before anything is made."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The checks that ask Google, against answers by hand; and that the emulated cloud satisfies them all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast

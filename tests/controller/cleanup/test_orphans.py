@@ -1,7 +1,5 @@
 """What is billed and used by nobody: found in every zone, priced, deleted; what is in use is listed and left alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What `down` deletes besides the resources that its config names."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

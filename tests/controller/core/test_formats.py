@@ -1,7 +1,5 @@
 """What the controller keeps in the bucket and on this machine, against the golden files of its format."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

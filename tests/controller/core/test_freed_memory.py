@@ -1,7 +1,5 @@
 """What the C library keeps goes back to the system, once a minute."""
 
-from __future__ import annotations
-
 import ctypes
 
 import psutil

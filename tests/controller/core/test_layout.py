@@ -1,7 +1,5 @@
 """Tables, sentences and lines about metrics in 80 columns: what is shortened, left out, folded, and what never is."""
 
-from __future__ import annotations
-
 import io
 import re
 

@@ -1,7 +1,5 @@
 """What workers print is shown, and steers nothing."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

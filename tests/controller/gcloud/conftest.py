@@ -1,7 +1,5 @@
 """The real gcloud, pointed at an emulated cloud."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A controller without command line on an emulated cloud: what it wants, makes, sees and deletes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

@@ -3,8 +3,6 @@
 The commands are those of the guides that were not in the recording which the project began with.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

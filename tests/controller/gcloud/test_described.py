@@ -1,7 +1,5 @@
 """What the controller made, as the real gcloud describes it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 The controller must then see nothing to change in what they made. Scenes run side by side, since gcloud is slow.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -4,8 +4,6 @@ Each case names the command and every field in which we differ, with the reason.
 fails, and so does a listed one that is none. Names are made equal first; a resource may be named in full or in short.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

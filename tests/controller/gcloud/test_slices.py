@@ -1,7 +1,5 @@
 """gcloud makes a slice of two VMs on Compute Engine, looks at it, and deletes it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What Google refuses for now is asked for again, when Google says so; what it refuses for good is not."""
 
-from __future__ import annotations
-
 from http.client import IncompleteRead
 from types import SimpleNamespace
 from typing import Any

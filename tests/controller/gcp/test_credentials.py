@@ -1,7 +1,5 @@
 """Credential files as gcloud and the Google Cloud console write them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

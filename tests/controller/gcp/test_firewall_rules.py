@@ -1,7 +1,5 @@
 """Which firewall rules admit what is wanted, and so stand in for ours."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A folder answers like a bucket: conditional writes, metadata, listings, and files that programs wrote."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import threading

@@ -1,7 +1,5 @@
 """What an hour costs, in which words, and how what was spent adds up."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """A bucket that answers nothing but 503 is waited for, for a time that the message names."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 

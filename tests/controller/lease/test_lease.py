@@ -1,7 +1,5 @@
 """The lease of a pod: of two controllers one acts at a time, whatever the order of their steps and of what is lost."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

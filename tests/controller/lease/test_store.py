@@ -1,7 +1,5 @@
 """The lease as an object of a bucket that others can write to, and its renewal in its real thread."""
 
-from __future__ import annotations
-
 import json
 import threading
 from types import SimpleNamespace

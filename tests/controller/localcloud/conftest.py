@@ -1,7 +1,5 @@
 """Emulated clouds for tests: one per test file, and fresh ones for what restarts or breaks them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A running emulated cloud as tests see it: HTTP, SSH, and a pod made in one call."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The emulated Hub satisfies the real client library, and refuses as the Hub does."""
 
-from __future__ import annotations
-
 import hashlib
 from contextlib import closing
 from http.client import HTTPConnection

@@ -1,7 +1,5 @@
 """Who may do what in the emulated cloud: roles, policies, scopes and quota projects, without a server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """Starting, stopping, killing and wiping the emulated cloud."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

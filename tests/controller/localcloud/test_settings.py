@@ -1,7 +1,5 @@
 """Settings of the emulated cloud: given, kept, changed while it runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Clients of the emulated cloud whose tokens expire: the laptop, a program on a VM, and a run that is followed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Jobs of a Hydra app as runs of Slipway, and a job on a worker, with its output and its return value kept."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The engine against fakes of its own: order, waiting, acting only on a difference, and failing loudly."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self

@@ -1,7 +1,5 @@
 """Downloads of a run's files: complete or absent, resumable, inside the folder, and only what the record says."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The record of a run as it is read: whole or damaged; a damaged one of a pod's time counts against the budget."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The record of a run, and a run from its record: on the emulated cloud, with a program that echoes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

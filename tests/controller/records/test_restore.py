@@ -1,7 +1,5 @@
 """`model.weights=run:ID` becomes a checkpoint's path with its step, or one line that names what is wrong."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of runs: conditions, order, exports, what differs."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

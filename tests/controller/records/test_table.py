@@ -1,7 +1,5 @@
 """Which runs a verb means; without words the last run of the folder, or the last sweep."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The verdict, case by case: what is observed, what it is called, and a word of the evidence."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

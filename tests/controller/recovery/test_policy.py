@@ -1,7 +1,5 @@
 """What is done about a verdict: budgets, progress, crash loops, and what is possible."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

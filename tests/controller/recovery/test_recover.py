@@ -1,7 +1,5 @@
 """What recovery makes of what workers say: where they are, and their last words."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

@@ -5,8 +5,6 @@ after an exception the processes waited five minutes for each other. `==== worke
 each log.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """A sweep as it would be on record: settings times seeds, learning curves from a formula, a preemption in one run."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """Boards on the page: what is drawn, and what no trainer writes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

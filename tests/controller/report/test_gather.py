@@ -1,7 +1,5 @@
 """TensorBoard's files as they come from a bucket to which workers write."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from zlib import crc32

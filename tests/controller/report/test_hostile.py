@@ -1,7 +1,5 @@
 """Names, words, metrics and transcripts are somebody else's: on the page they are text, whatever they say."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """Where the time of a run went."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

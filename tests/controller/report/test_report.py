@@ -1,7 +1,5 @@
 """The numbers of a report, against a few lines of their own; which runs it is about; what the verb says."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import statistics

@@ -1,7 +1,5 @@
 """`slipway report --x NAME --fit power --level VALUE` against a few lines of its own."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Intervals of differences between settings, and the fit y = a - b x^-c, against formulas and planted numbers."""
 
-from __future__ import annotations
-
 import statistics
 from functools import cache
 

@@ -1,7 +1,5 @@
 """The shared resources of a config, settled against an emulated cloud without a pod."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

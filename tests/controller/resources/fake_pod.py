@@ -1,7 +1,5 @@
 """A pod of a project, settled against the emulated cloud."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

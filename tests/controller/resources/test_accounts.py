@@ -1,7 +1,5 @@
 """Service accounts and their roles: made, changed, deleted, and what a caller without permission is told."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a bastion may do, and that it starts nothing but what it was ordered to."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Bucket, APIs and budget of a project: made as they should be, adopted, waited for, refused in clear words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Networks, subnets, private Google access, routers and NATs: made, adopted, repaired, deleted, and never altered."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """The page that lists what is created lists all of it."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import cast

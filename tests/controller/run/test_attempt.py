@@ -1,7 +1,5 @@
 """What a controller does about another run on its pod, about its run on another one, and what it launches."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

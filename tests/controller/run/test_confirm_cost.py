@@ -1,7 +1,5 @@
 """What `up` asks before anything is billed."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

@@ -3,8 +3,6 @@
 Driver, ledger, leases, spending and recorder are the real ones, in a bucket that is a folder; only the pod is not.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

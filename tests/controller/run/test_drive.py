@@ -1,7 +1,5 @@
 """The start and the end of `up`, and a bucket that does not answer meanwhile; a run that somebody else has finished."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

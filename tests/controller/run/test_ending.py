@@ -1,7 +1,5 @@
 """The program has ended and the bucket does not answer: what is billed goes at once, the records follow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path

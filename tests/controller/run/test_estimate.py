@@ -1,7 +1,5 @@
 """Estimates against figures computed by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, cast

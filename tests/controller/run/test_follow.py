@@ -1,7 +1,5 @@
 """How an attempt's end is told from what the workers' streams and the node say."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import threading

@@ -1,7 +1,5 @@
 """Webhooks and notifiers: what they are sent, when again, and that their failure is only a warning."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

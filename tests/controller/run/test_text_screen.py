@@ -1,7 +1,5 @@
 """What `up` prints in 80 columns, on a terminal and in a file: steps, notes, metrics and the end of a run."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -1,7 +1,5 @@
 """The threads that drive pods of samplers: when they start, and what becomes of their pods and of replaced ones."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

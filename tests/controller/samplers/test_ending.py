@@ -1,7 +1,5 @@
 """A pod of samplers ends with its own run only, unless the user says `down`."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.cli import main

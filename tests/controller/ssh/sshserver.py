@@ -1,7 +1,5 @@
 """SSH servers in this process that stand for the workers of a pod: real shells, a home each, and ways to fail."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The agent: what it holds and needs; and a worker may answer anything, since programs can replace it there."""
 
-from __future__ import annotations
-
 import ast
 import errno
 import io

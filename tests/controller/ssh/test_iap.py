@@ -1,7 +1,5 @@
 """Pods without external addresses are reached through Google's Identity-Aware Proxy; the emulated cloud has one too."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

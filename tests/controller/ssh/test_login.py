@@ -1,7 +1,5 @@
 """Which keys are whose: ours, private and on every node; those of the workers, and for how long."""
 
-from __future__ import annotations
-
 import stat
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which way to the workers `ssh.method=auto` takes, given the firewall rules and who we are on the internet."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from email.message import Message

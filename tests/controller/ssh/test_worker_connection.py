@@ -1,7 +1,5 @@
 """What ~/.ssh/config may say about the way to a worker, what it may not, and what fabric does with the connection."""
 
-from __future__ import annotations
-
 import io
 import socket
 import socketserver

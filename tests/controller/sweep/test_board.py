@@ -1,7 +1,5 @@
 """A line per run: on a terminal, in a file, and from another process."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

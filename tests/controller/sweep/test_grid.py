@@ -1,7 +1,5 @@
 """The runs that the words of a sweep mean, and what is asked before anything is billed."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

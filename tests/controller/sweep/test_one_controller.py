@@ -1,7 +1,5 @@
 """One controller per sweep, and per pod of it: others are told, or take its place; what is under way is begun once."""
 
-from __future__ import annotations
-
 import signal
 import time
 

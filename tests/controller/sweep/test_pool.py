@@ -1,7 +1,5 @@
 """Sweeps end to end on the emulated cloud, with programs that echo."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

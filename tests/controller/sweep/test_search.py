@@ -1,7 +1,5 @@
 """A search by optuna's ask and tell: of a toy whose best value is known, with programs that are only told of."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import cast

@@ -1,7 +1,5 @@
 """A limit interrupts once, and only while its block is open; a clean-up outlives one Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

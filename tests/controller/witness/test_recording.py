@@ -1,7 +1,5 @@
 """What is recorded of a request, what is written, and what the last scan refuses to keep."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

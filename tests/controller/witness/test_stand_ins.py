@@ -1,7 +1,5 @@
 """No secret survives, in whatever form; what belongs to others is left out, what the replay needs is kept."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

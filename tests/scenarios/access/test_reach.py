@@ -1,7 +1,5 @@
 """`ssh`, `exec` and `forward` on a pod of the emulated cloud; and workers that are late, refuse or want OS Login."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

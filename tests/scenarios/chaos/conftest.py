@@ -1,7 +1,5 @@
 """The stands on which schedules are tried: an emulated cloud each, shared by all tests of a process that pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol

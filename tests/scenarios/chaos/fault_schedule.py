@@ -4,8 +4,6 @@ They hold every fault that a run must survive, several at once. What Google refu
 anywhere, a node of the wrong size) is not among them: no run recovers from that, as documented.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One schedule of misfortune against the whole of Slipway, and everything that must be true afterwards."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -3,8 +3,6 @@
 Run as `python -m tests.scenarios.chaos.hurried JUMP VERB …` where the controller is to be killed.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time

@@ -4,8 +4,6 @@ With `--deep` on Compute Engine and on either plane, too, with seeds that differ
 `pytest tests/scenarios/chaos --chaos 60:560` tries as many as one likes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

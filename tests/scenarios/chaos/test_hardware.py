@@ -1,7 +1,5 @@
 """Faults of hardware under real training on two workers, with a preemption in between: the weights are the same."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -5,8 +5,6 @@ simulated Google; only how the program is followed and how workers are set up ar
 days of many places and of a script's retry loop, for docs/performance.md and docs/capacity.md.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import statistics

@@ -1,7 +1,5 @@
 """Schedules of misfortune against real training on two processes: the weights are the same, to the last bit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every experiment can be planned; the plans of the guides' programs say what the guide says, where that is right."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """docs/first-run.md, command by command in its order, on the emulated cloud: from nothing to metrics and back."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

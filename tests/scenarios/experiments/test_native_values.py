@@ -3,8 +3,6 @@
 Those of TRM are in tests/conf/test_trm_sweeps.py.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

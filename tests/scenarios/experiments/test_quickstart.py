@@ -1,7 +1,5 @@
 """The quick start with real JAX, cut short: preempted, moved or repeated, it ends with the same weights to the bit."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

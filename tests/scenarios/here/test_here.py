@@ -1,7 +1,5 @@
 """Runs without a pod: killed controllers, killed programs, damaged records, sweeps over the devices of this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 `HOSTILE_EXAMPLES=100000 pytest tests/scenarios/hostile/test_hostile_config.py` looks longer, and elsewhere every time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What docs/security.md claims of the source, files, sockets, Hydra and whole runs; each of its claims names a test."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """Whatever is wrong with the input: exit 2, a clear message naming the key, no traceback, nothing done."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`hydra/launcher=slipway`: Hydra apps of other people, each started in a folder of its own."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

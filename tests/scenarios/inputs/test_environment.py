@@ -1,7 +1,5 @@
 """The workers' Python end to end on the emulated cloud: requirements, private packages, setup, no venv."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

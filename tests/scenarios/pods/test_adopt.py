@@ -1,7 +1,5 @@
 """A pod that somebody else has made, used by `up` and left by `down`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

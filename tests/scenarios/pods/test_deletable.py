@@ -6,8 +6,6 @@ of them (`controller/gcp/errors.py`). Commands and objects, which fail on a pod 
 after the other, on a new pod each time.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

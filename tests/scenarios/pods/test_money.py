@@ -1,7 +1,5 @@
 """What a run costs and where it ends, end to end on the emulated cloud, on pods of one worker."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

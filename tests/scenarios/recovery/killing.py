@@ -5,8 +5,6 @@ A request is one of Google's or one to the agent of a worker; which one is said 
 went before.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ many times. On Compute Engine only the requests for its pod are points: the rest
 SLIPWAY_KILL_POINTS=all before every request.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Real JAX on two workers: a preemption that is announced, and a worker that dies, change nothing of what is learnt."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

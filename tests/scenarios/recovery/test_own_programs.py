@@ -3,8 +3,6 @@
 The programs are in `tests/fixtures/own_programs/`. All cells share one pod of two workers, which is kept between them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io
@@ -54,7 +52,7 @@ class Lab:
             code = main.run([*words])
         return code, out.getvalue(), err.getvalue()
 
-    def up(self, program: str, failure: str, worker: int, *more: str) -> Ended:
+    def up(self, program: str, failure: str, worker: int, *more: str) -> "Ended":
         struck = self.home / f"{program}-{failure}-{worker}"
         argv = json.dumps([*PROGRAMS[program], failure, str(worker), str(struck)], separators=(",", ":"))
         limit = HANG_SECONDS if failure in SILENT else "null"

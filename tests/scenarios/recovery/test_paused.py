@@ -6,8 +6,6 @@ without a preemption has, and the recovery, too; on Compute Engine the points ar
 the lease passes at once: the cloud and the controllers are told that it is later.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

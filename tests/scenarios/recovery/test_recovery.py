@@ -3,8 +3,6 @@
 On both planes where Google has a part in it; what only workers tell is told on one.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

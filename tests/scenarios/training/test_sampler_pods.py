@@ -4,8 +4,6 @@ Whatever is lost in between, no sample is lost or learnt from twice, a replay of
 nothing that is billed is left.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

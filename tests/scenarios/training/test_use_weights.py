@@ -1,7 +1,5 @@
 """The weights of a run are exported, tried, and start another run, as docs/use-weights.md shows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

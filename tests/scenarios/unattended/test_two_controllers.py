@@ -1,7 +1,5 @@
 """Two controllers of one pod or of one run, as processes: one acts, the other explains or takes over; and bastions."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

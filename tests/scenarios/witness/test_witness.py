@@ -1,7 +1,5 @@
 """`slipway witness` on the emulated cloud: what it shows, records and leaves; and its recording, replayed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

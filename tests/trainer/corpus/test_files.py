@@ -1,7 +1,5 @@
 """Whatever a config names is read from a bucket as it is from a folder, in blocks of fsspec's cache."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Reading: documents are found wherever they lie, few are held, and bad files are named."""
 
-from __future__ import annotations
-
 import random
 import weakref
 from contextlib import closing

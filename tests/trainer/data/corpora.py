@@ -1,7 +1,5 @@
 """Small data sets of every kind, for tests, and what a stream made of them holds."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Packed batches: every token once an epoch, the same on any number of processes, and an exact position."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from contextlib import ExitStack, closing

@@ -1,7 +1,5 @@
 """Random windows of a text: a function of (seed, step), with targets one ahead."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A notice that a VM goes away: what was computed is saved, and the run goes on to the same numbers."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

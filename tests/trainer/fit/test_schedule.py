@@ -1,7 +1,5 @@
 """The compiler's text, recorded and by hand."""
 
-from __future__ import annotations
-
 import gzip
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several slices in one table: order, what does not fit, what has no price, what cannot be told."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -4,8 +4,6 @@ A decoder of the Llama family (RMSNorm, SwiGLU, rotary positions, no biases) wit
 `model.attention_form`; nothing of the trainer is used.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -3,8 +3,6 @@
 nanochat: its checkpoint has the names of its own program, which fixtures/make_nanochat.py writes out.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import jax

@@ -1,7 +1,5 @@
 """Weights of runs leave: bit for bit, and as transformers computes and words them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders of puzzles and their batches."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

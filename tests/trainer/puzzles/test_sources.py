@@ -1,7 +1,5 @@
 """`python -m trainer.puzzles`: sources, splits, and what it says about broken ones."""
 
-from __future__ import annotations
-
 import csv
 import re
 from itertools import islice

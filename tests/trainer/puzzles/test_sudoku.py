@@ -1,7 +1,5 @@
 """The rules and symmetries of sudoku, and generated puzzles."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import numpy as np

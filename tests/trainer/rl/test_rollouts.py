@@ -1,7 +1,5 @@
 """From question to update: what is drawn, what each sample counts for, and what a checkpoint keeps of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The cache is as long as the rows in flight need: what it holds survives each change, and responses stay the same."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import jax

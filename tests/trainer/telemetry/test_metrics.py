@@ -1,7 +1,5 @@
 """Metrics: lines, event files that TensorBoard reads, upload, and continuation after a cut."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

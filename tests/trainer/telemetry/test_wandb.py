@@ -1,7 +1,5 @@
 """Weights & Biases for real, offline: what it writes is read back."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

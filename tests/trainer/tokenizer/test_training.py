@@ -1,7 +1,5 @@
 """A tokenizer trained by us: any text comes back, every token's bytes are counted, and its names are not the text's."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """What a worker downloads and copies to the bucket: resumed, checked, once."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

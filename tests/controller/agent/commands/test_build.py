@@ -1,7 +1,5 @@
 """A build on a worker: in a copy of the code, begun again after a kill, and on record only once it is complete."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import signal

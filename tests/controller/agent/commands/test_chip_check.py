@@ -1,7 +1,5 @@
 """The tests of a chip find what a broken chip would compute, store or send, and pass a good one."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """What the agent says of a VM's chips: their device nodes, the PCI bus, and who holds them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Fingerprints of the data that the trainer would read on a worker."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

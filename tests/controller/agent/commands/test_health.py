@@ -1,7 +1,5 @@
 """The health check on one worker that cannot finish it; tests/scenarios/recovery/test_recovery.py has two that can."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

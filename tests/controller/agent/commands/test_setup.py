@@ -1,7 +1,5 @@
 """What is done once on a worker before the program: in venv and code, by hash, with its output when it fails."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.controller.agent.conftest import AgentWorker, ProgramRun

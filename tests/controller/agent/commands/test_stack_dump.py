@@ -1,7 +1,5 @@
 """Where a program is that does not go on."""
 
-from __future__ import annotations
-
 import os
 import signal
 

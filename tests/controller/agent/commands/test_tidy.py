@@ -1,7 +1,5 @@
 """A worker before the next program: stale locks, leftovers, huge pages."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

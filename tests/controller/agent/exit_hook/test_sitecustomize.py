@@ -1,7 +1,5 @@
 """The hook that Python imports at start-up: a JAX program with an error does not wait for the others at exit."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A program that a later attempt has replaced ends by itself, and saves nothing more."""
 
-from __future__ import annotations
-
 from tests.controller.agent.conftest import ProgramRun, wait_for
 
 NEXT = "runs/run-1/launches/0002.json"

@@ -1,7 +1,5 @@
 """A notice that the VM goes away: heard of the metadata server, passed on to the program, put on record."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

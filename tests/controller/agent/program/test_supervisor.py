@@ -1,7 +1,5 @@
 """Starting, watching over and stopping a program, whatever happens in between."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Planted mistakes of files of the web, and builds that cannot run where they should: one finding each."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

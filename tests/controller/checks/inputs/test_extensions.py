@@ -1,7 +1,5 @@
 """What a config names of the user's own is found, or is a finding, before anything is billed."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Absent files and objects are named with their key and with what is there instead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Columns that the first row of data on this machine lacks are found before anything is billed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What Hugging Face refuses is found by asking the emulated Hub."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Planted mistakes of sources: each is one finding of `plan`, before anything is billed."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

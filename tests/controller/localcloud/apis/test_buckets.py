@@ -1,7 +1,5 @@
 """storage v1, as spoken by a bare HTTP client."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

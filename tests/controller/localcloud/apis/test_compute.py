@@ -1,7 +1,5 @@
 """compute v1 and the APIs of projects: how resources live and die, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

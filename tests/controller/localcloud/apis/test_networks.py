@@ -1,7 +1,5 @@
 """Firewall rules, as pure functions."""
 
-from __future__ import annotations
-
 import pytest
 
 from controller.localcloud.apis.networks import ANY_PORT, LAPTOP_RANGE, FirewallRule, allows_tcp

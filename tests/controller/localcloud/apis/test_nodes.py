@@ -1,7 +1,5 @@
 """tpu v2: nodes, the catalog, disks; and the faults that strike them."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Queued resources over HTTP, and their states one step of the effect after the other, without the passing of time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial

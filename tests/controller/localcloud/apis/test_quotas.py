@@ -1,7 +1,5 @@
 """The quotas that the checks read are those that are enforced, in Google's words."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Faults of requests, of connections, of disks and clocks, and when they strike."""
 
-from __future__ import annotations
-
 import http.client
 import random
 import subprocess

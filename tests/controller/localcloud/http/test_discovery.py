@@ -1,7 +1,5 @@
 """Routes and request validation out of the discovery documents."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A mistake in the emulated cloud itself: told, on record, and nothing is left half done for ever."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,5 @@
 """Who may speak to the emulated cloud, and what its log says of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

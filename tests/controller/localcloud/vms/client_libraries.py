@@ -3,8 +3,6 @@
 The trainer's own are in tests/scenarios/training/test_bucket.py.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

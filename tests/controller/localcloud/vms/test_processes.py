@@ -1,7 +1,5 @@
 """What finds the processes of a worker."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

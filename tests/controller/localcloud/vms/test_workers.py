@@ -1,7 +1,5 @@
 """Workers: what SSH gives, what the environment holds, what the firewall hides."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests side by side: two scripted planes, on a clock that sleeping moves. Times in seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace

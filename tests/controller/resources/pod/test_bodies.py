@@ -1,7 +1,5 @@
 """What is sent to make a pod, what is read from the answers, and the pod's dead man's switch."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The pod on the emulated cloud: searched for, made, lost, adopted, stopped, deleted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A request that Google does not delete yet is on record, and the next verb takes it away."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Planes: where `tpu.plane=auto` looks for capacity, what it finds again, and what a third plane needs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast

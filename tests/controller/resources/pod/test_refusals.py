@@ -1,7 +1,5 @@
 """What answers of Google mean, what is recorded of them, what other machines see, and the order of zones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The machine of `cloud=here` in the place of a pod, and a plan without a cloud."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """A project in memory and in a folder, and an emulated Hub."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

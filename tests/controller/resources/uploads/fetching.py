@@ -1,7 +1,5 @@
 """Compute Engine and a bucket in memory and in a folder: the VM does its work when its serial port is read."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
@@ -48,7 +46,7 @@ class Project(FolderClient):
     before: bool = False
     refuse: GoogleError | None = None
     hidden: bool = False
-    work: Callable[[Project], bool] = field(default=lambda project: project.let_fetch())
+    work: Callable[["Project"], bool] = field(default=lambda project: project.let_fetch())
     machines: dict[str, dict[str, Any]] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)

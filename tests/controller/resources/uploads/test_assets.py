@@ -1,7 +1,5 @@
 """Assets in the bucket: pinned, resumed after a kill in mid-file, and what their manifest says whatever others do."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

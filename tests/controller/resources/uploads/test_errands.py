@@ -1,7 +1,5 @@
 """Builds near the bucket: on a VM, which finds the agent in its metadata, or on worker 0; nothing half-made counts."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """A VM near the bucket fetches a large asset: it holds no token, and is deleted or found whatever happens."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

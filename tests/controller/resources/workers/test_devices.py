@@ -1,7 +1,5 @@
 """The steps that look at the chips: are they there, free and healthy, in which order, and whom they blame."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,7 +31,7 @@ class FakeFleet:
     def observe(self, who: str, payload: Any) -> list[Any]:
         return self.call_all("observe", payload)
 
-    def fleet(self, context: Context) -> FakeFleet:
+    def fleet(self, context: Context) -> "FakeFleet":
         """As the pod that it is the fleet of."""
         return self
 

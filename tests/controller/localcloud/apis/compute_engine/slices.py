@@ -1,7 +1,5 @@
 """Requests by which a slice of several VMs is made on Compute Engine, and what the tests of it share."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """How slices come and go: states on the way, shortages, failures, preemptions, reactivation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Managed instance groups of TPU VMs: a slice is made all at once, works like a pod, and is deleted as a whole."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Single TPU instances: made, reached over SSH, stopped and started, told of preemptions, refused, without capacity."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

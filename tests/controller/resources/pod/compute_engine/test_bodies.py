@@ -1,7 +1,5 @@
 """What is sent to Compute Engine, by its discovery document, and what its answers mean to the rest of Slipway."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Slices on Compute Engine: parts, leftovers, VMs, calendar reservations. Their life is in ../test_node.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
